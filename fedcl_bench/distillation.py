@@ -1,0 +1,149 @@
+"""Distilling a client's previous model through its top-N list: shared by KD, F3CRec and methods like them.
+
+All state is per user and private. The teacher of block t is the best validation model of block t-1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .backbone import Backbone
+from .errors import UserError
+from .method import Method, Snapshot
+from .settings import setting
+
+_SCORES_AT_ONCE = 1 << 23
+
+
+@torch.no_grad()
+def refresh_teacher(state: dict[str, Tensor], model: Snapshot, backbone: Backbone, n: int, refreshed: Tensor) -> None:
+    """Update every user's top-N list and the teacher's probabilities on it after a block.
+
+    The list S_u^{t-1} is the ordered top-N of all items (no masking; F3CRec, Eq. 1). Users not in ``refreshed`` keep
+    the list they have, but their probabilities are those of the new model on the old list.
+
+    Args:
+        state: the method's client state; sets ``lists`` (int64) and ``teacher`` (probabilities), both (users, N).
+        model: the teacher.
+        n: length N of the lists.
+        refreshed: ids of the users whose list is made anew; new users must be among them.
+    """
+    users = len(next(iter(model.private.values())))
+    n_items = len(next(iter(model.public.values())))
+    device = refreshed.device
+    lists = torch.zeros(users, n, dtype=torch.int64, device=device)
+    if "lists" in state:
+        lists[:len(state["lists"])] = state["lists"]
+    renew = torch.zeros(users, dtype=torch.bool, device=device)
+    renew[refreshed] = True
+    teacher = []
+    for start in range(0, users, max(1, _SCORES_AT_ONCE // n_items)):
+        some = slice(start, start + max(1, _SCORES_AT_ONCE // n_items))
+        scores = backbone.score_all({name: table[some] for name, table in model.private.items()}, model.public)
+        fresh = renew[some]
+        lists[some][fresh] = scores[fresh].topk(n, dim=1).indices
+        teacher.append(torch.sigmoid(scores.gather(1, lists[some])))
+    state["lists"], state["teacher"] = lists, torch.cat(teacher)
+
+
+def distillation_loss(scores: Tensor, teacher: Tensor, chosen: Tensor, reduction: str) -> Tensor:
+    """Binary cross-entropy of each client's scores to the teacher's probabilities (F3CRec, Eq. 5).
+
+    Args:
+        scores: the client's logits on its list, shape (C, N).
+        teacher: soft targets, shape (C, N).
+        chosen: which items of the list take part, bool of shape (C, N).
+        reduction: ``mean`` over the chosen items (released code) or ``sum`` (Eq. 5 as printed).
+
+    Returns:
+        Shape (C,); 0 for a client without a chosen item.
+    """
+    bce = torch.nn.functional.binary_cross_entropy_with_logits(scores, teacher, reduction="none")
+    total = (bce * chosen).sum(1)
+    return total / chosen.sum(1).clamp(min=1) if reduction == "mean" else total
+
+
+def ranks_of(scores: Tensor, items: Tensor) -> Tensor:
+    """1-based ranks among all items, as 1 + the number of items that score higher.
+
+    Counts by merging all scores into the few sorted ones of ``items``, without sorting all items.
+
+    Args:
+        scores: all items' scores, shape (C, items).
+        items: int64 of shape (C, N).
+
+    Returns:
+        int64 of shape (C, N).
+    """
+    listed, order = scores.gather(1, items).sort(dim=1)
+    below = torch.searchsorted(listed, scores)  # listed scores strictly below each item's score
+    count = torch.zeros(len(scores), items.shape[1] + 1, dtype=torch.int64, device=scores.device)
+    count.scatter_add_(1, below, torch.ones_like(below))
+    higher = count.flip(1).cumsum(1).flip(1)[:, 1:]
+    return torch.empty_like(items).scatter_(1, order, higher + 1)
+
+
+@dataclass(frozen=True)
+class TopNSettings:
+    """Settings of a method that distils top-N lists."""
+
+    lambda_kd: float = setting(0.1, "weight of the distillation loss", low=0.0,
+                               search=(1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0))
+    top_n: int = setting(30, "length N of each user's list", low=1, search=(30, 50))
+    kd_reduction: str = setting("mean", "distillation over a list is averaged (released code) or summed (Eq. 5)",
+                                choices=("mean", "sum"))
+    refresh_lists: str = setting("trained", "whose list is renewed after a block: users with data in it (released "
+                                 "code) or all", choices=("trained", "all"))
+
+
+class TopNDistillation(Method):
+    """Adds lambda_kd times the distillation loss on the previous model's top-N list, for users known before the block.
+
+    ``chosen`` says which items of the lists take part: here all of them.
+    """
+
+    Settings = TopNSettings
+
+    def check(self, stream):
+        for step in stream.steps[:-1] if self.settings.lambda_kd > 0.0 else ():
+            if self.settings.top_n > step.n_items:
+                raise UserError(f"setting 'top_n': found {self.settings.top_n}, accepted: at most the number of items, "
+                                f"{step.n_items} in block {step.index}.")
+
+    def _known(self, users: Tensor) -> Tensor:
+        return users < len(self.client_state["lists"])
+
+    def _rows(self, name: str, users: Tensor) -> Tensor:
+        table = self.client_state[name]
+        return table[users.clamp(max=len(table) - 1)]
+
+    def replayed_items(self, users):
+        if self.settings.lambda_kd == 0.0:
+            return None
+        return self._rows("lists", users) * self._known(users)[:, None]
+
+    def chosen(self, batch, lists: Tensor) -> Tensor:
+        """Which items of ``lists`` (C, N) are distilled in this local batch, bool of the same shape."""
+        return torch.ones_like(lists, dtype=torch.bool)
+
+    def local_loss(self, batch):
+        if self.settings.lambda_kd == 0.0:
+            return None
+        known = self._known(batch.users)
+        chosen = self.chosen(batch, self._rows("lists", batch.users)) & known[:, None]
+        teacher = self._rows("teacher", batch.users)
+        loss = distillation_loss(batch.replay_scores(), teacher, chosen, self.settings.kd_reduction)
+        return self.settings.lambda_kd * loss
+
+    def end_step(self, step, model, backbone, trained):
+        if self.settings.lambda_kd == 0.0:
+            return
+        if self.settings.refresh_lists == "all":
+            trained = torch.arange(step.n_users, device=trained.device)
+        refresh_teacher(self.client_state, model, backbone, self.settings.top_n, trained)
+
+    def downloads_previous_model(self):
+        return self.settings.lambda_kd > 0.0

@@ -1,0 +1,104 @@
+"""Counter-based random numbers.
+
+Every draw is a hash of (seed, purpose, step, round, client, ..., index), so it does not depend on the order in which
+clients are trained, on how they are chunked, or on what was drawn before: a resumed run draws what the uninterrupted
+one would have drawn, and no client's draws depend on another client.
+
+The generator is SplitMix64 (Steele, Lea & Flood, OOPSLA 2014): the ``i``-th number of the stream with key ``k`` is
+``mix(k + (i + 1) * GAMMA)`` modulo 2^64. Keys are chained the same way. PyTorch has no unsigned 64-bit arithmetic, so
+tensors hold the same bits as signed integers, whose products and sums wrap alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+GAMMA = 0x9E3779B97F4A7C15
+_MIX1 = 0xBF58476D1CE4E5B9
+_MIX2 = 0x94D049BB133111EB
+_MASK = (1 << 64) - 1
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _shift(z: Tensor, bits: int) -> Tensor:
+    """Logical (not arithmetic) shift to the right."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def mix_tensor(z: Tensor) -> Tensor:
+    """SplitMix64's finaliser on int64 bit patterns of any shape."""
+    z = (z ^ _shift(z, 30)) * _signed(_MIX1)
+    z = (z ^ _shift(z, 27)) * _signed(_MIX2)
+    return z ^ _shift(z, 31)
+
+
+def mix(z: int) -> int:
+    """SplitMix64's finaliser on one unsigned 64-bit number."""
+    z = ((z ^ (z >> 30)) * _MIX1) & _MASK
+    z = ((z ^ (z >> 27)) * _MIX2) & _MASK
+    return z ^ (z >> 31)
+
+
+def key(seed: int, purpose: str, *counters: int) -> int:
+    """The stream key of (seed, purpose, counters), an unsigned 64-bit number."""
+    name = int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=8).digest(), "little")
+    state = mix((seed + GAMMA) & _MASK)
+    for counter in (name, *counters):
+        state = mix((state + GAMMA * ((counter + 1) & _MASK)) & _MASK)
+    return state
+
+
+def client_keys(base: int, clients: Tensor) -> Tensor:
+    """One stream key per client: ``key(..., client)`` for every id in ``clients`` (int64, any shape)."""
+    return mix_tensor((clients + 1) * _signed(GAMMA) + _signed(base))
+
+
+def bits(keys: Tensor, index: Tensor) -> Tensor:
+    """Number ``index`` of each stream as int64 bit patterns; shapes broadcast."""
+    return mix_tensor((index + 1) * _signed(GAMMA) + keys)
+
+
+def integers(pattern: Tensor, high: int) -> Tensor:
+    """Integers uniform on 0..high-1 (high < 2^31) from the upper 32 bits."""
+    return (_shift(pattern, 32) * high) >> 32
+
+
+def uniform(pattern: Tensor) -> Tensor:
+    """float64 uniform on (0, 1), 53 bits."""
+    return (_shift(pattern, 11).double() + 0.5) * 2.0 ** -53
+
+
+def sort_keys(pattern: Tensor) -> Tensor:
+    """Non-negative int64 whose order is a uniformly random permutation."""
+    return _shift(pattern, 1)
+
+
+def normal_rows(seed: int, purpose: str, first_row: int, rows: int, columns: int) -> Tensor:
+    """Standard normal float64 of shape (rows, columns); row ``i`` depends only on ``first_row + i``.
+
+    Box-Muller on two uniforms per entry, so a table that grows later has the rows it would have had from the start.
+    """
+    keys = client_keys(key(seed, purpose), torch.arange(first_row, first_row + rows))[:, None]
+    column = torch.arange(columns)
+    radius = torch.sqrt(-2.0 * torch.log(uniform(bits(keys, 2 * column))))
+    return radius * torch.cos(2.0 * math.pi * uniform(bits(keys, 2 * column + 1)))
+
+
+def mean_laplace(seed: int, step: int, round_: int, name: str, shape: tuple[int, ...], scale: float,
+                 uploads: int) -> Tensor:
+    """The mean of ``uploads`` independent Laplace(0, scale) tables, float64, without drawing each of them.
+
+    A Laplace variable is the difference of two exponentials, so the sum of N of them is the difference of two
+    Gamma(N) variables: two draws per entry instead of N, with exactly the same law.
+    """
+    philox = np.random.Philox(key=key(seed, "upload noise " + name, step, round_))
+    gamma = np.random.Generator(philox).standard_gamma(uploads, size=(2, *shape))
+    return torch.from_numpy((gamma[0] - gamma[1]) * (scale / uploads))

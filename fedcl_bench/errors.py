@@ -1,0 +1,22 @@
+"""The two ways a command can fail, and the wording they share."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Iterable
+
+
+class UserError(Exception):
+    """Something the user can fix: an option, a setting, a file. Shown in one or two lines, exit status 2."""
+
+
+class RunFailed(Exception):
+    """A run that started and cannot go on (a loss that is not finite). Exit status 1."""
+
+
+def unknown(kind: str, found: str, known: Iterable[str]) -> UserError:
+    """The error for a name that is not among ``known``, naming the nearest one."""
+    known = sorted(known)
+    near = difflib.get_close_matches(found, known, n=1, cutoff=0.5)
+    hint = f"Did you mean '{near[0]}'? " if near else ""
+    return UserError(f"unknown {kind} '{found}'.\n{hint}Known: {', '.join(known) or 'none'}.")

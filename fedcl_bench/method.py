@@ -1,0 +1,108 @@
+"""What a method is: that which makes a federated recommender continual.
+
+A method knows no backbone. It may add to every client's local loss, change the server's aggregation, and carry state
+from one step of the stream to the next. Everything it keeps is in ``client_state`` (private, one row per user, never
+uploaded) and ``server_state``, so that checkpoints and privacy checks see it. The base class is FT: it does nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Callable, ClassVar
+
+from torch import Tensor
+
+from . import draws
+from .backbone import Backbone, Tables
+from .stream import Step, Stream
+
+if TYPE_CHECKING:
+    from .local import LocalBatch
+
+
+@dataclass(frozen=True)
+class NoSettings:
+    """A method without settings of its own."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The model after a step: public tables and every user's private parameters."""
+
+    public: Tables
+    private: Tables
+
+
+class Method:
+    """Base class of methods; every hook does nothing.
+
+    Attributes:
+        first_step: the first step on which the method acts. Runs of methods with first_step 1 share block 0.
+        client_state: tensors with one row per user, by name.
+        server_state: tensors the server keeps, by name.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    reference: ClassVar[str] = ""
+    Settings: ClassVar[type] = NoSettings
+    first_step: ClassVar[int] = 1
+
+    def __init__(self, settings):
+        self.settings = settings
+        self.client_state: dict[str, Tensor] = {}
+        self.server_state: dict[str, Tensor] = {}
+
+    def check(self, stream: Stream) -> None:
+        """Before the run: raise UserError if a setting does not fit the data."""
+
+    def replayed_items(self, users: Tensor) -> Tensor | None:
+        """Items, besides the batch's own, whose scores ``local_loss`` differentiates.
+
+        Args:
+            users: ids of C clients.
+
+        Returns:
+            int64 item ids of shape (C, n), or None.
+        """
+
+    def local_loss(self, batch: LocalBatch) -> Tensor | None:
+        """Added to each client's recommendation loss in every local batch: shape (C,), or None."""
+
+    def row_penalty(self, name: str) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """A penalty on every row of public table ``name``, whether the client touches the row or not.
+
+        Returns:
+            None, or a function of (rows of shape (C, n, ...), their item ids of shape (C, n)) that returns the
+            penalty of each row, shape (C, n). It must be the same function for all clients: then rows no client
+            touches move alike everywhere and are computed once.
+        """
+
+    def aggregate(self, public: Tables) -> Tables:
+        """The server's tables after plain averaging (and upload noise), to be broadcast in the next round."""
+        return public
+
+    def end_step(self, step: Step, model: Snapshot, backbone: Backbone, trained: Tensor) -> None:
+        """After a step, with the model of its best validation round.
+
+        Args:
+            trained: ids of the users with training data in the step.
+        """
+
+    def downloads_previous_model(self) -> bool:
+        """Whether clients receive the previous step's best public tables once per step, besides those of each round."""
+        return False
+
+
+@dataclass(frozen=True)
+class DrawKey:
+    """Names the random numbers of one local batch: a method's draws are keyed by client and batch."""
+
+    seed: int
+    step: int
+    round: int
+    batch: int
+
+    def clients(self, purpose: str, users: Tensor) -> Tensor:
+        """One stream key per user; feed them to ``draws.bits``."""
+        return draws.client_keys(draws.key(self.seed, purpose, self.step, self.round, self.batch), users)

@@ -1,0 +1,52 @@
+"""Local optimisers on stacked parameters.
+
+Every client starts each round with a fresh optimiser. Both rules act on each entry alone, so one call on tensors that
+stack many clients is every client's own optimiser. A row whose gradient is always zero does not move.
+"""
+
+from __future__ import annotations
+
+from typing import Mapping
+
+import torch
+from torch import Tensor
+
+
+class SGD:
+    """Plain stochastic gradient descent: no momentum, no weight decay."""
+
+    def __init__(self, lr: Mapping[str, float]):
+        self.lr = lr
+
+    @torch.no_grad()
+    def step(self, parameters: dict[str, Tensor], gradients: dict[str, Tensor]) -> None:
+        """Update ``parameters`` in place."""
+        for name, gradient in gradients.items():
+            parameters[name].add_(gradient, alpha=-self.lr[name])
+
+
+class Adam:
+    """Adam (Kingma & Ba, 2015) with PyTorch's defaults and formula."""
+
+    def __init__(self, lr: Mapping[str, float], beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8):
+        self.lr, self.beta1, self.beta2, self.eps = lr, beta1, beta2, eps
+        self.steps = 0
+        self.moments: dict[str, tuple[Tensor, Tensor]] = {}
+
+    @torch.no_grad()
+    def step(self, parameters: dict[str, Tensor], gradients: dict[str, Tensor]) -> None:
+        """Update ``parameters`` in place."""
+        self.steps += 1
+        correction1 = 1.0 - self.beta1 ** self.steps
+        correction2 = 1.0 - self.beta2 ** self.steps
+        for name, gradient in gradients.items():
+            if name not in self.moments:
+                self.moments[name] = torch.zeros_like(gradient), torch.zeros_like(gradient)
+            first, second = self.moments[name]
+            first.lerp_(gradient, 1.0 - self.beta1)
+            second.mul_(self.beta2).addcmul_(gradient, gradient, value=1.0 - self.beta2)
+            denominator = (second / correction2).sqrt_().add_(self.eps)
+            parameters[name].addcdiv_(first, denominator, value=-self.lr[name] / correction1)
+
+
+OPTIMISERS = {"sgd": SGD, "adam": Adam}

@@ -1,0 +1,159 @@
+"""Typed settings: frozen dataclasses whose fields carry their help text, range and search space.
+
+Every part of a run (stream, training, evaluation, backbone, method) declares one such dataclass. On the command line
+and in files they share one flat namespace, so ``--set lambda_kd=0.01`` needs no prefix.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from typing import Any, Iterable, Mapping
+
+import yaml
+
+from .errors import UserError, unknown
+
+
+def setting(default, help: str, *, low=None, high=None, above=None, choices=None, search=None):
+    """Declare one setting of a dataclass.
+
+    Args:
+        default: value used unless the user or the dataset's config says otherwise.
+        help: one line; shown by ``run_bench.py list NAME``.
+        low, high: inclusive bounds of a number. ``above`` is an exclusive lower bound.
+        choices: the accepted values of a named choice.
+        search: the values searched in the paper.
+    """
+    return dataclasses.field(default=default, metadata=dict(
+        help=help, low=low, high=high, above=above, choices=choices, search=search))
+
+
+def accepted(field: dataclasses.Field, kind: type) -> str:
+    """What a setting accepts, in words."""
+    meta = field.metadata
+    if meta["choices"]:
+        return "one of " + ", ".join(map(str, meta["choices"]))
+    name = {int: "a whole number", float: "a number", bool: "true or false", str: "a text",
+            tuple: "a list of whole numbers, as 10,20"}[typing.get_origin(kind) or kind]
+    bounds = [f"above {meta['above']}" if meta["above"] is not None else "",
+              f"at least {meta['low']}" if meta["low"] is not None else "",
+              f"at most {meta['high']}" if meta["high"] is not None else ""]
+    return " ".join([name, " and ".join(filter(None, bounds))]).strip()
+
+
+def _convert(value: Any, kind: type) -> Any:
+    """``value`` as ``kind``; raises ValueError or TypeError when it is not one."""
+    if typing.get_origin(kind) is tuple:
+        parts = value.split(",") if isinstance(value, str) else value
+        return tuple(_convert(p, int) for p in ([parts] if isinstance(parts, int) else parts))
+    if kind is str:
+        if not isinstance(value, str):
+            raise TypeError
+        return value
+    if isinstance(value, str):
+        value = yaml.safe_load(value)
+        if isinstance(value, str) and kind is float:  # YAML 1.1 reads 1e-5 as text
+            value = float(value)
+    if kind is bool:
+        if not isinstance(value, bool):
+            raise TypeError
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError
+    if kind is int:
+        if value != int(value):
+            raise ValueError
+        return int(value)
+    return float(value)
+
+
+def checked(cls: type, name: str, value: Any, origin: str) -> Any:
+    """One setting's value, converted to its type and checked against its range.
+
+    Raises:
+        UserError: with the setting, what was found, what is accepted and where it came from.
+    """
+    field = {f.name: f for f in dataclasses.fields(cls)}[name]
+    kind = typing.get_type_hints(cls)[name]
+    meta = field.metadata
+    try:
+        result = _convert(value, kind)
+        numbers = result if isinstance(result, tuple) else (result,)
+        for number in numbers:
+            if isinstance(number, float) and not math.isfinite(number):
+                raise ValueError
+            if (meta["low"] is not None and number < meta["low"]) \
+                    or (meta["high"] is not None and number > meta["high"]) \
+                    or (meta["above"] is not None and number <= meta["above"]) \
+                    or (meta["choices"] and number not in meta["choices"]):
+                raise ValueError
+        if not numbers:
+            raise ValueError
+    except (TypeError, ValueError, OverflowError, yaml.YAMLError):
+        raise UserError(f"setting '{name}' ({origin}): found {value!r}, accepted: {accepted(field, kind)}.") from None
+    return result
+
+
+def assemble(classes: Iterable[type], layers: Iterable[tuple[str, Mapping[str, Any]]], used_by: str) -> list[Any]:
+    """Fill settings dataclasses from layered flat mappings; later layers win.
+
+    Args:
+        classes: the dataclasses of one run; no two may declare the same name.
+        layers: pairs of (where the values come from, mapping of setting name to value).
+        used_by: the combination in words, for the error on an unknown name.
+
+    Returns:
+        One instance per class, in order.
+
+    Raises:
+        UserError: for an unknown name or a value outside its range.
+    """
+    classes = list(classes)
+    owner: dict[str, type] = {}
+    for cls in classes:
+        for field in dataclasses.fields(cls):
+            if field.name in owner:
+                raise UserError(f"setting '{field.name}' is declared by both {owner[field.name].__qualname__} and "
+                                f"{cls.__qualname__}; one of the two must rename it.")
+            owner[field.name] = cls
+    values: dict[str, Any] = {}
+    for origin, layer in layers:
+        for name, value in layer.items():
+            if name not in owner:
+                raise unknown(f"setting ({origin}, for {used_by})", name, owner)
+            values[name] = checked(owner[name], name, value, origin)
+    return [cls(**{f.name: values[f.name] for f in dataclasses.fields(cls) if f.name in values}) for cls in classes]
+
+
+def parse_assignments(pairs: Iterable[str], option: str) -> dict[str, str]:
+    """``["lr=0.5", ...]`` as a mapping; raises UserError for one without ``=``."""
+    result = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise UserError(f"{option}: found '{pair}', accepted: NAME=VALUE, as {option} lr=0.5.")
+        result[name.strip().replace("-", "_")] = value.strip()
+    return result
+
+
+def flat(instances: Iterable[Any]) -> dict[str, Any]:
+    """All settings of a run as one JSON-ready mapping."""
+    result = {}
+    for instance in instances:
+        for name, value in dataclasses.asdict(instance).items():
+            result[name] = list(value) if isinstance(value, tuple) else value
+    return result
+
+
+def describe(cls: type) -> list[tuple[str, str, str, str]]:
+    """Rows (name, default, accepted values or the paper's search, help) of one settings class."""
+    hints = typing.get_type_hints(cls)
+    rows = []
+    for field in dataclasses.fields(cls):
+        search = field.metadata["search"]
+        space = f"searched: {', '.join(map(str, search))}" if search else accepted(field, hints[field.name])
+        default = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else str(field.default)
+        rows.append((field.name, default or "(none)", space, field.metadata["help"]))
+    return rows

@@ -1,0 +1,244 @@
+"""Streams: what arrives at which client when.
+
+A stream is a list of steps (here: blocks D^0, D^1, ... of the interactions in time order), each with every client's
+train, valid and test items. Ids are numbered by first appearance, so the users and items known before a block always
+have smaller ids than those new in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import draws
+from .errors import UserError
+from .recbole_adapter import Interactions, read_table
+from .settings import setting
+
+
+@dataclass(frozen=True)
+class StreamSettings:
+    """How interactions become blocks and splits (F3CRec, section 5.1)."""
+
+    k_core: int = setting(10, "users and items keep at least this many interactions; 0: all", low=0)
+    blocks: int = setting(4, "blocks: the base block and the incremental ones", low=1)
+    base_share: float = setting(0.6, "share of the interactions in the base block", above=0.0, high=1.0)
+    base_split: str = setting("random", "per-user split of the base block", choices=("random", "chronological"))
+    inc_split: str = setting("chronological", "per-user split of later blocks: the released code's chronological, "
+                             "or the paper's random", choices=("chronological", "random"))
+    split_seed: int = setting(0, "seed of random splits; the same for every run seed, so runs test alike", low=0)
+    split_file: str = setting("", "take blocks and splits from this tab-separated file (block, user, item, split)")
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Lists of item ids, one per user: user ``u`` has ``values[indptr[u]:indptr[u + 1]]`` (both int64 tensors)."""
+
+    indptr: Tensor
+    values: Tensor
+
+    @property
+    def lengths(self) -> Tensor:
+        """How many items each user has, shape (users,)."""
+        return self.indptr[1:] - self.indptr[:-1]
+
+    def of(self, user: int) -> Tensor:
+        """The items of one user."""
+        return self.values[self.indptr[user]:self.indptr[user + 1]]
+
+    def select(self, users: Tensor) -> tuple[Tensor, Tensor]:
+        """All (row, item) pairs of ``users``, where ``row`` is the position in ``users``."""
+        length = self.lengths[users]
+        row = torch.repeat_interleave(torch.arange(len(users), device=users.device), length)
+        first = torch.cumsum(length, 0) - length
+        offset = torch.arange(len(row), device=users.device) - first[row]
+        return row, self.values[self.indptr[users][row] + offset]
+
+    def to(self, device: torch.device) -> "Ragged":
+        return Ragged(self.indptr.to(device), self.values.to(device))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One block of a stream.
+
+    Attributes:
+        index: t.
+        n_users, n_items: users and items seen in blocks 0..t (accumulated).
+        old_users, old_items: the same before block t (0 for t = 0).
+        interactions: rows of the block.
+        train, valid, test: items of each accumulated user in this block.
+    """
+
+    index: int
+    n_users: int
+    n_items: int
+    old_users: int
+    old_items: int
+    interactions: int
+    train: Ragged
+    valid: Ragged
+    test: Ragged
+
+    def split(self, name: str) -> Ragged:
+        return getattr(self, name)
+
+    def to(self, device: torch.device) -> "Step":
+        moved = {name: self.split(name).to(device) for name in ("train", "valid", "test")}
+        return Step(**{**self.__dict__, **moved})
+
+
+@dataclass(frozen=True)
+class Stream:
+    """All steps, and the publisher's ids of users and items in the order of ours."""
+
+    steps: tuple[Step, ...]
+    user_tokens: np.ndarray
+    item_tokens: np.ndarray
+
+
+def _ragged(user: np.ndarray, item: np.ndarray, n_users: int) -> Ragged:
+    order = np.argsort(user, kind="stable")
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(user, minlength=n_users))])
+    return Ragged(torch.from_numpy(indptr.astype(np.int64)), torch.from_numpy(item[order].astype(np.int64)))
+
+
+def _first_appearance(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ids renumbered in order of first appearance, and the old id of each new one."""
+    unique, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
+    order = np.argsort(first, kind="stable")
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return rank[inverse], unique[order]
+
+
+def block_of_rows(n: int, blocks: int, base_share: float) -> np.ndarray:
+    """The block of each of ``n`` rows in time order: int(base_share n) rows, then equal blocks, the rest in the last."""
+    base = int(base_share * n) if blocks > 1 else n
+    later = int((1.0 - base_share) * n / max(blocks - 1, 1))
+    ends = base + later * np.arange(blocks)
+    return np.minimum(np.searchsorted(ends, np.arange(n), side="right"), blocks - 1)
+
+
+def split_of_rows(user: np.ndarray, how: str, seed: int, block: int) -> np.ndarray:
+    """Train (0), valid (1) or test (2) of each row of one block, per user 80/10/10.
+
+    Of a user's n rows, test takes ceil(n / 10) and valid ceil((n - test) / 9); fewer than 3 rows all train.
+
+    Args:
+        user: user of each row, rows in time order.
+        how: ``chronological`` (test last, valid before it) or ``random``.
+        seed, block: key of the random order.
+    """
+    order = np.argsort(user, kind="stable")
+    count = np.bincount(user)[user[order]]
+    start = np.concatenate([[0], np.flatnonzero(np.diff(user[order])) + 1]) if len(user) else np.zeros(0, int)
+    position = np.arange(len(user)) - np.repeat(start, np.diff(np.append(start, len(user))))
+    if how == "random":
+        keys = draws.client_keys(draws.key(seed, "split", block), torch.from_numpy(user[order]))
+        random = draws.sort_keys(draws.bits(keys, torch.from_numpy(position))).numpy()
+        shuffled = np.lexsort((random, user[order]))  # within a user, by random key
+        order = order[shuffled]
+    test = np.where(count < 3, 0, -(-count // 10))
+    valid = np.where(count < 3, 0, -(-(count - test) // 9))
+    split = np.empty(len(user), dtype=np.int8)
+    split[order] = (position >= count - test - valid).astype(np.int8) + (position >= count - test)
+    return split
+
+
+def _assemble(user: np.ndarray, item: np.ndarray, block: np.ndarray, split: np.ndarray, blocks: int,
+              user_tokens: np.ndarray, item_tokens: np.ndarray, name: str) -> Stream:
+    steps = []
+    n_users = n_items = 0
+    for t in range(blocks):
+        rows = block == t
+        old = n_users, n_items
+        if not (rows & (split == 0)).any():
+            raise UserError(f"{name}: block {t} has no training interaction ({int(rows.sum())} rows in all); "
+                            f"use fewer blocks (--set blocks=N) or a smaller k_core.")
+        n_users = max(n_users, int(user[rows].max()) + 1)
+        n_items = max(n_items, int(item[rows].max()) + 1)
+        parts = [_ragged(user[rows & (split == s)], item[rows & (split == s)], n_users) for s in range(3)]
+        steps.append(Step(t, n_users, n_items, *old, int(rows.sum()), *parts))
+    return Stream(tuple(steps), user_tokens, item_tokens)
+
+
+def build_blocks(data: Interactions, settings: StreamSettings, name: str) -> Stream:
+    """Cut interactions into blocks by count in time order and split each block per user (F3CRec, section 5.1).
+
+    Rows of equal time keep the order of the file. Raises UserError if a block has no training interaction.
+    """
+    order = np.argsort(data.time, kind="stable")
+    user, old_user = _first_appearance(data.user[order])
+    item, old_item = _first_appearance(data.item[order])
+    block = block_of_rows(len(user), settings.blocks, settings.base_share)
+    split = np.empty(len(user), dtype=np.int8)
+    for t in range(settings.blocks):
+        how = settings.base_split if t == 0 else settings.inc_split
+        split[block == t] = split_of_rows(user[block == t], how, settings.split_seed, t)
+    return _assemble(user, item, block, split, settings.blocks, data.user_tokens[old_user],
+                     data.item_tokens[old_item], name)
+
+
+def read_split_file(path: Path) -> Stream:
+    """A stream from a file with the columns block, user, item, split (train|valid|test), in any row order.
+
+    Users and items are numbered by the block they first appear in; within a block by their number if all ids are
+    whole numbers, else by first appearance in the file.
+
+    Raises:
+        UserError: for a bad file, a block that is not 0, 1, 2, ... or an unknown split.
+    """
+    frame = read_table(path, {"block": "float", "user": "token", "item": "token", "split": "token"})
+    block = frame["block"].to_numpy()
+    blocks = np.unique(block)
+    if not np.array_equal(blocks, np.arange(len(blocks))):
+        raise UserError(f"{path}: column 'block' has {', '.join(f'{b:g}' for b in blocks[:8])}, "
+                        f"expected 0, 1, 2, ... without gaps.")
+    codes = {"train": 0, "valid": 1, "test": 2}
+    split = frame["split"].map(codes)
+    if split.isna().any():
+        row = int(np.argmax(split.isna().to_numpy()))
+        raise UserError(f"{path}, line {row + 2}: field 'split' is {frame['split'].iloc[row]!r}, "
+                        f"expected train, valid or test.")
+    ids, tokens = [], []
+    for column in ("user", "item"):
+        text = frame[column].to_numpy(str)
+        within = text.astype(np.int64) if np.char.isdecimal(text).all() else np.arange(len(text))
+        order = np.lexsort((within, block))
+        number = np.empty(len(text), dtype=np.int64)
+        number[order], token = _first_appearance(text[order])
+        ids.append(number)
+        tokens.append(token)
+    return _assemble(*ids, block.astype(np.int64), split.to_numpy(np.int8), len(blocks), *tokens, str(path))
+
+
+def statistics(stream: Stream) -> dict[str, list[float]]:
+    """The rows of F3CRec's Table 1, one value per block, and the sizes of the splits.
+
+    Sparsity is 100 (1 - interactions of the block / (accumulated users x accumulated items)).
+    """
+    steps = stream.steps
+    return {
+        "accumulated_users": [s.n_users for s in steps],
+        "accumulated_items": [s.n_items for s in steps],
+        "interactions": [s.interactions for s in steps],
+        "sparsity": [round(100.0 * (1.0 - s.interactions / (s.n_users * s.n_items)), 2) for s in steps],
+        **{name: [len(s.split(name).values) for s in steps] for name in ("train", "valid", "test")},
+        "train_users": [int((s.train.lengths > 0).sum()) for s in steps],
+        "test_users": [int((s.test.lengths > 0).sum()) for s in steps],
+    }
+
+
+def fingerprint(path: Path) -> str:
+    """Hash of a data file's bytes."""
+    digest = hashlib.blake2b(digest_size=16)
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

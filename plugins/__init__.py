@@ -1,0 +1,1 @@
+"""One file per method or backbone; see docs/plugins.md."""

@@ -1,0 +1,96 @@
+"""F3CRec: adaptive replay memory at the client, item-wise temporal mean at the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedcl_bench import draws
+from fedcl_bench.distillation import TopNDistillation, TopNSettings, ranks_of
+from fedcl_bench.settings import setting
+
+
+@dataclass(frozen=True)
+class F3CRecSettings(TopNSettings):
+    eps: float = setting(0.006, "how fast the replay rate falls with a user's preference shift (Eq. 3)", low=0.0,
+                         search=tuple(i / 1000 for i in range(1, 10)))
+    beta: float = setting(0.9, "weight of the temporal mean for an unmoved item (Eq. 9)", low=0.0, high=1.0,
+                          search=tuple(i / 20 for i in range(21)))
+    without: str = setting("none", "ablation of Tables 3 and 6: cc = no client loss, arm = the whole list is replayed, "
+                           "sc = plain averaging at the server, itm = the same weight beta for every old item",
+                           choices=("none", "cc", "arm", "sc", "itm"))
+
+
+def preference_shift(ranks: Tensor) -> Tensor:
+    """D = sum_k |r(i_k) - k| of each user's ordered list (Eq. 2).
+
+    Args:
+        ranks: 1-based ranks of the list's items among all items under the current model, shape (C, N).
+
+    Returns:
+        int64 of shape (C,).
+    """
+    position = torch.arange(1, ranks.shape[1] + 1, device=ranks.device)
+    return (ranks - position).abs().sum(1)
+
+
+def replay_size(shift: Tensor, eps: float, n: int) -> Tensor:
+    """Number of replayed items floor(exp(-eps D) N) (Eqs. 3 and 4), int64 of shape (C,)."""
+    return torch.floor(torch.exp(-eps * shift.double()) * n).long()
+
+
+def temporal_weight(previous: Tensor, mean: Tensor, beta: float) -> Tensor:
+    """gamma_i = beta / (1 + phi_i) with phi_i = ||previous_i - mean_i||^2 / sqrt(d) (Eqs. 8 and 9), shape (items,)."""
+    moved = (previous - mean).flatten(1)
+    return beta / (1.0 + moved.square().sum(1) / moved.shape[1] ** 0.5)
+
+
+class F3CRec(TopNDistillation):
+    """The client distils as many items of its old top-N list as its preferences have stayed the same; the server pulls
+    every old item's averaged row towards the previous block's, the more the less the row has moved.
+    """
+
+    name = "f3crec"
+    title = "adaptive replay memory at the client, item-wise temporal mean at the server"
+    reference = "Lim et al., Federated Continual Recommendation, CIKM 2025, arXiv 2508.04792"
+    Settings = F3CRecSettings
+
+    def __init__(self, settings):
+        if settings.without == "cc":
+            settings = replace(settings, lambda_kd=0.0)
+        if settings.without == "sc":
+            settings = replace(settings, beta=0.0)
+        super().__init__(settings)
+
+    def chosen(self, batch, lists):
+        if self.settings.without == "arm":
+            return super().chosen(batch, lists)
+        n = lists.shape[1]
+        shift = preference_shift(ranks_of(batch.all_scores(), lists))
+        size = replay_size(shift, self.settings.eps, n)
+        # The replayed items are uniform without replacement: those with the smallest of N random keys.
+        keys = batch.draw.clients("replay", batch.users)
+        order = draws.sort_keys(draws.bits(keys[:, None], torch.arange(n, device=keys.device))).argsort(1)
+        chosen = torch.zeros_like(lists, dtype=torch.bool)
+        return chosen.scatter_(1, order, torch.arange(n, device=keys.device) < size[:, None])
+
+    def aggregate(self, public):
+        """Item-wise temporal mean Q_i <- (1 - gamma_i) Q'_i + gamma_i Q_i^{t-1} for old items (Eqs. 10 and 13)."""
+        if self.settings.beta == 0.0:
+            return public
+        result = {}
+        for name, mean in public.items():
+            previous = self.server_state[name]
+            old = mean[:len(previous)]
+            gamma = temporal_weight(previous, old, self.settings.beta)
+            if self.settings.without == "itm":
+                gamma = torch.full_like(gamma, self.settings.beta)
+            gamma = gamma.view(-1, *[1] * (mean.dim() - 1))
+            result[name] = torch.cat([(1.0 - gamma) * old + gamma * previous, mean[len(previous):]])
+        return result
+
+    def end_step(self, step, model, backbone, trained):
+        super().end_step(step, model, backbone, trained)
+        self.server_state = dict(model.public)

@@ -1,0 +1,54 @@
+"""FedMF: federated matrix factorisation with private user vectors and a public item table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedcl_bench import draws
+from fedcl_bench.backbone import Backbone, BackboneSettings
+from fedcl_bench.recbole_adapter import build_model
+from fedcl_bench.settings import setting
+
+USER, ITEM = "user_embedding.weight", "item_embedding.weight"
+
+
+@dataclass(frozen=True)
+class FedMFSettings(BackboneSettings):
+    lr: float = setting(1.0, "learning rate of the user vector", above=0.0, search=(0.1, 0.5, 1.0))
+    dim: int = setting(32, "length d of user and item vectors", low=1)
+    init_std: float = setting(0.01, "both tables start from N(0, init_std^2)", low=0.0)
+    item_lr: str = setting("times_items", "item rows learn at lr times the accumulated item count (released code) or "
+                           "at lr (the paper names no factor)", choices=("times_items", "plain"))
+
+
+class FedMF(Backbone):
+    """Score s(u, i) = p_u . q_i on the parameters of RecBole's BPR model; p_u stays at the client, Q is public."""
+
+    name = "fedmf"
+    title = "matrix factorisation, private user vectors, public item table (RecBole's BPR)"
+    reference = "Chai et al., Secure Federated Matrix Factorization, 2020; as used by F3CRec (Lim et al., CIKM 2025)"
+    Settings = FedMFSettings
+
+    def recbole_model(self, n_users, n_items, device="cpu"):
+        """RecBole's BPR of this size; its state_dict has exactly this backbone's tables."""
+        return build_model("BPR", n_users, n_items, {"embedding_size": self.settings.dim}, device)
+
+    def new_rows(self, seed, users, items):
+        shapes = {name: tuple(p.shape) for name, p in
+                  self.recbole_model(len(users), len(items), device="meta").named_parameters()}
+        first = {USER: users.start, ITEM: items.start}
+        rows = {name: draws.normal_rows(seed, f"init {name}", first[name], *shape) * self.settings.init_std
+                for name, shape in shapes.items()}
+        return {ITEM: rows[ITEM]}, {USER: rows[USER]}
+
+    def score(self, private, rows):
+        return torch.bmm(rows[ITEM], private[USER].unsqueeze(2)).squeeze(2)
+
+    def score_all(self, private, public):
+        return private[USER] @ public[ITEM].T
+
+    def learning_rates(self, n_items):
+        factor = n_items if self.settings.item_lr == "times_items" else 1
+        return {USER: self.settings.lr, ITEM: self.settings.lr * factor}

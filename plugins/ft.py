@@ -1,0 +1,11 @@
+"""FT: fine-tuning, the lower reference."""
+
+from fedcl_bench.method import Method
+
+
+class FT(Method):
+    """Carry all parameters over and train on the block's data alone: the base class unchanged."""
+
+    name = "ft"
+    title = "fine-tuning: carry parameters over, nothing else"
+    reference = "lower reference of F3CRec (Lim et al., CIKM 2025, section 5.1)"

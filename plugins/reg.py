@@ -1,0 +1,63 @@
+"""Reg: keep parameters near those of the previous block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedcl_bench.method import Method
+from fedcl_bench.settings import setting
+
+
+@dataclass(frozen=True)
+class RegSettings:
+    lambda_reg: float = setting(1e-4, "weight of the penalty", low=0.0,
+                                search=(1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0))
+    reg_reduction: str = setting("sum", "squared differences are summed (default of the released helper) or averaged",
+                                 choices=("sum", "mean"))
+
+
+class Reg(Method):
+    """L = L_rec + lambda_reg ( ||p_u - p_u^{t-1}||^2 for old users + ||Q_u - Q^{t-1}||^2 over old item rows ).
+
+    The anchors are the best-validation parameters of the previous block, fixed during a block. Rows of items new in
+    the block are free.
+    """
+
+    name = "reg"
+    title = "squared-error pull of old parameters towards the previous block's"
+    reference = "baseline of F3CRec (Lim et al., CIKM 2025, section 5.1)"
+    Settings = RegSettings
+
+    def _weight(self, anchor):
+        mean = self.settings.reg_reduction == "mean"
+        return self.settings.lambda_reg / (anchor.numel() if mean else 1)
+
+    def local_loss(self, batch):
+        if self.settings.lambda_reg == 0.0:
+            return None
+        loss = 0.0
+        for name, values in batch.private.items():
+            anchor = self.client_state[name]
+            old = batch.users < len(anchor)
+            difference = values - anchor[batch.users.clamp(max=len(anchor) - 1)]
+            loss = loss + self._weight(anchor[0]) * difference.flatten(1).square().sum(1) * old
+        return loss
+
+    def row_penalty(self, name):
+        if self.settings.lambda_reg == 0.0:
+            return None
+        anchor = self.server_state[name]
+        weight = self._weight(anchor)
+
+        def penalty(rows, items):
+            difference = rows - anchor[items.clamp(max=len(anchor) - 1)]
+            return weight * difference.flatten(2).square().sum(2) * (items < len(anchor))
+
+        return penalty
+
+    def end_step(self, step, model, backbone, trained):
+        self.client_state = dict(model.private)
+        self.server_state = dict(model.public)
+
+    def downloads_previous_model(self):
+        return self.settings.lambda_reg > 0.0
