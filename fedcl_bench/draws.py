@@ -30,14 +30,14 @@ def _signed(value: int) -> int:
 
 def _shift(z: Tensor, bits: int) -> Tensor:
     """Logical (not arithmetic) shift to the right."""
-    return (z >> bits) & ((1 << (64 - bits)) - 1)
+    return (z >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
-def mix_tensor(z: Tensor) -> Tensor:
-    """SplitMix64's finaliser on int64 bit patterns of any shape."""
-    z = (z ^ _shift(z, 30)) * _signed(_MIX1)
-    z = (z ^ _shift(z, 27)) * _signed(_MIX2)
-    return z ^ _shift(z, 31)
+def _mix_in_place(z: Tensor) -> Tensor:
+    """SplitMix64's finaliser on int64 bit patterns of any shape; overwrites ``z``."""
+    z.bitwise_xor_(_shift(z, 30)).mul_(_signed(_MIX1))
+    z.bitwise_xor_(_shift(z, 27)).mul_(_signed(_MIX2))
+    return z.bitwise_xor_(_shift(z, 31))
 
 
 def mix(z: int) -> int:
@@ -58,17 +58,17 @@ def key(seed: int, purpose: str, *counters: int) -> int:
 
 def client_keys(base: int, clients: Tensor) -> Tensor:
     """One stream key per client: ``key(..., client)`` for every id in ``clients`` (int64, any shape)."""
-    return mix_tensor((clients + 1) * _signed(GAMMA) + _signed(base))
+    return _mix_in_place((clients + 1) * _signed(GAMMA) + _signed(base))
 
 
 def bits(keys: Tensor, index: Tensor) -> Tensor:
     """Number ``index`` of each stream as int64 bit patterns; shapes broadcast."""
-    return mix_tensor((index + 1) * _signed(GAMMA) + keys)
+    return _mix_in_place((index + 1) * _signed(GAMMA) + keys)
 
 
-def integers(pattern: Tensor, high: int) -> Tensor:
-    """Integers uniform on 0..high-1 (high < 2^31) from the upper 32 bits."""
-    return (_shift(pattern, 32) * high) >> 32
+def integers(pattern: Tensor, high: int | Tensor) -> Tensor:
+    """Integers uniform on 0..high-1 (high < 2^31, a number or a tensor that broadcasts) from the upper 32 bits."""
+    return _shift(pattern, 32).mul_(high).bitwise_right_shift_(32)
 
 
 def uniform(pattern: Tensor) -> Tensor:

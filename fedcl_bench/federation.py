@@ -14,6 +14,7 @@ from .backbone import Backbone, Tables
 from .errors import RunFailed, UserError
 from .evaluation import EvaluationSettings, UserScores, parse_metric, rank_all
 from .local import LocalSettings, make_chunks, train_round
+from .memory import keep_freed_blocks
 from .method import Method, NoSettings, Snapshot
 from .settings import setting
 from .stream import Step, Stream
@@ -131,6 +132,7 @@ def run(federation: Federation, progress: Progress | None = None) -> Iterator[Pr
     """
     f, method, backbone, device = federation, federation.method, federation.backbone, federation.device
     f.check()
+    keep_freed_blocks()
     dtype = getattr(torch, f.server.precision)
     progress = progress or Progress()
     method.client_state, method.server_state = dict(progress.client_state), dict(progress.server_state)

@@ -24,6 +24,10 @@ from .stream import Ragged
 # Elements of stacked item rows per chunk: about the size of a core's cache, measured fastest on two machines' worth of
 # shapes by benchmarks/engine.py. No result depends on it.
 CHUNK_ELEMENTS = 1 << 19
+# Padding worth less than the fixed cost of one more chunk.
+PADDING_ELEMENTS = 1 << 17
+# Clients with at most this many local batches score all their rows in each batch instead of copying the batch's out.
+_WEIGHTED_BATCHES = 4
 
 
 @dataclass(frozen=True)
@@ -45,12 +49,17 @@ class Chunk:
         positives: training items, shape (C, P), short lists padded with their first item.
         count: true number of positives, shape (C,).
         batches: local batches per epoch.
+        gaps: item j of the client's distinct positives in ascending order, minus j: how many items that are not
+            positives precede it. Shape (C, P), padded with a number above all items.
+        distinct: number of distinct positives, shape (C, 1).
     """
 
     users: Tensor
     positives: Tensor
     count: Tensor
     batches: int
+    gaps: Tensor
+    distinct: Tensor
 
 
 def make_chunks(train: Ragged, users: Tensor, settings: LocalSettings, row_width: int,
@@ -71,41 +80,45 @@ def make_chunks(train: Ragged, users: Tensor, settings: LocalSettings, row_width
     while start < len(users):
         largest = int(sizes[start])
         limit = start + max(1, chunk_elements // (largest * per_positive * row_width))
-        # Descending sizes: stop before clients with less than 3/4 of the largest, or with fewer batches.
-        smallest = max(-(-3 * largest // 4), ((int(batches[start]) - 1) * settings.batch_size) // per_positive + 1)
+        # Sizes descend: stop before clients with fewer batches, and where padding would cost more than a new chunk.
+        smallest = ((int(batches[start]) - 1) * settings.batch_size) // per_positive + 1
         end = min(limit, int(torch.searchsorted(-sizes, -smallest, right=True)))
+        padding = torch.cumsum(largest - sizes[start:end], 0) * per_positive * row_width
+        end = start + int(torch.searchsorted(padding, PADDING_ELEMENTS, right=True))
         members = users[start:end]
         row, item = train.select(members)
         n = count[start:end]
         column = torch.arange(len(row), device=row.device) - (torch.cumsum(n, 0) - n)[row]
         positives = train.values[train.indptr[members]][:, None].repeat(1, largest)
         positives[row, column] = item
-        chunks.append(Chunk(members, positives, n, int(batches[start])))
+        chunks.append(Chunk(members, positives, n, int(batches[start]), *_gaps(positives)))
         start = end
     return chunks
+
+
+def _gaps(positives: Tensor) -> tuple[Tensor, Tensor]:
+    """``Chunk.gaps`` and ``Chunk.distinct`` of padded lists of positives."""
+    ascending = positives.sort(dim=1).values
+    repeated = torch.zeros_like(ascending, dtype=torch.bool)
+    repeated[:, 1:] = ascending[:, 1:] == ascending[:, :-1]
+    above = torch.iinfo(torch.int64).max
+    ascending = ascending.masked_fill_(repeated, above).sort(dim=1).values
+    gaps = torch.where(ascending < above, ascending - torch.arange(ascending.shape[1], device=positives.device), above)
+    return gaps, (~repeated).sum(1, keepdim=True)
 
 
 def draw_negatives(chunk: Chunk, per_positive: int, n_items: int, seed: int, step: int, round_: int) -> Tensor:
     """Negatives of one round: uniform with replacement over all items but the client's training items of this step.
 
+    One number r below the count of other items is drawn per negative; the item is the r-th that is no positive.
+
     Returns:
         int64 of shape (C, P * per_positive); client c's own are the first ``per_positive * count[c]``.
     """
-    keys = draws.client_keys(draws.key(seed, "negatives", step, round_), chunk.users)
+    keys = draws.client_keys(draws.key(seed, "negatives", step, round_), chunk.users)[:, None]
     slot = torch.arange(chunk.positives.shape[1] * per_positive, device=keys.device)
-    positive = torch.zeros(len(keys), n_items, dtype=torch.bool, device=keys.device)
-    positive.scatter_(1, chunk.positives, True)
-    items = draws.integers(draws.bits(keys[:, None], slot), n_items)
-    own = slot < chunk.count[:, None] * per_positive
-    client, slot = (positive.gather(1, items) & own).nonzero(as_tuple=True)
-    attempt = 0
-    while len(client):
-        attempt += 1
-        again = draws.integers(draws.bits(keys[client], slot + (attempt << 40)), n_items)
-        items[client, slot] = again
-        rejected = positive[client, again]
-        client, slot = client[rejected], slot[rejected]
-    return items
+    r = draws.integers(draws.bits(keys, slot), n_items - chunk.distinct)
+    return r.add_(torch.searchsorted(chunk.gaps, r, right=True))
 
 
 @dataclass(frozen=True)
@@ -156,22 +169,19 @@ class ChunkTrainer:
         self.chunk, self.public, self.backbone, self.method, self.settings = chunk, public, backbone, method, settings
         self.seed, self.step, self.round = seed, step, round_
         n_items = len(next(iter(public.values())))
-        negatives = draw_negatives(chunk, settings.negatives, n_items, seed, step, round_)
-        width = chunk.positives.shape[1]
-        slot = torch.arange(width * (1 + settings.negatives), device=negatives.device)
-        is_positive = slot < width
-        count = chunk.count[:, None]
-        self.valid = torch.where(is_positive, slot, (slot - width) // settings.negatives) < count
-        # Number of each sample in its client's own list: positives, then negatives, whatever the padding.
-        self.own_index = torch.where(is_positive, slot, slot - width + count)
+        width, device = chunk.positives.shape[1], chunk.positives.device
+        positive = torch.arange(width, device=device)
+        # The positive that each slot belongs to: the positives themselves, then their negatives.
+        of_positive = torch.cat([positive, positive.repeat_interleave(settings.negatives)])
+        self.valid = of_positive < chunk.count[:, None]
         self.samples = chunk.count * (1 + settings.negatives)
-        padding = chunk.positives[:, :1]
-        negatives = torch.where(self.valid[:, width:], negatives, padding)
+        negatives = draw_negatives(chunk, settings.negatives, n_items, seed, step, round_)
+        negatives = torch.where(self.valid[:, width:], negatives, chunk.positives[:, :1])
         replayed = method.replayed_items(chunk.users)
         self.items = torch.cat([chunk.positives, negatives] + ([replayed] if replayed is not None else []), dim=1)
         self.canonical = self._canonical(n_items)
-        self.replay = self.canonical[:, len(slot):]
-        self.labels = (torch.arange(self.items.shape[1], device=slot.device) < width)
+        self.replay = self.canonical[:, len(of_positive):]
+        self.labels = torch.arange(self.items.shape[1], device=device) < width
         flat = self.items.reshape(-1)
         self.rows = {name: table.index_select(0, flat).view(*self.items.shape, *table.shape[1:])
                      for name, table in public.items()}
@@ -193,45 +203,60 @@ class ChunkTrainer:
 
     def _views(self) -> Iterator[View]:
         """The local batches of all epochs, in order; each is built when the rows of the one before are updated."""
-        size = self.settings.batch_size
-        if self.chunk.batches == 1:
-            # One batch holds every sample, so instead of gathering a row per sample, weigh every row by how often
-            # it was drawn. The loss is the same sum in another order.
-            weights = torch.zeros(self.items.shape, dtype=next(iter(self.rows.values())).dtype,
-                                  device=self.items.device)
-            share = self.valid / self.samples[:, None].to(weights.dtype)
-            weights.scatter_add_(1, self.canonical[:, :self.valid.shape[1]], share)
-            labels = self.labels.to(weights.dtype).expand_as(weights)
+        dtype = next(iter(self.rows.values())).dtype
+        size, batches = self.settings.batch_size, self.chunk.batches
+        columns = self.valid.shape[1]
+        canonical = self.canonical[:, :columns]
+        if batches == 1:
+            share = self.valid / self.samples[:, None].to(dtype)
+            view = self._weighted(canonical, share)
             for _ in range(self.settings.local_epochs):
-                yield View(self.rows, labels, weights)
+                yield view
             return
         for epoch in range(self.settings.local_epochs):
             keys = draws.client_keys(draws.key(self.seed, "shuffle", self.step, self.round, epoch), self.chunk.users)
-            order = draws.sort_keys(draws.bits(keys[:, None], self.own_index))
+            # Number of each sample in its client's own list, positives then negatives, whatever the padding.
+            width = self.chunk.positives.shape[1]
+            own = torch.arange(columns, device=keys.device).expand_as(self.valid).clone()
+            own[:, width:] += self.chunk.count[:, None] - width
+            order = draws.sort_keys(draws.bits(keys[:, None], own))
             order = order.masked_fill_(~self.valid, torch.iinfo(torch.int64).max).argsort(1)
-            for batch in range(self.chunk.batches):
+            for batch in range(batches):
                 slots = order[:, batch * size:(batch + 1) * size]
                 left = (self.samples - batch * size).clamp(max=size)[:, None]
-                rows = self.gather(self.canonical.gather(1, slots))
-                dtype = next(iter(rows.values())).dtype
-                weights = (torch.arange(slots.shape[1], device=slots.device) < left).to(dtype) / left
-                yield View(rows, self.labels[slots].to(dtype), weights)
+                share = (torch.arange(slots.shape[1], device=slots.device) < left).to(dtype) / left
+                if batches <= _WEIGHTED_BATCHES:
+                    yield self._weighted(canonical.gather(1, slots), share)
+                else:
+                    yield View(self.gather(canonical.gather(1, slots)), self.labels[slots].to(dtype), share)
+
+    def _weighted(self, slots: Tensor, share: Tensor) -> View:
+        """A batch as a weighting of all the client's rows: the same sum in another order, without copying rows.
+
+        Args:
+            slots: canonical slots of the batch's samples, shape (C, n), with repetitions.
+            share: each sample's share of the mean, shape (C, n), 0 for padding.
+        """
+        weights = torch.zeros(self.items.shape, dtype=share.dtype, device=share.device)
+        weights.scatter_add_(1, slots, share)
+        return View(self.rows, self.labels.to(share.dtype).expand_as(weights), weights)
 
     def train(self) -> Tensor:
-        """Run all local batches; leaves the result in ``rows`` and ``private``.
+        """Run all local batches. Afterwards ``moved`` holds what they added to each slot's rows (0 where the slot is
+        not canonical) and to the private parameters.
 
         Returns:
             Each client's loss averaged over its local batches, shape (C,).
         """
-        optimiser = OPTIMISERS[self.settings.optimiser](self.backbone.learning_rates(len(next(iter(self.public.values())))))
+        n_items = len(next(iter(self.public.values())))
+        optimiser = OPTIMISERS[self.settings.optimiser](self.backbone.learning_rates(n_items))
         parameters = {**self.private, **self.rows}
         penalties = {name: self.method.row_penalty(name) for name in self.rows}
-        first_copy = self.canonical == torch.arange(self.items.shape[1], device=self.items.device)
+        last = self.chunk.batches * self.settings.local_epochs - 1
         total = torch.zeros(len(self.chunk.users), dtype=torch.float64, device=self.items.device)
         for tensor in parameters.values():
             tensor.requires_grad_()
-        number = 0
-        for view in self._views():
+        for number, view in enumerate(self._views()):
             scores = self.backbone.score(self.private, view.rows)
             loss = self.backbone.loss(scores, view.labels, view.weights)
             draw = DrawKey(self.seed, self.step, self.round, number)
@@ -240,14 +265,25 @@ class ChunkTrainer:
                 loss = loss + added
             for name, penalty in penalties.items():
                 if penalty is not None:
-                    loss = loss + (penalty(self.rows[name], self.items) * first_copy).sum(1)
+                    loss = loss + (penalty(self.rows[name], self.items) * self.first_copy).sum(1)
             gradients = torch.autograd.grad(loss.sum(), list(parameters.values()))
-            optimiser.step(parameters, dict(zip(parameters, gradients)))
             total += loss.detach()
-            number += 1
-        for tensor in parameters.values():
-            tensor.requires_grad_(False)
-        return total / number
+            updates = optimiser.updates(dict(zip(parameters, gradients)))
+            with torch.no_grad():
+                if number == 0:
+                    self.moved = updates if last == 0 else {name: update.clone() for name, update in updates.items()}
+                else:
+                    for name, update in updates.items():
+                        self.moved[name] += update
+                if number < last:
+                    for name, update in updates.items():
+                        parameters[name] += update
+        return total / (last + 1)
+
+    @property
+    def first_copy(self) -> Tensor:
+        """Whether a slot is the canonical one of its item, shape (C, slots)."""
+        return self.canonical == torch.arange(self.items.shape[1], device=self.items.device)
 
 
 def untouched(public: Tables, method: Method, backbone: Backbone, settings: LocalSettings, batches: int) -> Tables:
@@ -266,7 +302,9 @@ def untouched(public: Tables, method: Method, backbone: Backbone, settings: Loca
             table.requires_grad_()
         loss = sum(penalties[name](table, items).sum() for name, table in moved.items())
         gradients = torch.autograd.grad(loss, list(moved.values()))
-        optimiser.step(moved, dict(zip(moved, gradients)))
+        with torch.no_grad():
+            for name, update in optimiser.updates(dict(zip(moved, gradients))).items():
+                moved[name] += update
         for table in moved.values():
             table.requires_grad_(False)
     return {name: table[0] for name, table in moved.items()}
@@ -295,17 +333,17 @@ def train_round(chunks: list[Chunk], public: Tables, private: Tables, backbone: 
         items = trainer.items.reshape(-1)
         if penalised and chunk.batches not in shadows:
             shadows[chunk.batches] = untouched(public, method, backbone, settings, chunk.batches)
-        for name, rows in trainer.rows.items():
-            start = public[name]
-            if penalised and name in shadows[chunk.batches]:
-                start = shadows[chunk.batches][name]
-                change[name] += (start - public[name]) * len(chunk.users)
-            moved = rows.flatten(0, 1).sub_(start.index_select(0, items))
-            if start is not public[name]:  # only a client's own copies differ from the untouched rows
-                first = trainer.canonical == torch.arange(trainer.items.shape[1], device=items.device)
-                moved *= first.reshape(-1, *[1] * (moved.dim() - 1))
+        for name, moved in trainer.moved.items():
+            if name in private:
+                private[name].index_add_(0, chunk.users, moved)
+                continue
+            moved = moved.flatten(0, 1)
+            if name in shadows.get(chunk.batches, ()):
+                # Rows the client did not touch moved too, alike for all; its own copies count from there.
+                shift = shadows[chunk.batches][name] - public[name]
+                change[name] += shift * len(chunk.users)
+                first = trainer.first_copy.reshape(-1, *[1] * (moved.dim() - 1))
+                moved = moved - shift.index_select(0, items) * first
             change[name].index_add_(0, items, moved)
-        for name, values in trainer.private.items():
-            private[name].index_copy_(0, chunk.users, values)
     mean = {name: table + change[name] / participants for name, table in public.items()}
     return mean, private, float(loss) / participants

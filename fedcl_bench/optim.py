@@ -19,10 +19,9 @@ class SGD:
         self.lr = lr
 
     @torch.no_grad()
-    def step(self, parameters: dict[str, Tensor], gradients: dict[str, Tensor]) -> None:
-        """Update ``parameters`` in place."""
-        for name, gradient in gradients.items():
-            parameters[name].add_(gradient, alpha=-self.lr[name])
+    def updates(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What one step adds to each parameter. May reuse the gradients' memory."""
+        return {name: gradient.mul_(-self.lr[name]) for name, gradient in gradients.items()}
 
 
 class Adam:
@@ -34,11 +33,12 @@ class Adam:
         self.moments: dict[str, tuple[Tensor, Tensor]] = {}
 
     @torch.no_grad()
-    def step(self, parameters: dict[str, Tensor], gradients: dict[str, Tensor]) -> None:
-        """Update ``parameters`` in place."""
+    def updates(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What one step adds to each parameter. May reuse the gradients' memory."""
         self.steps += 1
         correction1 = 1.0 - self.beta1 ** self.steps
         correction2 = 1.0 - self.beta2 ** self.steps
+        result = {}
         for name, gradient in gradients.items():
             if name not in self.moments:
                 self.moments[name] = torch.zeros_like(gradient), torch.zeros_like(gradient)
@@ -46,7 +46,8 @@ class Adam:
             first.lerp_(gradient, 1.0 - self.beta1)
             second.mul_(self.beta2).addcmul_(gradient, gradient, value=1.0 - self.beta2)
             denominator = (second / correction2).sqrt_().add_(self.eps)
-            parameters[name].addcdiv_(first, denominator, value=-self.lr[name] / correction1)
+            result[name] = torch.div(first, denominator, out=gradient).mul_(-self.lr[name] / correction1)
+        return result
 
 
 OPTIMISERS = {"sgd": SGD, "adam": Adam}

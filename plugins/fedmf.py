@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from fedcl_bench import draws
 from fedcl_bench.backbone import Backbone, BackboneSettings
+from fedcl_bench.functional import dot
 from fedcl_bench.recbole_adapter import build_model
 from fedcl_bench.settings import setting
 
@@ -44,7 +43,7 @@ class FedMF(Backbone):
         return {ITEM: rows[ITEM]}, {USER: rows[USER]}
 
     def score(self, private, rows):
-        return torch.bmm(rows[ITEM], private[USER].unsqueeze(2)).squeeze(2)
+        return dot(private[USER], rows[ITEM])
 
     def score_all(self, private, public):
         return private[USER] @ public[ITEM].T

@@ -1,0 +1,31 @@
+"""Differentiable building blocks for backbones, in the memory order that is fast for stacked clients."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class _Dot(torch.autograd.Function):
+    """Inner products of one vector with many rows per client.
+
+    ``torch.bmm(rows, vectors)`` and its gradient run as one slow matrix-vector product per client; with the vector as
+    the left factor, and the rows' gradient as a plain outer product, the same numbers take about a fifth of the time.
+    """
+
+    @staticmethod
+    def forward(ctx, vectors: Tensor, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(vectors, rows)
+        return torch.bmm(vectors.unsqueeze(1), rows.transpose(1, 2)).squeeze(1)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        vectors, rows = ctx.saved_tensors
+        to_vectors = torch.bmm(gradient.unsqueeze(1), rows).squeeze(1) if ctx.needs_input_grad[0] else None
+        to_rows = gradient.unsqueeze(2) * vectors.unsqueeze(1) if ctx.needs_input_grad[1] else None
+        return to_vectors, to_rows
+
+
+def dot(vectors: Tensor, rows: Tensor) -> Tensor:
+    """Inner product of each client's vector, shape (C, d), with its own rows, shape (C, n, d): shape (C, n)."""
+    return _Dot.apply(vectors, rows)
