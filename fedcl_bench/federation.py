@@ -121,17 +121,17 @@ def _bytes(tables: Tables) -> int:
 
 
 def run(federation: Federation, progress: Progress | None = None) -> Iterator[Progress]:
-    """Run a federation, yielding the progress after every round, after every step's tests and after every step.
+    """Run a federation, yielding the progress after every round and after every step.
+
+    Call ``federation.check()`` first.
 
     Args:
         progress: continue from here; the numbers are those of an uninterrupted run.
 
     Raises:
-        UserError: if a setting does not fit the data.
         RunFailed: when the loss or a parameter is no longer finite.
     """
     f, method, backbone, device = federation, federation.method, federation.backbone, federation.device
-    f.check()
     keep_freed_blocks()
     dtype = getattr(torch, f.server.precision)
     progress = progress or Progress()

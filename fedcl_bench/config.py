@@ -1,0 +1,117 @@
+"""From names and overrides to one checked, immutable run configuration."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Iterable, Mapping
+
+import torch
+
+from . import NUMBERS_VERSION
+from .datasets import DatasetSource, load_config, locate
+from .errors import UserError
+from .evaluation import EvaluationSettings, parse_metric
+from .federation import Federation, FederationSettings
+from .local import LocalSettings
+from .registry import Plugin, Registry
+from .settings import assemble, flat
+from .stream import Stream, StreamSettings
+
+CORE_SETTINGS = (StreamSettings, LocalSettings, FederationSettings, EvaluationSettings)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """dataset x stream x backbone x method x settings x seed."""
+
+    source: DatasetSource
+    backbone: Plugin
+    method: Plugin
+    stream: StreamSettings
+    local: LocalSettings
+    server: FederationSettings
+    evaluation: EvaluationSettings
+    backbone_settings: Any
+    method_settings: Any
+    seed: int
+    device: str
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All settings as one flat, JSON-ready mapping."""
+        return flat([self.stream, self.local, self.server, self.evaluation, self.backbone_settings,
+                     self.method_settings])
+
+    def _identity(self, with_method: bool) -> dict[str, Any]:
+        parts = [self.stream, self.local, self.server, self.evaluation, self.backbone_settings]
+        settings = flat(parts + ([self.method_settings] if with_method else []))
+        settings["split_file"] = bool(settings["split_file"])  # its bytes count, not its place
+        identity = {"numbers": NUMBERS_VERSION, "data": self.source.fingerprint, "seed": self.seed,
+                    "device": self.device, "backbone": [self.backbone.name, self.backbone.digest],
+                    "val_interval": dict(self.source.config.val_interval), "settings": settings}
+        if with_method:
+            identity["method"] = [self.method.name, self.method.digest]
+        return identity
+
+    @cached_property
+    def hash(self) -> str:
+        """Hash of everything that can change the run's result."""
+        return _hash(self._identity(with_method=True))
+
+    @cached_property
+    def base_hash(self) -> str:
+        """Hash of everything that can change block 0 under a method that acts only from block 1 on."""
+        return _hash(self._identity(with_method=False))
+
+    @property
+    def name(self) -> str:
+        """The run's folder: readable, then unique."""
+        return f"{self.method.name}-{self.backbone.name}-{self.source.name}-s{self.seed}-{self.hash[:12]}"
+
+    def federation(self, stream: Stream) -> Federation:
+        """The run's parts over a loaded stream."""
+        return Federation(stream, self.backbone.cls(self.backbone_settings), self.method.cls(self.method_settings),
+                          self.local, self.server, self.evaluation, self.seed, torch.device(self.device))
+
+
+def _hash(identity: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def resolve_device(name: str) -> str:
+    """``cpu``, ``cuda`` or ``auto`` as the device to use. Raises UserError for cuda without one."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: PyTorch finds no CUDA device here; use --device cpu or auto.")
+    return name
+
+
+def make_config(registry: Registry, method: str, backbone: str, dataset: str, seed: int = 0,
+                overrides: Iterable[tuple[str, Mapping[str, Any]]] = (), data_dir: Path | None = None,
+                device: str = "cpu") -> RunConfig:
+    """Put a run together.
+
+    Args:
+        method, backbone, dataset: names.
+        overrides: layers of (where they come from, settings), later ones win; they lie over the plugins' defaults and
+            the dataset's.
+        data_dir: folder of atomic files; None looks in ``./data`` and among RecBole's bundled datasets.
+        device: ``cpu`` or ``cuda``.
+
+    Raises:
+        UserError: for an unknown name or setting, a value out of range, or a missing file.
+    """
+    method_plugin = registry.get("method", method)
+    backbone_plugin = registry.get("backbone", backbone)
+    config = load_config(dataset)
+    layers = [(f"dataset_configs/{dataset}.yaml", config.settings),
+              (f"dataset_configs/{dataset}.yaml", config.method_settings.get(method, {})), *overrides]
+    parts = assemble([*CORE_SETTINGS, backbone_plugin.cls.Settings, method_plugin.cls.Settings], layers,
+                     f"{method} on {backbone}")
+    parse_metric(parts[3].valid_metric)
+    return RunConfig(locate(dataset, data_dir, parts[0]), backbone_plugin, method_plugin, *parts, seed, device)

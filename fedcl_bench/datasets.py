@@ -1,0 +1,128 @@
+"""Datasets: their YAML configs, where their files are, and the stream they become."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Mapping
+
+import yaml
+
+from .errors import UserError, unknown
+from .recbole_adapter import bundled, load_interactions
+from .registry import shipped
+from .stream import Stream, StreamSettings, build_blocks, fingerprint, read_split_file
+
+
+@dataclass(frozen=True)
+class DatasetConfig:
+    """One file of ``dataset_configs/``; field names in capitals and ``val_interval`` are RecBole's.
+
+    Attributes:
+        title, source, licence, notes: for people.
+        val_interval: RecBole value filter, as ``{"rating": "(0,inf)"}``.
+        settings: defaults of any run on this dataset.
+        method_settings: method name to defaults of that method on this dataset.
+        expected: statistic (see ``stream.statistics``) to its value per block under these settings.
+    """
+
+    title: str = ""
+    source: str = ""
+    licence: str = ""
+    notes: str = ""
+    USER_ID_FIELD: str = "user_id"
+    ITEM_ID_FIELD: str = "item_id"
+    TIME_FIELD: str = "timestamp"
+    val_interval: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    method_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    expected: Mapping[str, list] = field(default_factory=dict)
+
+
+def configured() -> dict[str, Path]:
+    """Name of every dataset with a config file, and the file."""
+    return {path.stem: path for path in sorted(shipped("dataset_configs").glob("*.yaml"))}
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file that holds one mapping; raises UserError for anything else."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: is not valid YAML ({' '.join(str(error).split())[:160]}).") from None
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise UserError(f"{path}: expected 'name: value' lines, found {type(content).__name__}.")
+    return content
+
+
+def load_config(name: str) -> DatasetConfig:
+    """A dataset's config, or RecBole's usual field names if it has none."""
+    path = configured().get(name)
+    if path is None:
+        return DatasetConfig()
+    content = read_yaml(path)
+    known = {f.name for f in fields(DatasetConfig)}
+    for key in content:
+        if key not in known:
+            raise unknown(f"field in {path}", key, known)
+    return DatasetConfig(**content)
+
+
+def find_file(name: str, data_dir: Path | None) -> Path:
+    """The dataset's ``.inter`` file: in ``data_dir`` if given, else in ``./data``, else bundled with RecBole.
+
+    Raises:
+        UserError: naming the nearest known dataset, or the files looked for.
+    """
+    folder = data_dir or Path("data")
+    candidates = [folder / name / f"{name}.inter", folder / f"{name}.inter"]
+    for path in candidates:
+        if path.is_file():
+            return path
+    if data_dir is None:
+        path = bundled(name)
+        if path is not None:
+            return path / f"{name}.inter"
+    elif not data_dir.is_dir():
+        raise UserError(f"--data-dir: '{data_dir}' is not a folder.")
+    if name not in configured() and data_dir is None:
+        raise unknown("dataset", name, configured())
+    source = load_config(name).source
+    raise UserError(f"dataset '{name}': no file {candidates[0]} (nor {candidates[1].name} beside it); give its folder "
+                    f"with --data-dir." + (f"\nOfficial source: {source}" if source else ""))
+
+
+@dataclass(frozen=True)
+class DatasetSource:
+    """The file a stream is built from, and the hash of its bytes."""
+
+    name: str
+    config: DatasetConfig
+    path: Path
+    fingerprint: str
+
+
+def locate(name: str, data_dir: Path | None, settings: StreamSettings) -> DatasetSource:
+    """Find the file of a dataset (or of its fixed split) and hash it."""
+    config = load_config(name)
+    if settings.split_file:
+        path = Path(settings.split_file)
+        if not path.is_file():
+            raise UserError(f"setting 'split_file': no file {path}.")
+    else:
+        path = find_file(name, data_dir)
+    try:
+        return DatasetSource(name, config, path, fingerprint(path))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
+
+
+def load_stream(source: DatasetSource, settings: StreamSettings) -> Stream:
+    """Build the dataset's stream. Raises UserError for bad files and settings that leave an empty block."""
+    if settings.split_file:
+        return read_split_file(source.path)
+    names = {"user": source.config.USER_ID_FIELD, "item": source.config.ITEM_ID_FIELD, "time": source.config.TIME_FIELD}
+    data = load_interactions(source.path, settings.k_core, names, source.config.val_interval)
+    return build_blocks(data, settings, source.name)

@@ -1,0 +1,286 @@
+"""Run records: one folder per run, written atomically, verified when read.
+
+A run in progress keeps one ``checkpoint.pt``; a finished one has
+
+- ``run.json``        status, settings, environment, metrics, R[t, s], seconds, bytes, and the other files' hashes
+- ``metrics.parquet`` trained block, tested block, metric, mean over users, users
+- ``rounds.parquet``  one row per round: loss, validation metric, participants, bytes, seconds
+- ``users.parquet``   trained block, tested block, user, metric, value
+- ``model.pt``        the tables after the last block
+
+``run.json`` is written last, so a folder without a finished one is an unfinished run whatever else is in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import platform
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Iterator
+
+import numpy as np
+import pandas as pd
+import torch
+
+from . import __version__
+from .config import RunConfig
+from .continual import summaries
+from .errors import UserError
+from .evaluation import UserScores
+from .federation import Progress
+from .memory import peak_mib
+from .method import Snapshot
+
+FILES = ("metrics.parquet", "rounds.parquet", "users.parquet", "model.pt")
+_DIGEST = 32
+
+
+class Corrupt(Exception):
+    """A record that exists and cannot be trusted."""
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that it is either the old one or wholly the new one, whenever the process dies."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=_DIGEST).digest()
+
+
+def _pack(value: Any) -> bytes:
+    """Tensors, numbers, texts and containers of them as bytes that carry their own hash."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return _digest(buffer.getvalue()) + buffer.getvalue()
+
+
+def _unpack(content: bytes, device: str) -> Any:
+    if _digest(content[_DIGEST:]) != content[:_DIGEST]:
+        raise Corrupt("its hash does not match its content")
+    return torch.load(io.BytesIO(content[_DIGEST:]), map_location=device, weights_only=True)
+
+
+def save_progress(path: Path, progress: Progress, elapsed: float) -> None:
+    """Write a checkpoint; ``elapsed`` is the wall time in seconds spent on the run so far."""
+    content = {f.name: getattr(progress, f.name) for f in fields(Progress)}
+    for name in ("model", "best"):
+        content[name] = dict(public=content[name].public, private=content[name].private)
+    content["tests"] = [(t, s, scores.users, scores.values) for t, s, scores in progress.tests]
+    write_atomically(path, _pack({"progress": content, "elapsed": elapsed}))
+
+
+def load_progress(path: Path, device: str) -> tuple[Progress, float] | None:
+    """Read a checkpoint, or None if there is none.
+
+    Raises:
+        Corrupt: if the file is not what was written.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        saved = _unpack(content, device)
+    except Corrupt:
+        raise Corrupt(f"{path}: its hash does not match its content") from None
+    progress = saved["progress"]
+    for name in ("model", "best"):
+        progress[name] = Snapshot(**progress[name])
+    progress["tests"] = tuple((t, s, UserScores(users, values)) for t, s, users, values in progress["tests"])
+    return Progress(**progress), saved["elapsed"]
+
+
+def environment(device: str) -> dict[str, Any]:
+    """Versions and hardware of this process."""
+    packages = {name: version(name) for name in ("torch", "recbole", "numpy", "pandas", "scipy")}
+    return {"fedcl_bench": __version__, "python": platform.python_version(), **packages,
+            "system": f"{platform.system()} {platform.machine()}", "processor": _processor(),
+            "cores": os.cpu_count(), "threads": torch.get_num_threads(),
+            "accelerator": torch.cuda.get_device_name() if device == "cuda" else None}
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown"
+
+
+def _tables(progress: Progress) -> dict[str, pd.DataFrame]:
+    means, users = [], []
+    for t, s, scores in progress.tests:
+        for metric, values in scores.values.items():
+            means.append((t, s, metric, float(values.mean()), len(values)))
+            users.append(pd.DataFrame({"trained_block": np.int16(t), "tested_block": np.int16(s),
+                                       "user": scores.users.cpu().numpy(), "metric": metric,
+                                       "value": values.cpu().numpy()}))
+    every = pd.concat(users, ignore_index=True)
+    every["metric"] = every["metric"].astype("category")
+    return {"metrics.parquet": pd.DataFrame(means, columns=["trained_block", "tested_block", "metric", "mean", "users"]),
+            "rounds.parquet": pd.DataFrame(list(progress.curve)), "users.parquet": every}
+
+
+def matrices(progress: Progress) -> dict[str, np.ndarray]:
+    """R[t, s] of every metric, nan above the diagonal."""
+    steps = 1 + max(t for t, _, _ in progress.tests)
+    result = {metric: np.full((steps, steps), np.nan) for metric in progress.tests[0][2].values}
+    for t, s, scores in progress.tests:
+        for metric in result:
+            result[metric][t, s] = scores.mean(metric)
+    return result
+
+
+def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: bool) -> dict[str, Any]:
+    """The content of ``run.json`` but for status and file hashes."""
+    curve = pd.DataFrame(list(progress.curve))
+    per_block = curve.groupby("step")
+    metrics, matrix, continual = {}, {}, {}
+    for name, r in matrices(progress).items():
+        diagonal = [float(x) for x in np.diag(r)]
+        metrics[name] = {"per_block": diagonal,
+                         "avg_incremental": float(np.mean(diagonal[1:])) if len(diagonal) > 1 else None}
+        matrix[name] = [[float(r[t, s]) for s in range(t + 1)] for t in range(len(r))]
+        continual[name] = summaries(r)
+    best = curve.loc[per_block["valid"].idxmax(), "round"] + 1
+    return {
+        "method": config.method.name, "backbone": config.backbone.name, "dataset": config.source.name,
+        "seed": config.seed, "device": config.device, "settings": config.settings, "metrics": metrics,
+        "continual": continual, "matrix": matrix,
+        "rounds": per_block.size().tolist(), "best_round": best.tolist(),
+        "seconds": {"total": elapsed, "train": float(curve["train_seconds"].sum()),
+                    "evaluate": float(curve["evaluate_seconds"].sum())},
+        "peak_memory_mib": peak_mib(), "block0_shared": shared_base,
+        "bytes": {"up_per_client_round": per_block["bytes_up"].max().tolist(),
+                  "down_per_client_round": per_block["bytes_down"].min().tolist(),
+                  "total_up": int((curve["bytes_up"] * curve["participants"]).sum()),
+                  "total_down": int((curve["bytes_down"] * curve["participants"]).sum())},
+        "privacy": {"uploaded": list(progress.best.public), "kept_at_client": list(progress.best.private),
+                    "upload_noise": config.server.upload_noise},
+        "hash": config.hash, "base_hash": config.base_hash, "data_fingerprint": config.source.fingerprint,
+        "environment": environment(config.device),
+    }
+
+
+@dataclass(frozen=True)
+class Record:
+    """The folder of one run."""
+
+    folder: Path
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint.pt"
+
+    def read(self) -> dict[str, Any] | None:
+        """The content of ``run.json``, verified; None if the run has not ended.
+
+        Raises:
+            Corrupt: if a file is missing, half-written or changed since it was recorded.
+        """
+        path = self.folder / "run.json"
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            status, files = content["status"], content.get("files", {})
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise Corrupt(f"{path}: is not a complete run record") from None
+        for name in FILES if status == "finished" else ():
+            try:
+                found = _digest((self.folder / name).read_bytes()).hex()
+            except OSError:
+                raise Corrupt(f"{self.folder / name}: is missing") from None
+            if files.get(name) != found:
+                raise Corrupt(f"{self.folder / name}: has changed since it was recorded")
+        return content
+
+    def finish(self, content: dict[str, Any], progress: Progress) -> dict[str, Any]:
+        """Write all files of a finished run, ``run.json`` last, and drop the checkpoint."""
+        blobs = {"model.pt": _pack({"public": progress.best.public, "private": progress.best.private})}
+        for name, table in _tables(progress).items():
+            buffer = io.BytesIO()
+            table.to_parquet(buffer, index=False)
+            blobs[name] = buffer.getvalue()
+        for name in FILES:
+            write_atomically(self.folder / name, blobs[name])
+        content = {"status": "finished", **content, "files": {name: _digest(blobs[name]).hex() for name in FILES}}
+        write_atomically(self.folder / "run.json", json.dumps(content, indent=1).encode())
+        self.checkpoint.unlink(missing_ok=True)
+        return content
+
+    def fail(self, config: RunConfig, message: str) -> None:
+        """Mark the run as failed."""
+        content = {"status": "failed", "error": message, "method": config.method.name,
+                   "backbone": config.backbone.name, "dataset": config.source.name, "seed": config.seed,
+                   "settings": config.settings, "hash": config.hash, "environment": environment(config.device)}
+        write_atomically(self.folder / "run.json", json.dumps(content, indent=1).encode())
+
+    def clear(self) -> None:
+        """Remove everything of the run but the folder and its lock."""
+        for path in self.folder.iterdir():
+            if path.name != ".lock":
+                path.unlink()
+
+    def set_aside(self) -> Path:
+        """Move the record's files into a sibling folder and return it."""
+        number = 1
+        while (target := self.folder.with_name(f"{self.folder.name}.corrupt{number}")).exists():
+            number += 1
+        target.mkdir()
+        for path in list(self.folder.iterdir()):
+            if path.name != ".lock":
+                path.rename(target / path.name)
+        return target
+
+    def model(self, device: str = "cpu") -> Snapshot:
+        """The tables after the last block of a finished run."""
+        return Snapshot(**_unpack((self.folder / "model.pt").read_bytes(), device))
+
+    def users(self) -> pd.DataFrame:
+        """Per-user scores of a finished run."""
+        return pd.read_parquet(self.folder / "users.parquet")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from the same run; the lock vanishes with the process.
+
+        Raises:
+            UserError: if the folder cannot be written or another process is at the run.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = open(self.folder / ".lock", "w")
+        except OSError as error:
+            raise UserError(f"results folder {self.folder}: cannot be written ({error.strerror}); "
+                            f"choose another with --results DIR.") from None
+        with lock:
+            try:
+                import fcntl
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except ImportError:  # no advisory locks on this system
+                pass
+            except OSError:
+                raise UserError(f"{self.folder}: another process is at this run; wait for it, or stop it first.") \
+                    from None
+            yield

@@ -1,0 +1,139 @@
+"""Finding plugins: files in ``plugins/``, in ``--plugins DIR`` and behind the entry-point group ``fedcl_bench.plugins``.
+
+A plugin that cannot be imported is listed with its error and fails only when chosen. Two plugins of one name are an
+error at once, because nobody could tell which of them made a number.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.metadata
+import importlib.util
+import inspect
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Iterable
+
+from .backbone import Backbone
+from .errors import UserError, unknown
+from .method import Method
+
+ENTRY_POINTS = "fedcl_bench.plugins"
+_BASES = {"method": Method, "backbone": Backbone}
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A method or backbone that can be run.
+
+    Attributes:
+        kind: ``method`` or ``backbone``.
+        digest: hash of the plugin's code without comments and docstrings; part of a run's hash, so an edited plugin
+            never meets a record of its former self.
+    """
+
+    kind: str
+    name: str
+    cls: type
+    path: Path
+    digest: str
+
+
+@dataclass
+class Registry:
+    """All plugins found; ``broken`` maps the name of a file that cannot be imported to its error."""
+
+    plugins: dict[tuple[str, str], Plugin] = field(default_factory=dict)
+    broken: dict[str, str] = field(default_factory=dict)
+
+    def names(self, kind: str) -> list[str]:
+        return sorted(name for k, name in self.plugins if k == kind)
+
+    def get(self, kind: str, name: str) -> Plugin:
+        """The plugin of this kind and name.
+
+        Raises:
+            UserError: if there is none (naming the nearest) or its file cannot be imported.
+        """
+        if (kind, name) in self.plugins:
+            return self.plugins[kind, name]
+        if name in self.broken:
+            raise UserError(f"{kind} '{name}' cannot be loaded: {self.broken[name]}")
+        raise unknown(kind, name, self.names(kind))
+
+    def _add(self, module: ModuleType, path: Path) -> None:
+        for value in list(vars(module).values()):
+            for kind, base in _BASES.items():
+                if not (inspect.isclass(value) and issubclass(value, base) and value.__module__ == module.__name__
+                        and "name" in vars(value)):
+                    continue
+                other = self.plugins.get((kind, value.name))
+                if other:
+                    raise UserError(f"two {kind} plugins are named '{value.name}': {other.path} and {path}.\n"
+                                    f"Rename one of them.")
+                self.plugins[kind, value.name] = Plugin(kind, value.name, value, path, code_digest(path))
+
+
+def code_digest(path: Path) -> str:
+    """Hash of a Python file's code; comments, docstrings and layout do not count."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.Expr) \
+                and isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str):
+            body[0].value.value = ""
+    return hashlib.blake2b(ast.unparse(tree).encode(), digest_size=16).hexdigest()
+
+
+def shipped(name: str) -> Path:
+    """The folder ``plugins`` or ``dataset_configs``: inside the installed package, or beside it in a checkout."""
+    package = Path(__file__).resolve().parent
+    return package / name if (package / name).is_dir() else package.parent / name
+
+
+def _import_file(path: Path) -> ModuleType:
+    name = f"fedcl_bench_plugin_{hashlib.blake2b(str(path).encode(), digest_size=6).hexdigest()}_{path.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up while it is being executed
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def discover(folders: Iterable[Path] = ()) -> Registry:
+    """Load all plugins: the shipped ones, those in ``folders``, and those of installed packages.
+
+    Raises:
+        UserError: if a folder does not exist or two plugins have one name.
+    """
+    registry = Registry()
+    for folder in [shipped("plugins"), *map(Path, folders)]:
+        if not folder.is_dir():
+            raise UserError(f"--plugins: '{folder}' is not a folder.")
+        for path in sorted(folder.resolve().glob("*.py")):
+            if path.stem.startswith("_"):
+                continue
+            try:
+                module = _import_file(path)
+            except Exception as error:  # whatever a plugin's code raises belongs in `list`, not in a traceback
+                registry.broken[path.stem] = f"{path}: {type(error).__name__}: {error}"
+                continue
+            registry._add(module, path)
+    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        try:
+            loaded = entry.load()
+        except Exception as error:
+            registry.broken[entry.name] = f"entry point {entry.value}: {type(error).__name__}: {error}"
+            continue
+        module = loaded if isinstance(loaded, ModuleType) else sys.modules[loaded.__module__]
+        registry._add(module, Path(module.__file__))
+    return registry
