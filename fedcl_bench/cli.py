@@ -6,8 +6,9 @@ import argparse
 import json
 import signal
 import sys
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 from .errors import RunFailed, UserError, unknown
 
@@ -130,6 +131,26 @@ def _merge_config_file(args: argparse.Namespace) -> dict[str, Any]:
     return settings
 
 
+@contextmanager
+def _stop_between_rounds() -> Iterator[Callable[[], bool]]:
+    """Turn Ctrl-C and SIGTERM into a question asked after every round; a second Ctrl-C stops at once."""
+    asked = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def ask(number, frame):
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    for number in before:
+        signal.signal(number, ask)
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def _run(args: argparse.Namespace) -> int:
     from .config import make_config, resolve_device
     from .datasets import load_stream
@@ -154,18 +175,6 @@ def _run(args: argparse.Namespace) -> int:
     configs = [make_config(registry, args.method, args.backbone, args.dataset or "ml-100k", seed, overrides,
                            args.data_dir, device) for seed in range(first, first + (args.seeds or 1))]
 
-    stopping = []
-    previous = signal.getsignal(signal.SIGINT)
-
-    def ask_to_stop(number, frame):
-        if stopping:  # asked twice: at once
-            signal.signal(signal.SIGINT, previous)
-            raise KeyboardInterrupt
-        stopping.append(number)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, ask_to_stop)
-
     streams = []
 
     def load():
@@ -175,10 +184,11 @@ def _run(args: argparse.Namespace) -> int:
 
     outcomes = []
     try:
-        for config in configs:
-            with Display(config, quiet=args.quiet) as display:
-                outcomes.append(execute(config, load, args.results, args.rerun, display.update, display.warn,
-                                        display.note, lambda: bool(stopping)))
+        with _stop_between_rounds() as stop:
+            for config in configs:
+                with Display(config, quiet=args.quiet) as display:
+                    outcomes.append(execute(config, load, args.results, args.rerun, display.update, display.warn,
+                                            display.note, stop))
     except Interrupted as error:
         print(f"run_bench.py: {error}", file=sys.stderr)
         return 130

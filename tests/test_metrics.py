@@ -1,0 +1,127 @@
+"""Ranking metrics against RecBole's metric classes, rank_all against plain Python, continual summaries by hand."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from fedcl_bench.continual import summaries
+from fedcl_bench.errors import UserError
+from fedcl_bench.evaluation import list_metrics, parse_metric, rank_all
+from fedcl_bench.method import Snapshot
+from fedcl_bench.stream import Ragged
+
+
+class TableBackbone:
+    """Scores are given outright."""
+
+    def score_all(self, private, public):
+        return private["scores"].clone()
+
+
+def ragged(lists):
+    lengths = torch.tensor([0, *map(len, lists)])
+    return Ragged(lengths.cumsum(0), torch.tensor([i for items in lists for i in items], dtype=torch.long))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 10 ** 6), st.integers(1, 12), st.sampled_from([[1], [5, 10], [20], [3, 20]]))
+def test_metrics_equal_recboles(seed, users, topk):
+    """RecBole's own Recall, NDCG, Hit, Precision and MRR on random rankings."""
+    from recbole.evaluator import metrics as recbole_metrics
+    rng = np.random.default_rng(seed)
+    length = max(topk)
+    relevant = rng.integers(1, 30, users)
+    hits = np.zeros((users, length), dtype=bool)
+    for u in range(users):
+        found = rng.integers(0, min(relevant[u], length) + 1)
+        hits[u, rng.choice(length, found, replace=False)] = True
+    ours = list_metrics(torch.from_numpy(hits), torch.from_numpy(relevant), topk)
+    config = {"topk": topk, "metric_decimal_place": 12}
+    data = {"rec.topk": torch.from_numpy(np.concatenate([hits, relevant[:, None]], axis=1).astype(np.int64))}
+    had = hasattr(np, "float")
+    np.float = np.float_  # RecBole's MRR uses the old name
+    try:
+        for name, cls in (("recall", "Recall"), ("ndcg", "NDCG"), ("hit", "Hit"), ("precision", "Precision"),
+                          ("mrr", "MRR")):
+            theirs = getattr(recbole_metrics, cls)(config).calculate_metric(data)
+            for k in topk:
+                assert float(ours[f"{name}@{k}"].mean()) == pytest.approx(theirs[f"{name}@{k}"], abs=1e-9)
+    finally:
+        if not had:
+            del np.float
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 10 ** 6))
+def test_rank_all_equals_plain_python(seed):
+    """Masks, candidates and users, against sorting each user's list in Python."""
+    rng = np.random.default_rng(seed)
+    users, items, k = 9, 25, 5
+    scores = torch.from_numpy(rng.permutation(users * items).reshape(users, items).astype(np.float32))
+    target = [rng.choice(items, rng.integers(0, 6), replace=False).tolist() for _ in range(users)]
+    masks = [[rng.choice(items, rng.integers(0, 8), replace=False).tolist() for _ in range(users)] for _ in range(2)]
+    if not any(target):
+        target[0] = [1]
+    result = rank_all(TableBackbone(), Snapshot({"items": torch.zeros(items, 1)}, {"scores": scores}), ragged(target),
+                      [ragged(m) for m in masks], [k])
+    expected = []
+    for u in range(users):
+        if not target[u]:
+            continue
+        allowed = [i for i in range(items) if i not in masks[0][u] and i not in masks[1][u]]
+        ranked = sorted(allowed, key=lambda i: -float(scores[u, i]))[:k]
+        gains = [1 / math.log2(r + 2) for r, i in enumerate(ranked) if i in target[u]]
+        ideal = sum(1 / math.log2(r + 2) for r in range(min(len(target[u]), k)))
+        expected.append((u, len(gains) / len(target[u]), sum(gains) / ideal))
+    assert result.users.tolist() == [u for u, _, _ in expected]
+    assert result.values[f"recall@{k}"].tolist() == pytest.approx([r for _, r, _ in expected])
+    assert result.values[f"ndcg@{k}"].tolist() == pytest.approx([n for _, _, n in expected])
+
+
+def test_rank_all_in_pieces_is_the_same(monkeypatch):
+    torch.manual_seed(0)
+    model = Snapshot({"items": torch.zeros(30, 1)}, {"scores": torch.randn(17, 30)})
+    target, mask = ragged([[i % 30, (i + 3) % 30] for i in range(17)]), ragged([[(i + 1) % 30] for i in range(17)])
+    whole = rank_all(TableBackbone(), model, target, [mask], [10])
+    monkeypatch.setattr("fedcl_bench.evaluation._SCORES_AT_ONCE", 61)
+    pieces = rank_all(TableBackbone(), model, target, [mask], [10])
+    for name in whole.values:
+        assert torch.equal(whole.values[name], pieces.values[name])
+
+
+def test_masked_target_is_never_a_hit():
+    """With fewer unmasked candidates than K, a masked item at the end of the list does not count."""
+    model = Snapshot({"items": torch.zeros(4, 1)}, {"scores": torch.tensor([[4.0, 3.0, 2.0, 1.0]])})
+    result = rank_all(TableBackbone(), model, ragged([[0, 1]]), [ragged([[0, 2, 3]])], [4])
+    assert result.values["recall@4"].tolist() == [0.5]
+
+
+def test_lists_longer_than_the_items_are_refused():
+    model = Snapshot({"items": torch.zeros(4, 1)}, {"scores": torch.zeros(1, 4)})
+    with pytest.raises(UserError, match="at most the number of items, 4"):
+        rank_all(TableBackbone(), model, ragged([[0]]), [], [5])
+
+
+def test_metric_names():
+    assert parse_metric("recall@50") == ("recall", 50)
+    for bad in ("recall", "recall@", "recall@0", "recall@-1", "recal@5", "recall@x"):
+        with pytest.raises(UserError):
+            parse_metric(bad)
+
+
+def test_continual_summaries_by_hand():
+    r = np.array([[0.5, np.nan, np.nan], [0.4, 0.6, np.nan], [0.45, 0.3, 0.9]])
+    found = summaries(r)
+    la, ra = (0.5 + 0.6 + 0.9) / 3, (0.45 + 0.3 + 0.9) / 3
+    assert found["LA"] == pytest.approx(la) and found["RA"] == pytest.approx(ra)
+    assert found["HM"] == pytest.approx(2 * la * ra / (la + ra))
+    assert found["BWT"] == pytest.approx(((0.45 - 0.5) + (0.3 - 0.6)) / 2)
+    assert found["forgetting"] == pytest.approx(((0.5 - 0.45) + (0.6 - 0.3)) / 2)
+    single = summaries(np.array([[0.2]]))
+    assert single["BWT"] is None and single["forgetting"] is None and single["LA"] == 0.2
