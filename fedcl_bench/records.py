@@ -202,8 +202,10 @@ class Record:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             status, files = content["status"], content.get("files", {})
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
         except (ValueError, KeyError, TypeError, AttributeError):
             raise Corrupt(f"{path}: is not a complete run record") from None
         for name in FILES if status == "finished" else ():

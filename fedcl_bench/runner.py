@@ -77,8 +77,10 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, rerun:
         shares_base = config.method.cls.first_step > 0
         saved = _load_or_set_aside(record.checkpoint, config.device, warn)
         if saved:
-            note("all blocks are trained, writing the record." if saved[0].step == len(stream.steps) else
-                 f"resuming in block {saved[0].step}, after round {saved[0].round}.")
+            step, round_ = saved[0].step, saved[0].round
+            note("all blocks are trained, writing the record." if step == len(stream.steps) else
+                 f"resuming in block {step}, after round {round_}." if round_ else
+                 f"resuming at the start of block {step}.")
         shared = None
         if saved is None and shares_base and not rerun:
             shared = saved = _load_or_set_aside(base, config.device, warn)

@@ -1,0 +1,280 @@
+"""The command line as a user meets it: results, JSON, bad input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedcl_bench.cli import main
+from fedcl_bench.recbole_adapter import bundled
+
+RUN = ["--method", "f3crec", "--backbone", "fedmf"]
+QUICK = ["--set", "rounds=2"]
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def run_json(capsys, *arguments):
+    assert main([*arguments, "--json"]) == 0
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    assert len(lines) == 1
+    return json.loads(lines[0]), captured.err
+
+
+def refused(capsys, *arguments, status=2):
+    """Run a bad command; returns its message after checking its form."""
+    assert main(list(arguments)) == status
+    captured = capsys.readouterr()
+    message = captured.err.strip()
+    assert captured.out == "" and "Traceback" not in message
+    relevant = [line for line in message.splitlines() if not line.startswith("  ") and " on " not in line[:20]]
+    assert 1 <= len(relevant) <= 3 and message
+    return " ".join(message.split())
+
+
+def test_json_has_the_promised_fields(capsys):
+    result, err = run_json(capsys, *RUN, *QUICK)
+    assert {"method", "backbone", "dataset", "seed", "settings", "metrics", "rounds", "seconds", "peak_memory_mib",
+            "record"} <= set(result)
+    assert (result["method"], result["backbone"], result["dataset"], result["seed"]) == ("f3crec", "fedmf", "ml-100k", 0)
+    for name in ("ndcg@20", "recall@20"):
+        values = result["metrics"][name]
+        assert len(values["per_block"]) == 4
+        assert values["avg_incremental"] == pytest.approx(np.mean(values["per_block"][1:]))
+    assert result["rounds"] == [2, 2, 2, 2]
+    assert set(result["seconds"]) == {"total", "train", "evaluate"} and result["seconds"]["total"] > 0
+    assert result["settings"]["lambda_kd"] == 0.1 and result["settings"]["rounds"] == 2
+    assert Path(result["record"]).is_dir() and 100 < result["peak_memory_mib"] < 4096
+    assert "block 3" in err  # progress went to standard error
+
+
+def test_released_settings_are_the_defaults(capsys):
+    result, _ = run_json(capsys, *RUN, *QUICK)
+    expected = dict(lr=1.0, dim=32, lambda_kd=0.1, eps=0.006, top_n=30, beta=0.9, patience=30, batch_size=512,
+                    negatives=4, local_epochs=1, client_ratio=1.0, inc_split="chronological", init_from="last")
+    assert {name: result["settings"][name] for name in expected} == expected
+    from fedcl_bench.datasets import load_config
+    assert load_config("ml-100k").settings["rounds"] == 100
+
+
+def test_bytes_and_matrix_of_a_record(capsys):
+    result, _ = run_json(capsys, *RUN, *QUICK, "--set", "topk=5,20")
+    tables = [4 * 32 * n for n in (1136, 1146, 1148, 1152)]
+    assert result["bytes"]["up_per_client_round"] == tables == result["bytes"]["down_per_client_round"]
+    rounds = pd.read_parquet(Path(result["record"]) / "rounds.parquet")
+    first = rounds[rounds["round"] == 0].bytes_down.tolist()
+    assert first == [tables[0], *(new + old for new, old in zip(tables[1:], tables))]  # + the teacher's table, once
+    assert result["bytes"]["total_up"] == int((rounds.bytes_up * rounds.participants).sum())
+    assert rounds.groupby("step").participants.first().tolist() == [587, 217, 238, 207]
+    users = pd.read_parquet(Path(result["record"]) / "users.parquet")
+    assert set(users.metric) == {f"{m}@{k}" for m in ("ndcg", "recall", "hit", "precision", "mrr") for k in (5, 20)}
+    for t in range(4):
+        assert len(result["matrix"]["ndcg@20"][t]) == t + 1
+        for s in range(t + 1):
+            mine = users[(users.trained_block == t) & (users.tested_block == s) & (users.metric == "ndcg@20")]
+            assert len(mine) == (586, 199, 222, 190)[s]
+            assert mine.value.mean() == pytest.approx(result["matrix"]["ndcg@20"][t][s])
+    assert result["privacy"]["uploaded"] == ["item_embedding.weight"]
+    assert result["privacy"]["kept_at_client"] == ["user_embedding.weight"]
+
+
+def test_several_seeds(capsys):
+    result, _ = run_json(capsys, *RUN, *QUICK, "--seed", "3", "--seeds", "2")
+    assert result["seeds"] == [3, 4] and len(result["runs"]) == 2
+    single = [r["metrics"]["ndcg@20"]["avg_incremental"] for r in result["runs"]]
+    assert single[0] != single[1]
+    assert result["metrics"]["ndcg@20"]["avg_incremental"] == pytest.approx(np.mean(single))
+    assert result["metrics"]["ndcg@20"]["avg_incremental_std"] == pytest.approx(np.std(single, ddof=1))
+    assert main([*RUN, *QUICK, "--seed", "3", "--seeds", "2"]) == 0
+    assert "±" in capsys.readouterr().out
+
+
+def test_table_and_record_on_standard_output(capsys):
+    assert main([*RUN, *QUICK]) == 0
+    captured = capsys.readouterr()
+    assert "avg 1-3" in captured.out and "ndcg@20" in captured.out and "record: results" in captured.out
+    assert "block 0: 2 rounds" in captured.err
+    assert main(["run", *RUN, *QUICK, "--quiet", "--rerun"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == "" and "avg 1-3" in captured.out
+
+
+def test_config_file_and_precedence(capsys):
+    Path("job.yaml").write_text("method: kd\nbackbone: fedmf\nseed: 5\nrounds: 2\nlambda_kd: 0.3\ntop_n: 20\n")
+    result, _ = run_json(capsys, "--config", "job.yaml", "--set", "top_n=10", "--method", "f3crec")
+    assert result["method"] == "f3crec" and result["seed"] == 5
+    assert result["settings"]["lambda_kd"] == 0.3 and result["settings"]["top_n"] == 10
+
+
+def test_own_atomic_file_without_a_config(capsys):
+    Path("mine").mkdir()
+    lines = ["user_id:token\titem_id:token\ttimestamp:float\textra:token"]
+    rng = np.random.default_rng(0)
+    lines += [f"u{u}\ti{i}\t{rng.integers(10 ** 6)}\t x" for u in range(30) for i in rng.choice(60, 40, replace=False)]
+    Path("mine/mine.inter").write_text("\n".join(lines) + "\n\n")
+    for folder in (".", "mine"):
+        result, _ = run_json(capsys, *RUN, "--dataset", "mine", "--data-dir", folder, *QUICK, "--set", "k_core=5")
+        assert result["dataset"] == "mine" and len(result["rounds"]) == 4
+
+
+def test_split_file(capsys, shared):
+    path = shared / "data" / "splits" / "ml-100k.f3crec_authors.tsv"
+    result, _ = run_json(capsys, *RUN, *QUICK, "--set", f"split_file={path}")
+    shutil.copy(path, "elsewhere.tsv")
+    again, _ = run_json(capsys, *RUN, *QUICK, "--set", "split_file=elsewhere.tsv")
+    assert again["reused"] and again["hash"] == result["hash"]  # the file's bytes count, not its place
+
+
+def test_list_data_doctor(capsys):
+    assert main(["list"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("f3crec", "ft", "reg", "kd", "fedmf", "ml-100k", "lastfm-2k"))
+    assert main(["list", "f3crec"]) == 0
+    out = capsys.readouterr().out
+    assert "eps = 0.006" in out and "searched: 0.001" in out and "CIKM" in out and "upload_noise = 0.0" in out
+    assert main(["list", "lastfm-2k"]) == 0
+    assert "54,724" in capsys.readouterr().out
+    assert main(["data", "ml-100k"]) == 0
+    out = capsys.readouterr().out
+    assert "587" in out and "46,552" in out and "91.19" in out and "All counts are those expected" in out
+    assert main(["data", "ml-100k", "--set", "k_core=5"]) == 0
+    assert "expected" not in capsys.readouterr().out
+    assert main(["doctor"]) == 0
+    assert "Everything is in order." in capsys.readouterr().out
+
+
+def test_data_reports_a_difference(capsys, tmp_path):
+    source = (bundled("ml-100k") / "ml-100k.inter").read_text().splitlines()
+    (tmp_path / "ml-100k.inter").write_text("\n".join(source[:-5000]) + "\n")
+    assert main(["data", "ml-100k", "--data-dir", str(tmp_path)]) == 1
+    assert "DIFFERS from the expected counts" in capsys.readouterr().out
+
+
+def test_help_teaches(capsys):
+    for arguments in (["--help"], ["run", "--help"]):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 0
+        out = capsys.readouterr().out
+        assert "--method f3crec --backbone fedmf" in out and "doctor" in out
+    assert main([]) == 0
+
+
+@pytest.mark.parametrize("arguments,words", [
+    (["--method", "f3crc", "--backbone", "fedmf"], ["unknown method 'f3crc'", "'f3crec'"]),
+    (["--method", "ft", "--backbone", "fedfm"], ["unknown backbone 'fedfm'", "'fedmf'"]),
+    ([*RUN, "--dataset", "ml-10k"], ["unknown dataset 'ml-10k'", "'ml-100k'"]),
+    (["--backbone", "fedmf"], ["--method is missing", "f3crec"]),
+    (["lst"], ["unknown command 'lst'", "'list'"]),
+    (["list", "f3crc"], ["'f3crc'", "'f3crec'"]),
+    ([*RUN, "--set", "lamda_kd=1"], ["'lamda_kd'", "'lambda_kd'"]),
+    (["--method", "ft", "--backbone", "fedmf", "--set", "eps=1"], ["'eps'", "ft on fedmf"]),
+    ([*RUN, "--set", "lr"], ["--set", "found 'lr'", "NAME=VALUE"]),
+    ([*RUN, "--set", "lr=fast"], ["'lr'", "found 'fast'", "a number above 0"]),
+    ([*RUN, "--set", "lr=nan"], ["'lr'", "found 'nan'"]),
+    ([*RUN, "--set", "lr=0"], ["'lr'", "found '0'", "above 0"]),
+    ([*RUN, "--set", "rounds=2.5"], ["'rounds'", "found '2.5'", "a whole number at least 1"]),
+    ([*RUN, "--set", "client_ratio=1.5"], ["'client_ratio'", "at most 1.0"]),
+    ([*RUN, "--set", "inc_split=chrono"], ["'inc_split'", "one of chronological, random"]),
+    ([*RUN, "--set", "topk=5,x"], ["'topk'", "a list of whole numbers"]),
+    ([*RUN, "--set", "topk=1137"], ["topk", "found 1137", "1136"]),
+    ([*RUN, "--set", "valid_metric=ndgc@20"], ["'ndgc'", "'ndcg'"]),
+    ([*RUN, "--set", "valid_metric=ndcg@2000"], ["2000", "1136"]),
+    ([*RUN, "--set", "top_n=2000"], ["'top_n'", "found 2000", "1136"]),
+    ([*RUN, "--set", "k_core=200"], ["no interaction is left", "200-core", "k_core"]),
+    ([*RUN, "--set", "blocks=60000"], ["block", "--set blocks=N"]),
+    ([*RUN, "--set", "split_file=absent.tsv"], ["split_file", "absent.tsv"]),
+    ([*RUN, "--seed", "-1"], ["--seed", "'-1'"]),
+    ([*RUN, "--seeds", "0"], ["--seeds", "'0'"]),
+    ([*RUN, "--device", "tpu"], ["--device", "'tpu'", "cpu"]),
+    ([*RUN, "--colour"], ["--colour"]),
+    ([*RUN, "--config", "absent.yaml"], ["absent.yaml", "cannot be read"]),
+    ([*RUN, "--plugins", "absent"], ["absent", "not a folder"]),
+    ([*RUN, "--data-dir", "absent"], ["absent", "not a folder"]),
+    ([*RUN, "--dataset", "lastfm-2k"], ["lastfm-2k.inter", "--data-dir", "https://"]),
+    (["data", "ml-1000k"], ["'ml-1000k'", "'ml-100k'"]),
+])
+def test_bad_commands(capsys, arguments, words):
+    message = refused(capsys, *arguments)
+    assert all(word in message for word in words), message
+    assert not Path("results").exists()
+
+
+def test_bad_config_file(capsys):
+    Path("job.yaml").write_text("method: [unclosed\n")
+    assert "job.yaml" in refused(capsys, "--config", "job.yaml")
+    Path("job.yaml").write_text("- a\n- b\n")
+    assert "expected 'name: value' lines" in refused(capsys, "--config", "job.yaml")
+    Path("job.yaml").write_text("method: ft\nbackbone: fedmf\npatiense: 3\n")
+    assert "'patience'" in refused(capsys, "--config", "job.yaml")
+    Path("job.yaml").write_text("method: ft\nbackbone: fedmf\nseed: minus one\n")
+    assert "field 'seed'" in refused(capsys, "--config", "job.yaml")
+
+
+HEADER = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n"
+
+
+@pytest.mark.parametrize("content,words", [
+    ("", ["has no rows"]),
+    (HEADER, ["has no rows"]),
+    ("user_id:token\titem_id:token\trating:float\n1\t2\t3\n", ["'timestamp' is missing", "rating"]),
+    ("user_id:token\tmovie:token\ttimestamp:float\n1\t2\t3\n", ["'item_id' is missing", "movie"]),
+    (HEADER + "1\t2\t3\t4\n1\t3\t4\n", ["line 3", "found 3 fields", "has 4"]),
+    (HEADER + "1\t2\t3\t4\n\n1\t3\t4\t5\n", ["line 3", "found 1 fields"]),
+    (HEADER + "1\t2\t3\tyesterday\n", ["line 2", "'timestamp'", "'yesterday'", "number"]),
+    (HEADER + "1\t2\t3\t4\n1\t3\t3\t\n", ["line 3", "'timestamp'", "''"]),
+    (HEADER + "1\t2\t3\tnan\n", ["line 2", "'timestamp'", "'nan'"]),
+    (HEADER + "1\t2\tgood\t4\n", ["line 2", "'rating'", "'good'"]),
+    (HEADER + "\t2\t3\t4\n", ["line 2", "'user_id'", "an id"]),
+    (HEADER + "1\t2\t3\t4\n", ["no interaction is left of 1"]),
+    (b"\xff\xfe\x00a\n\x00b", ["not UTF-8"]),
+])
+def test_bad_interaction_files(capsys, content, words):
+    Path("data").mkdir()
+    path = Path("data/ml-100k.inter")
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    message = refused(capsys, *RUN)
+    assert all(word in message for word in ["ml-100k.inter", *words]), message
+    assert not Path("results").exists()
+
+
+@pytest.mark.parametrize("content,words", [
+    ("block\tuser\titem\n0\t1\t2\n", ["'split' is missing"]),
+    ("block\tuser\titem\tsplit\n0\t1\t2\ttrain\n2\t1\t3\ttrain\n", ["'block' has 0, 2"]),
+    ("block\tuser\titem\tsplit\n0\t1\t2\tholdout\n", ["line 2", "'holdout'", "train, valid or test"]),
+    ("block\tuser\titem\tsplit\n0\t1\t2\ttest\n", ["block 0 has no training"]),
+    ("block\tuser\titem\tsplit\n0\t1\t2\ttrain\n0\t1\t3\ttest\n", ["block 0 has no valid"]),
+    ("block\tuser\titem\tsplit\n0\t1\t2\ttrain\n0\t1\t3\ttrain\n0\t1\t2\tvalid\n0\t1\t3\ttest\n", ["every item"]),
+])
+def test_bad_split_files(capsys, content, words):
+    Path("split.tsv").write_text(content)
+    message = refused(capsys, *RUN, "--set", "split_file=split.tsv", "--set", "topk=1", "--set", "valid_metric=ndcg@1")
+    assert all(word in message for word in words), message
+    assert not Path("results").exists()
+
+
+def test_cuda_without_a_device(capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert "no CUDA device" in refused(capsys, *RUN, "--device", "cuda")
+
+
+def test_unwritable_results(capsys):
+    Path("file").write_text("")
+    assert "cannot be written" in refused(capsys, *RUN, *QUICK, "--results", "file/results")
+
+
+def test_divergence_stops_the_run_and_marks_the_record(capsys):
+    message = refused(capsys, *RUN, "--set", "lr=1e12", "--set", "init_std=1e10", status=1)
+    assert all(word in message for word in ("diverged", "block 0", "round 1", "lr=1e+12", "Marked as failed"))
+    record = json.loads(next(Path("results/runs").glob("*/run.json")).read_text())
+    assert record["status"] == "failed" and "diverged" in record["error"]
+    refused(capsys, *RUN, "--set", "lr=1e12", "--set", "init_std=1e10", status=1)  # a failed record is no result

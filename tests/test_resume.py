@@ -1,0 +1,241 @@
+"""Runs that are killed, interrupted, damaged, repeated or shared give the numbers of an uninterrupted run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from fedcl_bench import runner
+from fedcl_bench.config import make_config
+from fedcl_bench.errors import UserError
+from fedcl_bench.records import Record
+from fedcl_bench.runner import Interrupted, execute
+
+ROOT = Path(__file__).resolve().parents[1]
+ROUNDS = 6
+
+
+@pytest.fixture
+def config(registry):
+    return lambda method="f3crec", **settings: make_config(
+        registry, method, "fedmf", "ml-100k", overrides=[("test", {"rounds": ROUNDS, **settings})])
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(registry, ml100k, tmp_path_factory):
+    """The record of the run that nothing disturbed."""
+    config = make_config(registry, "f3crec", "fedmf", "ml-100k", overrides=[("test", {"rounds": ROUNDS})])
+    return execute(config, lambda: ml100k, tmp_path_factory.mktemp("whole"))
+
+
+def same_numbers(found, expected):
+    for key in ("metrics", "matrix", "continual", "rounds", "best_round", "bytes", "settings", "hash"):
+        assert found[key] == expected[key], key
+    a, b = Record(Path(found["record"])), Record(Path(expected["record"]))
+    for part in ("public", "private"):
+        for name, table in getattr(b.model(), part).items():
+            assert torch.equal(getattr(a.model(), part)[name], table)
+    pd.testing.assert_frame_equal(a.users(), b.users())
+    curves = [pd.read_parquet(r.folder / "rounds.parquet").drop(columns=["train_seconds", "evaluate_seconds"])
+              for r in (a, b)]
+    pd.testing.assert_frame_equal(*curves)
+    assert {p.name for p in a.folder.iterdir()} == {p.name for p in b.folder.iterdir()}
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from fedcl_bench import records, runner
+from fedcl_bench.config import make_config
+from fedcl_bench.datasets import load_stream
+from fedcl_bench.registry import discover
+
+step, round_, results = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+config = make_config(discover(), "f3crec", "fedmf", "ml-100k", overrides=[("test", {"rounds": %d})])
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def watch(stream, progress):
+    if step < 4 and (progress.step, progress.round) == (step, round_):
+        die()
+
+if step == 4:  # while the finished record is being written: after its third file
+    write, written = records.write_atomically, []
+    def write_then_die(path, content):
+        write(path, content)
+        written.append(path)
+        if path.name == "users.parquet":
+            die()
+    records.write_atomically = write_then_die
+runner.execute(config, lambda: load_stream(config.source, config.stream), results, on_progress=watch)
+print("finished")
+""" % ROUNDS
+
+
+def test_killed_in_every_block_and_resumed(uninterrupted, tmp_path, config, ml100k):
+    """SIGKILL in block 0, 1, 2, 3 and while writing, one after the other, then run to the end: bit-identical."""
+    for step, round_ in ((0, 3), (1, 2), (2, 5), (3, 1), (4, 0)):
+        done = subprocess.run([sys.executable, "-c", KILLED, str(step), str(round_), str(tmp_path)], cwd=ROOT,
+                              capture_output=True, text=True, timeout=120)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert Record(tmp_path / "runs" / config().name).read() is None
+    notes = []
+    found = execute(config(), lambda: ml100k, tmp_path, note=notes.append)
+    assert notes == ["all blocks are trained, writing the record."]
+    same_numbers(found, uninterrupted)
+
+
+@pytest.mark.parametrize("at", [(0, 1), (0, ROUNDS), (1, 4), (3, ROUNDS)])
+def test_stopped_inside_a_block_and_resumed(uninterrupted, tmp_path, config, ml100k, at):
+    """Asked to stop, a run saves the very round it is in."""
+    seen = []
+    with pytest.raises(Interrupted, match="the same command goes on"):
+        execute(config(), lambda: ml100k, tmp_path, stop=lambda: seen[-1] == at,
+                on_progress=lambda stream, p: seen.append((p.step, p.round)))
+    notes, later = [], []
+    found = execute(config(), lambda: ml100k, tmp_path, note=notes.append,
+                    on_progress=lambda stream, p: later.append((p.step, p.round)))
+    assert notes == [f"resuming in block {at[0]}, after round {at[1]}."]
+    assert at not in later and len(later) + len(seen) == 4 * (ROUNDS + 1)  # no round was trained twice
+    same_numbers(found, uninterrupted)
+
+
+def test_saved_every_now_and_then(uninterrupted, tmp_path, config, ml100k, monkeypatch):
+    """A crash loses at most the time between two checkpoints."""
+    monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
+
+    def crash(stream, progress):
+        if (progress.step, progress.round) == (2, 4):
+            raise RuntimeError("power cut")
+    with pytest.raises(RuntimeError):
+        execute(config(), lambda: ml100k, tmp_path, on_progress=crash)
+    later = []
+    found = execute(config(), lambda: ml100k, tmp_path, on_progress=lambda stream, p: later.append((p.step, p.round)))
+    assert later[0] == (2, 4)
+    same_numbers(found, uninterrupted)
+
+
+def test_ctrl_c_on_the_command_line(tmp_path):
+    """SIGINT ends the process with status 130 and one line; the same command finishes the run."""
+    command = [sys.executable, str(ROOT / "run_bench.py"), "--method", "kd", "--backbone", "fedmf", "--set", "rounds=25",
+               "--results", str(tmp_path)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+    for line in process.stderr:
+        if "block 0" in line:
+            process.send_signal(signal.SIGINT)
+            break
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and out == ""
+    assert "stopped after round" in err and "Traceback" not in err
+    whole = tmp_path / "whole"
+    results = [json.loads(subprocess.run([*command, "--json", *extra], cwd=tmp_path, text=True, timeout=120,
+                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=True).stdout)
+               for extra in ([], ["--results", str(whole)])]
+    same_numbers(*results)
+
+
+def test_finished_runs_are_not_run_again(tmp_path, config, ml100k):
+    first = execute(config(), lambda: ml100k, tmp_path)
+    assert not first["reused"]
+
+    def never():
+        raise AssertionError("a finished run must not even load its data")
+    again = execute(config(), never, tmp_path)
+    assert again["reused"] and again["seconds"] == first["seconds"]
+    rerun = execute(config(), lambda: ml100k, tmp_path, rerun=True)
+    assert not rerun["reused"] and not rerun["block0_shared"]
+    same_numbers(rerun, first)
+
+
+def test_block_0_is_shared_between_methods(uninterrupted, tmp_path, config, ml100k):
+    """FT first; F3CRec then trains blocks 1-3 only, with the numbers it would have had alone."""
+    execute(config("ft"), lambda: ml100k, tmp_path)
+    later = []
+    found = execute(config(), lambda: ml100k, tmp_path, on_progress=lambda stream, p: later.append(p.step))
+    assert found["block0_shared"] and found["rounds"][0] == ROUNDS and later.count(0) == 0
+    same_numbers(found, uninterrupted)
+    other = execute(config(lr=0.5), lambda: ml100k, tmp_path)
+    assert not other["block0_shared"]  # another learning rate is another block 0
+
+
+def test_damaged_files_are_set_aside(uninterrupted, tmp_path, config, ml100k):
+    """Half-written, changed or missing files are noticed, kept beside, and the run repeated."""
+    folder = Path(execute(config(), lambda: ml100k, tmp_path)["record"])
+
+    def repeated():
+        warnings = []
+        found = execute(config(), lambda: ml100k, tmp_path, warn=warnings.append)
+        assert len(warnings) == 1 and "set aside" in warnings[0] and not found["reused"]
+        same_numbers(found, uninterrupted)
+        return warnings[0]
+
+    (folder / "run.json").write_text((folder / "run.json").read_text()[:500])
+    assert "run.json" in repeated()
+    users = folder / "users.parquet"
+    users.write_bytes(users.read_bytes()[:-100])
+    assert "users.parquet: has changed" in repeated()
+    (folder / "model.pt").unlink()
+    assert "model.pt: is missing" in repeated()
+    assert len(list(folder.parent.glob("*.corrupt*"))) == 3
+
+
+def test_damaged_checkpoint_and_block_0(uninterrupted, tmp_path, config, ml100k):
+    seen = []
+    with pytest.raises(Interrupted):
+        execute(config(), lambda: ml100k, tmp_path, stop=lambda: seen[-1] == (1, 2),
+                on_progress=lambda stream, p: seen.append((p.step, p.round)))
+    for path in (tmp_path / "runs" / config().name / "checkpoint.pt", *(tmp_path / "shared").glob("*.pt")):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    warnings = []
+    found = execute(config(), lambda: ml100k, tmp_path, warn=warnings.append)
+    assert len(warnings) == 2 and all("set aside" in w for w in warnings)
+    (tmp_path / "runs" / config().name / "checkpoint.corrupt").unlink()
+    same_numbers(found, uninterrupted)
+
+
+def test_two_processes_at_one_run(tmp_path, config, ml100k):
+    record = Record(tmp_path / "runs" / config().name)
+    with record.locked():
+        with pytest.raises(UserError, match="another process is at this run"):
+            execute(config(), lambda: ml100k, tmp_path)
+
+
+def test_the_hash_covers_what_changes_results(registry, config, tmp_path):
+    base = config()
+    for changed in (config("kd"), config(eps=0.001), config(lr=0.9), config(inc_split="random"),
+                    make_config(registry, "f3crec", "fedmf", "ml-100k", 1, [("test", {"rounds": ROUNDS})])):
+        assert changed.hash != base.hash
+    assert config(eps=0.001).base_hash == base.base_hash == config("ft").base_hash
+    assert config(upload_noise=0.1).base_hash != base.base_hash
+
+
+def test_same_seed_same_numbers_other_seed_others(registry, uninterrupted, tmp_path, config, ml100k):
+    same_numbers(execute(config(), lambda: ml100k, tmp_path), uninterrupted)
+    other = make_config(registry, "f3crec", "fedmf", "ml-100k", 1, [("test", {"rounds": ROUNDS})])
+    assert execute(other, lambda: ml100k, tmp_path)["metrics"] != uninterrupted["metrics"]
+
+
+def test_terminated_like_interrupted(tmp_path):
+    """A scheduler's SIGTERM is answered like Ctrl-C."""
+    command = [sys.executable, str(ROOT / "run_bench.py"), "--method", "ft", "--backbone", "fedmf",
+               "--results", str(tmp_path)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    process.stderr.readline()
+    time.sleep(4.0)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "stopped after round" in err
+    assert next((tmp_path / "runs").glob("*/checkpoint.pt")).stat().st_size > 0
+    assert os.access(tmp_path, os.W_OK)
