@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Mapping
 
-import torch
 from torch import Tensor
 
+from .functional import weighted_bce
 from .settings import setting
 
 Tables = dict[str, Tensor]
@@ -78,5 +78,4 @@ class Backbone:
         Returns:
             Tensor of shape (C,).
         """
-        bce = torch.nn.functional.binary_cross_entropy_with_logits(scores, labels, reduction="none")
-        return (bce * weights).sum(1)
+        return weighted_bce(scores, labels, weights)

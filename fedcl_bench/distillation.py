@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .backbone import Backbone
 from .errors import UserError
+from .functional import weighted_bce
 from .method import Method, Snapshot
 from .settings import setting
 
@@ -61,9 +62,10 @@ def distillation_loss(scores: Tensor, teacher: Tensor, chosen: Tensor, reduction
     Returns:
         Shape (C,); 0 for a client without a chosen item.
     """
-    bce = torch.nn.functional.binary_cross_entropy_with_logits(scores, teacher, reduction="none")
-    total = (bce * chosen).sum(1)
-    return total / chosen.sum(1).clamp(min=1) if reduction == "mean" else total
+    weights = chosen.to(scores.dtype)
+    if reduction == "mean":
+        weights = weights / chosen.sum(1, keepdim=True).clamp(min=1)
+    return weighted_bce(scores, teacher, weights)
 
 
 def ranks_of(scores: Tensor, items: Tensor) -> Tensor:

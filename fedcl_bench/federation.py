@@ -154,7 +154,7 @@ def run(federation: Federation, progress: Progress | None = None) -> Iterator[Pr
             round_ = progress.round
             if chunks is None or f.server.client_ratio < 1.0:
                 users = participants(step, f.server.client_ratio, f.seed, round_)
-                chunks = make_chunks(step.train, users, f.local, row_width)
+                chunks = make_chunks(step.train, users, f.local, step.n_items, row_width)
             public, private, loss = train_round(chunks, progress.model.public, progress.model.private, backbone,
                                                 acting, f.local, f.seed, step.index, round_)
             if f.server.upload_noise > 0.0:

@@ -8,8 +8,11 @@ twice must be one row: its *canonical* slot is the first one that holds it, and 
 
 from __future__ import annotations
 
+import functools
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Iterator
+from typing import Callable, Iterator, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,9 +24,13 @@ from .optim import OPTIMISERS
 from .settings import setting
 from .stream import Ragged
 
-# Elements of stacked item rows per chunk: about the size of a core's cache, measured fastest on two machines' worth of
-# shapes by benchmarks/engine.py. No result depends on it.
-CHUNK_ELEMENTS = 1 << 19
+_Done = TypeVar("_Done")
+
+# Elements of stacked item rows per chunk: large enough that a chunk's work outweighs calling its operations, small
+# enough that memory stays bounded. No result depends on it.
+CHUNK_ELEMENTS = 1 << 20
+# Clients x items up to which the items that are no positives are listed (4 bytes each).
+LISTED_OTHERS = 1 << 26
 # Padding worth less than the fixed cost of one more chunk.
 PADDING_ELEMENTS = 1 << 17
 # Clients with at most this many local batches score all their rows in each batch instead of copying the batch's out.
@@ -49,26 +56,24 @@ class Chunk:
         positives: training items, shape (C, P), short lists padded with their first item.
         count: true number of positives, shape (C,).
         batches: local batches per epoch.
-        gaps: item j of the client's distinct positives in ascending order, minus j: how many items that are not
-            positives precede it. Shape (C, P), padded with a number above all items.
-        distinct: number of distinct positives, shape (C, 1).
+        others: for drawing negatives, see ``Others``.
     """
 
     users: Tensor
     positives: Tensor
     count: Tensor
     batches: int
-    gaps: Tensor
-    distinct: Tensor
+    others: "Others"
 
 
-def make_chunks(train: Ragged, users: Tensor, settings: LocalSettings, row_width: int,
+def make_chunks(train: Ragged, users: Tensor, settings: LocalSettings, n_items: int, row_width: int,
                 chunk_elements: int = CHUNK_ELEMENTS) -> list[Chunk]:
     """Group clients of similar size so that padding stays small and memory bounded.
 
     Args:
         train: training items per user.
         users: the round's participants; each has at least one training item.
+        n_items: items known in this step.
         row_width: numbers per item row over all public tables.
         chunk_elements: target size of a chunk's stacked rows; a single client may exceed it.
     """
@@ -91,34 +96,63 @@ def make_chunks(train: Ragged, users: Tensor, settings: LocalSettings, row_width
         column = torch.arange(len(row), device=row.device) - (torch.cumsum(n, 0) - n)[row]
         positives = train.values[train.indptr[members]][:, None].repeat(1, largest)
         positives[row, column] = item
-        chunks.append(Chunk(members, positives, n, int(batches[start]), *_gaps(positives)))
+        others = Others.of(positives, n_items, listed=len(users) * n_items <= LISTED_OTHERS)
+        chunks.append(Chunk(members, positives, n, int(batches[start]), others))
         start = end
     return chunks
 
 
-def _gaps(positives: Tensor) -> tuple[Tensor, Tensor]:
-    """``Chunk.gaps`` and ``Chunk.distinct`` of padded lists of positives."""
-    ascending = positives.sort(dim=1).values
-    repeated = torch.zeros_like(ascending, dtype=torch.bool)
-    repeated[:, 1:] = ascending[:, 1:] == ascending[:, :-1]
-    above = torch.iinfo(torch.int64).max
-    ascending = ascending.masked_fill_(repeated, above).sort(dim=1).values
-    gaps = torch.where(ascending < above, ascending - torch.arange(ascending.shape[1], device=positives.device), above)
-    return gaps, (~repeated).sum(1, keepdim=True)
+@dataclass(frozen=True)
+class Others:
+    """The items that are no positives of each client, in ascending order: what negatives are drawn from.
+
+    Either listed, or, where the lists would take too much memory, counted: between the sorted positives.
+
+    Attributes:
+        count: how many there are, shape (C, 1).
+        items, start: all lists end to end, and where each begins, shape (C, 1); or None.
+        gaps: for the j-th of the client's distinct positives in ascending order, how many other items precede it,
+            shape (C, P), padded with a number above all items; or None.
+    """
+
+    count: Tensor
+    items: Tensor | None = None
+    start: Tensor | None = None
+    gaps: Tensor | None = None
+
+    @staticmethod
+    def of(positives: Tensor, n_items: int, listed: bool) -> "Others":
+        """Of padded lists of positives, shape (C, P); an item may stand in a list several times."""
+        if listed:
+            other = torch.ones(len(positives), n_items, dtype=torch.bool, device=positives.device)
+            other.scatter_(1, positives, False)
+            count = other.sum(1, keepdim=True)
+            return Others(count, other.nonzero()[:, 1].int(), count.cumsum(0) - count)
+        above = torch.iinfo(torch.int64).max
+        ascending = positives.sort(dim=1).values
+        repeated = torch.zeros_like(ascending, dtype=torch.bool)
+        repeated[:, 1:] = ascending[:, 1:] == ascending[:, :-1]
+        distinct = ascending.masked_fill(repeated, above).sort(dim=1).values
+        rank = torch.arange(distinct.shape[1], device=positives.device)
+        return Others(n_items - (~repeated).sum(1, keepdim=True),
+                      gaps=torch.where(distinct < above, distinct - rank, above))
+
+    def at(self, r: Tensor) -> Tensor:
+        """The items at positions ``r`` (int64, shape (C, n)) of each client's list."""
+        if self.gaps is None:
+            return self.items[self.start + r].long()
+        return r + torch.searchsorted(self.gaps, r, right=True)
 
 
-def draw_negatives(chunk: Chunk, per_positive: int, n_items: int, seed: int, step: int, round_: int) -> Tensor:
+def draw_negatives(chunk: Chunk, per_positive: int, seed: int, step: int, round_: int) -> Tensor:
     """Negatives of one round: uniform with replacement over all items but the client's training items of this step.
-
-    One number r below the count of other items is drawn per negative; the item is the r-th that is no positive.
 
     Returns:
         int64 of shape (C, P * per_positive); client c's own are the first ``per_positive * count[c]``.
     """
     keys = draws.client_keys(draws.key(seed, "negatives", step, round_), chunk.users)[:, None]
     slot = torch.arange(chunk.positives.shape[1] * per_positive, device=keys.device)
-    r = draws.integers(draws.bits(keys, slot), n_items - chunk.distinct)
-    return r.add_(torch.searchsorted(chunk.gaps, r, right=True))
+    return chunk.others.at(draws.integers(draws.bits(keys, slot), chunk.others.count))
 
 
 @dataclass(frozen=True)
@@ -175,7 +209,7 @@ class ChunkTrainer:
         of_positive = torch.cat([positive, positive.repeat_interleave(settings.negatives)])
         self.valid = of_positive < chunk.count[:, None]
         self.samples = chunk.count * (1 + settings.negatives)
-        negatives = draw_negatives(chunk, settings.negatives, n_items, seed, step, round_)
+        negatives = draw_negatives(chunk, settings.negatives, seed, step, round_)
         negatives = torch.where(self.valid[:, width:], negatives, chunk.positives[:, :1])
         replayed = method.replayed_items(chunk.users)
         self.items = torch.cat([chunk.positives, negatives] + ([replayed] if replayed is not None else []), dim=1)
@@ -186,6 +220,7 @@ class ChunkTrainer:
         self.rows = {name: table.index_select(0, flat).view(*self.items.shape, *table.shape[1:])
                      for name, table in public.items()}
         self.private = {name: table.index_select(0, chunk.users) for name, table in private.items()}
+        self.dtype = next(iter(self.rows.values())).dtype
 
     def _canonical(self, n_items: int) -> Tensor:
         """For every slot the first slot of the same client with the same item, shape (C, slots)."""
@@ -203,43 +238,50 @@ class ChunkTrainer:
 
     def _views(self) -> Iterator[View]:
         """The local batches of all epochs, in order; each is built when the rows of the one before are updated."""
-        dtype = next(iter(self.rows.values())).dtype
         size, batches = self.settings.batch_size, self.chunk.batches
-        columns = self.valid.shape[1]
-        canonical = self.canonical[:, :columns]
+        samples = self.samples[:, None]
         if batches == 1:
-            share = self.valid / self.samples[:, None].to(dtype)
-            view = self._weighted(canonical, share)
+            view = self._weighted(self.valid, samples)
             for _ in range(self.settings.local_epochs):
                 yield view
             return
         for epoch in range(self.settings.local_epochs):
-            keys = draws.client_keys(draws.key(self.seed, "shuffle", self.step, self.round, epoch), self.chunk.users)
-            # Number of each sample in its client's own list, positives then negatives, whatever the padding.
-            width = self.chunk.positives.shape[1]
-            own = torch.arange(columns, device=keys.device).expand_as(self.valid).clone()
-            own[:, width:] += self.chunk.count[:, None] - width
-            order = draws.sort_keys(draws.bits(keys[:, None], own))
-            order = order.masked_fill_(~self.valid, torch.iinfo(torch.int64).max).argsort(1)
+            order_key = self._shuffle(epoch)
+            if batches <= _WEIGHTED_BATCHES:
+                batch_of = torch.zeros_like(order_key)
+                for batch in range(1, batches):
+                    batch_of += order_key > order_key.kthvalue(batch * size, dim=1, keepdim=True).values
+                for batch in range(batches):
+                    yield self._weighted((batch_of == batch) & self.valid, (samples - batch * size).clamp(max=size))
+                continue
+            order = order_key.argsort(1)
             for batch in range(batches):
                 slots = order[:, batch * size:(batch + 1) * size]
-                left = (self.samples - batch * size).clamp(max=size)[:, None]
-                share = (torch.arange(slots.shape[1], device=slots.device) < left).to(dtype) / left
-                if batches <= _WEIGHTED_BATCHES:
-                    yield self._weighted(canonical.gather(1, slots), share)
-                else:
-                    yield View(self.gather(canonical.gather(1, slots)), self.labels[slots].to(dtype), share)
+                left = (samples - batch * size).clamp(max=size)
+                rows = self.gather(self.canonical.gather(1, slots))
+                weights = (torch.arange(slots.shape[1], device=slots.device) < left).to(self.dtype) / left
+                yield View(rows, self.labels[slots].to(self.dtype), weights)
 
-    def _weighted(self, slots: Tensor, share: Tensor) -> View:
+    def _shuffle(self, epoch: int) -> Tensor:
+        """Random keys whose order is each client's order of samples in an epoch; padding comes last."""
+        keys = draws.client_keys(draws.key(self.seed, "shuffle", self.step, self.round, epoch), self.chunk.users)
+        # Number of each sample in its client's own list, positives then negatives, whatever the padding.
+        width = self.chunk.positives.shape[1]
+        own = torch.arange(self.valid.shape[1], device=keys.device).expand_as(self.valid).clone()
+        own[:, width:] += self.chunk.count[:, None] - width
+        order_key = draws.sort_keys(draws.bits(keys[:, None], own))
+        return order_key.masked_fill_(~self.valid, torch.iinfo(torch.int64).max)
+
+    def _weighted(self, members: Tensor, size: Tensor) -> View:
         """A batch as a weighting of all the client's rows: the same sum in another order, without copying rows.
 
         Args:
-            slots: canonical slots of the batch's samples, shape (C, n), with repetitions.
-            share: each sample's share of the mean, shape (C, n), 0 for padding.
+            members: which samples are in the batch, shape (C, samples).
+            size: how many they are, shape (C, 1).
         """
-        weights = torch.zeros(self.items.shape, dtype=share.dtype, device=share.device)
-        weights.scatter_add_(1, slots, share)
-        return View(self.rows, self.labels.to(share.dtype).expand_as(weights), weights)
+        weights = torch.zeros(self.items.shape, dtype=self.dtype, device=self.items.device)
+        weights.scatter_add_(1, self.canonical[:, :members.shape[1]], members / size.to(self.dtype))
+        return View(self.rows, self.labels.to(self.dtype).expand_as(weights), weights)
 
     def train(self) -> Tensor:
         """Run all local batches. Afterwards ``moved`` holds what they added to each slot's rows (0 where the slot is
@@ -286,33 +328,71 @@ class ChunkTrainer:
         return self.canonical == torch.arange(self.items.shape[1], device=self.items.device)
 
 
-def untouched(public: Tables, method: Method, backbone: Backbone, settings: LocalSettings, batches: int) -> Tables:
-    """Where a penalty that acts on every row takes the rows that a client does not touch.
+def _shift(public: Tables, method: Method, backbone: Backbone, settings: LocalSettings, batches: int) -> Tables:
+    """How far a penalty that acts on every row takes the rows that a client does not touch.
 
-    Such a row sees only the penalty's gradient, so after the same number of local batches it is the same at every
+    Such a row sees only the penalty's gradient, so after the same number of local batches it has moved alike at every
     client: trained here once, by the local optimiser, for the whole table.
     """
     penalties = {name: method.row_penalty(name) for name in public}
-    moved = {name: public[name].clone()[None] for name, penalty in penalties.items() if penalty is not None}
+    tables = {name: public[name].clone()[None] for name, penalty in penalties.items() if penalty is not None}
     n_items = len(next(iter(public.values())))
     items = torch.arange(n_items, device=next(iter(public.values())).device)[None]
     optimiser = OPTIMISERS[settings.optimiser](backbone.learning_rates(n_items))
     for _ in range(batches * settings.local_epochs):
-        for table in moved.values():
+        for table in tables.values():
             table.requires_grad_()
-        loss = sum(penalties[name](table, items).sum() for name, table in moved.items())
-        gradients = torch.autograd.grad(loss, list(moved.values()))
+        loss = sum(penalties[name](table, items).sum() for name, table in tables.items())
+        gradients = torch.autograd.grad(loss, list(tables.values()))
         with torch.no_grad():
-            for name, update in optimiser.updates(dict(zip(moved, gradients))).items():
-                moved[name] += update
-        for table in moved.values():
+            for name, update in optimiser.updates(dict(zip(tables, gradients))).items():
+                tables[name] += update
+        for table in tables.values():
             table.requires_grad_(False)
-    return {name: table[0] for name, table in moved.items()}
+    return {name: table[0] - public[name] for name, table in tables.items()}
+
+
+def _in_order(function: Callable[[Chunk], _Done], chunks: list[Chunk]) -> Iterator[_Done]:
+    """``map(function, chunks)`` on as many threads as PyTorch may use, yielding in the order of ``chunks``.
+
+    One thread per chunk beats several threads per operation: a chunk's operations are short.
+    """
+    threads = min(torch.get_num_threads(), len(chunks))
+    if threads == 1 or chunks[0].users.is_cuda:
+        yield from map(function, chunks)
+        return
+
+    def alone(chunk: Chunk) -> _Done:
+        torch.set_num_threads(1)  # of this worker
+        return function(chunk)
+
+    pool = _pool(threads)
+    waiting: deque[Future] = deque()
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # of this thread, which would otherwise compete with the workers
+    try:
+        for chunk in chunks:
+            waiting.append(pool.submit(alone, chunk))
+            if len(waiting) > 2 * threads:  # bounds the memory of results not yet taken
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        torch.set_num_threads(before)
+        for future in waiting:
+            future.cancel()
+
+
+@functools.cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="clients")
 
 
 def train_round(chunks: list[Chunk], public: Tables, private: Tables, backbone: Backbone, method: Method,
                 settings: LocalSettings, seed: int, step: int, round_: int) -> tuple[Tables, Tables, float]:
     """Local training of all participants and the unweighted mean of their public tables.
+
+    Chunks are trained on several threads and added up in their own order, so the numbers do not depend on how many.
 
     Args:
         chunks: the participants.
@@ -322,28 +402,31 @@ def train_round(chunks: list[Chunk], public: Tables, private: Tables, backbone: 
         (mean of the participants' public tables, private tables after the round, mean local loss).
     """
     participants = sum(len(chunk.users) for chunk in chunks)
-    change = {name: torch.zeros_like(table) for name, table in public.items()}
-    private = {name: table.clone() for name, table in private.items()}
     penalised = any(method.row_penalty(name) is not None for name in public)
-    shadows: dict[int, Tables] = {}
-    loss = torch.zeros((), dtype=torch.float64, device=chunks[0].users.device)
-    for chunk in chunks:
+    shifts = {batches: _shift(public, method, backbone, settings, batches)
+              for batches in {chunk.batches for chunk in chunks} if penalised}
+    change = {name: torch.zeros_like(table) for name, table in public.items()}
+    private_after = {name: table.clone() for name, table in private.items()}
+    total = torch.zeros((), dtype=torch.float64, device=chunks[0].users.device)
+
+    def train(chunk: Chunk) -> tuple[Tensor, Tables, Tensor]:
         trainer = ChunkTrainer(chunk, public, private, backbone, method, settings, seed, step, round_)
-        loss += trainer.train().sum()
-        items = trainer.items.reshape(-1)
-        if penalised and chunk.batches not in shadows:
-            shadows[chunk.batches] = untouched(public, method, backbone, settings, chunk.batches)
-        for name, moved in trainer.moved.items():
-            if name in private:
-                private[name].index_add_(0, chunk.users, moved)
-                continue
-            moved = moved.flatten(0, 1)
-            if name in shadows.get(chunk.batches, ()):
-                # Rows the client did not touch moved too, alike for all; its own copies count from there.
-                shift = shadows[chunk.batches][name] - public[name]
-                change[name] += shift * len(chunk.users)
-                first = trainer.first_copy.reshape(-1, *[1] * (moved.dim() - 1))
-                moved = moved - shift.index_select(0, items) * first
-            change[name].index_add_(0, items, moved)
+        loss = trainer.train().sum()
+        moved = trainer.moved
+        for name, shift in shifts.get(chunk.batches, {}).items():
+            # Rows the client did not touch moved by `shift` too, alike for all; its own copies count from there.
+            own = shift.index_select(0, trainer.items.reshape(-1)).view_as(moved[name])
+            moved[name] = moved[name] - own * trainer.first_copy.view(*trainer.items.shape, *[1] * (own.dim() - 2))
+        return trainer.items, moved, loss
+
+    for chunk, (items, moved, loss) in zip(chunks, _in_order(train, chunks)):
+        total += loss
+        for name, shift in shifts.get(chunk.batches, {}).items():
+            change[name] += shift * len(chunk.users)
+        for name, rows in moved.items():
+            if name in public:
+                change[name].index_add_(0, items.reshape(-1), rows.flatten(0, 1))
+            else:
+                private_after[name].index_add_(0, chunk.users, rows)
     mean = {name: table + change[name] / participants for name, table in public.items()}
-    return mean, private, float(loss) / participants
+    return mean, private_after, float(total) / participants

@@ -51,7 +51,7 @@ def one_round(registry, train, vectors, n_items, lr):
     users = torch.arange(len(vectors))
     public, private = {ITEM: torch.zeros(n_items, 2)}, {USER: torch.tensor(vectors)}
     settings = LocalSettings()
-    chunks = make_chunks(train, users, settings, 2)
+    chunks = make_chunks(train, users, settings, n_items, 2)
     trainer = ChunkTrainer(chunks[0], public, private, backbone, Method(NoSettings()), settings, 0, 0, 0)
     negatives = trainer.items[0, chunks[0].positives.shape[1]:].tolist()
     return negatives, *train_round(chunks, public, private, backbone, Method(NoSettings()), settings, 0, 0, 0)
@@ -89,7 +89,7 @@ def test_fedmf_sample_count_and_duplicates(registry, ml100k):
     step = ml100k.steps[0]
     backbone = build(registry, "backbone", "fedmf")
     public, private = backbone.new_rows(0, range(step.n_users), range(step.n_items))
-    chunks = make_chunks(step.train, torch.arange(step.n_users), LocalSettings(), 32)
+    chunks = make_chunks(step.train, torch.arange(step.n_users), LocalSettings(), step.n_items, 32)
     repeated = total = 0
     for chunk in chunks:
         trainer = ChunkTrainer(chunk, public, private, backbone, Method(NoSettings()), LocalSettings(), 0, 0, 0)

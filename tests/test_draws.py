@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from scipy import stats
 
 from fedcl_bench import draws
-from fedcl_bench.local import LocalSettings, draw_negatives, make_chunks
+from fedcl_bench.local import LocalSettings, Others, draw_negatives, make_chunks
 from fedcl_bench.stream import Ragged
 
 
@@ -46,20 +46,20 @@ def test_normal_rows_are_normal():
     assert stats.kstest(rows, "norm").pvalue > 1e-4
 
 
-def one_chunk(lists):
+def one_chunk(lists, n_items):
     lengths = torch.tensor([0, *map(len, lists)])
     train = Ragged(lengths.cumsum(0), torch.tensor([i for items in lists for i in items]))
-    chunks = make_chunks(train, torch.arange(len(lists)), LocalSettings(batch_size=10 ** 6), 1)
+    chunks = make_chunks(train, torch.arange(len(lists)), LocalSettings(batch_size=10 ** 6), n_items, 1)
     assert len(chunks) == 1
     return chunks[0]
 
 
 def test_negatives_are_uniform_over_the_other_items():
     """Chi-square over all items that are no positives; positives never; repeated positives count once."""
-    chunk = one_chunk([[1, 4, 4, 9, 0], [2]])
+    chunk = one_chunk([[1, 4, 4, 9, 0], [2]], 12)
     counts = np.zeros((2, 12), dtype=int)
     for round_ in range(600):
-        found = draw_negatives(chunk, 4, 12, 0, 0, round_)
+        found = draw_negatives(chunk, 4, 0, 0, round_)
         for c in range(2):
             own = found[c, :4 * int(chunk.count[c])].numpy()
             counts[c] += np.bincount(own, minlength=12)
@@ -69,20 +69,33 @@ def test_negatives_are_uniform_over_the_other_items():
         assert (others > 0).all() and stats.chisquare(others).pvalue > 1e-4
 
 
+@given(st.lists(st.lists(st.integers(0, 14), min_size=1, max_size=14), min_size=1, max_size=5))
+def test_listed_and_counted_others_agree(lists):
+    """The two ways to find the r-th item that is no positive, against Python's own."""
+    chunk = one_chunk(lists, 15)
+    listed, counted = (Others.of(chunk.positives, 15, listed=listed) for listed in (True, False))
+    assert torch.equal(listed.count, counted.count)
+    for c, user in enumerate(chunk.users.tolist()):
+        others = sorted(set(range(15)) - set(lists[user]))
+        r = torch.arange(len(others)).expand(len(lists), -1).clone()
+        assert listed.at(torch.where(r < listed.count, r, 0))[c].tolist() == others
+        assert counted.at(r)[c].tolist() == others
+
+
 @given(st.lists(st.lists(st.integers(0, 14), min_size=1, max_size=14, unique=True), min_size=1, max_size=5),
        st.integers(0, 1000))
 def test_negatives_never_hit_positives(lists, seed):
-    chunk = one_chunk(lists)
-    found = draw_negatives(chunk, 3, 15, seed, 1, 2)
+    chunk = one_chunk(lists, 15)
+    found = draw_negatives(chunk, 3, seed, 1, 2)
     for c, user in enumerate(chunk.users.tolist()):
         own = found[c, :3 * len(lists[user])].tolist()
         assert not set(own) & set(lists[user]) and all(0 <= i < 15 for i in own)
 
 
 def test_a_clients_draws_do_not_depend_on_others():
-    alone, together = one_chunk([[3, 5]]), one_chunk([[3, 5], [1, 2, 7, 8]])
+    alone, together = one_chunk([[3, 5]], 20), one_chunk([[3, 5], [1, 2, 7, 8]], 20)
     mine = together.users.tolist().index(0)
-    assert torch.equal(draw_negatives(alone, 4, 20, 0, 0, 0)[0], draw_negatives(together, 4, 20, 0, 0, 0)[mine, :8])
+    assert torch.equal(draw_negatives(alone, 4, 0, 0, 0)[0], draw_negatives(together, 4, 0, 0, 0)[mine, :8])
 
 
 @pytest.mark.parametrize("high", [1, 2, 1136, 2 ** 31 - 1])

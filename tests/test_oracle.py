@@ -67,7 +67,7 @@ def compare(registry, stream, name, settings, local, optimiser, dtype, tolerance
     method, added = method_and_oracle(registry, name, previous, step, backbone, **settings)
     users = some_clients(step)
     train = LocalSettings(optimiser=optimiser, **local)
-    chunks = make_chunks(step.train, users, train, 16)
+    chunks = make_chunks(step.train, users, train, step.n_items, 16)
     public, private, _ = train_round(chunks, model.public, model.private, backbone, method, train, SEED, 1, 4)
     public = method.aggregate(public)
 
@@ -100,7 +100,7 @@ def test_every_path_of_the_engine_is_compared(ml100k):
     """The clients above include one batch, several weighted batches and several gathered ones."""
     from fedcl_bench.local import _WEIGHTED_BATCHES
     step = ml100k.steps[1]
-    chunks = make_chunks(step.train, some_clients(step), LocalSettings(batch_size=48), 16)
+    chunks = make_chunks(step.train, some_clients(step), LocalSettings(batch_size=48), step.n_items, 16)
     batches = {chunk.batches for chunk in chunks}
     assert min(batches) == 1 and max(batches) > _WEIGHTED_BATCHES
     assert any(1 < b <= _WEIGHTED_BATCHES for b in batches)
@@ -119,14 +119,17 @@ def test_result_does_not_depend_on_chunks_or_threads(registry, ml100k, name):
     results = []
     threads = torch.get_num_threads()
     try:
-        for elements, number in ((1, 1), (1 << 14, 1), (1 << 19, 2), (1 << 30, 2)):
+        for elements, number in ((1, 1), (1 << 14, 1), (1 << 19, 2), (1 << 30, 2), (1 << 14, 3)):
             torch.set_num_threads(number)
-            chunks = make_chunks(step.train, users, train, 32, elements)
+            chunks = make_chunks(step.train, users, train, step.n_items, 32, elements)
             results.append((len(chunks), train_round(chunks, model.public, model.private, backbone, method, train,
                                                      SEED, 1, 0)))
     finally:
         torch.set_num_threads(threads)
     assert results[0][0] == len(users) > results[1][0] > results[3][0]
+    for part in (0, 1):  # the same chunks on one thread and on three: bit-identical
+        for name, table in results[1][1][part].items():
+            assert torch.equal(table, results[4][1][part][name])
     for _, (public, private, loss) in results[1:]:
         torch.testing.assert_close(public[ITEM], results[0][1][0][ITEM], atol=1e-12, rtol=0)
         torch.testing.assert_close(private[USER], results[0][1][1][USER], atol=1e-12, rtol=0)
