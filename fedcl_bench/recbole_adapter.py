@@ -208,12 +208,11 @@ class _Sizes:
         return self._sizes[field]
 
 
-def build_model(name: str, n_users: int, n_items: int, settings: Mapping[str, object], device: str = "cpu"):
+def build_model(name: str, n_users: int, n_items: int, settings: Mapping[str, object]):
     """Instantiate RecBole's general recommender ``name`` for a number of users and items (no padding id).
 
     Args:
         settings: its hyper-parameters by RecBole's names, as ``{"embedding_size": 32}``.
-        device: ``"meta"`` builds shapes without memory.
 
     Raises:
         UserError: if RecBole has no such general recommender.
@@ -223,6 +222,6 @@ def build_model(name: str, n_users: int, n_items: int, settings: Mapping[str, ob
 
     if not isinstance(getattr(models, name, None), type):
         raise unknown("RecBole model", name, (n for n, v in vars(models).items() if isinstance(v, type)))
-    config = {"USER_ID_FIELD": "user_id", "ITEM_ID_FIELD": "item_id", "NEG_PREFIX": "neg_", "device": device, **settings}
-    with torch.device(device):
+    config = {"USER_ID_FIELD": "user_id", "ITEM_ID_FIELD": "item_id", "NEG_PREFIX": "neg_", "device": "cpu", **settings}
+    with torch.random.fork_rng(devices=[]):  # its own initialisation leaves the caller's random state alone
         return getattr(models, name)(config, _Sizes(n_users, n_items))

@@ -30,13 +30,13 @@ class FedMF(Backbone):
     reference = "Chai et al., Secure Federated Matrix Factorization, 2020; as used by F3CRec (Lim et al., CIKM 2025)"
     Settings = FedMFSettings
 
-    def recbole_model(self, n_users, n_items, device="cpu"):
+    def recbole_model(self, n_users, n_items):
         """RecBole's BPR of this size; its state_dict has exactly this backbone's tables."""
-        return build_model("BPR", n_users, n_items, {"embedding_size": self.settings.dim}, device)
+        return build_model("BPR", n_users, n_items, {"embedding_size": self.settings.dim})
 
     def new_rows(self, seed, users, items):
         shapes = {name: tuple(p.shape) for name, p in
-                  self.recbole_model(len(users), len(items), device="meta").named_parameters()}
+                  self.recbole_model(len(users), len(items)).named_parameters()}
         first = {USER: users.start, ITEM: items.start}
         rows = {name: draws.normal_rows(seed, f"init {name}", first[name], *shape) * self.settings.init_std
                 for name, shape in shapes.items()}

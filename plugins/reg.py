@@ -10,7 +10,7 @@ from fedcl_bench.settings import setting
 
 @dataclass(frozen=True)
 class RegSettings:
-    lambda_reg: float = setting(1e-4, "weight of the penalty", low=0.0,
+    lambda_reg: float = setting(1e-5, "weight of the penalty", low=0.0,
                                 search=(1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0))
     reg_reduction: str = setting("sum", "squared differences are summed (default of the released helper) or averaged",
                                  choices=("sum", "mean"))
