@@ -115,30 +115,37 @@ class TopNDistillation(Method):
                 raise UserError(f"setting 'top_n': found {self.settings.top_n}, accepted: at most the number of items, "
                                 f"{step.n_items} in block {step.index}.")
 
-    def _known(self, users: Tensor) -> Tensor:
-        return users < len(self.client_state["lists"])
-
-    def _rows(self, name: str, users: Tensor) -> Tensor:
-        table = self.client_state[name]
-        return table[users.clamp(max=len(table) - 1)]
-
     def replayed_items(self, users):
         if self.settings.lambda_kd == 0.0:
             return None
-        return self._rows("lists", users) * self._known(users)[:, None]
+        lists = self.client_state["lists"]
+        return lists[users.clamp(max=len(lists) - 1)] * (users < len(lists))[:, None]
 
-    def chosen(self, batch, lists: Tensor) -> Tensor:
-        """Which items of ``lists`` (C, N) are distilled in this local batch, bool of the same shape."""
+    def chosen(self, batch, known: Tensor, lists: Tensor) -> Tensor:
+        """Which items of the lists are distilled in this local batch.
+
+        Args:
+            known: positions in the batch of the clients known before the block, shape (K,).
+            lists: their lists, shape (K, N).
+
+        Returns:
+            bool of shape (K, N).
+        """
         return torch.ones_like(lists, dtype=torch.bool)
 
     def local_loss(self, batch):
         if self.settings.lambda_kd == 0.0:
             return None
-        known = self._known(batch.users)
-        chosen = self.chosen(batch, self._rows("lists", batch.users)) & known[:, None]
-        teacher = self._rows("teacher", batch.users)
-        loss = distillation_loss(batch.replay_scores(), teacher, chosen, self.settings.kd_reduction)
-        return self.settings.lambda_kd * loss
+        lists = self.client_state["lists"]
+        known = (batch.users < len(lists)).nonzero().flatten()
+        if len(known) == 0:
+            return None
+        users = batch.users[known]
+        chosen = self.chosen(batch, known, lists[users])
+        loss = distillation_loss(batch.replay_scores(known), self.client_state["teacher"][users], chosen,
+                                 self.settings.kd_reduction)
+        return torch.zeros(len(batch.users), dtype=loss.dtype, device=loss.device).index_copy(
+            0, known, self.settings.lambda_kd * loss)
 
     def end_step(self, step, model, backbone, trained):
         if self.settings.lambda_kd == 0.0:

@@ -15,11 +15,12 @@ from torch import Tensor
 from .backbone import Backbone
 from .errors import UserError, unknown
 from .method import Snapshot
+from .parallel import in_order
 from .settings import setting
 from .stream import Ragged
 
 METRICS = ("ndcg", "recall", "hit", "precision", "mrr")
-_SCORES_AT_ONCE = 1 << 23  # users x items scored together: 32 MiB of float32
+_SCORES_AT_ONCE = 1 << 19  # users x items scored together by one thread: 2 MiB of float32
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,6 @@ def list_metrics(hits: Tensor, relevant: Tensor, topk: Iterable[int]) -> dict[st
     return result
 
 
-@torch.no_grad()
 def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterable[Ragged],
              topk: Iterable[int]) -> UserScores:
     """Rank every item known to the model for each user with items to find.
@@ -101,10 +101,10 @@ def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterabl
     n_items = len(next(iter(model.public.values())))
     if topk[-1] > n_items:
         raise UserError(f"setting 'topk': found {topk[-1]}, accepted: at most the number of items, {n_items}.")
-    at_once = max(1, _SCORES_AT_ONCE // n_items)
-    parts: list[dict[str, Tensor]] = []
-    for start in range(0, len(users), at_once):
-        some = users[start:start + at_once]
+    masks = list(masks)
+
+    @torch.no_grad()  # holds per thread
+    def score(some: Tensor) -> dict[str, Tensor]:
         scores = backbone.score_all({name: table[some] for name, table in model.private.items()}, model.public)
         for mask in masks:
             scores[mask.select(some)] = -torch.inf
@@ -112,5 +112,8 @@ def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterabl
         find[target.select(some)] = True
         value, item = scores.topk(topk[-1], dim=1)
         hits = find.gather(1, item) & (value > -torch.inf)
-        parts.append(list_metrics(hits, find.sum(1), topk))
+        return list_metrics(hits, find.sum(1), topk)
+
+    pieces = users.split(max(1, _SCORES_AT_ONCE // n_items))
+    parts = list(in_order(score, pieces, users.device))
     return UserScores(users, {name: torch.cat([part[name] for part in parts]) for name in parts[0]})

@@ -8,11 +8,8 @@ twice must be one row: its *canonical* slot is the first one that holds it, and 
 
 from __future__ import annotations
 
-import functools
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Callable, Iterator, TypeVar
+from typing import Iterator
 
 import torch
 from torch import Tensor
@@ -21,10 +18,9 @@ from . import draws
 from .backbone import Backbone, Tables
 from .method import DrawKey, Method
 from .optim import OPTIMISERS
+from .parallel import in_order
 from .settings import setting
 from .stream import Ragged
-
-_Done = TypeVar("_Done")
 
 # Elements of stacked item rows per chunk: large enough that a chunk's work outweighs calling its operations, small
 # enough that memory stays bounded. No result depends on it.
@@ -177,22 +173,43 @@ class LocalBatch:
         self._trainer, self._view, self._scores = trainer, view, scores
         self.users, self.private, self.draw = trainer.chunk.users, trainer.private, draw
 
-    def replay_scores(self) -> Tensor:
-        """Logits of the method's ``replayed_items``, shape (C, n), differentiable."""
+    def replay_scores(self, clients: Tensor) -> Tensor:
+        """Logits of the method's ``replayed_items`` for some clients, differentiable.
+
+        Args:
+            clients: positions in ``users``, shape (K,).
+
+        Returns:
+            Shape (K, n).
+        """
         trainer = self._trainer
-        if self._view.rows is trainer.rows:  # the batch's scores already cover every slot
-            return self._scores.gather(1, trainer.replay)
-        return trainer.backbone.score(trainer.private, trainer.gather(trainer.replay))
+        if self._covers_all_rows:
+            return self._scores.gather(1, trainer.replay)[clients]
+        return trainer.backbone.score(trainer.private, trainer.gather(trainer.replay))[clients]
 
     @torch.no_grad()
-    def all_scores(self) -> Tensor:
-        """Logits of all items under each client's current local model, shape (C, items), not differentiable."""
+    def all_scores(self, clients: Tensor) -> Tensor:
+        """Logits of all items under the current local models of some clients, not differentiable.
+
+        Args:
+            clients: positions in ``users``, shape (K,).
+
+        Returns:
+            Shape (K, items).
+        """
         trainer = self._trainer
-        scores = trainer.backbone.score_all(trainer.private, trainer.public)
+        private = {name: values[clients] for name, values in trainer.private.items()}
+        scores = trainer.backbone.score_all(private, trainer.public)
         if self.draw.batch > 0:  # before the first update every client's rows are the server's
-            own = trainer.backbone.score(trainer.private, trainer.rows)
-            scores.scatter_(1, trainer.items, own.gather(1, trainer.canonical))
+            own = (self._scores[clients] if self._covers_all_rows else
+                   trainer.backbone.score(private, {name: rows[clients] for name, rows in trainer.rows.items()}))
+            scores.scatter_(1, trainer.items[clients], own.gather(1, trainer.canonical[clients]))
         return scores
+
+    @property
+    def _covers_all_rows(self) -> bool:
+        """Whether the batch's own scores already cover every slot."""
+        return self._view.rows is self._trainer.rows
 
 
 class ChunkTrainer:
@@ -352,42 +369,6 @@ def _shift(public: Tables, method: Method, backbone: Backbone, settings: LocalSe
     return {name: table[0] - public[name] for name, table in tables.items()}
 
 
-def _in_order(function: Callable[[Chunk], _Done], chunks: list[Chunk]) -> Iterator[_Done]:
-    """``map(function, chunks)`` on as many threads as PyTorch may use, yielding in the order of ``chunks``.
-
-    One thread per chunk beats several threads per operation: a chunk's operations are short.
-    """
-    threads = min(torch.get_num_threads(), len(chunks))
-    if threads == 1 or chunks[0].users.is_cuda:
-        yield from map(function, chunks)
-        return
-
-    def alone(chunk: Chunk) -> _Done:
-        torch.set_num_threads(1)  # of this worker
-        return function(chunk)
-
-    pool = _pool(threads)
-    waiting: deque[Future] = deque()
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # of this thread, which would otherwise compete with the workers
-    try:
-        for chunk in chunks:
-            waiting.append(pool.submit(alone, chunk))
-            if len(waiting) > 2 * threads:  # bounds the memory of results not yet taken
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        torch.set_num_threads(before)
-        for future in waiting:
-            future.cancel()
-
-
-@functools.cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="clients")
-
-
 def train_round(chunks: list[Chunk], public: Tables, private: Tables, backbone: Backbone, method: Method,
                 settings: LocalSettings, seed: int, step: int, round_: int) -> tuple[Tables, Tables, float]:
     """Local training of all participants and the unweighted mean of their public tables.
@@ -419,7 +400,7 @@ def train_round(chunks: list[Chunk], public: Tables, private: Tables, backbone: 
             moved[name] = moved[name] - own * trainer.first_copy.view(*trainer.items.shape, *[1] * (own.dim() - 2))
         return trainer.items, moved, loss
 
-    for chunk, (items, moved, loss) in zip(chunks, _in_order(train, chunks)):
+    for chunk, (items, moved, loss) in zip(chunks, in_order(train, chunks, total.device)):
         total += loss
         for name, shift in shifts.get(chunk.batches, {}).items():
             change[name] += shift * len(chunk.users)

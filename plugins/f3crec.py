@@ -64,14 +64,14 @@ class F3CRec(TopNDistillation):
             settings = replace(settings, beta=0.0)
         super().__init__(settings)
 
-    def chosen(self, batch, lists):
+    def chosen(self, batch, known, lists):
         if self.settings.without == "arm":
-            return super().chosen(batch, lists)
+            return super().chosen(batch, known, lists)
         n = lists.shape[1]
-        shift = preference_shift(ranks_of(batch.all_scores(), lists))
+        shift = preference_shift(ranks_of(batch.all_scores(known), lists))
         size = replay_size(shift, self.settings.eps, n)
         # The replayed items are uniform without replacement: those with the smallest of N random keys.
-        keys = batch.draw.clients("replay", batch.users)
+        keys = batch.draw.clients("replay", batch.users[known])
         order = draws.sort_keys(draws.bits(keys[:, None], torch.arange(n, device=keys.device))).argsort(1)
         chosen = torch.zeros_like(lists, dtype=torch.bool)
         return chosen.scatter_(1, order, torch.arange(n, device=keys.device) < size[:, None])
