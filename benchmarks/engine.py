@@ -25,6 +25,7 @@ from fedcl_bench.federation import grow, participants
 from fedcl_bench.local import make_chunks, train_round
 from fedcl_bench.memory import keep_freed_blocks
 from fedcl_bench.method import Method, NoSettings, Snapshot
+from fedcl_bench.parallel import workers
 from fedcl_bench.records import environment
 from fedcl_bench.registry import discover
 
@@ -91,7 +92,8 @@ def main():
     vectors = model.private[USER].clone()
 
     def engine():
-        train_round(chunks, model.public, model.private, backbone, Method(NoSettings()), config.local, 0, 0, 0)
+        with workers():
+            train_round(chunks, model.public, model.private, backbone, Method(NoSettings()), config.local, 0, 0, 0)
 
     def loop(with_loader):
         loop_round(server, vectors.clone(), lists, rates[USER], rates[ITEM], config.local.batch_size, with_loader)

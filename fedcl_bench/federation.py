@@ -16,6 +16,7 @@ from .evaluation import EvaluationSettings, UserScores, parse_metric, rank_all
 from .local import LocalSettings, make_chunks, train_round
 from .memory import keep_freed_blocks
 from .method import Method, NoSettings, Snapshot
+from .parallel import workers
 from .settings import setting
 from .stream import Step, Stream
 
@@ -131,10 +132,14 @@ def run(federation: Federation, progress: Progress | None = None) -> Iterator[Pr
     Raises:
         RunFailed: when the loss or a parameter is no longer finite.
     """
-    f, method, backbone, device = federation, federation.method, federation.backbone, federation.device
     keep_freed_blocks()
+    with workers():
+        yield from _steps(federation, progress or Progress())
+
+
+def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
+    f, method, backbone, device = federation, federation.method, federation.backbone, federation.device
     dtype = getattr(torch, f.server.precision)
-    progress = progress or Progress()
     method.client_state, method.server_state = dict(progress.client_state), dict(progress.server_state)
     nothing = Method(NoSettings())
 

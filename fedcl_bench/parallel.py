@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Callable, Iterator, Sequence, TypeVar
 
 import torch
@@ -18,34 +19,43 @@ Piece = TypeVar("Piece")
 Result = TypeVar("Result")
 
 
+_workers = 1
+
+
+@contextmanager
+def workers() -> Iterator[None]:
+    """Give PyTorch's threads (``--threads``) to ``in_order`` while the block runs; single operations then use one."""
+    global _workers
+    before, threads = _workers, torch.get_num_threads()
+    _workers = threads
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        _workers = before
+        torch.set_num_threads(threads)
+
+
 @functools.cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="fedcl_bench")
+    return ThreadPoolExecutor(threads, thread_name_prefix="fedcl_bench", initializer=torch.set_num_threads, initargs=(1,))
 
 
 def in_order(function: Callable[[Piece], Result], pieces: Sequence[Piece], device: torch.device) -> Iterator[Result]:
-    """``map(function, pieces)`` on as many threads as PyTorch may use (``--threads``); on a GPU one after the other."""
-    threads = min(torch.get_num_threads(), len(pieces))
+    """``map(function, pieces)`` on several threads inside ``workers``; on a GPU, or outside, one after the other."""
+    threads = min(_workers, len(pieces))
     if threads <= 1 or device.type != "cpu":
         yield from map(function, pieces)
         return
-
-    def alone(piece: Piece) -> Result:
-        torch.set_num_threads(1)  # of this worker
-        return function(piece)
-
     pool = _pool(threads)
     waiting: deque[Future] = deque()
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # of the calling thread, which would otherwise compete with the workers
     try:
         for piece in pieces:
-            waiting.append(pool.submit(alone, piece))
+            waiting.append(pool.submit(function, piece))
             if len(waiting) > 2 * threads:  # bounds the memory of results not yet taken
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
     finally:
-        torch.set_num_threads(before)
         for future in waiting:
             future.cancel()

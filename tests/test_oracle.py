@@ -10,6 +10,7 @@ import torch
 from fedcl_bench.federation import grow
 from fedcl_bench.local import LocalSettings, make_chunks, train_round
 from fedcl_bench.method import Snapshot
+from fedcl_bench.parallel import workers
 
 USER, ITEM = "user_embedding.weight", "item_embedding.weight"
 SEED = 3
@@ -122,8 +123,9 @@ def test_result_does_not_depend_on_chunks_or_threads(registry, ml100k, name):
         for elements, number in ((1, 1), (1 << 14, 1), (1 << 19, 2), (1 << 30, 2), (1 << 14, 3)):
             torch.set_num_threads(number)
             chunks = make_chunks(step.train, users, train, step.n_items, 32, elements)
-            results.append((len(chunks), train_round(chunks, model.public, model.private, backbone, method, train,
-                                                     SEED, 1, 0)))
+            with workers():
+                results.append((len(chunks), train_round(chunks, model.public, model.private, backbone, method, train,
+                                                         SEED, 1, 0)))
     finally:
         torch.set_num_threads(threads)
     assert results[0][0] == len(users) > results[1][0] > results[3][0]
