@@ -176,7 +176,10 @@ def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
                              [parse_metric(f.evaluation.valid_metric)[1]])
             value = round(valid.mean(f.evaluation.valid_metric), f.evaluation.valid_decimals)
             better = value > progress.best_value
+            best = model if better else progress.best
             stale = 0 if better else progress.stale + 1
+            last = stale >= f.server.patience or round_ + 1 >= f.server.rounds
+            tests = test(f, step, best) if last else []
             extra = 0
             if round_ == 0 and acting.downloads_previous_model():
                 extra = _bytes({name: table[:step.old_items] for name, table in public.items()})
@@ -184,12 +187,10 @@ def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
                    "bytes_up": upload, "bytes_down": upload + extra, "train_seconds": trained_at - began,
                    "evaluate_seconds": time.perf_counter() - trained_at}
             progress = replace(
-                progress, round=round_ + 1, model=model, best=model if better else progress.best,
+                progress, round=round_ + 1, trained=last, model=model, best=best,
                 best_value=max(value, progress.best_value), stale=stale, curve=(*progress.curve, row),
+                tests=(*progress.tests, *tests),
                 client_state=dict(method.client_state), server_state=dict(method.server_state))
-            if stale >= f.server.patience or progress.round >= f.server.rounds:
-                tests = test(f, step, progress.best)
-                progress = replace(progress, trained=True, tests=(*progress.tests, *tests))
             yield progress
 
         method.end_step(step, progress.best, backbone, (step.train.lengths > 0).nonzero().flatten())
@@ -214,6 +215,6 @@ def _require_finite(loss: float, model: Snapshot, backbone: Backbone, step: Step
     tables = [torch.tensor(loss), *model.public.values(), *model.private.values()]
     if not all(bool(torch.isfinite(table).all()) for table in tables):
         rates = ", ".join(f"{name} {rate:g}" for name, rate in backbone.learning_rates(step.n_items).items())
-        raise RunFailed(f"training diverged in block {step.index}, round {round_ + 1}: the loss is {loss:g} and a "
-                        f"parameter is no longer finite.\nlr={backbone.settings.lr:g} (learning rates: {rates}); "
+        raise RunFailed(f"training diverged in block {step.index}, round {round_ + 1}: the loss ({loss:g}) or a "
+                        f"parameter is not finite.\nlr={backbone.settings.lr:g} (learning rates: {rates}); "
                         f"try a smaller one with --set lr={backbone.settings.lr / 10:g}.")

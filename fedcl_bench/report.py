@@ -85,7 +85,7 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
     print(f"{metric} over R[t,s]: {', '.join(parts)}")
     seconds = result["seconds"]
     print(f"{'from its record: ' if result['reused'] else ''}{seconds['total']:.1f} s (training {seconds['train']:.1f}, "
-          f"validation {seconds['evaluate']:.1f}), peak memory {result['peak_memory_mib']:.0f} MiB")
+          f"evaluation {seconds['evaluate']:.1f}), peak memory {result['peak_memory_mib']:.0f} MiB")
     for run in result.get("runs", [result]):
         print(f"record: {run['record']}")
 

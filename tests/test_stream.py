@@ -53,6 +53,7 @@ def test_authors_split_file(registry, shared):
     assert stream.item_tokens.tolist() == [str(i) for i in range(1152)]
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # RecBole's own
 def test_adapter_gives_what_recbole_gives():
     """Our fast reader under RecBole's Dataset against RecBole reading the file itself."""
     from recbole.config import Config
