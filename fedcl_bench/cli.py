@@ -272,6 +272,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RunFailed as error:
         print(f"run_bench.py: {error}", file=sys.stderr)
         return 1
+    except ModuleNotFoundError as error:
+        if (error.name or "fedcl_bench").split(".")[0] == "fedcl_bench":
+            raise
+        print(f"run_bench.py: the package '{error.name}' is not installed for {sys.executable}.\n"
+              f"Install everything with: python -m pip install -c constraints.txt -e .", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("run_bench.py: interrupted; finished blocks are kept, the same command goes on from there.",
               file=sys.stderr)

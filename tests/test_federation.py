@@ -1,0 +1,120 @@
+"""The loop: participants, early stopping, the best round, noise, growth, and what is tested with which model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedcl_bench.config import make_config
+from fedcl_bench.errors import RunFailed
+from fedcl_bench.evaluation import rank_all
+from fedcl_bench.federation import participants, run
+
+USER, ITEM = "user_embedding.weight", "item_embedding.weight"
+
+
+@pytest.fixture
+def federation(registry, ml100k):
+    return lambda method="ft", **settings: make_config(
+        registry, method, "fedmf", "ml-100k", overrides=[("test", settings)]).federation(ml100k)
+
+
+def test_everybody_with_data_takes_part(ml100k):
+    for step in ml100k.steps:
+        users = participants(step, 1.0, 0, 0)
+        assert torch.equal(users, (step.train.lengths > 0).nonzero().flatten())
+
+
+def test_sampled_clients(ml100k, federation):
+    """A share of the clients, without replacement, anew in every round; the others keep their private vectors."""
+    step = ml100k.steps[0]
+    rounds = [participants(step, 0.3, 0, r) for r in range(40)]
+    assert all(len(users) == round(0.3 * 587) == len(users.unique()) for users in rounds)
+    assert not torch.equal(rounds[0], rounds[1]) and torch.equal(rounds[0], participants(step, 0.3, 0, 0))
+    drawn = torch.bincount(torch.cat(rounds), minlength=587).double()
+    assert drawn.min() > 0 and drawn.std() == pytest.approx(np.sqrt(40 * 0.3 * 0.7), rel=0.15)  # binomial
+
+    f = federation(client_ratio=0.3, rounds=1)
+    start = f.backbone.new_rows(0, range(587), range(1136))[1][USER].float()
+    first = next(iter(run(f)))
+    moved = (first.model.private[USER] != start).any(1).nonzero().flatten()
+    assert torch.equal(moved, rounds[0]) and first.curve[0]["participants"] == len(moved)
+
+
+def test_early_stopping_counts_rounds_without_gain(federation):
+    """A block ends after `patience` rounds that are not strictly better, and never later than `rounds`."""
+    for progress in run(federation(patience=2, rounds=100, lr=2.0)):
+        if not progress.trained:
+            continue
+        values = [row["valid"] for row in progress.curve if row["step"] == progress.step]
+        best = int(np.argmax(values))
+        assert progress.best_value == values[best]
+        assert len(values) == min(best + 1 + 2, 100)
+        assert all(v <= values[best] for v in values[best + 1:])
+        assert all(v == round(v, 5) for v in values)
+
+
+def test_tests_are_made_with_the_best_round(federation, ml100k):
+    """R[t, s] comes from the best validation round, masks block t's train and valid items, and ranks all items so far."""
+    f = federation(patience=1, rounds=100, lr=2.0)
+    for progress in run(f):
+        if not progress.trained:
+            continue
+        t = progress.step
+        step = ml100k.steps[t]
+        assert len(progress.best.public[ITEM]) == step.n_items and len(progress.best.private[USER]) == step.n_users
+        for trained, tested, scores in progress.tests:
+            if trained == t:
+                again = rank_all(f.backbone, progress.best, ml100k.steps[tested].test, [step.train, step.valid], [20])
+                assert torch.equal(scores.values["ndcg@20"], again.values["ndcg@20"])
+        assert [s for trained, s, _ in progress.tests if trained == t] == list(range(t + 1))
+    assert torch.equal(progress.best.public[ITEM], progress.model.public[ITEM]) is False
+
+
+def test_old_rows_survive_growth(federation, ml100k):
+    """A block appends rows for new users and items and leaves the others as they were."""
+    f = federation(rounds=2)
+    progress = iter(run(f))
+    base = next(p for p in progress if p.trained)
+    next(progress)
+    first = next(progress)
+    idle = (ml100k.steps[1].train.lengths == 0).nonzero().flatten()
+    old, new = idle[idle < 587], idle[idle >= 587]
+    assert torch.equal(first.model.private[USER][old], base.model.private[USER][old])
+    rows = f.backbone.new_rows(0, range(587, 697), range(1136, 1146))[1][USER].float()
+    assert len(first.model.private[USER]) == 697 and len(first.model.public[ITEM]) == 1146
+    assert torch.equal(first.model.private[USER][new], rows[new - 587])
+
+
+def test_upload_noise_reaches_the_tables(federation):
+    """The noisy table is the plain one plus noise of the mean's deviation; private vectors have none in round 1."""
+    plain, noisy = (next(iter(run(federation(upload_noise=scale)))) for scale in (0.0, 0.2))
+    difference = noisy.model.public[ITEM] - plain.model.public[ITEM]
+    assert float(difference.std()) == pytest.approx(np.sqrt(2 * 0.2 ** 2 / 587), rel=0.02)
+    assert abs(float(difference.mean())) < 4 * float(difference.std()) / np.sqrt(difference.numel())
+    assert torch.equal(noisy.model.private[USER], plain.model.private[USER])
+
+
+def test_double_precision(federation):
+    single, double = (next(iter(run(federation(precision=p)))).model for p in ("float32", "float64"))
+    assert double.public[ITEM].dtype == torch.float64
+    torch.testing.assert_close(single.public[ITEM].double(), double.public[ITEM], atol=1e-6, rtol=0)
+
+
+def test_divergence_names_block_round_and_rate(federation):
+    with pytest.raises(RunFailed, match=r"block 1, round \d+:[\s\S]*lr=1 "):
+        for _ in run(federation("reg", lambda_reg=1.0, rounds=8)):
+            pass
+
+
+def test_continuing_from_any_progress(federation):
+    """`run` resumed from each of its own yields ends in the same tables."""
+    f = federation("f3crec", rounds=2)
+    points = list(run(f))
+    for point in points[::3]:
+        *_, last = run(federation("f3crec", rounds=2), replace(point)) if point.step < 4 else [point]
+        assert torch.equal(last.model.public[ITEM], points[-1].model.public[ITEM])
+        assert last.curve[-1]["valid"] == points[-1].curve[-1]["valid"]
