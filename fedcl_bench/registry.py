@@ -11,7 +11,9 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import inspect
+import io
 import sys
+import tokenize
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -78,14 +80,21 @@ class Registry:
 
 
 def code_digest(path: Path) -> str:
-    """Hash of a Python file's code; comments, docstrings and layout do not count."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list) and body and isinstance(body[0], ast.Expr) \
-                and isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str):
-            body[0].value.value = ""
-    return hashlib.blake2b(ast.unparse(tree).encode(), digest_size=16).hexdigest()
+    """Hash of a Python file's lines without comments, docstrings and blank lines; the same on every Python version."""
+    source = path.read_text(encoding="utf-8")
+    lines = source.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) \
+                and ast.get_docstring(node, clean=False) is not None:
+            text = node.body[0]
+            if not lines[text.lineno - 1][:text.col_offset].strip():  # on lines of its own
+                lines[text.lineno - 1:text.end_lineno] = [""] * (text.end_lineno - text.lineno + 1)
+    code = "\n".join(line.rstrip() for line in lines if line.strip())
+    return hashlib.blake2b(code.encode(), digest_size=16).hexdigest()
 
 
 def shipped(name: str) -> Path:

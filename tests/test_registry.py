@@ -67,8 +67,16 @@ def test_digest_follows_code_not_comments(tmp_path):
     before = code_digest(path)
     path.write_text(SHRINK.replace('"""Shrink: an example method in one file."""', '"""Another text."""\n# a comment'))
     assert code_digest(path) == before
+    path.write_text(SHRINK.replace("\n\n\n", "\n\n") + "# ''' not a text\n")
+    assert code_digest(path) == before
     path.write_text(SHRINK.replace("table * self", "table * 2 * self"))
     assert code_digest(path) != before
+
+
+def test_digest_is_the_same_on_every_python(tmp_path):
+    path = tmp_path / "shrink.py"
+    path.write_text(SHRINK + "LABEL = f'{len(SHRINK)} x' # here\n")
+    assert code_digest(path) == "be6d150c7d385f487eb8503ca921ff88"
 
 
 def test_a_broken_plugin_is_listed_and_fails_only_when_chosen(tmp_path, capsys):
