@@ -99,13 +99,15 @@ def load_progress(path: Path, device: str) -> tuple[Progress, float] | None:
         return None
     try:
         saved = _unpack(content, device)
-    except Corrupt:
-        raise Corrupt(f"{path}: its hash does not match its content") from None
-    progress = saved["progress"]
-    for name in ("model", "best"):
-        progress[name] = Snapshot(**progress[name])
-    progress["tests"] = tuple((t, s, UserScores(users, values)) for t, s, users, values in progress["tests"])
-    return Progress(**progress), saved["elapsed"]
+        progress = saved["progress"]
+        for name in ("model", "best"):
+            progress[name] = Snapshot(**progress[name])
+        progress["tests"] = tuple((t, s, UserScores(users, values)) for t, s, users, values in progress["tests"])
+        return Progress(**progress), saved["elapsed"]
+    except Corrupt as error:
+        raise Corrupt(f"{path}: {error}") from None
+    except (TypeError, KeyError, ValueError) as error:  # written by another version of the suite
+        raise Corrupt(f"{path}: is not a checkpoint of this version ({error})") from None
 
 
 def environment(device: str) -> dict[str, Any]:

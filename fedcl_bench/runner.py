@@ -105,12 +105,12 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, rerun:
                     save_progress(record.checkpoint, progress, elapsed())
                     step, last_saved = progress.step, time.perf_counter()
                 if asked and progress.step < len(stream.steps):
-                    raise Interrupted(f"stopped after round {progress.round} of block {progress.step}; "
-                                      f"the same command goes on from there.")
+                    where = (f"after round {progress.round} of" if progress.round else "at the start of")
+                    raise Interrupted(f"stopped {where} block {progress.step}; the same command goes on from there.")
+            content = record.finish(summary(config, progress, elapsed(), shared is not None), progress)
         except RunFailed as error:
             record.fail(config, str(error))
             raise RunFailed(f"{error}\nMarked as failed: {record.folder}") from None
         except OSError as error:
             raise UserError(f"results folder {results}: cannot be written ({error.strerror}).") from None
-        content = record.finish(summary(config, progress, elapsed(), shared is not None), progress)
         return {**content, "record": str(record.folder), "reused": False}

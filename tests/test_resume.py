@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 import torch
 
-from fedcl_bench import runner
+from fedcl_bench import records, runner
 from fedcl_bench.config import make_config
 from fedcl_bench.errors import UserError
 from fedcl_bench.records import Record
@@ -136,7 +136,7 @@ def test_ctrl_c_on_the_command_line(tmp_path):
             break
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130 and out == ""
-    assert "stopped after round" in err and "Traceback" not in err
+    assert "the same command goes on from there" in err and "Traceback" not in err
     whole = tmp_path / "whole"
     results = [json.loads(subprocess.run([*command, "--json", *extra], cwd=tmp_path, text=True, timeout=120,
                                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=True).stdout)
@@ -205,6 +205,24 @@ def test_damaged_checkpoint_and_block_0(uninterrupted, tmp_path, config, ml100k)
     same_numbers(found, uninterrupted)
 
 
+def test_checkpoint_of_another_version(uninterrupted, tmp_path, config, ml100k):
+    """A checkpoint that is whole but has other fields is set aside too."""
+    folder = tmp_path / "runs" / config().name
+    folder.mkdir(parents=True)
+    records.write_atomically(folder / "checkpoint.pt", records._pack({"progress": {"epoch": 3}, "elapsed": 1.0}))
+    warnings = []
+    execute(config(), lambda: ml100k, tmp_path, warn=warnings.append)
+    assert len(warnings) == 1 and "not a checkpoint of this version" in warnings[0]
+
+
+def test_full_disk_is_a_message(tmp_path, config, ml100k, monkeypatch):
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+    monkeypatch.setattr(records, "write_atomically", full)
+    with pytest.raises(UserError, match="No space left on device"):
+        execute(config(), lambda: ml100k, tmp_path)
+
+
 def test_two_processes_at_one_run(tmp_path, config, ml100k):
     record = Record(tmp_path / "runs" / config().name)
     with record.locked():
@@ -236,6 +254,6 @@ def test_terminated_like_interrupted(tmp_path):
     time.sleep(4.0)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and "stopped after round" in err
+    assert process.returncode == 130 and "the same command goes on from there" in err
     assert next((tmp_path / "runs").glob("*/checkpoint.pt")).stat().st_size > 0
     assert os.access(tmp_path, os.W_OK)
