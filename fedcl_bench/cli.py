@@ -14,15 +14,15 @@ from .errors import RunFailed, UserError, unknown
 
 EXAMPLES = """\
 examples:
-  %(prog)s --method f3crec --backbone fedmf              the main job: F3CRec on FedMF over MovieLens 100K
-  %(prog)s --method ft --backbone fedmf --seeds 5        five seeds, mean and standard deviation
-  %(prog)s --method f3crec --backbone fedmf --set eps=0.001 --set lambda_kd=0.01
-  %(prog)s --method f3crec --backbone fedmf --set without=cc          an ablation of the paper
-  %(prog)s --method kd --backbone fedmf --dataset ml-latest-small --data-dir ~/atomic
-  %(prog)s list              methods, backbones and datasets
-  %(prog)s list f3crec       the settings of one of them, their ranges and the paper's search
-  %(prog)s data ml-100k      block statistics of a dataset
-  %(prog)s doctor            check this installation
+  run_bench.py --method f3crec --backbone fedmf              the main job: F3CRec on FedMF over MovieLens 100K
+  run_bench.py --method ft --backbone fedmf --seeds 5        five seeds, mean and standard deviation
+  run_bench.py --method f3crec --backbone fedmf --set eps=0.001 --set lambda_kd=0.01
+  run_bench.py --method f3crec --backbone fedmf --set without=cc          an ablation of the paper
+  run_bench.py --method kd --backbone fedmf --dataset ml-latest-small --data-dir ~/atomic
+  run_bench.py list              methods, backbones and datasets
+  run_bench.py list f3crec       the settings of one of them, their ranges and the paper's search
+  run_bench.py data ml-100k      block statistics of a dataset
+  run_bench.py doctor            check this installation
 
 A run is kept under --results; the same command again shows the record, an interrupted one goes on where it stopped.
 Exit status: 0 done, 1 the run failed, 2 something to fix in the command or the data, 130 interrupted.

@@ -165,7 +165,7 @@ def test_help_teaches(capsys):
             main(arguments)
         assert stop.value.code == 0
         out = capsys.readouterr().out
-        assert "--method f3crec --backbone fedmf" in out and "doctor" in out
+        assert "run_bench.py --method f3crec --backbone fedmf" in out and "  run_bench.py doctor" in out
     assert main([]) == 0
 
 
