@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
@@ -12,6 +13,9 @@ from fedcl_bench.datasets import load_stream
 from fedcl_bench.registry import discover
 
 torch.manual_seed(0)
+# A busy machine is no failure, and a failure must come back on the next run.
+hypothesis.settings.register_profile("suite", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("suite")
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 

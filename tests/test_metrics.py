@@ -29,7 +29,7 @@ def ragged(lists):
     return Ragged(lengths.cumsum(0), torch.tensor([i for items in lists for i in items], dtype=torch.long))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 10 ** 6), st.integers(1, 12), st.sampled_from([[1], [5, 10], [20], [3, 20]]))
 def test_metrics_equal_recboles(seed, users, topk):
     """RecBole's own Recall, NDCG, Hit, Precision and MRR on random rankings."""
@@ -57,7 +57,7 @@ def test_metrics_equal_recboles(seed, users, topk):
             del np.float
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 10 ** 6))
 def test_rank_all_equals_plain_python(seed):
     """Masks, candidates and users, against sorting each user's list in Python."""

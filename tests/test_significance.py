@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from scipy import stats
 
 from fedcl_bench.significance import compare_paired, holm
@@ -48,7 +48,6 @@ def test_refuses_what_cannot_be_paired(a, b):
         compare_paired(a, b)
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
 def test_holm_agrees_with_statsmodels(p):
     multitest = pytest.importorskip("statsmodels.stats.multitest")

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from fedcl_bench.config import make_config
 from fedcl_bench.datasets import configured, load_config, load_stream
@@ -104,7 +104,6 @@ def test_blocks_cover_rows_in_order(n, blocks, share):
         assert (sizes[1:-1] == int((1 - share) * n / (blocks - 1))).all() and sizes[-1] >= sizes[1:-1].max(initial=0)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=120), st.sampled_from(["random", "chronological"]),
        st.integers(0, 9))
 def test_split_sizes_and_order(users, how, seed):
