@@ -225,7 +225,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _data(args: argparse.Namespace) -> int:
-    from .config import CORE_SETTINGS
+    from .config import CORE_SETTINGS, refuse_idle
     from .datasets import load_config, load_stream, locate
     from .report import show_statistics
     from .settings import assemble, parse_assignments
@@ -235,6 +235,7 @@ def _data(args: argparse.Namespace) -> int:
     changes = parse_assignments(args.assignments, "--set")
     settings = assemble(CORE_SETTINGS, [(f"dataset_configs/{args.name}.yaml", config.settings), ("--set", changes)],
                         "data")[0]
+    refuse_idle(settings, [("--set", changes)])
     source = locate(args.name, args.data_dir, settings)
     stream = load_stream(source, settings)
     return show_statistics(source, settings, statistics(stream), config.expected if not changes else {})

@@ -19,7 +19,7 @@ from .federation import Federation, FederationSettings
 from .local import LocalSettings
 from .registry import Plugin, Registry
 from .settings import assemble, flat
-from .stream import Stream, StreamSettings
+from .stream import NOT_WITH_SPLIT_FILE, Stream, StreamSettings
 
 CORE_SETTINGS = (StreamSettings, LocalSettings, FederationSettings, EvaluationSettings)
 
@@ -42,13 +42,18 @@ class RunConfig:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All settings as one flat, JSON-ready mapping."""
-        return flat([self.stream, self.local, self.server, self.evaluation, self.backbone_settings,
-                     self.method_settings])
+        """All settings that have an effect as one flat, JSON-ready mapping."""
+        return self._settings(with_method=True)
 
-    def _identity(self, with_method: bool) -> dict[str, Any]:
+    def _settings(self, with_method: bool) -> dict[str, Any]:
         parts = [self.stream, self.local, self.server, self.evaluation, self.backbone_settings]
         settings = flat(parts + ([self.method_settings] if with_method else []))
+        for name in NOT_WITH_SPLIT_FILE if self.stream.split_file else ():
+            del settings[name]
+        return settings
+
+    def _identity(self, with_method: bool) -> dict[str, Any]:
+        settings = self._settings(with_method)
         settings["split_file"] = bool(settings["split_file"])  # its bytes count, not its place
         identity = {"numbers": NUMBERS_VERSION, "data": self.source.fingerprint, "seed": self.seed,
                     "device": self.device, "backbone": [self.backbone.name, self.backbone.digest],
@@ -91,6 +96,15 @@ def resolve_device(name: str) -> str:
     return name
 
 
+def refuse_idle(stream: StreamSettings, overrides: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+    """Raise UserError if the user set something that a fixed split leaves without effect."""
+    for origin, layer in overrides if stream.split_file else ():
+        for name in layer:
+            if name in NOT_WITH_SPLIT_FILE:
+                raise UserError(f"setting '{name}' ({origin}) has no effect with 'split_file', which says the blocks "
+                                f"and splits; leave one of the two out.")
+
+
 def make_config(registry: Registry, method: str, backbone: str, dataset: str, seed: int = 0,
                 overrides: Iterable[tuple[str, Mapping[str, Any]]] = (), data_dir: Path | None = None,
                 device: str = "cpu") -> RunConfig:
@@ -114,4 +128,5 @@ def make_config(registry: Registry, method: str, backbone: str, dataset: str, se
     parts = assemble([*CORE_SETTINGS, backbone_plugin.cls.Settings, method_plugin.cls.Settings], layers,
                      f"{method} on {backbone}")
     parse_metric(parts[3].valid_metric)
+    refuse_idle(parts[0], layers[2:])
     return RunConfig(locate(dataset, data_dir, parts[0]), backbone_plugin, method_plugin, *parts, seed, device)

@@ -35,6 +35,10 @@ class StreamSettings:
     split_file: str = setting("", "take blocks and splits from this tab-separated file (block, user, item, split)")
 
 
+# Settings that a fixed split leaves without effect.
+NOT_WITH_SPLIT_FILE = ("k_core", "blocks", "base_share", "base_split", "inc_split", "split_seed")
+
+
 @dataclass(frozen=True)
 class Ragged:
     """Lists of item ids, one per user: user ``u`` has ``values[indptr[u]:indptr[u + 1]]`` (both int64 tensors)."""
