@@ -146,7 +146,6 @@ def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
     for step in f.stream.steps[progress.step:]:
         step = step.to(device)
         acting = method if step.index >= method.first_step else nothing
-        row_width = sum(table[0].numel() for table in backbone.new_rows(f.seed, range(0), range(1))[0].values())
         chunks = None
         if progress.round == 0 and not progress.trained:
             start = progress.best if f.server.init_from == "best" else progress.model
@@ -159,6 +158,7 @@ def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
             round_ = progress.round
             if chunks is None or f.server.client_ratio < 1.0:
                 users = participants(step, f.server.client_ratio, f.seed, round_)
+                row_width = sum(table[0].numel() for table in progress.model.public.values())
                 chunks = make_chunks(step.train, users, f.local, step.n_items, row_width)
             public, private, loss = train_round(chunks, progress.model.public, progress.model.private, backbone,
                                                 acting, f.local, f.seed, step.index, round_)

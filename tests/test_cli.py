@@ -268,6 +268,8 @@ def test_split_file_and_what_it_decides(capsys):
     for command in (RUN, ["data", "ml-100k"]):
         message = refused(capsys, *command, "--set", "split_file=split.tsv", "--set", "blocks=3")
         assert "'blocks' (--set) has no effect with 'split_file'" in message
+        message = refused(capsys, *command, "--set", "split_file=split.tsv", "--data-dir", ".")
+        assert "--data-dir has no effect with 'split_file'" in message
 
 
 def test_cuda_without_a_device(capsys, monkeypatch):
