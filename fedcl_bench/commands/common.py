@@ -1,0 +1,63 @@
+"""Options and behaviour that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Callable, Iterator
+
+
+def add_plugins(parser: argparse.ArgumentParser) -> None:
+    """``--plugins``."""
+    parser.add_argument("--plugins", action="append", default=[], metavar="DIR", type=Path,
+                        help="also load the plugin files of this folder; repeatable")
+
+
+def add_results(parser: argparse.ArgumentParser) -> None:
+    """``--results``."""
+    parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR",
+                        help="folder of run records (default: ./results)")
+
+
+def add_dataset(parser: argparse.ArgumentParser) -> None:
+    """``--data-dir`` and ``--set``."""
+    parser.add_argument("--data-dir", metavar="DIR", type=Path,
+                        help="folder with NAME/NAME.inter or NAME.inter (default: ./data, then RecBole's bundled files)")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="assignments",
+                        help="change a setting; repeatable. `list METHOD` shows the names")
+
+
+def seed(text: str) -> int:
+    """argparse type of ``--seed``."""
+    if not text.isdecimal() or int(text) >= 1 << 63:
+        raise argparse.ArgumentTypeError(f"found '{text}', accepted: a whole number from 0")
+    return int(text)
+
+
+def count(text: str) -> int:
+    """argparse type of a positive number."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"found '{text}', accepted: a whole number from 1")
+    return int(text)
+
+
+@contextmanager
+def stop_between_rounds() -> Iterator[Callable[[], bool]]:
+    """Turn Ctrl-C and SIGTERM into a question asked after every round; a second Ctrl-C stops at once."""
+    asked = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def ask(number, frame):
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    for number in before:
+        signal.signal(number, ask)
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
