@@ -47,10 +47,7 @@ class RunConfig:
 
     def _settings(self, with_method: bool) -> dict[str, Any]:
         parts = [self.stream, self.local, self.server, self.evaluation, self.backbone_settings]
-        settings = flat(parts + ([self.method_settings] if with_method else []))
-        for name in NOT_WITH_SPLIT_FILE if self.stream.split_file else ():
-            del settings[name]
-        return settings
+        return effective(parts + ([self.method_settings] if with_method else []))
 
     def _identity(self, with_method: bool) -> dict[str, Any]:
         settings = self._settings(with_method)
@@ -105,6 +102,30 @@ def refuse_idle(stream: StreamSettings, overrides: Iterable[tuple[str, Mapping[s
                                 f"and splits; leave one of the two out.")
 
 
+def resolve(registry: Registry, method: str, backbone: str, dataset: str,
+            overrides: Iterable[tuple[str, Mapping[str, Any]]] = ()) -> list[Any]:
+    """The settings of a combination, without looking at its data: one instance per class of ``CORE_SETTINGS``, then
+    the backbone's and the method's. Arguments and errors as for ``make_config``.
+    """
+    method_plugin, backbone_plugin = registry.get("method", method), registry.get("backbone", backbone)
+    config, overrides = load_config(dataset), list(overrides)
+    layers = [(f"dataset_configs/{dataset}.yaml", config.settings),
+              (f"dataset_configs/{dataset}.yaml", config.method_settings.get(method, {})), *overrides]
+    parts = assemble([*CORE_SETTINGS, backbone_plugin.cls.Settings, method_plugin.cls.Settings], layers,
+                     f"{method} on {backbone}")
+    parse_metric(parts[3].valid_metric)
+    refuse_idle(parts[0], overrides)
+    return parts
+
+
+def effective(parts: Iterable[Any]) -> dict[str, Any]:
+    """Settings classes as one flat, JSON-ready mapping of those that have an effect: what a run record holds."""
+    settings = flat(parts)
+    for name in NOT_WITH_SPLIT_FILE if settings["split_file"] else ():
+        del settings[name]
+    return settings
+
+
 def make_config(registry: Registry, method: str, backbone: str, dataset: str, seed: int = 0,
                 overrides: Iterable[tuple[str, Mapping[str, Any]]] = (), data_dir: Path | None = None,
                 device: str = "cpu") -> RunConfig:
@@ -120,13 +141,6 @@ def make_config(registry: Registry, method: str, backbone: str, dataset: str, se
     Raises:
         UserError: for an unknown name or setting, a value out of range, or a missing file.
     """
-    method_plugin = registry.get("method", method)
-    backbone_plugin = registry.get("backbone", backbone)
-    config = load_config(dataset)
-    layers = [(f"dataset_configs/{dataset}.yaml", config.settings),
-              (f"dataset_configs/{dataset}.yaml", config.method_settings.get(method, {})), *overrides]
-    parts = assemble([*CORE_SETTINGS, backbone_plugin.cls.Settings, method_plugin.cls.Settings], layers,
-                     f"{method} on {backbone}")
-    parse_metric(parts[3].valid_metric)
-    refuse_idle(parts[0], layers[2:])
+    backbone_plugin, method_plugin = registry.get("backbone", backbone), registry.get("method", method)
+    parts = resolve(registry, method, backbone, dataset, overrides)
     return RunConfig(locate(dataset, data_dir, parts[0]), backbone_plugin, method_plugin, *parts, seed, device)
