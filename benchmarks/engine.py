@@ -22,12 +22,14 @@ from torch.utils.data import DataLoader, TensorDataset
 from fedcl_bench.config import make_config
 from fedcl_bench.datasets import load_stream
 from fedcl_bench.federation import grow, participants
-from fedcl_bench.local import make_chunks, train_round
+from fedcl_bench.local import train_round
 from fedcl_bench.memory import keep_freed_blocks
-from fedcl_bench.method import Method, NoSettings, Snapshot
+from fedcl_bench.method import Method, NoSettings
+from fedcl_bench.model import Snapshot
 from fedcl_bench.parallel import workers
 from fedcl_bench.records import environment
 from fedcl_bench.registry import discover
+from fedcl_bench.sampling import make_chunks
 
 USER, ITEM = "user_embedding.weight", "item_embedding.weight"
 
@@ -83,8 +85,7 @@ def main():
     backbone = config.backbone.cls(config.backbone_settings)
     model = grow(Snapshot({}, {}), backbone, 0, step, torch.float32, torch.device("cpu"))
     rates = backbone.learning_rates(step.n_items)
-    chunks = make_chunks(step.train, participants(step, 1.0, 0, 0), config.local, step.n_items,
-                         config.backbone_settings.dim)
+    chunks = make_chunks(step, participants(step, 1.0, 0, 0), config.local, config.backbone_settings.dim)
     server = backbone.recbole_model(1, step.n_items)
     with torch.no_grad():
         server.item_embedding.weight.copy_(model.public[ITEM])
@@ -93,7 +94,7 @@ def main():
 
     def engine():
         with workers():
-            train_round(chunks, model.public, model.private, backbone, Method(NoSettings()), config.local, 0, 0, 0)
+            train_round(chunks, model, backbone, Method(NoSettings()), config.local, 0, 0, 0)
 
     def loop(with_loader):
         loop_round(server, vectors.clone(), lists, rates[USER], rates[ITEM], config.local.batch_size, with_loader)

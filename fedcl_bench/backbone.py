@@ -1,15 +1,23 @@
 """What a backbone is: the recommender that every client trains.
 
-A backbone says which parameters are public (item rows, aggregated by the server) and which are private (one row per
-client, never uploaded), how rows of new users and items start, and how a batch of clients is scored. It knows nothing
-of methods, rounds or blocks. The first dimension of everything it sees is clients.
+A backbone says which parameters are public and which private, how those of new users and items start, how a batch of
+clients is scored, and in which order the local optimiser takes the parameters. It knows nothing of methods, rounds of
+the server or blocks. The first dimension of everything it sees is clients.
+
+There are four kinds of parameters, each a dictionary of tensors by name:
+
+- public item tables, one row per item, aggregated by the server (``new_rows``);
+- public dense parameters without item rows, aggregated too (``new_dense``);
+- private parameters, one row per user, never uploaded (``new_rows``);
+- personal item tables, one row per user and item, never uploaded (``new_personal``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Mapping
+from typing import Any, ClassVar, Mapping
 
+import torch
 from torch import Tensor
 
 from .functional import weighted_bce
@@ -28,15 +36,30 @@ class BackboneSettings:
 class Backbone:
     """Base class of backbones.
 
-    Subclasses set ``name``, ``title``, ``reference`` and ``Settings`` and implement ``new_rows``, ``score``,
-    ``score_all`` and ``learning_rates``. Parameters are dictionaries of tensors by name: ``public`` holds tables with
-    one row per item, ``private`` tables with one row per user.
+    Subclasses set ``name``, ``title``, ``reference`` and ``Settings`` and implement ``new_rows``, ``score`` and
+    ``learning_rates``; the other methods have defaults.
+
+    Attributes:
+        defaults: values of the run's other settings that belong to this backbone's paper; a dataset's config and the
+            user lie over them.
+        pairwise: a sample is a positive with one of its negatives, and ``pair_loss`` is minimised instead of ``loss``.
+        whole_tables: a client trains all item rows, not only those it looks up: needed if a term of the loss, weight
+            decay or a personal table concerns all of them. An attribute of the class or of the instance.
+        keeps_local_tables: after its round a client keeps its own trained copy of the public item tables.
+        scores_local_tables: it is evaluated with that copy. Both are attributes of the class or of the instance.
+        weight_decay: added times the parameter to every gradient; needs ``whole_tables``.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
     reference: ClassVar[str] = ""
     Settings: ClassVar[type] = BackboneSettings
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    pairwise: ClassVar[bool] = False
+    whole_tables: bool = False
+    keeps_local_tables: bool = False
+    scores_local_tables: bool = False
+    weight_decay: float = 0.0
 
     def __init__(self, settings: BackboneSettings):
         self.settings = settings
@@ -48,24 +71,52 @@ class Backbone:
         """
         raise NotImplementedError
 
-    def score(self, private: Tables, rows: Tables) -> Tensor:
+    def new_dense(self, seed: int) -> Tables:
+        """Initial public parameters without item rows, float64."""
+        return {}
+
+    def new_personal(self, seed: int, items: range) -> Tables:
+        """Initial rows of personal item tables, float64, shape (items, ...): the same for every client."""
+        return {}
+
+    def groups(self, names: list[str]) -> list[list[str]]:
+        """The parameters in the order of a local batch's updates; each group sees the update of the one before.
+
+        Args:
+            names: all parameters' names.
+        """
+        return [names]
+
+    def score(self, clients: Tables, rows: Tables) -> Tensor:
         """Logits of each client's own items.
 
         Args:
-            private: parameters of C clients, each of shape (C, ...).
-            rows: public item rows of those clients, each of shape (C, n, ...).
+            clients: private parameters, personal tables and the clients' own copies of dense public parameters, each
+                of shape (C, ...).
+            rows: public item rows of those clients, each of shape (C, n, ...); with ``whole_tables`` all items in
+                order, as in personal tables.
 
         Returns:
             Tensor of shape (C, n).
         """
         raise NotImplementedError
 
-    def score_all(self, private: Tables, public: Tables) -> Tensor:
+    def score_all(self, clients: Tables, public: Tables) -> Tensor:
         """Logits of all items for C clients under one public table, shape (C, items)."""
-        raise NotImplementedError
+        count = len(next(iter(clients.values())))
+        return self.score(clients, {name: table.expand(count, *table.shape) for name, table in public.items()})
 
-    def learning_rates(self, n_items: int) -> Mapping[str, float]:
-        """The learning rate of every parameter by name, when ``n_items`` items are known."""
+    def keys(self, clients: Tables, rows: Tables) -> Tensor:
+        """A representation of each (client, item) pair, for methods that look up similar pairs: shape (C, n, k)."""
+        return torch.cat([table.flatten(2) for table in rows.values()], dim=2)
+
+    def learning_rates(self, n_items: int, round_: int = 0, batch: int = 0) -> Mapping[str, float]:
+        """The learning rate of every parameter by name.
+
+        Args:
+            n_items: items known in the block.
+            round_, batch: rounds done in the block, and local batches done in the round.
+        """
         raise NotImplementedError
 
     def loss(self, scores: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
@@ -79,3 +130,40 @@ class Backbone:
             Tensor of shape (C,).
         """
         return weighted_bce(scores, labels, weights)
+
+    def pair_loss(self, positive: Tensor, negative: Tensor, weights: Tensor) -> Tensor:
+        """Recommendation loss over pairs, for ``pairwise`` backbones: mean of -log sigmoid(positive - negative).
+
+        Args:
+            positive, negative: logits of the two items of each pair, shape (C, n).
+            weights: shape (C, n); a pair's share of its batch's mean.
+
+        Returns:
+            Tensor of shape (C,) (Bayesian personalised ranking, Rendle et al., UAI 2009).
+        """
+        return (torch.nn.functional.softplus(negative - positive) * weights).sum(1)
+
+    def regulariser(self, clients: Tables, rows: Tables, weights: Tensor, served: Tables, round_: int) -> Tensor | None:
+        """A term of the backbone's own added to each client's loss: shape (C,), or None.
+
+        Args:
+            clients, rows, weights: as for ``score`` and ``loss``.
+            served: the tables the server made for each of the clients (see ``serve``), each (C, items, ...).
+            round_: rounds done in the block.
+        """
+        return None
+
+    def serve(self, uploads: Tables) -> tuple[Tables, Tables] | None:
+        """A server that looks at each upload instead of at their mean only.
+
+        Args:
+            uploads: the participants' public item tables, each (N, items, ...).
+
+        Returns:
+            None (the server averages), or (public tables, tables served to each participant, each (N, items, ...)).
+        """
+        return None
+
+    def diagnostics(self, public: Tables) -> dict[str, float]:
+        """Numbers worth logging after every round."""
+        return {}

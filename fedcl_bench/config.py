@@ -16,8 +16,8 @@ from .datasets import DatasetSource, load_config, locate
 from .errors import UserError
 from .evaluation import EvaluationSettings, parse_metric
 from .federation import Federation, FederationSettings
-from .local import LocalSettings
 from .registry import Plugin, Registry
+from .sampling import LocalSettings
 from .settings import assemble, flat
 from .stream import NOT_WITH_SPLIT_FILE, Stream, StreamSettings
 
@@ -109,7 +109,8 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
     """
     method_plugin, backbone_plugin = registry.get("method", method), registry.get("backbone", backbone)
     config, overrides = load_config(dataset), list(overrides)
-    layers = [(f"dataset_configs/{dataset}.yaml", config.settings),
+    layers = [(f"backbone {backbone}", backbone_plugin.cls.defaults),
+              (f"dataset_configs/{dataset}.yaml", config.settings),
               (f"dataset_configs/{dataset}.yaml", config.method_settings.get(method, {})), *overrides]
     parts = assemble([*CORE_SETTINGS, backbone_plugin.cls.Settings, method_plugin.cls.Settings], layers,
                      f"{method} on {backbone}")

@@ -13,10 +13,9 @@ from torch import Tensor
 from .backbone import Backbone
 from .errors import UserError
 from .functional import weighted_bce
-from .method import Method, Snapshot
+from .method import Method
+from .model import Snapshot, in_pieces, score_users
 from .settings import setting
-
-_SCORES_AT_ONCE = 1 << 23
 
 
 @torch.no_grad()
@@ -32,20 +31,17 @@ def refresh_teacher(state: dict[str, Tensor], model: Snapshot, backbone: Backbon
         n: length N of the lists.
         refreshed: ids of the users whose list is made anew; new users must be among them.
     """
-    users = len(next(iter(model.private.values())))
-    n_items = len(next(iter(model.public.values())))
     device = refreshed.device
-    lists = torch.zeros(users, n, dtype=torch.int64, device=device)
+    lists = torch.zeros(model.n_users, n, dtype=torch.int64, device=device)
     if "lists" in state:
         lists[:len(state["lists"])] = state["lists"]
-    renew = torch.zeros(users, dtype=torch.bool, device=device)
+    renew = torch.zeros(model.n_users, dtype=torch.bool, device=device)
     renew[refreshed] = True
     teacher = []
-    for start in range(0, users, max(1, _SCORES_AT_ONCE // n_items)):
-        some = slice(start, start + max(1, _SCORES_AT_ONCE // n_items))
-        scores = backbone.score_all({name: table[some] for name, table in model.private.items()}, model.public)
-        fresh = renew[some]
-        lists[some][fresh] = scores[fresh].topk(n, dim=1).indices
+    for some in in_pieces(torch.arange(model.n_users, device=device), model.n_items):
+        scores = score_users(backbone, model, some)
+        fresh = some[renew[some]]
+        lists[fresh] = scores[renew[some]].topk(n, dim=1).indices
         teacher.append(torch.sigmoid(scores.gather(1, lists[some])))
     state["lists"], state["teacher"] = lists, torch.cat(teacher)
 
@@ -115,7 +111,7 @@ class TopNDistillation(Method):
                 raise UserError(f"setting 'top_n': found {self.settings.top_n}, accepted: at most the number of items, "
                                 f"{step.n_items} in block {step.index}.")
 
-    def replayed_items(self, users):
+    def replayed_items(self, users, draw):
         if self.settings.lambda_kd == 0.0:
             return None
         lists = self.client_state["lists"]
@@ -147,7 +143,7 @@ class TopNDistillation(Method):
         return torch.zeros(len(batch.users), dtype=loss.dtype, device=loss.device).index_copy(
             0, known, self.settings.lambda_kd * loss)
 
-    def end_step(self, step, model, backbone, trained):
+    def end_step(self, step, model, backbone, trained, draw):
         if self.settings.lambda_kd == 0.0:
             return
         if self.settings.refresh_lists == "all":

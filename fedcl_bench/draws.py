@@ -92,6 +92,12 @@ def normal_rows(seed: int, purpose: str, first_row: int, rows: int, columns: int
     return radius * torch.cos(2.0 * math.pi * uniform(bits(keys, 2 * column + 1)))
 
 
+def uniform_values(seed: int, purpose: str, shape: tuple[int, ...], bound: float) -> Tensor:
+    """float64 of the given shape, uniform on (-bound, bound)."""
+    pattern = bits(torch.tensor(_signed(key(seed, purpose))), torch.arange(math.prod(shape)))
+    return ((2.0 * uniform(pattern) - 1.0) * bound).view(shape)
+
+
 def mean_laplace(seed: int, step: int, round_: int, name: str, shape: tuple[int, ...], scale: float,
                  uploads: int) -> Tensor:
     """The mean of ``uploads`` independent Laplace(0, scale) tables, float64, without drawing each of them.
@@ -102,3 +108,10 @@ def mean_laplace(seed: int, step: int, round_: int, name: str, shape: tuple[int,
     philox = np.random.Philox(key=key(seed, "upload noise " + name, step, round_))
     gamma = np.random.Generator(philox).standard_gamma(uploads, size=(2, *shape))
     return torch.from_numpy((gamma[0] - gamma[1]) * (scale / uploads))
+
+
+def laplace(base: int, clients: Tensor, shape: tuple[int, ...], scale: float) -> Tensor:
+    """Independent Laplace(0, scale) float64 of shape (C, *shape), keyed by ``base`` (see ``key``) and each client."""
+    index = torch.arange(math.prod(shape), device=clients.device)
+    centred = uniform(bits(client_keys(base, clients)[:, None], index)) - 0.5
+    return (-scale * centred.sign() * torch.log1p(-2.0 * centred.abs())).view(len(clients), *shape)

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from .backbone import Backbone
 from .errors import UserError, unknown
-from .method import Snapshot
+from .method import Method
+from .model import Snapshot, in_pieces, score_users
 from .parallel import in_order
 from .settings import setting
 from .stream import Ragged
@@ -86,8 +87,8 @@ def list_metrics(hits: Tensor, relevant: Tensor, topk: Iterable[int]) -> dict[st
     return result
 
 
-def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterable[Ragged],
-             topk: Iterable[int]) -> UserScores:
+def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterable[Ragged], topk: Iterable[int],
+             method: Method | None = None) -> UserScores:
     """Rank every item known to the model for each user with items to find.
 
     Args:
@@ -95,17 +96,20 @@ def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterabl
         target: the items to find, per user.
         masks: items of each user that are not recommended.
         topk: list lengths.
+        method: may rescore.
     """
     topk = sorted(set(topk))
     users = (target.lengths > 0).nonzero().flatten()
-    n_items = len(next(iter(model.public.values())))
+    n_items = model.n_items
     if topk[-1] > n_items:
         raise UserError(f"setting 'topk': found {topk[-1]}, accepted: at most the number of items, {n_items}.")
     masks = list(masks)
 
     @torch.no_grad()  # holds per thread
     def score(some: Tensor) -> dict[str, Tensor]:
-        scores = backbone.score_all({name: table[some] for name, table in model.private.items()}, model.public)
+        scores = score_users(backbone, model, some)
+        if method is not None:
+            scores = method.rescore(some, scores, model, backbone)
         for mask in masks:
             scores[mask.select(some)] = -torch.inf
         find = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
@@ -114,6 +118,6 @@ def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterabl
         hits = find.gather(1, item) & (value > -torch.inf)
         return list_metrics(hits, find.sum(1), topk)
 
-    pieces = users.split(max(1, _SCORES_AT_ONCE // n_items))
+    pieces = list(in_pieces(users, n_items, _SCORES_AT_ONCE))
     parts = list(in_order(score, pieces, users.device))
     return UserScores(users, {name: torch.cat([part[name] for part in parts]) for name in parts[0]})

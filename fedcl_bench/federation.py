@@ -10,13 +10,16 @@ import torch
 from torch import Tensor
 
 from . import draws
+from .analysis import item_movement, item_rank_change, preference_shift
 from .backbone import Backbone, Tables
 from .errors import RunFailed, UserError
 from .evaluation import EvaluationSettings, UserScores, parse_metric, rank_all
-from .local import LocalSettings, make_chunks, train_round
+from .local import train_round
 from .memory import keep_freed_blocks
-from .method import Method, NoSettings, Snapshot
+from .method import DrawKey, Method, NoSettings
+from .model import Snapshot, in_pieces
 from .parallel import workers
+from .sampling import LocalSettings, make_chunks
 from .settings import setting
 from .stream import Step, Stream
 
@@ -29,6 +32,10 @@ class FederationSettings:
     patience: int = setting(30, "rounds without a better validation metric before a block ends", low=1)
     client_ratio: float = setting(1.0, "share of the clients with data that take part in a round", above=0.0, high=1.0)
     upload_noise: float = setting(0.0, "scale of Laplace noise on every uploaded number", low=0.0)
+    weighting: str = setting("uniform", "all clients count alike in the mean, or by their training interactions",
+                             choices=("uniform", "interactions"))
+    reset_private: bool = setting(False, "clients with data in a block start it from untrained private parameters, as "
+                                  "the released FedNCF and PFedRec code of F3CRec does")
     init_from: str = setting("last", "a block starts from the previous one's last round (released code) or its best "
                              "validation round", choices=("last", "best"))
     precision: str = setting("float32", "floating-point numbers of the training", choices=("float32", "float64"))
@@ -41,11 +48,13 @@ class Progress:
     Attributes:
         step, round: the step being trained and the rounds done in it.
         trained: whether the step's rounds are over and its tests are in ``tests``.
-        model: tables after the last round; best: those of the best validation round.
+        model: tables after the last round; best: those of the best validation round; previous: ``best`` of the step
+            before.
         best_value, stale: best validation metric and rounds since it.
         client_state, server_state: the method's.
         curve: one row per round of every step so far.
         tests: (trained step, tested step, per-user scores).
+        analysis: (step, kind, ids of users or items, values), see ``analysis.py``.
     """
 
     step: int = 0
@@ -53,12 +62,14 @@ class Progress:
     trained: bool = False
     model: Snapshot = field(default_factory=lambda: Snapshot({}, {}))
     best: Snapshot = field(default_factory=lambda: Snapshot({}, {}))
+    previous: Snapshot = field(default_factory=lambda: Snapshot({}, {}))
     best_value: float = -1.0
     stale: int = 0
     client_state: dict[str, Tensor] = field(default_factory=dict)
     server_state: dict[str, Tensor] = field(default_factory=dict)
     curve: tuple[dict[str, Any], ...] = ()
     tests: tuple[tuple[int, int, UserScores], ...] = ()
+    analysis: tuple[tuple[int, str, Tensor, Tensor], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -85,26 +96,57 @@ class Federation:
                 if len(step.split(split).values) == 0:
                     raise UserError(f"block {step.index} has no {split} interaction: every user has fewer than 3 rows "
                                     f"in it; use fewer blocks (--set blocks=N).")
-            crowded = (step.train.lengths >= step.n_items).nonzero().flatten().tolist()
-            for user in crowded:
-                if len(step.train.of(user).unique()) == step.n_items:
-                    raise UserError(f"block {step.index}: user {self.stream.user_tokens[user]} has interacted with "
-                                    f"every item, so no negative can be drawn for this client.")
+            self._check_negatives(step)
+        if self.server.upload_noise > 0.0 and self.server.weighting != "uniform":
+            raise UserError("setting 'upload_noise': found a scale above 0 with weighting=interactions, accepted: "
+                            "noise with weighting=uniform.")
         self.method.check(self.stream)
 
-
-def _grown(table: Tensor | None, rows: Tensor, like: torch.dtype, device: torch.device) -> Tensor:
-    rows = rows.to(device, like)
-    return rows if table is None else torch.cat([table, rows])
+    def _check_negatives(self, step: Step) -> None:
+        """Every client must have enough items to draw negatives from."""
+        needed = self.local.negatives if self.local.negative_draw == "distinct" else 1
+        kinds = ("train", "valid", "test") if self.local.negative_pool == "untouched" else ("train",)
+        lengths = sum(step.split(kind).lengths for kind in kinds)
+        for user in (lengths > step.n_items - needed).nonzero().flatten().tolist():
+            left = step.n_items - len(torch.cat([step.split(kind).of(user) for kind in kinds]).unique())
+            if left < needed and step.train.lengths[user] > 0:
+                raise UserError(f"block {step.index}: user {self.stream.user_tokens[user]} has interacted with all but "
+                                f"{left} of the {step.n_items} items, and {needed} must be left to draw negatives from.")
 
 
 def grow(model: Snapshot, backbone: Backbone, seed: int, step: Step, dtype: torch.dtype,
          device: torch.device) -> Snapshot:
     """Append rows for the users and items that are new in ``step``."""
-    new = backbone.new_rows(seed, range(step.old_users, step.n_users), range(step.old_items, step.n_items))
-    public, private = ({name: _grown(old.get(name), rows, dtype, device) for name, rows in added.items()}
-                       for old, added in zip((model.public, model.private), new))
-    return Snapshot(public, private)
+    def grown(old: Tables, rows: Tables) -> Tables:
+        rows = {name: added.to(device, dtype) for name, added in rows.items()}
+        return {name: torch.cat([old[name], added]) if name in old else added for name, added in rows.items()}
+
+    def grown_each(old: Tables, rows: Tables) -> Tables:
+        """Tables with one row per user and item; ``rows`` are those every new cell starts from."""
+        result = {}
+        for name, start in rows.items():
+            result[name] = start.to(device, dtype).expand(step.n_users, *start.shape).clone()
+            if name in old:
+                users, items = old[name].shape[:2]
+                result[name][:users, :items] = old[name]
+        return result
+
+    users, items = range(step.old_users, step.n_users), range(step.old_items, step.n_items)
+    new_public, new_private = backbone.new_rows(seed, users, items)
+    public = grown(model.public, new_public)
+    personal = grown_each(model.private, backbone.new_personal(seed, range(step.n_items)))
+    dense = model.dense or grown({}, backbone.new_dense(seed))
+    local = grown_each(model.local, public) if backbone.keeps_local_tables else {}
+    served = grown_each(model.served, public) if model.served else {}
+    return Snapshot(public, {**grown(model.private, new_private), **personal}, dense, local, served)
+
+
+def reset_private(model: Snapshot, backbone: Backbone, seed: int, users: Tensor) -> Snapshot:
+    """Give some users the private parameters (but for personal tables) that they started with."""
+    fresh = backbone.new_rows(seed, range(model.n_users), range(0))[1]
+    return replace(model, private={
+        name: table.index_copy(0, users, fresh[name].to(table)[users]) if name in fresh else table
+        for name, table in model.private.items()})
 
 
 def participants(step: Step, ratio: float, seed: int, round_: int) -> Tensor:
@@ -117,8 +159,8 @@ def participants(step: Step, ratio: float, seed: int, round_: int) -> Tensor:
     return users[chosen[:max(1, round(ratio * len(users)))]].sort().values
 
 
-def _bytes(tables: Tables) -> int:
-    return sum(table.numel() * table.element_size() for table in tables.values())
+def _bytes(*kinds: Tables) -> int:
+    return sum(table.numel() * table.element_size() for tables in kinds for table in tables.values())
 
 
 def run(federation: Federation, progress: Progress | None = None) -> Iterator[Progress]:
@@ -145,12 +187,18 @@ def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
 
     for step in f.stream.steps[progress.step:]:
         step = step.to(device)
+        trained = (step.train.lengths > 0).nonzero().flatten()
         acting = method if step.index >= method.first_step else nothing
+        weights = step.train.lengths.to(dtype) if f.server.weighting == "interactions" else None
         chunks = None
         if progress.round == 0 and not progress.trained:
             start = progress.best if f.server.init_from == "best" else progress.model
             model = grow(start, backbone, f.seed, step, dtype, device)
-            progress = replace(progress, model=model, best=model, best_value=-1.0, stale=0)
+            if f.server.reset_private and step.index > 0:
+                model = reset_private(model, backbone, f.seed, trained)
+            if step.index > 0:
+                acting.begin_step(step, f.stream.steps[step.index - 1].to(device), model, backbone)
+            progress = replace(progress, model=model, best=model, previous=progress.best, best_value=-1.0, stale=0)
 
         while not progress.trained:
             # One round (F3CRec, Algorithm 1): broadcast, local training, upload, aggregation, validation.
@@ -158,48 +206,95 @@ def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
             round_ = progress.round
             if chunks is None or f.server.client_ratio < 1.0:
                 users = participants(step, f.server.client_ratio, f.seed, round_)
-                row_width = sum(table[0].numel() for table in progress.model.public.values())
-                chunks = make_chunks(step.train, users, f.local, step.n_items, row_width)
-            public, private, loss = train_round(chunks, progress.model.public, progress.model.private, backbone,
-                                                acting, f.local, f.seed, step.index, round_)
-            if f.server.upload_noise > 0.0:
-                for name, table in public.items():
-                    public[name] = table + draws.mean_laplace(f.seed, step.index, round_, name, tuple(table.shape),
-                                                              f.server.upload_noise, len(users)).to(table)
-            upload = _bytes(public)
-            public = acting.aggregate(public)
-            model = Snapshot(public, private)
+                chunks = make_chunks(step, users, f.local, _row_width(progress.model, backbone), backbone.pairwise,
+                                     backbone.whole_tables)
+            model, loss = train_round(chunks, progress.model, backbone, acting, f.local, f.seed, step.index, round_,
+                                      weights)
+            model = aggregate(f, model, users, step.index, round_)
+            uploaded = _bytes(model.public, model.dense)
+            model = replace(model, public=acting.aggregate(model.public))
             trained_at = time.perf_counter()
 
-            _require_finite(loss, model, backbone, step, round_)
+            _require_finite(loss, model, f, step, round_)
             valid = rank_all(backbone, model, step.valid, [step.train],
-                             [parse_metric(f.evaluation.valid_metric)[1]])
+                             [parse_metric(f.evaluation.valid_metric)[1]], acting)
             value = round(valid.mean(f.evaluation.valid_metric), f.evaluation.valid_decimals)
             better = value > progress.best_value
             best = model if better else progress.best
             stale = 0 if better else progress.stale + 1
             last = stale >= f.server.patience or round_ + 1 >= f.server.rounds
-            tests = test(f, step, best) if last else []
-            extra = 0
+            tests = test(f, step, best, acting) if last else []
+            downloaded = uploaded + _bytes({name: table[0] for name, table in model.served.items()})
             if round_ == 0 and acting.downloads_previous_model():
-                extra = _bytes({name: table[:step.old_items] for name, table in public.items()})
+                downloaded += _bytes({name: table[:step.old_items] for name, table in model.public.items()})
             row = {"step": step.index, "round": round_, "participants": len(users), "loss": loss, "valid": value,
-                   "bytes_up": upload, "bytes_down": upload + extra, "train_seconds": trained_at - began,
-                   "evaluate_seconds": time.perf_counter() - trained_at}
+                   "bytes_up": uploaded, "bytes_down": downloaded, "train_seconds": trained_at - began,
+                   "evaluate_seconds": time.perf_counter() - trained_at, **backbone.diagnostics(model.public)}
             progress = replace(
                 progress, round=round_ + 1, trained=last, model=model, best=best,
                 best_value=max(value, progress.best_value), stale=stale, curve=(*progress.curve, row),
-                tests=(*progress.tests, *tests),
+                tests=(*progress.tests, *tests), analysis=(*progress.analysis, *analyse(f, step, progress, model,
+                                                                                        best if last else None)),
                 client_state=dict(method.client_state), server_state=dict(method.server_state))
             yield progress
 
-        method.end_step(step, progress.best, backbone, (step.train.lengths > 0).nonzero().flatten())
+        method.end_step(step, progress.best, backbone, trained, DrawKey(f.seed, step.index))
         progress = replace(progress, step=step.index + 1, round=0, trained=False,
                            client_state=dict(method.client_state), server_state=dict(method.server_state))
         yield progress
 
 
-def test(f: Federation, step: Step, model: Snapshot) -> list[tuple[int, int, UserScores]]:
+def _row_width(model: Snapshot, backbone: Backbone) -> int:
+    """Numbers per item that one client holds."""
+    tables = [*(table[0] for table in model.public.values()),
+              *(model.private[name][0, 0] for name in backbone.new_personal(0, range(0)))]
+    return sum(row.numel() for row in tables)
+
+
+def aggregate(f: Federation, model: Snapshot, users: Tensor, step: int, round_: int) -> Snapshot:
+    """Upload noise, and the backbone's own server if it has one, on the averaged tables of ``users``' uploads."""
+    scale = f.server.upload_noise
+    if f.backbone.keeps_local_tables:
+        uploads = {name: table[users] for name, table in model.local.items()}
+        if scale > 0.0:
+            for name, table in uploads.items():
+                key = draws.key(f.seed, "upload noise of " + name, step, round_)
+                for some in in_pieces(torch.arange(len(users), device=users.device), table[0].numel()):
+                    table[some] += draws.laplace(key, users[some], tuple(table.shape[1:]), scale).to(table)
+        if (answer := f.backbone.serve(uploads)) is not None:
+            public, served = answer
+            before = model.served or {name: table.expand(model.n_users, *table.shape)
+                                      for name, table in model.public.items()}
+            return replace(model, public=public, served={name: before[name].index_copy(0, users, table)
+                                                         for name, table in served.items()})
+    if scale > 0.0:
+        def noisy(tables: Tables) -> Tables:
+            return {name: table + draws.mean_laplace(f.seed, step, round_, name, tuple(table.shape), scale,
+                                                     len(users)).to(table) for name, table in tables.items()}
+        model = replace(model, public=noisy(model.public), dense=noisy(model.dense))
+    return model
+
+
+def analyse(f: Federation, step: Step, progress: Progress, model: Snapshot,
+            best: Snapshot | None) -> list[tuple[int, str, Tensor, Tensor]]:
+    """Preference shift after the first round of a later block, and item movement at its end (``best`` given)."""
+    if step.index == 0:
+        return []
+    before = f.stream.steps[step.index - 1].to(f.device).train.lengths > 0
+    now = step.train.lengths[:len(before)] > 0
+    result = []
+    if progress.round == 0:
+        users = (before & now).nonzero().flatten()
+        result.append((step.index, "user_shift", users, preference_shift(f.backbone, progress.previous, model, users)))
+    if best is not None:
+        items = torch.arange(step.old_items, device=f.device)
+        result.append((step.index, "item_phi", items, item_movement(progress.previous, best)))
+        result.append((step.index, "item_rank_change", items, item_rank_change(
+            f.backbone, progress.previous, best, (before & ~now).nonzero().flatten())))
+    return result
+
+
+def test(f: Federation, step: Step, model: Snapshot, method: Method) -> list[tuple[int, int, UserScores]]:
     """Test a step's model on this and every earlier step (row R[t, .]).
 
     Candidates are all items accumulated up to the step just trained. Only that step's train and valid items are
@@ -207,14 +302,14 @@ def test(f: Federation, step: Step, model: Snapshot) -> list[tuple[int, int, Use
     """
     topk = {*f.evaluation.topk, parse_metric(f.evaluation.valid_metric)[1]}
     return [(step.index, earlier.index,
-             rank_all(f.backbone, model, earlier.test.to(f.device), [step.train, step.valid], topk))
+             rank_all(f.backbone, model, earlier.test.to(f.device), [step.train, step.valid], topk, method))
             for earlier in f.stream.steps[:step.index + 1]]
 
 
-def _require_finite(loss: float, model: Snapshot, backbone: Backbone, step: Step, round_: int) -> None:
-    tables = [torch.tensor(loss), *model.public.values(), *model.private.values()]
-    if not all(bool(torch.isfinite(table).all()) for table in tables):
-        rates = ", ".join(f"{name} {rate:g}" for name, rate in backbone.learning_rates(step.n_items).items())
+def _require_finite(loss: float, model: Snapshot, f: Federation, step: Step, round_: int) -> None:
+    if not all(bool(torch.isfinite(table).all()) for table in (torch.tensor(loss), *model.tables())):
+        lr = f.backbone.settings.lr
+        rates = ", ".join(f"{name} {rate:g}" for name, rate in f.backbone.learning_rates(step.n_items, round_).items())
         raise RunFailed(f"training diverged in block {step.index}, round {round_ + 1}: the loss ({loss:g}) or a "
-                        f"parameter is not finite.\nlr={backbone.settings.lr:g} (learning rates: {rates}); "
-                        f"try a smaller one with --set lr={backbone.settings.lr / 10:g}.")
+                        f"parameter is not finite.\nlr={lr:g} (learning rates: {rates}); "
+                        f"try a smaller one with --set lr={lr / 10:g}.")

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from . import draws
 from .backbone import Backbone, Tables
+from .model import Snapshot
 from .stream import Step, Stream
 
 if TYPE_CHECKING:
@@ -26,11 +27,17 @@ class NoSettings:
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """The model after a step: public tables and every user's private parameters."""
+class DrawKey:
+    """Names the random numbers of one local batch, round or step: a method's draws are keyed by it and the client."""
 
-    public: Tables
-    private: Tables
+    seed: int
+    step: int
+    round: int = 0
+    batch: int = 0
+
+    def clients(self, purpose: str, users: Tensor) -> Tensor:
+        """One stream key per user; feed them to ``draws.bits``."""
+        return draws.client_keys(draws.key(self.seed, purpose, self.step, self.round, self.batch), users)
 
 
 class Method:
@@ -38,6 +45,7 @@ class Method:
 
     Attributes:
         first_step: the first step on which the method acts. Runs of methods with first_step 1 share block 0.
+        reimplementation: the method's code was never released and this follows its description; results say so.
         client_state: tensors with one row per user, by name.
         server_state: tensors the server keeps, by name.
     """
@@ -47,6 +55,7 @@ class Method:
     reference: ClassVar[str] = ""
     Settings: ClassVar[type] = NoSettings
     first_step: ClassVar[int] = 1
+    reimplementation: ClassVar[bool] = False
 
     def __init__(self, settings):
         self.settings = settings
@@ -56,11 +65,20 @@ class Method:
     def check(self, stream: Stream) -> None:
         """Before the run: raise UserError if a setting does not fit the data."""
 
-    def replayed_items(self, users: Tensor) -> Tensor | None:
+    def begin_step(self, step: Step, previous: Step, model: Snapshot, backbone: Backbone) -> None:
+        """Before the first round of a step, from ``first_step`` on, but not of step 0.
+
+        Args:
+            previous: the step before.
+            model: what the step starts from, with rows for its new users and items.
+        """
+
+    def replayed_items(self, users: Tensor, draw: DrawKey) -> Tensor | None:
         """Items, besides the batch's own, whose scores ``local_loss`` differentiates.
 
         Args:
             users: ids of C clients.
+            draw: key of the round's random numbers (its ``batch`` is 0).
 
         Returns:
             int64 item ids of shape (C, n), or None.
@@ -82,27 +100,23 @@ class Method:
         """The server's tables after plain averaging (and upload noise), to be broadcast in the next round."""
         return public
 
-    def end_step(self, step: Step, model: Snapshot, backbone: Backbone, trained: Tensor) -> None:
+    def rescore(self, users: Tensor, scores: Tensor, model: Snapshot, backbone: Backbone) -> Tensor:
+        """Scores to rank by, when a model is validated or tested.
+
+        Args:
+            users: ids of n users.
+            scores: logits of all items, shape (n, items).
+        """
+        return scores
+
+    def end_step(self, step: Step, model: Snapshot, backbone: Backbone, trained: Tensor, draw: DrawKey) -> None:
         """After a step, with the model of its best validation round.
 
         Args:
             trained: ids of the users with training data in the step.
+            draw: key of random numbers for this call.
         """
 
     def downloads_previous_model(self) -> bool:
         """Whether clients receive the previous step's best public tables once per step, besides those of each round."""
         return False
-
-
-@dataclass(frozen=True)
-class DrawKey:
-    """Names the random numbers of one local batch: a method's draws are keyed by client and batch."""
-
-    seed: int
-    step: int
-    round: int
-    batch: int
-
-    def clients(self, purpose: str, users: Tensor) -> Tensor:
-        """One stream key per user; feed them to ``draws.bits``."""
-        return draws.client_keys(draws.key(self.seed, purpose, self.step, self.round, self.batch), users)

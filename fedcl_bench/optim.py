@@ -13,28 +13,25 @@ from torch import Tensor
 
 
 class SGD:
-    """Plain stochastic gradient descent: no momentum, no weight decay."""
-
-    def __init__(self, lr: Mapping[str, float]):
-        self.lr = lr
+    """Plain stochastic gradient descent without momentum."""
 
     @torch.no_grad()
-    def updates(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What one step adds to each parameter. May reuse the gradients' memory."""
-        return {name: gradient.mul_(-self.lr[name]) for name, gradient in gradients.items()}
+    def updates(self, gradients: Mapping[str, Tensor], lr: Mapping[str, float]) -> dict[str, Tensor]:
+        """What one step at these learning rates adds to each parameter. May reuse the gradients' memory."""
+        return {name: gradient.mul_(-lr[name]) for name, gradient in gradients.items()}
 
 
 class Adam:
     """Adam (Kingma & Ba, 2015) with PyTorch's defaults and formula."""
 
-    def __init__(self, lr: Mapping[str, float], beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8):
-        self.lr, self.beta1, self.beta2, self.eps = lr, beta1, beta2, eps
+    def __init__(self, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8):
+        self.beta1, self.beta2, self.eps = beta1, beta2, eps
         self.steps = 0
         self.moments: dict[str, tuple[Tensor, Tensor]] = {}
 
     @torch.no_grad()
-    def updates(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What one step adds to each parameter. May reuse the gradients' memory."""
+    def updates(self, gradients: Mapping[str, Tensor], lr: Mapping[str, float]) -> dict[str, Tensor]:
+        """What one step at these learning rates adds to each parameter. May reuse the gradients' memory."""
         self.steps += 1
         correction1 = 1.0 - self.beta1 ** self.steps
         correction2 = 1.0 - self.beta2 ** self.steps
@@ -46,7 +43,7 @@ class Adam:
             first.lerp_(gradient, 1.0 - self.beta1)
             second.mul_(self.beta2).addcmul_(gradient, gradient, value=1.0 - self.beta2)
             denominator = (second / correction2).sqrt_().add_(self.eps)
-            result[name] = torch.div(first, denominator, out=gradient).mul_(-self.lr[name] / correction1)
+            result[name] = torch.div(first, denominator, out=gradient).mul_(-lr[name] / correction1)
         return result
 
 

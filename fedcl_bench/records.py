@@ -6,6 +6,7 @@ A run in progress keeps one ``checkpoint.pt``; a finished one has
 - ``metrics.parquet`` trained block, tested block, metric, mean over users, users
 - ``rounds.parquet``  one row per round: loss, validation metric, participants, bytes, seconds
 - ``users.parquet``   trained block, tested block, user, metric, value
+- ``analysis.parquet`` block, kind, id, value: shift of users and items between blocks (see ``analysis.py``)
 - ``model.pt``        the tables after the last block
 
 ``run.json`` is written last, so a folder without a finished one is an unfinished run whatever else is in it.
@@ -36,10 +37,12 @@ from .errors import UserError
 from .evaluation import UserScores
 from .federation import Progress
 from .memory import peak_mib
-from .method import Snapshot
+from .model import Snapshot
 
-FILES = ("metrics.parquet", "rounds.parquet", "users.parquet", "model.pt")
+FILES = ("metrics.parquet", "rounds.parquet", "users.parquet", "analysis.parquet", "model.pt")
+SCHEMA = 2  # of a record's files; raised when their content changes
 _DIGEST = 32
+_SNAPSHOTS = ("model", "best", "previous")
 
 
 class Corrupt(Exception):
@@ -81,8 +84,8 @@ def _unpack(content: bytes, device: str) -> Any:
 def save_progress(path: Path, progress: Progress, elapsed: float) -> None:
     """Write a checkpoint; ``elapsed`` is the wall time in seconds spent on the run so far."""
     content = {f.name: getattr(progress, f.name) for f in fields(Progress)}
-    for name in ("model", "best"):
-        content[name] = dict(public=content[name].public, private=content[name].private)
+    for name in _SNAPSHOTS:
+        content[name] = dict(vars(content[name]))
     content["tests"] = [(t, s, scores.users, scores.values) for t, s, scores in progress.tests]
     write_atomically(path, _pack({"progress": content, "elapsed": elapsed}))
 
@@ -100,9 +103,10 @@ def load_progress(path: Path, device: str) -> tuple[Progress, float] | None:
     try:
         saved = _unpack(content, device)
         progress = saved["progress"]
-        for name in ("model", "best"):
+        for name in _SNAPSHOTS:
             progress[name] = Snapshot(**progress[name])
         progress["tests"] = tuple((t, s, UserScores(users, values)) for t, s, users, values in progress["tests"])
+        progress["analysis"] = tuple(map(tuple, progress["analysis"]))
         return Progress(**progress), saved["elapsed"]
     except Corrupt as error:
         raise Corrupt(f"{path}: {error}") from None
@@ -139,7 +143,13 @@ def _tables(progress: Progress) -> dict[str, pd.DataFrame]:
                                        "value": values.cpu().numpy()}))
     every = pd.concat(users, ignore_index=True)
     every["metric"] = every["metric"].astype("category")
-    return {"metrics.parquet": pd.DataFrame(means, columns=["trained_block", "tested_block", "metric", "mean", "users"]),
+    analysis = [pd.DataFrame({"block": np.int16(t), "kind": kind, "id": ids.cpu().numpy().astype(np.int32),
+                              "value": values.cpu().numpy()}) for t, kind, ids, values in progress.analysis]
+    shifts = pd.concat(analysis or [pd.DataFrame({"block": np.zeros(0, np.int16), "kind": [], "id": np.zeros(
+        0, np.int32), "value": np.zeros(0)})], ignore_index=True)
+    shifts["kind"] = shifts["kind"].astype("category")
+    return {"analysis.parquet": shifts,
+            "metrics.parquet": pd.DataFrame(means, columns=["trained_block", "tested_block", "metric", "mean", "users"]),
             "rounds.parquet": pd.DataFrame(list(progress.curve)), "users.parquet": every}
 
 
@@ -177,7 +187,7 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
                   "down_per_client_round": per_block["bytes_down"].min().tolist(),
                   "total_up": int((curve["bytes_up"] * curve["participants"]).sum()),
                   "total_down": int((curve["bytes_down"] * curve["participants"]).sum())},
-        "privacy": {"uploaded": list(progress.best.public), "kept_at_client": list(progress.best.private),
+        "privacy": {"uploaded": [*progress.best.public, *progress.best.dense], "kept_at_client": list(progress.best.private),
                     "upload_noise": config.server.upload_noise},
         "hash": config.hash, "base_hash": config.base_hash, "data_fingerprint": config.source.fingerprint,
         "environment": environment(config.device),
@@ -210,6 +220,8 @@ class Record:
             raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
         except (ValueError, KeyError, TypeError, AttributeError):
             raise Corrupt(f"{path}: is not a complete run record") from None
+        if content.get("schema", 1) != SCHEMA:
+            raise Corrupt(f"{path}: is a record of schema {content.get('schema', 1)}, this version reads {SCHEMA}")
         for name in FILES if status == "finished" else ():
             try:
                 found = _digest((self.folder / name).read_bytes()).hex()
@@ -221,21 +233,21 @@ class Record:
 
     def finish(self, content: dict[str, Any], progress: Progress) -> dict[str, Any]:
         """Write all files of a finished run, ``run.json`` last, and drop the checkpoint."""
-        blobs = {"model.pt": _pack({"public": progress.best.public, "private": progress.best.private})}
+        blobs = {"model.pt": _pack(dict(vars(progress.best)))}
         for name, table in _tables(progress).items():
             buffer = io.BytesIO()
             table.to_parquet(buffer, index=False)
             blobs[name] = buffer.getvalue()
         for name in FILES:
             write_atomically(self.folder / name, blobs[name])
-        content = {"status": "finished", **content, "files": {name: _digest(blobs[name]).hex() for name in FILES}}
+        content = {"schema": SCHEMA, "status": "finished", **content, "files": {name: _digest(blobs[name]).hex() for name in FILES}}
         write_atomically(self.folder / "run.json", json.dumps(content, indent=1).encode())
         self.checkpoint.unlink(missing_ok=True)
         return content
 
     def fail(self, config: RunConfig, message: str) -> None:
         """Mark the run as failed."""
-        content = {"status": "failed", "error": message, "method": config.method.name,
+        content = {"schema": SCHEMA, "status": "failed", "error": message, "method": config.method.name,
                    "backbone": config.backbone.name, "dataset": config.source.name, "seed": config.seed,
                    "settings": config.settings, "hash": config.hash, "environment": environment(config.device)}
         write_atomically(self.folder / "run.json", json.dumps(content, indent=1).encode())

@@ -36,7 +36,7 @@ def accepted(field: dataclasses.Field, kind: type) -> str:
     if meta["choices"]:
         return "one of " + ", ".join(map(str, meta["choices"]))
     name = {int: "a whole number", float: "a number", bool: "true or false", str: "a text",
-            tuple: "a list of whole numbers, as 10,20"}[typing.get_origin(kind) or kind]
+            tuple: "a list of whole numbers, as 10,20" + (", or none" if field.default == () else "")}[typing.get_origin(kind) or kind]
     bounds = [f"above {meta['above']}" if meta["above"] is not None else "",
               f"at least {meta['low']}" if meta["low"] is not None else "",
               f"at most {meta['high']}" if meta["high"] is not None else ""]
@@ -46,7 +46,7 @@ def accepted(field: dataclasses.Field, kind: type) -> str:
 def _convert(value: Any, kind: type) -> Any:
     """``value`` as ``kind``; raises ValueError or TypeError when it is not one."""
     if typing.get_origin(kind) is tuple:
-        parts = value.split(",") if isinstance(value, str) else value
+        parts = value.split(",") if isinstance(value, str) and value != "none" else () if value == "none" else value
         return tuple(_convert(p, int) for p in ([parts] if isinstance(parts, int) else parts))
     if kind is str:
         if not isinstance(value, str):
@@ -89,7 +89,7 @@ def checked(cls: type, name: str, value: Any, origin: str) -> Any:
                     or (meta["above"] is not None and number <= meta["above"]) \
                     or (meta["choices"] and number not in meta["choices"]):
                 raise ValueError
-        if not numbers:
+        if not numbers and field.default != ():
             raise ValueError
     except (TypeError, ValueError, OverflowError, yaml.YAMLError):
         raise UserError(f"setting '{name}' ({origin}): found {value!r}, accepted: {accepted(field, kind)}.") from None
@@ -154,6 +154,6 @@ def describe(cls: type) -> list[tuple[str, str, str, str]]:
     for field in dataclasses.fields(cls):
         search = field.metadata["search"]
         space = f"searched: {', '.join(map(str, search))}" if search else accepted(field, hints[field.name])
-        default = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else str(field.default)
+        default = ",".join(map(str, field.default)) or "none" if isinstance(field.default, tuple) else str(field.default)
         rows.append((field.name, default or "(none)", space, field.metadata["help"]))
     return rows

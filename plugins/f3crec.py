@@ -91,6 +91,6 @@ class F3CRec(TopNDistillation):
             result[name] = torch.cat([(1.0 - gamma) * old + gamma * previous, mean[len(previous):]])
         return result
 
-    def end_step(self, step, model, backbone, trained):
-        super().end_step(step, model, backbone, trained)
+    def end_step(self, step, model, backbone, trained, draw):
+        super().end_step(step, model, backbone, trained, draw)
         self.server_state = dict(model.public)

@@ -42,12 +42,15 @@ class FedMF(Backbone):
                 for name, shape in shapes.items()}
         return {ITEM: rows[ITEM]}, {USER: rows[USER]}
 
-    def score(self, private, rows):
-        return dot(private[USER], rows[ITEM])
+    def score(self, clients, rows):
+        return dot(clients[USER], rows[ITEM])
 
-    def score_all(self, private, public):
-        return private[USER] @ public[ITEM].T
+    def score_all(self, clients, public):
+        return clients[USER] @ public[ITEM].T
 
-    def learning_rates(self, n_items):
+    def keys(self, clients, rows):
+        return clients[USER].unsqueeze(1) * rows[ITEM]
+
+    def learning_rates(self, n_items, round_=0, batch=0):
         factor = n_items if self.settings.item_lr == "times_items" else 1
         return {USER: self.settings.lr, ITEM: self.settings.lr * factor}

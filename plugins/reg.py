@@ -39,8 +39,12 @@ class Reg(Method):
         for name, values in batch.private.items():
             anchor = self.client_state[name]
             old = batch.users < len(anchor)
-            difference = values - anchor[batch.users.clamp(max=len(anchor) - 1)]
+            anchor_rows = anchor[batch.users.clamp(max=len(anchor) - 1)]
+            difference = values[:, :anchor_rows.shape[1]] - anchor_rows  # personal tables may have new items
             loss = loss + self._weight(anchor[0]) * difference.flatten(1).square().sum(1) * old
+        for name, values in batch.dense.items():
+            anchor = self.server_state[name]
+            loss = loss + self._weight(anchor) * (values - anchor).flatten(1).square().sum(1)
         return loss
 
     def row_penalty(self, name):
@@ -55,9 +59,9 @@ class Reg(Method):
 
         return penalty
 
-    def end_step(self, step, model, backbone, trained):
+    def end_step(self, step, model, backbone, trained, draw):
         self.client_state = dict(model.private)
-        self.server_state = dict(model.public)
+        self.server_state = {**model.public, **model.dense}
 
     def downloads_previous_model(self):
         return self.settings.lambda_reg > 0.0

@@ -12,9 +12,11 @@ from fedcl_bench.distillation import distillation_loss, ranks_of, refresh_teache
 from fedcl_bench.errors import UserError
 from fedcl_bench.evaluation import EvaluationSettings
 from fedcl_bench.federation import Federation, FederationSettings, run
-from fedcl_bench.local import ChunkTrainer, LocalSettings, make_chunks, train_round
-from fedcl_bench.method import Method, NoSettings, Snapshot
-from fedcl_bench.stream import Ragged
+from fedcl_bench.local import ChunkTrainer, train_round
+from fedcl_bench.method import DrawKey, Method, NoSettings
+from fedcl_bench.model import Snapshot
+from fedcl_bench.sampling import LocalSettings, make_chunks
+from fedcl_bench.stream import Ragged, Step
 
 USER, ITEM = "user_embedding.weight", "item_embedding.weight"
 
@@ -30,7 +32,13 @@ def module_of(registry, kind, name):
 
 def ragged(*lists):
     lengths = torch.tensor([0, *map(len, lists)])
-    return Ragged(lengths.cumsum(0), torch.tensor([i for items in lists for i in items]))
+    return Ragged(lengths.cumsum(0), torch.tensor([i for items in lists for i in items], dtype=torch.int64))
+
+
+def one_step(train, n_items):
+    """A step with this training data and nothing to validate or test."""
+    none = ragged(*[[] for _ in train.lengths])
+    return Step(0, len(train.lengths), n_items, 0, 0, len(train.values), train, none, none)
 
 
 def federation(registry, stream, method, seed=0, rounds=4, **server):
@@ -49,17 +57,18 @@ def finish(f):
 def one_round(registry, train, vectors, n_items, lr):
     backbone = build(registry, "backbone", "fedmf", lr=lr, dim=2)
     users = torch.arange(len(vectors))
-    public, private = {ITEM: torch.zeros(n_items, 2)}, {USER: torch.tensor(vectors)}
+    model = Snapshot({ITEM: torch.zeros(n_items, 2)}, {USER: torch.tensor(vectors)})
     settings = LocalSettings()
-    chunks = make_chunks(train, users, settings, n_items, 2)
-    trainer = ChunkTrainer(chunks[0], public, private, backbone, Method(NoSettings()), settings, 0, 0, 0)
-    negatives = trainer.items[0, chunks[0].positives.shape[1]:].tolist()
-    return negatives, *train_round(chunks, public, private, backbone, Method(NoSettings()), settings, 0, 0, 0)
+    chunks = make_chunks(one_step(train, n_items), users, settings, 2)
+    trainer = ChunkTrainer(chunks[0], model, backbone, Method(NoSettings()), settings, 0, 0, 0)
+    negatives = trainer.slots.items[0, chunks[0].positives.shape[1]:].tolist()
+    after, _ = train_round(chunks, model, backbone, Method(NoSettings()), settings, 0, 0, 0)
+    return negatives, after.public, after.private
 
 
 def test_fedmf_single_batch_step(registry):
     """One positive and 4 negatives, q = 0: q_pos = +.1 p, q_neg = -.1 p per draw, p unchanged (item lr .1 x 10 = 1)."""
-    negatives, public, private, _ = one_round(registry, ragged([4]), [[1.0, 0.0]], n_items=10, lr=0.1)
+    negatives, public, private = one_round(registry, ragged([4]), [[1.0, 0.0]], n_items=10, lr=0.1)
     expected = torch.zeros(10, 2)
     expected[4, 0] = 0.1
     for item in negatives:  # an item drawn twice moves twice as far
@@ -72,7 +81,7 @@ def test_fedmf_single_batch_step(registry):
 def test_fedmf_mean_with_untouched_clients(registry):
     """Averaged with 3 clients that leave their table at 0 (p = 0, so no gradient reaches q): q_pos = .025."""
     vectors = [[1.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]
-    _, public, _, _ = one_round(registry, ragged([4], [4], [4], [4]), vectors, n_items=10, lr=0.1)
+    _, public, _ = one_round(registry, ragged([4], [4], [4], [4]), vectors, n_items=10, lr=0.1)
     torch.testing.assert_close(public[ITEM][4], torch.tensor([0.025, 0.0]))
 
 
@@ -89,14 +98,14 @@ def test_fedmf_sample_count_and_duplicates(registry, ml100k):
     step = ml100k.steps[0]
     backbone = build(registry, "backbone", "fedmf")
     public, private = backbone.new_rows(0, range(step.n_users), range(step.n_items))
-    chunks = make_chunks(step.train, torch.arange(step.n_users), LocalSettings(), step.n_items, 32)
+    chunks = make_chunks(step, torch.arange(step.n_users), LocalSettings(), 32)
     repeated = total = 0
     for chunk in chunks:
-        trainer = ChunkTrainer(chunk, public, private, backbone, Method(NoSettings()), LocalSettings(), 0, 0, 0)
+        trainer = ChunkTrainer(chunk, Snapshot(public, private), backbone, Method(NoSettings()), LocalSettings(), 0, 0, 0)
         assert torch.equal(trainer.valid.sum(1), 5 * step.train.lengths[chunk.users])
         total += int(trainer.valid.sum())
         for c, user in enumerate(chunk.users.tolist()):
-            negatives = trainer.items[c, chunk.positives.shape[1]:][trainer.valid[c, chunk.positives.shape[1]:]]
+            negatives = trainer.slots.items[c, chunk.positives.shape[1]:][trainer.valid[c, chunk.positives.shape[1]:]]
             assert not set(negatives.tolist()) & set(step.train.of(user).tolist())
             repeated += len(negatives) - len(negatives.unique())
     assert total == 5 * len(step.train.values) and repeated > 0
@@ -155,13 +164,13 @@ def test_ft_keeps_users_without_data(registry, ml100k):
 def reg_with_anchor(registry, **settings):
     reg = build(registry, "method", "reg", **settings)
     previous = Snapshot({ITEM: torch.randn(6, 4)}, {USER: torch.randn(3, 4)})
-    reg.end_step(None, previous, None, None)
+    reg.end_step(None, previous, None, None, None)
     return reg, previous
 
 
 class Batch:
     def __init__(self, users, vectors):
-        self.users, self.private = users, {USER: vectors}
+        self.users, self.private, self.dense = users, {USER: vectors}, {}
 
 
 def test_reg_new_user_and_new_items_are_free(registry):
@@ -307,7 +316,7 @@ def test_f3crec_ablations(registry, ml100k):
     uniform = f3crec_after_block(registry, previous, without="itm").aggregate({ITEM: mean})[ITEM]
     torch.testing.assert_close(uniform[:3], 0.1 * mean[:3] + 0.9 * previous)
     assert f3crec_after_block(registry, previous, without="sc").aggregate({ITEM: mean})[ITEM] is mean
-    assert build(registry, "method", "f3crec", without="cc").replayed_items(torch.arange(3)) is None
+    assert build(registry, "method", "f3crec", without="cc").replayed_items(torch.arange(3), DrawKey(0, 1)) is None
     runs = {without: finish(federation(registry, ml100k, build(registry, "method", "f3crec", without=without), rounds=3))
             for without in ("none", "cc", "arm", "sc", "itm")}
     tables = [p.model.public[ITEM] for p in runs.values()]

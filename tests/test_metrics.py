@@ -13,12 +13,14 @@ from hypothesis import given, settings, strategies as st
 from fedcl_bench.continual import summaries
 from fedcl_bench.errors import UserError
 from fedcl_bench.evaluation import list_metrics, parse_metric, rank_all
-from fedcl_bench.method import Snapshot
+from fedcl_bench.model import Snapshot
 from fedcl_bench.stream import Ragged
 
 
 class TableBackbone:
     """Scores are given outright."""
+
+    scores_local_tables = False
 
     def score_all(self, private, public):
         return private["scores"].clone()

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from fedcl_bench.federation import grow
-from fedcl_bench.local import LocalSettings, make_chunks, train_round
-from fedcl_bench.method import Snapshot
+from fedcl_bench.local import train_round
+from fedcl_bench.method import DrawKey
+from fedcl_bench.model import Snapshot
 from fedcl_bench.parallel import workers
+from fedcl_bench.sampling import LocalSettings, make_chunks
 
 USER, ITEM = "user_embedding.weight", "item_embedding.weight"
 SEED = 3
@@ -43,7 +45,7 @@ def method_and_oracle(registry, name, previous, step, backbone, **settings):
     method = cls(cls.Settings(**settings))
     class Before:
         n_users, n_items = step.old_users, step.old_items
-    method.end_step(Before, previous, backbone, torch.arange(step.old_users))
+    method.end_step(Before, previous, backbone, torch.arange(step.old_users), DrawKey(SEED, 0))
     old_p, old_q = previous.private[USER], previous.public[ITEM]
     s = method.settings
     added = {"ft": lambda: oracle.nothing,
@@ -68,9 +70,9 @@ def compare(registry, stream, name, settings, local, optimiser, dtype, tolerance
     method, added = method_and_oracle(registry, name, previous, step, backbone, **settings)
     users = some_clients(step)
     train = LocalSettings(optimiser=optimiser, **local)
-    chunks = make_chunks(step.train, users, train, step.n_items, 16)
-    public, private, _ = train_round(chunks, model.public, model.private, backbone, method, train, SEED, 1, 4)
-    public = method.aggregate(public)
+    chunks = make_chunks(step, users, train, 16)
+    after, _ = train_round(chunks, model, backbone, method, train, SEED, 1, 4)
+    public, private = method.aggregate(after.public), after.private
 
     lr = backbone.settings.lr
     plain = oracle.Round(seed=SEED, step=1, round=4, lr=lr, optimiser=optimiser, negatives=4, epochs=train.local_epochs,
@@ -101,7 +103,7 @@ def test_every_path_of_the_engine_is_compared(ml100k):
     """The clients above include one batch, several weighted batches and several gathered ones."""
     from fedcl_bench.local import _WEIGHTED_BATCHES
     step = ml100k.steps[1]
-    chunks = make_chunks(step.train, some_clients(step), LocalSettings(batch_size=48), step.n_items, 16)
+    chunks = make_chunks(step, some_clients(step), LocalSettings(batch_size=48), 16)
     batches = {chunk.batches for chunk in chunks}
     assert min(batches) == 1 and max(batches) > _WEIGHTED_BATCHES
     assert any(1 < b <= _WEIGHTED_BATCHES for b in batches)
@@ -122,20 +124,18 @@ def test_result_does_not_depend_on_chunks_or_threads(registry, ml100k, name):
     try:
         for elements, number in ((1, 1), (1 << 14, 1), (1 << 19, 2), (1 << 30, 2), (1 << 14, 3)):
             torch.set_num_threads(number)
-            chunks = make_chunks(step.train, users, train, step.n_items, 32, elements)
+            chunks = make_chunks(step, users, train, 32, chunk_elements=elements)
             with workers():
-                results.append((len(chunks), train_round(chunks, model.public, model.private, backbone, method, train,
-                                                         SEED, 1, 0)))
+                results.append((len(chunks), train_round(chunks, model, backbone, method, train, SEED, 1, 0)))
     finally:
         torch.set_num_threads(threads)
     assert results[0][0] == len(users) > results[1][0] > results[3][0]
-    for part in (0, 1):  # the same chunks on one thread and on three: bit-identical
-        for name, table in results[1][1][part].items():
-            assert torch.equal(table, results[4][1][part][name])
-    for _, (public, private, loss) in results[1:]:
-        torch.testing.assert_close(public[ITEM], results[0][1][0][ITEM], atol=1e-12, rtol=0)
-        torch.testing.assert_close(private[USER], results[0][1][1][USER], atol=1e-12, rtol=0)
-        assert loss == pytest.approx(results[0][1][2], abs=1e-12)
+    one, three = results[1][1][0], results[4][1][0]  # the same chunks on one thread and on three: bit-identical
+    assert all(torch.equal(a, b) for a, b in zip(one.tables(), three.tables(), strict=True))
+    for _, (after, loss) in results[1:]:
+        for table, expected in zip(after.tables(), results[0][1][0].tables(), strict=True):
+            torch.testing.assert_close(table, expected, atol=1e-12, rtol=0)
+        assert loss == pytest.approx(results[0][1][1], abs=1e-12)
 
 
 def test_upload_noise_has_the_law_of_a_mean_of_laplace_tables():

@@ -1,0 +1,58 @@
+"""What changed for whom: preference shift of users and rank change of items between blocks (F3CRec, Tables 4, 5, 7)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .backbone import Backbone
+from .distillation import ranks_of
+from .model import Snapshot, in_pieces, score_users
+
+SHIFT_TOP_N = 30
+
+
+@torch.no_grad()
+def preference_shift(backbone: Backbone, previous: Snapshot, model: Snapshot, users: Tensor) -> Tensor:
+    """D_u = sum over the previous top-30 list of |rank now - rank then| (F3CRec, Eq. 2), float64 of shape (n,).
+
+    Ranks now are among all items the model knows, 1-based; nothing is masked.
+
+    Args:
+        previous: the model that made the lists; it knows all of ``users``.
+    """
+    position = torch.arange(1, SHIFT_TOP_N + 1, device=users.device)[:previous.n_items]
+    parts = []
+    for some in in_pieces(users, model.n_items):
+        lists = score_users(backbone, previous, some).topk(len(position), dim=1).indices
+        ranks = ranks_of(score_users(backbone, model, some), lists)
+        parts.append((ranks - position).abs().sum(1).double())
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+
+
+def item_movement(previous: Snapshot, model: Snapshot) -> Tensor:
+    """phi_i = ||Q_i before - Q_i now||^2 / sqrt(d) of every old item over all public item tables (F3CRec, Eq. 8)."""
+    before = torch.cat([table.flatten(1) for table in previous.public.values()], 1)
+    now = torch.cat([model.public[name][:previous.n_items].flatten(1) for name in previous.public], 1)
+    return (before - now).double().square().sum(1) / before.shape[1] ** 0.5
+
+
+@torch.no_grad()
+def item_rank_change(backbone: Backbone, previous: Snapshot, model: Snapshot, users: Tensor) -> Tensor:
+    """Mean over users of |rank before - rank now| / rank before of every old item, float64 of shape (items,).
+
+    Both ranks are 1-based among the old items; nothing is masked. nan without a user.
+    """
+    total = torch.zeros(previous.n_items, dtype=torch.float64, device=users.device)
+    for some in in_pieces(users, model.n_items):
+        before, now = (_ranks(score_users(backbone, m, some)[:, :previous.n_items]) for m in (previous, model))
+        total += ((before - now).abs() / before).sum(0)
+    return total / len(users) if len(users) else total * torch.nan
+
+
+def _ranks(scores: Tensor) -> Tensor:
+    """1-based rank of every item, float64, equal scores by their item's number."""
+    order = scores.argsort(dim=1, descending=True, stable=True)
+    place = torch.arange(1, scores.shape[1] + 1, dtype=torch.float64, device=scores.device)
+    return torch.empty(scores.shape, dtype=torch.float64, device=scores.device).scatter_(
+        1, order, place.expand_as(order))

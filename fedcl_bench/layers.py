@@ -1,0 +1,54 @@
+"""Initial values and layers that several backbones share; the first dimension of a layer's parameters is clients."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import draws
+from .backbone import Tables
+
+USER, ITEM = "user_embedding.weight", "item_embedding.weight"
+
+
+def same_for_all(rows: Tables, users: range) -> Tables:
+    """Private parameters that every client starts alike, each (users, ...), from those of one client."""
+    return {name: row.expand(len(users), *row.shape).clone() for name, row in rows.items()}
+
+
+def item_rows(seed: int, name: str, items: range, dim: int, std: float = 1.0) -> Tensor:
+    """Initial rows N(0, std^2), shape (items, dim); 1 is PyTorch's default for embeddings."""
+    return draws.normal_rows(seed, f"init {name}", items.start, len(items), dim) * std
+
+
+def linear(seed: int, name: str, inputs: int, outputs: int) -> Tables:
+    """PyTorch's default initial values of a linear layer: U(-1/sqrt(inputs), 1/sqrt(inputs))."""
+    bound = inputs ** -0.5
+    return {f"{name}.weight": draws.uniform_values(seed, f"init {name}.weight", (outputs, inputs), bound),
+            f"{name}.bias": draws.uniform_values(seed, f"init {name}.bias", (outputs,), bound)}
+
+
+def perceptron(seed: int, name: str, sizes: list[int]) -> Tables:
+    """Initial values of linear layers ``name.0``, ``name.1``, ... between the given sizes."""
+    return {key: value for k, (inputs, outputs) in enumerate(zip(sizes, sizes[1:]))
+            for key, value in linear(seed, f"{name}.{k}", inputs, outputs).items()}
+
+
+def apply_linear(clients: Tables, name: str, inputs: Tensor) -> Tensor:
+    """(C, n, inputs) through each client's own layer: (C, n, outputs)."""
+    return torch.baddbmm(clients[f"{name}.bias"].unsqueeze(1), inputs, clients[f"{name}.weight"].transpose(1, 2))
+
+
+def apply_pair_linear(clients: Tables, name: str, user: Tensor, items: Tensor) -> Tensor:
+    """[user ; item] through each client's own layer, without writing the user's half out for every item.
+
+    Args:
+        user: (C, d_u); items: (C, n, d_i).
+
+    Returns:
+        (C, n, outputs).
+    """
+    weight = clients[f"{name}.weight"]
+    of_user, of_items = weight.split([user.shape[1], items.shape[2]], dim=2)
+    constant = clients[f"{name}.bias"] + (of_user * user.unsqueeze(1)).sum(2)
+    return torch.baddbmm(constant.unsqueeze(1), items, of_items.transpose(1, 2))

@@ -1,0 +1,70 @@
+"""The tables of a federation at one moment, and scoring users with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Iterator
+
+from torch import Tensor
+
+from .backbone import Backbone, Tables
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All parameters after a round or a step.
+
+    Attributes:
+        public: item tables, each (items, ...), the same for everybody.
+        private: each client's own parameters, each (users, ...), or (users, items, ...) for personal tables.
+        dense: public parameters without item rows.
+        local: each client's own trained copy of the public item tables, each (users, items, ...), if it keeps one.
+        served: tables that the server made for each client, each (users, items, ...), if it does.
+    """
+
+    public: Tables
+    private: Tables
+    dense: Tables = field(default_factory=dict)
+    local: Tables = field(default_factory=dict)
+    served: Tables = field(default_factory=dict)
+
+    @property
+    def n_users(self) -> int:
+        return len(next(iter(self.private.values())))
+
+    @property
+    def n_items(self) -> int:
+        return len(next(iter(self.public.values())))
+
+    def clients(self, users: Tensor) -> Tables:
+        """Parameters of some clients as ``Backbone.score`` takes them, each (C, ...)."""
+        return {**{name: table[users] for name, table in self.private.items()},
+                **{name: value.expand(len(users), *value.shape) for name, value in self.dense.items()}}
+
+    def tables(self) -> Iterator[Tensor]:
+        """Every tensor."""
+        for kind in fields(self):
+            yield from getattr(self, kind.name).values()
+
+
+def score_users(backbone: Backbone, model: Snapshot, users: Tensor) -> Tensor:
+    """Logits of all items for some users, as the model is evaluated: shape (n, items)."""
+    clients = model.clients(users)
+    if backbone.scores_local_tables:
+        return backbone.score(clients, {name: table[users] for name, table in model.local.items()})
+    return backbone.score_all(clients, model.public)
+
+
+def pair_keys(backbone: Backbone, model: Snapshot, users: Tensor, items: Tensor) -> Tensor:
+    """``Backbone.keys`` of some users' pairs with the items (n, m): shape (n, m, k)."""
+    if backbone.scores_local_tables:
+        rows = {name: table[users[:, None], items] for name, table in model.local.items()}
+    else:
+        rows = {name: table[items] for name, table in model.public.items()}
+    return backbone.keys(model.clients(users), rows)
+
+
+def in_pieces(users: Tensor, n_items: int, scores_at_once: int = 1 << 21) -> Iterator[Tensor]:
+    """Groups of users whose scores of all items fit into little memory."""
+    return iter(users.split(max(1, scores_at_once // n_items)))
+

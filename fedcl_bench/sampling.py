@@ -1,0 +1,171 @@
+"""What a client trains on in a round: chunks of similar clients, and their negatives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import draws
+from .optim import OPTIMISERS
+from .settings import setting
+from .stream import Ragged, Step
+
+# Elements of stacked item rows per chunk: large enough that a chunk's work outweighs calling its operations, small
+# enough that memory stays bounded. No result depends on it.
+CHUNK_ELEMENTS = 1 << 20
+# Clients x items up to which the items that are no positives are listed (4 bytes each).
+LISTED_OTHERS = 1 << 26
+# Padding worth less than the fixed cost of one more chunk.
+PADDING_ELEMENTS = 1 << 17
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    """What a client does in a round (F3CRec, section 5.1 and its released code)."""
+
+    optimiser: str = setting("sgd", "local optimiser, fresh in every round", choices=tuple(OPTIMISERS))
+    batch_size: int = setting(512, "samples per local batch", low=1)
+    local_epochs: int = setting(1, "passes over a client's samples per round", low=1)
+    tolerance: float = setting(0.0, "a client ends its round early when an epoch changes its loss by less than this "
+                               "share (FedRAP); 0: never", low=0.0)
+    negatives: int = setting(4, "negatives per positive, drawn once per round", low=1)
+    negative_pool: str = setting("untrained", "negatives are items that the client does not train on in this block, or "
+                                 "never has in any split of it", choices=("untrained", "untouched"))
+    negative_draw: str = setting("repeated", "negatives of a positive are drawn with replacement, or all different",
+                                 choices=("repeated", "distinct"))
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Clients trained together; all take the same number of local batches.
+
+    Attributes:
+        users: int64 ids, shape (C,).
+        positives: training items, shape (C, P), short lists padded with their first item.
+        count: true number of positives, shape (C,).
+        batches: local batches per epoch.
+        others: for drawing negatives, see ``Others``.
+    """
+
+    users: Tensor
+    positives: Tensor
+    count: Tensor
+    batches: int
+    others: "Others"
+
+
+def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: int, pairwise: bool = False,
+                whole_tables: bool = False, chunk_elements: int = CHUNK_ELEMENTS) -> list[Chunk]:
+    """Group clients of similar size so that padding stays small and memory bounded.
+
+    Args:
+        users: the round's participants; each has at least one training item.
+        row_width: numbers per item row over all public and personal tables.
+        pairwise: a sample is a pair of a positive and a negative (see ``Backbone``).
+        whole_tables: clients hold all item rows (see ``Backbone``).
+        chunk_elements: target size of a chunk's stacked rows; a single client may exceed it.
+    """
+    train, n_items = step.train, step.n_items
+    per_positive = 1 + settings.negatives
+    samples = settings.negatives if pairwise else per_positive
+    count, order = torch.sort(train.lengths[users], descending=True, stable=True)
+    batches = -(-count * samples // settings.batch_size)
+    sizes, users = count.cpu(), users[order]
+    chunks, start = [], 0
+    while start < len(users):
+        largest = int(sizes[start])
+        rows = n_items if whole_tables else largest * per_positive
+        limit = start + max(1, chunk_elements // (rows * row_width))
+        # Sizes descend: stop before clients with fewer batches, and where padding would cost more than a new chunk.
+        smallest = ((int(batches[start]) - 1) * settings.batch_size) // samples + 1
+        end = min(limit, int(torch.searchsorted(-sizes, -smallest, right=True)))
+        padding = torch.cumsum(largest - sizes[start:end], 0) * per_positive * row_width
+        end = start + int(torch.searchsorted(padding, PADDING_ELEMENTS, right=True))
+        members = users[start:end]
+        positives = _padded(train, members)
+        touched = [positives] + [_padded(step.split(name), members, positives[:, :1]) for name in ("valid", "test")
+                                 if settings.negative_pool == "untouched"]
+        others = Others.of(torch.cat(touched, 1), n_items, listed=len(users) * n_items <= LISTED_OTHERS)
+        chunks.append(Chunk(members, positives, count[start:end], int(batches[start]), others))
+        start = end
+    return chunks
+
+
+def _padded(lists: Ragged, users: Tensor, fill: Tensor | None = None) -> Tensor:
+    """Lists as a matrix (C, longest), short ones padded with ``fill`` (C, 1) or their own first item."""
+    row, item = lists.select(users)
+    n = lists.lengths[users]
+    column = torch.arange(len(row), device=row.device) - (torch.cumsum(n, 0) - n)[row]
+    if fill is None:
+        fill = lists.values[lists.indptr[users]][:, None]
+    matrix = fill.repeat(1, int(n.max()))
+    matrix[row, column] = item
+    return matrix
+
+
+@dataclass(frozen=True)
+class Others:
+    """The items that are no positives of each client, in ascending order: what negatives are drawn from.
+
+    Either listed, or, where the lists would take too much memory, counted: between the sorted positives.
+
+    Attributes:
+        count: how many there are, shape (C, 1).
+        items, start: all lists end to end, and where each begins, shape (C, 1); or None.
+        gaps: for the j-th of the client's distinct positives in ascending order, how many other items precede it,
+            shape (C, P), padded with a number above all items; or None.
+    """
+
+    count: Tensor
+    items: Tensor | None = None
+    start: Tensor | None = None
+    gaps: Tensor | None = None
+
+    @staticmethod
+    def of(positives: Tensor, n_items: int, listed: bool) -> "Others":
+        """Of padded lists of positives, shape (C, P); an item may stand in a list several times."""
+        if listed:
+            other = torch.ones(len(positives), n_items, dtype=torch.bool, device=positives.device)
+            other.scatter_(1, positives, False)
+            count = other.sum(1, keepdim=True)
+            return Others(count, other.nonzero()[:, 1].int(), count.cumsum(0) - count)
+        above = torch.iinfo(torch.int64).max
+        ascending = positives.sort(dim=1).values
+        repeated = torch.zeros_like(ascending, dtype=torch.bool)
+        repeated[:, 1:] = ascending[:, 1:] == ascending[:, :-1]
+        distinct = ascending.masked_fill(repeated, above).sort(dim=1).values
+        rank = torch.arange(distinct.shape[1], device=positives.device)
+        return Others(n_items - (~repeated).sum(1, keepdim=True),
+                      gaps=torch.where(distinct < above, distinct - rank, above))
+
+    def at(self, r: Tensor) -> Tensor:
+        """The items at positions ``r`` (int64, shape (C, n)) of each client's list."""
+        if self.gaps is None:
+            return self.items[self.start + r].long()
+        return r + torch.searchsorted(self.gaps, r, right=True)
+
+
+def draw_negatives(chunk: Chunk, settings: LocalSettings, seed: int, step: int, round_: int) -> Tensor:
+    """Negatives of one round: uniform over ``chunk.others``.
+
+    Returns:
+        int64 of shape (C, P * negatives); client c's own are the first ``negatives * count[c]``, those of its first
+        positive first.
+    """
+    keys = draws.client_keys(draws.key(seed, "negatives", step, round_), chunk.users)[:, None]
+    slot = torch.arange(chunk.positives.shape[1] * settings.negatives, device=keys.device)
+    if settings.negative_draw == "repeated":
+        return chunk.others.at(draws.integers(draws.bits(keys, slot), chunk.others.count))
+    # Without replacement: the j-th of a positive counts positions that the ones before it have left.
+    pattern = draws.bits(keys, slot).view(len(keys), -1, settings.negatives)
+    taken = torch.empty(*pattern.shape[:2], 0, dtype=torch.int64, device=keys.device)
+    columns = []
+    for j in range(settings.negatives):
+        position = draws.integers(pattern[:, :, j], (chunk.others.count - j).clamp(min=1))
+        for i in range(j):
+            position += position >= taken[:, :, i]
+        columns.append(position)
+        taken = torch.cat([taken, position[:, :, None]], 2).sort(2).values
+    return chunk.others.at(torch.stack(columns, 2).flatten(1))

@@ -1,0 +1,63 @@
+"""FedNCF: neural collaborative filtering with a public item table and a private user vector and predictor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedcl_bench.backbone import Backbone, BackboneSettings
+from fedcl_bench.functional import dot
+from fedcl_bench.layers import ITEM, USER, apply_linear, apply_pair_linear, item_rows, perceptron, same_for_all
+from fedcl_bench.settings import setting
+
+
+@dataclass(frozen=True)
+class FedNCFSettings(BackboneSettings):
+    lr: float = setting(0.05, "learning rate of the predictor", above=0.0,
+                        search=tuple(i / 100 for i in range(1, 11)))
+    lr_eta: float = setting(170.0, "the user vector learns at lr lr_eta, item rows at lr lr_eta times the accumulated "
+                            "item count", above=0.0)
+    dim: int = setting(32, "length d of user and item vectors", low=1)
+    hidden: tuple[int, ...] = setting((), "sizes of the predictor's hidden layers (ReLU)", low=1)
+
+
+class FedNCF(Backbone):
+    """s(u, i) = MLP_u([e_u ; q_i]); without hidden layers w_u . [e_u ; q_i] + b_u, as F3CRec uses it.
+
+    All users start from the same vector and predictor.
+    """
+
+    name = "fedncf"
+    title = "neural collaborative filtering, private user vector and predictor, public item table"
+    reference = ("Perifanis & Efraimidis, Federated Neural Collaborative Filtering, KBS 2022; as used by F3CRec "
+                 "(Lim et al., CIKM 2025)")
+    Settings = FedNCFSettings
+    defaults = {"init_from": "best", "reset_private": True}
+
+    def new_rows(self, seed, users, items):
+        s = self.settings
+        one = {USER: item_rows(seed, USER, range(1), s.dim)[0],
+               **perceptron(seed, "predictor", [2 * s.dim, *s.hidden, 1])}
+        return {ITEM: item_rows(seed, ITEM, items, s.dim)}, same_for_all(one, users)
+
+    def score(self, clients, rows):
+        if not self.settings.hidden:
+            of_user, of_item = clients["predictor.0.weight"][:, 0].split(self.settings.dim, dim=1)
+            return dot(of_item, rows[ITEM]) + (of_user * clients[USER]).sum(1, keepdim=True) + clients["predictor.0.bias"]
+        x = apply_pair_linear(clients, "predictor.0", clients[USER], rows[ITEM])
+        for k in range(len(self.settings.hidden)):
+            x = apply_linear(clients, f"predictor.{k + 1}", torch.relu(x))
+        return x.squeeze(2)
+
+    def score_all(self, clients, public):
+        if self.settings.hidden:
+            return super().score_all(clients, public)
+        of_user, of_item = clients["predictor.0.weight"][:, 0].split(self.settings.dim, dim=1)
+        constant = (of_user * clients[USER]).sum(1, keepdim=True) + clients["predictor.0.bias"]
+        return torch.addmm(constant, of_item, public[ITEM].T)
+
+    def learning_rates(self, n_items, round_=0, batch=0):
+        s = self.settings
+        predictor = perceptron(0, "predictor", [2 * s.dim, *s.hidden, 1])
+        return {**dict.fromkeys(predictor, s.lr), USER: s.lr * s.lr_eta, ITEM: s.lr * n_items * s.lr_eta}

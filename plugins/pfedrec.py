@@ -1,0 +1,56 @@
+"""PFedRec: a private score function per client, trained in turns with the public item table; no user vector."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedcl_bench.backbone import Backbone, BackboneSettings
+from fedcl_bench.functional import dot
+from fedcl_bench.layers import ITEM, item_rows, linear, same_for_all
+from fedcl_bench.settings import setting
+
+
+@dataclass(frozen=True)
+class PFedRecSettings(BackboneSettings):
+    lr: float = setting(0.05, "learning rate of the score function", above=0.0,
+                        search=tuple(i / 100 for i in range(1, 11)))
+    lr_eta: float = setting(170.0, "item rows learn at lr lr_eta times the accumulated item count (170: F3CRec's code, "
+                            "80: PFedRec's)", above=0.0)
+    dim: int = setting(32, "length d of item vectors", low=1)
+    eval_item_table: str = setting("global", "clients are evaluated with the averaged item table (F3CRec's code) or "
+                                   "each with its own trained copy (PFedRec's)", choices=("global", "local"))
+
+
+class PFedRec(Backbone):
+    """s(u, i) = w_u . q_i + b_u. In every local batch the score function takes a step, then, with a fresh forward pass,
+    the item rows. All clients start from the same score function.
+    """
+
+    name = "pfedrec"
+    title = "dual personalisation: private score function, item table fine-tuned by each client"
+    reference = "Zhang et al., Dual Personalization on Federated Recommendation, IJCAI 2023"
+    Settings = PFedRecSettings
+    defaults = {"init_from": "best", "reset_private": True}
+
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.keeps_local_tables = self.scores_local_tables = settings.eval_item_table == "local"
+
+    def new_rows(self, seed, users, items):
+        dim = self.settings.dim
+        return {ITEM: item_rows(seed, ITEM, items, dim)}, same_for_all(linear(seed, "score", dim, 1), users)
+
+    def groups(self, names):
+        return [[name for name in names if name != ITEM], [ITEM]]
+
+    def score(self, clients, rows):
+        return dot(clients["score.weight"][:, 0], rows[ITEM]) + clients["score.bias"]
+
+    def score_all(self, clients, public):
+        return torch.addmm(clients["score.bias"], clients["score.weight"][:, 0], public[ITEM].T)
+
+    def learning_rates(self, n_items, round_=0, batch=0):
+        s = self.settings
+        return {"score.weight": s.lr, "score.bias": s.lr, ITEM: s.lr * n_items * s.lr_eta}
