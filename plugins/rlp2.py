@@ -1,0 +1,119 @@
+"""RLP2: every client keeps its own mispredictions and corrects later predictions by those of similar pairs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedcl_bench.method import Method
+from fedcl_bench.model import in_pieces, pair_keys, score_users
+from fedcl_bench.sampling import LocalSettings, draw_negatives, make_chunks
+from fedcl_bench.settings import setting
+
+
+@dataclass(frozen=True)
+class RLP2Settings:
+    lambda_error: float = setting(0.1, "weight of the estimated error in the corrected probability", low=0.0,
+                                  search=(0.05, 0.1, 0.2, 0.5))
+    neighbours: int = setting(2, "memory entries K that an estimate is made from", low=1, search=(2, 5, 10))
+    memory: int = setting(128, "entries of each client's memory; the oldest leave first", low=1)
+    errors: int = setting(32, "entries a block adds, the largest errors first", low=1, search=(16, 32, 64))
+    temperature: float = setting(1.0, "tau of the weights softmax(-||k - k_j||^2 / tau)", above=0.0)
+    memory_negatives: int = setting(4, "sampled negatives per positive among which errors are looked for", low=1)
+
+
+def estimated_error(queries: Tensor, keys: Tensor, errors: Tensor, filled: Tensor, neighbours: int,
+                    temperature: float) -> Tensor:
+    """Weighted mean error of the nearest memory entries.
+
+    Args:
+        queries: (n, items, k); keys: (n, memory, k); errors: (n, memory).
+        filled: which entries exist, bool of shape (n, memory).
+
+    Returns:
+        Shape (n, items); 0 for a client without entries.
+    """
+    # Entries before items: a minimum over the middle dimension runs along memory.
+    distance = torch.baddbmm(keys.square().sum(2, keepdim=True), keys, queries.transpose(1, 2), alpha=-2.0)
+    distance += queries.square().sum(2).unsqueeze(1)
+    distance.clamp_(min=0.0).masked_fill_(~filled.unsqueeze(2), torch.inf)
+    nearest, entries = [], []
+    for k in range(min(neighbours, keys.shape[1])):
+        value, entry = distance.min(dim=1, keepdim=True)
+        nearest.append(value)
+        entries.append(entry)
+        if k + 1 < neighbours:
+            distance.scatter_(1, entry, torch.inf)
+    weight = torch.softmax(torch.cat(nearest, 1) / -temperature, dim=1).nan_to_num(0.0)  # no entry: inf - inf
+    return (weight * errors.unsqueeze(2).expand(-1, -1, queries.shape[1]).gather(1, torch.cat(entries, 1))).sum(1)
+
+
+class RLP2(Method):
+    """Our adaptation of ReLoop2 to one memory per client, as F3CRec describes its baseline.
+
+    After a block a client stores the pairs it mispredicts most among its positives and sampled negatives, as (key,
+    error e = y - sigmoid(s)); the memory stays at the client. From the next block on it ranks by
+    sigmoid(s) + lambda_error * e_hat, where e_hat is the mean error of the K nearest keys, weighted by
+    softmax(-distance^2 / tau). Only keys and errors are kept, so no interaction is revisited.
+    """
+
+    name = "rlp2"
+    title = "each client's error memory corrects its predictions (ReLoop2 per user)"
+    reference = ("Zhu et al., ReLoop2, KDD 2023, arXiv 2306.08808; baseline of F3CRec (Lim et al., CIKM 2025), whose "
+                 "code is not released")
+    Settings = RLP2Settings
+    reimplementation = True
+
+    def rescore(self, users, scores, model, backbone):
+        if self.settings.lambda_error == 0.0 or "keys" not in self.client_state:
+            return scores
+        used = int(self.client_state["filled"].any(0).nonzero().max()) + 1
+        state = {name: values[:, :used] for name, values in self.client_state.items()}
+        known = (users < len(state["keys"])).nonzero().flatten()
+        # Clipping to [0, 1] as a probability would only make ties.
+        result = torch.sigmoid(scores.double())
+        every = torch.arange(scores.shape[1], device=users.device)
+        for some in in_pieces(known, scores.shape[1] * state["keys"].shape[1]):
+            owner = users[some]
+            queries = pair_keys(backbone, model, owner, every.expand(len(owner), -1))
+            error = estimated_error(queries, state["keys"][owner], state["errors"][owner], state["filled"][owner],
+                                    self.settings.neighbours, self.settings.temperature)
+            result[some] += self.settings.lambda_error * error
+        return result
+
+    def end_step(self, step, model, backbone, trained, draw):
+        s = self.settings
+        if s.lambda_error == 0.0:
+            return
+        fresh = {"keys": [], "errors": [], "filled": []}
+        order = []
+        for chunk in make_chunks(step, trained, LocalSettings(negatives=s.memory_negatives), 1):
+            negatives = draw_negatives(chunk, LocalSettings(negatives=s.memory_negatives), draw.seed, draw.step, -1)
+            n = chunk.count[:, None]
+            width = chunk.positives.shape[1]
+            own = torch.cat([torch.arange(width, device=n.device) < n,
+                             torch.arange(negatives.shape[1], device=n.device) < n * s.memory_negatives], 1)
+            items = torch.cat([chunk.positives, negatives], 1).where(own, chunk.positives[:, :1])
+            with torch.no_grad():
+                probability = torch.sigmoid(score_users(backbone, model, chunk.users))
+            # One error per item, however often it was drawn; -inf where the client has no sample of it.
+            error = torch.full_like(probability, -torch.inf).scatter_(1, items, probability.gather(1, items))
+            error.scatter_(1, chunk.positives, 1.0 - probability.gather(1, chunk.positives))
+            size, item = error.topk(min(s.errors, error.shape[1]), dim=1)
+            positive = torch.zeros_like(error, dtype=torch.bool).scatter_(1, chunk.positives, True).gather(1, item)
+            filled = size > -torch.inf
+            fresh["keys"].append(pair_keys(backbone, model, chunk.users, item))
+            fresh["errors"].append(torch.where(positive, size, -size).where(filled, torch.zeros_like(size)))
+            fresh["filled"].append(filled)
+            order.append(chunk.users)
+        users = torch.cat(order)
+        for name, parts in fresh.items():
+            values = torch.cat(parts).detach()
+            old = self.client_state.get(name)
+            memory = torch.zeros(model.n_users, s.memory, *values.shape[2:], dtype=values.dtype, device=values.device)
+            if old is not None:
+                memory[:len(old)] = old
+            memory[users] = torch.cat([values, memory[users]], 1)[:, :s.memory]  # newest first
+            self.client_state[name] = memory

@@ -1,0 +1,174 @@
+"""SPP: slow and fast averages of past parameters, at clients and server, teach what the current model ranks too low."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedcl_bench import draws
+from fedcl_bench.functional import weighted_bce
+from fedcl_bench.method import Method
+from fedcl_bench.model import Snapshot, in_pieces, score_users
+from fedcl_bench.settings import setting
+
+PROXIES = ("stability", "plasticity")
+
+
+@dataclass(frozen=True)
+class SPPSettings:
+    lambda_replay: float = setting(0.01, "weight of the replay loss in a block's first round", low=0.0,
+                                   search=(0.001, 0.01, 0.1, 0.5))
+    replay_reduction: str = setting("mean", "cross-entropies of a client's replayed items are averaged, like every "
+                                    "other loss here, or summed (CCD); summed, FedMF diverges at its learning rate",
+                                    choices=("mean", "sum"))
+    anneal: float = setting(10.0, "the weight falls as exp(-round / anneal)", above=0.0)
+    stability: float = setting(0.9, "s_w: weight of its past in the stability proxy", low=0.0, high=1.0,
+                               search=(0.9, 1.0))
+    plasticity: float = setting(0.1, "p_w: weight of its past in the plasticity proxy", low=0.0, high=1.0,
+                                search=(0.0, 0.1))
+    stable_items: int = setting(3, "n_S: items replayed from the stability proxy", low=0, search=(1, 3, 5))
+    plastic_items: int = setting(3, "n_P: items replayed from the plasticity proxy, from the second later block on",
+                                 low=0, search=(0, 1, 3, 5))
+    candidates: int = setting(50, "A: only a proxy's top A items are replayed", low=1, search=(50, 100))
+    rank_eps: float = setting(1e-4, "eps: how much more often an item is replayed that the model ranks lower than the "
+                              "proxy", low=0.0)
+
+
+def moved_average(old: Tensor, new: Tensor, weight: float) -> Tensor:
+    """weight * old + (1 - weight) * new on the rows (and columns) that ``old`` has; the rest is ``new``."""
+    result = new.clone()
+    known = tuple(slice(0, n) for n in old.shape)
+    result[known] = weight * old + (1.0 - weight) * new[known]
+    return result
+
+
+def ranks(scores: Tensor) -> Tensor:
+    """0-based rank of every item, equal scores by their item's number."""
+    order = scores.argsort(dim=1, descending=True, stable=True)
+    place = torch.arange(scores.shape[1], device=scores.device).expand_as(order)
+    return torch.empty_like(order).scatter_(1, order, place)
+
+
+class SPP(Method):
+    """Our adaptation of CCD's student update (Lee et al., KDD 2024) to federated clients, as F3CRec describes it.
+
+    A proxy is a moving average of the models that past blocks started from: clients keep it of their private
+    parameters, the server of the public ones. From a proxy's top A items a client draws some with weights
+    exp(eps (rank_model - rank_proxy)), leaving out its interactions of this and the previous block, anew in every
+    round, and adds lambda exp(-round / T) times the cross-entropy to the proxy's probabilities. An item drawn
+    from both proxies counts once, with the larger probability. Only users and items known before the block take part.
+    """
+
+    name = "spp"
+    title = "stability and plasticity proxies of private and public parameters (CCD, federated)"
+    reference = ("Lee et al., Continual Collaborative Distillation, KDD 2024; baseline of F3CRec (Lim et al., CIKM "
+                 "2025), whose code is not released")
+    Settings = SPPSettings
+    reimplementation = True
+
+    @property
+    def _off(self) -> bool:
+        return self.settings.lambda_replay == 0.0 or not (self.settings.stable_items or self.settings.plastic_items)
+
+    def begin_step(self, step, previous, model, backbone):
+        if self._off:
+            return
+        first = "stability:" + next(iter(model.public)) not in self.server_state
+        old = Snapshot({name: table[:step.old_items] for name, table in model.public.items()},
+                       {name: table[:step.old_users, :step.old_items] if name in self._personal(backbone)
+                        else table[:step.old_users] for name, table in model.private.items()}, model.dense)
+        for proxy, weight in zip(PROXIES, (self.settings.stability, self.settings.plasticity)):
+            for state, tables in ((self.server_state, {**old.public, **old.dense}), (self.client_state, old.private)):
+                for name, table in tables.items():
+                    key = f"{proxy}:{name}"
+                    state[key] = moved_average(state[key], table, weight) if key in state else table.clone()
+        self._list_candidates(step, previous, old, backbone, first)
+
+    @staticmethod
+    def _personal(backbone) -> set[str]:
+        return set(backbone.new_personal(0, range(0)))
+
+    @torch.no_grad()
+    def _list_candidates(self, step, previous, model: Snapshot, backbone, first: bool) -> None:
+        """Each old user's top A items of each proxy, their labels and the logarithms of their drawing weights."""
+        backbone = _globally(backbone)
+        size = min(self.settings.candidates, model.n_items)
+        users = torch.arange(model.n_users, device=step.train.values.device)
+        for proxy in PROXIES:
+            if proxy == "plasticity" and first:  # equal to the other one until now
+                for part in ("items", "labels", "weights"):
+                    self.client_state.pop(f"{proxy} {part}", None)
+                continue
+            teacher = replace(model, **{kind: {name: state[f"{proxy}:{name}"] for name in getattr(model, kind)}
+                                        for kind, state in (("public", self.server_state), ("dense", self.server_state),
+                                                            ("private", self.client_state))})
+            parts = {"items": [], "labels": [], "weights": []}
+            for some in in_pieces(users, model.n_items):
+                seen = torch.zeros(len(some), step.n_items, dtype=torch.bool, device=some.device)
+                for lists in (step.train, previous.train):
+                    seen[lists.select(some)] = True
+                seen = seen[:, :model.n_items]
+                theirs = score_users(backbone, teacher, some)
+                mine = score_users(backbone, model, some).masked_fill(seen, -torch.inf)
+                top, items = theirs.masked_fill(seen, -torch.inf).topk(size, dim=1)
+                gap = ranks(mine).gather(1, items) - torch.arange(size, device=some.device)
+                weights = (self.settings.rank_eps * gap).to(theirs.dtype)
+                parts["items"].append(items)
+                parts["labels"].append(torch.sigmoid(theirs.gather(1, items)))
+                parts["weights"].append(weights.masked_fill(top == -torch.inf, -torch.inf))
+            for part, values in parts.items():
+                self.client_state[f"{proxy} {part}"] = torch.cat(values)
+
+    def _draws(self, users: Tensor, draw) -> tuple[Tensor, Tensor, Tensor] | None:
+        """(items, labels, weights) replayed by each client in a round, each (C, n); new users have weight 0."""
+        drawn = []
+        for proxy, n in zip(PROXIES, (self.settings.stable_items, self.settings.plastic_items)):
+            if n == 0 or f"{proxy} items" not in self.client_state:
+                continue
+            items, labels, weights = (self.client_state[f"{proxy} {part}"] for part in ("items", "labels", "weights"))
+            owner = users.clamp(max=len(items) - 1)
+            # Without replacement with these weights: the n largest of log-weight + Gumbel noise (Gumbel top-n).
+            keys = replace(draw, batch=0).clients("replay from " + proxy, users)[:, None]
+            uniform = draws.uniform(draws.bits(keys, torch.arange(items.shape[1], device=users.device)))
+            order = (weights[owner] - torch.log(-torch.log(uniform))).topk(min(n, items.shape[1]), dim=1).indices
+            valid = (weights[owner].gather(1, order) > -torch.inf) & (users < len(items))[:, None]
+            drawn.append((items[owner].gather(1, order), labels[owner].gather(1, order), valid))
+        if not drawn:
+            return None
+        items, labels, valid = (torch.cat(parts, 1) for parts in zip(*drawn))
+        # Of an item drawn twice the larger label counts; of equal ones the first.
+        same = (items.unsqueeze(2) == items.unsqueeze(1)) & valid.unsqueeze(1)
+        number = torch.arange(items.shape[1], device=items.device)
+        beaten = same & ((labels.unsqueeze(1) > labels.unsqueeze(2)) |
+                         ((labels.unsqueeze(1) == labels.unsqueeze(2)) & (number < number[:, None])))
+        return items, labels, (valid & ~beaten.any(2)).to(labels.dtype)
+
+    def replayed_items(self, users, draw):
+        drawn = None if self._off else self._draws(users, draw)
+        return None if drawn is None else drawn[0]
+
+    def local_loss(self, batch):
+        drawn = None if self._off else self._draws(batch.users, batch.draw)
+        if drawn is None:
+            return None
+        _, labels, weights = drawn
+        anneal = self.settings.lambda_replay * math.exp(-batch.draw.round / self.settings.anneal)
+        scores = batch.replay_scores(torch.arange(len(batch.users), device=batch.users.device))
+        if self.settings.replay_reduction == "mean":
+            weights = weights / weights.sum(1, keepdim=True).clamp(min=1.0)
+        return anneal * weighted_bce(scores, labels, weights)
+
+    def downloads_previous_model(self):
+        return not self._off
+
+
+def _globally(backbone):
+    """The backbone, scoring with the public tables: proxies are of those."""
+    if not backbone.scores_local_tables:
+        return backbone
+    shared = object.__new__(type(backbone))
+    shared.__dict__.update(backbone.__dict__, scores_local_tables=False)
+    return shared
