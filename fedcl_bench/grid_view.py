@@ -15,6 +15,7 @@ from .grid import State, Task
 from .pool import Board, Outcome
 from .report import plain_table, print_table
 from .settings import as_text
+from .tune import Result
 
 
 def duration(seconds: float) -> str:
@@ -139,3 +140,23 @@ def as_json(outcomes: Sequence[Outcome], results: Path, seconds: float) -> dict[
     statuses = ("finished", "failed", "error", "busy", "stopped", "waiting")
     return {"runs": runs, "seconds": seconds,
             "counts": {status: sum(o.status == status for o in outcomes) for status in statuses}}
+
+
+def show_tuned(results: Sequence[Result], files: Sequence[str]) -> None:
+    """What was chosen for every combination, from how many points, and where it is kept."""
+    table = plain_table("method", "backbone", "dataset", "chosen", "validation", "trials", "of points", "")
+    for result in results:
+        c, content = result.combination, result.content
+        if content:
+            chosen = ", ".join(f"{name}={as_text(value)}" for name, value in content["settings"].items())
+            table.add_row(c.method, c.backbone, c.dataset, chosen, f"{content['value']:.4f}", str(len(content["trials"])),
+                          str(content["grid_points"]), "as before" if result.status == "kept" else "")
+    print_table(table)
+    done = [(result, file) for result, file in zip(results, files) if result.content]
+    if done:
+        print(f"validation: {done[0][0].content['objective']}")
+    for result, file in done:
+        print(f"settings: {file}")
+    for result in results:
+        if not result.content:
+            print(f"{result.status}: {result.combination}\n  {first_line(result.error)}")

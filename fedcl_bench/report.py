@@ -138,7 +138,8 @@ def show_dataset(name: str, config: DatasetConfig, path: Path) -> None:
         if getattr(config, label):
             console.print(f"{label}: {getattr(config, label)}", markup=False)
     for label, values in [("settings", config.settings), *((f"settings for {method}", values)
-                                                          for method, values in config.method_settings.items())]:
+                                                          for method, values in config.method_settings.items()),
+                          *((f"search of {name}", values) for name, values in config.search.items())]:
         console.print(f"{label}: {', '.join(f'{k}={v}' for k, v in values.items())}", markup=False)
     console.print(f"config: {path}\n`data {name}` shows its blocks.", markup=False)
 
