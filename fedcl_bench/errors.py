@@ -1,4 +1,4 @@
-"""The two ways a command can fail, and the wording they share."""
+"""The ways a command can fail, and the wording they share."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from typing import Iterable
 
 class UserError(Exception):
     """Something the user can fix: an option, a setting, a file. Shown in one or two lines, exit status 2."""
+
+
+class Busy(UserError):
+    """Another process is at the same run."""
 
 
 class RunFailed(Exception):

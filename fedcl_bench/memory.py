@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import resource
 import sys
+from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
@@ -26,6 +28,25 @@ def keep_freed_blocks() -> None:
 
 
 def peak_mib() -> float:
-    """The most memory this process has held, in MiB."""
+    """The most memory this process has held since it began, or since ``reset_peak``, in MiB."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / (1 << 10)
+    except OSError:
+        pass
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
+
+
+def reset_peak() -> None:
+    """Give freed memory back and count the peak anew, so that a process can say the peak of its second run.
+
+    Does nothing on systems that cannot; the peak is then that of all the process's runs.
+    """
+    gc.collect()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")
+    except (OSError, AttributeError, TypeError):
+        pass

@@ -33,7 +33,7 @@ import torch
 from . import __version__
 from .config import RunConfig
 from .continual import summaries
-from .errors import UserError
+from .errors import Busy, UserError
 from .evaluation import UserScores
 from .federation import Progress
 from .memory import peak_mib
@@ -282,7 +282,8 @@ class Record:
         """Keep other processes from the same run; the lock vanishes with the process.
 
         Raises:
-            UserError: if the folder cannot be written or another process is at the run.
+            UserError: if the folder cannot be written.
+            Busy: if another process is at the run.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -297,6 +298,5 @@ class Record:
             except ImportError:  # no advisory locks on this system
                 pass
             except OSError:
-                raise UserError(f"{self.folder}: another process is at this run; wait for it, or stop it first.") \
-                    from None
+                raise Busy(f"{self.folder}: another process is at this run; wait for it, or stop it first.") from None
             yield

@@ -22,14 +22,14 @@ def _console() -> Console:
     return Console(highlight=False, soft_wrap=True)
 
 
-def _table(*columns: str, **options) -> Table:
+def plain_table(*columns: str, **options) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, **options)
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
     return table
 
 
-def _print_table(table: Table) -> None:
+def print_table(table: Table) -> None:
     """Print at the table's own width, so that a narrow or redirected output never cuts a number."""
     console = Console(highlight=False, width=400)
     with console.capture() as capture:
@@ -69,7 +69,7 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
     several = "seeds" in result
     seeds = f"seeds {result['seeds'][0]}-{result['seeds'][-1]}, mean ± std" if several else f"seed {result['seed']}"
     columns = [f"block {t}" for t in range(blocks)] + ([f"avg 1-{blocks - 1}"] if blocks > 1 else [])
-    table = _table("test metric", *columns, title_justify="left",
+    table = plain_table("test metric", *columns, title_justify="left",
                    title=f"{config.method.cls.name} on {config.backbone.cls.name}, {config.source.name}, {seeds}")
     for name, values in result["metrics"].items():
         numbers = values["per_block"] + ([values["avg_incremental"]] if blocks > 1 else [])
@@ -79,7 +79,7 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
         else:
             table.add_row(name, *(f"{x:.4f}" for x in numbers))
     table.add_row("rounds", *(f"{n:g}" for n in result["rounds"]))
-    _print_table(table)
+    print_table(table)
     metric = config.evaluation.valid_metric
     parts = [f"{name} {value:.4f}" for name, value in result["continual"][metric].items() if value is not None]
     print(f"{metric} over R[t,s]: {', '.join(parts)}")
@@ -138,7 +138,8 @@ def show_dataset(name: str, config: DatasetConfig, path: Path) -> None:
         if getattr(config, label):
             console.print(f"{label}: {getattr(config, label)}", markup=False)
     for label, values in [("settings", config.settings), *((f"settings for {method}", values)
-                                                          for method, values in config.method_settings.items())]:
+                                                          for method, values in config.method_settings.items()),
+                          *((f"search of {name}", values) for name, values in config.search.items())]:
         console.print(f"{label}: {', '.join(f'{k}={v}' for k, v in values.items())}", markup=False)
     console.print(f"config: {path}\n`data {name}` shows its blocks.", markup=False)
 
@@ -152,7 +153,7 @@ def show_statistics(source: DatasetSource, settings: StreamSettings, found: Mapp
                     expected: Mapping[str, list]) -> int:
     """Block statistics in the layout of F3CRec's Table 1; exit status 1 if an expected count is missed."""
     blocks = len(found["interactions"])
-    table = _table(source.name, *(f"D{t}" for t in range(blocks)), *(["expected"] if expected else []))
+    table = plain_table(source.name, *(f"D{t}" for t in range(blocks)), *(["expected"] if expected else []))
     differs = []
     for name, values in found.items():
         row = [f"{v:.2f}" if name == "sparsity" else f"{v:,}" for v in values]
@@ -163,7 +164,7 @@ def show_statistics(source: DatasetSource, settings: StreamSettings, found: Mapp
             if not agrees:
                 differs.append(name)
         table.add_row(_LABELS[name], *row)
-    _print_table(table)
+    print_table(table)
     print(f"file: {source.path}")
     if settings.split_file:
         print("blocks and splits as the file says")

@@ -147,6 +147,17 @@ def flat(instances: Iterable[Any]) -> dict[str, Any]:
     return result
 
 
+def as_text(value: Any) -> str:
+    """A setting's value as ``--set`` reads it."""
+    return ",".join(map(str, value)) or "none" if isinstance(value, (list, tuple)) else str(value)
+
+
+def search_space(cls: type) -> dict[str, tuple]:
+    """The settings of a class that are to be searched, and their values."""
+    return {field.name: tuple(field.metadata["search"]) for field in dataclasses.fields(cls)
+            if field.metadata.get("search")}
+
+
 def describe(cls: type) -> list[tuple[str, str, str, str]]:
     """Rows (name, default, accepted values or the paper's search, help) of one settings class."""
     hints = typing.get_type_hints(cls)
@@ -154,6 +165,5 @@ def describe(cls: type) -> list[tuple[str, str, str, str]]:
     for field in dataclasses.fields(cls):
         search = field.metadata["search"]
         space = f"searched: {', '.join(map(str, search))}" if search else accepted(field, hints[field.name])
-        default = ",".join(map(str, field.default)) or "none" if isinstance(field.default, tuple) else str(field.default)
-        rows.append((field.name, default or "(none)", space, field.metadata["help"]))
+        rows.append((field.name, as_text(field.default) or "(none)", space, field.metadata["help"]))
     return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,12 +22,43 @@ def add_results(parser: argparse.ArgumentParser) -> None:
                         help="folder of run records (default: ./results)")
 
 
-def add_dataset(parser: argparse.ArgumentParser) -> None:
-    """``--data-dir`` and ``--set``."""
+def add_data_dir(parser: argparse.ArgumentParser) -> None:
+    """``--data-dir``."""
     parser.add_argument("--data-dir", metavar="DIR", type=Path,
                         help="folder with NAME/NAME.inter or NAME.inter (default: ./data, then RecBole's bundled files)")
+
+
+def add_dataset(parser: argparse.ArgumentParser) -> None:
+    """``--data-dir`` and ``--set``."""
+    add_data_dir(parser)
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="assignments",
                         help="change a setting; repeatable. `list METHOD` shows the names")
+
+
+def add_cells(parser: argparse.ArgumentParser) -> None:
+    """``--methods``, ``--backbones`` and ``--datasets``."""
+    for name, example in (("method", "ft,reg,kd,f3crec"), ("backbone", "fedmf"), ("dataset", "ml-100k")):
+        parser.add_argument(f"--{name}s", f"--{name}", type=names, metavar="A,B", help=f"{name}s, as {example}")
+
+
+def add_parallel(parser: argparse.ArgumentParser) -> None:
+    """``--jobs`` and ``--threads``."""
+    parser.add_argument("--jobs", type=count, default=cores(), metavar="N",
+                        help="runs at the same time (default: number of cores, here %(default)s)")
+    parser.add_argument("--threads", type=count, default=1, metavar="N", help="threads of PyTorch per run (default: 1)")
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def names(text: str) -> tuple[str, ...]:
+    """argparse type of a list of names."""
+    found = tuple(name.strip() for name in text.split(","))
+    if not all(found):
+        raise argparse.ArgumentTypeError(f"found '{text}', accepted: names with commas, as ft,reg")
+    return found
 
 
 def seed(text: str) -> int:

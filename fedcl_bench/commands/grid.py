@@ -1,0 +1,116 @@
+"""``grid``: many runs in parallel processes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from .common import add_cells, add_data_dir, add_parallel, add_plugins, add_results, count, seed, stop_between_rounds
+
+EXAMPLES = """\
+examples:
+  run_bench.py grid --methods ft,reg,kd,f3crec --backbones fedmf --seeds 5
+  run_bench.py grid --methods f3crec --backbones fedmf --vary eps=0.001,0.002,0.004 --vary lambda_kd=0.01,0.1
+  run_bench.py grid --paper f3crec --table 2 --datasets ml-100k --seeds 5 --tuned     the missing cells of a table
+  run_bench.py grid --file grid.yaml --dry-run                                        what would be run
+
+A grid file holds the same names, and under `grids` a list of grids for which the names beside it are defaults:
+  backbones: [fedmf]
+  seeds: 5
+  grids:
+    - {methods: [ft, reg]}
+    - {methods: [f3crec], vary: {without: [none, cc, sc]}}
+
+Finished runs are never repeated. Ctrl-C lets the running rounds end and saves; the same command goes on from there.
+Exit status: 0 all done, 1 a run failed or is busy elsewhere, 2 something to fix in the command or the data,
+130 interrupted.
+"""
+
+
+def add(commands) -> None:
+    """Declare the command."""
+    grid = commands.add_parser("grid", help="run methods x backbones x datasets x seeds x settings in parallel",
+                               epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
+                               allow_abbrev=False, description="Run a list of runs in parallel processes; see "
+                                                               "docs/grid.md.")
+    add_cells(grid)
+    grid.add_argument("--seeds", type=count, metavar="K", help="run K seeds (default: 1)")
+    grid.add_argument("--first-seed", type=seed, metavar="N", help="the first of them (default: 0)")
+    grid.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="assignments",
+                      help="change a setting of all runs; repeatable. `list METHOD` shows the names")
+    grid.add_argument("--vary", action="append", default=[], metavar="NAME=V1,V2,...",
+                      help="run with each of these values; repeatable, for every combination")
+    grid.add_argument("--file", type=Path, metavar="FILE", help="YAML file with the same names; the command line wins")
+    grid.add_argument("--paper", metavar="NAME", help="the runs that a paper's tables need; with --table")
+    grid.add_argument("--table", type=count, action="append", metavar="N", help="number of a table; repeatable")
+    grid.add_argument("--tuned", nargs="?", type=Path, const=True, metavar="DIR",
+                      help="settings from `tune`, kept in DIR (default: tuned/ in the results folder)")
+    add_data_dir(grid)
+    add_results(grid)
+    add_plugins(grid)
+    add_parallel(grid)
+    grid.add_argument("--retry-failed", action="store_true", help="run those again whose record says that they failed")
+    grid.add_argument("--dry-run", action="store_true", help="show which runs there are and which have records")
+    grid.add_argument("--quiet", action="store_true", help="no progress, only the result")
+    grid.add_argument("--json", action="store_true", help="print one JSON object and nothing else on standard output")
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    """Fields of ``grid.Part`` that the command line names."""
+    from ..settings import parse_assignments
+
+    given = {name: getattr(args, name) for name in ("methods", "backbones", "datasets", "seeds", "first_seed", "paper")}
+    given["tables"] = tuple(args.table) if args.table else None
+    given["set"] = parse_assignments(args.assignments, "--set") or None
+    vary = {}
+    for name, values in parse_assignments(args.vary, "--vary").items():
+        vary[name] = tuple(value.strip() for value in values.split(","))
+        if not all(vary[name]):
+            raise UserError(f"--vary: found '{name}={values}', accepted: NAME=V1,V2, as --vary eps=0.001,0.002.")
+    given["vary"] = vary or None
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def run(args: argparse.Namespace) -> int:
+    from .. import grid
+    from ..grid_view import View, as_json, show_outcomes, show_plan
+    from ..pool import Pool
+    from ..registry import discover
+
+    began = time.perf_counter()
+    parts = grid.read_parts(args.file, _given(args))
+    registry = discover(args.plugins)
+    tuned = args.results / "tuned" if args.tuned is True else args.tuned
+    tasks = grid.merged(grid.plan(registry, part.specs(), range(part.first_seed, part.first_seed + part.seeds),
+                                  args.data_dir, tuned) for part in parts)
+    if args.dry_run:
+        states = [grid.state(task, args.results) for task in tasks]
+        if args.json:
+            json.dump([{"method": t.spec.method, "backbone": t.spec.backbone, "dataset": t.spec.dataset,
+                        "seed": t.config.seed, "settings": t.config.settings, "hash": t.config.hash,
+                        "state": s.name} for t, s in zip(tasks, states)], sys.stdout)
+            print()
+        else:
+            show_plan(tasks, states)
+        return 0
+    with View(args.quiet) as view, stop_between_rounds() as stop, \
+            Pool(args.results, args.data_dir, args.plugins, args.jobs, args.threads, view.show, view.ended, view.warn,
+                 stop) as pool:
+        outcomes = pool.run(tasks, args.retry_failed)
+    seconds = time.perf_counter() - began
+    if args.json:
+        json.dump(as_json(outcomes, args.results, seconds), sys.stdout, allow_nan=False)
+        print()
+    else:
+        show_outcomes(outcomes, [o.task.command(args.results, args.data_dir, args.plugins) for o in outcomes], seconds)
+    statuses = {outcome.status for outcome in outcomes}
+    if statuses & {"stopped", "waiting"}:
+        print("run_bench.py: interrupted; finished runs and rounds are kept, the same command goes on from there.",
+              file=sys.stderr)
+        return 130
+    return 1 if statuses - {"finished"} else 0

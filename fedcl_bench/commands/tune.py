@@ -1,0 +1,92 @@
+"""``tune``: search for settings on validation data."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from ..errors import UserError
+from .common import add_cells, add_data_dir, add_parallel, add_plugins, add_results, count, seed, stop_between_rounds
+
+MAIN_TABLE = 2  # F3CRec's comparison of all methods on all backbones and datasets
+
+EXAMPLES = """\
+examples:
+  run_bench.py tune --methods ft,reg,kd,f3crec --backbones fedmf
+  run_bench.py tune --methods f3crec --backbones fedmf --budget 24 --sampler tpe
+  run_bench.py tune --paper f3crec --datasets ml-100k        every method and backbone of the paper
+  run_bench.py grid --methods ft,f3crec --backbones fedmf --seeds 5 --tuned      runs with what was chosen
+
+FT searches the backbone's settings (the learning rate); all other methods take those over and search their own
+(`list NAME` shows the values). Every method has the same number of trials, and only validation data is looked at.
+Exit status: 0 all tuned, 1 a search failed, 2 something to fix in the command or the data, 130 interrupted.
+"""
+
+
+def add(commands) -> None:
+    """Declare the command."""
+    tune = commands.add_parser("tune", help="choose settings on validation data, with an equal budget for every method",
+                               epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
+                               allow_abbrev=False, description="Choose settings on validation data; see docs/grid.md.")
+    add_cells(tune)
+    tune.add_argument("--paper", metavar="NAME", help="the methods and backbones of a paper's table")
+    tune.add_argument("--table", type=count, action="append", metavar="N",
+                      help=f"number of the table; repeatable (default: {MAIN_TABLE})")
+    tune.add_argument("--budget", type=count, default=12, metavar="N",
+                      help="trials per method, backbone and dataset (default: 12)")
+    tune.add_argument("--sampler", choices=("random", "grid", "tpe"), default="random",
+                      help="which points are tried if there are more than the budget: random ones without repetition, "
+                           "only whole grids (refused if larger than the budget), or Optuna's TPE (default: random)")
+    tune.add_argument("--seed", type=seed, default=0, metavar="N", help="seed of trials and sampler (default: 0)")
+    tune.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="assignments",
+                      help="a setting of all trials, which is then not searched; repeatable")
+    tune.add_argument("--tuned", type=Path, metavar="DIR",
+                      help="folder of the results (default: tuned/ in the results folder)")
+    tune.add_argument("--again", action="store_true", help="search again even if an equal search was done")
+    add_data_dir(tune)
+    add_results(tune)
+    add_plugins(tune)
+    add_parallel(tune)
+    tune.add_argument("--quiet", action="store_true", help="no progress, only the result")
+    tune.add_argument("--json", action="store_true", help="print one JSON object and nothing else on standard output")
+
+
+def run(args: argparse.Namespace) -> int:
+    from .. import tune
+    from ..grid import Part
+    from ..grid_view import View, show_tuned
+    from ..pool import Pool
+    from ..registry import discover
+    from ..settings import parse_assignments
+    from ..specs import tuned_file
+
+    tune.require_sampler(args.sampler)
+    if args.table and not args.paper:
+        raise UserError("--table is a paper's; say which with --paper.")
+    part = Part(args.methods, args.backbones, args.datasets, paper=args.paper,
+                tables=tuple(args.table or [MAIN_TABLE]) if args.paper else ())
+    combinations = [tune.Combination(spec.method, spec.backbone, spec.dataset) for spec in part.specs()]
+    effort = tune.Effort(args.budget, args.sampler, args.seed, args.jobs, parse_assignments(args.assignments, "--set"))
+    folder = args.tuned or args.results / "tuned"
+    registry = discover(args.plugins)
+    with View(args.quiet) as view, stop_between_rounds() as stop, \
+            Pool(args.results, args.data_dir, args.plugins, args.jobs, args.threads, view.show, view.ended, view.warn,
+                 stop) as pool:
+        results = tune.tune(registry, combinations, effort, folder, args.results, pool.run, args.data_dir, args.again)
+    files = [str(tuned_file(folder, r.combination.method, r.combination.backbone, r.combination.dataset))
+             for r in results]
+    if args.json:
+        json.dump({"results": [{"status": result.status, "error": result.error or None, "file": file,
+                                **vars(result.combination), **result.content}
+                               for result, file in zip(results, files)]}, sys.stdout, allow_nan=False)
+        print()
+    else:
+        show_tuned(results, files)
+    statuses = {result.status for result in results}
+    if "stopped" in statuses:
+        print("run_bench.py: interrupted; finished runs and rounds are kept, the same command goes on from there.",
+              file=sys.stderr)
+        return 130
+    return 1 if "failed" in statuses else 0
