@@ -47,6 +47,7 @@ class Backbone:
             decay or a personal table concerns all of them. An attribute of the class or of the instance.
         keeps_local_tables: after its round a client keeps its own trained copy of the public item tables.
         scores_local_tables: it is evaluated with that copy. Both are attributes of the class or of the instance.
+        serves_tables: the server makes item tables for each client (see ``serve``).
         weight_decay: added times the parameter to every gradient; needs ``whole_tables``.
     """
 
@@ -59,6 +60,7 @@ class Backbone:
     whole_tables: bool = False
     keeps_local_tables: bool = False
     scores_local_tables: bool = False
+    serves_tables: bool = False
     weight_decay: float = 0.0
 
     def __init__(self, settings: BackboneSettings):

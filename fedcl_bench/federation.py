@@ -137,7 +137,7 @@ def grow(model: Snapshot, backbone: Backbone, seed: int, step: Step, dtype: torc
     personal = grown_each(model.private, backbone.new_personal(seed, range(step.n_items)))
     dense = model.dense or grown({}, backbone.new_dense(seed))
     local = grown_each(model.local, public) if backbone.keeps_local_tables else {}
-    served = grown_each(model.served, public) if model.served else {}
+    served = grown_each(model.served, public) if backbone.serves_tables else {}
     return Snapshot(public, {**grown(model.private, new_private), **personal}, dense, local, served)
 
 
@@ -263,9 +263,7 @@ def aggregate(f: Federation, model: Snapshot, users: Tensor, step: int, round_: 
                     table[some] += draws.laplace(key, users[some], tuple(table.shape[1:]), scale).to(table)
         if (answer := f.backbone.serve(uploads)) is not None:
             public, served = answer
-            before = model.served or {name: table.expand(model.n_users, *table.shape)
-                                      for name, table in model.public.items()}
-            return replace(model, public=public, served={name: before[name].index_copy(0, users, table)
+            return replace(model, public=public, served={name: model.served[name].index_copy(0, users, table)
                                                          for name, table in served.items()})
     if scale > 0.0:
         def noisy(tables: Tables) -> Tables:

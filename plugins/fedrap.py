@@ -1,0 +1,87 @@
+"""FedRAP: every client adds its own view of the items to the shared one, and the two are pushed apart."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fedcl_bench.backbone import Backbone, BackboneSettings
+from fedcl_bench.functional import dot
+from fedcl_bench.layers import item_rows, linear, same_for_all
+from fedcl_bench.settings import setting
+
+COMMON, PERSONAL = "item_commonality.weight", "item_personality.weight"
+SPARSE = 1e-4  # entries of C at most this large count as zero
+
+# How the weights of the two extra terms grow with the round r.
+SCHEDULES = {"fixed": lambda r: 1.0, "tanh": lambda r: math.tanh(r / 10.0), "sin": lambda r: math.sin(r / 10.0),
+             "square": lambda r: (r / 10.0) ** 2, "frac": lambda r: 1.0 / (r + 1.0)}
+
+
+@dataclass(frozen=True)
+class FedRAPSettings(BackboneSettings):
+    lr: float = setting(1e-4, "learning rate of the score function (lr_network)", above=0.0,
+                        search=(1e-4, 1e-3, 1e-2, 1e-1))
+    lr_items: float = setting(1e3, "learning rate of both item tables (lr_args)", above=0.0)
+    dim: int = setting(32, "length d of item vectors", low=1)
+    l2: float = setting(1e-6, "weight decay of all parameters", low=0.0)
+    lambda_apart: float = setting(0.1, "lambda: weight of the term that pushes the two item tables apart", low=0.0)
+    mu: float = setting(1e-3, "weight of the term that makes the shared table sparse", low=0.0)
+    sparsity: str = setting("l1", "that term: mean |C| or mean C^2", choices=("l1", "l2"))
+    schedule: str = setting("fixed", "both weights are constant (the released code never uses its schedule) or grow with "
+                            "the round, as in the paper (tanh) and its variants", choices=tuple(SCHEDULES))
+    round_decay: float = setting(0.97, "factor on the learning rates after every round", above=0.0, high=1.0)
+    batch_decay: float = setting(0.95, "factor on the learning rates after every local batch of a round", above=0.0,
+                                 high=1.0)
+
+
+class FedRAP(Backbone):
+    """s(u, i) = w_u . (D_ui + C_i) + b_u with a shared table C and a table D_u that stays at the client.
+
+    L = BCE - lambda mean (D_u - C)^2 + mu mean |C|, means over the batch's items. All clients start alike.
+    """
+
+    name = "fedrap"
+    title = "additive personalisation: shared item table plus a personal one"
+    reference = "Li et al., Federated Recommendation with Additive Personalization, ICLR 2024, arXiv 2301.09109"
+    Settings = FedRAPSettings
+    defaults = {"init_from": "best", "local_epochs": 10, "tolerance": 1e-4, "batch_size": 2048}
+    whole_tables = True
+
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.weight_decay = settings.l2
+
+    def new_rows(self, seed, users, items):
+        dim = self.settings.dim
+        return {COMMON: item_rows(seed, COMMON, items, dim)}, same_for_all(linear(seed, "score", dim, 1), users)
+
+    def new_personal(self, seed, items):
+        return {PERSONAL: item_rows(seed, PERSONAL, items, self.settings.dim)}
+
+    def score(self, clients, rows):
+        return dot(clients["score.weight"][:, 0], rows[COMMON] + clients[PERSONAL]) + clients["score.bias"]
+
+    def keys(self, clients, rows):
+        return rows[COMMON] + clients[PERSONAL]
+
+    def weights(self, round_: int) -> tuple[float, float]:
+        """(lambda, mu) in a round."""
+        growth = SCHEDULES[self.settings.schedule](round_)
+        return self.settings.lambda_apart * growth, self.settings.mu * growth
+
+    def regulariser(self, clients, rows, weights, served, round_):
+        apart, sparse = self.weights(round_)
+        common = rows[COMMON]
+        size = common.abs() if self.settings.sparsity == "l1" else common.square()
+        per_item = sparse * size.mean(2) - apart * (clients[PERSONAL] - common).square().mean(2)
+        return (per_item * weights).sum(1)
+
+    def learning_rates(self, n_items, round_=0, batch=0):
+        s = self.settings
+        decay = s.round_decay ** round_ * s.batch_decay ** batch
+        return {"score.weight": s.lr * decay, "score.bias": s.lr * decay, COMMON: s.lr_items * decay,
+                PERSONAL: s.lr_items * decay}
+
+    def diagnostics(self, public):
+        return {"sparsity": float((public[COMMON].abs() <= SPARSE).double().mean())}

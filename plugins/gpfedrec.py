@@ -1,0 +1,107 @@
+"""GPFedRec: the server links clients with similar item tables and returns each a mean over its neighbours' tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedcl_bench.backbone import Backbone, BackboneSettings
+from fedcl_bench.layers import ITEM, USER, apply_linear, apply_pair_linear, item_rows, perceptron, same_for_all
+from fedcl_bench.settings import setting
+
+
+@dataclass(frozen=True)
+class GPFedRecSettings(BackboneSettings):
+    lr: float = setting(0.1, "learning rate of the predictor", above=0.0, search=(0.01, 0.05, 0.1, 0.5))
+    lr_eta: float = setting(80.0, "the user vector learns at lr lr_eta, item rows at lr lr_eta times the accumulated "
+                            "item count", above=0.0)
+    lr_offset: str = setting("code", "lr is taken off the last two learning rates (released code), or not",
+                             choices=("code", "none"))
+    dim: int = setting(32, "length d of user and item vectors", low=1)
+    hidden: tuple[int, ...] = setting((32, 16, 8), "sizes of the predictor's hidden layers (ReLU)", low=1)
+    reg: float = setting(1.0, "weight of the mean squared distance to the table the server made for the client", low=0.0)
+    neighbours: int = setting(0, "most similar clients k that are linked; 0: all whose similarity is above threshold "
+                              "times the mean", low=0)
+    threshold: float = setting(1.0, "see neighbours", low=0.0)
+    layers: int = setting(1, "rounds of message passing over the graph", low=1)
+    graph_sign: str = setting("paper", "clients with similar tables are linked (paper), or with dissimilar ones (the "
+                              "released code passes on a distance as if it were a similarity)",
+                              choices=("paper", "code"))
+    eval_item_table: str = setting("local", "clients are evaluated each with its own trained item table (released code) "
+                                   "or with the averaged one", choices=("local", "global"))
+
+
+def user_graph(tables: Tensor, sign: str, neighbours: int, threshold: float) -> Tensor:
+    """The row-normalised adjacency matrix (N, N) of clients' uploaded tables (N, items, d), by cosine similarity.
+
+    Without a client above the threshold, a client is linked with itself alone.
+    """
+    flat = torch.nn.functional.normalize(tables.flatten(1), dim=1)
+    similarity = flat @ flat.T
+    if sign == "code":
+        similarity = (1.0 - similarity).fill_diagonal_(0.0)
+    if neighbours > 0:
+        chosen = similarity.topk(min(neighbours, len(similarity)), dim=1).indices
+        linked = torch.zeros_like(similarity, dtype=torch.bool).scatter_(1, chosen, True)
+    else:
+        linked = similarity > similarity.mean() * threshold
+    alone = ~linked.any(1)
+    linked[alone, alone.nonzero().flatten()] = True
+    return linked / linked.sum(1, keepdim=True).to(tables.dtype)
+
+
+class GPFedRec(Backbone):
+    """s(u, i) = MLP_u([e_u ; q_i]); L = BCE + reg mean (Q_u - R_u)^2 over the whole table.
+
+    The server turns the uploads into R = A^L Q over the graph of users and broadcasts the mean of R to start from;
+    R_u goes to client u as the table it is kept near. All clients start from the same parameters.
+    """
+
+    name = "gpfedrec"
+    title = "graph-guided personalisation: item tables smoothed over a graph of users at the server"
+    reference = "Zhang et al., GPFedRec, KDD 2024, arXiv 2305.07866"
+    Settings = GPFedRecSettings
+    defaults = {"init_from": "best", "batch_size": 256}
+    whole_tables = True
+    keeps_local_tables = True  # the server needs every upload
+    serves_tables = True
+
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.scores_local_tables = settings.eval_item_table == "local"
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [2 * self.settings.dim, *self.settings.hidden, 1]
+
+    def new_rows(self, seed, users, items):
+        dim = self.settings.dim
+        one = {USER: item_rows(seed, USER, range(1), dim)[0], **perceptron(seed, "predictor", self._sizes)}
+        return {ITEM: item_rows(seed, ITEM, items, dim)}, same_for_all(one, users)
+
+    def score(self, clients, rows):
+        x = apply_pair_linear(clients, "predictor.0", clients[USER], rows[ITEM])
+        for k in range(1, len(self._sizes) - 1):
+            x = apply_linear(clients, f"predictor.{k}", torch.relu(x))
+        return x.squeeze(2)
+
+    def regulariser(self, clients, rows, weights, served, round_):
+        return self.settings.reg * (rows[ITEM] - served[ITEM]).flatten(1).square().mean(1)
+
+    def serve(self, uploads):
+        s = self.settings
+        tables = uploads[ITEM]
+        graph = user_graph(tables, s.graph_sign, s.neighbours, s.threshold)
+        smoothed = tables.flatten(1)
+        for _ in range(s.layers):
+            smoothed = graph @ smoothed
+        smoothed = smoothed.view_as(tables)
+        return {ITEM: smoothed.mean(0)}, {ITEM: smoothed}
+
+    def learning_rates(self, n_items, round_=0, batch=0):
+        s = self.settings
+        offset = s.lr if s.lr_offset == "code" else 0.0
+        return {**dict.fromkeys(perceptron(0, "predictor", self._sizes), s.lr), USER: s.lr * s.lr_eta - offset,
+                ITEM: s.lr * n_items * s.lr_eta - offset}

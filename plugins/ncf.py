@@ -1,0 +1,57 @@
+"""NCF: GMF and MLP branches under the BPR loss; item tables, MLP and output layer are public, user vectors private."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedcl_bench.backbone import Backbone, BackboneSettings
+from fedcl_bench.layers import apply_linear, apply_pair_linear, item_rows, linear, perceptron
+from fedcl_bench.settings import setting
+
+USERS = ("user_gmf.weight", "user_mlp.weight")
+ITEMS = ("item_gmf.weight", "item_mlp.weight")
+
+
+@dataclass(frozen=True)
+class NCFSettings(BackboneSettings):
+    lr: float = setting(1e-3, "learning rate of all parameters", above=0.0, search=(1e-3, 1e-2))
+    dim: int = setting(64, "length of each of the four vectors", low=1)
+    init_std: float = setting(0.01, "vectors start from N(0, init_std^2)", low=0.0)
+    hidden: tuple[int, ...] = setting((128, 64), "sizes of the MLP's layers (ReLU)", low=1)
+    output: str = setting("logit", "what the loss and the ranking see: the logit, or its sigmoid, which saturates the BPR "
+                          "loss", choices=("logit", "sigmoid"))
+
+
+class NCF(Backbone):
+    """s(u, i) = w . [p_u * q_i ; MLP([p'_u ; q'_i])] + b with MLP, w and b shared by all clients."""
+
+    name = "ncf"
+    title = "neural collaborative filtering with shared layers, BPR loss, clients weighted by interactions"
+    reference = ("tutorial model (federated collaborative filtering with BPR); He et al., Neural Collaborative "
+                 "Filtering, WWW 2017; loss: Rendle et al., BPR, UAI 2009")
+    Settings = NCFSettings
+    defaults = {"optimiser": "adam", "batch_size": 256, "local_epochs": 5, "weighting": "interactions",
+                "init_from": "best"}
+    pairwise = True
+
+    def new_rows(self, seed, users, items):
+        s = self.settings
+        return ({name: item_rows(seed, name, items, s.dim, s.init_std) for name in ITEMS},
+                {name: item_rows(seed, name, users, s.dim, s.init_std) for name in USERS})
+
+    def new_dense(self, seed):
+        s = self.settings
+        return {**perceptron(seed, "mlp", [2 * s.dim, *s.hidden]), **linear(seed, "output", s.dim + s.hidden[-1], 1)}
+
+    def score(self, clients, rows):
+        x = torch.relu(apply_pair_linear(clients, "mlp.0", clients[USERS[1]], rows[ITEMS[1]]))
+        for k in range(1, len(self.settings.hidden)):
+            x = torch.relu(apply_linear(clients, f"mlp.{k}", x))
+        gmf = clients[USERS[0]].unsqueeze(1) * rows[ITEMS[0]]
+        logits = apply_linear(clients, "output", torch.cat([gmf, x], 2)).squeeze(2)
+        return logits if self.settings.output == "logit" else torch.sigmoid(logits)
+
+    def learning_rates(self, n_items, round_=0, batch=0):
+        return dict.fromkeys((*ITEMS, *USERS, *self.new_dense(0)), self.settings.lr)
