@@ -52,11 +52,14 @@ def fetch(url: str, path: Path, otherwise: str, timeout: float = TIMEOUT) -> Non
 
 
 def digest(path: Path, algorithm: str) -> str:
-    """A file's checksum in hexadecimal."""
-    with open(path, "rb") as file:
-        result = hashlib.new(algorithm, usedforsecurity=False)
-        while piece := file.read(1 << 20):
-            result.update(piece)
+    """A file's checksum in hexadecimal; raises UserError if it cannot be read."""
+    result = hashlib.new(algorithm, usedforsecurity=False)
+    try:
+        with open(path, "rb") as file:
+            while piece := file.read(1 << 20):
+                result.update(piece)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
     return result.hexdigest()
 
 
@@ -90,3 +93,5 @@ def unpack(path: Path, label: str, folder: Path, wanted: Callable[[str], bool]) 
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{label}: is not a whole zip file ({reason}; it begins with {start!r}).\nIt may have been cut "
                         f"short, or be a page sent in its place.") from None
+    except OSError as error:
+        raise UserError(f"{label}: cannot be unpacked ({error.strerror}).") from None
