@@ -183,7 +183,7 @@ def convert(name: str, raw: Path, out: Path, force: bool = False, any_checksum: 
     def compare(path: Path, label: str, algorithm: str, expected: str) -> None:
         found = archives.digest(path, algorithm)
         if found == expected:
-            checks.append(f"{label}: {algorithm} as published")
+            checks.append(f"{label}: {algorithm} agrees with the publisher's")
         elif any_checksum:
             warnings.append(f"{label}: {algorithm} is {found}, the publisher's is {expected}.")
         else:

@@ -153,7 +153,7 @@ def test_real_files_give_the_atomic_files_in_use(shared, capsys, name):
     assert main(["data", "convert", name, "--raw", str(shared / "data" / "raw"), "--out", "out"]) == 0
     captured = capsys.readouterr()
     assert f"next: run_bench.py data {name} --data-dir out" in captured.out
-    assert ("sha256 as published" in captured.out) == (name == "ml-latest-small")
+    assert ("sha256 agrees" in captured.out) == (name == "ml-latest-small")
     assert ("is taken for the publisher's" in captured.err) == (name == "lastfm-2k")  # a marked reconstruction
     for path in Path("out", name).iterdir():
         assert path.read_bytes() == (shared / "data" / "atomic" / name / path.name).read_bytes()
@@ -168,7 +168,7 @@ def test_ml100k_gives_what_recbole_bundles(capsys):
         item="".join(ITEM_100K.format(i, f"Film {i}") + "\n" for i in range(1, 1683)).encode())
     assert main(["data", "convert", "ml-100k", "--raw", "raw"]) == 0
     out = capsys.readouterr().out
-    assert "100,000 rows of 943 users and 1,682 items" in out and "u.data: sha256 as published" in out
+    assert "100,000 rows of 943 users and 1,682 items" in out and "u.data: sha256 agrees" in out
     assert "u.item: no checksum is published" in out and out.endswith("next: run_bench.py data ml-100k\n")
     assert Path("data/ml-100k/ml-100k.inter").read_bytes() == inter
     assert main(["data", "ml-100k"]) == 0
@@ -263,7 +263,7 @@ def test_other_checksum_than_the_publishers(capsys, publish):
     assert all(word in message for word in ("raw/u.data", found, "ab" * 32, "https://somewhere", "--any-checksum"))
     assert main(["data", "convert", "ml-100k", "--raw", "raw", "--any-checksum"]) == 0
     captured = capsys.readouterr()
-    assert f"warning: raw/u.data: sha256 is {found}" in captured.err and "raw/u.item: sha256 as pub" in captured.out
+    assert f"warning: raw/u.data: sha256 is {found}" in captured.err and "raw/u.item: sha256 agrees" in captured.out
 
 
 @pytest.mark.parametrize("arguments,words", [
@@ -377,7 +377,7 @@ def test_download(capsys, publish, server):
     publish("ml-100k", url=server(GOOD), md5=hashlib.md5(GOOD).hexdigest(), counts={"rows": 3, "users": 2, "items": 2})
     assert main(["data", "download", "ml-100k"]) == 0
     captured = capsys.readouterr()
-    assert captured.err == "" and f"{server.url}: md5 as published" in captured.out
+    assert captured.err == "" and f"{server.url}: md5 agrees" in captured.out
     assert "u.data: no checksum" not in captured.out  # the zip's covers it
     assert Path("data/ml-100k/ml-100k.inter").read_text() == ATOMIC["ml-100k"][0]
     assert {path.name for path in Path(".").rglob("*") if path.is_file()} == {"ml-100k.inter", "ml-100k.item"}
