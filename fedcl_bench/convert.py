@@ -209,8 +209,8 @@ def convert(name: str, raw: Path, out: Path, force: bool = False, any_checksum: 
     wrong = [f"{counts[what]:,} {what} instead of {expected:,}" for what, expected in published.counts.items()
              if counts[what] != expected]
     if wrong:
-        raise UserError(f"{', '.join(file.label for file in files[:2])}: {', '.join(wrong)}; a file is cut short, or of "
-                        f"another version." + (f"\nThe expected one: {published.url}" if published.url else ""))
+        raise UserError(f"{', '.join(file.label for file in files[:2])}: {', '.join(wrong)}; a file is cut short, or "
+                        f"of another version." + (f"\nThe expected one: {published.url}" if published.url else ""))
     # The .inter file comes last: where it is, the dataset is whole.
     targets = {out / name / f"{name}{suffix}": contents[suffix] for suffix in (".item", ".inter") if suffix in contents}
     changed = _write(targets, force)
@@ -224,14 +224,14 @@ def _write(targets: Mapping[Path, bytes], force: bool) -> bool:
                    if not path.exists() or path.read_bytes() != content}
         for path in differs:
             if path.exists() and not force:
-                raise UserError(f"{path}: exists with another content; replace it with --force, or write elsewhere with "
-                                f"--out DIR.")
+                raise UserError(f"{path}: exists with another content; replace it with --force, or write elsewhere "
+                                f"with --out DIR.")
         for path, content in differs.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, content)
     except OSError as error:
-        raise UserError(f"{error.filename or 'the output'}: cannot be written ({error.strerror}); choose another folder "
-                        f"with --out DIR.") from None
+        raise UserError(f"{error.filename or 'the output'}: cannot be written ({error.strerror}); choose another "
+                        f"folder with --out DIR.") from None
     return bool(differs)
 
 

@@ -31,8 +31,8 @@ SMALL = {
                               ITEM_100K.format(303, "\"Hot\" Rod &amp; Reel")]) + "\n").encode("latin-1")},
     "ml-latest-small": {
         "ratings.csv": b"userId,movieId,rating,timestamp\r\n1,1,4.0,964982703\r\n1,3,0.5,964981247\r\n",
-        "movies.csv": "movieId,title,genres\r\n1,Toy Story (1995),Adventure|Sci-Fi\r\n3,\"Mis\u00e9rables, Les\",Drama\r\n"
-                      .encode()},
+        "movies.csv": ("movieId,title,genres\r\n1,Toy Story (1995),Adventure|Sci-Fi\r\n"
+                       "3,\"Mis\u00e9rables, Les\",Drama\r\n").encode()},
     "lastfm-2k": {
         "user_taggedartists-timestamps.dat": b"userID\tartistID\ttagID\ttimestamp\r\n2\t52\t13\t1238536800000\r\n"
                                              b"2\t52\t15\t1238536800000\r\n3\t52\t15\t-428720400000\r\n"
@@ -246,7 +246,8 @@ def test_marked_copies(capsys, publish):
 
 
 def test_other_counts_than_the_publishers(capsys, publish):
-    publish("ml-100k", url="https://somewhere/ml-100k.zip", counts={"rows": 100000, "users": 2, "items": 2, "titles": 4})
+    counts = {"rows": 100000, "users": 2, "items": 2, "titles": 4}
+    publish("ml-100k", url="https://somewhere/ml-100k.zip", counts=counts)
     lay("ml-100k")
     for arguments in ([], ["--any-checksum"], ["--force"]):
         message = refused(capsys, "data", "convert", "ml-100k", "--raw", "raw", *arguments)
@@ -369,7 +370,8 @@ def server():
     thread.join()
 
 
-GOOD = zipped({f"ml-100k/{file}": content for file, content in SMALL["ml-100k"].items()} | {"ml-100k/README": "read me"})
+GOOD = zipped({"ml-100k/README": "read me",
+               **{f"ml-100k/{file}": content for file, content in SMALL["ml-100k"].items()}})
 DAMAGED = GOOD.replace(zipped({"u.data": SMALL["ml-100k"]["u.data"]})[40:60], b"\0" * 20)
 
 
@@ -422,8 +424,8 @@ def test_no_answer(capsys, publish, server):
 def test_members_cannot_leave_their_folder(publish, server, tmp_path):
     """A member's path is not followed, and of two of a name the one nearest to the top counts."""
     outside = tmp_path.parent / "u.data"
-    files = {"../" * 12 + str(outside)[1:]: b"not\ta\trating\t0\n", "a/b/u.data": b"", "/u.data": SMALL["ml-100k"]["u.data"],
-             "..\\u.item": SMALL["ml-100k"]["u.item"]}
+    files = {"../" * 12 + str(outside)[1:]: b"not\ta\trating\t0\n", "a/b/u.data": b"",
+             "/u.data": SMALL["ml-100k"]["u.data"], "..\\u.item": SMALL["ml-100k"]["u.item"]}
     publish("ml-100k", url=server(zipped(files)))
     assert main(["data", "download", "ml-100k"]) == 0
     assert Path("data/ml-100k/ml-100k.inter").read_text() == ATOMIC["ml-100k"][0]
@@ -447,7 +449,8 @@ def test_every_format_has_its_facts():
         assert ("titles" in config.raw.counts) == bool(format.items)
         assert set(config.raw.sha256) <= {table.file for table in (format.interactions, *format.items)}
         assert set(format.columns.values()) <= set(format.interactions.columns)
-        assert list(format.columns)[:2] == ["user_id:token", "item_id:token"] and list(format.columns)[-1] == "timestamp:float"
+        fields = list(format.columns)
+        assert fields[:2] == ["user_id:token", "item_id:token"] and fields[-1] == "timestamp:float"
     assert not set(configured()) & set(ACTIONS)
 
 
