@@ -8,6 +8,7 @@ import sys
 from typing import Sequence
 
 from . import commands
+from .commands.data import with_action
 from .errors import RunFailed, UserError, unknown
 
 
@@ -39,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise unknown("command", arguments[0], commands.NAMES)  # argparse would list choices; name the nearest
         if arguments and arguments[0] not in (*commands.NAMES, "-h", "--help"):
             arguments.insert(0, "run")
+        if arguments[:1] == ["data"]:
+            arguments[1:] = with_action(arguments[1:])
         parser = build_parser()
         if not arguments:
             parser.print_help()

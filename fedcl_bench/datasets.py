@@ -15,11 +15,29 @@ from .stream import Stream, StreamSettings, build_blocks, fingerprint, read_spli
 
 
 @dataclass(frozen=True)
+class Published:
+    """What a dataset's publisher offers, and how to tell that it arrived whole.
+
+    Attributes:
+        url: address of the zip; empty if it cannot be fetched freely (``source`` then says where to get it).
+        md5: the zip's checksum as its publisher prints it; empty if none is known.
+        sha256: checksums of files in the zip, by their name; only of bytes known to be the publisher's.
+        counts: ``rows``, ``users`` and ``items`` of the interaction file, ``titles`` of the file that describes items.
+    """
+
+    url: str = ""
+    md5: str = ""
+    sha256: Mapping[str, str] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class DatasetConfig:
     """One file of ``dataset_configs/``; field names in capitals and ``val_interval`` are RecBole's.
 
     Attributes:
         title, source, licence, notes: for people.
+        raw: the publisher's files, which ``data convert`` reads.
         val_interval: RecBole value filter, as ``{"rating": "(0,inf)"}``.
         settings: defaults of any run on this dataset.
         method_settings: method name to defaults of that method on this dataset.
@@ -31,6 +49,7 @@ class DatasetConfig:
     source: str = ""
     licence: str = ""
     notes: str = ""
+    raw: Published = Published()
     USER_ID_FIELD: str = "user_id"
     ITEM_ID_FIELD: str = "item_id"
     TIME_FIELD: str = "timestamp"
@@ -65,11 +84,16 @@ def load_config(name: str) -> DatasetConfig:
     if path is None:
         return DatasetConfig()
     content = read_yaml(path)
-    known = {f.name for f in fields(DatasetConfig)}
+    raw = _typed(Published, content.pop("raw", {}), f"{path}, raw")
+    return _typed(DatasetConfig, {**content, "raw": raw}, str(path))
+
+
+def _typed(cls: type, content: Mapping[str, Any], where: str) -> Any:
+    known = {f.name for f in fields(cls)}
     for key in content:
         if key not in known:
-            raise unknown(f"field in {path}", key, known)
-    return DatasetConfig(**content)
+            raise unknown(f"field in {where}", key, known)
+    return cls(**content)
 
 
 def find_file(name: str, data_dir: Path | None) -> Path:
@@ -91,9 +115,12 @@ def find_file(name: str, data_dir: Path | None) -> Path:
         raise UserError(f"--data-dir: '{data_dir}' is not a folder.")
     if name not in configured() and data_dir is None:
         raise unknown("dataset", name, configured())
-    source = load_config(name).source
+    config = load_config(name)
+    hint = f"\nOfficial source: {config.source}" if config.source else ""
+    if config.raw.url:
+        hint += f"; `data download {name}` fetches and converts it."
     raise UserError(f"dataset '{name}': no file {candidates[0]} (nor {candidates[1].name} beside it); give its folder "
-                    f"with --data-dir." + (f"\nOfficial source: {source}" if source else ""))
+                    f"with --data-dir.{hint}")
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,14 @@
-"""What a run shows on standard error while it works."""
+"""What long work shows on standard error: a run's blocks and rounds, and bars for data."""
 
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
+from typing import Callable, Iterator
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TextColumn
+from rich.progress import (BarColumn, DownloadColumn, MofNCompleteColumn, Progress as Bar, TextColumn,
+                           TimeRemainingColumn, TransferSpeedColumn)
 
 from .config import RunConfig
 from .federation import Progress
@@ -71,3 +74,22 @@ class Display:
             self._console.print(f"  block {step}: {progress.round} rounds in {seconds:.1f} s, "
                                 f"best validation {metric} {progress.best_value:.4f} "
                                 f"in round {progress.round - progress.stale}")
+
+
+@contextmanager
+def bar(label: str, total: int | None, unit: str) -> Iterator[Callable[[int], None]]:
+    """A progress bar with the time left on a terminal's standard error, and nothing elsewhere; it vanishes at the end.
+
+    Args:
+        total: how many units there are, or None if that is not known.
+        unit: ``bytes``, or what is counted.
+
+    Yields:
+        A function to call with the number of units done since its last call.
+    """
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    amount = [DownloadColumn(), TransferSpeedColumn()] if unit == "bytes" else [MofNCompleteColumn(), TextColumn(unit)]
+    with Bar(TextColumn("{task.description}"), BarColumn(bar_width=20), *amount, TimeRemainingColumn(), console=console,
+             transient=True, refresh_per_second=5, disable=not console.is_terminal) as display:
+        task = display.add_task(label, total=total)
+        yield lambda count: display.update(task, advance=count)

@@ -38,7 +38,8 @@ def test_expected_counts_agree_with_the_paper(shared):
     table = pd.read_csv(shared / "paper_tables" / "f3crec_table1.csv")
     names = {"# of accumulated users": "accumulated_users", "# of accumulated items": "accumulated_items",
              "# of interactions": "interactions", "sparsity (%)": "sparsity"}
-    for dataset, paper in (("ml-100k", "ML-100K"), ("ml-latest-small", "ML-Latest-Small")):
+    papers = {"ml-100k": "ML-100K", "ml-latest-small": "ML-Latest-Small", "hetrec2011-ml": "HetRec2011"}
+    for dataset, paper in papers.items():
         rows = table[table.dataset == paper]
         for metric, name in names.items():
             assert rows[rows.metric == metric].value.tolist() == load_config(dataset).expected[name]

@@ -1,0 +1,477 @@
+"""Publishers' files to atomic files: conversion, its checks, and download from a server of the test's own."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import threading
+import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from fedcl_bench.archives import fetch
+from fedcl_bench.cli import main
+from fedcl_bench.commands.data import ACTIONS
+from fedcl_bench.convert import FORMATS, clean, convert
+from fedcl_bench.datasets import Published, configured, load_config
+from fedcl_bench.errors import UserError
+from fedcl_bench.recbole_adapter import bundled
+
+UNCHECKED = Published()
+ITEM_100K = "{}|{}|01-Jan-1995||http://us.imdb.com/M/title-exact?x|" + "|".join("0000010010000000000")  # Comedy, Drama
+
+# Small files in the publishers' formats, by dataset.
+SMALL = {
+    "ml-100k": {
+        "u.data": b"196\t242\t3\t881250949\n186\t302\t3\t891717742\n196\t302\t4.5\t881250949\n",
+        "u.item": ("\n".join([ITEM_100K.format(242, "Kol\u00eda (1996)"), ITEM_100K.format(302, "L.A.\tStory & \x85Co"),
+                              ITEM_100K.format(303, "\"Hot\" Rod &amp; Reel")]) + "\n").encode("latin-1")},
+    "ml-latest-small": {
+        "ratings.csv": b"userId,movieId,rating,timestamp\r\n1,1,4.0,964982703\r\n1,3,0.5,964981247\r\n",
+        "movies.csv": ("movieId,title,genres\r\n1,Toy Story (1995),Adventure|Sci-Fi\r\n"
+                       "3,\"Mis\u00e9rables, Les\",Drama\r\n").encode()},
+    "lastfm-2k": {
+        "user_taggedartists-timestamps.dat": b"userID\tartistID\ttagID\ttimestamp\r\n2\t52\t13\t1238536800000\r\n"
+                                             b"2\t52\t15\t1238536800000\r\n3\t52\t15\t-428720400000\r\n"
+                                             b"2\t52\t15\t1238536800001\r\n2\t52\t16\t1238536800000\r\n"},
+    "hetrec2011-ml": {
+        "user_ratedmovies-timestamps.dat": b"userID\tmovieID\trating\ttimestamp\r\n75\t3\t1\t1162160236000\r\n"
+                                           b"75\t32\t4.5\t1162160624000\r\n",
+        "movies.dat": ("\t".join(FORMATS["hetrec2011-ml"].items[0].columns) + "\r\n"
+                       + "\t".join(["3", "L\u00e9on", "0110413", "El profesional", *["x"] * 17]) + "\r\n"
+                       + "\t".join(["32", "Twelve Monkeys", "0114746", "Doce monos", *["x"] * 17]) + "\r\n"
+                       ).encode("latin-1"),
+        "movie_genres.dat": b"movieID\tgenre\r\n3\tCrime\r\n32\tMystery\r\n3\tDrama\r\n"},
+}
+ATOMIC = {
+    "ml-100k": ("user_id:token\titem_id:token\trating:float\ttimestamp:float\n196\t242\t3\t881250949\n"
+                "186\t302\t3\t891717742\n196\t302\t4.5\t881250949\n",
+                "item_id:token\ttitle:token_seq\tgenres:token_seq\n242\tKol\u00eda (1996)\tComedy Drama\n"
+                "302\tL.A. Story &  Co\tComedy Drama\n303\t\"\"\"Hot\"\" Rod & Reel\"\tComedy Drama\n"),
+    "ml-latest-small": ("user_id:token\titem_id:token\trating:float\ttimestamp:float\n1\t1\t4.0\t964982703\n"
+                        "1\t3\t0.5\t964981247\n",
+                        "item_id:token\ttitle:token_seq\tgenres:token_seq\n1\tToy Story (1995)\tAdventure Sci-Fi\n"
+                        "3\tMis\u00e9rables, Les\tDrama\n"),
+    "lastfm-2k": ("user_id:token\titem_id:token\ttimestamp:float\n2\t52\t1238536800.000\n3\t52\t-428720400.000\n"
+                  "2\t52\t1238536800.001\n", None),
+    "hetrec2011-ml": ("user_id:token\titem_id:token\trating:float\ttimestamp:float\n75\t3\t1\t1162160236.000\n"
+                      "75\t32\t4.5\t1162160624.000\n",
+                      "item_id:token\ttitle:token_seq\tgenres:token_seq\n3\tL\u00e9on\tCrime Drama\n"
+                      "32\tTwelve Monkeys\tMystery\n"),
+}
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def publish(monkeypatch):
+    """Make the commands see other facts about a dataset's raw files."""
+    def change(name, **facts):
+        def load(asked):
+            config = load_config(asked)
+            return dataclasses.replace(config, raw=Published(**facts)) if asked == name else config
+        monkeypatch.setattr("fedcl_bench.convert.load_config", load)
+        monkeypatch.setattr("fedcl_bench.datasets.load_config", load)
+    return change
+
+
+def lay(name, folder="raw", **replaced):
+    """Write the small files of a dataset, some of them (by what follows the last dot) with another content."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for file, content in SMALL[name].items():
+        content = replaced.get(file.rpartition(".")[2], content)
+        if content is not None:
+            Path(folder, file).write_bytes(content)
+    return Path(folder)
+
+
+def zipped(files):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+def refused(capsys, *arguments):
+    """Run a bad command; returns its message after checking its form."""
+    assert main(list(arguments)) == 2
+    captured = capsys.readouterr()
+    message = captured.err.strip()
+    assert captured.out == "" and "Traceback" not in message and len(message.splitlines()) in (1, 2)
+    assert not list(Path(".").glob("data/*/*"))
+    return " ".join(message.split())
+
+
+# Conversion
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("place", ["raw", "raw/of this dataset", "zip"])
+def test_small_files_in_the_publishers_format(name, place):
+    if place == "zip":
+        raw = Path("some.zip")
+        raw.write_bytes(zipped({f"top/{file}": content for file, content in SMALL[name].items()}))
+    else:
+        lay(name, place.replace("of this dataset", name))
+        raw = Path("raw")
+    done = convert(name, raw, Path("out"), published=UNCHECKED)
+    inter, item = ATOMIC[name]
+    assert Path(f"out/{name}/{name}.inter").read_text(encoding="utf-8") == inter
+    assert done.interactions == inter.count("\n") - 1 and done.changed and done.files[-1].suffix == ".inter"
+    assert done.counts["rows"] == (5 if name == "lastfm-2k" else done.interactions)
+    if item is None:
+        assert [path.name for path in done.files] == [f"{name}.inter"]
+    else:
+        assert Path(f"out/{name}/{name}.item").read_text(encoding="utf-8") == item
+        assert done.counts["titles"] == item.count("\n") - 1
+    assert all("no checksum is published" in check for check in done.checks) and not done.warnings
+    assert not list(Path("out", name).glob(".*"))  # no temporary files
+
+
+def test_an_item_file_is_read_as_it_was_meant():
+    """By the reader RecBole uses, which knows quotes."""
+    import pandas as pd
+    convert("ml-100k", lay("ml-100k"), Path("out"), published=UNCHECKED)
+    frame = pd.read_csv("out/ml-100k/ml-100k.item", delimiter="\t", engine="python", dtype=str)
+    assert frame["title:token_seq"].tolist() == ["Kol\u00eda (1996)", "L.A. Story &  Co", '"Hot" Rod & Reel']
+
+
+@pytest.mark.parametrize("raw,expected", [("a\tb\r\nc\u2028d", "a b c d"), ("Law &amp; Order &#39;s", "Law & Order 's"),
+                                          ("AT&T; R&D &notin &", "AT&T; R&D &notin &"), ("a &#9; b", "a   b")])
+def test_clean_titles(raw, expected):
+    assert clean(raw) == expected
+
+
+@pytest.mark.parametrize("name", ["ml-latest-small", "lastfm-2k"])
+def test_real_files_give_the_atomic_files_in_use(shared, capsys, name):
+    assert main(["data", "convert", name, "--raw", str(shared / "data" / "raw"), "--out", "out"]) == 0
+    captured = capsys.readouterr()
+    assert f"next: run_bench.py data {name} --data-dir out" in captured.out
+    assert ("sha256 agrees" in captured.out) == (name == "ml-latest-small")
+    assert ("is taken for the publisher's" in captured.err) == (name == "lastfm-2k")  # a marked reconstruction
+    for path in Path("out", name).iterdir():
+        assert path.read_bytes() == (shared / "data" / "atomic" / name / path.name).read_bytes()
+    assert main(["data", name, "--data-dir", "out"]) == 0
+    assert "All counts are those expected" in capsys.readouterr().out
+
+
+def test_ml100k_gives_what_recbole_bundles(capsys):
+    """RecBole's rows are those of u.data, so its checksum, counts and the result are known."""
+    inter = (bundled("ml-100k") / "ml-100k.inter").read_bytes().replace(b"\r\n", b"\n")
+    lay("ml-100k", data=inter.partition(b"\n")[2],
+        item="".join(ITEM_100K.format(i, f"Film {i}") + "\n" for i in range(1, 1683)).encode())
+    assert main(["data", "convert", "ml-100k", "--raw", "raw"]) == 0
+    out = capsys.readouterr().out
+    assert "100,000 rows of 943 users and 1,682 items" in out and "u.data: sha256 agrees" in out
+    assert "u.item: no checksum is published" in out and out.endswith("next: run_bench.py data ml-100k\n")
+    assert Path("data/ml-100k/ml-100k.inter").read_bytes() == inter
+    assert main(["data", "ml-100k"]) == 0
+    out = capsys.readouterr().out
+    assert "All counts are those expected" in out and "data/ml-100k/ml-100k.inter" in out
+
+
+# Bad input
+
+HETREC = FORMATS["hetrec2011-ml"].items[0].columns
+
+
+@pytest.mark.parametrize("name,replaced,words", [
+    ("ml-100k", {"data": b""}, ["u.data", "is empty", "4 fields separated by a tab"]),
+    ("ml-100k", {"data": b"\r\n\n"}, ["u.data", "is empty"]),
+    ("ml-100k", {"data": b"1\t2\t3\t4\n1\t2\t3\n"}, ["u.data, line 2", "found 3 fields ('1\\t2\\t3')", "expected 4"]),
+    ("ml-100k", {"data": b"1\t2\t3\t4\n\n1\t2\t3\t4\n"}, ["u.data, line 2", "found 1 field ("]),
+    ("ml-100k", {"data": b"1::2::3::4\n"}, ["u.data, line 1", "found 1 field (", "separated by a tab"]),
+    ("ml-100k", {"data": b"1\t2\tgood\t4\n"}, ["u.data, line 1", "'rating' is 'good'", "expected a number"]),
+    ("ml-100k", {"data": b"1\t2\tnan\t4\n"}, ["'rating' is 'nan'"]),
+    ("ml-100k", {"data": b"1\t2\t3\t4.5\n"}, ["'timestamp' is '4.5'", "expected a whole number"]),
+    ("ml-100k", {"data": b"1\t2\t3\t" + b"9" * 5000 + b"\n"}, ["'timestamp' is '999"]),
+    ("ml-100k", {"data": b"1\t\t3\t4\n"}, ["'item id' is ''", "an id"]),
+    ("ml-100k", {"data": b"user_id:token\titem_id:token\trating:float\ttimestamp:float\n"}, ["'user id' is 'user_id"]),
+    ("ml-100k", {"data": b"1\t2\t3\t4\n" + "1\t2\t3\t4\n".encode("utf-16")}, ["u.data, line 2", "NUL byte"]),
+    ("ml-100k", {"data": b"1\t2\t3\t4\n\xe9\t2\t3\t4\n"}, ["u.data, line 2", "byte 0xe9 is not UTF-8"]),
+    ("ml-100k", {"item": b"1|Toy Story|1995\n"}, ["u.item, line 1", "found 3 fields", "24 fields separated by '|'"]),
+    ("ml-100k", {"item": (ITEM_100K.format(1, "A").replace("|1|", "|2|", 1) + "\n").encode()},
+     ["u.item, line 1", "'Comedy' is '2'", "0 or 1"]),
+    ("ml-100k", {"item": None}, ["raw", "has no u.item", "https://files.grouplens.org/datasets/movielens/ml-100k.zip"]),
+    ("ml-100k", {"item": None, "data": None}, ["has no u.data and no u.item"]),
+    ("ml-latest-small", {"csv": b"userId,movieId,tag,timestamp\n1,1,x,1\n"},
+     ["ratings.csv, line 1", "'userId,movieId,tag,timestamp'", "userId, movieId, rating, timestamp"]),
+    ("ml-latest-small", {"csv": b"userId,movieId,rating,timestamp\r\n"}, ["ratings.csv", "no rows below its header"]),
+    ("ml-latest-small", {"csv": b"userId,movieId,rating,timestamp\n1,1,\"4.0\"x,1\n"}, ["ratings.csv, line 2"]),
+    ("ml-latest-small", {"csv": b"userId,movieId,rating,timestamp\n1,\"1\n\n"}, ["ratings.csv, line 2"]),
+    ("ml-latest-small", {"csv": b"<!DOCTYPE html>\n"}, ["ratings.csv, line 1", "'<!DOCTYPE html>'"]),
+    ("lastfm-2k", {"dat": b"userID\tartistID\tweight\n2\t51\t13883\n"}, ["line 1", "the header is", "timestamp"]),
+    ("lastfm-2k", {"dat": b"userID\tartistID\ttagID\ttimestamp\n2\t5x\t3\t1\n"}, ["line 2", "'artistID' is '5x'"]),
+    ("lastfm-2k", {"dat": None}, ["has no user_taggedartists-timestamps.dat", "hetrec2011-lastfm-2k.zip"]),
+    ("hetrec2011-ml", {"dat": b"userID\tmovieID\trating\ttimestamp\n1\t2\t3\n"}, ["line 2", "found 3 fields"]),
+])
+def test_malformed_files(capsys, publish, name, replaced, words):
+    publish(name, url=load_config(name).raw.url)
+    lay(name, **replaced)
+    message = refused(capsys, "data", "convert", name, "--raw", "raw")
+    assert all(word in message for word in words), message
+
+
+def test_a_wrong_movie_table(capsys, publish):
+    publish("hetrec2011-ml")
+    lay("hetrec2011-ml")
+    Path("raw/movies.dat").write_bytes(("\t".join(HETREC) + "\n1\tToy story\n").encode())
+    message = refused(capsys, "data", "convert", "hetrec2011-ml", "--raw", "raw")
+    assert "movies.dat, line 2: found 2 fields ('1\\tToy story'), expected 21" in message
+
+
+def test_text_that_was_made_utf8_is_read_as_such(publish):
+    lay("hetrec2011-ml")
+    path = Path("raw/movies.dat")
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().decode("latin-1").encode())
+    convert("hetrec2011-ml", Path("raw"), Path("out"), published=UNCHECKED)
+    assert Path("out/hetrec2011-ml/hetrec2011-ml.item").read_text(encoding="utf-8") == ATOMIC["hetrec2011-ml"][1]
+
+
+def test_marked_copies(capsys, publish):
+    publish("ml-100k")
+    lay("ml-100k")
+    Path("raw/u.data").rename("raw/u.fixed.data")
+    assert main(["data", "convert", "ml-100k", "--raw", "raw", "--out", "out"]) == 0
+    assert "raw/u.fixed.data is taken for the publisher's u.data" in capsys.readouterr().err
+    Path("raw/u.other.data").write_bytes(b"")
+    message = refused(capsys, "data", "convert", "ml-100k", "--raw", "raw")
+    assert "raw/u.fixed.data, raw/u.other.data" in message and "leave one" in message
+
+
+def test_other_counts_than_the_publishers(capsys, publish):
+    counts = {"rows": 100000, "users": 2, "items": 2, "titles": 4}
+    publish("ml-100k", url="https://somewhere/ml-100k.zip", counts=counts)
+    lay("ml-100k")
+    for arguments in ([], ["--any-checksum"], ["--force"]):
+        message = refused(capsys, "data", "convert", "ml-100k", "--raw", "raw", *arguments)
+        assert all(word in message for word in ("raw/u.data", "3 rows instead of 100,000", "3 titles instead of 4",
+                                                "https://somewhere")) and "users instead" not in message
+
+
+def test_other_checksum_than_the_publishers(capsys, publish):
+    right = hashlib.sha256(SMALL["ml-100k"]["u.item"]).hexdigest()
+    publish("ml-100k", url="https://somewhere/ml-100k.zip", sha256={"u.data": "ab" * 32, "u.item": right})
+    lay("ml-100k")
+    found = hashlib.sha256(SMALL["ml-100k"]["u.data"]).hexdigest()
+    message = refused(capsys, "data", "convert", "ml-100k", "--raw", "raw")
+    assert all(word in message for word in ("raw/u.data", found, "ab" * 32, "https://somewhere", "--any-checksum"))
+    assert main(["data", "convert", "ml-100k", "--raw", "raw", "--any-checksum"]) == 0
+    captured = capsys.readouterr()
+    assert f"warning: raw/u.data: sha256 is {found}" in captured.err and "raw/u.item: sha256 agrees" in captured.out
+
+
+@pytest.mark.parametrize("arguments,words", [
+    (["data", "convert", "ml-100", "--raw", "raw"], ["unknown dataset 'ml-100'", "'ml-100k'"]),
+    (["data", "download", "ml-100"], ["unknown dataset 'ml-100'", "'ml-100k'"]),
+    (["data", "ml-100"], ["unknown dataset 'ml-100'", "'ml-100k'"]),
+    (["data", "show", "ml-100"], ["unknown dataset 'ml-100'", "'ml-100k'"]),
+    (["data", "conver", "ml-100k", "--raw", "raw"], ["unknown data command 'conver'", "'convert'"]),
+    (["data", "convert", "ml-100k"], ["--raw"]),
+    (["data", "convert", "ml-100k", "--raw", "absent"], ["--raw: 'absent'", "neither a folder nor a zip"]),
+    (["data", "convert", "ml-100k", "--raw", "a.txt"], ["a.txt: is not a whole zip file", "b'hello'"]),
+    (["data", "convert", "ml-100k", "--raw", "raw", "--out", "a.txt"], ["a.txt", "cannot be written", "--out"]),
+    (["data"], ["name", "data show --help"]),
+])
+def test_bad_commands(capsys, publish, arguments, words):
+    publish("ml-100k")
+    lay("ml-100k")
+    Path("a.txt").write_text("hello")
+    message = refused(capsys, *arguments)
+    assert all(word in message for word in words), message
+
+
+# Writing
+
+def test_existing_files(capsys, publish):
+    publish("ml-100k")
+    lay("ml-100k")
+    command = ["data", "convert", "ml-100k", "--raw", "raw", "--out", "out"]
+    inter, item = Path("out/ml-100k/ml-100k.inter"), Path("out/ml-100k/ml-100k.item")
+    assert main(command) == 0 and "wrote: out/ml-100k/ml-100k.inter" in capsys.readouterr().out
+    written = inter.stat().st_mtime_ns
+    assert main(command) == 0 and "already there: out/ml-100k/ml-100k.inter" in capsys.readouterr().out
+    assert inter.stat().st_mtime_ns == written
+    inter.write_text("mine")
+    item.unlink()
+    assert "ml-100k.inter: exists with another content" in refused(capsys, *command)
+    assert inter.read_text() == "mine" and not item.exists()
+    assert main([*command, "--force"]) == 0
+    assert (inter.read_text(), item.read_text(encoding="utf-8")) == ATOMIC["ml-100k"]
+
+
+def test_a_conversion_that_dies_leaves_no_dataset(monkeypatch):
+    """Dying at any file write leaves whole files only, and no .inter before everything else is there."""
+    import os
+    replace, calls = os.replace, []
+
+    def dies(*paths):
+        calls.append(paths)
+        if len(calls) == death:
+            raise KeyboardInterrupt
+        replace(*paths)
+    monkeypatch.setattr("os.replace", dies)
+    for death, left in ((1, []), (2, ["ml-100k.item"])):
+        calls.clear()
+        out = Path(f"out{death}")
+        with pytest.raises(KeyboardInterrupt):
+            convert("ml-100k", lay("ml-100k"), out, published=UNCHECKED)
+        assert [path.name for path in (out / "ml-100k").iterdir()] == left
+    death = 0
+    assert convert("ml-100k", Path("raw"), out, published=UNCHECKED).changed
+
+
+def test_interruption_is_told(capsys, monkeypatch):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+    monkeypatch.setattr("fedcl_bench.convert.convert", interrupted)
+    assert main(["data", "convert", "ml-100k", "--raw", "."]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+# Download
+
+@pytest.fixture
+def server():
+    """A web server on this machine; ``routes`` maps a path to the body it sends and the length it declares."""
+    routes = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            if self.path not in routes:
+                return self.send_error(404)
+            body, declared = routes[self.path]
+            self.send_response(200)
+            self.send_header("Content-Length", str(declared))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args):
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+
+    def serve(body, declared=None):
+        routes["/ml-100k.zip"] = body, len(body) if declared is None else declared
+        return url
+    url = f"http://127.0.0.1:{http.server_port}/ml-100k.zip"
+    serve.url, serve.port = url, http.server_port
+    yield serve
+    http.shutdown()
+    http.server_close()
+    thread.join()
+
+
+GOOD = zipped({"ml-100k/README": "read me",
+               **{f"ml-100k/{file}": content for file, content in SMALL["ml-100k"].items()}})
+DAMAGED = GOOD.replace(zipped({"u.data": SMALL["ml-100k"]["u.data"]})[40:60], b"\0" * 20)
+
+
+def test_download(capsys, publish, server):
+    publish("ml-100k", url=server(GOOD), md5=hashlib.md5(GOOD).hexdigest(), counts={"rows": 3, "users": 2, "items": 2})
+    assert main(["data", "download", "ml-100k"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == "" and f"{server.url}: md5 agrees" in captured.out
+    assert "u.data: no checksum" not in captured.out  # the zip's covers it
+    assert Path("data/ml-100k/ml-100k.inter").read_text() == ATOMIC["ml-100k"][0]
+    assert {path.name for path in Path(".").rglob("*") if path.is_file()} == {"ml-100k.inter", "ml-100k.item"}
+    assert main(["data", "ml-100k", "--set", "k_core=0", "--set", "blocks=1"]) == 0
+
+
+@pytest.mark.parametrize("body,declared,facts,words", [
+    (GOOD[:-40], None, {}, ["is not a whole zip file"]),
+    (GOOD[:-40], len(GOOD), {}, ["cannot be fetched", f"{len(GOOD) - 40:,} of {len(GOOD):,} bytes", "by hand"]),
+    (b"<!DOCTYPE html><title>Log in</title>", None, {}, ["is not a whole zip file", "<!DOCTYPE html>"]),
+    (b"", None, {}, ["is not a whole zip file"]),
+    (DAMAGED, None, {}, ["is not a whole zip file"]),
+    (GOOD, None, {"md5": "ab" * 16}, ["md5 is", hashlib.md5(GOOD).hexdigest(), "ab" * 16, "--any-checksum"]),
+    (zipped({"ml-100k/u.base": b"1"}), None, {}, ["has no u.data and no u.item"]),
+    (zipped({**SMALL["ml-100k"], "u.data": b"1\t2\n"}), None, {}, ["ml-100k.zip: u.data, line 1", "found 2 fields"]),
+])
+def test_bad_downloads(capsys, publish, server, body, declared, facts, words):
+    publish("ml-100k", url=server(body, declared), **facts)
+    message = refused(capsys, "data", "download", "ml-100k")
+    assert all(word in message for word in [server.url, *words]), message
+
+
+def test_no_answer(capsys, publish, server):
+    by_hand = "run_bench.py data convert ml-100k --raw ml-100k.zip --out out"
+    publish("ml-100k", url=server.url)
+    message = refused(capsys, "data", "download", "ml-100k", "--out", "out")
+    assert f"{server.url}: cannot be fetched (the server answers 404 Not Found)" in message and by_hand in message
+    import socket
+    with socket.socket() as unused:  # bound but not listening: connections are refused
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}/ml-100k.zip"
+        publish("ml-100k", url=url)
+        message = refused(capsys, "data", "download", "ml-100k", "--out", "out")
+    assert f"{url}: cannot be fetched (no connection: Connection refused)" in message and by_hand in message
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        with pytest.raises(UserError, match="timed out"):
+            fetch(f"http://127.0.0.1:{silent.getsockname()[1]}/x.zip", Path("x.zip"), "by hand", timeout=0.05)
+
+
+def test_members_cannot_leave_their_folder(publish, server, tmp_path):
+    """A member's path is not followed, and of two of a name the one nearest to the top counts."""
+    outside = tmp_path.parent / "u.data"
+    files = {"../" * 12 + str(outside)[1:]: b"not\ta\trating\t0\n", "a/b/u.data": b"",
+             "/u.data": SMALL["ml-100k"]["u.data"], "..\\u.item": SMALL["ml-100k"]["u.item"]}
+    publish("ml-100k", url=server(zipped(files)))
+    assert main(["data", "download", "ml-100k"]) == 0
+    assert Path("data/ml-100k/ml-100k.inter").read_text() == ATOMIC["ml-100k"][0]
+    assert not outside.exists() and not (tmp_path.parent / "u.item").exists()
+
+
+def test_a_dataset_that_cannot_be_downloaded(capsys, publish):
+    publish("ml-100k")
+    message = refused(capsys, "data", "download", "ml-100k")
+    assert "cannot be downloaded freely" in message and "get it from https://files.grouplens.org" in message
+    assert "run_bench.py data convert ml-100k --raw DIR" in message
+
+
+# The tables
+
+def test_every_format_has_its_facts():
+    for name, format in FORMATS.items():
+        config = load_config(name)
+        assert config.raw.url in config.source and config.raw.url.endswith(".zip")
+        assert {"rows", "users", "items"} <= set(config.raw.counts)
+        assert ("titles" in config.raw.counts) == bool(format.items)
+        assert set(config.raw.sha256) <= {table.file for table in (format.interactions, *format.items)}
+        assert set(format.columns.values()) <= set(format.interactions.columns)
+        fields = list(format.columns)
+        assert fields[:2] == ["user_id:token", "item_id:token"] and fields[-1] == "timestamp:float"
+    assert not set(configured()) & set(ACTIONS)
+
+
+def test_the_short_form_of_show(capsys):
+    outputs = []
+    for arguments in (["data", "ml-100k"], ["data", "show", "ml-100k"], ["data", "--set", "k_core=5", "ml-100k"],
+                      ["data", "show", "ml-100k", "--set", "k_core=5"]):
+        assert main(arguments) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1] != outputs[2] == outputs[3]
+
+
+def test_a_missing_dataset_names_its_download(capsys):
+    assert "`data download hetrec2011-ml` fetches" in refused(capsys, "data", "hetrec2011-ml")
+    assert main(["list", "hetrec2011-ml"]) == 0
+    out = capsys.readouterr().out
+    assert "`data download hetrec2011-ml` gets it" in out and "not been checked" in out
+
+
+def test_help_has_examples(capsys):
+    with pytest.raises(SystemExit):
+        main(["data", "--help"])
+    out = capsys.readouterr().out
+    assert "data download ml-latest-small" in out and "short for: data show" in out
