@@ -9,6 +9,7 @@ import multiprocessing
 import signal
 import time
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -99,7 +100,9 @@ class _Worker:
         context = multiprocessing.get_context("spawn")  # a fork would inherit PyTorch's threads in an undefined state
         self.pipe, theirs = context.Pipe()
         self.process: BaseProcess = context.Process(target=serve, args=(theirs, threads), daemon=True)
-        # Ctrl-C reaches the whole process group; what workers do about it is the parent's decision.
+        # Ctrl-C reaches the whole process group; what workers do about it is the parent's decision. The mask is
+        # inherited, so it holds from the worker's first instruction on, unless starting the tracker lifts it.
+        resource_tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
         try:
             self.process.start()

@@ -7,6 +7,7 @@ when the parent is gone, makes the worker stop after the current round with the 
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ def serve(pipe: Connection, threads: int) -> None:
     Sends ("progress", block, blocks, round, rounds) and ("warn", text) during a job and one of ("finished", seconds),
     ("failed" | "error" | "busy" | "stopped", text) at its end: "failed" runs have a record that says so.
     """
+    for number in (signal.SIGINT, signal.SIGTERM):  # whoever asks the parent to stop asks the workers through it
+        signal.signal(number, signal.SIG_IGN)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # before torch is imported
         os.environ[name] = str(threads)
     streams: OrderedDict[Any, Any] = OrderedDict()
