@@ -24,7 +24,7 @@ class Part:
         methods, backbones, datasets: names; with ``paper`` they choose among its runs, and None means all.
         seeds, first_seed: how many seeds, and the first.
         set: settings of every run. vary: setting to the values it takes in turn.
-        paper, tables: a paper's name and the numbers of its tables.
+        paper, tables, figures: a paper's name and the numbers of its tables and figures.
     """
 
     methods: tuple[str, ...] | None = None
@@ -36,6 +36,7 @@ class Part:
     vary: Mapping[str, tuple] = field(default_factory=dict)
     paper: str | None = None
     tables: tuple[int, ...] = ()
+    figures: tuple[int, ...] = ()
 
     def specs(self) -> list[RunSpec]:
         """The runs of this part, without their seeds.
@@ -48,16 +49,17 @@ class Part:
                 if not getattr(self, name):
                     raise UserError(f"--{name} is missing (or --paper, or --file with a list of runs).\n"
                                     f"For example: run_bench.py grid --methods ft,reg --backbones fedmf --seeds 5")
-            if self.tables:
-                raise UserError("--table is a paper's; say which with --paper.")
+            if self.tables or self.figures:
+                raise UserError("--table and --figure are a paper's; say which with --paper.")
             found = [RunSpec(*names) for names in itertools.product(self.methods, self.backbones,
                                                                    self.datasets or ("ml-100k",))]
         else:
-            if not self.tables:
-                raise UserError("--table is missing: which tables of the paper? It may be repeated.")
+            if not self.tables and not self.figures:
+                raise UserError("--table is missing (or --figure): which of the paper's? It may be repeated.")
             from . import papers
-            found = papers.specs(self.paper, self.tables, datasets=self.datasets, backbones=self.backbones,
-                                 methods=self.methods)
+            chosen = {"datasets": self.datasets, "backbones": self.backbones, "methods": self.methods}
+            found = [*(papers.specs(self.paper, self.tables, **chosen) if self.tables else ()),
+                     *(papers.figure_specs(self.paper, self.figures, **chosen) if self.figures else ())]
         changes = [dict(zip(self.vary, values)) for values in itertools.product(*self.vary.values())]
         return [replace(spec, settings=tuple({**dict(spec.settings), **self.set, **change}.items()))
                 for spec in found for change in changes]
@@ -78,7 +80,7 @@ def _number(low: int):
     return check
 
 
-def _tables(value: Any) -> tuple[int, ...]:
+def _numbers(value: Any) -> tuple[int, ...]:
     return tuple(_number(1)(v) for v in (value if isinstance(value, list) else [value]))
 
 
@@ -96,7 +98,8 @@ def _vary(value: Any) -> dict[str, tuple]:
 
 
 _FIELDS = {"methods": names, "backbones": names, "datasets": names, "seeds": _number(1), "first_seed": _number(0),
-           "set": _set, "vary": _vary, "paper": lambda value: names(value)[0], "tables": _tables}
+           "set": _set, "vary": _vary, "paper": lambda value: names(value)[0], "tables": _numbers,
+           "figures": _numbers}
 
 
 def _fields(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,10 +12,12 @@ import types
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedcl_bench import grid, pool
 from fedcl_bench.cli import main
 from fedcl_bench.errors import UserError
+from fedcl_bench.memory import peak_mib, reset_peak
 from fedcl_bench.pool import Board, Outcome, Pool, Running
 from fedcl_bench.specs import RunSpec
 from test_resume import same_numbers
@@ -302,6 +304,16 @@ def test_runs_with_checkpoints_first_then_long_ones(tasks):
     board = Board(4, 1, outcomes=done, waiting=[ft, kd, reg, f3crec])
     pool._order(board, {reg.config.hash})
     assert board.waiting == [reg, f3crec, kd, ft]
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="this system cannot count peaks anew")
+def test_peak_memory_is_that_of_the_run():
+    """A worker's second run does not report the first one's peak."""
+    block = torch.ones(100 << 20, dtype=torch.uint8)
+    high = peak_mib()
+    del block
+    reset_peak()
+    assert peak_mib() < high - 50
 
 
 def test_time_left(tasks, monkeypatch):

@@ -46,8 +46,9 @@ def add(commands) -> None:
     grid.add_argument("--vary", action="append", default=[], metavar="NAME=V1,V2,...",
                       help="run with each of these values; repeatable, for every combination")
     grid.add_argument("--file", type=Path, metavar="FILE", help="YAML file with the same names; the command line wins")
-    grid.add_argument("--paper", metavar="NAME", help="the runs that a paper's tables need; with --table")
+    grid.add_argument("--paper", metavar="NAME", help="the runs that a paper needs; with --table or --figure")
     grid.add_argument("--table", type=count, action="append", metavar="N", help="number of a table; repeatable")
+    grid.add_argument("--figure", type=count, action="append", metavar="N", help="number of a figure; repeatable")
     grid.add_argument("--tuned", nargs="?", type=Path, const=True, metavar="DIR",
                       help="settings from `tune`, kept in DIR (default: tuned/ in the results folder)")
     add_data_dir(grid)
@@ -65,7 +66,7 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
     from ..settings import parse_assignments
 
     given = {name: getattr(args, name) for name in ("methods", "backbones", "datasets", "seeds", "first_seed", "paper")}
-    given["tables"] = tuple(args.table) if args.table else None
+    given["tables"], given["figures"] = (tuple(numbers) if numbers else None for numbers in (args.table, args.figure))
     given["set"] = parse_assignments(args.assignments, "--set") or None
     vary = {}
     for name, values in parse_assignments(args.vary, "--vary").items():
