@@ -187,7 +187,7 @@ class Task:
 
 def plan(registry: Registry, specs: Iterable[RunSpec], seeds: Iterable[int], data_dir: Path | None = None,
          tuned: Path | None = None) -> list[Task]:
-    """Every run of the specs and seeds once, seeds innermost: neighbours then share no block 0 and can run side by side.
+    """Every run of the specs and seeds once, seeds innermost: neighbours share no block 0 and can run side by side.
 
     Raises:
         UserError: for anything that is wrong with any of the runs.

@@ -75,8 +75,8 @@ class View:
         table = Table(box=None, show_header=False, pad_edge=False)
         for running in board.running:
             step, steps, round_, rounds = running.at or (0, 0, 0, 0)
-            table.add_row("  " + running.task.label, f"block {step} of 0-{steps - 1}, round {round_} of at most {rounds}"
-                          if running.at else "starting", duration(time.monotonic() - running.began))
+            at = f"block {step} of 0-{steps - 1}, round {round_} of at most {rounds}" if running.at else "starting"
+            table.add_row("  " + running.task.label, at, duration(time.monotonic() - running.began))
         self._live.update(Group(head, table), refresh=True)
 
 
@@ -149,8 +149,9 @@ def show_tuned(results: Sequence[Result], files: Sequence[str]) -> None:
         c, content = result.combination, result.content
         if content:
             chosen = ", ".join(f"{name}={as_text(value)}" for name, value in content["settings"].items())
-            table.add_row(c.method, c.backbone, c.dataset, chosen, f"{content['value']:.4f}", str(len(content["trials"])),
-                          str(content["grid_points"]), "as before" if result.status == "kept" else "")
+            table.add_row(c.method, c.backbone, c.dataset, chosen, f"{content['value']:.4f}",
+                          str(len(content["trials"])), str(content["grid_points"]),
+                          "as before" if result.status == "kept" else "")
     print_table(table)
     done = [(result, file) for result, file in zip(results, files) if result.content]
     if done:

@@ -206,7 +206,7 @@ def proposals(search: Search) -> Proposals:
 
 
 def _tpe(search: Search) -> Proposals:
-    """Optuna's tree-structured Parzen estimator over the same points; a point it proposes twice is not counted again."""
+    """Optuna's tree-structured Parzen estimator over the same points; a point proposed twice is not counted again."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
