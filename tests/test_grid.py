@@ -230,8 +230,9 @@ def test_ctrl_c_saves_the_rounds(tmp_path):
 
 
 def test_a_second_ctrl_c_stops_at_once(tmp_path):
-    code, _, err = disturbed(BOTH_IN_ROUNDS, "os.kill(os.getpid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGINT)",
-                             *LONG, "--results", str(tmp_path))
+    code, _, err = disturbed("board.running[:1] and board.running[0].at",
+                             "os.kill(os.getpid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGINT)",
+                             *LONG, "--jobs", "1", "--results", str(tmp_path))
     assert code == 130 and "Traceback" not in err and not records(tmp_path)
 
 

@@ -179,9 +179,10 @@ def test_a_fixed_setting_is_not_searched(searching):
 
 def test_a_dataset_has_its_own_space(registry):
     eps = {name: tune.searched(registry, Combination("f3crec", "fedmf", name))["eps"]
-           for name in ("ml-100k", "lastfm-2k", "ml-latest-small")}
+           for name in ("ml-100k", "hetrec2011-ml", "lastfm-2k", "ml-latest-small")}
     assert {name: (values[0], values[-1], len(values)) for name, values in eps.items()} == {
-        "ml-100k": (1e-3, 9e-3, 9), "lastfm-2k": (1e-4, 9e-4, 9), "ml-latest-small": (1e-5, 9e-5, 9)}
+        "ml-100k": (1e-3, 9e-3, 9), "hetrec2011-ml": (1e-3, 9e-3, 9), "lastfm-2k": (1e-4, 9e-4, 9),
+        "ml-latest-small": (1e-5, 9e-5, 9)}
 
 
 @pytest.mark.parametrize("search, message", [
