@@ -109,7 +109,10 @@ class Backbone:
         return self.score(clients, {name: table.expand(count, *table.shape) for name, table in public.items()})
 
     def keys(self, clients: Tables, rows: Tables) -> Tensor:
-        """A representation of each (client, item) pair, for methods that look up similar pairs: shape (C, n, k)."""
+        """A representation of each (client, item) pair, for methods that look up similar pairs: shape (C, n, k).
+
+        Arguments as for ``score``, but personal tables are cut to the n items too.
+        """
         return torch.cat([table.flatten(2) for table in rows.values()], dim=2)
 
     def learning_rates(self, n_items: int, round_: int = 0, batch: int = 0) -> Mapping[str, float]:

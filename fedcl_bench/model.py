@@ -61,7 +61,10 @@ def pair_keys(backbone: Backbone, model: Snapshot, users: Tensor, items: Tensor)
         rows = {name: table[users[:, None], items] for name, table in model.local.items()}
     else:
         rows = {name: table[items] for name, table in model.public.items()}
-    return backbone.keys(model.clients(users), rows)
+    clients = model.clients(users)
+    for name in backbone.new_personal(0, range(0)):
+        clients[name] = model.private[name][users[:, None], items]
+    return backbone.keys(clients, rows)
 
 
 def in_pieces(users: Tensor, n_items: int, scores_at_once: int = 1 << 21) -> Iterator[Tensor]:

@@ -18,8 +18,8 @@ class RLP2Settings:
     lambda_error: float = setting(0.1, "weight of the estimated error in the corrected probability", low=0.0,
                                   search=(0.05, 0.1, 0.2, 0.5))
     neighbours: int = setting(2, "memory entries K that an estimate is made from", low=1, search=(2, 5, 10))
-    memory: int = setting(128, "entries of each client's memory; the oldest leave first", low=1)
-    errors: int = setting(32, "entries a block adds, the largest errors first", low=1, search=(16, 32, 64))
+    memory: int = setting(64, "entries of each client's memory; the oldest leave first", low=1)
+    errors: int = setting(16, "entries a block adds, the largest errors first", low=1, search=(8, 16, 32))
     temperature: float = setting(1.0, "tau of the weights softmax(-||k - k_j||^2 / tau)", above=0.0)
     memory_negatives: int = setting(4, "sampled negatives per positive among which errors are looked for", low=1)
 

@@ -1,7 +1,8 @@
 """The oracle: federated rounds as the papers write them, one client at a time, on full tables.
 
-It deep-copies a RecBole model per client, trains it with torch.optim on samples listed in Python, and averages whole
-tables. It shares no code with the engine; even the random numbers are an implementation of its own, on Python integers.
+It deep-copies an ordinary torch.nn model per client (RecBole's BPR for FedMF), trains it with torch.optim on samples
+listed in Python, and averages whole tables. It shares no code with the engine; even the random numbers are an
+implementation of its own, on Python integers.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hashlib
 import math
 
 import torch
+from torch import nn
 from recbole.model.general_recommender import BPR
 
 MASK = (1 << 64) - 1
@@ -39,101 +41,308 @@ class Sizes:
         return self.sizes[field]
 
 
-def recbole_bpr(users, items, dim, dtype):
+def recbole_bpr(users, items, dim, dtype=torch.float32):
     config = {"USER_ID_FIELD": "user_id", "ITEM_ID_FIELD": "item_id", "NEG_PREFIX": "neg_", "device": "cpu",
               "embedding_size": dim}
     return BPR(config, Sizes(users, items)).to(dtype)
 
 
-def scores(model, items):
-    """Logits of one client's model for a list of items, by RecBole's own predict."""
-    return model.predict({"user_id": torch.zeros(len(items), dtype=torch.long),
-                          "item_id": torch.as_tensor(items, dtype=torch.long)})
+class Client(nn.Module):
+    """One client's model; ``forward`` gives the logits of a list of items."""
+
+    pairwise = False
+    groups = None  # names by update, in order; None: one joint update
+    weight_decay = 0.0
+
+    def __init__(self, settings):
+        super().__init__()
+        self.settings = settings
+
+    def extra(self, items, round):
+        """The backbone's own terms on a batch."""
+        return 0.0
+
+
+def shared_start(sizes):
+    return nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:]))
+
+
+class FedMF(Client):
+    def __init__(self, settings, items):
+        super().__init__(settings)
+        model = recbole_bpr(1, items, settings.dim)
+        self.user_embedding, self.item_embedding, self.bpr = model.user_embedding, model.item_embedding, [model]
+
+    def __deepcopy__(self, memo):
+        twin = FedMF(self.settings, self.item_embedding.num_embeddings).to(self.item_embedding.weight.dtype)
+        twin.load_state_dict(self.state_dict())
+        return twin
+
+    def forward(self, items):
+        """RecBole's own predict."""
+        items = torch.as_tensor(items, dtype=torch.long)
+        return self.bpr[0].predict({"user_id": torch.zeros(len(items), dtype=torch.long), "item_id": items})
+
+    def rate(self, name, n_items, round, batch):
+        times = n_items if self.settings.item_lr == "times_items" else 1
+        return self.settings.lr * (times if "item" in name else 1)
+
+
+class FedNCF(Client):
+    def __init__(self, settings, items):
+        super().__init__(settings)
+        self.user_embedding, self.item_embedding = nn.Embedding(1, settings.dim), nn.Embedding(items, settings.dim)
+        self.predictor = shared_start([2 * settings.dim, *settings.hidden, 1])
+
+    def forward(self, items):
+        item = self.item_embedding(torch.as_tensor(items, dtype=torch.long))
+        x = torch.cat([self.user_embedding.weight.expand(len(item), -1), item], 1)
+        for k, layer in enumerate(self.predictor):
+            x = layer(x if k == 0 else torch.relu(x))
+        return x.flatten()
+
+    def rate(self, name, n_items, round, batch):
+        s = self.settings
+        return s.lr * (1 if "predictor" in name else s.lr_eta * (n_items if "item" in name else 1))
+
+
+class PFedRec(Client):
+    groups = [["score.weight", "score.bias"], ["item_embedding.weight"]]
+
+    def __init__(self, settings, items):
+        super().__init__(settings)
+        self.item_embedding, self.score = nn.Embedding(items, settings.dim), nn.Linear(settings.dim, 1)
+
+    def forward(self, items):
+        return self.score(self.item_embedding(torch.as_tensor(items, dtype=torch.long))).flatten()
+
+    def rate(self, name, n_items, round, batch):
+        return self.settings.lr * (self.settings.lr_eta * n_items if "item" in name else 1)
+
+
+class FedRAP(Client):
+    def __init__(self, settings, items):
+        super().__init__(settings)
+        self.item_commonality, self.item_personality = (nn.Embedding(items, settings.dim) for _ in range(2))
+        self.score, self.weight_decay = nn.Linear(settings.dim, 1), settings.l2
+
+    def forward(self, items):
+        items = torch.as_tensor(items, dtype=torch.long)
+        return self.score(self.item_personality(items) + self.item_commonality(items)).flatten()
+
+    def extra(self, items, round):
+        items = torch.as_tensor(items, dtype=torch.long)
+        c, d = self.item_commonality(items), self.item_personality(items)
+        growth = {"fixed": 1.0, "tanh": math.tanh(round.round / 10)}[self.settings.schedule]
+        return growth * (self.settings.mu * c.abs().mean() - self.settings.lambda_apart * nn.MSELoss()(d, c))
+
+    def rate(self, name, n_items, round, batch):
+        return (self.settings.lr if "score" in name else self.settings.lr_items) * 0.97 ** round * 0.95 ** batch
+
+
+class GPFedRec(FedNCF):
+    target = None
+
+    def extra(self, items, round):
+        return self.settings.reg * nn.MSELoss()(self.item_embedding.weight, self.target)
+
+    def rate(self, name, n_items, round, batch):
+        s = self.settings
+        if "predictor" in name:
+            return s.lr
+        return s.lr * s.lr_eta * (n_items if "item" in name else 1) - (s.lr if s.lr_offset == "code" else 0)
+
+
+class BiasMF(Client):
+    pairwise = True
+
+    def __init__(self, settings, items):
+        super().__init__(settings)
+        self.user_embedding, self.item_embedding = nn.Embedding(1, settings.dim), nn.Embedding(items, settings.dim)
+        self.user_bias, self.item_bias = nn.Embedding(1, 1), nn.Embedding(items, 1)
+        self.global_bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, items):
+        items = torch.as_tensor(items, dtype=torch.long)
+        return ((self.item_embedding(items) * self.user_embedding.weight).sum(1) + self.item_bias(items).flatten()
+                + self.user_bias.weight.flatten() + self.global_bias)
+
+    def rate(self, name, n_items, round, batch):
+        return self.settings.lr
+
+
+class NCF(BiasMF):
+    def __init__(self, settings, items):
+        Client.__init__(self, settings)
+        d = settings.dim
+        self.user_gmf, self.user_mlp = nn.Embedding(1, d), nn.Embedding(1, d)
+        self.item_gmf, self.item_mlp = nn.Embedding(items, d), nn.Embedding(items, d)
+        self.mlp, self.output = shared_start([2 * d, *settings.hidden]), nn.Linear(d + settings.hidden[-1], 1)
+
+    def forward(self, items):
+        items = torch.as_tensor(items, dtype=torch.long)
+        x = torch.cat([self.user_mlp.weight.expand(len(items), -1), self.item_mlp(items)], 1)
+        for layer in self.mlp:
+            x = torch.relu(layer(x))
+        score = self.output(torch.cat([self.user_gmf.weight * self.item_gmf(items), x], 1)).flatten()
+        return torch.sigmoid(score) if self.settings.output == "sigmoid" else score
+
+
+MODELS = {"fedmf": FedMF, "fedncf": FedNCF, "pfedrec": PFedRec, "fedrap": FedRAP, "gpfedrec": GPFedRec,
+          "biasmf": BiasMF, "ncf": NCF}
+# Private tables with a row per item, by backbone.
+PERSONAL = {"item_personality.weight"}
+
+
+def load(name, settings, model, user, dtype, public=None):
+    """One client's model with the parameters that a snapshot holds for it (``public`` overrides the item tables)."""
+    public = public or model.public
+    client = MODELS[name](settings, len(next(iter(public.values())))).to(dtype)
+    with torch.no_grad():
+        for key, parameter in client.named_parameters():
+            value = public.get(key, model.dense.get(key))
+            if value is None:
+                value = model.private[key][user]
+            parameter.copy_(value.reshape(parameter.shape))
+    return client
 
 
 class Round:
     """Everything that fixes one round: see ``tests/test_oracle.py`` for the values."""
 
-    def __init__(self, *, seed, step, round, lr, item_lr, optimiser, batch_size, epochs, negatives):
-        self.seed, self.step, self.round = seed, step, round
-        self.lr, self.item_lr, self.optimiser = lr, item_lr, optimiser
-        self.batch_size, self.epochs, self.negatives = batch_size, epochs, negatives
+    def __init__(self, *, seed, step, round, backbone, settings, optimiser, batch_size, epochs, negatives,
+                 tolerance=0.0, weighted=False):
+        self.seed, self.step, self.round, self.backbone, self.settings = seed, step, round, backbone, settings
+        self.optimiser, self.batch_size, self.epochs, self.negatives = optimiser, batch_size, epochs, negatives
+        self.tolerance, self.weighted = tolerance, weighted
 
-    def samples(self, user, positives, n_items):
+    def samples(self, user, positives, n_items, pairwise):
         others = sorted(set(range(n_items)) - set(positives))
         number = stream(self.seed, "negatives", self.step, self.round, user)
         drawn = [others[((number(j) >> 32) * len(others)) >> 32] for j in range(self.negatives * len(positives))]
-        return list(positives) + drawn, [1.0] * len(positives) + [0.0] * len(drawn)
+        if pairwise:
+            return [(positives[j // self.negatives], item) for j, item in enumerate(drawn)]
+        return [(item, 1.0) for item in positives] + [(item, 0.0) for item in drawn]
 
-    def client(self, user, positives, server, vector, added_loss):
+    def batch_loss(self, model, some, user, added_loss, passes):
+        if model.pairwise:
+            good, bad = model([p for p, _ in some]), model([n for _, n in some])
+            loss = -nn.functional.logsigmoid(good - bad).mean()
+            items = []
+        else:
+            items = [item for item, _ in some]
+            scores = model(items)
+            loss = nn.BCEWithLogitsLoss()(scores, torch.tensor([label for _, label in some], dtype=scores.dtype))
+        return loss + model.extra(items, self) + added_loss(self, user, model, passes)
+
+    def client(self, user, positives, snapshot, added_loss):
         """Train one client; returns its model."""
-        model = copy.deepcopy(server)
-        with torch.no_grad():
-            model.user_embedding.weight[0] = vector
-        items, labels = self.samples(user, positives, model.n_items)
-        labels = torch.tensor(labels, dtype=vector.dtype)
+        dtype = next(iter(snapshot.public.values())).dtype
+        model = copy.deepcopy(load(self.backbone, self.settings, snapshot, user, dtype))
+        if self.backbone == "gpfedrec":
+            model.target = snapshot.served["item_embedding.weight"][user]
+        n_items = len(next(iter(snapshot.public.values())))
+        samples = self.samples(user, positives, n_items, model.pairwise)
+        named = dict(model.named_parameters())
         kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[self.optimiser]
-        optimiser = kind([{"params": model.user_embedding.parameters(), "lr": self.lr},
-                          {"params": model.item_embedding.parameters(), "lr": self.item_lr}])
-        batch = 0
+        optimisers = [kind([{"params": [named[key]], "lr": 0.0, "name": key} for key in group],
+                           weight_decay=model.weight_decay) for group in model.groups or [list(named)]]
+        passes = batch = 0
+        before = None
         for epoch in range(self.epochs):
             number = stream(self.seed, "shuffle", self.step, self.round, epoch, user)
-            order = sorted(range(len(items)), key=lambda i: number(i) >> 1)
-            for start in range(0, len(items), self.batch_size):
-                some = order[start:start + self.batch_size]
-                loss = torch.nn.BCEWithLogitsLoss()(scores(model, [items[i] for i in some]), labels[some])
-                loss = loss + added_loss(self, user, model, batch)
-                optimiser.zero_grad()
-                loss.backward()
-                optimiser.step()
+            order = sorted(range(len(samples)), key=lambda i: number(i) >> 1)
+            losses = 0.0
+            for start in range(0, len(samples), self.batch_size):
+                some = [samples[i] for i in order[start:start + self.batch_size]]
+                for turn, optimiser in enumerate(optimisers):
+                    loss = self.batch_loss(model, some, user, added_loss, passes)
+                    losses += float(loss.detach()) if turn == 0 else 0.0
+                    for group in optimiser.param_groups:
+                        group["lr"] = model.rate(group["name"], n_items, self.round, batch)
+                    model.zero_grad(set_to_none=False)
+                    loss.backward()
+                    for parameter in named.values():  # torch.optim skips parameters without a gradient
+                        if parameter.grad is None:
+                            parameter.grad = torch.zeros_like(parameter)
+                    optimiser.step()
+                    passes += 1
                 batch += 1
+            if self.tolerance and before is not None and abs(before - losses) / abs(before) < self.tolerance:
+                break
+            before = losses
         return model
 
-    def run(self, train, private, public, added_loss):
-        """One round of the clients in ``train`` (user to positives): (mean item table, new private table)."""
-        server = recbole_bpr(1, len(public), public.shape[1], public.dtype)
-        with torch.no_grad():
-            server.item_embedding.weight.copy_(public)
-        uploads, private = [], private.clone()
+    def run(self, train, snapshot, added_loss):
+        """One round of the clients in ``train`` (user to positives): mean of public parameters, all uploads by user,
+        and private parameters by user."""
+        uploads, private = {}, {}
         for user, positives in train.items():
-            model = self.client(user, positives, server, private[user], added_loss)
-            uploads.append(model.item_embedding.weight.detach().clone())
-            private[user] = model.user_embedding.weight[0].detach()
-        return torch.stack(uploads).mean(0), private
+            values = {key: p.detach() for key, p in self.client(user, positives, snapshot, added_loss).named_parameters()}
+            uploads[user] = {key: values[key] for key in (*snapshot.public, *snapshot.dense)}
+            private[user] = {key: values[key] for key in snapshot.private}
+        weight = {user: len(positives) if self.weighted else 1 for user, positives in train.items()}
+        mean = {key: sum(weight[user] * upload[key] for user, upload in uploads.items()) / sum(weight.values())
+                for key in (*snapshot.public, *snapshot.dense)}
+        return mean, uploads, private
 
 
-def nothing(round, user, model, batch):
+def graph_server(tables, sign, neighbours, threshold):
+    """GPFedRec's server, client by client: (mean table, table of each)."""
+    flat = [t.flatten() for t in tables]
+    cosine = [[float(a @ b / (a.norm() * b.norm())) for b in flat] for a in flat]
+    if sign == "code":
+        cosine = [[0.0 if i == j else 1 - c for j, c in enumerate(row)] for i, row in enumerate(cosine)]
+    mean = sum(map(sum, cosine)) / len(flat) ** 2
+    served = []
+    for i, row in enumerate(cosine):
+        if neighbours:
+            linked = sorted(range(len(row)), key=lambda j: -row[j])[:neighbours]
+        else:
+            linked = [j for j, c in enumerate(row) if c > mean * threshold] or [i]
+        served.append(sum(tables[j] for j in linked) / len(linked))
+    return sum(served) / len(served), served
+
+
+def nothing(round, user, model, passes):
     return 0.0
 
 
-def reg(old_private, old_public, weight, reduction):
-    def added(round, user, model, batch):
-        mse = torch.nn.MSELoss(reduction=reduction)
-        loss = mse(model.item_embedding.weight[:len(old_public)], old_public)
-        if user < len(old_private):
-            loss = loss + mse(model.user_embedding.weight[0], old_private[user])
+def reg(old, weight, reduction):
+    """``old``: the previous block's snapshot."""
+    def added(round, user, model, passes):
+        mse, loss = nn.MSELoss(reduction=reduction), 0.0
+        for key, parameter in model.named_parameters():
+            if key in old.public or key in old.dense:
+                anchor = old.public.get(key, old.dense.get(key))
+                loss = loss + mse(parameter[:len(anchor)] if key in old.public else parameter, anchor)
+            elif user < old.n_users:
+                anchor = old.private[key][user]
+                now = parameter[:len(anchor)] if key in PERSONAL else parameter.reshape(anchor.shape)
+                loss = loss + mse(now, anchor)
         return weight * loss
     return added
 
 
-def distillation(old_private, old_public, weight, n, eps=None):
-    """KD, or F3CRec's adaptive replay if ``eps`` is given."""
-    def added(round, user, model, batch):
-        if user >= len(old_private):
+def distillation(old, weight, n, eps=None, local=False):
+    """KD, or F3CRec's adaptive replay if ``eps`` is given; ``local``: the teacher uses the client's own item table."""
+    def added(round, user, model, passes):
+        if user >= old.n_users:
             return 0.0
-        teacher = old_private[user] @ old_public.T
+        dtype = next(iter(old.public.values())).dtype
+        public = {key: table[user] for key, table in old.local.items()} if local else None
+        with torch.no_grad():
+            teacher = load(round.backbone, round.settings, old, user, dtype, public)(range(old.n_items))
+            everything = model(range(len(next(p for k, p in model.named_parameters() if k in old.public))))
         top = teacher.argsort(descending=True)[:n].tolist()
         if eps is not None:
-            with torch.no_grad():
-                now = scores(model, range(model.n_items))
-            shift = sum(abs(1 + int((now > now[item]).sum()) - k) for k, item in enumerate(top, start=1))
+            shift = sum(abs(1 + int((everything > everything[item]).sum()) - k) for k, item in enumerate(top, start=1))
             size = math.floor(math.exp(-eps * shift) * n)
             if size == 0:
                 return 0.0
-            number = stream(round.seed, "replay", round.step, round.round, batch, user)
+            number = stream(round.seed, "replay", round.step, round.round, passes, user)
             top = [top[k] for k in sorted(range(n), key=lambda k: number(k) >> 1)[:size]]
-        target = torch.sigmoid(teacher[top])
-        return weight * torch.nn.BCEWithLogitsLoss()(scores(model, top), target)
+        return weight * nn.BCEWithLogitsLoss()(model(top), torch.sigmoid(teacher[top]))
     return added
 
 
@@ -144,4 +353,63 @@ def temporal_mean(mean, previous, beta):
         phi = float(((previous[i] - mean[i]) ** 2).sum()) / math.sqrt(mean.shape[1])
         gamma = beta / (1 + phi)
         result[i] = (1 - gamma) * mean[i] + gamma * previous[i]
+    return result
+
+
+def average(old, new, weight):
+    """Proxy of SPP over whole snapshots of equal size."""
+    kind = type(new)
+    return kind(*({key: weight * getattr(old, part)[key] + (1 - weight) * value
+                   for key, value in getattr(new, part).items()} for part in ("public", "private", "dense")))
+
+
+def proxies(start, teachers, counts, seen, weight, candidates, eps, anneal):
+    """SPP's replay loss.
+
+    Args:
+        start: the model the block starts from, old rows only; teachers: proxy name to snapshot; counts: items of each.
+        seen: user to the set of items observed in this and the previous block.
+    """
+    def drawn(round, user):
+        dtype = next(iter(start.public.values())).dtype
+        found = {}
+        with torch.no_grad():
+            mine = load(round.backbone, round.settings, start, user, dtype)(range(start.n_items)).tolist()
+        left = [i for i in range(start.n_items) if i not in seen[user]]
+        place = {item: k for k, item in enumerate(sorted(left, key=lambda i: (-mine[i], i)))}
+        for proxy, teacher in teachers.items():
+            with torch.no_grad():
+                theirs = load(round.backbone, round.settings, teacher, user, dtype)(range(start.n_items))
+            top = sorted(left, key=lambda i: -float(theirs[i]))[:candidates]
+            number = stream(round.seed, "replay from " + proxy, round.step, round.round, 0, user)
+            noise = [-math.log(-math.log(((number(k) >> 11) + 0.5) * 2.0 ** -53)) for k in range(len(top))]
+            gumbel = [eps * (place[item] - k) + noise[k] for k, item in enumerate(top)]
+            for k in sorted(range(len(top)), key=lambda k: -gumbel[k])[:counts[proxy]]:
+                label = float(torch.sigmoid(theirs[top[k]]))
+                found[top[k]] = max(label, found.get(top[k], 0.0))
+        return found
+
+    def added(round, user, model, passes):
+        if user >= start.n_users:
+            return 0.0
+        replay = drawn(round, user)
+        scores = model(list(replay))
+        labels = torch.tensor(list(replay.values()), dtype=scores.dtype)
+        return weight * math.exp(-round.round / anneal) * nn.BCEWithLogitsLoss()(scores, labels)
+    return added
+
+
+def corrected(snapshot, backbone, settings, user, memory, key_of, weight, neighbours, temperature):
+    """RLP2's probabilities of all items for one user, from a list of (key, error)."""
+    dtype = next(iter(snapshot.public.values())).dtype
+    with torch.no_grad():
+        client = load(backbone, settings, snapshot, user, dtype)
+        probability = torch.sigmoid(client(range(snapshot.n_items)))
+        result = []
+        for item in range(snapshot.n_items):
+            distance = sorted((float((key_of(client, item) - key).square().sum()), error) for key, error in memory)
+            near = distance[:neighbours]
+            total = sum(math.exp(-(d - near[0][0]) / temperature) for d, _ in near)
+            estimate = sum(math.exp(-(d - near[0][0]) / temperature) / total * e for d, e in near)
+            result.append(float(probability[item]) + weight * estimate)
     return result
