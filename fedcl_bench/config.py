@@ -11,7 +11,7 @@ from typing import Any, Iterable, Mapping
 
 import torch
 
-from . import NUMBERS_VERSION
+from . import NUMBERS_VERSION, evaluation, stream
 from .datasets import DatasetSource, load_config, locate
 from .errors import UserError
 from .evaluation import EvaluationSettings, parse_metric
@@ -19,7 +19,7 @@ from .federation import Federation, FederationSettings
 from .registry import Plugin, Registry
 from .sampling import LocalSettings
 from .settings import assemble, flat
-from .stream import NOT_WITH_SPLIT_FILE, Stream, StreamSettings
+from .stream import Stream, StreamSettings
 
 CORE_SETTINGS = (StreamSettings, LocalSettings, FederationSettings, EvaluationSettings)
 
@@ -93,13 +93,44 @@ def resolve_device(name: str) -> str:
     return name
 
 
-def refuse_idle(stream: StreamSettings, overrides: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
-    """Raise UserError if the user set something that a fixed split leaves without effect."""
-    for origin, layer in overrides if stream.split_file else ():
+# What the static stream's papers (PFedRec, FedRAP, GPFedRec) have in common; `rounds` are 100 and none ends early.
+STATIC_DEFAULTS = {"k_core": 0, "candidates": "sampled", "topk": (10,), "valid_metric": "hit@10", "valid_decimals": 17,
+                   "negative_pool": "untouched", "negative_draw": "distinct", "rounds": 100, "patience": 100,
+                   "best_round": "latest"}
+
+
+def _idle(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Settings without effect, and why."""
+    return {**stream.idle_settings(settings["stream"], settings["split_file"]),
+            **evaluation.idle_settings(settings["candidates"])}
+
+
+def refuse_idle(parts: Iterable[Any], overrides: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+    """Raise UserError if the user set something that other settings leave without effect."""
+    idle = _idle(flat(parts))
+    for origin, layer in overrides:
         for name in layer:
-            if name in NOT_WITH_SPLIT_FILE:
-                raise UserError(f"setting '{name}' ({origin}) has no effect with 'split_file', which says the blocks "
-                                f"and splits; leave one of the two out.")
+            if name in idle:
+                raise UserError(f"setting '{name}' ({origin}) has no effect {idle[name]}; leave it out.")
+
+
+def layers(dataset: str, overrides: Iterable[tuple[str, Mapping[str, Any]]], backbone: type | None = None,
+           method: str | None = None) -> list[tuple[str, Mapping[str, Any]]]:
+    """All settings that lie over the classes' defaults, the weakest first: the backbone's, the dataset's, those of the
+    static stream if it is chosen, then ``overrides``."""
+    config, overrides = load_config(dataset), list(overrides)
+    file = f"dataset_configs/{dataset}.yaml"
+    weak = [(file, config.settings), (file, config.method_settings.get(method, {}))]
+    static = "blocks"
+    for _, layer in [*weak, *overrides]:
+        static = layer.get("stream", static)
+    if backbone is not None:
+        weak.insert(0, (f"backbone {backbone.name}", backbone.defaults))
+    if static == "static":
+        weak.append(("stream=static", STATIC_DEFAULTS))
+        if backbone is not None:
+            weak.append((f"backbone {backbone.name}", backbone.static_defaults))
+    return [*weak, *overrides]
 
 
 def resolve(registry: Registry, method: str, backbone: str, dataset: str,
@@ -108,21 +139,18 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
     the backbone's and the method's. Arguments and errors as for ``make_config``.
     """
     method_plugin, backbone_plugin = registry.get("method", method), registry.get("backbone", backbone)
-    config, overrides = load_config(dataset), list(overrides)
-    layers = [(f"backbone {backbone}", backbone_plugin.cls.defaults),
-              (f"dataset_configs/{dataset}.yaml", config.settings),
-              (f"dataset_configs/{dataset}.yaml", config.method_settings.get(method, {})), *overrides]
-    parts = assemble([*CORE_SETTINGS, backbone_plugin.cls.Settings, method_plugin.cls.Settings], layers,
-                     f"{method} on {backbone}")
+    overrides = list(overrides)
+    parts = assemble([*CORE_SETTINGS, backbone_plugin.cls.Settings, method_plugin.cls.Settings],
+                     layers(dataset, overrides, backbone_plugin.cls, method), f"{method} on {backbone}")
     parse_metric(parts[3].valid_metric)
-    refuse_idle(parts[0], overrides)
+    refuse_idle(parts, overrides)
     return parts
 
 
 def effective(parts: Iterable[Any]) -> dict[str, Any]:
     """Settings classes as one flat, JSON-ready mapping of those that have an effect: what a run record holds."""
     settings = flat(parts)
-    for name in NOT_WITH_SPLIT_FILE if settings["split_file"] else ():
+    for name in _idle(settings):
         del settings[name]
     return settings
 

@@ -11,7 +11,7 @@ import yaml
 from .errors import UserError, unknown
 from .recbole_adapter import bundled, load_interactions
 from .registry import shipped
-from .stream import Stream, StreamSettings, build_blocks, fingerprint, read_split_file
+from .stream import Stream, StreamSettings, build_blocks, build_static, fingerprint, read_split_file
 
 
 @dataclass(frozen=True)
@@ -156,4 +156,4 @@ def load_stream(source: DatasetSource, settings: StreamSettings) -> Stream:
         return read_split_file(source.path)
     names = {"user": source.config.USER_ID_FIELD, "item": source.config.ITEM_ID_FIELD, "time": source.config.TIME_FIELD}
     data = load_interactions(source.path, settings.k_core, names, source.config.val_interval)
-    return build_blocks(data, settings, source.name)
+    return (build_static if settings.stream == "static" else build_blocks)(data, settings, source.name)

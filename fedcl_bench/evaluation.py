@@ -12,13 +12,14 @@ from typing import Iterable
 import torch
 from torch import Tensor
 
+from . import draws
 from .backbone import Backbone
 from .errors import UserError, unknown
 from .method import Method
 from .model import Snapshot, in_pieces, score_users
 from .parallel import in_order
 from .settings import setting
-from .stream import Ragged
+from .stream import Ragged, Step
 
 METRICS = ("ndcg", "recall", "hit", "precision", "mrr")
 _SCORES_AT_ONCE = 1 << 19  # users x items scored together by one thread: 2 MiB of float32
@@ -32,6 +33,12 @@ class EvaluationSettings:
     valid_metric: str = setting("ndcg@20", "metric for early stopping and the best round, as NAME@K")
     valid_decimals: int = setting(5, "decimals of the validation metric before rounds are compared, as in the "
                                   "released code", low=1, high=17)
+    candidates: str = setting("all", "rank all items, or a user's items to find among sampled ones; numbers of the two "
+                              "cannot be compared", choices=("all", "sampled"))
+    sampled_candidates: int = setting(99, "sampled items per user, all different, none of which the user ever has; "
+                                      "drawn once per seed", low=1)
+    candidate_lists: str = setting("separate", "validation and test have different sampled items (PFedRec, GPFedRec), "
+                                   "or the same (FedRAP)", choices=("separate", "shared"))
 
 
 def parse_metric(text: str) -> tuple[str, int]:
@@ -58,6 +65,38 @@ class UserScores:
 
     def mean(self, metric: str) -> float:
         return float(self.values[metric].mean())
+
+
+def idle_settings(candidates: str) -> dict[str, str]:
+    """Settings without effect, and why, given the value of ``candidates``."""
+    if candidates == "sampled":
+        return {}
+    return dict.fromkeys(("sampled_candidates", "candidate_lists"), "with candidates=all")
+
+
+def draw_candidates(step: Step, settings: EvaluationSettings, seed: int) -> dict[str, Tensor]:
+    """The sampled items of every user for validation and for test (protocol of PFedRec, GPFedRec and FedRAP).
+
+    Uniform without replacement over the items that the user has in no split of the step; the same in every round and
+    for every method. A user with fewer such items gets all of them, the rest of the row is -1.
+
+    Returns:
+        ``{"valid": ..., "test": ...}``, each int64 of shape (users, sampled_candidates); empty if all items are ranked.
+    """
+    if settings.candidates == "all":
+        return {}
+    n, several = settings.sampled_candidates, settings.candidate_lists == "separate"
+    drawn = min(2 * n if several else n, step.n_items)
+    parts = []
+    for users in in_pieces(torch.arange(step.n_users, device=step.train.values.device), step.n_items):
+        keys = draws.client_keys(draws.key(seed, "candidates", step.index), users)
+        order = draws.sort_keys(draws.bits(keys[:, None], torch.arange(step.n_items, device=users.device)))
+        for split in ("train", "valid", "test"):
+            order[step.split(split).select(users)] = torch.iinfo(torch.int64).max
+        key, item = order.topk(drawn, dim=1, largest=False)
+        parts.append(item.masked_fill(key == torch.iinfo(torch.int64).max, -1))
+    items = torch.nn.functional.pad(torch.cat(parts), (0, (2 * n if several else n) - drawn), value=-1)
+    return {"valid": items[:, :n], "test": items[:, -n:]}
 
 
 def list_metrics(hits: Tensor, relevant: Tensor, topk: Iterable[int]) -> dict[str, Tensor]:
@@ -88,7 +127,7 @@ def list_metrics(hits: Tensor, relevant: Tensor, topk: Iterable[int]) -> dict[st
 
 
 def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterable[Ragged], topk: Iterable[int],
-             method: Method | None = None) -> UserScores:
+             method: Method | None = None, candidates: Tensor | None = None) -> UserScores:
     """Rank every item known to the model for each user with items to find.
 
     Args:
@@ -97,6 +136,7 @@ def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterabl
         masks: items of each user that are not recommended.
         topk: list lengths.
         method: may rescore.
+        candidates: sampled items to rank besides those to find, shape (users, m), -1 for none; None: all items.
     """
     topk = sorted(set(topk))
     users = (target.lengths > 0).nonzero().flatten()
@@ -112,6 +152,11 @@ def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterabl
             scores = method.rescore(some, scores, model, backbone)
         for mask in masks:
             scores[mask.select(some)] = -torch.inf
+        if candidates is not None:
+            ranked = torch.zeros(len(some), n_items + 1, dtype=torch.bool, device=scores.device)
+            ranked.scatter_(1, candidates[some] % (n_items + 1), True)  # -1 becomes the column beyond the last item
+            ranked[target.select(some)] = True
+            scores = scores.masked_fill(~ranked[:, :n_items], -torch.inf)
         find = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
         find[target.select(some)] = True
         value, item = scores.topk(topk[-1], dim=1)

@@ -13,7 +13,7 @@ from . import draws
 from .analysis import item_movement, item_rank_change, preference_shift
 from .backbone import Backbone, Tables
 from .errors import RunFailed, UserError
-from .evaluation import EvaluationSettings, UserScores, parse_metric, rank_all
+from .evaluation import EvaluationSettings, UserScores, draw_candidates, parse_metric, rank_all
 from .local import train_round
 from .memory import keep_freed_blocks
 from .method import DrawKey, Method, NoSettings
@@ -30,6 +30,8 @@ class FederationSettings:
 
     rounds: int = setting(100, "most rounds per block", low=1)
     patience: int = setting(30, "rounds without a better validation metric before a block ends", low=1)
+    best_round: str = setting("first", "of rounds with the same validation metric the first (F3CRec) or the latest "
+                              "(PFedRec, GPFedRec) counts as the best", choices=("first", "latest"))
     client_ratio: float = setting(1.0, "share of the clients with data that take part in a round", above=0.0, high=1.0)
     upload_noise: float = setting(0.0, "scale of Laplace noise on every uploaded number", low=0.0)
     weighting: str = setting("uniform", "all clients count alike in the mean, or by their training interactions",
@@ -190,6 +192,7 @@ def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
         trained = (step.train.lengths > 0).nonzero().flatten()
         acting = method if step.index >= method.first_step else nothing
         weights = step.train.lengths.to(dtype) if f.server.weighting == "interactions" else None
+        candidates = draw_candidates(step, f.evaluation, f.seed)
         chunks = None
         if progress.round == 0 and not progress.trained:
             start = progress.best if f.server.init_from == "best" else progress.model
@@ -217,10 +220,11 @@ def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
 
             _require_finite(loss, model, f, step, round_)
             valid = rank_all(backbone, model, step.valid, [step.train],
-                             [parse_metric(f.evaluation.valid_metric)[1]], acting)
+                             [parse_metric(f.evaluation.valid_metric)[1]], acting, candidates.get("valid"))
             value = round(valid.mean(f.evaluation.valid_metric), f.evaluation.valid_decimals)
             better = value > progress.best_value
-            best = model if better else progress.best
+            equal = value == progress.best_value and f.server.best_round == "latest"
+            best = model if better or equal else progress.best
             stale = 0 if better else progress.stale + 1
             last = stale >= f.server.patience or round_ + 1 >= f.server.rounds
             tests = test(f, step, best, acting) if last else []
@@ -300,7 +304,8 @@ def test(f: Federation, step: Step, model: Snapshot, method: Method) -> list[tup
     """
     topk = {*f.evaluation.topk, parse_metric(f.evaluation.valid_metric)[1]}
     return [(step.index, earlier.index,
-             rank_all(f.backbone, model, earlier.test.to(f.device), [step.train, step.valid], topk, method))
+             rank_all(f.backbone, model, earlier.test.to(f.device), [step.train, step.valid], topk, method,
+                      draw_candidates(earlier.to(f.device), f.evaluation, f.seed).get("test")))
             for earlier in f.stream.steps[:step.index + 1]]
 
 

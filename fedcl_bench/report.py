@@ -15,7 +15,7 @@ from .continual import SUMMARIES
 from .datasets import DatasetConfig, DatasetSource
 from .registry import Plugin, Registry
 from .settings import describe, flat
-from .stream import StreamSettings
+from .stream import StreamSettings, idle_settings
 
 
 def _console() -> Console:
@@ -69,8 +69,12 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
     several = "seeds" in result
     seeds = f"seeds {result['seeds'][0]}-{result['seeds'][-1]}, mean ± std" if several else f"seed {result['seed']}"
     columns = [f"block {t}" for t in range(blocks)] + ([f"avg 1-{blocks - 1}"] if blocks > 1 else [])
-    table = plain_table("test metric", *columns, title_justify="left",
-                   title=f"{config.method.cls.name} on {config.backbone.cls.name}, {config.source.name}, {seeds}")
+    mark = " (re-implemented from its description)" if config.method.cls.reimplementation else ""
+    print(f"{config.method.name}{mark} on {config.backbone.name}, {config.source.name}, {seeds}")
+    if config.evaluation.candidates == "sampled":
+        print(f"ranked among {config.evaluation.sampled_candidates} sampled items: not comparable with full ranking")
+    print()
+    table = plain_table("test metric", *columns)
     for name, values in result["metrics"].items():
         numbers = values["per_block"] + ([values["avg_incremental"]] if blocks > 1 else [])
         if several:
@@ -96,7 +100,9 @@ def show_listing(registry: Registry, datasets: Mapping[str, DatasetConfig]) -> N
     for kind in ("method", "backbone"):
         console.print(f"{kind}s", style="bold")
         for name in registry.names(kind):
-            console.print(f"  {name:<18}{registry.plugins[kind, name].cls.title}", markup=False)
+            plugin = registry.plugins[kind, name].cls
+            mark = " [re-implementation]" if getattr(plugin, "reimplementation", False) else ""
+            console.print(f"  {name:<18}{plugin.title}{mark}", markup=False)
     console.print("datasets", style="bold")
     for name, config in datasets.items():
         console.print(f"  {name:<18}{config.title}", markup=False)
@@ -170,7 +176,8 @@ def show_statistics(source: DatasetSource, settings: StreamSettings, found: Mapp
     if settings.split_file:
         print("blocks and splits as the file says")
     else:
-        print(", ".join(f"{k}={v}" for k, v in flat([settings]).items() if k != "split_file"))
+        idle = {"split_file", *idle_settings(settings.stream, settings.split_file)}
+        print(", ".join(f"{k}={v}" for k, v in flat([settings]).items() if k not in idle))
     if source.config.notes:
         print(f"note: {source.config.notes}")
     if not expected:

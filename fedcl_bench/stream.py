@@ -23,8 +23,12 @@ from .settings import setting
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """How interactions become blocks and splits (F3CRec, section 5.1)."""
+    """How interactions become blocks and splits (F3CRec, section 5.1), or one static leave-one-out split."""
 
+    stream: str = setting("blocks", "time blocks, or one step in which each user's latest interaction is test and the "
+                          "one before it valid (PFedRec, FedRAP, GPFedRec)", choices=("blocks", "static"))
+    min_interactions: int = setting(0, "in a static stream, users with fewer interactions are left out (FedRAP: 10)",
+                                    low=0)
     k_core: int = setting(10, "users and items keep at least this many interactions; 0: all", low=0)
     blocks: int = setting(4, "blocks: the base block and the incremental ones", low=1)
     base_share: float = setting(0.6, "share of the interactions in the base block", above=0.0, high=1.0)
@@ -35,8 +39,17 @@ class StreamSettings:
     split_file: str = setting("", "take blocks and splits from this tab-separated file (block, user, item, split)")
 
 
-# Settings that a fixed split leaves without effect.
-NOT_WITH_SPLIT_FILE = ("k_core", "blocks", "base_share", "base_split", "inc_split", "split_seed")
+_BLOCKS_ONLY = ("blocks", "base_share", "base_split", "inc_split", "split_seed")
+
+
+def idle_settings(stream: str, split_file: str) -> dict[str, str]:
+    """Settings without effect, and why, given the values of ``stream`` and ``split_file``."""
+    if split_file:
+        return dict.fromkeys(("stream", "min_interactions", "k_core", *_BLOCKS_ONLY),
+                             "with 'split_file', which says the blocks and splits")
+    if stream == "static":
+        return dict.fromkeys(_BLOCKS_ONLY, "with stream=static, which has one step and a fixed split")
+    return {"min_interactions": "with stream=blocks; use k_core"}
 
 
 @dataclass(frozen=True)
@@ -186,6 +199,29 @@ def build_blocks(data: Interactions, settings: StreamSettings, name: str) -> Str
         how = settings.base_split if t == 0 else settings.inc_split
         split[block == t] = split_of_rows(user[block == t], how, settings.split_seed, t)
     return _assemble(user, item, block, split, settings.blocks, data.user_tokens[old_user],
+                     data.item_tokens[old_item], name)
+
+
+def build_static(data: Interactions, settings: StreamSettings, name: str) -> Stream:
+    """One step with a leave-one-out split per user: the latest interaction is test, the one before it valid.
+
+    Rows of equal time keep the order of the file. Users with fewer than 3 interactions only train. Raises UserError if
+    nobody is left.
+    """
+    rows = np.flatnonzero(np.bincount(data.user)[data.user] >= settings.min_interactions)
+    if len(rows) == 0:
+        raise UserError(f"{name}: no user has {settings.min_interactions} interactions; lower it with "
+                        f"--set min_interactions=N.")
+    order = rows[np.argsort(data.time[rows], kind="stable")]
+    user, old_user = _first_appearance(data.user[order])
+    item, old_item = _first_appearance(data.item[order])
+    count = np.bincount(user)[user]
+    later = np.empty(len(user), dtype=np.int64)  # how many of the user's rows come after each
+    by_user = np.argsort(user, kind="stable")
+    ends = np.cumsum(np.bincount(user))
+    later[by_user] = ends[user[by_user]] - 1 - np.arange(len(user))
+    split = np.where((count < 3) | (later > 1), 0, 2 - later).astype(np.int8)
+    return _assemble(user, item, np.zeros(len(user), dtype=np.int64), split, 1, data.user_tokens[old_user],
                      data.item_tokens[old_item], name)
 
 

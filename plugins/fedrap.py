@@ -46,6 +46,7 @@ class FedRAP(Backbone):
     reference = "Li et al., Federated Recommendation with Additive Personalization, ICLR 2024, arXiv 2301.09109"
     Settings = FedRAPSettings
     defaults = {"init_from": "best", "local_epochs": 10, "tolerance": 1e-4, "batch_size": 2048}
+    static_defaults = {"min_interactions": 10, "candidate_lists": "shared"}
     whole_tables = True
 
     def __init__(self, settings):

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from ..config import CORE_SETTINGS, refuse_idle
+    from ..config import CORE_SETTINGS, layers, refuse_idle
     from ..datasets import load_config, load_stream, locate
     from ..report import show_statistics
     from ..settings import assemble, parse_assignments
@@ -81,9 +81,9 @@ def _show(args: argparse.Namespace) -> int:
 
     config = load_config(args.name)
     changes = parse_assignments(args.assignments, "--set")
-    settings = assemble(CORE_SETTINGS, [(f"dataset_configs/{args.name}.yaml", config.settings), ("--set", changes)],
-                        "data")[0]
-    refuse_idle(settings, [("--set", changes)])
+    parts = assemble(CORE_SETTINGS, layers(args.name, [("--set", changes)]), "data")
+    refuse_idle(parts, [("--set", changes)])
+    settings = parts[0]
     source = locate(args.name, args.data_dir, settings)
     stream = load_stream(source, settings)
     return show_statistics(source, settings, statistics(stream), config.expected if not changes else {})

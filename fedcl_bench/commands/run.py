@@ -17,6 +17,8 @@ examples:
   run_bench.py --method ft --backbone fedmf --seeds 5        five seeds, mean and standard deviation
   run_bench.py --method f3crec --backbone fedmf --set eps=0.001 --set lambda_kd=0.01
   run_bench.py --method f3crec --backbone fedmf --set without=cc          an ablation of the paper
+  run_bench.py --method pfedrec                              a federated recommender alone: FT on that backbone
+  run_bench.py --method pfedrec --set stream=static          in its own paper's protocol: leave-one-out, sampled ranking
   run_bench.py --method kd --backbone fedmf --dataset ml-latest-small --data-dir ~/atomic
   run_bench.py list              methods, backbones and datasets
   run_bench.py list f3crec       the settings of one of them, their ranges and the paper's search
@@ -76,6 +78,17 @@ def _merge_config_file(args: argparse.Namespace) -> dict[str, Any]:
     return settings
 
 
+def _split_federated_recommender(args: argparse.Namespace, registry) -> None:
+    """``--method pfedrec`` is FT on that backbone: a federated recommender that is no continual method."""
+    name = args.method
+    if ("method", name) in registry.plugins or ("backbone", name) not in registry.plugins:
+        return
+    if args.backbone not in (None, name):
+        raise UserError(f"--method {name} names a backbone and stands for --method ft --backbone {name}; found "
+                        f"--backbone {args.backbone} beside it, leave one of the two out.")
+    args.method, args.backbone = "ft", name
+
+
 def run(args: argparse.Namespace) -> int:
     from ..config import make_config, resolve_device
     from ..datasets import load_stream
@@ -87,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
     from_file = _merge_config_file(args)
     registry = discover(args.plugins)
+    _split_federated_recommender(args, registry)
     for kind in ("method", "backbone"):
         if getattr(args, kind) is None:
             raise UserError(f"--{kind} is missing. Known: {', '.join(registry.names(kind))}.\n"
