@@ -73,7 +73,6 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
     print(f"{config.method.name}{mark} on {config.backbone.name}, {config.source.name}, {seeds}")
     if config.evaluation.candidates == "sampled":
         print(f"ranked among {config.evaluation.sampled_candidates} sampled items: not comparable with full ranking")
-    print()
     table = plain_table("test metric", *columns)
     for name, values in result["metrics"].items():
         numbers = values["per_block"] + ([values["avg_incremental"]] if blocks > 1 else [])
