@@ -32,7 +32,7 @@ class SPPSettings:
     stable_items: int = setting(3, "n_S: items replayed from the stability proxy", low=0, search=(1, 3, 5))
     plastic_items: int = setting(3, "n_P: items replayed from the plasticity proxy, from the second later block on",
                                  low=0, search=(0, 1, 3, 5))
-    candidates: int = setting(50, "A: only a proxy's top A items are replayed", low=1, search=(50, 100))
+    proxy_top: int = setting(50, "A: only a proxy's top A items are replayed", low=1, search=(50, 100))
     rank_eps: float = setting(1e-4, "eps: how much more often an item is replayed that the model ranks lower than the "
                               "proxy", low=0.0)
 
@@ -95,7 +95,7 @@ class SPP(Method):
     def _list_candidates(self, step, previous, model: Snapshot, backbone, first: bool) -> None:
         """Each old user's top A items of each proxy, their labels and the logarithms of their drawing weights."""
         backbone = _globally(backbone)
-        size = min(self.settings.candidates, model.n_items)
+        size = min(self.settings.proxy_top, model.n_items)
         users = torch.arange(model.n_users, device=step.train.values.device)
         for proxy in PROXIES:
             if proxy == "plasticity" and first:  # equal to the other one until now

@@ -99,7 +99,7 @@ def method_and_oracle(registry, name, stream, previous, model, backbone, setting
         seen = {u: set(step.train.of(u).tolist()) | set(stream.steps[0].train.of(u).tolist())
                 for u in range(step.old_users)}
         return method, oracle.proxies(start, teachers, {"stability": s.stable_items, "plasticity": s.plastic_items},
-                                      seen, s.lambda_replay, s.candidates, s.rank_eps, s.anneal)
+                                      seen, s.lambda_replay, s.proxy_top, s.rank_eps, s.anneal)
     method.begin_step(step, stream.steps[0], model, backbone)
     local = backbone.scores_local_tables
     return method, {
