@@ -22,10 +22,10 @@ class GPFedRecSettings(BackboneSettings):
     dim: int = setting(32, "length d of user and item vectors", low=1)
     hidden: tuple[int, ...] = setting((32, 16, 8), "sizes of the predictor's hidden layers (ReLU)", low=1)
     reg: float = setting(1.0, "weight of the mean squared distance to the table the server made for the client", low=0.0)
-    neighbours: int = setting(0, "most similar clients k that are linked; 0: all whose similarity is above threshold "
+    graph_neighbours: int = setting(0, "most similar clients k that are linked; 0: all whose similarity is above threshold "
                               "times the mean", low=0)
-    threshold: float = setting(1.0, "see neighbours", low=0.0)
-    layers: int = setting(1, "rounds of message passing over the graph", low=1)
+    graph_threshold: float = setting(1.0, "see graph_neighbours", low=0.0)
+    graph_layers: int = setting(1, "rounds of message passing over the graph", low=1)
     graph_sign: str = setting("paper", "clients with similar tables are linked (paper), or with dissimilar ones (the "
                               "released code passes on a distance as if it were a similarity)",
                               choices=("paper", "code"))
@@ -93,9 +93,9 @@ class GPFedRec(Backbone):
     def serve(self, uploads):
         s = self.settings
         tables = uploads[ITEM]
-        graph = user_graph(tables, s.graph_sign, s.neighbours, s.threshold)
+        graph = user_graph(tables, s.graph_sign, s.graph_neighbours, s.graph_threshold)
         smoothed = tables.flatten(1)
-        for _ in range(s.layers):
+        for _ in range(s.graph_layers):
             smoothed = graph @ smoothed
         smoothed = smoothed.view_as(tables)
         return {ITEM: smoothed.mean(0)}, {ITEM: smoothed}

@@ -29,7 +29,7 @@ BACKBONES = {
     "fedrap": ("fedrap", dict(lr=0.1, lr_items=5.0, dim=6, l2=1e-3, schedule="tanh", mu=0.05), {}),
     "fedrap-tolerance": ("fedrap", dict(lr=0.1, lr_items=5.0, dim=6, l2=1e-3), dict(local_epochs=4, tolerance=0.05)),
     "gpfedrec": ("gpfedrec", dict(lr=0.01, dim=6, hidden=(5, 4)), {}),
-    "gpfedrec-code": ("gpfedrec", dict(lr=0.01, dim=6, hidden=(), graph_sign="code", neighbours=3), {}),
+    "gpfedrec-code": ("gpfedrec", dict(lr=0.01, dim=6, hidden=(), graph_sign="code", graph_neighbours=3), {}),
     "biasmf": ("biasmf", dict(lr=0.01, dim=8), dict(optimiser="adam")),
     "ncf": ("ncf", dict(lr=0.01, dim=6, hidden=(7, 5)), dict(optimiser="adam")),
     "ncf-sigmoid": ("ncf", dict(lr=0.1, dim=6, hidden=(7,), output="sigmoid"), {}),
@@ -153,8 +153,8 @@ def compare(registry, stream, backbone_case, method_case, local, dtype=torch.flo
     answer = aggregate(Federation, after, users, 1, ROUND)
     if backbone.serves_tables:
         s = backbone.settings
-        mean_table, served = oracle.graph_server([uploads[int(u)][ITEM] for u in users], s.graph_sign, s.neighbours,
-                                                 s.threshold)
+        mean_table, served = oracle.graph_server([uploads[int(u)][ITEM] for u in users], s.graph_sign, s.graph_neighbours,
+                                                 s.graph_threshold)
         close(answer.public[ITEM], mean_table)
         for user, table in zip(users.tolist(), served):
             close(answer.served[ITEM][user], table)

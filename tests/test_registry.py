@@ -133,3 +133,11 @@ def test_settings_accept_what_they_say():
                 dict(many="0")):
         with pytest.raises(UserError):
             one(**bad)
+
+
+@pytest.mark.parametrize("stream", ["blocks", "static"])
+def test_every_combination_has_one_meaning_per_setting(registry, stream):
+    from fedcl_bench.config import resolve
+    for method in registry.names("method"):
+        for backbone in registry.names("backbone"):
+            assert resolve(registry, method, backbone, "ml-100k", [("a test", {"stream": stream})])
