@@ -209,7 +209,7 @@ def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
             round_ = progress.round
             if chunks is None or f.server.client_ratio < 1.0:
                 users = participants(step, f.server.client_ratio, f.seed, round_)
-                chunks = make_chunks(step, users, f.local, _row_width(progress.model, backbone), backbone.pairwise,
+                chunks = make_chunks(step, users, f.local, row_width(progress.model, backbone), backbone.pairwise,
                                      backbone.whole_tables)
             model, loss = train_round(chunks, progress.model, backbone, acting, f.local, f.seed, step.index, round_,
                                       weights)
@@ -248,7 +248,7 @@ def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
         yield progress
 
 
-def _row_width(model: Snapshot, backbone: Backbone) -> int:
+def row_width(model: Snapshot, backbone: Backbone) -> int:
     """Numbers per item that one client holds."""
     tables = [*(table[0] for table in model.public.values()),
               *(model.private[name][0, 0] for name in backbone.new_personal(0, range(0)))]

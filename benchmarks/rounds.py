@@ -1,0 +1,88 @@
+"""Seconds per round of every backbone, and of every method on one of them, beside FedMF's, in one process.
+
+    python benchmarks/rounds.py [--dataset ml-100k] [--backbones fedmf,fedncf,pfedrec] [--block 0] [--repeats 7]
+
+Training and evaluation of a round as a run does them; medians of interleaved repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from fedcl_bench.config import make_config
+from fedcl_bench.datasets import load_stream
+from fedcl_bench.federation import aggregate, grow, participants, row_width
+from fedcl_bench.evaluation import rank_all
+from fedcl_bench.local import train_round
+from fedcl_bench.memory import keep_freed_blocks
+from fedcl_bench.method import Method, NoSettings
+from fedcl_bench.model import Snapshot
+from fedcl_bench.parallel import workers
+from fedcl_bench.records import environment
+from fedcl_bench.registry import discover
+from fedcl_bench.sampling import make_chunks
+
+
+def one_round(name: str, args, streams: dict):
+    """A function that does one FT round of a backbone and returns (training, evaluation) seconds."""
+    config = make_config(discover(), "ft", name, args.dataset, data_dir=args.data_dir)
+    stream = streams.setdefault(str(config.stream), load_stream(config.source, config.stream))
+    step = stream.steps[args.block]
+    f = config.federation(stream)
+    whole = replace(step, old_users=0, old_items=0)
+    model = grow(Snapshot({}, {}), f.backbone, 0, whole, torch.float32, torch.device("cpu"))
+    users = participants(step, 1.0, 0, 0)
+    chunks = make_chunks(step, users, f.local, row_width(model, f.backbone), f.backbone.pairwise,
+                         f.backbone.whole_tables)
+
+    def run():
+        began = time.perf_counter()
+        with workers():
+            after, _ = train_round(chunks, model, f.backbone, Method(NoSettings()), f.local, 0, args.block, 0)
+            after = aggregate(f, after, users, args.block, 0)
+            trained = time.perf_counter()
+            rank_all(f.backbone, after, step.valid, [step.train], [20])
+        return trained - began, time.perf_counter() - trained
+    return run
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset", default="ml-100k")
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--backbones", default="fedmf,fedncf,pfedrec")
+    parser.add_argument("--block", type=int, default=0)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    keep_freed_blocks()
+    streams: dict = {}
+    rounds = {name: one_round(name, args, streams) for name in args.backbones.split(",")}
+    for run in rounds.values():
+        run()  # warm up
+    times = {name: [] for name in rounds}
+    for _ in range(args.repeats):  # interleaved, so that a slow moment of the machine hits all of them
+        for name, run in rounds.items():
+            times[name].append(run())
+    env = environment("cpu")
+    print(f"{env['processor']}, {env['cores']} cores, {env['threads']} threads, Python {env['python']}, "
+          f"torch {env['torch']}")
+    print(f"{args.dataset}, block {args.block}, FT, median of {args.repeats}; ms per round")
+    print(f"{'':12}{'training':>10}{'evaluation':>12}{'together':>10}{'ratio':>8}")
+    first = None
+    for name, values in times.items():
+        train, evaluate = (statistics.median(column) for column in zip(*values))
+        first = first or train + evaluate
+        print(f"{name:12}{1e3 * train:10.1f}{1e3 * evaluate:12.1f}{1e3 * (train + evaluate):10.1f}"
+              f"{(train + evaluate) / first:7.1f}x")
+
+
+if __name__ == "__main__":
+    main()
