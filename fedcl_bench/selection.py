@@ -1,0 +1,109 @@
+"""Which finished runs a command is about: methods as the user writes them, their records, and what is missing."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Iterable, Mapping, Sequence
+
+from .config import resolve
+from .errors import UserError
+from .registry import Registry
+from .settings import parse_assignments
+from .specs import RunSpec, expected_settings
+from .store import Run, comparable, matching
+
+MARK = "†"  # beside every method that is a re-implementation
+FOOTNOTE = f"{MARK} re-implementation: no code of its authors was available."
+
+
+def parse_method(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """``"f3crec:without=arm,eps=0.01"`` as its name and settings; raises UserError for anything else.
+
+    A part without ``=`` continues the value before it, as in ``ft:topk=5,20``.
+    """
+    name, colon, rest = text.partition(":")
+    parts: list[str] = []
+    for part in rest.split(",") if colon else ():
+        if "=" in part or not parts:
+            parts.append(part)
+        else:
+            parts[-1] += f",{part}"
+    return name, tuple(parse_assignments(parts, f"{name}:").items())
+
+
+def make_spec(registry: Registry, method: str, backbone: str, dataset: str, own: Iterable[tuple[str, Any]] = (),
+              common: Mapping[str, Any] | None = None, tuned: Path | None = None) -> RunSpec:
+    """A spec, checked.
+
+    Args:
+        own: settings written with the method; they win over ``common``, those of ``--set``.
+
+    Raises:
+        UserError: for an unknown name or setting, or a value out of its range.
+    """
+    own, common = dict(own), dict(common or {})
+    below = RunSpec(method, backbone, dataset).layers(tuned)[:-1]
+    resolve(registry, method, backbone, dataset, [*below, ("--set", common), (f"{method}:", own)])
+    return RunSpec(method, backbone, dataset, tuple({**common, **own}.items()))
+
+
+def reimplemented(registry: Registry, method: str) -> bool:
+    """Whether a method was written without its authors' code."""
+    return bool(getattr(registry.get("method", method).cls, "reimplementation", False))
+
+
+def command_for(specs: Sequence[RunSpec], tuned: Path | None = None, records: Path = Path("results"),
+                seeds: int = 5) -> str:
+    """The command, or commands with ``&&``, that make the runs of some specs."""
+    groups: dict[tuple, list[RunSpec]] = {}
+    for spec in specs:
+        groups.setdefault((spec.backbone, spec.dataset, spec.settings), []).append(spec)
+    merged: dict[tuple, list[RunSpec]] = {}  # backbones and datasets that miss the same methods need one command
+    for (backbone, dataset, settings), some in groups.items():
+        key = (tuple(dict.fromkeys(s.method for s in some)), dataset, settings)
+        merged.setdefault(key, []).append(replace(some[0], backbone=backbone))
+    commands = []
+    for (methods, dataset, settings), some in merged.items():
+        words = ["run_bench.py", "grid", "--methods", ",".join(methods),
+                 "--backbones", ",".join(spec.backbone for spec in some), "--datasets", dataset, "--seeds", str(seeds)]
+        for name, value in settings:
+            words += ["--set", f"{name}={value}"]
+        words += ["--tuned", str(tuned)] if tuned else []
+        words += ["--results", str(records)] if (records / "runs").is_dir() and records != Path("results") else []
+        commands.append(shlex.join(words))
+    return " && ".join(commands)
+
+
+def _near(runs: Iterable[Run], registry: Registry, spec: RunSpec, tuned: Path | None) -> str:
+    """What keeps the nearest records of a spec's method from being the spec's, for people."""
+    wanted = comparable(expected_settings(registry, spec, tuned))
+    best: list[str] | None = None
+    for run in runs:
+        if all(run.meta[key] == getattr(spec, key) for key in ("method", "backbone", "dataset")):
+            found = comparable(run.meta["settings"])
+            differs = [f"{name}={found.get(name)} instead of {wanted.get(name)}"
+                       for name in {**wanted, **found} if found.get(name) != wanted.get(name)]
+            if best is None or len(differs) < len(best):
+                best = differs
+    if best is None:
+        return ""
+    more = f" and {len(best) - 3} more" if len(best) > 3 else ""
+    return f" ({spec.method} has records with {', '.join(best[:3])}{more}; choose those with --set)"
+
+
+def find_all(runs: Sequence[Run], registry: Registry, specs: Iterable[RunSpec], tuned: Path | None,
+             records: Path) -> dict[RunSpec, list[Run]]:
+    """The runs of every spec, sorted by seed.
+
+    Raises:
+        UserError: if a spec has none, naming it and the command that makes them.
+    """
+    found = {spec: matching(runs, registry, spec, tuned) for spec in specs}
+    missing = [spec for spec, some in found.items() if not some]
+    if missing:
+        names = ", ".join(f"{spec.title} on {spec.backbone}, {spec.dataset}" for spec in missing)
+        raise UserError(f"no records in {records} of {names}{_near(runs, registry, missing[0], tuned)}.\n"
+                        f"Make them with: {command_for(missing, tuned, records)}")
+    return found
