@@ -81,9 +81,19 @@ def against_each(runs: Mapping[str, Sequence[Run]], proposed: str, metric: str,
     return [replace(one, p_holm=p) for one, p in zip(found, holm([one.users.p for one in found]))]
 
 
+@dataclass(frozen=True)
+class GridRow:
+    """The methods on one backbone and dataset: their averages over blocks and over ``seeds``, which all of them have."""
+
+    backbone: str
+    dataset: str
+    seeds: tuple[int, ...]
+    scores: tuple[float, ...]
+
+
 def over_grid(cells: Mapping[tuple[str, str], Mapping[str, Sequence[Run]]], metric: str,
               blocks: Sequence[int] | None = None,
-              where: str = "compare --friedman") -> tuple[list[list[float]], FriedmanComparison]:
+              where: str = "compare --friedman") -> tuple[list[GridRow], FriedmanComparison]:
     """Friedman's test with one row per backbone and dataset.
 
     Args:
@@ -92,22 +102,21 @@ def over_grid(cells: Mapping[tuple[str, str], Mapping[str, Sequence[Run]]], metr
         where: what asks, for errors.
 
     Returns:
-        The averages over blocks and over the seeds that all methods of the row have, shape (rows, methods), and the
-        test over them.
+        The rows and the test over them.
 
     Raises:
         UserError: for runs that are not comparable, a metric or block that they lack, or too few rows or methods.
     """
     one_protocol([run for row in cells.values() for some in row.values() for run in some], where)
-    table = []
+    rows = []
     for (backbone, dataset), row in cells.items():
         every = [run for some in row.values() for run in some]
         same_tests(every, where)
         check_metric(every, metric)
         chosen = blocks_of(every, blocks)
         averages = [seed_averages(some, metric, chosen) for some in row.values()]
-        seeds = set.intersection(*(set(a.index) for a in averages))
+        seeds = sorted(set.intersection(*(set(a.index) for a in averages)))
         if not seeds:
             raise TooFew(f"the methods have no seed in common on {backbone}, {dataset}; run the same seeds of all.")
-        table.append([float(a[sorted(seeds)].mean()) for a in averages])
-    return table, friedman(table)
+        rows.append(GridRow(backbone, dataset, tuple(seeds), tuple(float(a[seeds].mean()) for a in averages)))
+    return rows, friedman([row.scores for row in rows])

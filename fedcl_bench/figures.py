@@ -188,9 +188,9 @@ def sensitivity(panels: Sequence[SettingPanel], look: Look, metric: str, title: 
         every = sorted(panel.points)
         points = [panel.points[value] for value in every]
         # nan where there is no record, so that the line is broken there
-        axes.errorbar(every, [p.mean if p else np.nan for p in points], [p.deviation if p else np.nan for p in points],
-                      color=look.color, linestyle="-", marker="o", markersize=3.5, capsize=2, linewidth=0.9,
-                      gid=f"ours:{panel.name}")
+        axes.errorbar(every, [p.mean if p else np.nan for p in points],
+                      [p.deviation if p and p.n > 1 else np.nan for p in points], color=look.color, linestyle="-",
+                      marker="o", markersize=3.5, capsize=2, linewidth=0.9, gid=f"ours:{panel.name}")
         if panel.points.get(panel.chosen):
             axes.plot(panel.chosen, panel.points[panel.chosen].mean, "o", markersize=8, markerfacecolor="none",
                       markeredgecolor="black", markeredgewidth=0.9, zorder=5, gid="chosen")
@@ -283,8 +283,9 @@ def validation_curves(curves: Mapping[str, Sequence[Curve] | None], look: Mappin
     for z, (name, several) in enumerate(curves.items(), start=3):
         style = look[name]
         line = dict(color=style.color, linestyle=style.line, linewidth=1.0)
-        handles.append(Line2D([], [], **line, marker=style.marker, markersize=5, markeredgecolor="white",
-                              markeredgewidth=0.4, label=style.label) if several else
+        marker = dict(marker=style.marker, markersize=8.5 if style.marker == "*" else 5.5, markeredgecolor="white",
+                      markeredgewidth=0.5)
+        handles.append(Line2D([], [], **line, **marker, label=style.label) if several else
                        Line2D([], [], linestyle="", label=f"{style.label}: no record"))
         for axes, curve in zip(grid.flat, several or ()):
             rounds = np.arange(1, len(curve.mean) + 1)
@@ -293,8 +294,7 @@ def validation_curves(curves: Mapping[str, Sequence[Curve] | None], look: Mappin
             axes.plot(rounds[:curve.common], curve.mean[:curve.common], zorder=z, gid=f"mean:{name}", **line)
             axes.plot(rounds[curve.common - 1:], curve.mean[curve.common - 1:], zorder=z, alpha=0.35,
                       gid=f"tail:{name}", **line)
-            axes.plot(curve.best_round, curve.best_value, style.marker, color=style.color, markersize=6,
-                      markeredgecolor="white", markeredgewidth=0.5, zorder=20, gid=f"best:{name}")
+            axes.plot(curve.best_round, curve.best_value, color=style.color, **marker, zorder=20, gid=f"best:{name}")
     for block, axes in enumerate(grid.flat):
         axes.set_title(f"block {block}")
         axes.set_visible(block < blocks)
@@ -362,7 +362,7 @@ def critical_difference_diagram(labels: Sequence[str], test: FriedmanComparison,
         axes.plot([x(min(ranks[list(group)])) - 0.04, x(max(ranks[list(group)])) + 0.04], [y, y], color="black",
                   linewidth=2.4, solid_capstyle="butt", gid=f"group:{row}")
     p = f"p = {test.p:.3f}" if test.p >= 0.001 else "p < 0.001"
-    p += "" if test.p <= LEVEL else " (no method differs)"
+    p += "" if test.p <= LEVEL else " (no difference at 5 %)"
     axes.text(width / 2, -depth - 0.10, f"{title}\nFriedman χ²({k - 1}) = {test.chi2:.2f}, {p}, {test.n} rows",
               ha="center", va="top", linespacing=1.3)
     return figure

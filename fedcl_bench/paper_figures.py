@@ -224,10 +224,12 @@ def _ranks(job: Job) -> Iterator[tuple[str, Figure]]:
     except TooFew as error:
         raise Skip(str(error)) from None
     backbones, datasets = ({key[i] for key in rows} for i in (0, 1))
-    place = (f"{len(datasets)} datasets × {len(backbones)} backbones" if len(rows) == len(datasets) * len(backbones) else
-             f"{len(rows)} pairs of dataset and backbone")
+    complete = len(rows) == len(datasets) * len(backbones)
+    place = " × ".join(job.label(names.pop()) if len(names) == 1 else f"{len(names)} {kind}"
+                       for kind, names in (("datasets", datasets), ("backbones", backbones)))
     yield (job.file("cd"), figures.critical_difference_diagram([job.looks[method].label for method in job.methods], test,
-                                                               f"{job.label(job.metric)} on {place}"))
+                                                               f"{job.label(job.metric)} on {place}"
+                                                               + ("" if complete else ", as far as complete")))
 
 
 MAKERS = {"3": _improvements, "4": _sensitivity, "forgetting": _forgetting, "curves": _curves, "cd": _ranks}

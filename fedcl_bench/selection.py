@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Iterable, Mapping, Sequence
 
 from .config import resolve
-from .errors import UserError
+from .datasets import configured
+from .errors import UserError, unknown
 from .registry import Registry
 from .settings import parse_assignments
 from .specs import RunSpec, expected_settings
@@ -98,12 +99,26 @@ def find_all(runs: Sequence[Run], registry: Registry, specs: Iterable[RunSpec], 
     """The runs of every spec, sorted by seed.
 
     Raises:
-        UserError: if a spec has none, naming it and the command that makes them.
+        UserError: if a spec has none, naming it and the command that makes them, or two specs are the same runs.
     """
+    specs = list(specs)
+    known = {*configured(), *(run.meta["dataset"] for run in runs)}
+    for spec in specs:
+        if spec.dataset not in known:
+            raise unknown("dataset", spec.dataset, known)
     found = {spec: matching(runs, registry, spec, tuned) for spec in specs}
     missing = [spec for spec, some in found.items() if not some]
+    owner: dict[str, RunSpec] = {}
+    for spec, some in found.items():
+        for run in some:
+            if (other := owner.setdefault(run.hash, spec)) != spec:
+                raise UserError(f"{other.title} and {spec.title} are the same runs on {spec.backbone}, {spec.dataset}; "
+                                f"leave one of them out.")
     if missing:
-        names = ", ".join(f"{spec.title} on {spec.backbone}, {spec.dataset}" for spec in missing)
+        places: dict[str, list[str]] = {}
+        for spec in missing:
+            places.setdefault(f" on {spec.backbone}, {spec.dataset}", []).append(spec.title)
+        names = "; ".join(", ".join(titles) + place for place, titles in places.items())
         raise UserError(f"no records in {records} of {names}{_near(runs, registry, missing[0], tuned)}.\n"
                         f"Make them with: {command_for(missing, tuned, records)}")
     return found

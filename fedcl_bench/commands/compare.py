@@ -13,7 +13,7 @@ from ..errors import UserError, unknown
 from .common import add_plugins, add_records, names
 
 if TYPE_CHECKING:
-    from ..comparison import Comparison
+    from ..comparison import Comparison, GridRow
     from ..registry import Registry
     from ..significance import FriedmanComparison, PairedComparison
 
@@ -70,8 +70,8 @@ def run(args: argparse.Namespace) -> int:
     datasets = args.datasets or ("ml-100k",)
     if not args.friedman and len(args.backbones) * len(datasets) > 1:
         raise UserError("several backbones or datasets: compare one of them at a time, or all with --friedman.")
-    for text in (repeated := [m for m in args.methods if args.methods.count(m) > 1]):
-        raise UserError(f"compare: found '{text}' {len(repeated)} times, accepted: different methods.")
+    if repeated := [method for method in args.methods if args.methods.count(method) > 1]:
+        raise UserError(f"compare: found '{repeated[0]}' {len(repeated)} times, accepted: different methods.")
     if len(args.methods) < 2:
         raise UserError(f"compare: found only {args.methods[0]}, accepted: two methods or more, as compare f3crec ft.")
     proposed = args.proposed or args.methods[0]
@@ -86,16 +86,16 @@ def run(args: argparse.Namespace) -> int:
     found = find_all(load_runs(args.records), registry, [spec for row in cells.values() for spec in row.values()],
                      args.tuned, args.records)
     runs = {cell: {text: found[spec] for text, spec in row.items()} for cell, row in cells.items()}
-    first = next(iter(runs.values()))[proposed][0]
-    about = {"metric": args.metric, "blocks": list(blocks or incremental(first))}
+    # The rows of a grid may have different numbers of blocks.
+    about = {"metric": args.metric, "blocks": blocks if blocks or args.friedman else
+             incremental(next(iter(runs.values()))[proposed][0])}
     labels = {text: _label(registry, text, method) for text, (method, _) in methods.items()}
     if args.friedman:
-        table, test = over_grid(runs, args.metric, blocks)
+        rows, test = over_grid(runs, args.metric, blocks)
         if args.json:
-            rows = [{"backbone": b, "dataset": d, "scores": dict(zip(methods, row))} for (b, d), row in zip(runs, table)]
-            _print_json({**about, "methods": list(methods), "rows": rows, **asdict(test)})
+            _print_json({**about, "methods": list(methods), "rows": [asdict(row) for row in rows], **asdict(test)})
         else:
-            _show_friedman(about, list(labels.values()), list(runs), table, test)
+            _show_friedman(about, list(labels.values()), rows, test)
         return 0
     (backbone, dataset), some = next(iter(runs.items()))
     comparisons = against_each(some, proposed, args.metric, blocks)
@@ -103,8 +103,7 @@ def run(args: argparse.Namespace) -> int:
         _print_json({**about, "proposed": proposed, "backbone": backbone, "dataset": dataset,
                      "comparisons": [_as_json(one) for one in comparisons]})
     else:
-        about.update(backbone=backbone, dataset=dataset, proposed=proposed)
-        _show(about, labels, {text: [run.seed for run in theirs] for text, theirs in some.items()}, comparisons)
+        _show({**about, "backbone": backbone, "dataset": dataset, "proposed": proposed}, labels, comparisons)
     return 0
 
 
@@ -143,15 +142,19 @@ def _test(test: PairedComparison) -> tuple[str, str, str]:
     return f"{test.difference:+.4f}", f"{test.t:.2f}", _p(test.p)
 
 
-def _show(about: dict[str, Any], labels: dict[str, str], seeds: dict[str, list[int]],
-          comparisons: list[Comparison]) -> None:
+def _blocks(about: dict[str, Any]) -> str:
+    from ..report import number_ranges
+
+    if about["blocks"] is None:
+        return "all blocks but 0"
+    return f"block{'s' if len(about['blocks']) > 1 else ''} {number_ranges(about['blocks'])}"
+
+
+def _show(about: dict[str, Any], labels: dict[str, str], comparisons: list[Comparison]) -> None:
     from ..report import number_ranges, plain_table, print_table
 
-    blocks = number_ranges(about["blocks"])
     table = plain_table("against", "difference", "95 % interval", "t", "p", "p Holm", "p sign flip", "d_z", "users",
-                        "by seed", "t", "p", "seeds", title_justify="left",
-                        title=f"{labels[about['proposed']]} on {about['backbone']}, {about['dataset']}: {about['metric']} "
-                              f"on the block just trained, block{'s' if len(about['blocks']) > 1 else ''} {blocks}")
+                        "by seed", "t", "p", "seeds")
     notes = []
     for one in comparisons:
         difference, t, p = _test(one.users)
@@ -165,6 +168,8 @@ def _show(about: dict[str, Any], labels: dict[str, str], seeds: dict[str, list[i
             notes.append(f"{labels[one.other]}: {one.users_left_out} users that only one of the two has are left out.")
         if one.by_seed is None:
             notes.append(f"{labels[one.other]}, by seed: not computed; {one.by_seed_reason}")
+    print(f"{labels[about['proposed']]} on {about['backbone']}, {about['dataset']}: {about['metric']} on the block just "
+          f"trained, {_blocks(about)}")
     print_table(table)
     print(f"Positive: {labels[about['proposed']]} is better. Unit: a user, averaged over blocks and the common seeds "
           f"({number_ranges(set.union(*(set(one.seeds) for one in comparisons)))}); by seed: a seed's average.")
@@ -182,18 +187,17 @@ def _print_notes(notes: list[str], labels: dict[str, str]) -> None:
         print(note)
 
 
-def _show_friedman(about: dict[str, Any], methods: list[str], cells: list[tuple[str, str]],
-                   scores: list[list[float]], test: FriedmanComparison) -> None:
+def _show_friedman(about: dict[str, Any], methods: list[str], rows: list[GridRow], test: FriedmanComparison) -> None:
     from ..report import number_ranges, plain_table, print_table
     from ..significance import LEVEL
 
     order = sorted(range(len(methods)), key=lambda i: test.ranks[i])
-    table = plain_table("backbone, dataset", *(methods[i] for i in order), title_justify="left",
-                        title=f"{about['metric']} on the block just trained, blocks {number_ranges(about['blocks'])}, "
-                              f"mean over seeds")
-    for (backbone, dataset), row in zip(cells, scores):
-        table.add_row(f"{backbone}, {dataset}", *(f"{row[i]:.4f}" for i in order))
+    table = plain_table("backbone, dataset", *(methods[i] for i in order), "common seeds")
+    for row in rows:
+        table.add_row(f"{row.backbone}, {row.dataset}", *(f"{row.scores[i]:.4f}" for i in order),
+                      number_ranges(row.seeds))
     table.add_row("average rank", *(f"{test.ranks[i]:.2f}" for i in order))
+    print(f"{about['metric']} on the block just trained, {_blocks(about)}, mean over the seeds that all methods have")
     print_table(table)
     print(f"Friedman: chi2({len(methods) - 1}) = {test.chi2:.2f}, p = {_p(test.p)}, {test.n} rows. "
           f"Critical difference of average ranks (Nemenyi, {100 * LEVEL:.0f} %): {test.critical_difference:.2f}.")
