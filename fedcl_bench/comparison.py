@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Mapping, Sequence
 
-from .scores import check_blocks, check_metric, incremental, same_tests, seed_averages, user_scores
+from .scores import check_blocks, check_metric, same_tests, seed_averages
 from .significance import FriedmanComparison, PairedComparison, TooFew, compare_paired, friedman, holm
-from .store import Run, one_protocol
+from .store import Run, incremental, one_protocol, user_scores
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from .errors import UserError
 from .figures import BarPanel, Look, SettingPanel
 from .papers import Key, figure_specs
 from .registry import Registry
-from .report import number_ranges
-from .selection import MARK, command_for, make_spec, reimplemented
+from .selection import command_for, make_spec, reimplemented
 from .significance import TooFew
 from .specs import RunSpec, expected_settings, tuned_file
 from .store import Run, matching, one_protocol
+from .tables import DAGGER, seed_text
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Job:
 
     @cached_property
     def looks(self) -> dict[str, Look]:
-        return figures.looks({name: self.label(name) + (MARK if reimplemented(self.registry, name) else "")
+        return figures.looks({name: self.label(name) + (DAGGER if reimplemented(self.registry, name) else "")
                               for name in self.registry.names("method")})
 
     def spec(self, method: str, backbone: str, dataset: str, own: dict[str, Any] | None = None) -> RunSpec | None:
@@ -100,7 +100,7 @@ class Job:
 
 
 def _seeds(runs: list[Run]) -> str:
-    return number_ranges({run.seed for run in runs})
+    return seed_text({run.seed for run in runs})
 
 
 class Skip(Exception):

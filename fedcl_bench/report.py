@@ -184,14 +184,3 @@ def show_statistics(source: DatasetSource, settings: StreamSettings, found: Mapp
     print(f"DIFFERS from the expected counts of its config: {', '.join(differs)}." if differs else
           "All counts are those expected by its config.")
     return 1 if differs else 0
-
-
-def number_ranges(numbers: Iterable[int]) -> str:
-    """Whole numbers as ``0-2,5``."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -12,14 +12,8 @@ import pandas as pd
 from .errors import UserError, unknown
 from .evaluation import METRICS
 from .specs import RunSpec
-from .store import Run, comparable, describe, one_data, one_protocol
+from .store import Run, comparable, describe, incremental, one_data, one_protocol
 from .stream import StreamSettings
-
-
-def incremental(run: Run) -> tuple[int, ...]:
-    """Blocks 1, 2, ... of a run; block 0 if it has no other."""
-    count = len(run.meta["rounds"])
-    return tuple(range(1, count)) or (0,)
 
 
 def parse_blocks(text: str) -> tuple[int, ...]:
@@ -65,24 +59,6 @@ def same_tests(runs: Sequence[Run], where: str) -> None:
             if mine.get(name) != first.get(name):
                 raise UserError(f"{where}: {describe(runs[0].meta)} has {name}={first.get(name)} and {describe(run.meta)} "
                                 f"has {name}={mine.get(name)}: their test items differ.")
-
-
-def user_scores(runs: Iterable[Run], metric: str, blocks: Sequence[int] | None = None) -> pd.Series:
-    """One score per user: the metric on the block just trained, averaged over blocks and the runs' seeds.
-
-    Args:
-        blocks: None is ``incremental``. A user is averaged over those in which it has a test item.
-
-    Returns:
-        Values by user id, sorted.
-    """
-    parts = []
-    for run in runs:
-        users = run.users
-        keep = ((users["metric"] == metric) & (users["trained_block"] == users["tested_block"])
-                & users["trained_block"].isin(incremental(run) if blocks is None else blocks))
-        parts.append(users.loc[keep, ["user", "value"]])
-    return pd.concat(parts).groupby("user")["value"].mean()
 
 
 def seed_averages(runs: Iterable[Run], metric: str, blocks: Sequence[int] | None = None) -> pd.Series:

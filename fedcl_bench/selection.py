@@ -12,11 +12,11 @@ from .datasets import configured
 from .errors import UserError, unknown
 from .registry import Registry
 from .settings import parse_assignments
-from .specs import RunSpec, expected_settings
-from .store import Run, comparable, matching
+from .specs import RunSpec
+from .store import Run
+from .tables import DAGGER, Source, find
 
-MARK = "†"  # beside every method that is a re-implementation
-FOOTNOTE = f"{MARK} re-implementation: no code of its authors was available."
+FOOTNOTE = f"{DAGGER} re-implementation from the description: its code was never released."
 
 
 def parse_method(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
@@ -51,8 +51,8 @@ def make_spec(registry: Registry, method: str, backbone: str, dataset: str, own:
 
 
 def reimplemented(registry: Registry, method: str) -> bool:
-    """Whether a method was written without its authors' code."""
-    return bool(getattr(registry.get("method", method).cls, "reimplementation", False))
+    """Whether a method is marked wherever it is shown, as it was written without its authors' code."""
+    return registry.get("method", method).cls.reimplementation
 
 
 def command_for(specs: Sequence[RunSpec], tuned: Path | None = None, records: Path = Path("results"),
@@ -77,23 +77,6 @@ def command_for(specs: Sequence[RunSpec], tuned: Path | None = None, records: Pa
     return " && ".join(commands)
 
 
-def _near(runs: Iterable[Run], registry: Registry, spec: RunSpec, tuned: Path | None) -> str:
-    """What keeps the nearest records of a spec's method from being the spec's, for people."""
-    wanted = comparable(expected_settings(registry, spec, tuned))
-    best: list[str] | None = None
-    for run in runs:
-        if all(run.meta[key] == getattr(spec, key) for key in ("method", "backbone", "dataset")):
-            found = comparable(run.meta["settings"])
-            differs = [f"{name}={found.get(name)} instead of {wanted.get(name)}"
-                       for name in {**wanted, **found} if found.get(name) != wanted.get(name)]
-            if best is None or len(differs) < len(best):
-                best = differs
-    if best is None:
-        return ""
-    more = f" and {len(best) - 3} more" if len(best) > 3 else ""
-    return f" ({spec.method} has records with {', '.join(best[:3])}{more}; choose those with --set)"
-
-
 def find_all(runs: Sequence[Run], registry: Registry, specs: Iterable[RunSpec], tuned: Path | None,
              records: Path) -> dict[RunSpec, list[Run]]:
     """The runs of every spec, sorted by seed.
@@ -106,7 +89,10 @@ def find_all(runs: Sequence[Run], registry: Registry, specs: Iterable[RunSpec], 
     for spec in specs:
         if spec.dataset not in known:
             raise unknown("dataset", spec.dataset, known)
-    found = {spec: matching(runs, registry, spec, tuned) for spec in specs}
+    source = Source(runs, registry, tuned, (), lambda dataset: {})
+    found, reasons = {}, {}
+    for spec in specs:
+        found[spec], reasons[spec] = find(source, spec)
     missing = [spec for spec, some in found.items() if not some]
     owner: dict[str, RunSpec] = {}
     for spec, some in found.items():
@@ -117,8 +103,10 @@ def find_all(runs: Sequence[Run], registry: Registry, specs: Iterable[RunSpec], 
     if missing:
         places: dict[str, list[str]] = {}
         for spec in missing:
-            places.setdefault(f" on {spec.backbone}, {spec.dataset}", []).append(spec.title)
-        names = "; ".join(", ".join(titles) + place for place, titles in places.items())
-        raise UserError(f"no records in {records} of {names}{_near(runs, registry, missing[0], tuned)}.\n"
+            places.setdefault(f"on {spec.backbone}, {spec.dataset}", []).append(spec.title)
+        names = "; ".join(f"{', '.join(titles)} {place}" for place, titles in places.items())
+        nearest = next((f" ({spec.method}: {reasons[spec]}; take other settings with --set)" for spec in missing
+                        if reasons[spec] != "no record"), "")
+        raise UserError(f"no record in {records} of {names}{nearest}.\n"
                         f"Make them with: {command_for(missing, tuned, records)}")
     return found

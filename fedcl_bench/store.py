@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Callable, Iterable, Mapping
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import pandas as pd
 
@@ -212,16 +212,24 @@ def one_protocol(runs: Iterable[Run], where: str) -> None:
                             f"({words[0]}) and {describe(run.meta)} ({words[1]}).\nPut them into separate ones.")
 
 
-def user_scores(runs: Iterable[Run], metric: str) -> pd.Series:
-    """One score per user: the metric on the block just trained, averaged over blocks 1.. and the runs' seeds.
+def incremental(run: Run) -> tuple[int, ...]:
+    """Blocks 1, 2, ... of a run; block 0 if it has no other."""
+    return tuple(range(1, len(run.meta["rounds"]))) or (0,)
+
+
+def user_scores(runs: Iterable[Run], metric: str, blocks: Sequence[int] | None = None) -> pd.Series:
+    """One score per user: the metric on the block just trained, averaged over blocks and the runs' seeds.
+
+    Args:
+        blocks: None is ``incremental``. A user is averaged over those in which it has a test item.
 
     Returns:
-        Values by user id.
+        Values by user id, sorted.
     """
     parts = []
     for run in runs:
         users = run.users
         keep = ((users["metric"] == metric) & (users["trained_block"] == users["tested_block"])
-                & (users["trained_block"] > 0))
+                & users["trained_block"].isin(incremental(run) if blocks is None else blocks))
         parts.append(users.loc[keep, ["user", "value"]])
     return pd.concat(parts).groupby("user")["value"].mean()

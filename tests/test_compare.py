@@ -15,11 +15,11 @@ from fedcl_bench import compact, significance
 from fedcl_bench.cli import main
 from fedcl_bench.comparison import against_each, over_grid
 from fedcl_bench.errors import UserError
-from fedcl_bench.scores import parse_blocks, seed_averages, user_scores
+from fedcl_bench.scores import parse_blocks, seed_averages
 from fedcl_bench.selection import command_for, parse_method
 from fedcl_bench.significance import TooFew
 from fedcl_bench.specs import RunSpec
-from fedcl_bench.store import load_runs
+from fedcl_bench.store import load_runs, user_scores
 from synthetic import flat_runs, make_run
 
 QUICK = ["--set", "rounds=2"]
@@ -245,8 +245,8 @@ def test_reimplementations_are_marked(at_records, capsys, tmp_path):
     (["compare", "f3crec", "ft", "--backbone", "fedmff"], ["unknown backbone 'fedmff'", "Did you mean 'fedmf'"]),
     ([*PAIR, "--dataset", "ml-100j"], ["unknown dataset 'ml-100j'", "Did you mean 'ml-100k'"]),
     (["compare", "f3crec:wihtout=arm", "ft", "--backbone", "fedmf"], ["wihtout", "Did you mean 'without'"]),
-    (["compare", "reg", *PAIR[1:]], ["no records in results of reg (rounds=2) on fedmf, ml-100k", "grid --methods reg", "--set rounds=2"]),
-    (["compare", "f3crec", "ft", "--backbone", "fedmf"], ["rounds=2 instead of 100", "--set"]),
+    (["compare", "reg", *PAIR[1:]], ["no record in results of reg (rounds=2) on fedmf, ml-100k", "grid --methods reg", "--set rounds=2"]),
+    (["compare", "f3crec", "ft", "--backbone", "fedmf"], ["no record in results of f3crec, ft on fedmf, ml-100k", "rounds 2 instead of 100", "--set"]),
     ([*PAIR, "reg"], ["unrecognized arguments: reg", "--help"]),
     ([*PAIR, "--tuned"], ["no tuned settings for f3crec", "tune"]),
     ([*PAIR, "--records", "nowhere"], ["no folder nowhere"]),

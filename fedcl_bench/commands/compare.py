@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, unknown
-from .common import add_plugins, add_records, names
+from .common import add_plugins, add_records, add_tuned, names
 
 if TYPE_CHECKING:
     from ..comparison import Comparison, GridRow
@@ -52,6 +52,7 @@ def add(commands) -> None:
     compare.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="assignments",
                          help="take the runs with this setting; repeatable")
     add_records(compare)
+    add_tuned(compare)
     compare.add_argument("--json", action="store_true", help="print one JSON object and nothing else on standard output")
     add_plugins(compare)
 
@@ -59,10 +60,10 @@ def add(commands) -> None:
 def run(args: argparse.Namespace) -> int:
     from ..comparison import against_each, over_grid
     from ..registry import discover
-    from ..scores import incremental, parse_blocks
+    from ..scores import parse_blocks
     from ..selection import find_all, make_spec, parse_method
     from ..settings import parse_assignments
-    from ..store import load_runs
+    from ..store import incremental, load_runs
 
     registry = discover(args.plugins)
     if args.backbones is None:
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     cells = {(backbone, dataset): {text: make_spec(registry, method, backbone, dataset, own, changes, args.tuned)
                                    for text, (method, own) in methods.items()}
              for backbone in args.backbones for dataset in datasets}
-    blocks = parse_blocks(args.blocks) if args.blocks else None
+    blocks = None if args.blocks is None else parse_blocks(args.blocks)
     found = find_all(load_runs(args.records), registry, [spec for row in cells.values() for spec in row.values()],
                      args.tuned, args.records)
     runs = {cell: {text: found[spec] for text, spec in row.items()} for cell, row in cells.items()}
@@ -108,9 +109,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _label(registry: Registry, text: str, method: str) -> str:
-    from ..selection import MARK, reimplemented
+    from ..selection import reimplemented
+    from ..tables import DAGGER
 
-    return text + (MARK if reimplemented(registry, method) else "")
+    return text + (DAGGER if reimplemented(registry, method) else "")
 
 
 def _print_json(value: Any) -> None:
@@ -143,15 +145,16 @@ def _test(test: PairedComparison) -> tuple[str, str, str]:
 
 
 def _blocks(about: dict[str, Any]) -> str:
-    from ..report import number_ranges
+    from ..tables import seed_text
 
     if about["blocks"] is None:
         return "all blocks but 0"
-    return f"block{'s' if len(about['blocks']) > 1 else ''} {number_ranges(about['blocks'])}"
+    return f"block{'s' if len(about['blocks']) > 1 else ''} {seed_text(about['blocks'])}"
 
 
 def _show(about: dict[str, Any], labels: dict[str, str], comparisons: list[Comparison]) -> None:
-    from ..report import number_ranges, plain_table, print_table
+    from ..report import plain_table, print_table
+    from ..tables import seed_text
 
     table = plain_table("against", "difference", "95 % interval", "t", "p", "p Holm", "p sign flip", "d_z", "users",
                         "by seed", "t", "p", "seeds")
@@ -162,8 +165,8 @@ def _show(about: dict[str, Any], labels: dict[str, str], comparisons: list[Compa
                       _p(one.p_holm), _p(one.users.p_permutation), f"{one.users.effect:.3f}", str(one.users.n),
                       *(_test(one.by_seed) if one.by_seed else ("–", "–", "–")), str(len(one.seeds)))
         if one.left_out:
-            notes.append(f"{labels[one.other]}: over the common seeds {number_ranges(one.seeds)}; left out, as only one "
-                         f"of the two has them: {number_ranges(one.left_out)}.")
+            notes.append(f"{labels[one.other]}: over the common seeds {seed_text(one.seeds)}; left out, as only one "
+                         f"of the two has them: {seed_text(one.left_out)}.")
         if one.users_left_out:
             notes.append(f"{labels[one.other]}: {one.users_left_out} users that only one of the two has are left out.")
         if one.by_seed is None:
@@ -172,30 +175,32 @@ def _show(about: dict[str, Any], labels: dict[str, str], comparisons: list[Compa
           f"trained, {_blocks(about)}")
     print_table(table)
     print(f"Positive: {labels[about['proposed']]} is better. Unit: a user, averaged over blocks and the common seeds "
-          f"({number_ranges(set.union(*(set(one.seeds) for one in comparisons)))}); by seed: a seed's average.")
+          f"({seed_text(set.union(*(set(one.seeds) for one in comparisons)))}); by seed: a seed's average.")
     print("p: two-sided paired t-test. p Holm: adjusted for the "
           f"{len(comparisons)} comparison{'s' if len(comparisons) > 1 else ''}.")
     _print_notes(notes, labels)
 
 
 def _print_notes(notes: list[str], labels: dict[str, str]) -> None:
-    from ..selection import FOOTNOTE, MARK
+    from ..selection import FOOTNOTE
+    from ..tables import DAGGER
 
-    if any(MARK in label for label in labels.values()):
+    if any(DAGGER in label for label in labels.values()):
         notes = [*notes, FOOTNOTE]
     for note in notes:
         print(note)
 
 
 def _show_friedman(about: dict[str, Any], methods: list[str], rows: list[GridRow], test: FriedmanComparison) -> None:
-    from ..report import number_ranges, plain_table, print_table
+    from ..report import plain_table, print_table
     from ..significance import LEVEL
+    from ..tables import seed_text
 
     order = sorted(range(len(methods)), key=lambda i: test.ranks[i])
     table = plain_table("backbone, dataset", *(methods[i] for i in order), "common seeds")
     for row in rows:
         table.add_row(f"{row.backbone}, {row.dataset}", *(f"{row.scores[i]:.4f}" for i in order),
-                      number_ranges(row.seeds))
+                      seed_text(row.seeds))
     table.add_row("average rank", *(f"{test.ranks[i]:.2f}" for i in order))
     print(f"{about['metric']} on the block just trained, {_blocks(about)}, mean over the seeds that all methods have")
     print_table(table)

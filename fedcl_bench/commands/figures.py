@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from ..errors import UserError, unknown
-from .common import add_cells, add_plugins, add_records, names
+from .common import add_cells, add_plugins, add_records, add_tuned, names
 
 if TYPE_CHECKING:
     from ..store import Run
@@ -44,6 +44,7 @@ def add(commands) -> None:
     figures.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="assignments",
                          help="take the runs with this setting; repeatable")
     add_records(figures)
+    add_tuned(figures)
     figures.add_argument("--out", type=Path, default=Path("results/figures"), metavar="DIR",
                          help="default: ./results/figures")
     figures.add_argument("--format", type=names, default=("png", "pdf"), metavar="A,B",

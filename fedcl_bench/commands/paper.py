@@ -6,14 +6,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping
 
-from .common import add_data_dir, add_plugins, names
+from . import common
+from .common import add_data_dir, add_plugins, add_tuned, names
 
 if TYPE_CHECKING:
     from ..papers import PaperTable
     from ..store import Run
     from ..tables import Source
-
-TUNED = Path("results/tuned")
 
 
 def _table_number(text: str) -> int | str:
@@ -32,9 +31,7 @@ def add_tables(parser: argparse.ArgumentParser, default: str) -> None:
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Which records belong to a table, and options of their places."""
-    parser.add_argument("--tuned", nargs="?", const=TUNED, type=Path, metavar="DIR",
-                        help=f"of runs with the settings that `tune` wrote into DIR (without DIR: {TUNED}); without "
-                             f"this option, of runs with default settings")
+    add_tuned(parser)
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="assignments",
                         help="of runs with this setting changed; repeatable, for all rows of a table")
     for kind, example in (("dataset", "ml-100k,lastfm-2k"), ("backbone", "fedmf")):
@@ -44,8 +41,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 
 def add_records(parser: argparse.ArgumentParser) -> None:
     """``--records`` and ``--data-dir``."""
-    parser.add_argument("--records", type=Path, default=Path("results"), metavar="DIR",
-                        help="a results folder or a folder of compact records (default: ./results)")
+    common.add_records(parser)
     add_data_dir(parser)
 
 
