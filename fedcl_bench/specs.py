@@ -32,6 +32,12 @@ class RunSpec:
     dataset: str
     settings: tuple[tuple[str, Any], ...] = ()
 
+    @property
+    def title(self) -> str:
+        """The method with the settings that make it a variant, for people."""
+        settings = ", ".join(f"{name}={value}" for name, value in self.settings)
+        return f"{self.method} ({settings})" if settings else self.method
+
     def layers(self, tuned: Path | None = None) -> Layers:
         """The overrides of this run for ``make_config``: tuned settings, if a folder of them is given, then its own."""
         result: Layers = []

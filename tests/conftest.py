@@ -11,6 +11,7 @@ import torch
 from fedcl_bench.config import make_config
 from fedcl_bench.datasets import load_stream
 from fedcl_bench.registry import discover
+from fedcl_bench.runner import execute
 
 torch.manual_seed(0)
 # A busy machine is no failure, and a failure must come back on the next run.
@@ -37,3 +38,16 @@ def shared():
     if not SHARED.is_dir():
         pytest.skip("needs ../shared (datasets and published splits), which is not on this machine")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def records_of_two_rounds(registry, ml100k, tmp_path_factory):
+    """A folder whose ``results`` hold FT, KD and F3CRec on FedMF and FedNCF, seeds 0 and 1, with ``rounds=2``, and
+    F3CRec on FedMF with two more values of eps. Not to be written to."""
+    folder = tmp_path_factory.mktemp("records")
+    runs = [(m, b, s, {}) for m in ("ft", "kd", "f3crec") for b in ("fedmf", "fedncf") for s in (0, 1)]
+    runs += [("f3crec", "fedmf", s, {"eps": eps}) for s in (0, 1) for eps in (0.001, 0.009)]
+    for method, backbone, seed, settings in runs:
+        config = make_config(registry, method, backbone, "ml-100k", seed, [("test", {"rounds": 2, **settings})])
+        execute(config, lambda: ml100k, folder / "results")
+    return folder

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Callable, Iterator
 
 
+TUNED = Path("results/tuned")
+
+
 def add_plugins(parser: argparse.ArgumentParser) -> None:
     """``--plugins``."""
     parser.add_argument("--plugins", action="append", default=[], metavar="DIR", type=Path,
@@ -39,6 +42,19 @@ def add_cells(parser: argparse.ArgumentParser) -> None:
     """``--methods``, ``--backbones`` and ``--datasets``."""
     for name, example in (("method", "ft,reg,kd,f3crec"), ("backbone", "fedmf"), ("dataset", "ml-100k")):
         parser.add_argument(f"--{name}s", f"--{name}", type=names, metavar="A,B", help=f"{name}s, as {example}")
+
+
+def add_records(parser: argparse.ArgumentParser) -> None:
+    """``--records``."""
+    parser.add_argument("--records", type=Path, default=Path("results"), metavar="DIR",
+                        help="a results folder or a folder of compact records (default: ./results)")
+
+
+def add_tuned(parser: argparse.ArgumentParser) -> None:
+    """``--tuned`` of commands that read records."""
+    parser.add_argument("--tuned", nargs="?", const=TUNED, type=Path, metavar="DIR",
+                        help=f"of runs with the settings that `tune` wrote into DIR (without DIR: {TUNED}); without this "
+                             f"option, of runs with default settings")
 
 
 def add_parallel(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,112 @@
+"""``figures``: figures for print, from finished runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from ..errors import UserError, unknown
+from .common import add_cells, add_plugins, add_records, add_tuned, names
+
+if TYPE_CHECKING:
+    from ..store import Run
+
+EXAMPLES = """\
+examples:
+  run_bench.py figures                                        everything that the records in ./results allow
+  run_bench.py figures --figure 3 --records results/published/f3crec --tuned --format pdf
+  run_bench.py figures --figure 4 --datasets ml-100k          needs runs as: grid --methods f3crec --vary eps=0.001,0.002
+  run_bench.py figures --figure forgetting,curves --methods ft,f3crec --backbones fedmf --datasets ml-100k
+
+figures:
+  3            improvement over FT per method, dataset and backbone, with the paper's numbers
+  4            sensitivity of F3CRec to eps, lambda_kd and beta
+  forgetting   R[t,s], the metric on block s after block t, per method
+  curves       the validation metric over the rounds
+  cd           average ranks and critical difference over all datasets x backbones
+
+What has no record is named, with the command that makes it, and left empty. docs/statistics.md says how to read them.
+"""
+
+
+def add(commands) -> None:
+    """Declare the command."""
+    figures = commands.add_parser("figures", help="draw figures for print, from finished runs", epilog=EXAMPLES,
+                                  formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+                                  description="Draw figures for print, from finished runs.")
+    figures.add_argument("--paper", default="f3crec", metavar="NAME", help="whose figures, labels and printed numbers "
+                                                                           "(default: f3crec)")
+    figures.add_argument("--figure", type=names, metavar="A,B", help="which, as 3,cd (default: all)")
+    add_cells(figures)
+    figures.add_argument("--metric", default="ndcg@20", metavar="NAME@K", help="default: ndcg@20")
+    figures.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="assignments",
+                         help="take the runs with this setting; repeatable")
+    add_records(figures)
+    add_tuned(figures)
+    figures.add_argument("--out", type=Path, default=Path("results/figures"), metavar="DIR",
+                         help="default: ./results/figures")
+    figures.add_argument("--format", type=names, default=("png", "pdf"), metavar="A,B",
+                         help="png, pdf, svg (default: png,pdf)")
+    add_plugins(figures)
+
+
+def _present(kind: str, asked: tuple[str, ...] | None, paper: ModuleType, runs: list[Run]) -> list[str]:
+    """The datasets or backbones to draw: those asked for, or the paper's of which there are records."""
+    there = {run.meta[kind] for run in runs}
+    known = paper.DATASETS if kind == "dataset" else paper.BACKBONES
+    for name in asked or ():
+        if name not in {*known, *there}:
+            raise unknown(kind, name, {*known, *there})
+    return list(dict.fromkeys(asked)) if asked else [name for name in known if name in there]
+
+
+def run(args: argparse.Namespace) -> int:
+    from .. import papers
+    from ..figures import FORMATS, save
+    from ..paper_figures import MAKERS, Job, Skip
+    from ..registry import discover
+    from ..selection import FOOTNOTE, reimplemented
+    from ..settings import parse_assignments
+    from ..store import load_runs
+
+    for option, found, known in (("--figure", args.figure or (), MAKERS), ("--format", args.format, FORMATS)):
+        for name in found:
+            if name != "all" or option != "--figure":
+                if name not in known:
+                    raise unknown(f"{option[2:]}", name, known)
+    wanted = list(MAKERS) if not args.figure or "all" in args.figure else list(dict.fromkeys(args.figure))
+    paper, registry, runs = papers.get(args.paper), discover(args.plugins), load_runs(args.records)
+    methods = list(dict.fromkeys(args.methods or (m for m in paper.METHODS if m in registry.names("method"))))
+    for method in methods:
+        registry.get("method", method)
+    job = Job(paper, args.paper, registry, runs, args.records, args.tuned,
+              parse_assignments(args.assignments, "--set"), methods, _present("backbone", args.backbones, paper, runs),
+              _present("dataset", args.datasets, paper, runs), args.metric)
+    if not job.backbones or not job.datasets:
+        raise UserError(f"figures: no records in {args.records} of the datasets and backbones of {args.paper}; name "
+                        f"others with --datasets and --backbones.")
+    written, skipped = [], []
+    for name in wanted:
+        try:
+            for file, figure in MAKERS[name](job):
+                for kind in args.format:
+                    path = args.out / f"{file}.{kind}"
+                    try:
+                        args.out.mkdir(parents=True, exist_ok=True)
+                        save(figure, path)
+                    except OSError as error:
+                        raise UserError(f"{path}: cannot be written ({error.strerror}); use --out DIR.") from None
+                    written.append(path)
+        except Skip as error:
+            skipped.append(f"{'figure ' if name.isdecimal() else ''}{name}: not drawn: {error}")
+    if not written:
+        raise UserError("figures: " + "\n".join(skipped))
+    for line in [*job.notes, *skipped]:
+        print(line)
+    if any(reimplemented(registry, method) for method in methods):
+        print(FOOTNOTE)
+    for path in written:
+        print(path)
+    return 0

@@ -1,0 +1,265 @@
+"""Comparing methods: which numbers are tested, what is refused, and the command."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from fedcl_bench import compact, significance
+from fedcl_bench.cli import main
+from fedcl_bench.comparison import against_each, over_grid
+from fedcl_bench.errors import UserError
+from fedcl_bench.scores import parse_blocks, seed_averages
+from fedcl_bench.selection import command_for, parse_method
+from fedcl_bench.significance import TooFew
+from fedcl_bench.specs import RunSpec
+from fedcl_bench.store import load_runs, user_scores
+from synthetic import flat_runs, make_run
+
+QUICK = ["--set", "rounds=2"]
+PAIR = ["compare", "f3crec", "ft", "--backbone", "fedmf", *QUICK]
+
+
+@pytest.fixture
+def at_records(records_of_two_rounds, monkeypatch):
+    monkeypatch.chdir(records_of_two_rounds)
+
+
+def refused(capsys, *arguments):
+    assert main([str(a) for a in arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and "Traceback" not in captured.err and len(captured.err.splitlines()) <= 2
+    return " ".join(captured.err.split())
+
+
+# What is averaged
+
+def test_a_user_counts_once():
+    runs = [make_run("ft", 0, {0: {7: 0.9}, 1: {7: 0.2, 8: 0.4}, 2: {7: 0.6}}),
+            make_run("ft", 1, {0: {7: 0.9}, 1: {7: 0.4, 8: 0.0}, 2: {7: 0.8}})]
+    assert user_scores(runs, "ndcg@20").to_dict() == pytest.approx({7: 0.5, 8: 0.2})
+    assert user_scores(runs, "ndcg@20", [2]).to_dict() == pytest.approx({7: 0.7})
+    assert seed_averages(runs, "ndcg@20").to_dict() == pytest.approx({0: (0.3 + 0.6) / 2, 1: (0.2 + 0.8) / 2})
+    assert seed_averages(runs, "ndcg@20", [0, 2])[1] == pytest.approx((0.9 + 0.8) / 2)
+    static = [make_run("ft", 0, {0: {7: 0.9, 8: 0.1}})]
+    assert user_scores(static, "ndcg@20").to_dict() == {7: 0.9, 8: 0.1}  # there is no later block
+    assert seed_averages(static, "ndcg@20")[0] == 0.5
+
+
+def random_runs(method, seeds, shift, users=range(60), **options):
+    base = np.random.default_rng(5).uniform(0, 0.2, 100)
+    rng = np.random.default_rng(len(method))
+    return [make_run(method, seed, {t: {u: base[u] + shift + rng.normal(0, 0.05) for u in users} for t in range(3)},
+                     **options) for seed in seeds]
+
+
+def test_the_better_method_is_found():
+    runs = {"a": random_runs("f3crec", range(4), 0.05), "b": random_runs("ft", range(4), 0.0),
+            "c": random_runs("kd", range(4), 0.1)}
+    b, c = against_each(runs, "a", "ndcg@20")
+    assert b.users.difference > 0.03 and b.users.p < 1e-4 and b.by_seed.difference > 0.03
+    assert c.users.difference < -0.03 and c.users.p < 1e-4 and c.by_seed.p < 0.05
+    expected = stats.ttest_rel(user_scores(runs["a"], "ndcg@20"), user_scores(runs["b"], "ndcg@20"))
+    assert (b.users.t, b.users.p) == pytest.approx((expected.statistic, expected.pvalue))
+    expected = stats.ttest_rel(seed_averages(runs["a"], "ndcg@20"), seed_averages(runs["b"], "ndcg@20"))
+    assert (b.by_seed.t, b.by_seed.p) == pytest.approx((expected.statistic, expected.pvalue))
+    assert [b.p_holm, c.p_holm] == significance.holm([b.users.p, c.users.p])
+
+
+def test_only_common_seeds_and_users():
+    a, b = random_runs("f3crec", (0, 1, 2), 0.05), random_runs("ft", (4, 2, 1), 0.0, users=range(10, 70))
+    found, = against_each({"a": a, "b": b}, "a", "ndcg@20")
+    assert found.seeds == (1, 2) and found.left_out == (0, 4)
+    assert found.users.n == 50 and found.users_left_out == 20 and found.by_seed.n == 2
+    same, = against_each({"a": a[1:], "b": [b[2], b[1]]}, "a", "ndcg@20")
+    assert same.users == found.users and same.by_seed == found.by_seed
+
+
+def test_one_common_seed_is_said():
+    runs = {"a": random_runs("f3crec", (0, 1), 0.05), "b": random_runs("ft", (1, 2), 0.0)}
+    found, = against_each(runs, "a", "ndcg@20")
+    assert found.by_seed is None and "at least 2 seeds" in found.by_seed_reason and "found 1" in found.by_seed_reason
+    assert found.users.n == 60
+
+
+def test_too_little_in_common():
+    with pytest.raises(TooFew, match="no seed in common"):
+        against_each({"a": random_runs("f3crec", [0], 0), "b": random_runs("ft", [1], 0)}, "a", "ndcg@20")
+    with pytest.raises(TooFew, match="at least 2 users .*found 1"):
+        against_each({"a": random_runs("f3crec", [0], 0), "b": random_runs("ft", [0], 0, users=range(59, 90))}, "a",
+                     "ndcg@20")
+
+
+@pytest.mark.parametrize("options,message", [
+    (dict(candidates="sampled"), "different protocols"), (dict(stream="static"), "different protocols"),
+    (dict(fingerprint="other"), "different data files"), (dict(split_seed=1), "split_seed=1: their test items differ")])
+def test_runs_that_tested_something_else_are_refused(options, message):
+    a, b = random_runs("f3crec", (0, 1), 0.05), random_runs("ft", (0, 1), 0.0, **options)
+    with pytest.raises(UserError, match=message):
+        against_each({"a": a, "b": b}, "a", "ndcg@20")
+    with pytest.raises(UserError, match=message):
+        over_grid({("fedmf", "ml-100k"): {"a": a, "b": b}}, "ndcg@20")
+
+
+def test_protocols_are_not_mixed_over_rows_either():
+    def row(**options):
+        return {m: flat_runs(m, {0: v}, **options) for m, v in (("a", 0.1), ("b", 0.2), ("c", 0.3))}
+    cells = {("fedmf", "ml-100k"): row(), ("fedmf", "other"): row(dataset="other", candidates="sampled")}
+    with pytest.raises(UserError, match="different protocols"):
+        over_grid(cells, "ndcg@20")
+
+
+def test_grid_of_average_scores():
+    table = {("fedmf", "x"): (0.1, 0.3, 0.2), ("fedmf", "y"): (0.2, 0.3, 0.1), ("fedncf", "x"): (0.1, 0.3, 0.2)}
+    cells = {key: {m: flat_runs(m, {0: v, 1: v + 0.2, **({2: 9.0} if m == "b" else {})}, backbone=key[0], dataset=key[1])
+                   for m, v in zip("abc", values)} for key, values in table.items()}
+    rows, test = over_grid(cells, "ndcg@20")
+    assert [row.seeds for row in rows] == [(0, 1)] * 3  # seed 2 is of b alone
+    assert np.array([row.scores for row in rows]) == pytest.approx(np.array(list(table.values())) + 0.1)
+    assert test.chi2 == pytest.approx(stats.friedmanchisquare(*np.array(list(table.values())).T).statistic)
+    assert test.ranks == pytest.approx((8 / 3, 1.0, 7 / 3))
+
+
+# Reading what the user writes
+
+@pytest.mark.parametrize("text,expected", [("ft", ("ft", ())), ("f3crec:without=arm", ("f3crec", (("without", "arm"),))),
+                                           ("ft:topk=5,20,lr=1", ("ft", (("topk", "5,20"), ("lr", "1"))))])
+def test_methods_with_settings(text, expected):
+    assert parse_method(text) == expected
+
+
+@pytest.mark.parametrize("text", ["f3crec:", "f3crec:arm", "f3crec:=1"])
+def test_methods_written_wrongly(text):
+    with pytest.raises(UserError, match="NAME=VALUE"):
+        parse_method(text)
+
+
+@pytest.mark.parametrize("text,expected", [("1-3", (1, 2, 3)), ("0,2", (0, 2)), ("2", (2,)), ("3,1-2", (1, 2, 3))])
+def test_blocks(text, expected):
+    assert parse_blocks(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "a", "3-1", "1-", "-1", "1,,2"])
+def test_blocks_written_wrongly(text):
+    with pytest.raises(UserError, match="--blocks"):
+        parse_blocks(text)
+
+
+def test_commands_for_missing_runs():
+    specs = [RunSpec(m, b, "ml-100k", (("rounds", "2"),)) for b in ("fedmf", "fedncf") for m in ("ft", "kd")]
+    assert command_for(specs, Path("T")) == ("run_bench.py grid --methods ft,kd --backbones fedmf,fedncf --datasets "
+                                             "ml-100k --seeds 5 --set rounds=2 --tuned T")
+    assert command_for([RunSpec("ft", "fedmf", "x"), replace(specs[0], dataset="x")]).count(" && ") == 1
+
+
+# The command
+
+def test_command_equals_the_tests_on_the_records(at_records, capsys):
+    assert main(["compare", "f3crec", "ft", "kd", "--backbone", "fedmf", "--json", *QUICK]) == 0
+    result = json.loads(capsys.readouterr().out)
+    frames = {}
+    for folder in Path("results/runs").iterdir():
+        meta = json.loads((folder / "run.json").read_text())
+        if meta["backbone"] == "fedmf" and meta["settings"].get("eps", 0.006) == 0.006:
+            users = pd.read_parquet(folder / "users.parquet")
+            users = users[(users.metric == "ndcg@20") & (users.trained_block == users.tested_block) & (users.tested_block > 0)]
+            frames.setdefault(meta["method"], []).append(users)
+    scores = {method: pd.concat(parts).groupby("user").value.mean() for method, parts in frames.items()}
+    assert (result["proposed"], result["blocks"]) == ("f3crec", [1, 2, 3])
+    tests = []
+    for one in result["comparisons"]:
+        expected = stats.ttest_rel(scores["f3crec"], scores[one["method"]])
+        assert one["per_user"]["p"] == pytest.approx(expected.pvalue) and one["per_user"]["t"] == pytest.approx(
+            expected.statistic)
+        assert one["per_user"]["n"] == 482 and one["seeds"] == [0, 1] and one["per_seed"]["n"] == 2
+        tests.append(expected.pvalue)
+    assert [one["per_user"]["p_holm"] for one in result["comparisons"]] == pytest.approx(significance.holm(tests))
+
+
+def test_table_and_direction(at_records, capsys):
+    assert main([*PAIR, "--proposed", "ft", "--blocks", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "ft on fedmf, ml-100k: ndcg@20" in out and "block 2" in out and "Positive: ft is better" in out
+    row = next(line for line in out.splitlines() if line.strip().startswith("f3crec"))
+    forth = float(row.split()[1])
+    assert main([*PAIR, "--blocks", "2", "--json"]) == 0
+    back = json.loads(capsys.readouterr().out)["comparisons"][0]["per_user"]
+    assert back["difference"] == pytest.approx(-forth, abs=6e-5) and back["n"] == int(row.split()[-5])
+
+
+def test_friedman_command(at_records, capsys):
+    grid = ["compare", "--friedman", "f3crec", "ft", "kd", "--backbones", "fedmf,fedncf", *QUICK]
+    assert main(grid) == 0
+    out = capsys.readouterr().out
+    assert "average rank" in out and "chi2(2)" in out and "Critical difference" in out
+    assert main([*grid, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert len(result["rows"]) == result["n"] == 2 and sum(result["ranks"]) == pytest.approx(6)
+    assert result["critical_difference"] == pytest.approx(2.343 * np.sqrt(12 / 12), abs=2e-3)
+
+
+def test_compact_records_give_the_same(at_records, capsys, tmp_path):
+    compact.write(tmp_path / "packed", load_runs(Path("results")), "test", lambda run: False)
+    numbers = []
+    for folder in ("results", tmp_path / "packed"):
+        assert main([*PAIR, "--records", str(folder), "--json"]) == 0
+        numbers.append(json.loads(capsys.readouterr().out)["comparisons"][0])
+    assert numbers[0]["per_user"]["p"] == pytest.approx(numbers[1]["per_user"]["p"], rel=1e-4)
+    assert numbers[0]["per_seed"] == numbers[1]["per_seed"]
+    message = refused(capsys, *PAIR, "--records", tmp_path / "packed", "--metric", "hit@20")
+    assert "no hit@20 per user" in message and "It has: ndcg@20, recall@20" in message
+
+
+def test_reimplementations_are_marked(at_records, capsys, tmp_path):
+    (tmp_path / "again.py").write_text(
+        "from fedcl_bench.method import Method\n\n\nclass Again(Method):\n    name = 'again'\n    title = 'a test'\n"
+        "    reimplementation = True\n")
+    results = Path.cwd() / "results"
+    plugin = ["--plugins", str(tmp_path)]
+    assert main(["--method", "again", "--backbone", "fedmf", *QUICK, *plugin, "--results", str(tmp_path / "r"),
+                 "--quiet"]) == 0
+    for folder in results.joinpath("runs").glob("ft-fedmf*-s0-*"):
+        (tmp_path / "r/runs" / folder.name).symlink_to(folder)
+    capsys.readouterr()
+    assert main(["compare", "again", "ft", "--backbone", "fedmf", *QUICK, *plugin, "--records", str(tmp_path / "r")]) == 0
+    out = capsys.readouterr().out
+    assert "again† on fedmf" in out and "† re-implementation" in out and "by seed: not computed" in out
+
+
+@pytest.mark.parametrize("arguments,parts", [
+    (["compare", "f3crec", "ft"], ["--backbone is missing", "fedmf"]),
+    (["compare", "f3crec", "--backbone", "fedmf"], ["two methods or more"]),
+    (["compare", "ft", *PAIR[1:]], ["'ft' 2 times"]),
+    (["compare", "f3crec:without=none", *PAIR[1:]], ["f3crec (rounds=2, without=none) and f3crec (rounds=2) are the same runs"]),
+    ([*PAIR, "--metric", "ndgc@20"], ["unknown metric 'ndgc@20'", "Did you mean 'ndcg@20'"]),
+    ([*PAIR, "--metric", "ndcg@10"], ["has no ndcg@10", "topk"]),
+    ([*PAIR, "--blocks", "2-7"], ["--blocks: found 4", "blocks 0-3"]),
+    ([*PAIR, "--proposed", "kd"], ["unknown method", "Known: f3crec, ft"]),
+    (["compare", "f3crec", "ftt", "--backbone", "fedmf"], ["unknown method 'ftt'", "Did you mean 'ft'"]),
+    (["compare", "f3crec", "ft", "--backbone", "fedmff"], ["unknown backbone 'fedmff'", "Did you mean 'fedmf'"]),
+    ([*PAIR, "--dataset", "ml-100j"], ["unknown dataset 'ml-100j'", "Did you mean 'ml-100k'"]),
+    (["compare", "f3crec:wihtout=arm", "ft", "--backbone", "fedmf"], ["wihtout", "Did you mean 'without'"]),
+    (["compare", "reg", *PAIR[1:]], ["no record in results of reg (rounds=2) on fedmf, ml-100k", "grid --methods reg", "--set rounds=2"]),
+    (["compare", "f3crec", "ft", "--backbone", "fedmf"], ["no record in results of f3crec, ft on fedmf, ml-100k", "rounds 2 instead of 100", "--set"]),
+    ([*PAIR, "reg"], ["unrecognized arguments: reg", "--help"]),
+    ([*PAIR, "--tuned"], ["no tuned settings for f3crec", "tune"]),
+    ([*PAIR, "--records", "nowhere"], ["no folder nowhere"]),
+    ([*PAIR, "--backbone", "fedmf,fedncf"], ["--friedman"]),
+    ([*PAIR, "--friedman", "--backbone", "fedmf,fedncf"], ["found 2 and 2"]),
+])
+def test_bad_input(at_records, capsys, arguments, parts):
+    message = refused(capsys, *arguments)
+    assert all(part in message for part in parts), message
+
+
+def test_help_teaches(capsys):
+    with pytest.raises(SystemExit):
+        main(["compare", "--help"])
+    out = capsys.readouterr().out
+    assert "compare f3crec ft reg kd" in out and "f3crec:without=arm" in out
