@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fedcl_bench.config import make_config
 from fedcl_bench.datasets import load_stream
-from fedcl_bench.federation import grow, participants
+from fedcl_bench.growth import grow
 from fedcl_bench.local import train_round
 from fedcl_bench.memory import keep_freed_blocks
 from fedcl_bench.method import Method, NoSettings
@@ -30,6 +30,7 @@ from fedcl_bench.parallel import workers
 from fedcl_bench.records import environment
 from fedcl_bench.registry import discover
 from fedcl_bench.sampling import make_chunks
+from fedcl_bench.server import participants
 
 USER, ITEM = "user_embedding.weight", "item_embedding.weight"
 

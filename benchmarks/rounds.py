@@ -17,7 +17,7 @@ import torch
 
 from fedcl_bench.config import make_config
 from fedcl_bench.datasets import load_stream
-from fedcl_bench.federation import aggregate, grow, participants, row_width
+from fedcl_bench.growth import grow, row_width
 from fedcl_bench.evaluation import rank_all
 from fedcl_bench.local import train_round
 from fedcl_bench.memory import keep_freed_blocks
@@ -27,6 +27,7 @@ from fedcl_bench.parallel import workers
 from fedcl_bench.records import environment
 from fedcl_bench.registry import discover
 from fedcl_bench.sampling import make_chunks
+from fedcl_bench.server import aggregate, participants
 
 
 def one_round(name: str, args, streams: dict):
@@ -45,7 +46,7 @@ def one_round(name: str, args, streams: dict):
         began = time.perf_counter()
         with workers():
             after, _ = train_round(chunks, model, f.backbone, Method(NoSettings()), f.local, 0, args.block, 0)
-            after = aggregate(f, after, users, args.block, 0)
+            after = aggregate(f.backbone, after, users, 0.0, 0, args.block, 0)
             trained = time.perf_counter()
             rank_all(f.backbone, after, step.valid, [step.train], [20])
         return trained - began, time.perf_counter() - trained

@@ -8,6 +8,7 @@ from torch import Tensor
 from .backbone import Backbone
 from .distillation import ranks_of
 from .model import Snapshot, in_pieces, score_users
+from .stream import Step
 
 SHIFT_TOP_N = 30
 
@@ -56,3 +57,28 @@ def _ranks(scores: Tensor) -> Tensor:
     place = torch.arange(1, scores.shape[1] + 1, dtype=torch.float64, device=scores.device)
     return torch.empty(scores.shape, dtype=torch.float64, device=scores.device).scatter_(
         1, order, place.expand_as(order))
+
+
+def analyse(backbone: Backbone, step: Step, earlier: Step | None, previous: Snapshot, first: Snapshot | None,
+            best: Snapshot | None) -> list[tuple[int, str, Tensor, Tensor]]:
+    """What a round adds to the analysis of a step, as (step, kind, ids, values).
+
+    Args:
+        earlier, previous: the step before and its best model; None: there is none to compare with.
+        first: the model after the step's first round, if this is it; gives the users' preference shift.
+        best: the step's best model, if its rounds are over; gives the items' movement.
+    """
+    if earlier is None:
+        return []
+    before = (earlier.train.lengths > 0).to(step.train.values.device)
+    now = step.train.lengths[:len(before)] > 0
+    result = []
+    if first is not None:
+        users = (before & now).nonzero().flatten()
+        result.append((step.index, "user_shift", users, preference_shift(backbone, previous, first, users)))
+    if best is not None:
+        items = torch.arange(step.old_items, device=now.device)
+        result.append((step.index, "item_phi", items, item_movement(previous, best)))
+        result.append((step.index, "item_rank_change", items, item_rank_change(
+            backbone, previous, best, (before & ~now).nonzero().flatten())))
+    return result

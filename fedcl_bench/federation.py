@@ -9,17 +9,18 @@ from typing import Any, Iterator
 import torch
 from torch import Tensor
 
-from . import draws
-from .analysis import item_movement, item_rank_change, preference_shift
+from .analysis import analyse
 from .backbone import Backbone, Tables
 from .errors import RunFailed, UserError
 from .evaluation import EvaluationSettings, UserScores, draw_candidates, parse_metric, rank_all
+from .growth import grow, reset_private, row_width
 from .local import train_round
 from .memory import keep_freed_blocks
 from .method import DrawKey, Method, NoSettings
-from .model import Snapshot, in_pieces
+from .model import Snapshot
 from .parallel import workers
 from .sampling import LocalSettings, make_chunks
+from .server import aggregate, participants
 from .settings import setting
 from .stream import Step, Stream
 
@@ -116,51 +117,6 @@ class Federation:
                                 f"{left} of the {step.n_items} items, and {needed} must be left to draw negatives from.")
 
 
-def grow(model: Snapshot, backbone: Backbone, seed: int, step: Step, dtype: torch.dtype,
-         device: torch.device) -> Snapshot:
-    """Append rows for the users and items that are new in ``step``."""
-    def grown(old: Tables, rows: Tables) -> Tables:
-        rows = {name: added.to(device, dtype) for name, added in rows.items()}
-        return {name: torch.cat([old[name], added]) if name in old else added for name, added in rows.items()}
-
-    def grown_each(old: Tables, rows: Tables) -> Tables:
-        """Tables with one row per user and item; ``rows`` are those every new cell starts from."""
-        result = {}
-        for name, start in rows.items():
-            result[name] = start.to(device, dtype).expand(step.n_users, *start.shape).clone()
-            if name in old:
-                users, items = old[name].shape[:2]
-                result[name][:users, :items] = old[name]
-        return result
-
-    users, items = range(step.old_users, step.n_users), range(step.old_items, step.n_items)
-    new_public, new_private = backbone.new_rows(seed, users, items)
-    public = grown(model.public, new_public)
-    personal = grown_each(model.private, backbone.new_personal(seed, range(step.n_items)))
-    dense = model.dense or grown({}, backbone.new_dense(seed))
-    local = grown_each(model.local, public) if backbone.keeps_local_tables else {}
-    served = grown_each(model.served, public) if backbone.serves_tables else {}
-    return Snapshot(public, {**grown(model.private, new_private), **personal}, dense, local, served)
-
-
-def reset_private(model: Snapshot, backbone: Backbone, seed: int, users: Tensor) -> Snapshot:
-    """Give some users the private parameters (but for personal tables) that they started with."""
-    fresh = backbone.new_rows(seed, range(model.n_users), range(0))[1]
-    return replace(model, private={
-        name: table.index_copy(0, users, fresh[name].to(table)[users]) if name in fresh else table
-        for name, table in model.private.items()})
-
-
-def participants(step: Step, ratio: float, seed: int, round_: int) -> Tensor:
-    """Ids of the clients of a round, ascending: those with training data, or a random share of them."""
-    users = (step.train.lengths > 0).nonzero().flatten()
-    if ratio == 1.0:
-        return users
-    keys = draws.client_keys(draws.key(seed, "participants", step.index, round_), users)
-    chosen = draws.sort_keys(draws.bits(keys, torch.zeros_like(users))).argsort()
-    return users[chosen[:max(1, round(ratio * len(users)))]].sort().values
-
-
 def _bytes(*kinds: Tables) -> int:
     return sum(table.numel() * table.element_size() for tables in kinds for table in tables.values())
 
@@ -189,6 +145,7 @@ def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
 
     for step in f.stream.steps[progress.step:]:
         step = step.to(device)
+        earlier = f.stream.steps[step.index - 1].to(device) if step.index > 0 else None
         trained = (step.train.lengths > 0).nonzero().flatten()
         acting = method if step.index >= method.first_step else nothing
         weights = step.train.lengths.to(dtype) if f.server.weighting == "interactions" else None
@@ -199,8 +156,8 @@ def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
             model = grow(start, backbone, f.seed, step, dtype, device)
             if f.server.reset_private and step.index > 0:
                 model = reset_private(model, backbone, f.seed, trained)
-            if step.index > 0:
-                acting.begin_step(step, f.stream.steps[step.index - 1].to(device), model, backbone)
+            if earlier is not None:
+                acting.begin_step(step, earlier, model, backbone)
             progress = replace(progress, model=model, best=model, previous=progress.best, best_value=-1.0, stale=0)
 
         while not progress.trained:
@@ -213,7 +170,7 @@ def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
                                      backbone.whole_tables)
             model, loss = train_round(chunks, progress.model, backbone, acting, f.local, f.seed, step.index, round_,
                                       weights)
-            model = aggregate(f, model, users, step.index, round_)
+            model = aggregate(backbone, model, users, f.server.upload_noise, f.seed, step.index, round_)
             uploaded = _bytes(model.public, model.dense)
             model = replace(model, public=acting.aggregate(model.public))
             trained_at = time.perf_counter()
@@ -228,6 +185,8 @@ def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
             stale = 0 if better else progress.stale + 1
             last = stale >= f.server.patience or round_ + 1 >= f.server.rounds
             tests = test(f, step, best, acting) if last else []
+            found = analyse(backbone, step, earlier, progress.previous, model if round_ == 0 else None,
+                            best if last else None)
             downloaded = uploaded + _bytes({name: table[0] for name, table in model.served.items()})
             if round_ == 0 and acting.downloads_previous_model():
                 downloaded += _bytes({name: table[:step.old_items] for name, table in model.public.items()})
@@ -237,8 +196,7 @@ def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
             progress = replace(
                 progress, round=round_ + 1, trained=last, model=model, best=best,
                 best_value=max(value, progress.best_value), stale=stale, curve=(*progress.curve, row),
-                tests=(*progress.tests, *tests), analysis=(*progress.analysis, *analyse(f, step, progress, model,
-                                                                                        best if last else None)),
+                tests=(*progress.tests, *tests), analysis=(*progress.analysis, *found),
                 client_state=dict(method.client_state), server_state=dict(method.server_state))
             yield progress
 
@@ -246,54 +204,6 @@ def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
         progress = replace(progress, step=step.index + 1, round=0, trained=False,
                            client_state=dict(method.client_state), server_state=dict(method.server_state))
         yield progress
-
-
-def row_width(model: Snapshot, backbone: Backbone) -> int:
-    """Numbers per item that one client holds."""
-    tables = [*(table[0] for table in model.public.values()),
-              *(model.private[name][0, 0] for name in backbone.new_personal(0, range(0)))]
-    return sum(row.numel() for row in tables)
-
-
-def aggregate(f: Federation, model: Snapshot, users: Tensor, step: int, round_: int) -> Snapshot:
-    """Upload noise, and the backbone's own server if it has one, on the averaged tables of ``users``' uploads."""
-    scale = f.server.upload_noise
-    if f.backbone.keeps_local_tables:
-        uploads = {name: table[users] for name, table in model.local.items()}
-        if scale > 0.0:
-            for name, table in uploads.items():
-                key = draws.key(f.seed, "upload noise of " + name, step, round_)
-                for some in in_pieces(torch.arange(len(users), device=users.device), table[0].numel()):
-                    table[some] += draws.laplace(key, users[some], tuple(table.shape[1:]), scale).to(table)
-        if (answer := f.backbone.serve(uploads)) is not None:
-            public, served = answer
-            return replace(model, public=public, served={name: model.served[name].index_copy(0, users, table)
-                                                         for name, table in served.items()})
-    if scale > 0.0:
-        def noisy(tables: Tables) -> Tables:
-            return {name: table + draws.mean_laplace(f.seed, step, round_, name, tuple(table.shape), scale,
-                                                     len(users)).to(table) for name, table in tables.items()}
-        model = replace(model, public=noisy(model.public), dense=noisy(model.dense))
-    return model
-
-
-def analyse(f: Federation, step: Step, progress: Progress, model: Snapshot,
-            best: Snapshot | None) -> list[tuple[int, str, Tensor, Tensor]]:
-    """Preference shift after the first round of a later block, and item movement at its end (``best`` given)."""
-    if step.index == 0:
-        return []
-    before = f.stream.steps[step.index - 1].to(f.device).train.lengths > 0
-    now = step.train.lengths[:len(before)] > 0
-    result = []
-    if progress.round == 0:
-        users = (before & now).nonzero().flatten()
-        result.append((step.index, "user_shift", users, preference_shift(f.backbone, progress.previous, model, users)))
-    if best is not None:
-        items = torch.arange(step.old_items, device=f.device)
-        result.append((step.index, "item_phi", items, item_movement(progress.previous, best)))
-        result.append((step.index, "item_rank_change", items, item_rank_change(
-            f.backbone, progress.previous, best, (before & ~now).nonzero().flatten())))
-    return result
 
 
 def test(f: Federation, step: Step, model: Snapshot, method: Method) -> list[tuple[int, int, UserScores]]:

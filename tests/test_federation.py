@@ -11,7 +11,8 @@ import torch
 from fedcl_bench.config import make_config
 from fedcl_bench.errors import RunFailed
 from fedcl_bench.evaluation import rank_all
-from fedcl_bench.federation import participants, run
+from fedcl_bench.federation import run
+from fedcl_bench.server import participants
 
 USER, ITEM = "user_embedding.weight", "item_embedding.weight"
 

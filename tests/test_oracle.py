@@ -9,12 +9,13 @@ import oracle
 import pytest
 import torch
 
-from fedcl_bench.federation import aggregate, grow
+from fedcl_bench.growth import grow
 from fedcl_bench.local import _WEIGHTED_BATCHES, train_round
 from fedcl_bench.method import DrawKey
 from fedcl_bench.model import Snapshot
 from fedcl_bench.parallel import workers
 from fedcl_bench.sampling import LocalSettings, make_chunks
+from fedcl_bench.server import aggregate
 
 ITEM = "item_embedding.weight"
 SEED, ROUND = 3, 4
@@ -147,10 +148,7 @@ def compare(registry, stream, backbone_case, method_case, local, dtype=torch.flo
         for user in uploads:
             close(table[user], uploads[user][key])
 
-    class Federation:
-        server = type("Server", (), {"upload_noise": 0.0})
-    Federation.backbone, Federation.seed = backbone, SEED
-    answer = aggregate(Federation, after, users, 1, ROUND)
+    answer = aggregate(backbone, after, users, 0.0, SEED, 1, ROUND)
     if backbone.serves_tables:
         s = backbone.settings
         mean_table, served = oracle.graph_server([uploads[int(u)][ITEM] for u in users], s.graph_sign, s.graph_neighbours,
