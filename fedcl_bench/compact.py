@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .errors import UserError
+from .records import SCHEMA, write_atomically
 
 if TYPE_CHECKING:
     from .store import Run
@@ -183,9 +184,6 @@ def write(folder: Path, runs: Iterable[Run], command: str, item_analysis: Callab
     Raises:
         UserError: if the folder cannot be written, or what is in it is corrupt or of another schema version.
     """
-    from .records import write_atomically
-    from .store import SCHEMA
-
     commands, old_files, rows = {command}, set(), {}
     if is_compact(folder):
         index, tables = _read(folder)

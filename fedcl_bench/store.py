@@ -15,16 +15,14 @@ from typing import Any, Callable, Iterable, Mapping
 
 import pandas as pd
 
-from . import compact, records
+from . import compact
 from .config import RunConfig, resolve
 from .datasets import DatasetSource, load_config
 from .errors import UserError
-from .records import Corrupt, Record
+from .records import SCHEMA, Corrupt, Record
 from .registry import Registry
 from .specs import RunSpec, expected_settings
 
-SCHEMA = getattr(records, "SCHEMA", 1)
-ANALYSIS = ("block", "kind", "id", "value")
 # Settings that say how numbers are taken, with the value of records from before the setting existed.
 PROTOCOL = {"stream": "blocks", "candidates": "all"}
 
@@ -81,10 +79,7 @@ def _check_schema(meta: Mapping[str, Any], path: Path) -> None:
 
 
 def _read_frame(folder: Path, name: str) -> pd.DataFrame:
-    path = folder / f"{name}.parquet"
-    if name == "analysis" and not path.exists():
-        return pd.DataFrame(columns=list(ANALYSIS))
-    return pd.read_parquet(path)
+    return pd.read_parquet(folder / f"{name}.parquet")
 
 
 def _read_full(folder: Path) -> Run | None:

@@ -59,6 +59,7 @@ class PaperTable:
         stub, across: which of dataset, row, metric and column run down and which run across. Backbones are panels.
         row_spec: the run of a (row, backbone, dataset), or None for a table that needs no runs.
         best: ``max`` or ``min``: which end of the rows is best; None: they are not ranked.
+        starred: whether the paper's own method gets a star where it beats the best baseline.
         change_of: the row that ``change`` is relative to.
         notes: sentences below the table.
     """
@@ -74,6 +75,7 @@ class PaperTable:
     across: tuple[str, ...]
     row_spec: Callable[[str, str, str], RunSpec] | None
     best: str | None = None
+    starred: bool = False
     change_of: str | None = None
     notes: tuple[str, ...] = ()
 

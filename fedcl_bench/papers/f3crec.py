@@ -63,7 +63,7 @@ TABLES = {table.number: table for table in (
                       "Sparsity: 100 (1 - interactions of the block / (accumulated users x accumulated items)).")),
     PaperTable(2, "Main comparison", tuple(DATASETS), tuple(BACKBONES), tuple(METHODS), ("ndcg@20", "recall@20"),
                ("D1", "D2", "D3", "avg", "change"), ("dataset", "metric", "column"), ("row",), row_spec, best="max",
-               change_of=BASELINE,
+               starred=True, change_of=BASELINE,
                notes=(SEEDS, "D1-D3: the metric on the block just trained. Improv.: of Avg over FT, over the seeds both "
                       "have.",
                       "* p ≤ .05, two-sided paired t-test of F3CRec against the best baseline on N@20, and F3CRec is "

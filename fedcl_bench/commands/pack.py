@@ -1,0 +1,77 @@
+"""``pack``: compact records for publication."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from .common import add_results
+from .paper import add_settings, add_tables, chosen_tables, make_source
+
+EXAMPLES = """\
+examples:
+  run_bench.py pack --out results/published/f3crec --paper f3crec --table 2 --tuned     the runs of Table 2
+  run_bench.py pack --out results/published/all                                         every finished run
+  run_bench.py tables --records results/published/f3crec                                tables from them
+
+Compact records hold every run's settings, metrics, rounds and per-user N@20 and R@20, but no model. Packing again adds
+runs; the same runs always give the same bytes. The analysis per item, larger than all the rest, is kept only for the runs
+of tables that show it (Table 7 of f3crec).
+"""
+
+
+def add(commands) -> None:
+    """Declare the command."""
+    pack = commands.add_parser("pack", help="write compact records for publication", epilog=EXAMPLES,
+                               formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+                               description="Write finished runs as compact records: a few small files for git.")
+    pack.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of compact records, made or added to")
+    add_results(pack)
+    add_tables(pack, "all tables of --paper; without --paper, every finished run")
+    add_settings(pack)
+
+
+def _command(args: argparse.Namespace) -> str:
+    """This command without what is of this machine."""
+    def place(path: Path) -> str:
+        return path.name if path.is_absolute() else path.as_posix()
+    words = ["run_bench.py pack --out", place(args.out)]
+    if args.paper:
+        words += ["--paper", args.paper]
+    if args.table:
+        words += ["--table", *map(str, args.table)]
+    for kind in ("datasets", "backbones"):
+        if getattr(args, kind):
+            words += [f"--{kind}", ",".join(getattr(args, kind))]
+    if args.tuned:
+        words += ["--tuned", place(args.tuned)]
+    return " ".join([*words, *(f"--set {assignment}" for assignment in args.assignments)])
+
+
+def run(args: argparse.Namespace) -> int:
+    from .. import papers
+    from ..compact import INDEX, write
+    from ..errors import UserError
+    from ..store import load_runs
+    from ..tables import find
+
+    if not args.paper and (option := next((name for name in ("table", "datasets", "backbones")
+                                           if getattr(args, name)), None)):
+        raise UserError(f"--{option} has no effect without --paper, as --paper f3crec.")
+    runs = load_runs(args.results)
+    source = make_source(args, runs)
+    paper, tables = chosen_tables(args)
+    if args.paper:
+        specs = papers.specs(paper, [table.number for table in tables], args.datasets, args.backbones)
+        found = [find(source, spec)[0] for spec in specs]
+        runs = [run for some in found for run in some]
+        print(f"{sum(map(bool, found))} of the {len(specs)} combinations of these tables have records")
+        if not runs:
+            raise UserError("nothing to pack; `run_bench.py tables` with the same options says why.")
+    per_item = {run.hash for table in tables if "item_rank_change" in table.metrics for spec in table.specs()
+                for run in find(source, spec)[0]}
+    index = write(args.out, runs, _command(args), lambda run: run.hash in per_item)
+    files = index["files"].values()
+    total, count = sum(file["bytes"] for file in files), sum(file["runs"] for file in files)
+    print(f"{args.out / INDEX}: {count} runs in {len(files)} files, {total / 1e6:.2f} MB, {total / count / 1e3:.1f} kB per run")
+    return 0

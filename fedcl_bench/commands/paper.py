@@ -1,0 +1,92 @@
+"""Options and behaviour of the commands that rebuild a paper from records: tables, reproduction, pack."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Mapping
+
+from .common import add_data_dir, add_plugins, names
+
+if TYPE_CHECKING:
+    from ..papers import PaperTable
+    from ..store import Run
+    from ..tables import Source
+
+TUNED = Path("results/tuned")
+
+
+def _table_number(text: str) -> int | str:
+    if text != "all" and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"found '{text}', accepted: the number of a table, or all")
+    return text if text == "all" else int(text)
+
+
+def add_tables(parser: argparse.ArgumentParser, default: str) -> None:
+    """``--paper`` and ``--table``; ``default`` says in words what is taken without them."""
+    parser.add_argument("--paper", metavar="NAME", help="whose tables, as f3crec (default: f3crec)" if default == "all"
+                        else "only the runs that this paper's tables need, as f3crec")
+    parser.add_argument("--table", nargs="+", action="extend", type=_table_number, metavar="N",
+                        help=f"numbers of tables, or all (default: {default})")
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Which records belong to a table, and options of their places."""
+    parser.add_argument("--tuned", nargs="?", const=TUNED, type=Path, metavar="DIR",
+                        help=f"of runs with the settings that `tune` wrote into DIR (without DIR: {TUNED}); without this "
+                             f"option, of runs with default settings")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="assignments",
+                        help="of runs with this setting changed; repeatable, for all rows of a table")
+    for kind, example in (("dataset", "ml-100k,lastfm-2k"), ("backbone", "fedmf")):
+        parser.add_argument(f"--{kind}s", f"--{kind}", type=names, metavar="A,B", help=f"only these, as {example}")
+    add_plugins(parser)
+
+
+def add_records(parser: argparse.ArgumentParser) -> None:
+    """``--records`` and ``--data-dir``."""
+    parser.add_argument("--records", type=Path, default=Path("results"), metavar="DIR",
+                        help="a results folder or a folder of compact records (default: ./results)")
+    add_data_dir(parser)
+
+
+def chosen_tables(args: argparse.Namespace) -> tuple[str, list[PaperTable]]:
+    """The paper and its tables; UserError for an unknown paper, table, dataset or backbone."""
+    from ..errors import unknown
+    from ..papers import get, select
+
+    paper = args.paper or "f3crec"
+    numbers = args.table or ["all"]
+    tables = select(paper, get(paper).TABLES if "all" in numbers else numbers)
+    for kind in ("datasets", "backbones"):
+        known = {name for table in tables for name in getattr(table, kind) if name}
+        for name in getattr(args, kind) or () if known else ():
+            if name not in known:
+                raise unknown(f"{kind[:-1]} of these tables of {paper}", name, known)
+    return paper, tables
+
+
+def make_source(args: argparse.Namespace, runs: list[Run]) -> Source:
+    """Where the tables' numbers come from, as the options say."""
+    from ..registry import discover
+    from ..settings import parse_assignments
+    from ..tables import Source
+
+    assignments = parse_assignments(args.assignments, "--set")
+    data_dir = getattr(args, "data_dir", None)
+    return Source(runs, discover(args.plugins), args.tuned, tuple(assignments.items()),
+                  lambda dataset: _statistics(dataset, data_dir, assignments))
+
+
+def _statistics(dataset: str, data_dir: Path | None, assignments: Mapping[str, Any]) -> Mapping[str, list]:
+    """Block statistics of a dataset that is on this machine; UserError if it is not."""
+    from dataclasses import fields
+
+    from ..datasets import load_config, load_stream, locate
+    from ..settings import assemble
+    from ..stream import StreamSettings, statistics
+
+    known = {field.name for field in fields(StreamSettings)}
+    layers = [(origin, {name: value for name, value in layer.items() if name in known})
+              for origin, layer in (("config", load_config(dataset).settings), ("--set", assignments))]
+    settings = assemble([StreamSettings], layers, dataset)[0]
+    return statistics(load_stream(locate(dataset, data_dir, settings), settings))

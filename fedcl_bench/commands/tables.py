@@ -1,0 +1,61 @@
+"""``tables``: a paper's tables, rebuilt from records."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from .paper import add_records, add_settings, add_tables, chosen_tables, make_source
+
+EXAMPLES = """\
+examples:
+  run_bench.py tables --table 2                                    the main comparison, from ./results
+  run_bench.py tables --table 2 --datasets ml-100k --tuned         of runs with tuned settings
+  run_bench.py tables --table 3 6 --format latex
+  run_bench.py tables --records results/published/f3crec --format all --out paper     files table1.md, table1.tex, ...
+
+A cell shows our mean ± standard deviation over seeds and, in parentheses, what the paper prints. Bold is best, underlined
+second, * significant by the paper's rule, † a re-implementation. Nothing is filled in: cells without a record are named
+below the table with the command that makes it. docs/tables.md says how records are found.
+"""
+
+
+def add(commands) -> None:
+    """Declare the command."""
+    tables = commands.add_parser("tables", help="rebuild a paper's tables from records", epilog=EXAMPLES,
+                                 formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+                                 description="Rebuild a paper's tables from records alone, beside the printed numbers.")
+    add_tables(tables, "all")
+    add_records(tables)
+    add_settings(tables)
+    tables.add_argument("--format", choices=("md", "latex", "csv", "all"), default="md",
+                        help="Markdown, LaTeX with booktabs, one line per cell, or all three (default: md)")
+    tables.add_argument("--out", type=Path, metavar="DIR", help="write tableN.md, .tex and .csv here instead of printing")
+
+
+def run(args: argparse.Namespace) -> int:
+    from ..errors import UserError
+    from ..records import write_atomically
+    from ..store import load_runs
+    from ..tablefmt import FORMATS, RENDERERS
+    from ..tables import build
+
+    paper, chosen = chosen_tables(args)
+    needs_runs = any(table.row_spec for table in chosen)
+    source = make_source(args, load_runs(args.records) if needs_runs else [])
+    formats = list(FORMATS) if args.format == "all" else [args.format]
+    built = [table for definition in chosen if (table := build(paper, definition, source, args.datasets, args.backbones))]
+    for i, table in enumerate(built):
+        for j, name in enumerate(formats):
+            text = RENDERERS[name](table)
+            if args.out is None:
+                print(("\n" if i or j else "") + text, end="")
+                continue
+            path = args.out / f"table{table.number}.{FORMATS[name]}"
+            try:
+                args.out.mkdir(parents=True, exist_ok=True)
+                write_atomically(path, text.encode())
+            except OSError as error:
+                raise UserError(f"{path}: cannot be written ({error.strerror}).") from None
+            print(path)
+    return 0
