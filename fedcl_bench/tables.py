@@ -506,7 +506,8 @@ def build(paper: str, table: PaperTable, source: Source, datasets: Iterable[str]
         for down in product(*(names[part] for part in table.stub)):
             found = []
             for across in product(*(names[part] for part in table.across)):
-                parts = {"metric": table.metrics[0], **dict(zip(table.stub, down)), **dict(zip(table.across, across))}
+                parts = {"metric": table.metrics[0], "column": table.columns[0], **dict(zip(table.stub, down)),
+                         **dict(zip(table.across, across))}
                 found.append(cells.get(Key(backbone=backbone, **parts)))
             result.append(Line(tuple(map(label, down)), tuple(found)))
         return tuple(result)
@@ -518,4 +519,4 @@ def build(paper: str, table: PaperTable, source: Source, datasets: Iterable[str]
 
 def _is_reimplementation(registry: Registry, method: str) -> bool:
     plugin = registry.plugins.get(("method", method))
-    return plugin is not None and getattr(plugin.cls, "reimplementation", False)
+    return plugin is not None and plugin.cls.reimplementation

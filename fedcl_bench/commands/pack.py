@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from .common import add_results
-from .paper import add_settings, add_tables, chosen_tables, make_source
+from .paper import add_settings, add_tables, chosen_tables, command_line, make_source
 
 EXAMPLES = """\
 examples:
@@ -31,23 +31,6 @@ def add(commands) -> None:
     add_settings(pack)
 
 
-def _command(args: argparse.Namespace) -> str:
-    """This command without what is of this machine."""
-    def place(path: Path) -> str:
-        return path.name if path.is_absolute() else path.as_posix()
-    words = ["run_bench.py pack --out", place(args.out)]
-    if args.paper:
-        words += ["--paper", args.paper]
-    if args.table:
-        words += ["--table", *map(str, args.table)]
-    for kind in ("datasets", "backbones"):
-        if getattr(args, kind):
-            words += [f"--{kind}", ",".join(getattr(args, kind))]
-    if args.tuned:
-        words += ["--tuned", place(args.tuned)]
-    return " ".join([*words, *(f"--set {assignment}" for assignment in args.assignments)])
-
-
 def run(args: argparse.Namespace) -> int:
     from .. import papers
     from ..compact import INDEX, write
@@ -70,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
             raise UserError("nothing to pack; `run_bench.py tables` with the same options says why.")
     per_item = {run.hash for table in tables if "item_rank_change" in table.metrics for spec in table.specs()
                 for run in find(source, spec)[0]}
-    index = write(args.out, runs, _command(args), lambda run: run.hash in per_item)
+    index = write(args.out, runs, command_line("pack", args, out=args.out), lambda run: run.hash in per_item)
     files = index["files"].values()
     total, count = sum(file["bytes"] for file in files), sum(file["runs"] for file in files)
     print(f"{args.out / INDEX}: {count} runs in {len(files)} files, {total / 1e6:.2f} MB, {total / count / 1e3:.1f} kB per run")

@@ -90,3 +90,22 @@ def _statistics(dataset: str, data_dir: Path | None, assignments: Mapping[str, A
               for origin, layer in (("config", load_config(dataset).settings), ("--set", assignments))]
     settings = assemble([StreamSettings], layers, dataset)[0]
     return statistics(load_stream(locate(dataset, data_dir, settings), settings))
+
+
+def command_line(name: str, args: argparse.Namespace, **places: Path) -> str:
+    """A command as it was given, without what is of this machine: absolute paths lose their folders."""
+    def text(path: Path) -> str:
+        return path.name if path.is_absolute() else path.as_posix()
+    words = ["run_bench.py", name]
+    for option, path in places.items():
+        words += [f"--{option}", text(path)]
+    if args.paper:
+        words += ["--paper", args.paper]
+    if args.table:
+        words += ["--table", *map(str, args.table)]
+    for option in ("datasets", "backbones"):
+        if getattr(args, option):
+            words += [f"--{option}", ",".join(getattr(args, option))]
+    if args.tuned:
+        words += ["--tuned", text(args.tuned)]
+    return " ".join([*words, *(f"--set {assignment}" for assignment in args.assignments)])

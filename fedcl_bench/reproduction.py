@@ -1,0 +1,220 @@
+"""The reproduction page: every printed number of a paper beside ours, and whether they agree."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from itertools import product
+from typing import Iterable, Sequence
+
+from scipy import stats
+
+from .papers import Key, PaperTable, get
+from .tablefmt import DASH, md_text, number, ours, printed
+from .tables import Cell, Source, Table, build, command, find, seed_text, user_test
+
+CONFIDENCE = 0.95
+MIN_SEEDS = 3
+# How near a number inside the interval must be: a share of the paper's, or points for changes in percent. Beyond that
+# the interval is too wide to speak of a reproduction.
+NEAR, NEAR_POINTS = 0.1, 5.0
+MARKS = {"reproduced": "✓", "inconclusive": "~", "higher": "▲", "lower": "▼", "unchecked": "?"}
+
+
+@dataclass(frozen=True)
+class Status:
+    """What became of one printed number.
+
+    Attributes:
+        kind: ``reproduced``; ``inconclusive``: far, but inside our interval; ``higher`` or ``lower``: ours differs; or
+            ``unchecked``.
+        reason: why it cannot be checked.
+    """
+
+    kind: str
+    reason: str = ""
+
+
+def half_width(std: float, seeds: int) -> float:
+    """Half the width of the interval in which one more run lies with 95 % probability, if runs with other seeds are
+    normal: t(.975, n - 1) s sqrt(1 + 1/n)."""
+    return float(stats.t.ppf(0.5 + CONFIDENCE / 2, seeds - 1)) * std * math.sqrt(1.0 + 1.0 / seeds)
+
+
+def status(cell: Cell) -> Status | None:
+    """Whether a cell is reproduced; None if the paper prints nothing there."""
+    if cell.printed is None:
+        return None
+    if cell.printed.value is None:
+        return Status("unchecked", "the paper's run went out of memory")
+    if cell.contradiction:
+        return Status("unchecked", cell.contradiction)
+    if cell.mean is None:
+        return Status("unchecked", cell.missing)
+    allowed = 0.5 * 10.0 ** -cell.decimals * (1.0 + 1e-9)  # the paper's rounding
+    if cell.seeds:
+        if len(cell.seeds) < MIN_SEEDS:
+            return Status("unchecked", f"fewer than {MIN_SEEDS} seeds")
+        allowed += half_width(cell.std, len(cell.seeds))
+    difference = cell.mean - cell.printed.value
+    if abs(difference) <= allowed:
+        near = NEAR_POINTS if cell.key.column == "change" else NEAR * abs(cell.printed.value)
+        return Status("reproduced" if abs(difference) <= near else "inconclusive")
+    return Status("higher" if difference > 0 else "lower")
+
+
+def _cell(cell: Cell | None, reasons: dict[str, int]) -> str:
+    """A cell in the form: mark, ours, (paper), difference, number of the reason."""
+    found = status(cell) if cell is not None else None
+    if found is None:
+        return "" if cell is None or cell.mean is None else f"{ours(cell)} (not printed)"
+    text = f"{MARKS[found.kind]} {ours(cell)} ({printed(cell)})"
+    if cell.mean is not None and cell.printed.value is not None:
+        text += f" {cell.mean - cell.printed.value:+,.{cell.decimals}f}"
+    if found.reason:
+        text += f" <sup>{reasons.setdefault(found.reason, len(reasons) + 1)}</sup>"
+    return text
+
+
+def _counted(cells: Iterable[Cell]) -> Counter:
+    return Counter(found.kind for cell in cells if (found := status(cell)))
+
+
+def _summary(tables: Sequence[Table]) -> list[str]:
+    lines = ["| table | numbers | reproduced | inconclusive | ours higher | ours lower | cannot be checked |",
+             "|---|" + "--:|" * 6]
+    for table in tables:
+        counts = _counted(table.cells())
+        numbers = [sum(counts.values()), *(counts[kind] for kind in MARKS)]
+        lines.append(f"| {table.number} {table.title} | {' | '.join(map(str, numbers))} |")
+    return lines
+
+
+def _p_text(p: float) -> str:
+    return "< 0.0001" if p < 1e-4 else f"{p:.4f}"
+
+
+def _leads(paper: str, table: PaperTable, built: Table, source: Source) -> list[str]:
+    """Per dataset and backbone: does the paper's method lead the baseline, and do the methods rank alike?"""
+    definitions = get(paper)
+    ours_, base = definitions.OURS, definitions.BASELINE
+    names = f"{definitions.LABELS[ours_]} - {definitions.LABELS[base]}"
+    lines = [f"| dataset | backbone | {names}: ours | paper | p per user | users | seeds in which it leads | as in the "
+             "paper | rank agreement |", "|---|---|--:|--:|--:|--:|--:|---|---|"]
+    printed_, cells = definitions.printed()[table.number], {cell.key: cell for cell in built.cells()}
+    datasets, backbones = (tuple(dict.fromkeys(getattr(key, part) for key in cells)) for part in ("dataset", "backbone"))
+    for dataset, backbone in product(datasets, backbones):
+        def mean_of_paper(row: str) -> float | None:
+            """The mean of the printed D1-D3, because some printed averages are wrong."""
+            values = [printed_[Key(dataset, backbone, row, "ndcg@20", block)].value for block in ("D1", "D2", "D3")]
+            return None if None in values else sum(values) / 3
+        theirs = {row: mean for row in table.rows if (mean := mean_of_paper(row)) is not None}
+        mine = {row: cells[Key(dataset, backbone, row, "ndcg@20", "avg")].mean for row in theirs}
+        mine = {row: mean for row, mean in mine.items() if mean is not None}
+        place = f"| {definitions.LABELS[dataset]} | {definitions.LABELS[backbone]} |"
+        expected = theirs[ours_] - theirs[base]
+        if len(mine) >= 3:
+            tau = float(stats.kendalltau([mine[row] for row in mine], [theirs[row] for row in mine]).statistic)
+            agreement = f"τ {tau:+.2f} ({len(mine)} methods)"
+        else:
+            agreement = DASH
+        if ours_ not in mine or base not in mine:
+            lines.append(f"{place} {DASH} | {expected:+.4f} | | | | cannot be checked | {agreement} |")
+            continue
+        runs = [{run.seed: run for run in find(source, table.row_spec(row, backbone, dataset))[0]} for row in (ours_, base)]
+        common = sorted(set(runs[0]) & set(runs[1]))
+        if not common:
+            lines.append(f"{place} {DASH} | {expected:+.4f} | | | | cannot be checked: no seed in common | {agreement} |")
+            continue
+        per_seed = [[some[seed].meta["metrics"]["ndcg@20"]["avg_incremental"] for seed in common] for some in runs]
+        difference = (sum(per_seed[0]) - sum(per_seed[1])) / len(common)
+        _, p, users = user_test(list(runs[0].values()), list(runs[1].values()), "ndcg@20")
+        wins = sum(a > b for a, b in zip(*per_seed))
+        same = "**yes**" if difference * expected > 0 else "**no**"
+        lines.append(f"{place} {difference:+.4f} | {expected:+.4f} | {_p_text(p)} | {users} | {wins} of {len(common)} | {same} | "
+                     f"{agreement} |")
+    return lines
+
+
+def _section(paper: str, table: PaperTable, built: Table, source: Source) -> list[str]:
+    """One table: a part per dataset and backbone, with commands and records."""
+    definitions = get(paper)
+
+    def label(name: str) -> str:
+        return definitions.label(table.number, name)
+    cells = {cell.key: cell for cell in built.cells()}
+    marked = {row for row in table.rows if f"{label(row)}†" in {*built.heads, *(text for panel in built.panels
+              for line in panel.lines for text in line.labels)}}
+    lines = [f"## Table {table.number}: {built.title}", "", *(f"- {md_text(note)}" for note in built.notes),
+             *(f"- {mark} {md_text(text)}" for mark, text in built.footnotes if mark == "†"), ""]
+    for dataset, backbone in dict.fromkeys((key.dataset, key.backbone) for key in cells):
+        here = [cell for key, cell in cells.items() if (key.dataset, key.backbone) == (dataset, backbone)]
+        counts = _counted(here)
+        title = " on ".join(filter(None, map(label, (dataset, backbone)))) if table.row_spec else label(dataset)
+        words = ", ".join(f"{counts[kind]} {MARKS[kind]}" for kind in MARKS if counts[kind])
+        lines += [f"### {title}", "", f"{words}.", ""]
+        reasons: dict[str, int] = {}
+        several = len(table.metrics) > 1
+        head = ["", *(["metric"] if several else []), *map(label, table.columns)]
+        lines += [f"| {' | '.join(head)} |", "|---|" + ("---|" if several else "") + "---|" * len(table.columns)]
+        for row, metric in product(table.rows, table.metrics):
+            shown = [_cell(cells.get(Key(dataset, backbone, row, metric, column)), reasons) for column in table.columns]
+            stub = [label(row) + ("†" if row in marked else ""), *([label(metric)] if several else [])]
+            lines.append(f"| {' | '.join([*stub, *shown])} |")
+        lines += ["", *(f"- <sup>{i}</sup> Cannot be checked: {md_text(reason)}." for reason, i in reasons.items())]
+        if table.row_spec:
+            records = {cell.key.row: cell for cell in here if cell.records and cell.key.column != "change"}
+            seeds = max((len(cell.seeds) for cell in here), default=0) or 5
+            lines.append(f"- Command: `{command(paper, table, source, seeds, [dataset], [backbone])}`")
+            lines += [f"- Records of {label(row)} (seeds {seed_text(cell.seeds)}): "
+                      f"{' '.join(name[:8] for name in cell.records)}" for row, cell in records.items()]
+        lines.append("")
+    return lines
+
+
+def page(paper: str, tables: Sequence[PaperTable], source: Source, made_by: str, datasets: Iterable[str] | None = None,
+         backbones: Iterable[str] | None = None) -> str:
+    """The whole page as Markdown; the same records give the same bytes.
+
+    Args:
+        made_by: the command that makes this page.
+        datasets, backbones: only these; None is all.
+
+    Raises:
+        UserError: as ``tables.build``.
+    """
+    built = [(table, found) for table in tables if (found := build(paper, table, source, datasets, backbones))]
+    factors = ", ".join(f"{half_width(1.0, n):.2f} s for n = {n}" for n in (3, 5, 10))
+    used = {name for _, found in built for cell in found.cells() for name in cell.records}
+    machines = Counter(f"{run.meta['environment']['processor']}, torch {run.meta['environment']['torch']}, Python "
+                       f"{run.meta['environment']['python']}" for run in source.runs if run.hash in used)
+    lines = [
+        f"# Reproduction of {get(paper).TITLE}", "",
+        f"Generated by `{made_by}`; not to be edited.", "",
+        *([f"{len(used)} runs: " + "; ".join(f"{count} on {name}" for name, count in sorted(machines.items())) + ".", ""]
+          if used else ["No runs.", ""]),
+        f"Every printed number stands beside ours: mark, our mean ± sample standard deviation over seeds, (the paper's), "
+        f"difference ours - paper.", "",
+        f"- {MARKS['reproduced']} **reproduced**: the paper's number, which is of one seed, lies where one more run of ours "
+        f"would lie with {CONFIDENCE:.0%} probability, and near ours. The first means |paper - m| ≤ t(.975, n-1) s "
+        f"√(1 + 1/n), with m and s the mean and standard deviation of our n seeds, plus half a unit of the paper's last "
+        f"decimal; that is {factors}. The second means |paper - m| ≤ {NEAR:.0%} of the paper's number, or "
+        f"{NEAR_POINTS:g} points for changes in percent. Table 1 has no seeds: equal at the printed decimals.",
+        f"- {MARKS['inconclusive']} **inconclusive**: inside the interval but not near. Our seeds vary too much to tell.",
+        f"- {MARKS['higher']} **differs**, ours is higher. {MARKS['lower']} **differs**, ours is lower. Only the spread between "
+        f"training seeds counts; the split of the data is the same for all. One number in twenty would miss its interval "
+        f"by chance.",
+        f"- {MARKS['unchecked']} **cannot be checked**, with the reason: no record, no data, fewer than {MIN_SEEDS} seeds, or "
+        f"the paper contradicts itself there.", "",
+        "## Summary", "", *_summary([found for _, found in built]), ""]
+    for table, found in built:
+        if table.starred:
+            definitions = get(paper)
+            lines += [f"## Does {definitions.LABELS[definitions.OURS]} lead {definitions.LABELS[definitions.BASELINE]}?", "",
+                      "N@20, mean over D1-D3. Paper: the mean of its printed D1-D3. p: two-sided paired t-test over users, "
+                      "each averaged over D1-D3 and the seeds both have. Rank agreement: Kendall's τ between the order of "
+                      "the methods here and in the paper.", "", *_leads(paper, table, found, source), ""]
+    for table, found in built:
+        lines += _section(paper, table, found, source)
+    return "\n".join(lines).rstrip("\n") + "\n"
