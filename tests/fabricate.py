@@ -1,0 +1,68 @@
+"""Finished runs with known numbers, written by the code that writes real ones, without training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Callable
+
+import numpy as np
+import torch
+
+from fedcl_bench.config import RunConfig, resolve
+from fedcl_bench.datasets import DatasetSource, load_config
+from fedcl_bench.evaluation import UserScores
+from fedcl_bench.federation import Progress
+from fedcl_bench.model import Snapshot
+from fedcl_bench.records import Record, summary
+from fedcl_bench.specs import RunSpec
+
+USERS, ITEMS, BLOCKS = 40, 10, 4
+DATA = "d" * 32
+Scores = Callable[[int, int, int], np.ndarray]  # (trained block, tested block, seed) -> N@20 per user
+
+
+def level(mean: float, gap: float = 0.002, noise: int = 0) -> Scores:
+    """N@20 with mean ``mean + .01 t`` on block t, plus ``gap`` per seed; users differ, and alike for all methods.
+
+    Args:
+        noise: seed of a difference between users that is this method's own.
+    """
+    def scores(t: int, s: int, seed: int) -> np.ndarray:
+        shared = np.linspace(-0.02, 0.02, USERS)
+        own = np.random.default_rng(noise).normal(0.0, 0.001, USERS)
+        return mean + 0.01 * s + gap * seed + shared + own - own.mean()
+    return scores
+
+
+def config_of(registry, spec: RunSpec, seed: int, data: str = DATA, tuned: Path | None = None) -> RunConfig:
+    """The configuration of a spec; its data file need not exist."""
+    parts = resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned))
+    source = DatasetSource(spec.dataset, load_config(spec.dataset), Path("nowhere"), data)
+    return RunConfig(source, registry.get("backbone", spec.backbone), registry.get("method", spec.method), *parts,
+                     seed, "cpu")
+
+
+def fabricate(results: Path, registry, spec: RunSpec, seed: int, scores: Scores, data: str = DATA,
+              tuned: Path | None = None, users: int = USERS, rounds: int = 2) -> Path:
+    """Write the record of a run. R@20 is twice N@20; user u has shift u, item i phi i and rank change i / 100."""
+    config = config_of(registry, spec, seed, data, tuned)
+    ids = torch.arange(users)
+    tests = []
+    for t in range(BLOCKS):
+        for s in range(t + 1):
+            values = torch.from_numpy(np.resize(scores(t, s, seed), users))
+            tests.append((t, s, UserScores(ids, {"ndcg@20": values, "recall@20": 2 * values})))
+    curve = tuple({"step": t, "round": r, "participants": users, "loss": 0.5 / (r + 1), "valid": 0.1 + 0.001 * r,
+                   "bytes_up": 4, "bytes_down": 4, "train_seconds": 0.12345678, "evaluate_seconds": 0.01}
+                  for t in range(BLOCKS) for r in range(rounds))
+    items = torch.arange(ITEMS)
+    analysis = []
+    for t in range(1, BLOCKS):
+        analysis += [(t, "user_shift", ids, ids.double()), (t, "item_phi", items, items.double()),
+                     (t, "item_rank_change", items, items.double() / 100)]
+    model = Snapshot({"item": torch.zeros(1)}, {"user": torch.zeros(1)})
+    progress = Progress(step=BLOCKS, trained=True, best=model, curve=curve, tests=tuple(tests), analysis=tuple(analysis))
+    record = Record(results / "runs" / config.name)
+    record.folder.mkdir(parents=True)
+    record.finish(summary(config, progress, 1.0, False), progress)
+    return record.folder
