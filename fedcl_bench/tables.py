@@ -446,14 +446,15 @@ def _missing(cells: Mapping[Key, Cell], paper: str, table: PaperTable, source: S
     alike: dict[tuple, list[str]] = {}  # backbones on which the same cells of a dataset are missing
     for (dataset, backbone, reason), keys in places.items():
         rows, columns = (tuple(dict.fromkeys(getattr(key, part) for key in keys)) for part in ("row", "column"))
-        alike.setdefault((dataset, reason, rows, columns), []).append(backbone)
+        whole = [key for key in cells if (key.dataset, key.backbone) == (dataset, backbone) and key.row in rows]
+        alike.setdefault((dataset, reason, rows, columns if len(keys) < len(whole) else ()), []).append(backbone)
     seeds = len(_usual_seeds(cells.values())) or GRID_SEEDS
     sentences = []
     for (dataset, reason, rows, columns), backbones in alike.items():
         if table.row_spec is None:
             sentences.append(f"missing: statistics of {dataset}: {reason}.")
             continue
-        part = f" ({', '.join(columns)})" if len(columns) < len(table.columns) else ""
+        part = f" ({', '.join(columns)})" if columns else ""
         methods = [table.row_spec(row, backbones[0], dataset).method for row in rows]
         run = (f"; run: {command(paper, table, source, seeds, [dataset], backbones, methods)}"
                if reason.startswith("no record") else ".")
