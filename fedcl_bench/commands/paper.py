@@ -82,6 +82,8 @@ def _statistics(dataset: str, data_dir: Path | None, assignments: Mapping[str, A
     from dataclasses import fields
 
     from ..datasets import load_config, load_stream, locate
+    from ..errors import UserError
+    from ..recbole_adapter import bundled
     from ..settings import assemble
     from ..stream import StreamSettings, statistics
 
@@ -89,7 +91,13 @@ def _statistics(dataset: str, data_dir: Path | None, assignments: Mapping[str, A
     layers = [(origin, {name: value for name, value in layer.items() if name in known})
               for origin, layer in (("config", load_config(dataset).settings), ("--set", assignments))]
     settings = assemble([StreamSettings], layers, dataset)[0]
-    return statistics(load_stream(locate(dataset, data_dir, settings), settings))
+    try:
+        source = locate(dataset, data_dir, settings)
+    except UserError:
+        if bundled(dataset) is None:
+            raise
+        source = locate(dataset, None, settings)  # --data-dir is for the datasets that are not bundled with RecBole
+    return statistics(load_stream(source, settings))
 
 
 def command_line(name: str, args: argparse.Namespace, **places: Path) -> str:
