@@ -131,7 +131,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, pa.Table]]:
         index = json.loads(path.read_text(encoding="utf-8"))
         known, seal = index["format"], index["seal"]
     except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"{path}: is not an index of compact records; make it again with `run_bench.py pack`.") from None
+        raise UserError(f"{path}: is not an index of compact records; restore it, or pack the runs again.") from None
     if known != FORMAT:
         raise UserError(f"{path}: has format {known!r}, this version of the suite reads {FORMAT}; pack the runs again.")
     if seal != _seal(index):

@@ -12,7 +12,7 @@ from scipy import stats
 
 from .papers import Key, PaperTable, get
 from .tablefmt import DASH, md_text, number, ours, printed
-from .tables import Cell, Source, Table, build, command, find, seed_text, user_test
+from .tables import DAGGER, Cell, Source, Table, build, command, find, seed_text, user_test
 
 CONFIDENCE = 0.95
 MIN_SEEDS = 3
@@ -103,8 +103,7 @@ def _leads(paper: str, table: PaperTable, built: Table, source: Source) -> list[
     lines = [f"| dataset | backbone | {names}: ours | paper | p per user | users | seeds in which it leads | as in the "
              "paper | rank agreement |", "|---|---|--:|--:|--:|--:|--:|---|---|"]
     printed_, cells = definitions.printed()[table.number], {cell.key: cell for cell in built.cells()}
-    datasets, backbones = (tuple(dict.fromkeys(getattr(key, part) for key in cells)) for part in ("dataset", "backbone"))
-    for dataset, backbone in product(datasets, backbones):
+    for dataset, backbone in dict.fromkeys((key.dataset, key.backbone) for key in cells):
         def mean_of_paper(row: str) -> float | None:
             """The mean of the printed D1-D3, because some printed averages are wrong."""
             values = [printed_[Key(dataset, backbone, row, "ndcg@20", block)].value for block in ("D1", "D2", "D3")]
@@ -119,21 +118,20 @@ def _leads(paper: str, table: PaperTable, built: Table, source: Source) -> list[
             agreement = f"τ {tau:+.2f} ({len(mine)} methods)"
         else:
             agreement = DASH
-        if ours_ not in mine or base not in mine:
-            lines.append(f"{place} {DASH} | {expected:+.4f} | | | | cannot be checked | {agreement} |")
-            continue
-        runs = [{run.seed: run for run in find(source, table.row_spec(row, backbone, dataset))[0]} for row in (ours_, base)]
-        common = sorted(set(runs[0]) & set(runs[1]))
+        runs = [{run.seed: run for run in find(source, table.row_spec(row, backbone, dataset))[0]}
+                for row in (ours_, base) if row in mine]
+        common = sorted(set(runs[0]) & set(runs[1])) if len(runs) == 2 else []
         if not common:
-            lines.append(f"{place} {DASH} | {expected:+.4f} | | | | cannot be checked: no seed in common | {agreement} |")
+            why = "no seed in common" if len(runs) == 2 else "no record"
+            lines.append(f"{place} {DASH} | {expected:+.4f} | | | | cannot be checked: {why} | {agreement} |")
             continue
         per_seed = [[some[seed].meta["metrics"]["ndcg@20"]["avg_incremental"] for seed in common] for some in runs]
         difference = (sum(per_seed[0]) - sum(per_seed[1])) / len(common)
         _, p, users = user_test(list(runs[0].values()), list(runs[1].values()), "ndcg@20")
         wins = sum(a > b for a, b in zip(*per_seed))
         same = "**yes**" if difference * expected > 0 else "**no**"
-        lines.append(f"{place} {difference:+.4f} | {expected:+.4f} | {_p_text(p)} | {users} | {wins} of {len(common)} | {same} | "
-                     f"{agreement} |")
+        lines.append(f"{place} {difference:+.4f} | {expected:+.4f} | {_p_text(p)} | {users} | "
+                     f"{wins} of {len(common)} | {same} | {agreement} |")
     return lines
 
 
@@ -144,10 +142,8 @@ def _section(paper: str, table: PaperTable, built: Table, source: Source) -> lis
     def label(name: str) -> str:
         return definitions.label(table.number, name)
     cells = {cell.key: cell for cell in built.cells()}
-    marked = {row for row in table.rows if f"{label(row)}†" in {*built.heads, *(text for panel in built.panels
-              for line in panel.lines for text in line.labels)}}
     lines = [f"## Table {table.number}: {built.title}", "", *(f"- {md_text(note)}" for note in built.notes),
-             *(f"- {mark} {md_text(text)}" for mark, text in built.footnotes if mark == "†"), ""]
+             *(f"- {mark} {md_text(text)}" for mark, text in built.footnotes if mark == DAGGER), ""]
     for dataset, backbone in dict.fromkeys((key.dataset, key.backbone) for key in cells):
         here = [cell for key, cell in cells.items() if (key.dataset, key.backbone) == (dataset, backbone)]
         counts = _counted(here)
@@ -160,7 +156,7 @@ def _section(paper: str, table: PaperTable, built: Table, source: Source) -> lis
         lines += [f"| {' | '.join(head)} |", "|---|" + ("---|" if several else "") + "---|" * len(table.columns)]
         for row, metric in product(table.rows, table.metrics):
             shown = [_cell(cells.get(Key(dataset, backbone, row, metric, column)), reasons) for column in table.columns]
-            stub = [label(row) + ("†" if row in marked else ""), *([label(metric)] if several else [])]
+            stub = [label(row) + (DAGGER if row in built.daggers else ""), *([label(metric)] if several else [])]
             lines.append(f"| {' | '.join([*stub, *shown])} |")
         lines += ["", *(f"- <sup>{i}</sup> Cannot be checked: {md_text(reason)}." for reason, i in reasons.items())]
         if table.row_spec:
@@ -189,32 +185,32 @@ def page(paper: str, tables: Sequence[PaperTable], source: Source, made_by: str,
     used = {name for _, found in built for cell in found.cells() for name in cell.records}
     machines = Counter(f"{run.meta['environment']['processor']}, torch {run.meta['environment']['torch']}, Python "
                        f"{run.meta['environment']['python']}" for run in source.runs if run.hash in used)
+    made_on = "; ".join(f"{count} on {name}" for name, count in sorted(machines.items()))
     lines = [
-        f"# Reproduction of {get(paper).TITLE}", "",
-        f"Generated by `{made_by}`; not to be edited.", "",
-        *([f"{len(used)} runs: " + "; ".join(f"{count} on {name}" for name, count in sorted(machines.items())) + ".", ""]
-          if used else ["No runs.", ""]),
-        f"Every printed number stands beside ours: mark, our mean ± sample standard deviation over seeds, (the paper's), "
-        f"difference ours - paper.", "",
-        f"- {MARKS['reproduced']} **reproduced**: the paper's number, which is of one seed, lies where one more run of ours "
-        f"would lie with {CONFIDENCE:.0%} probability, and near ours. The first means |paper - m| ≤ t(.975, n-1) s "
-        f"√(1 + 1/n), with m and s the mean and standard deviation of our n seeds, plus half a unit of the paper's last "
-        f"decimal; that is {factors}. The second means |paper - m| ≤ {NEAR:.0%} of the paper's number, or "
+        f"# Reproduction of {get(paper).TITLE}", "", f"Generated by `{made_by}`; not to be edited.", "",
+        f"{len(used)} runs: {made_on}." if used else "No runs.", "",
+        "Every printed number stands beside ours: mark, our mean ± sample standard deviation over seeds, (the "
+        "paper's), difference ours - paper.", "",
+        f"- {MARKS['reproduced']} **reproduced**: the paper's number, which is of one seed, lies where one more run of "
+        f"ours would lie with {CONFIDENCE:.0%} probability, and near ours. The first means |paper - m| ≤ t(.975, n-1) "
+        f"s √(1 + 1/n), with m and s the mean and standard deviation of our n seeds, plus half a unit of the paper's "
+        f"last decimal; that is {factors}. The second means |paper - m| ≤ {NEAR:.0%} of the paper's number, or "
         f"{NEAR_POINTS:g} points for changes in percent. Table 1 has no seeds: equal at the printed decimals.",
-        f"- {MARKS['inconclusive']} **inconclusive**: inside the interval but not near. Our seeds vary too much to tell.",
-        f"- {MARKS['higher']} **differs**, ours is higher. {MARKS['lower']} **differs**, ours is lower. Only the spread between "
-        f"training seeds counts; the split of the data is the same for all. One number in twenty would miss its interval "
-        f"by chance.",
-        f"- {MARKS['unchecked']} **cannot be checked**, with the reason: no record, no data, fewer than {MIN_SEEDS} seeds, or "
-        f"the paper contradicts itself there.", "",
+        f"- {MARKS['inconclusive']} **inconclusive**: inside the interval but not near. Our seeds vary too much to "
+        f"tell.",
+        f"- {MARKS['higher']} **differs**, ours is higher. {MARKS['lower']} **differs**, ours is lower. Only the "
+        f"spread between training seeds counts; the split of the data is the same for all. One number in twenty would miss "
+        f"its interval by chance.",
+        f"- {MARKS['unchecked']} **cannot be checked**, with the reason: no record, no data, fewer than {MIN_SEEDS} "
+        f"seeds, or the paper contradicts itself there.", "",
         "## Summary", "", *_summary([found for _, found in built]), ""]
+    labels = get(paper).LABELS
     for table, found in built:
         if table.starred:
-            definitions = get(paper)
-            lines += [f"## Does {definitions.LABELS[definitions.OURS]} lead {definitions.LABELS[definitions.BASELINE]}?", "",
-                      "N@20, mean over D1-D3. Paper: the mean of its printed D1-D3. p: two-sided paired t-test over users, "
-                      "each averaged over D1-D3 and the seeds both have. Rank agreement: Kendall's τ between the order of "
-                      "the methods here and in the paper.", "", *_leads(paper, table, found, source), ""]
+            lines += [f"## Does {labels[get(paper).OURS]} lead {labels[get(paper).BASELINE]}?", "",
+                      "N@20, mean over D1-D3. Paper: the mean of its printed D1-D3. p: two-sided paired t-test over "
+                      "users, each averaged over D1-D3 and the seeds both have. Rank agreement: Kendall's τ between "
+                      "the order of the methods here and in the paper.", "", *_leads(paper, table, found, source), ""]
     for table, found in built:
         lines += _section(paper, table, found, source)
     return "\n".join(lines).rstrip("\n") + "\n"

@@ -6,6 +6,7 @@ record stay empty and are named in ``Table.missing``. ``tablefmt.py`` writes a t
 
 from __future__ import annotations
 
+import math
 import string
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -82,7 +83,7 @@ class Table:
         stub: headings of the label columns; heads: those of the number columns.
         notes: what the numbers mean; footnotes: (mark, text) of marked cells, see ``marks``.
         missing: one sentence per group of cells without a record.
-        marks: cell to its footnote mark.
+        marks: cell to its footnote mark. daggers: rows that are re-implementations.
     """
 
     paper: str
@@ -95,6 +96,7 @@ class Table:
     footnotes: tuple[tuple[str, str], ...]
     missing: tuple[str, ...]
     marks: Mapping[Key, str]
+    daggers: frozenset[str]
 
     def cells(self) -> list[Cell]:
         """All cells, in reading order."""
@@ -208,6 +210,8 @@ def measure(run: Run, metric: str, column: str) -> float:
         return _degradation(run, column)
     if column in ("static", "dynamic"):
         return _group_scores(run, column, 1)
+    if metric not in run.meta["metrics"]:
+        raise NotMeasured(f"its record has no {metric}")
     blocks = run.meta["metrics"][metric]["per_block"]
     if len(blocks) != 4:
         raise NotMeasured(f"its record has {len(blocks)} blocks, the table is of D0-D3")
@@ -311,15 +315,16 @@ def _starred(cells: dict[Key, Cell], table: PaperTable, ours: str, runs: Mapping
     """Set stars by the paper's rule (Table 2): the baseline that is best on N@20, each metric tested on its own."""
     for dataset, backbone in product(table.datasets, table.backbones):
         mine = runs.get((ours, backbone, dataset))
-        baselines = {row: cells[Key(dataset, backbone, row, "ndcg@20", "avg")].mean for row in table.rows if row != ours}
-        baselines = {row: mean for row, mean in baselines.items() if mean is not None}
+        baselines = {row: mean for row in table.rows if row != ours
+                     and (mean := cells[Key(dataset, backbone, row, "ndcg@20", "avg")].mean) is not None}
         if not mine or not baselines:
             continue
         best = max(baselines, key=baselines.get)
         for metric in table.metrics:
             key = Key(dataset, backbone, ours, metric, "avg")
             difference, p, _ = user_test(mine, runs[best, backbone, dataset], metric)
-            cells[key] = replace(cells[key], p=p, star=p <= STAR_LEVEL and difference > 0.0)
+            if not math.isnan(p):
+                cells[key] = replace(cells[key], p=p, star=p <= STAR_LEVEL and difference > 0.0)
 
 
 def _ranked(cells: dict[Key, Cell], table: PaperTable) -> None:
@@ -413,18 +418,19 @@ def _seed_notes(cells: Mapping[Key, Cell], where: Callable[[Key], str]) -> list[
     return notes
 
 
-def _baseline_notes(cells: Mapping[Key, Cell], table: PaperTable, ours: str,
-                    label: Callable[[str], str]) -> list[str]:
-    """Which tests could not see every baseline that the paper has a number for."""
+def _test_notes(cells: Mapping[Key, Cell], table: PaperTable, ours: str, label: Callable[[str], str]) -> list[str]:
+    """Which tests could not be made, or not against every baseline that the paper has a number for."""
     notes = []
     for dataset, backbone in product(table.datasets, table.backbones):
-        def cell(row):
-            return cells[Key(dataset, backbone, row, "ndcg@20", "avg")]
-        absent = [label(row) for row in table.rows
-                  if row != ours and cell(row).mean is None and cell(row).printed and cell(row).printed.value is not None]
-        if cell(ours).p is not None and absent:
-            notes.append(f"{label(backbone)}, {label(dataset)}: tested against the best of the baselines with records "
-                         f"(without {', '.join(absent)}).")
+        here = {row: cells[Key(dataset, backbone, row, "ndcg@20", "avg")] for row in table.rows}
+        mine, place = here.pop(ours), f"{label(backbone)}, {label(dataset)}"
+        absent = [label(row) for row, cell in here.items()
+                  if cell.mean is None and cell.printed and cell.printed.value is not None]
+        if mine.mean is not None and mine.p is None:
+            notes.append(f"{place}: not tested; no baseline has a record, or the best shares no seed or too few users.")
+        elif mine.mean is not None and absent:
+            notes.append(f"{place}: tested against the best of the baselines with records (without "
+                         f"{', '.join(absent)}).")
     return notes
 
 
@@ -483,8 +489,8 @@ def build(paper: str, table: PaperTable, source: Source, datasets: Iterable[str]
         return None
     definitions = get(paper)
     cells = _cells(paper, table, source)
-    daggers = {row for row, backbone, dataset in product(table.rows, table.backbones[:1], table.datasets[:1])
-               if table.row_spec and _is_reimplementation(source.registry, table.row_spec(row, backbone, dataset).method)}
+    daggers = frozenset(row for row in table.rows if table.row_spec and _is_reimplementation(
+        source.registry, table.row_spec(row, table.backbones[0], table.datasets[0]).method))
 
     def label(name: str) -> str:
         return definitions.label(table.number, name) + (DAGGER if name in daggers else "")
@@ -499,7 +505,7 @@ def build(paper: str, table: PaperTable, source: Source, datasets: Iterable[str]
         footnotes.append((DAGGER, "Re-implementation from the description: its code was never released."))
     notes = [*table.notes, *_seed_notes(cells, place)]
     if table.starred:
-        notes += _baseline_notes(cells, table, definitions.OURS, label)
+        notes += _test_notes(cells, table, definitions.OURS, label)
     names = {"dataset": table.datasets, "row": table.rows, "metric": table.metrics, "column": table.columns}
 
     def lines(backbone: str) -> tuple[Line, ...]:
@@ -515,7 +521,7 @@ def build(paper: str, table: PaperTable, source: Source, datasets: Iterable[str]
     return Table(paper, table.number, table.title, tuple(_STUB_HEADS[part] for part in table.stub),
                  tuple(" ".join(map(label, across)) for across in product(*(names[part] for part in table.across))),
                  tuple(Panel(label(backbone), lines(backbone)) for backbone in table.backbones), tuple(notes),
-                 tuple(footnotes), tuple(_missing(cells, paper, table, source)), marks)
+                 tuple(footnotes), tuple(_missing(cells, paper, table, source)), marks, daggers)
 
 
 def _is_reimplementation(registry: Registry, method: str) -> bool:

@@ -61,7 +61,8 @@ def fabricate(results: Path, registry, spec: RunSpec, seed: int, scores: Scores,
         analysis += [(t, "user_shift", ids, ids.double()), (t, "item_phi", items, items.double()),
                      (t, "item_rank_change", items, items.double() / 100)]
     model = Snapshot({"item": torch.zeros(1)}, {"user": torch.zeros(1)})
-    progress = Progress(step=BLOCKS, trained=True, best=model, curve=curve, tests=tuple(tests), analysis=tuple(analysis))
+    progress = Progress(step=BLOCKS, trained=True, best=model, curve=curve, tests=tuple(tests),
+                        analysis=tuple(analysis))
     record = Record(results / "runs" / config.name)
     record.folder.mkdir(parents=True)
     record.finish(summary(config, progress, 1.0, False), progress)

@@ -149,7 +149,7 @@ def test_changed_compact_records_are_refused(three, tmp_path):
             (data, good[data.name][:99] + b"\0" + good[data.name][100:], "has changed since it was packed"),
             (index, good[index.name][:50], "is not an index of compact records"),
             (index, good[index.name].replace(b'"pack"', b'"other"'), "has changed since it was packed"),
-            (index, good[index.name].replace(b'"format": 1', b'"format": 9'), "has format 9, this version of the suite")):
+            (index, good[index.name].replace(b'"format": 1', b'"format": 9'), "has format 9, this version")):
         assert content != good[path.name]
         path.write_bytes(content)
         assert expected in (text := message(lambda: load_runs(folder))) and str(path) in text

@@ -15,8 +15,8 @@ examples:
   run_bench.py tables --records results/published/f3crec                                tables from them
 
 Compact records hold every run's settings, metrics, rounds and per-user N@20 and R@20, but no model. Packing again adds
-runs; the same runs always give the same bytes. The analysis per item, larger than all the rest, is kept only for the runs
-of tables that show it (Table 7 of f3crec).
+runs; the same runs always give the same bytes. The analysis per item, larger than all the rest, is kept only for the
+runs of tables that show it (Table 7 of f3crec).
 """
 
 
@@ -25,7 +25,8 @@ def add(commands) -> None:
     pack = commands.add_parser("pack", help="write compact records for publication", epilog=EXAMPLES,
                                formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
                                description="Write finished runs as compact records: a few small files for git.")
-    pack.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of compact records, made or added to")
+    pack.add_argument("--out", type=Path, required=True, metavar="DIR",
+                      help="folder of compact records, made or added to")
     add_results(pack)
     add_tables(pack, "all tables of --paper; without --paper, every finished run")
     add_settings(pack)
@@ -56,5 +57,6 @@ def run(args: argparse.Namespace) -> int:
     index = write(args.out, runs, command_line("pack", args, out=args.out), lambda run: run.hash in per_item)
     files = index["files"].values()
     total, count = sum(file["bytes"] for file in files), sum(file["runs"] for file in files)
-    print(f"{args.out / INDEX}: {count} runs in {len(files)} files, {total / 1e6:.2f} MB, {total / count / 1e3:.1f} kB per run")
+    print(f"{args.out / INDEX}: {count} runs in {len(files)} files, {total / 1e6:.2f} MB, "
+          f"{total / count / 1e3:.1f} kB per run")
     return 0

@@ -33,8 +33,8 @@ def add_tables(parser: argparse.ArgumentParser, default: str) -> None:
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Which records belong to a table, and options of their places."""
     parser.add_argument("--tuned", nargs="?", const=TUNED, type=Path, metavar="DIR",
-                        help=f"of runs with the settings that `tune` wrote into DIR (without DIR: {TUNED}); without this "
-                             f"option, of runs with default settings")
+                        help=f"of runs with the settings that `tune` wrote into DIR (without DIR: {TUNED}); without "
+                             f"this option, of runs with default settings")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="assignments",
                         help="of runs with this setting changed; repeatable, for all rows of a table")
     for kind, example in (("dataset", "ml-100k,lastfm-2k"), ("backbone", "fedmf")):

@@ -13,16 +13,16 @@ examples:
   run_bench.py reproduction --records results/published/f3crec --tuned       writes docs/reproduction.md
   run_bench.py reproduction --datasets ml-100k --table 2 --out page.md
 
-Every printed number is set beside ours with a status: reproduced, differs (with sign and size), or cannot be checked (with
-the reason). The page says at its top what these mean.
+Every printed number is set beside ours with a status: reproduced, inconclusive, differs (with sign and size), or cannot
+be checked (with the reason). The page says at its top what these mean.
 """
 
 
 def add(commands) -> None:
     """Declare the command."""
     page = commands.add_parser("reproduction", help="write the page that says which printed numbers are reproduced",
-                               epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-                               description="Write the reproduction page of a paper from records.")
+                               description="Write the reproduction page of a paper from records.", epilog=EXAMPLES,
+                               formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     add_tables(page, "all")
     add_records(page)
     add_settings(page)

@@ -14,9 +14,9 @@ examples:
   run_bench.py tables --table 3 6 --format latex
   run_bench.py tables --records results/published/f3crec --format all --out paper     files table1.md, table1.tex, ...
 
-A cell shows our mean ± standard deviation over seeds and, in parentheses, what the paper prints. Bold is best, underlined
-second, * significant by the paper's rule, † a re-implementation. Nothing is filled in: cells without a record are named
-below the table with the command that makes it. docs/tables.md says how records are found.
+A cell shows our mean ± standard deviation over seeds and, in parentheses, what the paper prints. Bold is best,
+underlined second, * significant by the paper's rule, † a re-implementation. Nothing is filled in: cells without a
+record are named below the table with the command that makes it. docs/tables.md says how records are found.
 """
 
 
@@ -30,7 +30,8 @@ def add(commands) -> None:
     add_settings(tables)
     tables.add_argument("--format", choices=("md", "latex", "csv", "all"), default="md",
                         help="Markdown, LaTeX with booktabs, one line per cell, or all three (default: md)")
-    tables.add_argument("--out", type=Path, metavar="DIR", help="write tableN.md, .tex and .csv here instead of printing")
+    tables.add_argument("--out", type=Path, metavar="DIR",
+                        help="write tableN.md, .tex and .csv here instead of printing")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
     needs_runs = any(table.row_spec for table in chosen)
     source = make_source(args, load_runs(args.records) if needs_runs else [])
     formats = list(FORMATS) if args.format == "all" else [args.format]
-    built = [table for definition in chosen if (table := build(paper, definition, source, args.datasets, args.backbones))]
+    built = [table for definition in chosen
+             if (table := build(paper, definition, source, args.datasets, args.backbones))]
     for i, table in enumerate(built):
         for j, name in enumerate(formats):
             text = RENDERERS[name](table)

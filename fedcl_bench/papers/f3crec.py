@@ -45,8 +45,8 @@ def row_spec(row: str, backbone: str, dataset: str) -> RunSpec:
 _TWO = ("ml-100k", "lastfm-2k")  # the datasets of the paper's analyses
 _GROUPS = ("Per run: users known before D1 who have training data in D0 and D1 and a test item in D0 are ordered by "
            "their preference shift (Eq. 2) after the first round of D1, under the run's own method; static are the "
-           "lowest 20 %, dynamic the highest 20 % (rounded down, ties by user number). a00 and a10 are the group's mean "
-           "N@20 on D0's test items after D0 and after D1. ")
+           "lowest 20 %, dynamic the highest 20 % (rounded down, ties by user number). a00 and a10 are the group's "
+           "mean N@20 on D0's test items after D0 and after D1. ")
 
 
 def _ablation(number: int, title: str, rows: tuple[str, ...]) -> PaperTable:
@@ -64,11 +64,12 @@ TABLES = {table.number: table for table in (
     PaperTable(2, "Main comparison", tuple(DATASETS), tuple(BACKBONES), tuple(METHODS), ("ndcg@20", "recall@20"),
                ("D1", "D2", "D3", "avg", "change"), ("dataset", "metric", "column"), ("row",), row_spec, best="max",
                starred=True, change_of=BASELINE,
-               notes=(SEEDS, "D1-D3: the metric on the block just trained. Improv.: of Avg over FT, over the seeds both "
-                      "have.",
+               notes=(SEEDS, "D1-D3: the metric on the block just trained. Improv.: of Avg over FT, over the seeds "
+                      "both have.",
                       "* p ≤ .05, two-sided paired t-test of F3CRec against the best baseline on N@20, and F3CRec is "
                       "better. The paper does not state what is paired; ours: users, each with the metric on the block "
-                      "just trained averaged over D1-D3 and the seeds both have.")),
+                      "just trained averaged over D1-D3 and the seeds both have; N@20 and R@20 are tested each on its "
+                      "own.")),
     _ablation(3, "Ablation of the client's parts", ("f3crec", "without=cc", "without=arm", "ft")),
     PaperTable(4, "Static and dynamic users: degradation", _TWO, ("fedmf",), ("f3crec", "without=arm", "spp"),
                ("degradation",), ("static", "dynamic"), ("dataset", "column"), ("row",), row_spec, best="min",
@@ -82,9 +83,9 @@ TABLES = {table.number: table for table in (
                ("item_rank_change",), ("static", "dynamic", "diff"), ("dataset", "row"), ("column",), row_spec,
                notes=(SEEDS, "Per block t from D1 on: old items are ordered by phi (Eq. 8) between the best models of "
                       "t-1 and t; static are the lowest 20 %, dynamic the highest 20 % (rounded down, ties by item "
-                      "number). An item's change of rank is |rank before - rank after| / rank before, averaged over the "
-                      "users trained in t-1 but not in t. Shown: the groups' means, averaged over the 3 transitions; "
-                      "diff. is dynamic - static.")),
+                      "number). An item's change of rank is |rank before - rank after| / rank before, averaged over "
+                      "the users trained in t-1 but not in t. Shown: the groups' means, averaged over the 3 "
+                      "transitions; diff. is dynamic - static.")),
     PaperTable(8, "Laplace noise on uploads", tuple(DATASETS), ("fedmf",),
                ("f3crec", *(f"upload_noise={scale}" for scale in NOISE)), ("ndcg@20", "recall@20"), ("avg",),
                ("dataset", "metric"), ("row",), row_spec,
