@@ -199,8 +199,8 @@ def page(paper: str, tables: Sequence[PaperTable], source: Source, made_by: str,
         f"- {MARKS['inconclusive']} **inconclusive**: inside the interval but not near. Our seeds vary too much to "
         f"tell.",
         f"- {MARKS['higher']} **differs**, ours is higher. {MARKS['lower']} **differs**, ours is lower. Only the "
-        f"spread between training seeds counts; the split of the data is the same for all. One number in twenty would miss "
-        f"its interval by chance.",
+        f"spread between training seeds counts; the split of the data is the same for all. One number in twenty "
+        f"would miss its interval by chance.",
         f"- {MARKS['unchecked']} **cannot be checked**, with the reason: no record, no data, fewer than {MIN_SEEDS} "
         f"seeds, or the paper contradicts itself there.", "",
         "## Summary", "", *_summary([found for _, found in built]), ""]
