@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 INDEX = "index.json"
 FORMAT = 1
-METRICS = ("ndcg@20", "recall@20")
+METRICS = ("ndcg@20", "recall@20", "hit@10", "ndcg@10")  # of the papers with blocks, and of those with one step
 KINDS = ("user_shift", "item_phi", "item_rank_change")
 _KEYS = ("trained_block", "tested_block", "user")
 _DIGITS = 4  # of seconds; finer is noise that does not compress

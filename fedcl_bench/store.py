@@ -194,11 +194,7 @@ def one_data(runs: Iterable[Run]) -> None:
 
 def protocol(run: Run) -> tuple[tuple[str, Any], ...]:
     """How the run's numbers were taken: stream and candidates."""
-    settings = run.meta["settings"]
-    # Both are words. No two settings of a run share a name, so a number is a method's own setting of that name, in a
-    # record from before the protocol's existed.
-    return tuple((name, settings[name] if isinstance(settings.get(name), str) else old)
-                 for name, old in PROTOCOL.items())
+    return tuple((name, run.meta["settings"].get(name, old)) for name, old in PROTOCOL.items())
 
 
 def one_protocol(runs: Iterable[Run], where: str) -> None:

@@ -29,7 +29,7 @@ BACKBONES = {
     "pfedrec-local": ("pfedrec", dict(lr=0.02, dim=8, eval_item_table="local"), {}),
     "fedrap": ("fedrap", dict(lr=0.1, lr_items=5.0, dim=6, l2=1e-3, schedule="tanh", mu=0.05), {}),
     "fedrap-tolerance": ("fedrap", dict(lr=0.1, lr_items=5.0, dim=6, l2=1e-3), dict(local_epochs=4, tolerance=0.05)),
-    "gpfedrec": ("gpfedrec", dict(lr=0.01, dim=6, hidden=(5, 4)), {}),
+    "gpfedrec": ("gpfedrec", dict(lr=0.01, dim=6, hidden=(12, 10)), {}),
     "gpfedrec-code": ("gpfedrec", dict(lr=0.01, dim=6, hidden=(), graph_sign="code", graph_neighbours=3), {}),
     "biasmf": ("biasmf", dict(lr=0.01, dim=8), dict(optimiser="adam")),
     "ncf": ("ncf", dict(lr=0.01, dim=6, hidden=(7, 5)), dict(optimiser="adam")),

@@ -272,17 +272,18 @@ def test_records_without_the_tables_metric(registry, tmp_path):
     assert any("its record has no recall@20" in text for text in built.missing)
 
 
-def test_mixed_protocols_are_refused(main_runs, registry, monkeypatch):
-    find = tables.find
-
-    def sampled(source, spec):
-        runs, reason = find(source, spec)
-        for run in runs if spec.method == "kd" else ():
-            run.meta["settings"]["candidates"] = "sampled"
-        return runs, reason
-    monkeypatch.setattr(tables, "find", sampled)
-    with pytest.raises(UserError, match="Table 2 of f3crec: records of different protocols.*kd on fedmf"):
-        table(2, main_runs, registry)
+def test_mixed_protocols_are_refused(registry, tmp_path):
+    """Sampled candidates for one of the methods, by its tuned settings."""
+    tuned = tmp_path / "tuned"
+    tuned.mkdir()
+    for method, settings in (("ft", {}), ("kd", {"candidates": "sampled"})):
+        (tuned / f"ml-100k-fedmf-{method}.json").write_text(json.dumps({"settings": settings}))
+        fabricate(tmp_path, registry, RunSpec(method, "fedmf", "ml-100k"), 0, level(0.08), tuned=tuned)
+    with pytest.raises(UserError, match="Table 2 of f3crec: records of different protocols.*kd on fedmf.*=sampled"):
+        table(2, tmp_path, registry, tuned=tuned)
+    built = table(2, tmp_path, registry)  # without the tuned settings FT's record alone is of the table
+    assert cell(built, "ft", "avg").mean is not None and cell(built, "kd", "avg").mean is None
+    assert any("candidates sampled instead of all" in text for text in built.missing)
 
 
 def test_mixed_data_is_refused(registry, tmp_path):

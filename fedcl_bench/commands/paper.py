@@ -77,16 +77,17 @@ def _statistics(dataset: str, data_dir: Path | None, assignments: Mapping[str, A
     """Block statistics of a dataset that is on this machine; UserError if it is not."""
     from dataclasses import fields
 
-    from ..datasets import load_config, load_stream, locate
+    from ..config import layers
+    from ..datasets import load_stream, locate
     from ..errors import UserError
     from ..recbole_adapter import bundled
     from ..settings import assemble
     from ..stream import StreamSettings, statistics
 
     known = {field.name for field in fields(StreamSettings)}
-    layers = [(origin, {name: value for name, value in layer.items() if name in known})
-              for origin, layer in (("config", load_config(dataset).settings), ("--set", assignments))]
-    settings = assemble([StreamSettings], layers, dataset)[0]
+    chosen = [(origin, {name: value for name, value in layer.items() if name in known})
+              for origin, layer in layers(dataset, [("--set", assignments)])]
+    settings = assemble([StreamSettings], chosen, dataset)[0]
     try:
         source = locate(dataset, data_dir, settings)
     except UserError:
