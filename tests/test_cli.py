@@ -254,7 +254,7 @@ def test_bad_interaction_files(capsys, content, words):
     ("block\tuser\titem\tsplit\n0\t1\t2\tholdout\n", ["line 2", "'holdout'", "train, valid or test"]),
     ("block\tuser\titem\tsplit\n0\t1\t2\ttest\n", ["block 0 has no training"]),
     ("block\tuser\titem\tsplit\n0\t1\t2\ttrain\n0\t1\t3\ttest\n", ["block 0 has no valid"]),
-    ("block\tuser\titem\tsplit\n0\t1\t2\ttrain\n0\t1\t3\ttrain\n0\t1\t2\tvalid\n0\t1\t3\ttest\n", ["every item"]),
+    ("block\tuser\titem\tsplit\n0\t1\t2\ttrain\n0\t1\t3\ttrain\n0\t1\t2\tvalid\n0\t1\t3\ttest\n", ["all but 0 of the 2 items"]),
 ])
 def test_bad_split_files(capsys, content, words):
     Path("split.tsv").write_text(content)
@@ -288,3 +288,20 @@ def test_divergence_stops_the_run_and_marks_the_record(capsys):
     record = json.loads(next(Path("results/runs").glob("*/run.json")).read_text())
     assert record["status"] == "failed" and "diverged" in record["error"]
     refused(capsys, *RUN, "--set", "lr=1e12", "--set", "init_std=1e10", status=1)  # a failed record is no result
+
+
+def test_a_federated_recommender_as_method_is_ft_on_it(capsys):
+    alone, _ = run_json(capsys, "--method", "pfedrec", *QUICK)
+    assert (alone["method"], alone["backbone"]) == ("ft", "pfedrec")
+    again, _ = run_json(capsys, "--method", "ft", "--backbone", "pfedrec", *QUICK)
+    assert again["reused"] and again["hash"] == alone["hash"]
+    message = refused(capsys, "--method", "pfedrec", "--backbone", "fedmf", *QUICK)
+    assert "--method pfedrec names a backbone" in message and "leave one of the two out" in message
+
+
+def test_reimplementations_say_so(capsys):
+    assert main(["--method", "rlp2", "--backbone", "fedmf", *QUICK]) == 0
+    assert "rlp2 (re-implemented from its description) on fedmf" in capsys.readouterr().out
+    assert main(["list"]) == 0
+    out = capsys.readouterr().out
+    assert [line.split()[0] for line in out.splitlines() if "[re-implementation]" in line] == ["rlp2", "spp"]

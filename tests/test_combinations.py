@@ -1,0 +1,53 @@
+"""Every method on every backbone: runs through all blocks, and goes on from a checkpoint to the same numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedcl_bench.config import make_config
+from fedcl_bench.datasets import load_stream
+from fedcl_bench.federation import run
+from fedcl_bench.records import load_progress, save_progress
+from fedcl_bench.registry import discover
+
+NAMES = discover()
+# Small and stable: few users and items, few epochs, rates at which no model diverges in two rounds.
+SMALL = {"k_core": 70, "rounds": 2}
+STABLE = {"fedrap": {"lr_items": 1.0, "local_epochs": 2}, "gpfedrec": {"lr": 0.01}, "biasmf": {"local_epochs": 1},
+          "ncf": {"local_epochs": 1, "hidden": [8]}, "fedncf": {"lr": 0.01}, "pfedrec": {"lr": 0.01}}
+
+
+@pytest.fixture(scope="module")
+def stream():
+    config = make_config(NAMES, "ft", "fedmf", "ml-100k", overrides=[("test", SMALL)])
+    return load_stream(config.source, config.stream)
+
+
+def same(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a.tables(), b.tables(), strict=True))
+
+
+@pytest.mark.parametrize("backbone", NAMES.names("backbone"))
+@pytest.mark.parametrize("method", NAMES.names("method"))
+def test_runs_through_all_blocks_and_resumes(registry, stream, tmp_path, method, backbone):
+    def federation():
+        return make_config(registry, method, backbone, "ml-100k",
+                           overrides=[("test", {**SMALL, **STABLE.get(backbone, {})})]).federation(stream)
+    f = federation()
+    f.check()
+    points = list(run(f))
+    last = points[-1]
+    assert last.step == len(stream.steps) == 4
+    assert {(t, s) for t, s, _ in last.tests} == {(t, s) for t in range(4) for s in range(t + 1)}
+    assert all(0.0 <= scores.mean("ndcg@20") <= 1.0 for _, _, scores in last.tests)
+    kinds = {(t, kind) for t, kind, _, _ in last.analysis}
+    assert kinds == {(t, kind) for t in (1, 2, 3) for kind in ("user_shift", "item_phi", "item_rank_change")}
+    middle = next(p for p in points if p.step == 2 and p.round == 1 and not p.trained)
+    save_progress(tmp_path / "checkpoint.pt", middle, 1.0)
+    restored, _ = load_progress(tmp_path / "checkpoint.pt", "cpu")
+    *_, again = run(federation(), restored)
+    assert same(again.model, last.model) and same(again.best, last.best)
+    assert [row["valid"] for row in again.curve] == [row["valid"] for row in last.curve]
+    for (t, kind, ids, values), (_, _, ids2, values2) in zip(last.analysis, again.analysis, strict=True):
+        assert torch.equal(ids, ids2) and torch.equal(values.nan_to_num(-1), values2.nan_to_num(-1))
