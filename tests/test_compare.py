@@ -98,7 +98,8 @@ def test_too_little_in_common():
 
 @pytest.mark.parametrize("options,message", [
     (dict(candidates="sampled"), "different protocols"), (dict(stream="static"), "different protocols"),
-    (dict(fingerprint="other"), "different data files"), (dict(split_seed=1), "split_seed=1: their test items differ")])
+    (dict(fingerprint="other"), "different data files"), (dict(split_seed=1), "split_seed=1: what they are tested on differs"),
+    (dict(sampled_candidates=50), "sampled_candidates=50")])
 def test_runs_that_tested_something_else_are_refused(options, message):
     a, b = random_runs("f3crec", (0, 1), 0.05), random_runs("ft", (0, 1), 0.0, **options)
     with pytest.raises(UserError, match=message):

@@ -277,7 +277,7 @@ def test_command_draws_what_there_is(at_records, capsys, tmp_path):
         for kind, metric in (("forgetting", "-ndcg20"), ("curves", ""))}
     assert names == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")}
     assert all(str(tmp_path / "new" / name) in out for name in names)
-    assert "eps = 0.002, 0.003" in out and "--vary eps=0.002,0.003" in out and "left empty" in out
+    assert "eps = 0.002, 0.003" in out and "grid --paper f3crec --figure 4 --datasets ml-100k --seeds 5 --set rounds=2" in out and "left empty" in out
 
 
 def test_numbers_of_the_command_come_from_the_records(at_records, tmp_path, monkeypatch, capsys):
