@@ -232,9 +232,9 @@ def _ranks(job: Job) -> Iterator[tuple[str, Figure]]:
     complete = len(rows) == len(datasets) * len(backbones)
     place = " × ".join(job.label(names.pop()) if len(names) == 1 else f"{len(names)} {kind}"
                        for kind, names in (("datasets", datasets), ("backbones", backbones)))
-    yield (job.file("cd"), figures.critical_difference_diagram([job.looks[method].label for method in job.methods], test,
-                                                               f"{job.label(job.metric)} on {place}"
-                                                               + ("" if complete else ", as far as complete")))
+    title = f"{job.label(job.metric)} on {place}" + ("" if complete else ", as far as complete")
+    labels = [job.looks[method].label for method in job.methods]
+    yield job.file("cd"), figures.critical_difference_diagram(labels, test, title)
 
 
 MAKERS = {"3": _improvements, "4": _sensitivity, "forgetting": _forgetting, "curves": _curves, "cd": _ranks}

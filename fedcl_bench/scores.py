@@ -49,8 +49,9 @@ def check_metric(runs: Iterable[Run], metric: str, per_user: bool = False) -> No
         name, at, k = metric.partition("@")
         if name not in METRICS or not (at and k.isdecimal()):
             raise unknown("metric", metric, known)
-        raise UserError(f"{describe(run.meta)}: its record in {run.path} has no {metric}{' per user' if per_user else ''}"
-                        f".\nIt has: {', '.join(sorted(known))}. Other list lengths come from runs with --set topk=20,50.")
+        kind = " per user" if per_user else ""
+        raise UserError(f"{describe(run.meta)}: its record in {run.path} has no {metric}{kind}.\nIt has: "
+                        f"{', '.join(sorted(known))}. Other list lengths come from runs with --set topk=20,50.")
 
 
 def same_tests(runs: Sequence[Run], where: str) -> None:
@@ -61,8 +62,8 @@ def same_tests(runs: Sequence[Run], where: str) -> None:
         mine, first = comparable(run.meta["settings"]), comparable(runs[0].meta["settings"])
         for name in _TESTED:
             if mine.get(name) != first.get(name):
-                raise UserError(f"{where}: {describe(runs[0].meta)} has {name}={first.get(name)} and {describe(run.meta)} "
-                                f"has {name}={mine.get(name)}: what they are tested on differs.")
+                raise UserError(f"{where}: {describe(runs[0].meta)} has {name}={first.get(name)} and "
+                                f"{describe(run.meta)} has {name}={mine.get(name)}: what they are tested on differs.")
 
 
 def seed_averages(runs: Iterable[Run], metric: str, blocks: Sequence[int] | None = None) -> pd.Series:
