@@ -83,7 +83,7 @@ def against_each(runs: Mapping[str, Sequence[Run]], proposed: str, metric: str,
 
 @dataclass(frozen=True)
 class GridRow:
-    """The methods on one backbone and dataset: their averages over blocks and over ``seeds``, which all of them have."""
+    """The methods on one backbone and dataset: averages over blocks and over ``seeds``, which all of them have."""
 
     backbone: str
     dataset: str

@@ -1,8 +1,8 @@
 """Figures for print, drawn from plain numbers.
 
-Every function returns a matplotlib ``Figure`` 3.3 or 7 inches wide (one or two columns of a paper) with text of at least
-7 points. A method has one look in all figures: a colour of Okabe and Ito's palette, which colour-blind readers can tell
-apart, and a hatch, marker and line style that say the same without colour. What has no record stays visibly empty.
+Every function returns a matplotlib ``Figure`` 3.3 or 7 inches wide (one or two columns of a paper) with text of at
+least 7 points. A method has one look in all figures: a colour of Okabe and Ito's palette, which colour-blind readers
+can tell apart, and a hatch, marker and line style that say the same without colour. What has no record stays empty.
 """
 
 from __future__ import annotations
@@ -133,7 +133,8 @@ def improvement_bars(rows: Sequence[Sequence[BarPanel]], look: Mapping[str, Look
             for x, (name, ours) in enumerate(panel.ours.items()):
                 style = look[name]
                 if ours is None:
-                    axes.text(x - 0.1, 0.0, "no record", rotation=90, ha="center", va="bottom", color=GREY, gid="missing")
+                    axes.text(x - 0.1, 0.0, "no record", rotation=90, ha="center", va="bottom", color=GREY,
+                              gid="missing")
                 else:
                     # A hatch has the colour of the edge, so the black outline is a bar of its own.
                     axes.bar(x - 0.1, ours.mean, 0.58, color=style.color, hatch=style.hatch, edgecolor="white",
@@ -272,8 +273,8 @@ def validation_curves(curves: Mapping[str, Sequence[Curve] | None], look: Mappin
                       title: str) -> Figure:
     """The validation metric over the rounds, one panel per block: mean and band of one standard deviation over seeds.
 
-    A line is faint where fewer seeds are left (the others have stopped early); the marker is the mean best round and its
-    mean value. A method without a record is named in the legend.
+    A line is faint where fewer seeds are left (the others have stopped early); the marker is the mean best round and
+    its mean value. A method without a record is named in the legend.
     """
     blocks = max(len(c) for c in curves.values() if c)
     columns = min(4, blocks)

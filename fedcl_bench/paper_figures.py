@@ -17,7 +17,7 @@ from .errors import UserError
 from .figures import BarPanel, Look, SettingPanel
 from .papers import Key, figure_specs
 from .registry import Registry
-from .selection import command_for, make_spec, reimplemented
+from .selection import command_for, grid_command, make_spec, reimplemented
 from .significance import TooFew
 from .specs import RunSpec, expected_settings, tuned_file
 from .store import Run, matching, one_protocol
@@ -156,7 +156,7 @@ def _sensitivity(job: Job) -> Iterator[tuple[str, Figure]]:
         (name, value), = spec.settings
         wanted.setdefault((spec.dataset, spec.backbone), {}).setdefault(name, set()).add(value)
     settings = list(next(iter(wanted.values())))
-    drawn, commands = False, []
+    drawn = incomplete = False
     for dataset, backbone in product(job.datasets, job.backbones):
         spec = job.spec(method, backbone, dataset)
         if spec is None:
@@ -171,20 +171,25 @@ def _sensitivity(job: Job) -> Iterator[tuple[str, Figure]]:
             panels.append(panel)
             every += runs
             missing = [f"{value:g}" for value, point in panel.points.items() if point is None]
-            if missing:
-                commands.append(f"{command_for([spec], job.tuned, job.records)} --vary {name}={','.join(missing)}")
-                if varied:
-                    job.notes.append(f"figure 4: no records of {method} on {backbone}, {dataset} with {name} = "
-                                     f"{', '.join(missing)}: left empty\nmake them with: {commands[-1]}")
+            if missing and varied:
+                job.notes.append(f"figure 4: no records of {method} on {backbone}, {dataset} with {name} = "
+                                 f"{', '.join(missing)}: left empty")
+                incomplete = True
         if varied:
             scores.same_tests(every, "figure 4")
             drawn = True
             title = f"{job.label(method)} on {job.label(backbone)}, {job.label(dataset)}"
             yield (job.file("figure4", dataset, backbone),
                    figures.sensitivity(panels, job.looks[method], job.label(job.metric), title))
+    datasets = [dataset for dataset in job.datasets if any((dataset, backbone) in wanted for backbone in job.backbones)]
+    command = ""
+    if datasets:
+        options = ("--paper", job.paper_name, "--figure", "4", "--datasets", ",".join(datasets))
+        command = "\nMake the paper's with: " + grid_command(options, job.changes.items(), job.tuned, job.records)
     if not drawn:
-        raise Skip(f"no runs of {method} in which only one of {', '.join(settings)} is another"
-                   + (f"; make them with:\n{commands[0]}" if commands else ""))
+        raise Skip(f"no runs of {method} in which only one of {', '.join(settings)} is another.{command}")
+    if incomplete:
+        job.notes[-1] += command
 
 
 def _forgetting(job: Job) -> Iterator[tuple[str, Figure]]:
@@ -227,9 +232,9 @@ def _ranks(job: Job) -> Iterator[tuple[str, Figure]]:
     complete = len(rows) == len(datasets) * len(backbones)
     place = " × ".join(job.label(names.pop()) if len(names) == 1 else f"{len(names)} {kind}"
                        for kind, names in (("datasets", datasets), ("backbones", backbones)))
-    yield (job.file("cd"), figures.critical_difference_diagram([job.looks[method].label for method in job.methods], test,
-                                                               f"{job.label(job.metric)} on {place}"
-                                                               + ("" if complete else ", as far as complete")))
+    title = f"{job.label(job.metric)} on {place}" + ("" if complete else ", as far as complete")
+    labels = [job.looks[method].label for method in job.methods]
+    yield job.file("cd"), figures.critical_difference_diagram(labels, test, title)
 
 
 MAKERS = {"3": _improvements, "4": _sensitivity, "forgetting": _forgetting, "curves": _curves, "cd": _ranks}

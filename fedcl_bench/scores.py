@@ -16,6 +16,10 @@ from .store import Run, comparable, describe, incremental, one_data, one_protoco
 from .stream import StreamSettings
 
 
+# Settings that say which items a user is tested on, and among which others.
+_TESTED = (*(f.name for f in fields(StreamSettings)), "candidates", "sampled_candidates", "candidate_lists")
+
+
 def parse_blocks(text: str) -> tuple[int, ...]:
     """``"1-3"`` or ``"0,2"`` as block numbers; raises UserError for anything else."""
     blocks: set[int] = set()
@@ -45,8 +49,9 @@ def check_metric(runs: Iterable[Run], metric: str, per_user: bool = False) -> No
         name, at, k = metric.partition("@")
         if name not in METRICS or not (at and k.isdecimal()):
             raise unknown("metric", metric, known)
-        raise UserError(f"{describe(run.meta)}: its record in {run.path} has no {metric}{' per user' if per_user else ''}"
-                        f".\nIt has: {', '.join(sorted(known))}. Other list lengths come from runs with --set topk=20,50.")
+        kind = " per user" if per_user else ""
+        raise UserError(f"{describe(run.meta)}: its record in {run.path} has no {metric}{kind}.\nIt has: "
+                        f"{', '.join(sorted(known))}. Other list lengths come from runs with --set topk=20,50.")
 
 
 def same_tests(runs: Sequence[Run], where: str) -> None:
@@ -55,10 +60,10 @@ def same_tests(runs: Sequence[Run], where: str) -> None:
     one_data(runs)
     for run in runs[1:]:
         mine, first = comparable(run.meta["settings"]), comparable(runs[0].meta["settings"])
-        for name in (f.name for f in fields(StreamSettings)):
+        for name in _TESTED:
             if mine.get(name) != first.get(name):
-                raise UserError(f"{where}: {describe(runs[0].meta)} has {name}={first.get(name)} and {describe(run.meta)} "
-                                f"has {name}={mine.get(name)}: their test items differ.")
+                raise UserError(f"{where}: {describe(runs[0].meta)} has {name}={first.get(name)} and "
+                                f"{describe(run.meta)} has {name}={mine.get(name)}: what they are tested on differs.")
 
 
 def seed_averages(runs: Iterable[Run], metric: str, blocks: Sequence[int] | None = None) -> pd.Series:

@@ -55,8 +55,18 @@ def reimplemented(registry: Registry, method: str) -> bool:
     return registry.get("method", method).cls.reimplementation
 
 
-def command_for(specs: Sequence[RunSpec], tuned: Path | None = None, records: Path = Path("results"),
-                seeds: int = 5) -> str:
+def grid_command(options: Iterable[str], settings: Iterable[tuple[str, Any]], tuned: Path | None,
+                 records: Path) -> str:
+    """A command of `grid`: its options, 5 seeds, and the settings and places of the records that are read."""
+    words = ["run_bench.py", "grid", *options, "--seeds", "5"]
+    for name, value in settings:
+        words += ["--set", f"{name}={value}"]
+    words += ["--tuned", str(tuned)] if tuned else []
+    words += ["--results", str(records)] if (records / "runs").is_dir() and records != Path("results") else []
+    return shlex.join(words)
+
+
+def command_for(specs: Sequence[RunSpec], tuned: Path | None = None, records: Path = Path("results")) -> str:
     """The command, or commands with ``&&``, that make the runs of some specs."""
     groups: dict[tuple, list[RunSpec]] = {}
     for spec in specs:
@@ -67,13 +77,9 @@ def command_for(specs: Sequence[RunSpec], tuned: Path | None = None, records: Pa
         merged.setdefault(key, []).append(replace(some[0], backbone=backbone))
     commands = []
     for (methods, dataset, settings), some in merged.items():
-        words = ["run_bench.py", "grid", "--methods", ",".join(methods),
-                 "--backbones", ",".join(spec.backbone for spec in some), "--datasets", dataset, "--seeds", str(seeds)]
-        for name, value in settings:
-            words += ["--set", f"{name}={value}"]
-        words += ["--tuned", str(tuned)] if tuned else []
-        words += ["--results", str(records)] if (records / "runs").is_dir() and records != Path("results") else []
-        commands.append(shlex.join(words))
+        options = ("--methods", ",".join(methods), "--backbones", ",".join(spec.backbone for spec in some),
+                   "--datasets", dataset)
+        commands.append(grid_command(options, settings, tuned, records))
     return " && ".join(commands)
 
 

@@ -1,8 +1,8 @@
 """Tests of differences between methods, on plain arrays.
 
-Two methods are compared on units that both were measured on: users (scores averaged over blocks and seeds first, so that
-a user counts once and the units are independent), or seeds. Several methods are compared over a grid of datasets and
-backbones. A test that has too few units raises ``TooFew``; no function returns a value that is not a number.
+Two methods are compared on units that both were measured on: users (scores averaged over blocks and seeds first, so
+that a user counts once and the units are independent), or seeds. Several methods are compared over a grid of datasets
+and backbones. A test that has too few units raises ``TooFew``; no function returns a value that is not a number.
 """
 
 from __future__ import annotations

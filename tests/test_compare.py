@@ -98,7 +98,9 @@ def test_too_little_in_common():
 
 @pytest.mark.parametrize("options,message", [
     (dict(candidates="sampled"), "different protocols"), (dict(stream="static"), "different protocols"),
-    (dict(fingerprint="other"), "different data files"), (dict(split_seed=1), "split_seed=1: their test items differ")])
+    (dict(fingerprint="other"), "different data files"),
+    (dict(split_seed=1), "split_seed=1: what they are tested on differs"),
+    (dict(sampled_candidates=50), "sampled_candidates=50")])
 def test_runs_that_tested_something_else_are_refused(options, message):
     a, b = random_runs("f3crec", (0, 1), 0.05), random_runs("ft", (0, 1), 0.0, **options)
     with pytest.raises(UserError, match=message):
@@ -117,8 +119,8 @@ def test_protocols_are_not_mixed_over_rows_either():
 
 def test_grid_of_average_scores():
     table = {("fedmf", "x"): (0.1, 0.3, 0.2), ("fedmf", "y"): (0.2, 0.3, 0.1), ("fedncf", "x"): (0.1, 0.3, 0.2)}
-    cells = {key: {m: flat_runs(m, {0: v, 1: v + 0.2, **({2: 9.0} if m == "b" else {})}, backbone=key[0], dataset=key[1])
-                   for m, v in zip("abc", values)} for key, values in table.items()}
+    cells = {key: {m: flat_runs(m, {0: v, 1: v + 0.2, **({2: 9.0} if m == "b" else {})}, backbone=key[0],
+                                   dataset=key[1]) for m, v in zip("abc", values)} for key, values in table.items()}
     rows, test = over_grid(cells, "ndcg@20")
     assert [row.seeds for row in rows] == [(0, 1)] * 3  # seed 2 is of b alone
     assert np.array([row.scores for row in rows]) == pytest.approx(np.array(list(table.values())) + 0.1)
@@ -128,7 +130,8 @@ def test_grid_of_average_scores():
 
 # Reading what the user writes
 
-@pytest.mark.parametrize("text,expected", [("ft", ("ft", ())), ("f3crec:without=arm", ("f3crec", (("without", "arm"),))),
+@pytest.mark.parametrize("text,expected", [("ft", ("ft", ())),
+                                           ("f3crec:without=arm", ("f3crec", (("without", "arm"),))),
                                            ("ft:topk=5,20,lr=1", ("ft", (("topk", "5,20"), ("lr", "1"))))])
 def test_methods_with_settings(text, expected):
     assert parse_method(text) == expected
@@ -168,7 +171,8 @@ def test_command_equals_the_tests_on_the_records(at_records, capsys):
         meta = json.loads((folder / "run.json").read_text())
         if meta["backbone"] == "fedmf" and meta["settings"].get("eps", 0.006) == 0.006:
             users = pd.read_parquet(folder / "users.parquet")
-            users = users[(users.metric == "ndcg@20") & (users.trained_block == users.tested_block) & (users.tested_block > 0)]
+            users = users[(users.metric == "ndcg@20") & (users.trained_block == users.tested_block)
+                          & (users.tested_block > 0)]
             frames.setdefault(meta["method"], []).append(users)
     scores = {method: pd.concat(parts).groupby("user").value.mean() for method, parts in frames.items()}
     assert (result["proposed"], result["blocks"]) == ("f3crec", [1, 2, 3])
@@ -227,7 +231,8 @@ def test_reimplementations_are_marked(at_records, capsys, tmp_path):
     for folder in results.joinpath("runs").glob("ft-fedmf*-s0-*"):
         (tmp_path / "r/runs" / folder.name).symlink_to(folder)
     capsys.readouterr()
-    assert main(["compare", "again", "ft", "--backbone", "fedmf", *QUICK, *plugin, "--records", str(tmp_path / "r")]) == 0
+    assert main(["compare", "again", "ft", "--backbone", "fedmf", *QUICK, *plugin,
+                 "--records", str(tmp_path / "r")]) == 0
     out = capsys.readouterr().out
     assert "again† on fedmf" in out and "† re-implementation" in out and "by seed: not computed" in out
 
@@ -236,7 +241,8 @@ def test_reimplementations_are_marked(at_records, capsys, tmp_path):
     (["compare", "f3crec", "ft"], ["--backbone is missing", "fedmf"]),
     (["compare", "f3crec", "--backbone", "fedmf"], ["two methods or more"]),
     (["compare", "ft", *PAIR[1:]], ["'ft' 2 times"]),
-    (["compare", "f3crec:without=none", *PAIR[1:]], ["f3crec (rounds=2, without=none) and f3crec (rounds=2) are the same runs"]),
+    (["compare", "f3crec:without=none", *PAIR[1:]],
+     ["f3crec (rounds=2, without=none) and f3crec (rounds=2) are the same runs"]),
     ([*PAIR, "--metric", "ndgc@20"], ["unknown metric 'ndgc@20'", "Did you mean 'ndcg@20'"]),
     ([*PAIR, "--metric", "ndcg@10"], ["has no ndcg@10", "topk"]),
     ([*PAIR, "--blocks", "2-7"], ["--blocks: found 4", "blocks 0-3"]),
@@ -245,8 +251,10 @@ def test_reimplementations_are_marked(at_records, capsys, tmp_path):
     (["compare", "f3crec", "ft", "--backbone", "fedmff"], ["unknown backbone 'fedmff'", "Did you mean 'fedmf'"]),
     ([*PAIR, "--dataset", "ml-100j"], ["unknown dataset 'ml-100j'", "Did you mean 'ml-100k'"]),
     (["compare", "f3crec:wihtout=arm", "ft", "--backbone", "fedmf"], ["wihtout", "Did you mean 'without'"]),
-    (["compare", "reg", *PAIR[1:]], ["no record in results of reg (rounds=2) on fedmf, ml-100k", "grid --methods reg", "--set rounds=2"]),
-    (["compare", "f3crec", "ft", "--backbone", "fedmf"], ["no record in results of f3crec, ft on fedmf, ml-100k", "rounds 2 instead of 100", "--set"]),
+    (["compare", "reg", *PAIR[1:]],
+     ["no record in results of reg (rounds=2) on fedmf, ml-100k", "grid --methods reg", "--set rounds=2"]),
+    (["compare", "f3crec", "ft", "--backbone", "fedmf"],
+     ["no record in results of f3crec, ft on fedmf, ml-100k", "rounds 2 instead of 100", "--set"]),
     ([*PAIR, "reg"], ["unrecognized arguments: reg", "--help"]),
     ([*PAIR, "--tuned"], ["no tuned settings for f3crec", "tune"]),
     ([*PAIR, "--records", "nowhere"], ["no folder nowhere"]),

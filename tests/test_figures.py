@@ -56,7 +56,8 @@ def matrix(seed):
 
 def curves(seed):
     rng = np.random.default_rng(seed)
-    return [Curve(np.sort(rng.uniform(0.01, 0.12, n)), np.full(n, 0.002), n - 7, n - 12.4, 0.11) for n in (80, 50, 52, 60)]
+    return [Curve(np.sort(rng.uniform(0.01, 0.12, n)), np.full(n, 0.002), n - 7, n - 12.4, 0.11)
+            for n in (80, 50, 52, 60)]
 
 
 def grid_test(methods, rows=12):
@@ -68,16 +69,19 @@ EVERY = {
     "bars": lambda: improvement_bars(bars(), LOOK, "FT", "N@20"),
     "one bar panel": lambda: improvement_bars([bars()[0][:1]], LOOK, "FT", "N@20"),
     "uneven bar panels": lambda: improvement_bars([bars()[0], bars()[1][:1]], LOOK, "FT", "N@20"),
-    "sensitivity": lambda: sensitivity(settings((0.1, 0.5)), LOOK["f3crec"], "N@20", "F3CRec on FedMF, ML-Latest-Small"),
+    "sensitivity": lambda: sensitivity(settings((0.1, 0.5)), LOOK["f3crec"], "N@20",
+                                       "F3CRec on FedMF, ML-Latest-Small"),
     "six maps": lambda: forgetting_maps({m: matrix(i) for i, m in enumerate(LABELS)}, LOOK, "N@20",
                                         "PFedRec, ML-Latest-Small, mean over seeds 0-4"),
     "two maps": lambda: forgetting_maps({"ft": matrix(0), "f3crec": None}, LOOK, "N@20", "FedMF, ML-100K"),
-    "seven maps": lambda: forgetting_maps({f"m{i}": matrix(i) for i in range(7)}, looks({f"m{i}": f"M{i}" for i in range(7)}),
-                                          "N@20", "FedMF, ML-100K"),
+    "seven maps": lambda: forgetting_maps({f"m{i}": matrix(i) for i in range(7)},
+                                          looks({f"m{i}": f"M{i}" for i in range(7)}), "N@20", "FedMF, ML-100K"),
     "curves": lambda: validation_curves({m: None if m == "spp" else curves(i) for i, m in enumerate(LABELS)}, LOOK,
-                                        "N@20", "FedMF, ML-Latest-Small, mean ± std over seeds 0-4; marker: mean best round"),
+                                        "N@20", "FedMF, ML-Latest-Small, mean ± std over seeds 0-4; marker: mean best "
+                                        "round"),
     "one curve": lambda: validation_curves({"ft": curves(0)[:1]}, LOOK, "N@20", "FedMF"),
-    "ranks": lambda: critical_difference_diagram(list(LABELS.values()), grid_test(6), "N@20 on 4 datasets × 3 backbones"),
+    "ranks": lambda: critical_difference_diagram(list(LABELS.values()), grid_test(6),
+                                                 "N@20 on 4 datasets × 3 backbones"),
     "three ranks": lambda: critical_difference_diagram(list(LABELS.values())[:3], grid_test(3, 2),
                                                        "N@20 on 2 datasets × FedMF, as far as complete"),
     "ten ranks": lambda: critical_difference_diagram([f"method {i}" for i in range(10)], grid_test(10), "N@20"),
@@ -156,7 +160,8 @@ def test_setting_lines_are_the_numbers():
         line = axes.containers[0].lines[0]
         assert line.get_xdata().tolist() == sorted(panel.points)
         expected = [p.mean if p else np.nan for p in panel.points.values()]
-        assert np.array_equal(np.array(line.get_ydata(), dtype=float), expected, equal_nan=True)  # nan: the line has a gap
+        # nan: the line has a gap
+        assert np.array_equal(np.array(line.get_ydata(), dtype=float), expected, equal_nan=True)
         assert axes.get_xscale() == ("log" if panel.name == "lambda_kd" else "linear")
         crosses = [line for line in axes.lines if line.get_gid() == "missing"]
         assert [c.get_xdata().tolist() for c in crosses] == ([] if panel.name == "eps" else [[0.1]])
@@ -184,7 +189,8 @@ def test_curves_are_the_numbers():
         assert np.array_equal(by_gid["mean:kd"].get_ydata(), curve.mean[:curve.common])
         assert np.array_equal(by_gid["tail:kd"].get_ydata(), curve.mean[curve.common - 1:])
         assert by_gid["mean:kd"].get_xdata()[0] == 1 and by_gid["tail:kd"].get_xdata()[-1] == len(curve.mean)
-        assert (by_gid["best:kd"].get_xdata()[0], by_gid["best:kd"].get_ydata()[0]) == (curve.best_round, curve.best_value)
+        best = by_gid["best:kd"]
+        assert (best.get_xdata()[0], best.get_ydata()[0]) == (curve.best_round, curve.best_value)
 
 
 def test_rank_diagram_is_the_test():
@@ -238,7 +244,8 @@ def test_mean_matrix():
 
 def test_curves_of_runs_that_stop_at_different_rounds():
     values = {0: {0: 0.5}}
-    runs = [make_run("ft", 0, values, valid=[[0.1, 0.3, 0.2]]), make_run("ft", 1, values, valid=[[0.3, 0.1, 0.2, 0.5, 0.4]])]
+    runs = [make_run("ft", 0, values, valid=[[0.1, 0.3, 0.2]]),
+            make_run("ft", 1, values, valid=[[0.3, 0.1, 0.2, 0.5, 0.4]])]
     curve, = scores.validation_curves(runs)
     assert curve.mean == pytest.approx([0.2, 0.2, 0.2, 0.5, 0.4]) and curve.common == 3
     assert curve.deviation == pytest.approx([0.2 / 2 ** 0.5, 0.2 / 2 ** 0.5, 0.0, 0.0, 0.0])
@@ -277,15 +284,16 @@ def test_command_draws_what_there_is(at_records, capsys, tmp_path):
         for kind, metric in (("forgetting", "-ndcg20"), ("curves", ""))}
     assert names == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")}
     assert all(str(tmp_path / "new" / name) in out for name in names)
-    assert "eps = 0.002, 0.003" in out and "--vary eps=0.002,0.003" in out and "left empty" in out
+    assert "eps = 0.002, 0.003" in out and "left empty" in out
+    assert "grid --paper f3crec --figure 4 --datasets ml-100k --seeds 5 --set rounds=2" in out
 
 
 def test_numbers_of_the_command_come_from_the_records(at_records, tmp_path, monkeypatch, capsys):
     from fedcl_bench import figures
     drawn = []
     monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
-    assert main(["figures", *QUICK, "--figure", "3", "--methods", "ft,kd,reg", "--backbones", "fedmf", "--format", "png",
-                 "--out", str(tmp_path)]) == 0
+    assert main(["figures", *QUICK, "--figure", "3", "--methods", "ft,kd,reg", "--backbones", "fedmf",
+                 "--format", "png", "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "no records of reg on fedmf, ml-100k: left empty" in out and "grid --methods reg --backbones fedmf" in out
     runs = {method: [run for run in load_runs(Path("results")) if run.meta["method"] == method

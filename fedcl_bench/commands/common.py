@@ -53,8 +53,8 @@ def add_records(parser: argparse.ArgumentParser) -> None:
 def add_tuned(parser: argparse.ArgumentParser) -> None:
     """``--tuned`` of commands that read records."""
     parser.add_argument("--tuned", nargs="?", const=TUNED, type=Path, metavar="DIR",
-                        help=f"of runs with the settings that `tune` wrote into DIR (without DIR: {TUNED}); without this "
-                             f"option, of runs with default settings")
+                        help=f"of runs with the settings that `tune` wrote into DIR (without DIR: {TUNED}); without "
+                             f"this option, of runs with default settings")
 
 
 def add_parallel(parser: argparse.ArgumentParser) -> None:

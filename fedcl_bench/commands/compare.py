@@ -48,12 +48,14 @@ def add(commands) -> None:
                          help="average ranks, Friedman's test and Nemenyi's critical difference over all backbones x "
                               "datasets; 3 or more methods")
     compare.add_argument("--metric", default="ndcg@20", metavar="NAME@K", help="default: ndcg@20")
-    compare.add_argument("--blocks", metavar="A-B", help="blocks to average over, as 1-3 or 2 (default: all but block 0)")
+    compare.add_argument("--blocks", metavar="A-B",
+                         help="blocks to average over, as 1-3 or 2 (default: all but block 0)")
     compare.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="assignments",
                          help="take the runs with this setting; repeatable")
     add_records(compare)
     add_tuned(compare)
-    compare.add_argument("--json", action="store_true", help="print one JSON object and nothing else on standard output")
+    compare.add_argument("--json", action="store_true",
+                         help="print one JSON object and nothing else on standard output")
     add_plugins(compare)
 
 
@@ -171,8 +173,8 @@ def _show(about: dict[str, Any], labels: dict[str, str], comparisons: list[Compa
             notes.append(f"{labels[one.other]}: {one.users_left_out} users that only one of the two has are left out.")
         if one.by_seed is None:
             notes.append(f"{labels[one.other]}, by seed: not computed; {one.by_seed_reason}")
-    print(f"{labels[about['proposed']]} on {about['backbone']}, {about['dataset']}: {about['metric']} on the block just "
-          f"trained, {_blocks(about)}")
+    print(f"{labels[about['proposed']]} on {about['backbone']}, {about['dataset']}: {about['metric']} on the block "
+          f"just trained, {_blocks(about)}")
     print_table(table)
     print(f"Positive: {labels[about['proposed']]} is better. Unit: a user, averaged over blocks and the common seeds "
           f"({seed_text(set.union(*(set(one.seeds) for one in comparisons)))}); by seed: a seed's average.")

@@ -17,7 +17,7 @@ EXAMPLES = """\
 examples:
   run_bench.py figures                                        everything that the records in ./results allow
   run_bench.py figures --figure 3 --records results/published/f3crec --tuned --format pdf
-  run_bench.py figures --figure 4 --datasets ml-100k          needs runs as: grid --methods f3crec --vary eps=0.001,0.002
+  run_bench.py figures --figure 4 --datasets ml-100k         its runs: grid --paper f3crec --figure 4 --datasets ml-100k
   run_bench.py figures --figure forgetting,curves --methods ft,f3crec --backbones fedmf --datasets ml-100k
 
 figures:
