@@ -20,9 +20,9 @@ SCHEDULES = {"fixed": lambda r: 1.0, "tanh": lambda r: math.tanh(r / 10.0), "sin
 
 @dataclass(frozen=True)
 class FedRAPSettings(BackboneSettings):
-    lr: float = setting(1e-4, "learning rate of the score function (lr_network)", above=0.0,
-                        search=(1e-4, 1e-3, 1e-2, 1e-1))
-    lr_items: float = setting(1e3, "learning rate of both item tables (lr_args)", above=0.0)
+    lr: float = setting(0.1, "learning rate of the score function (lr_network)", above=0.0,
+                        search=(1e-3, 1e-2, 1e-1, 0.5))
+    lr_items: float = setting(200.0, "learning rate of both item tables (lr_args)", above=0.0)
     dim: int = setting(32, "length d of item vectors", low=1)
     l2: float = setting(1e-6, "weight decay of all parameters", low=0.0)
     lambda_apart: float = setting(0.1, "lambda: weight of the term that pushes the two item tables apart", low=0.0)
@@ -46,7 +46,7 @@ class FedRAP(Backbone):
     reference = "Li et al., Federated Recommendation with Additive Personalization, ICLR 2024, arXiv 2301.09109"
     Settings = FedRAPSettings
     defaults = {"init_from": "best", "local_epochs": 10, "tolerance": 1e-4, "batch_size": 2048}
-    static_defaults = {"min_interactions": 10, "candidate_lists": "shared"}
+    static_defaults = {"min_interactions": 10, "candidate_lists": "shared", "lr": 1e-4, "lr_items": 1e3}
     whole_tables = True
 
     def __init__(self, settings):
