@@ -61,13 +61,14 @@ def finish(f):
 
 
 def train_once(backbone, model, train, settings=LocalSettings(), round_=0, weights=None):
-    """One local round of all clients of ``train`` under FT, seed 0.
+    """One local round of the clients with items in ``train``, under FT with seed 0.
 
     Returns:
         (snapshot after it, mean loss, each client's negatives by user).
     """
     step = one_step(train, model.n_items)
-    chunks = make_chunks(step, torch.arange(len(train.lengths)), settings, 2, backbone.pairwise, backbone.whole_tables)
+    users = (train.lengths > 0).nonzero().flatten()
+    chunks = make_chunks(step, users, settings, 2, backbone.pairwise, backbone.whole_tables)
     after, loss = train_round(chunks, model, backbone, Method(NoSettings()), settings, 0, 0, round_, weights)
     negatives = {}
     for chunk in chunks:
