@@ -31,6 +31,27 @@ def dot(vectors: Tensor, rows: Tensor) -> Tensor:
     return _Dot.apply(vectors, rows)
 
 
+class _PlusConstant(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, scores: Tensor, constants: Tensor) -> Tensor:
+        return scores + constants
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        total = gradient.sum(1, keepdim=True)
+        noise = 16 * torch.finfo(gradient.dtype).eps * gradient.abs().sum(1, keepdim=True)
+        return gradient, total.masked_fill(total.abs() <= noise, 0.0)
+
+
+def plus_constant(scores: Tensor, constants: Tensor) -> Tensor:
+    """Add one number, shape (C, 1), to all of a client's scores, shape (C, n).
+
+    Under a pairwise loss such a constant cancels and its gradient is 0. Adam would turn what rounding leaves of it into
+    steps of full size, so a gradient that is 0 but for rounding is returned as 0.
+    """
+    return _PlusConstant.apply(scores, constants)
+
+
 class _WeightedBCE(torch.autograd.Function):
     @staticmethod
     def forward(ctx, scores: Tensor, targets: Tensor, weights: Tensor) -> Tensor:

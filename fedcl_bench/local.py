@@ -279,8 +279,8 @@ class ChunkTrainer:
                     for tensor in some.values():
                         tensor.requires_grad_(False)
                     with torch.no_grad():
-                        gradients = {name: torch.zeros_like(some[name]) if gradient is None else gradient
-                                     for name, gradient in zip(some, gradients)}
+                        gradients = _writable({name: torch.zeros_like(some[name]) if gradient is None else gradient
+                                               for name, gradient in zip(some, gradients)})
                         if self.backbone.weight_decay > 0.0:
                             for name, gradient in gradients.items():
                                 gradient.add_(some[name], alpha=self.backbone.weight_decay)
@@ -308,6 +308,18 @@ class ChunkTrainer:
         return total / batches
 
 
+def _writable(gradients: Tables) -> Tables:
+    """Gradients that may be overwritten one by one. Autograd may return one tensor for several parameters, as for the
+    terms of a sum, or one number for a whole row."""
+    result, taken = {}, set()
+    for name, gradient in gradients.items():
+        memory = gradient.untyped_storage().data_ptr()
+        shared = memory in taken or 0 in gradient.stride()
+        result[name] = gradient.clone(memory_format=torch.contiguous_format) if shared else gradient
+        taken.add(memory)
+    return result
+
+
 def row_penalties(method: Method, public: Tables) -> dict:
     """The method's penalties on all rows, by table."""
     found = {name: method.row_penalty(name) for name in public}
@@ -333,7 +345,7 @@ def _shift(public: Tables, method: Method, backbone: Backbone, settings: LocalSe
         gradients = torch.autograd.grad(loss, list(tables.values()))
         with torch.no_grad():
             rates = backbone.learning_rates(n_items, round_, batch)
-            for name, update in optimiser.updates(dict(zip(tables, gradients)), rates).items():
+            for name, update in optimiser.updates(_writable(dict(zip(tables, gradients))), rates).items():
                 tables[name] += update
         for table in tables.values():
             table.requires_grad_(False)

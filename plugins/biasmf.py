@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from fedcl_bench.backbone import Backbone, BackboneSettings
-from fedcl_bench.functional import dot
+from fedcl_bench.functional import dot, plus_constant
 from fedcl_bench.layers import ITEM, USER, item_rows
 from fedcl_bench.settings import setting
 
@@ -42,7 +42,8 @@ class BiasMF(Backbone):
                  GLOBAL_BIAS: torch.zeros(len(users), 1, dtype=torch.float64)})
 
     def score(self, clients, rows):
-        return dot(clients[USER], rows[ITEM]) + rows[ITEM_BIAS].squeeze(2) + clients[USER_BIAS] + clients[GLOBAL_BIAS]
+        return plus_constant(dot(clients[USER], rows[ITEM]) + rows[ITEM_BIAS].squeeze(2),
+                             clients[USER_BIAS] + clients[GLOBAL_BIAS])
 
     def score_all(self, clients, public):
         return clients[USER] @ public[ITEM].T + public[ITEM_BIAS].T + clients[USER_BIAS] + clients[GLOBAL_BIAS]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from fedcl_bench.backbone import Backbone, BackboneSettings
+from fedcl_bench.functional import dot, plus_constant
 from fedcl_bench.layers import apply_linear, apply_pair_linear, item_rows, linear, perceptron
 from fedcl_bench.settings import setting
 
@@ -50,7 +51,7 @@ class NCF(Backbone):
         for k in range(1, len(self.settings.hidden)):
             x = torch.relu(apply_linear(clients, f"mlp.{k}", x))
         gmf = clients[USERS[0]].unsqueeze(1) * rows[ITEMS[0]]
-        logits = apply_linear(clients, "output", torch.cat([gmf, x], 2)).squeeze(2)
+        logits = plus_constant(dot(clients["output.weight"][:, 0], torch.cat([gmf, x], 2)), clients["output.bias"])
         return logits if self.settings.output == "logit" else torch.sigmoid(logits)
 
     def learning_rates(self, n_items, round_=0, batch=0):

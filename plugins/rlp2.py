@@ -72,15 +72,16 @@ class RLP2(Method):
         used = int(self.client_state["filled"].any(0).nonzero().max()) + 1
         state = {name: values[:, :used] for name, values in self.client_state.items()}
         known = (users < len(state["keys"])).nonzero().flatten()
-        # Clipping to [0, 1] as a probability would only make ties.
-        result = torch.sigmoid(scores.double())
+        known = known[state["filled"][users[known]].any(1)]
+        result = scores.double()  # a client without entries ranks as ever
         every = torch.arange(scores.shape[1], device=users.device)
         for some in in_pieces(known, scores.shape[1] * state["keys"].shape[1]):
             owner = users[some]
             queries = pair_keys(backbone, model, owner, every.expand(len(owner), -1))
             error = estimated_error(queries, state["keys"][owner], state["errors"][owner], state["filled"][owner],
                                     self.settings.neighbours, self.settings.temperature)
-            result[some] += self.settings.lambda_error * error
+            # Clipping to [0, 1] as a probability would only make ties.
+            result[some] = torch.sigmoid(result[some]) + self.settings.lambda_error * error
         return result
 
     def end_step(self, step, model, backbone, trained, draw):

@@ -3,67 +3,27 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import pytest
 import torch
+from helpers import ITEM, USER, build, federation, finish, module_of, ragged, train_once
 
 from fedcl_bench.distillation import distillation_loss, ranks_of, refresh_teacher
 from fedcl_bench.errors import UserError
-from fedcl_bench.evaluation import EvaluationSettings
-from fedcl_bench.federation import Federation, FederationSettings, run
-from fedcl_bench.local import ChunkTrainer, train_round
+from fedcl_bench.federation import run
+from fedcl_bench.local import ChunkTrainer
 from fedcl_bench.method import DrawKey, Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.sampling import LocalSettings, make_chunks
-from fedcl_bench.stream import Ragged, Step
-
-USER, ITEM = "user_embedding.weight", "item_embedding.weight"
-
-
-def build(registry, kind, name, **settings):
-    cls = registry.get(kind, name).cls
-    return cls(cls.Settings(**settings))
-
-
-def module_of(registry, kind, name):
-    return sys.modules[registry.get(kind, name).cls.__module__]
-
-
-def ragged(*lists):
-    lengths = torch.tensor([0, *map(len, lists)])
-    return Ragged(lengths.cumsum(0), torch.tensor([i for items in lists for i in items], dtype=torch.int64))
-
-
-def one_step(train, n_items):
-    """A step with this training data and nothing to validate or test."""
-    none = ragged(*[[] for _ in train.lengths])
-    return Step(0, len(train.lengths), n_items, 0, 0, len(train.values), train, none, none)
-
-
-def federation(registry, stream, method, seed=0, rounds=4, **server):
-    return Federation(stream, build(registry, "backbone", "fedmf"), method, LocalSettings(),
-                      FederationSettings(rounds=rounds, **server), EvaluationSettings(), seed)
-
-
-def finish(f):
-    for progress in run(f):
-        pass
-    return progress
 
 
 # FedMF -------------------------------------------------------------------------------------------------------------
 
 def one_round(registry, train, vectors, n_items, lr):
     backbone = build(registry, "backbone", "fedmf", lr=lr, dim=2)
-    users = torch.arange(len(vectors))
     model = Snapshot({ITEM: torch.zeros(n_items, 2)}, {USER: torch.tensor(vectors)})
-    settings = LocalSettings()
-    chunks = make_chunks(one_step(train, n_items), users, settings, 2)
-    trainer = ChunkTrainer(chunks[0], model, backbone, Method(NoSettings()), settings, 0, 0, 0)
-    negatives = trainer.slots.items[0, chunks[0].positives.shape[1]:].tolist()
-    after, _ = train_round(chunks, model, backbone, Method(NoSettings()), settings, 0, 0, 0)
-    return negatives, after.public, after.private
+    after, _, negatives = train_once(backbone, model, train)
+    return negatives[0], after.public, after.private
 
 
 def test_fedmf_single_batch_step(registry):

@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from helpers import TableBackbone, ragged
 from hypothesis import given, settings, strategies as st
 
 from fedcl_bench.continual import summaries
 from fedcl_bench.errors import UserError
 from fedcl_bench.evaluation import list_metrics, parse_metric, rank_all
 from fedcl_bench.model import Snapshot
-from fedcl_bench.stream import Ragged
-
-
-class TableBackbone:
-    """Scores are given outright."""
-
-    scores_local_tables = False
-
-    def score_all(self, private, public):
-        return private["scores"].clone()
-
-
-def ragged(lists):
-    lengths = torch.tensor([0, *map(len, lists)])
-    return Ragged(lengths.cumsum(0), torch.tensor([i for items in lists for i in items], dtype=torch.long))
 
 
 @settings(max_examples=60)
@@ -70,8 +55,8 @@ def test_rank_all_equals_plain_python(seed):
     masks = [[rng.choice(items, rng.integers(0, 8), replace=False).tolist() for _ in range(users)] for _ in range(2)]
     if not any(target):
         target[0] = [1]
-    result = rank_all(TableBackbone(), Snapshot({"items": torch.zeros(items, 1)}, {"scores": scores}), ragged(target),
-                      [ragged(m) for m in masks], [k])
+    result = rank_all(TableBackbone(), Snapshot({"items": torch.zeros(items, 1)}, {"scores": scores}), ragged(*target),
+                      [ragged(*m) for m in masks], [k])
     expected = []
     for u in range(users):
         if not target[u]:
@@ -89,7 +74,7 @@ def test_rank_all_equals_plain_python(seed):
 def test_rank_all_in_pieces_is_the_same(monkeypatch):
     torch.manual_seed(0)
     model = Snapshot({"items": torch.zeros(30, 1)}, {"scores": torch.randn(17, 30)})
-    target, mask = ragged([[i % 30, (i + 3) % 30] for i in range(17)]), ragged([[(i + 1) % 30] for i in range(17)])
+    target, mask = ragged(*([i % 30, (i + 3) % 30] for i in range(17))), ragged(*([(i + 1) % 30] for i in range(17)))
     whole = rank_all(TableBackbone(), model, target, [mask], [10])
     monkeypatch.setattr("fedcl_bench.evaluation._SCORES_AT_ONCE", 61)
     pieces = rank_all(TableBackbone(), model, target, [mask], [10])
@@ -100,14 +85,14 @@ def test_rank_all_in_pieces_is_the_same(monkeypatch):
 def test_masked_target_is_never_a_hit():
     """With fewer unmasked candidates than K, a masked item at the end of the list does not count."""
     model = Snapshot({"items": torch.zeros(4, 1)}, {"scores": torch.tensor([[4.0, 3.0, 2.0, 1.0]])})
-    result = rank_all(TableBackbone(), model, ragged([[0, 1]]), [ragged([[0, 2, 3]])], [4])
+    result = rank_all(TableBackbone(), model, ragged([0, 1]), [ragged([0, 2, 3])], [4])
     assert result.values["recall@4"].tolist() == [0.5]
 
 
 def test_lists_longer_than_the_items_are_refused():
     model = Snapshot({"items": torch.zeros(4, 1)}, {"scores": torch.zeros(1, 4)})
     with pytest.raises(UserError, match="at most the number of items, 4"):
-        rank_all(TableBackbone(), model, ragged([[0]]), [], [5])
+        rank_all(TableBackbone(), model, ragged([0]), [], [5])
 
 
 def test_metric_names():

@@ -24,7 +24,7 @@ SEED, ROUND = 3, 4
 BACKBONES = {
     "fedmf": ("fedmf", dict(lr=0.5, dim=16), {}),
     "fedncf": ("fedncf", dict(lr=0.01, dim=8), {}),
-    "fedncf-hidden": ("fedncf", dict(lr=0.01, dim=6, hidden=(5, 3)), {}),
+    "fedncf-hidden": ("fedncf", dict(lr=0.01, dim=6, hidden=(12, 8)), {}),
     "pfedrec": ("pfedrec", dict(lr=0.02, dim=8), {}),
     "pfedrec-local": ("pfedrec", dict(lr=0.02, dim=8, eval_item_table="local"), {}),
     "fedrap": ("fedrap", dict(lr=0.1, lr_items=5.0, dim=6, l2=1e-3, schedule="tanh", mu=0.05), {}),

@@ -1,0 +1,92 @@
+"""Parts of a federation put together by hand, for tests that look at one of them."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import torch
+
+from fedcl_bench.evaluation import EvaluationSettings
+from fedcl_bench.federation import Federation, FederationSettings, run
+from fedcl_bench.local import train_round
+from fedcl_bench.method import Method, NoSettings
+from fedcl_bench.recbole_adapter import Interactions
+from fedcl_bench.sampling import LocalSettings, draw_negatives, make_chunks
+from fedcl_bench.stream import Ragged, Step, StreamSettings, build_blocks
+
+USER, ITEM = "user_embedding.weight", "item_embedding.weight"
+
+
+class TableBackbone:
+    """Scores are given outright, as the private table ``scores``."""
+
+    scores_local_tables = False
+
+    def score_all(self, private, public):
+        return private["scores"].clone()
+
+
+def build(registry, kind, name, **settings):
+    cls = registry.get(kind, name).cls
+    return cls(cls.Settings(**settings))
+
+
+def module_of(registry, kind, name):
+    return sys.modules[registry.get(kind, name).cls.__module__]
+
+
+def ragged(*lists):
+    lengths = torch.tensor([0, *map(len, lists)])
+    return Ragged(lengths.cumsum(0), torch.tensor([i for items in lists for i in items], dtype=torch.int64))
+
+
+def one_step(train, n_items, valid=None, test=None, index=0, old_users=0, old_items=0):
+    """A step with this training data and, unless given, nothing to validate or test."""
+    none = ragged(*[[] for _ in train.lengths])
+    return Step(index, len(train.lengths), n_items, old_users, old_items, len(train.values), train, valid or none,
+                test or none)
+
+
+def federation(registry, stream, method, backbone=None, seed=0, rounds=4, local=LocalSettings(),
+               evaluation=EvaluationSettings(), **server):
+    return Federation(stream, backbone or build(registry, "backbone", "fedmf"), method, local,
+                      FederationSettings(rounds=rounds, **server), evaluation, seed)
+
+
+def finish(f):
+    for progress in run(f):
+        pass
+    return progress
+
+
+def train_once(backbone, model, train, settings=LocalSettings(), round_=0, weights=None):
+    """One local round of the clients with items in ``train``, under FT with seed 0.
+
+    Returns:
+        (snapshot after it, mean loss, each client's negatives by user).
+    """
+    step = one_step(train, model.n_items)
+    users = (train.lengths > 0).nonzero().flatten()
+    chunks = make_chunks(step, users, settings, 2, backbone.pairwise, backbone.whole_tables)
+    after, loss = train_round(chunks, model, backbone, Method(NoSettings()), settings, 0, 0, round_, weights)
+    negatives = {}
+    for chunk in chunks:
+        drawn = draw_negatives(chunk, settings, 0, 0, round_)
+        for user, items, count in zip(chunk.users.tolist(), drawn.tolist(), chunk.count.tolist()):
+            negatives[user] = items[:settings.negatives * count]
+    return after, loss, negatives
+
+
+def small_interactions(seed=0, users=40, items=60, each=(6, 25)):
+    """Random rows in random order of time; no user has an item twice."""
+    rng = np.random.default_rng(seed)
+    lists = [rng.choice(items, rng.integers(*each), replace=False) for _ in range(users)]
+    user = np.repeat(np.arange(users), [len(some) for some in lists])
+    return Interactions(user, np.concatenate(lists), rng.permutation(len(user)).astype(float),
+                        np.array([f"u{u}" for u in range(users)]), np.array([f"i{i}" for i in range(items)]))
+
+
+def small_stream(seed=0, blocks=4, **shape):
+    """Blocks of few users and items, for whole runs in a moment."""
+    return build_blocks(small_interactions(seed, **shape), StreamSettings(blocks=blocks), "small")
