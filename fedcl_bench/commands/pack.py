@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .common import add_results
+from .common import add_results, count
 from .paper import add_settings, add_tables, chosen_tables, command_line, make_source
 
 EXAMPLES = """\
@@ -29,6 +29,8 @@ def add(commands) -> None:
                       help="folder of compact records, made or added to")
     add_results(pack)
     add_tables(pack, "all tables of --paper; without --paper, every finished run")
+    pack.add_argument("--figure", type=count, action="append", default=[], metavar="N",
+                      help="also the runs of this figure of the paper, as 4; repeatable")
     add_settings(pack)
 
 
@@ -39,17 +41,19 @@ def run(args: argparse.Namespace) -> int:
     from ..store import load_runs
     from ..tables import find
 
-    if not args.paper and (option := next((name for name in ("table", "datasets", "backbones")
+    if not args.paper and (option := next((name for name in ("table", "figure", "datasets", "backbones")
                                            if getattr(args, name)), None)):
         raise UserError(f"--{option} has no effect without --paper, as --paper f3crec.")
     runs = load_runs(args.results)
     source = make_source(args, runs)
     paper, tables = chosen_tables(args)
     if args.paper:
-        specs = papers.specs(paper, [table.number for table in tables], args.datasets, args.backbones)
+        chosen = args.datasets, args.backbones
+        specs = list(dict.fromkeys([*papers.specs(paper, [table.number for table in tables], *chosen),
+                                    *papers.figure_specs(paper, args.figure, *chosen)]))
         found = [find(source, spec)[0] for spec in specs]
         runs = [run for some in found for run in some]
-        print(f"{sum(map(bool, found))} of the {len(specs)} combinations of these tables have records")
+        print(f"{sum(map(bool, found))} of the {len(specs)} combinations of these tables and figures have records")
         if not runs:
             raise UserError("nothing to pack; `run_bench.py tables` with the same options says why.")
     per_item = {run.hash for table in tables if "item_rank_change" in table.metrics for spec in table.specs()

@@ -108,6 +108,8 @@ def command_line(name: str, args: argparse.Namespace, **places: Path) -> str:
         words += ["--paper", args.paper]
     if args.table:
         words += ["--table", *map(str, args.table)]
+    for number in getattr(args, "figure", ()):
+        words += ["--figure", str(number)]
     for option in ("datasets", "backbones"):
         if getattr(args, option):
             words += [f"--{option}", ",".join(getattr(args, option))]
