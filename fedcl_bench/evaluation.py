@@ -78,7 +78,8 @@ def draw_candidates(step: Step, settings: EvaluationSettings, seed: int) -> dict
     """The sampled items of every user for validation and for test (protocol of PFedRec, GPFedRec and FedRAP).
 
     Uniform without replacement over the items that the user has in no split of the step; the same in every round and
-    for every method. A user with fewer such items gets all of them, the rest of the row is -1.
+    for every method. A user with fewer such items gets all of them, separate lists half of them each; the rest of the
+    row is -1.
 
     Returns:
         ``{"valid": ..., "test": ...}``, each int64 of shape (users, sampled_candidates); empty if all items are ranked.
@@ -96,7 +97,11 @@ def draw_candidates(step: Step, settings: EvaluationSettings, seed: int) -> dict
         key, item = order.topk(drawn, dim=1, largest=False)
         parts.append(item.masked_fill(key == torch.iinfo(torch.int64).max, -1))
     items = torch.nn.functional.pad(torch.cat(parts), (0, (2 * n if several else n) - drawn), value=-1)
-    return {"valid": items[:, :n], "test": items[:, -n:]}
+    if not several:
+        return {"valid": items, "test": items}
+    half = ((items >= 0).sum(1, keepdim=True) + 1) // 2
+    column = torch.arange(n, device=items.device)
+    return {"valid": items[:, :n].masked_fill(column >= half, -1), "test": items.gather(1, half + column)}
 
 
 def list_metrics(hits: Tensor, relevant: Tensor, topk: Iterable[int]) -> dict[str, Tensor]:

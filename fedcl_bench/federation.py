@@ -74,6 +74,12 @@ class Progress:
     tests: tuple[tuple[int, int, UserScores], ...] = ()
     analysis: tuple[tuple[int, str, Tensor, Tensor], ...] = ()
 
+    def best_round(self, step: int, which: str) -> int:
+        """The number, from 1, of a step's best validation round; of equal ones the ``first`` or the ``latest``."""
+        values = [row["valid"] for row in self.curve if row["step"] == step]
+        best = [number for number, value in enumerate(values, start=1) if value == max(values)]
+        return best[0 if which == "first" else -1]
+
 
 @dataclass(frozen=True)
 class Federation:

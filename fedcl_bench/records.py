@@ -174,12 +174,12 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
                          "avg_incremental": float(np.mean(diagonal[1:])) if len(diagonal) > 1 else None}
         matrix[name] = [[float(r[t, s]) for s in range(t + 1)] for t in range(len(r))]
         continual[name] = summaries(r)
-    best = curve.loc[per_block["valid"].idxmax(), "round"] + 1
     return {
         "method": config.method.name, "backbone": config.backbone.name, "dataset": config.source.name,
         "seed": config.seed, "device": config.device, "settings": config.settings, "metrics": metrics,
         "continual": continual, "matrix": matrix,
-        "rounds": per_block.size().tolist(), "best_round": best.tolist(),
+        "rounds": per_block.size().tolist(),
+        "best_round": [progress.best_round(step, config.server.best_round) for step in per_block.groups],
         "seconds": {"total": elapsed, "train": float(curve["train_seconds"].sum()),
                     "evaluate": float(curve["evaluate_seconds"].sum())},
         "peak_memory_mib": peak_mib(), "block0_shared": shared_base,

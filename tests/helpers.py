@@ -60,13 +60,13 @@ def finish(f):
     return progress
 
 
-def train_once(backbone, model, train, settings=LocalSettings(), round_=0, weights=None):
-    """One local round of the clients with items in ``train``, under FT with seed 0.
+def train_once(backbone, model, train, settings=LocalSettings(), round_=0, weights=None, step=None):
+    """One local round of the clients with items in ``train`` (or in that of ``step``), under FT with seed 0.
 
     Returns:
         (snapshot after it, mean loss, each client's negatives by user).
     """
-    step = one_step(train, model.n_items)
+    step = step or one_step(train, model.n_items)
     users = (train.lengths > 0).nonzero().flatten()
     chunks = make_chunks(step, users, settings, 2, backbone.pairwise, backbone.whole_tables)
     after, loss = train_round(chunks, model, backbone, Method(NoSettings()), settings, 0, 0, round_, weights)
