@@ -6,12 +6,12 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from helpers import one_step, ragged
 from hypothesis import given, strategies as st
 from scipy import stats
 
 from fedcl_bench import draws
-from fedcl_bench.local import LocalSettings, Others, draw_negatives, make_chunks
-from fedcl_bench.stream import Ragged
+from fedcl_bench.sampling import LocalSettings, Others, draw_negatives, make_chunks
 
 
 def test_splitmix64_reference_values():
@@ -47,9 +47,7 @@ def test_normal_rows_are_normal():
 
 
 def one_chunk(lists, n_items):
-    lengths = torch.tensor([0, *map(len, lists)])
-    train = Ragged(lengths.cumsum(0), torch.tensor([i for items in lists for i in items]))
-    chunks = make_chunks(train, torch.arange(len(lists)), LocalSettings(batch_size=10 ** 6), n_items, 1)
+    chunks = make_chunks(one_step(ragged(*lists), n_items), torch.arange(len(lists)), LocalSettings(batch_size=10 ** 6), 1)
     assert len(chunks) == 1
     return chunks[0]
 
@@ -59,7 +57,7 @@ def test_negatives_are_uniform_over_the_other_items():
     chunk = one_chunk([[1, 4, 4, 9, 0], [2]], 12)
     counts = np.zeros((2, 12), dtype=int)
     for round_ in range(600):
-        found = draw_negatives(chunk, 4, 0, 0, round_)
+        found = draw_negatives(chunk, LocalSettings(negatives=4), 0, 0, round_)
         for c in range(2):
             own = found[c, :4 * int(chunk.count[c])].numpy()
             counts[c] += np.bincount(own, minlength=12)
@@ -86,7 +84,7 @@ def test_listed_and_counted_others_agree(lists):
        st.integers(0, 1000))
 def test_negatives_never_hit_positives(lists, seed):
     chunk = one_chunk(lists, 15)
-    found = draw_negatives(chunk, 3, seed, 1, 2)
+    found = draw_negatives(chunk, LocalSettings(negatives=3), seed, 1, 2)
     for c, user in enumerate(chunk.users.tolist()):
         own = found[c, :3 * len(lists[user])].tolist()
         assert not set(own) & set(lists[user]) and all(0 <= i < 15 for i in own)
@@ -95,7 +93,7 @@ def test_negatives_never_hit_positives(lists, seed):
 def test_a_clients_draws_do_not_depend_on_others():
     alone, together = one_chunk([[3, 5]], 20), one_chunk([[3, 5], [1, 2, 7, 8]], 20)
     mine = together.users.tolist().index(0)
-    assert torch.equal(draw_negatives(alone, 4, 0, 0, 0)[0], draw_negatives(together, 4, 0, 0, 0)[mine, :8])
+    assert torch.equal(draw_negatives(alone, LocalSettings(negatives=4), 0, 0, 0)[0], draw_negatives(together, LocalSettings(negatives=4), 0, 0, 0)[mine, :8])
 
 
 @pytest.mark.parametrize("high", [1, 2, 1136, 2 ** 31 - 1])
