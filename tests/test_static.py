@@ -471,9 +471,9 @@ def test_pfedrec_on_ml100k(capsys, tmp_path):
 
 @pytest.mark.long
 def test_pfedrec_on_ml100k_whole(capsys, tmp_path):
-    """All 100 rounds; HR@10 / NDCG@10 were .7169 / .4344 with seed 0 when this range was set."""
+    """All 100 rounds. Measured HR@10 / NDCG@10 of seeds 0-2: .7169 / .4344, .7264 / .4463, .7200 / .4348."""
     result = json.loads(command(capsys, "--method", "pfedrec", "--set", "stream=static", "--json",
                                 "--results", tmp_path))
     assert result["rounds"] == [100]
-    assert 0.68 < result["metrics"]["hit@10"]["per_block"][0] < 0.75
-    assert 0.40 < result["metrics"]["ndcg@10"]["per_block"][0] < 0.46
+    assert 0.69 < result["metrics"]["hit@10"]["per_block"][0] < 0.75
+    assert 0.41 < result["metrics"]["ndcg@10"]["per_block"][0] < 0.46
