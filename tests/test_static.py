@@ -16,8 +16,9 @@ from hypothesis import given, settings, strategies as st
 from scipy import stats
 
 from fedcl_bench import sampling
+from fedcl_bench.backbone import Backbone
 from fedcl_bench.cli import main
-from fedcl_bench.config import STATIC_DEFAULTS, make_config
+from fedcl_bench.config import STATIC_DEFAULTS, layers, make_config
 from fedcl_bench.datasets import load_stream
 from fedcl_bench.errors import UserError
 from fedcl_bench.evaluation import EvaluationSettings, draw_candidates, rank_all
@@ -341,9 +342,9 @@ def test_best_round_of_equal_ones(registry, which):
 
 # Settings ----------------------------------------------------------------------------------------------------------
 
-def configured(registry, backbone="pfedrec", *layers):
+def configured(registry, backbone="pfedrec", *overrides):
     return make_config(registry, "ft", backbone, "ml-100k",
-                       overrides=[(f"layer {n}", layer) for n, layer in enumerate(layers)]).settings
+                       overrides=[(f"layer {n}", layer) for n, layer in enumerate(overrides)]).settings
 
 
 def test_static_defaults(registry):
@@ -374,10 +375,26 @@ def test_the_user_wins(registry):
     """In whatever layer and order; the last word on ``stream`` decides which defaults lie below."""
     wishes = {"lr": 0.3, "k_core": 5, "rounds": 7, "eval_item_table": "global", "candidate_lists": "shared",
               "topk": (5,), "best_round": "first"}
-    for layers in ([{**wishes, "stream": "static"}], [wishes, {"stream": "static"}], [{"stream": "static"}, wishes]):
-        found = configured(registry, "pfedrec", *layers)
+    for parts in ([{**wishes, "stream": "static"}], [wishes, {"stream": "static"}], [{"stream": "static"}, wishes]):
+        found = configured(registry, "pfedrec", *parts)
         assert {name: found[name] for name in wishes} == {**wishes, "topk": [5]} and found["lr_eta"] == 80.0
     assert configured(registry, "pfedrec", {"stream": "static"}, {"stream": "blocks"}) == configured(registry)
+
+
+def test_order_of_defaults():
+    """A backbone's static values lie over the protocol's, those over dataset's and backbone's."""
+    class Own(Backbone):
+        name = "own"
+        defaults = {"batch_size": 9, "k_core": 3, "local_epochs": 2}
+        static_defaults = {"batch_size": 7, "topk": (3,)}
+
+    def merged(**user):
+        return {name: value for _, layer in layers("ml-100k", [("user", user)], Own) for name, value in layer.items()}
+    dataset, static = merged(), merged(stream="static")
+    names = ("batch_size", "local_epochs", "k_core", "rounds", "blocks")
+    assert [dataset[name] for name in names] == [9, 2, 10, 100, 4] and "topk" not in dataset
+    assert [static[name] for name in (*names, "topk")] == [7, 2, 0, 100, 4, (3,)]
+    assert merged(stream="static", batch_size=1, topk=5)["batch_size"] == 1
 
 
 STATIC_REASON = "with stream=static, which has one step and a fixed split"
