@@ -160,10 +160,10 @@ def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
         if progress.round == 0 and not progress.trained:
             start = progress.best if f.server.init_from == "best" else progress.model
             model = grow(start, backbone, f.seed, step, dtype, device)
-            if f.server.reset_private and step.index > 0:
-                model = reset_private(model, backbone, f.seed, trained)
             if earlier is not None:
                 acting.begin_step(step, earlier, model, backbone)
+                if f.server.reset_private:
+                    model = reset_private(model, backbone, f.seed, trained)
             progress = replace(progress, model=model, best=model, previous=progress.best, best_value=-1.0, stale=0)
 
         while not progress.trained:

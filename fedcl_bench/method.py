@@ -70,7 +70,7 @@ class Method:
 
         Args:
             previous: the step before.
-            model: what the step starts from, with rows for its new users and items.
+            model: what the step starts from, with rows for its new users and items; before ``reset_private``.
         """
 
     def replayed_items(self, users: Tensor, draw: DrawKey) -> Tensor | None:

@@ -24,7 +24,7 @@ from .registry import Registry
 from .specs import RunSpec, expected_settings
 
 # Settings that say how numbers are taken, with the value of records from before the setting existed.
-PROTOCOL = {"stream": "blocks", "candidates": "all"}
+PROTOCOL = {"stream": "blocks", "candidates": "all", "sampled_candidates": None, "candidate_lists": None}
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,8 +193,9 @@ def one_data(runs: Iterable[Run]) -> None:
 
 
 def protocol(run: Run) -> tuple[tuple[str, Any], ...]:
-    """How the run's numbers were taken: stream and candidates."""
-    return tuple((name, run.meta["settings"].get(name, old)) for name, old in PROTOCOL.items())
+    """How the run's numbers were taken: stream and candidates; settings that the run does not have are left out."""
+    found = {name: run.meta["settings"].get(name, old) for name, old in PROTOCOL.items()}
+    return tuple((name, value) for name, value in found.items() if value is not None)
 
 
 def one_protocol(runs: Iterable[Run], where: str) -> None:

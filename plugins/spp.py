@@ -77,8 +77,9 @@ class SPP(Method):
         if self._off:
             return
         first = "stability:" + next(iter(model.public)) not in self.server_state
+        personal = set(backbone.new_personal(0, range(0)))
         old = Snapshot({name: table[:step.old_items] for name, table in model.public.items()},
-                       {name: table[:step.old_users, :step.old_items] if name in self._personal(backbone)
+                       {name: table[:step.old_users, :step.old_items] if name in personal
                         else table[:step.old_users] for name, table in model.private.items()}, model.dense)
         for proxy, weight in zip(PROXIES, (self.settings.stability, self.settings.plasticity)):
             for state, tables in ((self.server_state, {**old.public, **old.dense}), (self.client_state, old.private)):
@@ -86,10 +87,6 @@ class SPP(Method):
                     key = f"{proxy}:{name}"
                     state[key] = moved_average(state[key], table, weight) if key in state else table.clone()
         self._list_candidates(step, previous, old, backbone, first)
-
-    @staticmethod
-    def _personal(backbone) -> set[str]:
-        return set(backbone.new_personal(0, range(0)))
 
     @torch.no_grad()
     def _list_candidates(self, step, previous, model: Snapshot, backbone, first: bool) -> None:

@@ -14,6 +14,7 @@ from fedcl_bench.registry import discover
 from fedcl_bench.runner import execute
 
 torch.manual_seed(0)
+torch.set_num_threads(1)  # operations of tests are short; threads that wait for each other take ten times as long
 # A busy machine is no failure, and a failure must come back on the next run.
 hypothesis.settings.register_profile("suite", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("suite")
