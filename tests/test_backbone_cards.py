@@ -35,14 +35,15 @@ def initial(backbone, users, items, dtype=torch.float64):
 
 
 class Starts(Method):
-    """FT that keeps what each later block starts from."""
+    """FT that keeps the private parameters with which clients begin block 1, as (users, parameters) of each chunk."""
 
     def __init__(self):
         super().__init__(NoSettings())
-        self.models = {}
+        self.seen = []
 
-    def begin_step(self, step, previous, model, backbone):
-        self.models[step.index] = model
+    def local_loss(self, batch):
+        if (batch.draw.step, batch.draw.round, batch.draw.batch) == (1, 0, 0):
+            self.seen.append((batch.users, {name: values.detach().clone() for name, values in batch.private.items()}))
 
 
 # FedNCF ------------------------------------------------------------------------------------------------------------
@@ -89,13 +90,16 @@ def test_private_parameters_are_reset_or_kept(registry, ml100k, name):
         starts = Starts()
         f = replace(make_config(registry, "ft", name, "ml-100k",
                                 overrides=[("test", {"rounds": 1, **settings})]).federation(ml100k), method=starts)
-        before = next(p for p in run(f) if p.trained).best.private
-        if 1 not in starts.models:
-            next(p for p in run(f) if p.step == 1 and p.round == 1)
+        points = iter(run(f))
+        before = next(p for p in points if p.trained).best.private
+        after = next(p for p in points if p.step == 1 and p.round == 1).model.private
         fresh = {key: table.float() for key, table in f.backbone.new_rows(0, range(step.n_users), range(0))[1].items()}
         present = step.train.lengths > 0
         old = torch.arange(step.n_users) < step.old_users
-        for key, table in starts.models[1].private.items():
+        for key in after:
+            table = after[key].clone()  # users without data are as the block found them
+            for users, private in starts.seen:
+                table[users] = private[key]
             kept = old & ~present if reset else old
             assert torch.equal(table[~kept], fresh[key][~kept])
             assert torch.equal(table[kept], before[key][kept[:step.old_users]])
