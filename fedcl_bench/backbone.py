@@ -42,7 +42,7 @@ class Backbone:
     Attributes:
         defaults: values of the run's other settings that belong to this backbone's paper; a dataset's config and the
             user lie over them.
-        static_defaults: the same for the static stream only, where it is the one of the backbone's own paper.
+        static_defaults, session_defaults: the same for the static stream, or a stream of sessions, only.
         pairwise: a sample is a positive with one of its negatives, and ``pair_loss`` is minimised instead of ``loss``.
         whole_tables: a client trains all item rows, not only those it looks up: needed if a term of the loss, weight
             decay or a personal table concerns all of them. An attribute of the class or of the instance.
@@ -58,6 +58,7 @@ class Backbone:
     Settings: ClassVar[type] = BackboneSettings
     defaults: ClassVar[Mapping[str, Any]] = {}
     static_defaults: ClassVar[Mapping[str, Any]] = {}
+    session_defaults: ClassVar[Mapping[str, Any]] = {}
     pairwise: ClassVar[bool] = False
     whole_tables: bool = False
     keeps_local_tables: bool = False

@@ -11,7 +11,7 @@ from typing import Any, Iterable, Mapping
 
 import torch
 
-from . import NUMBERS_VERSION, evaluation, stream
+from . import NUMBERS_VERSION, evaluation, federation, sampling, stream
 from .datasets import DatasetSource, load_config, locate
 from .errors import UserError
 from .evaluation import EvaluationSettings, parse_metric
@@ -98,11 +98,18 @@ STATIC_DEFAULTS = {"k_core": 0, "candidates": "sampled", "topk": (10,), "valid_m
                    "negative_pool": "untouched", "negative_draw": "distinct", "rounds": 100, "patience": 100,
                    "best_round": "latest"}
 
+# Those of streams of sessions (FCUCR). Its released code trains 40 rounds and never ends early; the paper stops after 5
+# rounds without gain.
+SESSION_DEFAULTS = {"k_core": 0, "candidates": "sampled", "sampled_candidates": 100, "topk": (10,),
+                    "valid_metric": "hit@10", "valid_decimals": 17, "negatives": 1, "rounds": 40, "patience": 5}
+
 
 def _idle(settings: Mapping[str, Any]) -> dict[str, str]:
     """Settings without effect, and why."""
-    return {**stream.idle_settings(settings["stream"], settings["split_file"]),
-            **evaluation.idle_settings(settings["candidates"])}
+    idle: dict[str, str] = {}
+    for module in (stream, sampling, federation, evaluation):
+        idle |= module.idle_settings(settings)
+    return idle
 
 
 def refuse_idle(parts: Iterable[Any], overrides: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
@@ -117,19 +124,20 @@ def refuse_idle(parts: Iterable[Any], overrides: Iterable[tuple[str, Mapping[str
 def layers(dataset: str, overrides: Iterable[tuple[str, Mapping[str, Any]]], backbone: type | None = None,
            method: str | None = None) -> list[tuple[str, Mapping[str, Any]]]:
     """All settings that lie over the classes' defaults, the weakest first: the backbone's, the dataset's, those of the
-    static stream if it is chosen, then ``overrides``."""
+    static stream or of sessions if that is chosen, then ``overrides``."""
     config, overrides = load_config(dataset), list(overrides)
     file = f"dataset_configs/{dataset}.yaml"
     weak = [(file, config.settings), (file, config.method_settings.get(method, {}))]
-    static = "blocks"
+    chosen = "blocks"
     for _, layer in [*weak, *overrides]:
-        static = layer.get("stream", static)
+        chosen = layer.get("stream", chosen)
     if backbone is not None:
         weak.insert(0, (f"backbone {backbone.name}", backbone.defaults))
-    if static == "static":
-        weak.append(("stream=static", STATIC_DEFAULTS))
-        if backbone is not None:
-            weak.append((f"backbone {backbone.name}", backbone.static_defaults))
+    common = {"static": STATIC_DEFAULTS, "sessions": SESSION_DEFAULTS}.get(chosen, {})
+    of_backbone = {"static": "static_defaults", "sessions": "session_defaults"}
+    weak.append((f"stream={chosen}", common))
+    if backbone is not None and chosen in of_backbone:
+        weak.append((f"backbone {backbone.name}", getattr(backbone, of_backbone[chosen])))
     return [*weak, *overrides]
 
 

@@ -7,7 +7,7 @@ NDCG = DCG / IDCG with IDCG over min(|T_u|, K), HR, Precision = hits / K, MRR = 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Iterable
+from typing import Any, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -35,10 +35,16 @@ class EvaluationSettings:
                                   "released code", low=1, high=17)
     candidates: str = setting("all", "rank all items, or a user's items to find among sampled ones; numbers of the two "
                               "cannot be compared", choices=("all", "sampled"))
-    sampled_candidates: int = setting(99, "sampled items per user, all different, none of which the user ever has; "
-                                      "drawn once per seed", low=1)
+    sampled_candidates: int = setting(99, "sampled items per user, besides the one to find. In a static stream all "
+                                      "different, and none the user ever has; in a stream of sessions drawn with "
+                                      "replacement among the items the user does not train on", low=1)
     candidate_lists: str = setting("separate", "validation and test have different sampled items (PFedRec, GPFedRec), "
                                    "or the same (FedRAP)", choices=("separate", "shared"))
+    candidate_draw: str = setting("once", "sampled items are drawn once per seed, so that methods and rounds are "
+                                  "comparable, or anew at every evaluation (FCUCR's released code)",
+                                  choices=("once", "redraw"))
+    early_session: bool = setting(False, "after every round, also find the last item of each client's first training "
+                                  "session: its forgetting curve (FCUCR, Figure 2a)")
 
 
 def parse_metric(text: str) -> tuple[str, int]:
@@ -67,11 +73,14 @@ class UserScores:
         return float(self.values[metric].mean())
 
 
-def idle_settings(candidates: str) -> dict[str, str]:
-    """Settings without effect, and why, given the value of ``candidates``."""
-    if candidates == "sampled":
-        return {}
-    return dict.fromkeys(("sampled_candidates", "candidate_lists"), "with candidates=all")
+def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Settings without effect, and why, given the values of all settings."""
+    idle = {}
+    if settings["candidates"] == "all":
+        idle = dict.fromkeys(("sampled_candidates", "candidate_lists", "candidate_draw"), "with candidates=all")
+    if settings["stream"] == "sessions" and not settings["split_file"]:
+        return {**idle, "candidate_lists": "with stream=sessions, where validation and test have different ones"}
+    return {**idle, **dict.fromkeys(("candidate_draw", "early_session"), "without stream=sessions")}
 
 
 def draw_candidates(step: Step, settings: EvaluationSettings, seed: int) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import Any, Iterator
+from typing import Any, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -42,6 +42,18 @@ class FederationSettings:
     init_from: str = setting("last", "a block starts from the previous one's last round (released code) or its best "
                              "validation round", choices=("last", "best"))
     precision: str = setting("float32", "floating-point numbers of the training", choices=("float32", "float64"))
+    init: str = setting("server", "all clients begin the first round with the server's random public parameters "
+                        "(Algorithm 1 of FCUCR), or each with its own (FCUCR's released code)",
+                        choices=("server", "per_client"))
+    tested_round: str = setting("best", "the model tested is that of the best validation round, or of the last round",
+                                choices=("best", "last"))
+
+
+def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Settings without effect, and why, given the values of all settings."""
+    if settings["stream"] == "sessions" and not settings["split_file"]:
+        return {}
+    return dict.fromkeys(("init", "tested_round"), "without stream=sessions")
 
 
 @dataclass(frozen=True)

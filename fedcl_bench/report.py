@@ -175,7 +175,7 @@ def show_statistics(source: DatasetSource, settings: StreamSettings, found: Mapp
     if settings.split_file:
         print("blocks and splits as the file says")
     else:
-        idle = {"split_file", *idle_settings(settings.stream, settings.split_file)}
+        idle = {"split_file", *idle_settings(flat([settings]))}
         print(", ".join(f"{k}={v}" for k, v in flat([settings]).items() if k not in idle))
     if source.config.notes:
         print(f"note: {source.config.notes}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Mapping
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ class LocalSettings:
     """What a client does in a round (F3CRec, section 5.1 and its released code)."""
 
     optimiser: str = setting("sgd", "local optimiser, fresh in every round", choices=tuple(OPTIMISERS))
+    adam_beta2: float = setting(0.999, "Adam's decay of squared gradients", above=0.0, high=1.0)
     batch_size: int = setting(512, "samples per local batch", low=1)
     local_epochs: int = setting(1, "passes over a client's samples per round", low=1)
     tolerance: float = setting(0.0, "a client ends its round early when an epoch changes its loss by less than this "
@@ -35,6 +37,11 @@ class LocalSettings:
                                  "never has in any split of it", choices=("untrained", "untouched"))
     negative_draw: str = setting("repeated", "negatives of a positive are drawn with replacement, or all different",
                                  choices=("repeated", "distinct"))
+
+
+def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Settings without effect, and why, given the values of all settings."""
+    return {} if settings["optimiser"] == "adam" else {"adam_beta2": f"with optimiser={settings['optimiser']}"}
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,16 @@
 """Streams: what arrives at which client when.
 
-A stream is a list of steps (here: blocks D^0, D^1, ... of the interactions in time order), each with every client's
-train, valid and test items. Ids are numbered by first appearance, so the users and items known before a block always
-have smaller ids than those new in it.
+A stream is a list of steps (blocks D^0, D^1, ... of the interactions in time order, or one step of sessions), each with
+every client's train, valid and test items. Ids are numbered by first appearance, so the users and items known before a
+block always have smaller ids than those new in it.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Mapping
 
 import numpy as np
 import torch
@@ -25,8 +26,9 @@ from .settings import setting
 class StreamSettings:
     """How interactions become blocks and splits (F3CRec, section 5.1), or one static leave-one-out split."""
 
-    stream: str = setting("blocks", "time blocks, or one step in which each user's latest interaction is test and the "
-                          "one before it valid (PFedRec, FedRAP, GPFedRec)", choices=("blocks", "static"))
+    stream: str = setting("blocks", "time blocks (F3CRec); one step in which each user's latest interaction is test and "
+                          "the one before it valid (PFedRec, FedRAP, GPFedRec); or sessions, of which each client trains "
+                          "on its next one in every round (FCUCR)", choices=("blocks", "static", "sessions"))
     min_interactions: int = setting(0, "in a static stream, users with fewer interactions are left out (FedRAP: 10)",
                                     low=0)
     k_core: int = setting(10, "users and items keep at least this many interactions; 0: all", low=0)
@@ -37,19 +39,37 @@ class StreamSettings:
                              "or the paper's random", choices=("chronological", "random"))
     split_seed: int = setting(0, "seed of random splits; the same for every run seed, so runs test alike", low=0)
     split_file: str = setting("", "take blocks and splits from this tab-separated file (block, user, item, split)")
+    session_from: str = setting("gap", "a user's sessions are cut where it was inactive for longer than session_gap, or "
+                                "are those of the dataset's session column", choices=("gap", "column"))
+    session_gap: float = setting(30.0, "minutes of inactivity that end a session", above=0.0)
+    session_split: str = setting("last", "a user's last session is test and the one before it valid, or the dataset's "
+                                 "split column says (train, valid, test)", choices=("last", "column"))
+    min_session_length: int = setting(2, "sessions with fewer interactions are left out", low=2)
+    min_sessions: int = setting(3, "users with fewer sessions are left out", low=3)
 
 
 _BLOCKS_ONLY = ("blocks", "base_share", "base_split", "inc_split", "split_seed")
+_SESSIONS_ONLY = ("session_from", "session_gap", "session_split", "min_session_length", "min_sessions")
 
 
-def idle_settings(stream: str, split_file: str) -> dict[str, str]:
-    """Settings without effect, and why, given the values of ``stream`` and ``split_file``."""
-    if split_file:
-        return dict.fromkeys(("stream", "min_interactions", "k_core", *_BLOCKS_ONLY),
+def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Settings without effect, and why, given the values of all settings."""
+    stream = settings["stream"]
+    if settings["split_file"]:
+        return dict.fromkeys(("stream", "min_interactions", "k_core", *_BLOCKS_ONLY, *_SESSIONS_ONLY),
                              "with 'split_file', which says the blocks and splits")
-    if stream == "static":
-        return dict.fromkeys(_BLOCKS_ONLY, "with stream=static, which has one step and a fixed split")
-    return {"min_interactions": "with stream=blocks; use k_core"}
+    idle = {} if stream == "sessions" else dict.fromkeys(_SESSIONS_ONLY, f"with stream={stream}")
+    if stream == "blocks":
+        return {**idle, "min_interactions": "with stream=blocks; use k_core"}
+    idle |= dict.fromkeys(_BLOCKS_ONLY, f"with stream={stream}, which has one step and a fixed split")
+    if stream == "sessions":
+        idle["min_interactions"] = "with stream=sessions; use min_sessions"
+        if settings["session_from"] == "column":
+            idle["session_gap"] = "with session_from=column"
+        if settings["session_split"] == "column":
+            idle |= dict.fromkeys(("min_session_length", "min_sessions"),
+                                  "with session_split=column, where the file says what is used")
+    return idle
 
 
 @dataclass(frozen=True)
@@ -81,15 +101,79 @@ class Ragged:
 
 
 @dataclass(frozen=True)
+class Sessions:
+    """Sessions of every user, each in time order, laid end to end.
+
+    Attributes:
+        of_user: user ``u`` has the sessions ``of_user[u]`` to ``of_user[u + 1] - 1``, in time order; int64, (users + 1,).
+        start: session ``s`` has the interactions ``start[s]:start[s + 1]``; int64, (sessions + 1,).
+        items: int64 item ids; times: float64, in the dataset's unit (seconds in all shipped ones).
+    """
+
+    of_user: Tensor
+    start: Tensor
+    items: Tensor
+    times: Tensor
+
+    @property
+    def count(self) -> Tensor:
+        """How many sessions each user has, shape (users,)."""
+        return self.of_user[1:] - self.of_user[:-1]
+
+    @property
+    def lengths(self) -> Tensor:
+        """How many interactions each session has, shape (sessions,)."""
+        return self.start[1:] - self.start[:-1]
+
+    def in_round(self, users: Tensor, round_: int) -> Tensor:
+        """The session that each of ``users`` trains on in a round: the first in round 0, then the next, and after the
+        last the first again. Every user must have one."""
+        return self.of_user[users] + round_ % self.count[users]
+
+    def tail(self, sessions: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The last interactions of some sessions, left-padded.
+
+        Args:
+            sessions: numbers of sessions, shape (C,).
+            length: L.
+
+        Returns:
+            (items, times, real), each (C, L); where ``real`` is False the session is shorter, and the item and time
+            are those of its first interaction.
+        """
+        column = torch.arange(length, device=sessions.device) - length
+        position = self.start[sessions + 1][:, None] + column
+        first = self.start[sessions][:, None]
+        real = position >= first
+        position = torch.maximum(position, first)
+        return self.items[position], self.times[position], real
+
+    def as_lists(self, sessions: Tensor, n_users: int, users: Tensor) -> "Ragged":
+        """The items of one session for each of ``users`` (ascending), as lists of all ``n_users``."""
+        lengths = torch.zeros(n_users, dtype=torch.int64, device=sessions.device)
+        lengths[users] = self.lengths[sessions]
+        indptr = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        row = torch.repeat_interleave(torch.arange(len(users), device=users.device), lengths[users])
+        offset = torch.arange(len(row), device=users.device) - indptr[users][row]
+        return Ragged(indptr, self.items[self.start[sessions][row] + offset])
+
+    def to(self, device: torch.device) -> "Sessions":
+        return Sessions(*(getattr(self, name).to(device) for name in ("of_user", "start", "items", "times")))
+
+
+@dataclass(frozen=True)
 class Step:
-    """One block of a stream.
+    """One step of a stream: a block, or all of it.
 
     Attributes:
         index: t.
         n_users, n_items: users and items seen in blocks 0..t (accumulated).
         old_users, old_items: the same before block t (0 for t = 0).
         interactions: rows of the block.
-        train, valid, test: items of each accumulated user in this block.
+        train, valid, test: items of each accumulated user in this block. In a stream of sessions: all items of its
+            training sessions; the last item of its validation and of its test session, if it has one.
+        sessions: in a stream of sessions, those of ``train``, ``valid`` and ``test``; each user has at most one session
+            in each of the last two, which includes the item to find.
     """
 
     index: int
@@ -101,13 +185,15 @@ class Step:
     train: Ragged
     valid: Ragged
     test: Ragged
+    sessions: Mapping[str, Sessions] = field(default_factory=dict)
 
     def split(self, name: str) -> Ragged:
         return getattr(self, name)
 
     def to(self, device: torch.device) -> "Step":
         moved = {name: self.split(name).to(device) for name in ("train", "valid", "test")}
-        return Step(**{**self.__dict__, **moved})
+        sessions = {name: some.to(device) for name, some in self.sessions.items()}
+        return Step(**{**self.__dict__, **moved, "sessions": sessions})
 
 
 @dataclass(frozen=True)
