@@ -84,12 +84,16 @@ def sort_keys(pattern: Tensor) -> Tensor:
 def normal_rows(seed: int, purpose: str, first_row: int, rows: int, columns: int) -> Tensor:
     """Standard normal float64 of shape (rows, columns); row ``i`` depends only on ``first_row + i``.
 
-    Box-Muller on two uniforms per entry, so a table that grows later has the rows it would have had from the start.
+    So a table that grows later has the rows it would have had from the start.
     """
     keys = client_keys(key(seed, purpose), torch.arange(first_row, first_row + rows))[:, None]
-    column = torch.arange(columns)
-    radius = torch.sqrt(-2.0 * torch.log(uniform(bits(keys, 2 * column))))
-    return radius * torch.cos(2.0 * math.pi * uniform(bits(keys, 2 * column + 1)))
+    return normals(keys, torch.arange(columns))
+
+
+def normals(keys: Tensor, index: Tensor) -> Tensor:
+    """Standard normal float64, number ``index`` of each stream; shapes broadcast (Box-Muller on two uniforms)."""
+    radius = torch.sqrt(-2.0 * torch.log(uniform(bits(keys, 2 * index))))
+    return radius * torch.cos(2.0 * math.pi * uniform(bits(keys, 2 * index + 1)))
 
 
 def uniform_values(seed: int, purpose: str, shape: tuple[int, ...], bound: float) -> Tensor:

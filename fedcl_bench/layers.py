@@ -52,3 +52,9 @@ def apply_pair_linear(clients: Tables, name: str, user: Tensor, items: Tensor) -
     of_user, of_items = weight.split([user.shape[1], items.shape[2]], dim=2)
     constant = clients[f"{name}.bias"] + (of_user * user.unsqueeze(1)).sum(2)
     return torch.baddbmm(constant.unsqueeze(1), items, of_items.transpose(1, 2))
+
+
+def layer_norm(clients: Tables, name: str, x: Tensor, eps: float = 1e-8) -> Tensor:
+    """(C, n, d) through each client's own layer normalisation."""
+    x = torch.nn.functional.layer_norm(x, x.shape[-1:], eps=eps)
+    return torch.addcmul(clients[f"{name}.bias"].unsqueeze(1), x, clients[f"{name}.weight"].unsqueeze(1))

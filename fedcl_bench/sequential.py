@@ -1,0 +1,153 @@
+"""What a sequential backbone is: an encoder of item sequences that every client trains.
+
+It maps a client's left-padded sequence of items to a representation at every position (FCUCR's module f_phi). The logit
+of item i after position l is the inner product of the representation at l, or of what a method makes of it, with the
+item's row. All its parameters are public: the item table, and dense ones that every client has its own copy of while it
+trains. The first dimension of everything is clients.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from . import draws
+from .backbone import Backbone, BackboneSettings, Tables
+from .layers import ITEM
+from .settings import setting
+
+
+@dataclass(frozen=True)
+class Start:
+    """How the entries of a parameter start: N(0, std^2), or all equal to ``value`` if ``std`` is 0.
+
+    Attributes:
+        shape: of the parameter; of one row for an item table.
+    """
+
+    shape: tuple[int, ...]
+    std: float = 0.0
+    value: float = 0.0
+
+    def draw(self, keys: Tensor) -> Tensor:
+        """float64 of shape (n, *shape) from n stream keys (see ``draws.client_keys``)."""
+        if self.std == 0.0:
+            return torch.full((len(keys), *self.shape), self.value, dtype=torch.float64, device=keys.device)
+        index = torch.arange(math.prod(self.shape), device=keys.device)
+        return (draws.normals(keys[:, None], index) * self.std).view(len(keys), *self.shape)
+
+    def without_rows(self, fewer: int) -> "Start":
+        """The same without some of the rows, which only count for the variance."""
+        return replace(self, shape=(self.shape[0] - fewer, *self.shape[1:]))
+
+
+def xavier(*shape: int) -> Start:
+    """Glorot's normal start of a matrix: variance 2 / (rows + columns)."""
+    return Start(shape, std=math.sqrt(2.0 / sum(shape)))
+
+
+def zeros(*shape: int) -> Start:
+    return Start(shape)
+
+
+def ones(*shape: int) -> Start:
+    return Start(shape, value=1.0)
+
+
+@dataclass(frozen=True)
+class SequentialSettings(BackboneSettings):
+    """Settings every sequential backbone has, with the values of FCUCR's released code."""
+
+    lr: float = setting(0.1, "learning rate of all parameters", above=0.0, search=(0.001, 0.003, 0.01, 0.03, 0.1))
+    dim: int = setting(50, "length d of item vectors and representations", low=1)
+    max_length: int = setting(15, "a sequence's last max_length items are encoded", low=1)
+    dropout: float = setting(0.2, "share of entries that dropout sets to zero", low=0.0, high=0.9)
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """The sequences of C clients besides their items.
+
+    Attributes:
+        real: whether a position holds an item (True) or is padding, bool of shape (C, L); padding comes first.
+        times: of the items, float64 of shape (C, L); 0 at padding.
+    """
+
+    real: Tensor
+    times: Tensor
+
+
+class Dropout:
+    """Dropout whose draws are keyed by client: none depends on which other clients are trained beside it.
+
+    Calls are numbered, so those of one forward pass differ; make a new object for each. A hash of 64 bits decides about
+    four entries, so the share of zeros is a multiple of 2^-16.
+
+    Args:
+        keys: one stream key per client, int64 of shape (C,); None: nothing is dropped, as in evaluation.
+    """
+
+    def __init__(self, keys: Tensor | None = None):
+        self.keys, self.calls = keys, 0
+
+    def __call__(self, x: Tensor, share: float) -> Tensor:
+        """x of shape (C, ...) with entries set to 0 at this rate and the others scaled up."""
+        threshold = round(share * 65536)
+        if self.keys is None or threshold == 0:
+            return x
+        entries = x[0].numel()
+        words = -(-entries // 4)
+        index = torch.arange(words, device=x.device) + (self.calls << 32)
+        self.calls += 1
+        pattern = draws.bits(self.keys[:, None], index).view(torch.int16)[:, :entries]
+        kept = (pattern >= threshold - 32768).view(x.shape)
+        return x * kept * (65536.0 / (65536.0 - threshold))
+
+
+class SequentialBackbone(Backbone):
+    """Base class of sequential backbones.
+
+    Subclasses set ``name``, ``title``, ``reference`` and ``Settings`` and implement ``dense_starts`` and ``encode``.
+    """
+
+    Settings = SequentialSettings
+    defaults = {"optimiser": "adam", "adam_beta2": 0.98, "local_epochs": 4, "init": "per_client"}
+
+    def dense_starts(self) -> dict[str, Start]:
+        """How every public parameter without item rows starts."""
+        raise NotImplementedError
+
+    def encode(self, clients: Tables, inputs: Tensor, sequence: Sequence, dropout: Dropout) -> Tensor:
+        """Representations at every position; position l must depend on positions up to l only.
+
+        Args:
+            clients: the clients' own copies of the dense parameters, each (C, ...).
+            inputs: item rows, (C, L, d); zero at padding.
+            sequence: padding and times.
+            dropout: call it as ``dropout(x, share)`` wherever the model drops entries.
+
+        Returns:
+            (C, L, d).
+        """
+        raise NotImplementedError
+
+    def item_starts(self, n_items: int) -> dict[str, Start]:
+        """How a row of each public item table starts: Glorot's over the whole table with its padding row."""
+        dim = self.settings.dim
+        return {ITEM: Start((dim,), std=math.sqrt(2.0 / (n_items + 1 + dim)))}
+
+    def new_rows(self, seed, users, items):
+        ids = torch.arange(items.start, items.stop)
+        return {name: start.draw(draws.client_keys(draws.key(seed, f"init {name}"), ids))
+                for name, start in self.item_starts(items.stop).items()}, {}
+
+    def new_dense(self, seed):
+        server = torch.zeros(1, dtype=torch.int64)
+        return {name: start.draw(draws.client_keys(draws.key(seed, f"init {name}"), server))[0]
+                for name, start in self.dense_starts().items()}
+
+    def learning_rates(self, n_items, round_=0, batch=0):
+        return dict.fromkeys([*self.item_starts(n_items), *self.dense_starts()], self.settings.lr)

@@ -1,0 +1,61 @@
+"""SASRec: self-attention over a client's session, as FCUCR's released code builds it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from fedcl_bench.layers import apply_linear, layer_norm
+from fedcl_bench.sequential import SequentialBackbone, SequentialSettings, ones, xavier, zeros
+from fedcl_bench.settings import setting
+
+
+@dataclass(frozen=True)
+class SASRecSettings(SequentialSettings):
+    layers: int = setting(1, "self-attention blocks", low=1)
+
+
+class SASRec(SequentialBackbone):
+    """x = sqrt(d) item + position; per block q = LN(x), x = q + Attention(q, x, x), x = LN(x), x = x + FFN(x); then LN.
+
+    Layer normalisation is applied to the queries and not to keys and values. Attention is causal, with one head; padded
+    positions are zero before the first block, but as keys they are not masked.
+    """
+
+    name = "sasrec"
+    title = "self-attention over the session, all parameters public"
+    reference = ("Kang & McAuley, Self-Attentive Sequential Recommendation, ICDM 2018; in the form of FCUCR's released "
+                 "code (WWW 2026)")
+    Settings = SASRecSettings
+
+    def dense_starts(self):
+        d = self.settings.dim
+        # Glorot's start counts the unused row of padding, as the released code does.
+        starts = {"positions": xavier(self.settings.max_length + 1, d).without_rows(1)}
+        for k in range(self.settings.layers):
+            starts |= {f"{k}.query_norm.weight": ones(d), f"{k}.query_norm.bias": zeros(d),
+                       f"{k}.in.weight": xavier(3 * d, d), f"{k}.in.bias": zeros(3 * d),
+                       f"{k}.out.weight": xavier(d, d), f"{k}.out.bias": zeros(d),
+                       f"{k}.norm.weight": ones(d), f"{k}.norm.bias": zeros(d),
+                       f"{k}.ffn1.weight": xavier(d, d), f"{k}.ffn1.bias": zeros(d),
+                       f"{k}.ffn2.weight": xavier(d, d), f"{k}.ffn2.bias": zeros(d)}
+        return {**starts, "norm.weight": ones(d), "norm.bias": zeros(d)}
+
+    def encode(self, clients, inputs, sequence, dropout):
+        d, share, length = self.settings.dim, self.settings.dropout, inputs.shape[1]
+        x = inputs * math.sqrt(d) + clients["positions"][:, -length:] * sequence.real.unsqueeze(2)
+        x = dropout(x, share)
+        future = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+        for k in range(self.settings.layers):
+            q = layer_norm(clients, f"{k}.query_norm", x)
+            weights, biases = clients[f"{k}.in.weight"], clients[f"{k}.in.bias"].unsqueeze(1)
+            query = torch.baddbmm(biases[..., :d], q, weights[:, :d].transpose(1, 2))
+            keys, values = torch.baddbmm(biases[..., d:], x, weights[:, d:].transpose(1, 2)).split(d, dim=2)
+            attention = (query @ keys.transpose(1, 2) / math.sqrt(d)).masked_fill(future, -torch.inf).softmax(2)
+            x = q + apply_linear(clients, f"{k}.out", dropout(attention, share) @ values)
+            x = layer_norm(clients, f"{k}.norm", x)
+            hidden = torch.relu(dropout(apply_linear(clients, f"{k}.ffn1", x), share))
+            x = x + dropout(apply_linear(clients, f"{k}.ffn2", hidden), share)
+        return layer_norm(clients, "norm", x)
