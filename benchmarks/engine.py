@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fedcl_bench.config import make_config
 from fedcl_bench.datasets import load_stream
 from fedcl_bench.growth import grow
-from fedcl_bench.local import train_round
+from fedcl_bench.rounds import train_round
 from fedcl_bench.memory import keep_freed_blocks
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot

@@ -19,7 +19,7 @@ from fedcl_bench.config import make_config
 from fedcl_bench.datasets import load_stream
 from fedcl_bench.growth import grow, row_width
 from fedcl_bench.evaluation import rank_all
-from fedcl_bench.local import train_round
+from fedcl_bench.rounds import train_round
 from fedcl_bench.memory import keep_freed_blocks
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot

@@ -12,14 +12,16 @@ from torch import Tensor
 from .analysis import analyse
 from .backbone import Backbone, Tables
 from .errors import RunFailed, UserError
-from .evaluation import EvaluationSettings, UserScores, draw_candidates, parse_metric, rank_all
-from .growth import grow, reset_private, row_width
-from .local import train_round
+from .evaluation import EvaluationSettings, UserScores, parse_metric
+from .growth import grow, reset_private
 from .memory import keep_freed_blocks
-from .method import DrawKey, Method, NoSettings
+from .method import DrawKey, Method, NoSettings, does_something
 from .model import Snapshot
 from .parallel import workers
-from .sampling import LocalSettings, make_chunks
+from .protocol import Lists, SessionSteps
+from .rounds import train_round
+from .sampling import LocalSettings
+from .sequential import SequentialBackbone
 from .server import aggregate, participants
 from .settings import setting
 from .stream import Step, Stream
@@ -70,6 +72,8 @@ class Progress:
         curve: one row per round of every step so far.
         tests: (trained step, tested step, per-user scores).
         analysis: (step, kind, ids of users or items, values), see ``analysis.py``.
+        pending, pending_analysis: tests and analysis of the best round so far, where a method's state belongs to a round
+            and the best model cannot be tested later.
     """
 
     step: int = 0
@@ -85,6 +89,8 @@ class Progress:
     curve: tuple[dict[str, Any], ...] = ()
     tests: tuple[tuple[int, int, UserScores], ...] = ()
     analysis: tuple[tuple[int, str, Tensor, Tensor], ...] = ()
+    pending: tuple[tuple[int, int, UserScores], ...] = ()
+    pending_analysis: tuple[tuple[int, str, Tensor, Tensor], ...] = ()
 
     def best_round(self, step: int, which: str) -> int:
         """The number, from 1, of a step's best validation round; of equal ones the ``first`` or the ``latest``."""
@@ -121,7 +127,30 @@ class Federation:
         if self.server.upload_noise > 0.0 and self.server.weighting != "uniform":
             raise UserError("setting 'upload_noise': found a scale above 0 with weighting=interactions, accepted: "
                             "noise with weighting=uniform.")
+        self._check_kinds()
         self.method.check(self.stream)
+
+    def _check_kinds(self) -> None:
+        """Backbone, method and stream must go together."""
+        sequential, sessions = isinstance(self.backbone, SequentialBackbone), bool(self.stream.steps[0].sessions)
+        fit = "a stream of sessions (--set stream=sessions, or --dataset xing)"
+        if sequential and not sessions:
+            raise UserError(f"backbone '{self.backbone.name}' is sequential and needs {fit}.")
+        if self.method.needs_sequential and not sequential:
+            raise UserError(f"method '{self.method.name}' needs a sequential backbone, as --backbone sasrec, with {fit}; "
+                            f"found '{self.backbone.name}'.")
+        if sequential and does_something(self.method) and not self.method.needs_sequential:
+            raise UserError(f"method '{self.method.name}' works on scores of item lists; with the sequential backbone "
+                            f"'{self.backbone.name}' use ft or fcucr.")
+        if sessions and does_something(self.method) and self.method.first_step > 0:
+            raise UserError(f"method '{self.method.name}' acts from a stream's second step on, and a stream of sessions "
+                            f"has one; use ft or fcucr, or --set stream=blocks.")
+        if sequential and self.local.negatives != 1:
+            raise UserError(f"setting 'negatives': found {self.local.negatives}, accepted: 1 with a sequential backbone, "
+                            f"which has one per target.")
+        if self.server.init == "per_client" and not sequential:
+            raise UserError(f"setting 'init': found per_client, accepted: server with '{self.backbone.name}'; only "
+                            f"sequential backbones can start at the clients.")
 
     def _check_negatives(self, step: Step) -> None:
         """Every client must have enough items to draw negatives from."""
@@ -166,12 +195,11 @@ def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
         earlier = f.stream.steps[step.index - 1].to(device) if step.index > 0 else None
         trained = (step.train.lengths > 0).nonzero().flatten()
         acting = method if step.index >= method.first_step else nothing
-        weights = step.train.lengths.to(dtype) if f.server.weighting == "interactions" else None
-        candidates = draw_candidates(step, f.evaluation, f.seed)
+        protocol = (SessionSteps if step.sessions else Lists)(f, step, acting)
         chunks = None
         if progress.round == 0 and not progress.trained:
             start = progress.best if f.server.init_from == "best" else progress.model
-            model = grow(start, backbone, f.seed, step, dtype, device)
+            model = grow(start, backbone, f.seed, step, dtype, device, acting)
             if earlier is not None:
                 acting.begin_step(step, earlier, model, backbone)
                 if f.server.reset_private:
@@ -182,39 +210,46 @@ def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
             # One round (F3CRec, Algorithm 1): broadcast, local training, upload, aggregation, validation.
             began = time.perf_counter()
             round_ = progress.round
-            if chunks is None or f.server.client_ratio < 1.0:
+            if chunks is None or f.server.client_ratio < 1.0 or protocol.changes_every_round:
                 users = participants(step, f.server.client_ratio, f.seed, round_)
-                chunks = make_chunks(step, users, f.local, row_width(progress.model, backbone), backbone.pairwise,
-                                     backbone.whole_tables)
+                chunks = protocol.chunks(users, round_, progress.model)
+            weights = protocol.lengths(round_).to(dtype) if f.server.weighting == "interactions" else None
+            acting.begin_round(step, round_)
             model, loss = train_round(chunks, progress.model, backbone, acting, f.local, f.seed, step.index, round_,
-                                      weights)
+                                      weights, own_start=round_ == 0 and f.server.init == "per_client")
             model = aggregate(backbone, model, users, f.server.upload_noise, f.seed, step.index, round_)
             uploaded = _bytes(model.public, model.dense)
             model = replace(model, public=acting.aggregate(model.public))
+            acting.end_round(step, round_, users)
             trained_at = time.perf_counter()
 
             _require_finite(loss, model, f, step, round_)
-            valid = rank_all(backbone, model, step.valid, [step.train],
-                             [parse_metric(f.evaluation.valid_metric)[1]], acting, candidates.get("valid"))
+            valid = protocol.validate(model, round_)
             value = round(valid.mean(f.evaluation.valid_metric), f.evaluation.valid_decimals)
             better = value > progress.best_value
             equal = value == progress.best_value and f.server.best_round == "latest"
-            best = model if better or equal else progress.best
+            best = model if better or equal or f.server.tested_round == "last" else progress.best
             stale = 0 if better else progress.stale + 1
             last = stale >= f.server.patience or round_ + 1 >= f.server.rounds
-            tests = test(f, step, best, acting) if last else []
-            found = analyse(backbone, step, earlier, progress.previous, model if round_ == 0 else None,
-                            best if last else None)
-            downloaded = uploaded + _bytes({name: table[0] for name, table in model.served.items()})
+            pending, found = progress.pending, progress.pending_analysis
+            if best is model if protocol.tests_every_best else last:
+                pending, found = protocol.test(best, round_)
+            shifts = analyse(backbone, step, earlier, progress.previous, model if round_ == 0 else None,
+                             best if last else None)
+            sent, received = (numbers * dtype.itemsize for numbers in acting.extra_traffic(backbone))
+            downloaded = uploaded + received + _bytes({name: table[0] for name, table in model.served.items()})
             if round_ == 0 and acting.downloads_previous_model():
                 downloaded += _bytes({name: table[:step.old_items] for name, table in model.public.items()})
             row = {"step": step.index, "round": round_, "participants": len(users), "loss": loss, "valid": value,
-                   "bytes_up": uploaded, "bytes_down": downloaded, "train_seconds": trained_at - began,
-                   "evaluate_seconds": time.perf_counter() - trained_at, **backbone.diagnostics(model.public)}
+                   "bytes_up": uploaded + sent, "bytes_down": downloaded, "train_seconds": trained_at - began,
+                   "evaluate_seconds": time.perf_counter() - trained_at, **backbone.diagnostics(model.public),
+                   **protocol.extra(model, round_)}
             progress = replace(
                 progress, round=round_ + 1, trained=last, model=model, best=best,
                 best_value=max(value, progress.best_value), stale=stale, curve=(*progress.curve, row),
-                tests=(*progress.tests, *tests), analysis=(*progress.analysis, *found),
+                tests=(*progress.tests, *(pending if last else ())), pending=() if last else tuple(pending),
+                analysis=(*progress.analysis, *shifts, *(found if last else ())),
+                pending_analysis=() if last else tuple(found),
                 client_state=dict(method.client_state), server_state=dict(method.server_state))
             yield progress
 
@@ -222,19 +257,6 @@ def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
         progress = replace(progress, step=step.index + 1, round=0, trained=False,
                            client_state=dict(method.client_state), server_state=dict(method.server_state))
         yield progress
-
-
-def test(f: Federation, step: Step, model: Snapshot, method: Method) -> list[tuple[int, int, UserScores]]:
-    """Test a step's model on this and every earlier step (row R[t, .]).
-
-    Candidates are all items accumulated up to the step just trained. Only that step's train and valid items are
-    masked, also when an earlier step is tested (released code).
-    """
-    topk = {*f.evaluation.topk, parse_metric(f.evaluation.valid_metric)[1]}
-    return [(step.index, earlier.index,
-             rank_all(f.backbone, model, earlier.test.to(f.device), [step.train, step.valid], topk, method,
-                      draw_candidates(earlier.to(f.device), f.evaluation, f.seed).get("test")))
-            for earlier in f.stream.steps[:step.index + 1]]
 
 
 def _require_finite(loss: float, model: Snapshot, f: Federation, step: Step, round_: int) -> None:

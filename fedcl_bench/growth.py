@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from .backbone import Backbone, Tables
+from .method import Method
 from .model import Snapshot
 from .stream import Step
 
 
-def grow(model: Snapshot, backbone: Backbone, seed: int, step: Step, dtype: torch.dtype,
-         device: torch.device) -> Snapshot:
-    """Append rows for the users and items that are new in ``step``."""
+def grow(model: Snapshot, backbone: Backbone, seed: int, step: Step, dtype: torch.dtype, device: torch.device,
+         method: Method | None = None) -> Snapshot:
+    """Append rows for the users and items that are new in ``step``; ``method`` may have private ones of its own."""
     def grown(old: Tables, rows: Tables) -> Tables:
         rows = {name: added.to(device, dtype) for name, added in rows.items()}
         return {name: torch.cat([old[name], added]) if name in old else added for name, added in rows.items()}
@@ -31,6 +32,8 @@ def grow(model: Snapshot, backbone: Backbone, seed: int, step: Step, dtype: torc
 
     users, items = range(step.old_users, step.n_users), range(step.old_items, step.n_items)
     new_public, new_private = backbone.new_rows(seed, users, items)
+    if method is not None:
+        new_private = {**new_private, **method.new_private(seed, users, backbone)}
     public = grown(model.public, new_public)
     personal = grown_each(model.private, backbone.new_personal(seed, range(step.n_items)))
     dense = model.dense or grown({}, backbone.new_dense(seed))

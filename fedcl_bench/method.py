@@ -19,6 +19,7 @@ from .stream import Step, Stream
 
 if TYPE_CHECKING:
     from .local import LocalBatch
+    from .session_local import LocalSessions
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,36 @@ class DrawKey:
         return draws.client_keys(draws.key(self.seed, purpose, self.step, self.round, self.batch), users)
 
 
+@dataclass(frozen=True)
+class Encoding:
+    """What a sequential backbone's encoder made of C clients' sequences.
+
+    Attributes:
+        users: ids, shape (C,).
+        clients: private parameters and own copies of dense public ones, each (C, ...).
+        features: representations at every position, (C, L, d).
+        purpose: ``train``; or ``valid``, ``test`` or ``early`` (a client's first training session) in an evaluation.
+        draw: key of the method's own random numbers.
+        queries: in an evaluation, for methods that encode the next session: the same representations with dropout.
+    """
+
+    users: Tensor
+    clients: Tables
+    features: Tensor
+    purpose: str
+    draw: DrawKey
+    queries: Tensor | None = None
+
+
 class Method:
     """Base class of methods; every hook does nothing.
 
     Attributes:
         first_step: the first step on which the method acts. Runs of methods with first_step 1 share block 0.
         reimplementation: the method's code was never released and this follows its description; results say so.
+        encodes_next_session: with a sequential backbone, clients also encode the session that comes next.
+        needs_sequential: the method works on what a sequential backbone makes of a session.
+        uploads: what clients send to the server besides public parameters, in words.
         client_state: tensors with one row per user, by name.
         server_state: tensors the server keeps, by name.
     """
@@ -56,6 +81,9 @@ class Method:
     Settings: ClassVar[type] = NoSettings
     first_step: ClassVar[int] = 1
     reimplementation: ClassVar[bool] = False
+    encodes_next_session: ClassVar[bool] = False
+    needs_sequential: ClassVar[bool] = False
+    uploads: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, settings):
         self.settings = settings
@@ -73,6 +101,36 @@ class Method:
             model: what the step starts from, with rows for its new users and items; before ``reset_private``.
         """
 
+    def new_private(self, seed: int, users: range, backbone: Backbone) -> Tables:
+        """Initial private parameters that the method adds at new clients, float64, each (users, ...).
+
+        They are trained with the backbone's, at ``lr``, and never uploaded.
+        """
+        return {}
+
+    def begin_round(self, step: Step, round_: int) -> None:
+        """Before the local training of a round with a sequential backbone.
+
+        Chunks of clients are trained on several threads, and their hooks may write their own clients' rows of state: a
+        tensor that is written in place must be cloned here first, as checkpoints hold the old one.
+        """
+
+    def begin_local(self, local: LocalSessions) -> None:
+        """Before clients train a sequential backbone on their session, with the parameters that the server sent."""
+
+    def represent(self, encoding: Encoding) -> Tensor:
+        """What a sequential backbone's logits are inner products with, (C, L, d): the features, or made of them.
+
+        In training it is called once per local batch and its result is differentiated.
+        """
+        return encoding.features
+
+    def end_local(self, local: LocalSessions) -> None:
+        """After clients have trained a sequential backbone on their session, with their trained parameters."""
+
+    def end_round(self, step: Step, round_: int, users: Tensor) -> None:
+        """After all participants ``users`` of a round with a sequential backbone: the server's part."""
+
     def replayed_items(self, users: Tensor, draw: DrawKey) -> Tensor | None:
         """Items, besides the batch's own, whose scores ``local_loss`` differentiates.
 
@@ -84,8 +142,12 @@ class Method:
             int64 item ids of shape (C, n), or None.
         """
 
-    def local_loss(self, batch: LocalBatch) -> Tensor | None:
-        """Added to each client's recommendation loss in every local batch: shape (C,), or None."""
+    def local_loss(self, batch: LocalBatch | LocalSessions) -> Tensor | None:
+        """Added to each client's recommendation loss in every local batch: shape (C,), or None.
+
+        Args:
+            batch: what clients score, with a sequential backbone their ``LocalSessions``.
+        """
 
     def row_penalty(self, name: str) -> Callable[[Tensor, Tensor], Tensor] | None:
         """A penalty on every row of public table ``name``, whether the client touches the row or not.
@@ -117,6 +179,19 @@ class Method:
             draw: key of random numbers for this call.
         """
 
+    def extra_traffic(self, backbone: Backbone) -> tuple[int, int]:
+        """Numbers that each participant sends and receives per round besides the public parameters."""
+        return 0, 0
+
     def downloads_previous_model(self) -> bool:
         """Whether clients receive the previous step's best public tables once per step, besides those of each round."""
         return False
+
+
+_HOOKS = ("begin_step", "begin_local", "represent", "local_loss", "row_penalty", "aggregate", "rescore", "end_round",
+          "end_step")
+
+
+def does_something(method: Method) -> bool:
+    """Whether a method has a hook of its own; FT has none."""
+    return any(getattr(type(method), hook) is not getattr(Method, hook) for hook in _HOOKS)

@@ -6,10 +6,13 @@ stack many clients is every client's own optimiser. A row whose gradient is alwa
 
 from __future__ import annotations
 
-from typing import Mapping
+from typing import TYPE_CHECKING, Mapping
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from .sampling import LocalSettings
 
 
 class SGD:
@@ -47,4 +50,9 @@ class Adam:
         return result
 
 
-OPTIMISERS = {"sgd": SGD, "adam": Adam}
+OPTIMISERS = ("sgd", "adam")
+
+
+def make_optimiser(settings: LocalSettings) -> SGD | Adam:
+    """A fresh local optimiser."""
+    return Adam(beta2=settings.adam_beta2) if settings.optimiser == "adam" else SGD()

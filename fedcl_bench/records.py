@@ -86,7 +86,8 @@ def save_progress(path: Path, progress: Progress, elapsed: float) -> None:
     content = {f.name: getattr(progress, f.name) for f in fields(Progress)}
     for name in _SNAPSHOTS:
         content[name] = dict(vars(content[name]))
-    content["tests"] = [(t, s, scores.users, scores.values) for t, s, scores in progress.tests]
+    for name in ("tests", "pending"):
+        content[name] = [(t, s, scores.users, scores.values) for t, s, scores in content[name]]
     write_atomically(path, _pack({"progress": content, "elapsed": elapsed}))
 
 
@@ -105,8 +106,10 @@ def load_progress(path: Path, device: str) -> tuple[Progress, float] | None:
         progress = saved["progress"]
         for name in _SNAPSHOTS:
             progress[name] = Snapshot(**progress[name])
-        progress["tests"] = tuple((t, s, UserScores(users, values)) for t, s, users, values in progress["tests"])
-        progress["analysis"] = tuple(map(tuple, progress["analysis"]))
+        for name in ("tests", "pending"):
+            progress[name] = tuple((t, s, UserScores(users, values)) for t, s, users, values in progress[name])
+        for name in ("analysis", "pending_analysis"):
+            progress[name] = tuple(map(tuple, progress[name]))
         return Progress(**progress), saved["elapsed"]
     except Corrupt as error:
         raise Corrupt(f"{path}: {error}") from None
@@ -187,7 +190,8 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
                   "down_per_client_round": per_block["bytes_down"].min().tolist(),
                   "total_up": int((curve["bytes_up"] * curve["participants"]).sum()),
                   "total_down": int((curve["bytes_down"] * curve["participants"]).sum())},
-        "privacy": {"uploaded": [*progress.best.public, *progress.best.dense], "kept_at_client": list(progress.best.private),
+        "privacy": {"uploaded": [*progress.best.public, *progress.best.dense, *config.method.cls.uploads],
+                    "kept_at_client": list(progress.best.private),
                     "upload_noise": config.server.upload_noise},
         "hash": config.hash, "base_hash": config.base_hash, "data_fingerprint": config.source.fingerprint,
         "environment": environment(config.device),

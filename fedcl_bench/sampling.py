@@ -26,7 +26,7 @@ PADDING_ELEMENTS = 1 << 17
 class LocalSettings:
     """What a client does in a round (F3CRec, section 5.1 and its released code)."""
 
-    optimiser: str = setting("sgd", "local optimiser, fresh in every round", choices=tuple(OPTIMISERS))
+    optimiser: str = setting("sgd", "local optimiser, fresh in every round", choices=OPTIMISERS)
     adam_beta2: float = setting(0.999, "Adam's decay of squared gradients", above=0.0, high=1.0)
     batch_size: int = setting(512, "samples per local batch", low=1)
     local_epochs: int = setting(1, "passes over a client's samples per round", low=1)
@@ -64,7 +64,8 @@ class Chunk:
 
 
 def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: int, pairwise: bool = False,
-                whole_tables: bool = False, chunk_elements: int = CHUNK_ELEMENTS) -> list[Chunk]:
+                whole_tables: bool = False, chunk_elements: int = CHUNK_ELEMENTS,
+                positives: Ragged | None = None) -> list[Chunk]:
     """Group clients of similar size so that padding stays small and memory bounded.
 
     Args:
@@ -73,8 +74,9 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
         pairwise: a sample is a pair of a positive and a negative (see ``Backbone``).
         whole_tables: clients hold all item rows (see ``Backbone``).
         chunk_elements: target size of a chunk's stacked rows; a single client may exceed it.
+        positives: what is trained on in this round, if not all of ``step.train``; no item of that is a negative.
     """
-    train, n_items = step.train, step.n_items
+    train, n_items = positives or step.train, step.n_items
     per_positive = 1 + settings.negatives
     samples = settings.negatives if pairwise else per_positive
     count, order = torch.sort(train.lengths[users], descending=True, stable=True)
@@ -91,16 +93,17 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
         padding = torch.cumsum(largest - sizes[start:end], 0) * per_positive * row_width
         end = start + int(torch.searchsorted(padding, PADDING_ELEMENTS, right=True))
         members = users[start:end]
-        positives = _padded(train, members)
-        touched = [positives] + [_padded(step.split(name), members, positives[:, :1]) for name in ("valid", "test")
-                                 if settings.negative_pool == "untouched"]
+        matrix = padded(train, members)
+        touched = [matrix] if positives is None else [padded(step.train, members)]
+        if settings.negative_pool == "untouched":
+            touched += [padded(step.split(name), members, matrix[:, :1]) for name in ("valid", "test")]
         others = Others.of(torch.cat(touched, 1), n_items, listed=len(users) * n_items <= LISTED_OTHERS)
-        chunks.append(Chunk(members, positives, count[start:end], int(batches[start]), others))
+        chunks.append(Chunk(members, matrix, count[start:end], int(batches[start]), others))
         start = end
     return chunks
 
 
-def _padded(lists: Ragged, users: Tensor, fill: Tensor | None = None) -> Tensor:
+def padded(lists: Ragged, users: Tensor, fill: Tensor | None = None) -> Tensor:
     """Lists as a matrix (C, longest), short ones padded with ``fill`` (C, 1) or their own first item."""
     row, item = lists.select(users)
     n = lists.lengths[users]

@@ -9,7 +9,7 @@ import torch
 
 from fedcl_bench.evaluation import EvaluationSettings
 from fedcl_bench.federation import Federation, FederationSettings, run
-from fedcl_bench.local import train_round
+from fedcl_bench.rounds import train_round
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.recbole_adapter import Interactions
 from fedcl_bench.sampling import LocalSettings, draw_negatives, make_chunks

@@ -14,8 +14,9 @@ from scipy import stats
 from fedcl_bench.backbone import Backbone, BackboneSettings
 from fedcl_bench.config import make_config, resolve
 from fedcl_bench.evaluation import rank_all
-from fedcl_bench.federation import grow, row_width, run
-from fedcl_bench.local import train_round
+from fedcl_bench.federation import run
+from fedcl_bench.growth import grow, row_width
+from fedcl_bench.rounds import train_round
 from fedcl_bench.method import DrawKey, Method, NoSettings
 from fedcl_bench.model import Snapshot, pair_keys, score_users
 from fedcl_bench.sampling import LocalSettings, make_chunks

@@ -11,7 +11,7 @@ from helpers import ITEM, USER, build, federation, finish, module_of, ragged, tr
 from fedcl_bench.distillation import distillation_loss, ranks_of, refresh_teacher
 from fedcl_bench.errors import UserError
 from fedcl_bench.federation import run
-from fedcl_bench.local import ChunkTrainer
+from fedcl_bench.local import ListTrainer
 from fedcl_bench.method import DrawKey, Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.sampling import LocalSettings, make_chunks
@@ -61,7 +61,7 @@ def test_fedmf_sample_count_and_duplicates(registry, ml100k):
     chunks = make_chunks(step, torch.arange(step.n_users), LocalSettings(), 32)
     repeated = total = 0
     for chunk in chunks:
-        trainer = ChunkTrainer(chunk, Snapshot(public, private), backbone, Method(NoSettings()), LocalSettings(), 0, 0, 0)
+        trainer = ListTrainer(chunk, Snapshot(public, private), backbone, Method(NoSettings()), LocalSettings(), DrawKey(0, 0))
         assert torch.equal(trainer.valid.sum(1), 5 * step.train.lengths[chunk.users])
         total += int(trainer.valid.sum())
         for c, user in enumerate(chunk.users.tolist()):

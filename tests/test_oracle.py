@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from fedcl_bench.growth import grow
-from fedcl_bench.local import _WEIGHTED_BATCHES, train_round
+from fedcl_bench.local import _WEIGHTED_BATCHES
+from fedcl_bench.rounds import train_round
 from fedcl_bench.method import DrawKey
 from fedcl_bench.model import Snapshot
 from fedcl_bench.parallel import workers

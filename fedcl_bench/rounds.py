@@ -1,0 +1,153 @@
+"""One round: local training of all participants, and the mean of what they upload."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import torch
+from torch import Tensor
+
+from . import draws
+from .backbone import Backbone, Tables
+from .local import ListTrainer
+from .method import DrawKey, Method
+from .model import Snapshot
+from .optim import make_optimiser
+from .parallel import in_order
+from .sampling import Chunk, LocalSettings
+from .session_local import SessionChunk, SessionTrainer
+from .trainer import ChunkTrainer, Slots, own_start_key, row_penalties, writable
+
+
+def _shift(public: Tables, method: Method, backbone: Backbone, settings: LocalSettings, batches: int,
+           round_: int) -> Tables:
+    """How far a penalty that acts on every row takes the rows that a client does not touch.
+
+    Such a row sees only the penalty's gradient, so after the same number of local batches it has moved alike at every
+    client: trained here once, by the local optimiser, for the whole table.
+    """
+    penalties = row_penalties(method, public)
+    tables = {name: public[name].clone()[None] for name in penalties}
+    n_items = len(next(iter(public.values())))
+    items = torch.arange(n_items, device=next(iter(public.values())).device)[None]
+    optimiser = make_optimiser(settings)
+    for batch in range(batches * settings.local_epochs):
+        for table in tables.values():
+            table.requires_grad_()
+        loss = sum(penalties[name](table, items).sum() for name, table in tables.items())
+        gradients = torch.autograd.grad(loss, list(tables.values()))
+        with torch.no_grad():
+            rates = backbone.learning_rates(n_items, round_, batch)
+            for name, update in optimiser.updates(writable(dict(zip(tables, gradients))), rates).items():
+                tables[name] += update
+        for table in tables.values():
+            table.requires_grad_(False)
+    return {name: table[0] - public[name] for name, table in tables.items()}
+
+
+def _local_tables(trainer: ChunkTrainer, shifts: Tables) -> Tables:
+    """Each client's own trained copy of the public tables, each (C, items, ...)."""
+    if trainer.backbone.whole_tables:
+        return {name: trainer.public[name] + trainer.moved[name] for name in trainer.rows}
+    result = {}
+    for name, table in trainer.public.items():
+        start = table + shifts[name] if name in shifts else table
+        own = start.expand(len(trainer.users), *table.shape).clone()
+        index = trainer.slots.items.view(*trainer.slots.items.shape, *[1] * (table.dim() - 1))
+        result[name] = own.scatter_add_(1, index.expand_as(trainer.moved[name]), trainer.moved[name])
+    return result
+
+
+def _untouched_start(backbone: Backbone, seed: int, name: str, weight: Tensor) -> Tensor:
+    """What the item rows that clients drew themselves, and did not look up, add to the sum of uploads.
+
+    The sum of independent N(0, std^2) rows with weights w is N(0, std^2 sum w^2): one draw per row instead of one per
+    row and client, with exactly the same law.
+
+    Args:
+        weight: sum of the squared weights of the clients that did not look up each item, shape (items,).
+
+    Returns:
+        float64 of shape (items, ...).
+    """
+    items = torch.arange(len(weight), device=weight.device)
+    rest = backbone.item_starts(len(weight))[name].draw(draws.client_keys(own_start_key(seed, name + " elsewhere"), items))
+    return rest * weight.clamp(min=0.0).sqrt().view(-1, *[1] * (rest.dim() - 1))
+
+
+def train_round(chunks: Sequence[Chunk | SessionChunk], model: Snapshot, backbone: Backbone, method: Method,
+                settings: LocalSettings, seed: int, step: int, round_: int, weights: Tensor | None = None,
+                own_start: bool = False) -> tuple[Snapshot, float]:
+    """Local training of all participants and the mean of what they upload.
+
+    Chunks are trained on several threads and added up in their own order, so the numbers do not depend on how many.
+
+    Args:
+        chunks: the participants.
+        model: at the start of the round; not modified.
+        weights: weight of every user in the mean, shape (users,); None: all alike.
+        own_start: every client draws the public parameters it begins with itself (``init=per_client``).
+
+    Returns:
+        (public parameters averaged over the participants, private ones after the round, local tables if the backbone
+        keeps them; mean local loss).
+    """
+    device, place = chunks[0].users.device, DrawKey(seed, step, round_)
+    participants = sum(len(chunk.users) for chunk in chunks)
+    everybody = torch.cat([chunk.users for chunk in chunks])
+    whole = participants if weights is None else weights[everybody].sum()
+    shifts: dict[int, Tables] = {}
+    if row_penalties(method, model.public) and not backbone.whole_tables:
+        shifts = {batches: _shift(model.public, method, backbone, settings, batches, round_)
+                  for batches in {chunk.batches for chunk in chunks}}
+    change = {name: torch.zeros_like(table) for name, table in {**model.public, **model.dense}.items()}
+    private = {name: table.clone() for name, table in model.private.items()}
+    local = {name: table.clone() for name, table in model.local.items()}
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    squares = torch.zeros(model.n_items, dtype=torch.float64, device=device)  # of the weights that touched each item
+
+    def train(chunk: Chunk | SessionChunk) -> tuple[Slots, Tables, Tables, Tensor]:
+        if isinstance(chunk, SessionChunk):
+            trainer = SessionTrainer(chunk, model, backbone, method, settings, place, own_start)
+        else:
+            trainer = ListTrainer(chunk, model, backbone, method, settings, place)
+        loss = trainer.train().sum()
+        moved, shift = trainer.moved, shifts.get(chunk.batches, {})
+        for name, table in shift.items():
+            # Rows the client did not touch moved by `shift` too, alike for all; its own copies count from there.
+            own = table.index_select(0, trainer.slots.items.reshape(-1)).view_as(moved[name])
+            moved[name] = moved[name] - own * trainer.slots.first_copy.view(*trainer.slots.items.shape,
+                                                                             *[1] * (own.dim() - 2))
+        kept = _local_tables(trainer, shift) if backbone.keeps_local_tables else {}
+        if weights is not None:
+            for name in change:
+                moved[name] = moved[name] * weights[chunk.users].view(-1, *[1] * (moved[name].dim() - 1))
+        return trainer.slots, moved, kept, loss
+
+    for chunk, (slots, moved, kept, loss) in zip(chunks, in_order(train, chunks, device)):
+        total += loss
+        items = slots.items
+        share = len(chunk.users) if weights is None else weights[chunk.users].sum()
+        for name, shift in shifts.get(chunk.batches, {}).items():
+            change[name] += shift * share
+        for name, rows in moved.items():
+            if name in private:
+                private[name].index_add_(0, chunk.users, rows)
+            elif name in model.dense or backbone.whole_tables:
+                change[name] += rows.sum(0)
+            else:
+                change[name].index_add_(0, items.reshape(-1), rows.flatten(0, 1))
+        for name, tables in kept.items():
+            local[name][chunk.users] = tables
+        if own_start:
+            own = torch.ones(len(items)) if weights is None else weights[chunk.users]
+            squares.index_add_(0, items.reshape(-1), (slots.first_copy * own.to(squares)[:, None].square()).reshape(-1))
+    if own_start:  # nothing of the server's own start is left
+        everyone = participants if weights is None else float(weights[everybody].double().square().sum())
+        for name in model.public:
+            change[name] += _untouched_start(backbone, seed, name, everyone - squares).to(change[name])
+        return Snapshot({name: change[name] / whole for name in model.public}, private,
+                        {name: change[name] / whole for name in model.dense}), float(total) / participants
+    public, dense = ({name: table + change[name] / whole for name, table in kind.items()}
+                     for kind in (model.public, model.dense))
+    return Snapshot(public, private, dense, local, model.served), float(total) / participants

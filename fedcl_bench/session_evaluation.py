@@ -1,0 +1,138 @@
+"""Ranking the last item of a session (protocol of FCUCR).
+
+Each user has one item to find: the last of its validation or test session, given the items before it. It is ranked
+among sampled items, and among all of them beside that. Of equal scores the item to find comes last, so that a model that
+scores everything alike finds nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from . import draws
+from .backbone import Backbone
+from .evaluation import EvaluationSettings, UserScores, list_metrics
+from .layers import ITEM
+from .method import DrawKey, Encoding, Method
+from .model import Snapshot, score_users
+from .parallel import in_order
+from .sampling import LISTED_OTHERS, Others, padded
+from .sequential import Dropout, SequentialBackbone
+from .session_local import window
+from .stream import Step
+
+FULL = "all:"  # before the name of a metric under full ranking, beside sampled candidates
+_USERS_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class Found:
+    """What became of the items to find.
+
+    Attributes:
+        scores: metrics of each user's list.
+        probabilities: sigmoid of the logit of each user's item, float64, in the order of ``scores.users``.
+    """
+
+    scores: UserScores
+    probabilities: Tensor
+
+
+def draw_session_candidates(step: Step, purpose: str, settings: EvaluationSettings, seed: int,
+                            round_: int) -> Tensor | None:
+    """The sampled items of every user: uniform with replacement over the items it does not train on.
+
+    The same in every round and for every method, unless ``candidate_draw=redraw``.
+
+    Args:
+        purpose: ``valid``, ``test`` or ``early``.
+
+    Returns:
+        int64 of shape (users, sampled_candidates); None if all items are ranked.
+    """
+    if settings.candidates == "all":
+        return None
+    drawn = draws.key(seed, f"session candidates of {purpose}", step.index,
+                      1 + round_ if settings.candidate_draw == "redraw" else 0)
+    number = torch.arange(settings.sampled_candidates, device=step.train.values.device)
+    listed = step.n_users * step.n_items <= LISTED_OTHERS
+    parts = []
+    for users in torch.arange(step.n_users, device=number.device).split(_USERS_AT_ONCE):
+        others = Others.of(padded(step.train, users), step.n_items, listed)
+        keys = draws.client_keys(drawn, users)[:, None]
+        parts.append(others.at(draws.integers(draws.bits(keys, number), others.count)))
+    return torch.cat(parts)
+
+
+def _sequential_scores(backbone: SequentialBackbone, model: Snapshot, inputs: Tensor, sequence, users: Tensor,
+                       method: Method, purpose: str, draw: DrawKey) -> Tensor:
+    """What the logits of users' next items are inner products with, (n, d)."""
+    clients = model.clients(users)
+    rows = model.public[ITEM][inputs] * sequence.real.unsqueeze(2)
+    features = backbone.encode(clients, rows, sequence, Dropout())
+    queries = None
+    if method.encodes_next_session:
+        queries = backbone.encode(clients, rows, sequence, Dropout(draw.clients(f"dropout of {purpose}", users)))
+    return method.represent(Encoding(users, clients, features, purpose, draw, queries))[:, -1]
+
+
+def rank_sessions(backbone: Backbone, model: Snapshot, step: Step, purpose: str, topk: Iterable[int], method: Method,
+                  candidates: Tensor | None, draw: DrawKey, full: bool = False) -> Found:
+    """Rank every user's item to find.
+
+    Args:
+        model: the tables to score with.
+        purpose: ``valid`` or ``test``: the last item of that session; ``early``: of the first training session.
+        topk: list lengths.
+        candidates: sampled items of every user (see ``draw_session_candidates``); None: all items.
+        draw: key of the method's random numbers.
+        full: with sampled candidates, add the same metrics under full ranking, named with ``all:`` in front.
+    """
+    topk = sorted(set(topk))
+    sessions = step.sessions["train" if purpose == "early" else purpose]
+    users = (sessions.count > 0).nonzero().flatten()
+    sequential = isinstance(backbone, SequentialBackbone)
+    length = backbone.settings.max_length if sequential else 1
+
+    @torch.no_grad()  # holds per thread
+    def rank(some: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        items, sequence = window(sessions, sessions.of_user[some], length)
+        target = items[:, -1:]
+        score: Callable[[Tensor], Tensor]
+        if sequential:
+            output = _sequential_scores(backbone, model, items[:, :-1], sequence, some, method, purpose, draw)
+            table = model.public[ITEM]
+            every = output @ table.T if full or candidates is None else None
+
+            def score(ids: Tensor) -> Tensor:
+                return torch.bmm(table[ids], output.unsqueeze(2)).squeeze(2)
+        else:
+            every = method.rescore(some, score_users(backbone, model, some), model, backbone)
+
+            def score(ids: Tensor) -> Tensor:
+                return every.gather(1, ids)
+        wanted = score(target)
+        result = {}
+        if candidates is not None:
+            # `not below` counts what is no number against the model.
+            above = ~(score(candidates[some]) < wanted) & (candidates[some] != target)
+            result = _metrics(above.sum(1), topk)
+        if every is not None and (full or candidates is None):
+            above = ~(every < every.gather(1, target))
+            whole = _metrics(above.sum(1) - 1, topk)
+            result |= whole if candidates is None else {FULL + name: values for name, values in whole.items()}
+        return result, torch.sigmoid(wanted.double()).squeeze(1)
+
+    parts = list(in_order(rank, list(users.split(_USERS_AT_ONCE)), users.device))
+    return Found(UserScores(users, {name: torch.cat([part[name] for part, _ in parts]) for name in parts[0][0]}),
+                 torch.cat([probability for _, probability in parts]))
+
+
+def _metrics(rank: Tensor, topk: list[int]) -> dict[str, Tensor]:
+    """Metrics of lists with one item to find, which ``rank`` items are before."""
+    hits = rank[:, None] == torch.arange(topk[-1], device=rank.device)
+    return list_metrics(hits, torch.ones_like(rank), topk)

@@ -1,0 +1,176 @@
+"""Local training on sessions: in a round each client trains a sequential backbone on its next one.
+
+Inputs are a session's items but the last, targets its items but the first, both the last ``max_length`` of them; every
+target has one sampled negative.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Iterator
+
+import torch
+from torch import Tensor
+
+from . import draws
+from .backbone import Backbone, Tables
+from .layers import ITEM
+from .method import DrawKey, Encoding, Method
+from .model import Snapshot
+from .sampling import LISTED_OTHERS, LocalSettings, Others, padded
+from .sequential import Dropout, Sequence
+from .stream import Sessions, Step
+from .trainer import ChunkTrainer, Slots
+
+# Clients per chunk: enough that a chunk's work outweighs calling its operations, few enough that their dense parameters
+# stay in the processor's cache. No result depends on it.
+CHUNK_CLIENTS = 64
+
+
+@dataclass(frozen=True)
+class SessionChunk:
+    """Clients trained together on one session each.
+
+    Attributes:
+        users: int64 ids, shape (C,).
+        sessions: all training sessions.
+        others: the items each client never trains on: what negatives are drawn from.
+        batches: local batches per epoch: a session is one.
+    """
+
+    users: Tensor
+    sessions: Sessions
+    others: Others
+    batches: int = 1
+
+
+def make_session_chunks(step: Step, users: Tensor, chunk_clients: int = CHUNK_CLIENTS) -> list[SessionChunk]:
+    """Group a round's participants; each has at least one training session."""
+    listed = len(users) * step.n_items <= LISTED_OTHERS
+    return [SessionChunk(some, step.sessions["train"], Others.of(padded(step.train, some), step.n_items, listed))
+            for some in users.split(chunk_clients)]
+
+
+def window(sessions: Sessions, chosen: Tensor, length: int) -> tuple[Tensor, Sequence]:
+    """The last ``length`` + 1 items of some sessions, and what the encoder sees of them as an input sequence.
+
+    Returns:
+        (items of shape (C, length + 1), padded in front with the session's first item; the sequence of the first
+        ``length`` of them).
+    """
+    items, times, real = sessions.tail(chosen, length + 1)
+    inputs = real[:, :-1]
+    return items, Sequence(inputs, times[:, :-1] * inputs)
+
+
+def session_loss(positive: Tensor, negative: Tensor, real: Tensor) -> Tensor:
+    """FCUCR's L_rec: mean cross-entropy of the targets plus that of their negatives, over real positions.
+
+    Args:
+        positive, negative: logits, (C, L); real: bool, (C, L).
+
+    Returns:
+        Shape (C,).
+    """
+    each = torch.nn.functional.softplus(-positive) + torch.nn.functional.softplus(negative)
+    return (each * real).sum(1) / real.sum(1)
+
+
+class LocalSessions:
+    """What a method sees of C clients while they train.
+
+    Attributes:
+        users: ids, shape (C,).
+        private, dense: the clients' private parameters and copies of dense public ones, each (C, ...), differentiable.
+        sequence: of the session they train on.
+        draw: key of the method's own random numbers; its ``batch`` counts the updates of the round.
+        features: the encoder's representations in the latest forward pass, (C, L, d), differentiable.
+        recommendation: the recommendation loss of that pass, shape (C,).
+    """
+
+    def __init__(self, trainer: "SessionTrainer"):
+        self._trainer = trainer
+        self.users, self.private, self.dense = trainer.users, trainer.private, trainer.dense
+        self.sequence, self.draw = trainer.sequence, trainer.draw
+        self.features: Tensor | None = None
+        self.recommendation: Tensor | None = None
+
+    @property
+    def items(self) -> Tensor:
+        """The input items, (C, L); padded in front with the session's first item."""
+        return self._trainer.items[:, :-1]
+
+    @property
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """The item rows the clients hold: (ids of shape (C, slots), rows of shape (C, slots, d))."""
+        return self._trainer.slots.items, self._trainer.rows[ITEM]
+
+    @torch.no_grad()
+    def encode(self, dense: Tables | None = None, inputs: Tensor | None = None) -> Tensor:
+        """Representations of the session without dropout, not differentiable: (C, L, d).
+
+        Args:
+            dense: another encoder's parameters, each (C, ...); None: the clients' present ones.
+            inputs: another item table's rows of ``items``, (C, L, d); None: the clients' present ones.
+        """
+        trainer = self._trainer
+        inputs = trainer.inputs(trainer.slots.sample[:, :self.items.shape[1]]) if inputs is None else inputs
+        return trainer.backbone.encode({**self.private, **(dense or self.dense)},
+                                       inputs * self.sequence.real.unsqueeze(2), self.sequence, Dropout())
+
+    @torch.no_grad()
+    def encode_next(self) -> Tensor:
+        """Representations of each client's next session under its present model, with dropout: (C, L, d)."""
+        trainer = self._trainer
+        sequence = trainer.next_sequence
+        return trainer.backbone.encode(
+            self.dense, trainer.inputs(trainer.slots.replay) * sequence.real.unsqueeze(2), sequence,
+            Dropout(self.draw.clients("dropout of the next session", self.users)))
+
+
+class SessionTrainer(ChunkTrainer):
+    """Local training of one chunk on the session of a round."""
+
+    applies_last_update = True
+
+    def __init__(self, chunk: SessionChunk, model: Snapshot, backbone: Backbone, method: Method,
+                 settings: LocalSettings, draw: DrawKey, own_start: bool = False):
+        length, sessions, users = backbone.settings.max_length, chunk.sessions, chunk.users
+        self.items, self.sequence = window(sessions, sessions.in_round(users, draw.round), length)
+        keys = draws.client_keys(draws.key(draw.seed, "negatives", draw.step, draw.round), users)[:, None]
+        position = torch.arange(length, device=users.device)
+        negatives = chunk.others.at(draws.integers(draws.bits(keys, position), chunk.others.count))
+        negatives = torch.where(self.sequence.real, negatives, self.items[:, :1])
+        replayed = None
+        if method.encodes_next_session:
+            following, self.next_sequence = window(sessions, sessions.in_round(users, draw.round + 1), length)
+            replayed = following[:, :-1]
+        super().__init__(users, Slots.touched(self.items, negatives, replayed, model.n_items), model, backbone, method,
+                         settings, draw, own_start=own_start)
+        self.local = LocalSessions(self)
+
+    def inputs(self, slots: Tensor) -> Tensor:
+        """Item rows at slots (C, n): (C, n, d)."""
+        return self.gather(slots)[ITEM]
+
+    def train(self) -> Tensor:
+        self.method.begin_local(self.local)
+        loss = super().train()
+        self.method.end_local(self.local)
+        return loss
+
+    def _epoch(self, epoch: int) -> Iterator[None]:
+        yield None  # the whole session
+
+    def _loss(self, batch: None, number: int) -> Tensor:
+        local, real, length = self.local, self.sequence.real, self.sequence.real.shape[1]
+        local.draw = replace(self.draw, batch=number)
+        rows = self.inputs(self.slots.sample)  # of the session's items, then of the negatives
+        dropout = Dropout(local.draw.clients("dropout", self.users))
+        local.features = self.backbone.encode(self.clients, rows[:, :length] * real.unsqueeze(2), self.sequence, dropout)
+        outputs = self.method.represent(Encoding(self.users, self.clients, local.features, "train", local.draw))
+        positive = (outputs * rows[:, 1:length + 1]).sum(2)
+        negative = (outputs * rows[:, length + 1:]).sum(2)
+        loss = local.recommendation = session_loss(positive, negative, real)
+        extra = self.method.local_loss(local)
+        return (loss if extra is None else loss + extra) + self._penalty()

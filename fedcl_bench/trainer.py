@@ -1,0 +1,214 @@
+"""Local training of many clients at once, whatever they train on.
+
+Clients are a batch dimension. In a round a client changes only the item rows it looks up, so each client gets its own
+copy of just those rows; the rows of C clients are stacked to (C, slots, d). They are disjoint, so the gradient of the
+summed losses is every client's own gradient, for any number of local batches and epochs. An item that a client draws
+twice must be one row: its *canonical* slot is the first one that holds it, and the others are never read.
+
+Backbones whose loss concerns every row (``Backbone.whole_tables``) get all items as slots instead, in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Iterator
+
+import torch
+from torch import Tensor
+
+from . import draws
+from .backbone import Backbone, Tables
+from .method import DrawKey, Method
+from .model import Snapshot
+from .optim import make_optimiser
+from .sampling import LocalSettings
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Which item rows the clients of a chunk hold, and where their samples find them.
+
+    Attributes:
+        items: item of each slot, shape (C, slots).
+        positive: whether a slot's item is a positive, bool of shape (slots,) or (C, slots).
+        sample: canonical slot of each sample's item: positives, then negatives, shape (C, samples).
+        replay: canonical slots of the method's replayed items, shape (C, n).
+        first_copy: whether a slot is the canonical one of its item, shape (C, slots).
+    """
+
+    items: Tensor
+    positive: Tensor
+    sample: Tensor
+    replay: Tensor
+    first_copy: Tensor
+
+    @staticmethod
+    def touched(positives: Tensor, negatives: Tensor, replayed: Tensor | None, n_items: int) -> "Slots":
+        """A slot for every sample and replayed item."""
+        items = torch.cat([positives, negatives] + ([replayed] if replayed is not None else []), dim=1)
+        slot = torch.arange(items.shape[1], device=items.device)
+        first = torch.empty(len(items), n_items, dtype=torch.int64, device=items.device)
+        first.scatter_reduce_(1, items, slot.expand_as(items), "amin", include_self=False)
+        canonical = first.gather(1, items)
+        samples = positives.shape[1] + negatives.shape[1]
+        return Slots(items, slot < positives.shape[1], canonical[:, :samples], canonical[:, samples:],
+                     canonical == slot)
+
+    @staticmethod
+    def whole(positives: Tensor, negatives: Tensor, replayed: Tensor | None, n_items: int) -> "Slots":
+        """A slot for every item, in order."""
+        items = torch.arange(n_items, device=positives.device).expand(len(positives), n_items)
+        positive = torch.zeros(items.shape, dtype=torch.bool, device=items.device).scatter_(1, positives, True)
+        return Slots(items, positive, torch.cat([positives, negatives], 1),
+                     replayed if replayed is not None else items[:, :0], torch.ones_like(positive))
+
+
+class ChunkTrainer:
+    """Local training of one chunk of clients: their item rows and other parameters.
+
+    Subclasses say what the local batches of an epoch are (``_epoch``) and what a batch's loss is (``_loss``).
+
+    Args:
+        users: ids of the C clients, shape (C,).
+        slots: the item rows they hold.
+        model: what the server sent.
+        draw: key of the round's random numbers.
+        batches: local batches per epoch.
+        own_start: the clients draw their public parameters themselves (``init=per_client``) instead of ``model``'s;
+            ``moved`` then holds them too.
+    """
+
+    applies_last_update = False  # whether a subclass looks at the parameters after the last local batch
+
+    def __init__(self, users: Tensor, slots: Slots, model: Snapshot, backbone: Backbone, method: Method,
+                 settings: LocalSettings, draw: DrawKey, batches: int = 1, own_start: bool = False):
+        self.users, self.slots, self.public, self.backbone, self.method = users, slots, model.public, backbone, method
+        self.settings, self.draw, self.batches, self.n_items = settings, draw, batches, model.n_items
+        if backbone.whole_tables:
+            self.rows = {name: table.expand(len(users), *table.shape).clone() for name, table in model.public.items()}
+        else:
+            flat = slots.items.reshape(-1)
+            self.rows = {name: table.index_select(0, flat).view(*slots.items.shape, *table.shape[1:])
+                         for name, table in model.public.items()}
+        self.private = {name: table.index_select(0, users) for name, table in model.private.items()}
+        self.dense = {name: value.expand(len(users), *value.shape).clone() for name, value in model.dense.items()}
+        self.dtype = next(iter(self.rows.values())).dtype
+        self.moved: Tables = {}
+        if own_start:
+            self._start_alone()
+        self.clients = {**self.private, **self.dense}
+        self.served = {name: table[users] for name, table in model.served.items()}
+
+    def _start_alone(self) -> None:
+        """Replace what the server sent by each client's own random start."""
+        for name, start in self.backbone.item_starts(self.n_items).items():
+            keys = draws.client_keys(own_start_key(self.draw.seed, name), self.users)
+            self.rows[name] = start.draw(draws.bits(keys[:, None], self.slots.items).flatten()).to(self.dtype).view_as(
+                self.rows[name])
+            self.moved[name] = self.rows[name] * self.slots.first_copy.unsqueeze(2)
+        for name, start in self.backbone.dense_starts().items():
+            keys = draws.client_keys(own_start_key(self.draw.seed, name), self.users)
+            self.dense[name] = start.draw(keys).to(self.dtype)
+            self.moved[name] = self.dense[name].clone()
+
+    def gather(self, slots: Tensor) -> Tables:
+        """Rows at ``slots`` (shape (C, n)) of every client, each (C, n, ...)."""
+        clients, width = self.slots.items.shape
+        flat = (slots + torch.arange(clients, device=slots.device)[:, None] * width).reshape(-1)
+        return {name: rows.flatten(0, 1).index_select(0, flat).view(*slots.shape, *rows.shape[2:])
+                for name, rows in self.rows.items()}
+
+    def _epoch(self, epoch: int) -> Iterator[Any]:
+        """The local batches of one epoch, in order."""
+        raise NotImplementedError
+
+    def _loss(self, batch: Any, number: int) -> Tensor:
+        """Each client's loss on a local batch, shape (C,); ``number`` counts the updates of the round."""
+        raise NotImplementedError
+
+    def _penalty(self) -> Tensor | float:
+        """The method's penalties on all rows, as far as the clients hold them, shape (C,)."""
+        return sum((penalty(self.rows[name], self.slots.items) * self.slots.first_copy).sum(1)
+                   for name, penalty in self.penalties.items())
+
+    def train(self) -> Tensor:
+        """Run all local batches. Afterwards ``moved`` holds what they added to each slot's rows (0 where the slot is
+        not canonical) and to the other parameters.
+
+        Returns:
+            Each client's loss averaged over its local batches, shape (C,).
+        """
+        parameters = {**self.clients, **self.rows}
+        groups = self.backbone.groups(list(parameters))
+        optimisers = [make_optimiser(self.settings) for _ in groups]
+        private_rates = dict.fromkeys(parameters, self.backbone.settings.lr)  # of what a method adds
+        self.penalties = row_penalties(self.method, self.rows)
+        last = self.batches * self.settings.local_epochs * len(groups) - 1
+        total = torch.zeros(len(self.users), dtype=torch.float64, device=self.slots.items.device)
+        batches = torch.zeros_like(total)
+        going = torch.ones_like(total, dtype=torch.bool)  # clients that have not ended their round early
+        before = torch.full_like(total, torch.inf)
+        number = batch = 0
+        for epoch in range(self.settings.local_epochs):
+            epoch_loss = torch.zeros_like(total)
+            for view in self._epoch(epoch):
+                rates = {**private_rates, **self.backbone.learning_rates(self.n_items, self.draw.round, batch)}
+                for turn, (group, optimiser) in enumerate(zip(groups, optimisers)):
+                    some = {name: parameters[name] for name in group}
+                    for tensor in some.values():
+                        tensor.requires_grad_()
+                    loss = self._loss(view, number)
+                    gradients = torch.autograd.grad(loss.sum(), list(some.values()), allow_unused=True)
+                    for tensor in some.values():
+                        tensor.requires_grad_(False)
+                    with torch.no_grad():
+                        gradients = writable({name: torch.zeros_like(some[name]) if gradient is None else gradient
+                                               for name, gradient in zip(some, gradients)})
+                        if self.backbone.weight_decay > 0.0:
+                            for name, gradient in gradients.items():
+                                gradient.add_(some[name], alpha=self.backbone.weight_decay)
+                        updates = optimiser.updates(gradients, rates)
+                        if self.settings.tolerance > 0.0:
+                            for update in updates.values():
+                                update *= going.view(-1, *[1] * (update.dim() - 1))
+                        for name, update in updates.items():
+                            if number < last or self.applies_last_update:
+                                parameters[name] += update
+                            if name in self.moved:
+                                self.moved[name] += update
+                            else:
+                                self.moved[name] = update
+                    if turn == 0:
+                        epoch_loss += loss.detach()
+                    number += 1
+                batch += 1
+            total += epoch_loss * going
+            batches += self.batches * going
+            if self.settings.tolerance > 0.0:
+                change = (before - epoch_loss).abs() / before.abs().clamp(min=1e-12)
+                going &= ~(change < self.settings.tolerance)
+                before = epoch_loss
+        return total / batches
+
+
+def writable(gradients: Tables) -> Tables:
+    """Gradients that may be overwritten one by one. Autograd may return one tensor for several parameters, as for the
+    terms of a sum, or one number for a whole row."""
+    result, taken = {}, set()
+    for name, gradient in gradients.items():
+        memory = gradient.untyped_storage().data_ptr()
+        shared = memory in taken or 0 in gradient.stride()
+        result[name] = gradient.clone(memory_format=torch.contiguous_format) if shared else gradient
+        taken.add(memory)
+    return result
+
+
+def row_penalties(method: Method, public: Tables) -> dict:
+    """The method's penalties on all rows, by table."""
+    found = {name: method.row_penalty(name) for name in public}
+    return {name: penalty for name, penalty in found.items() if penalty is not None}
+
+
+def own_start_key(seed: int, name: str) -> int:
+    """Names the random numbers of the clients' own starts of a public parameter."""
+    return draws.key(seed, f"client start {name}")
