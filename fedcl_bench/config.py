@@ -12,7 +12,7 @@ from typing import Any, Iterable, Mapping
 import torch
 
 from . import NUMBERS_VERSION, evaluation, federation, sampling, stream
-from .datasets import DatasetSource, load_config, locate
+from .datasets import DatasetSource, load_config, locate, session_columns
 from .errors import UserError
 from .evaluation import EvaluationSettings, parse_metric
 from .federation import Federation, FederationSettings
@@ -55,6 +55,8 @@ class RunConfig:
         identity = {"numbers": NUMBERS_VERSION, "data": self.source.fingerprint, "seed": self.seed,
                     "device": self.device, "backbone": [self.backbone.name, self.backbone.digest],
                     "val_interval": dict(self.source.config.val_interval), "settings": settings}
+        if self.stream.stream == "sessions" and not self.stream.split_file:
+            identity["sessions"] = [session_columns(self.source, self.stream), list(self.source.config.drop_events)]
         if with_method:
             identity["method"] = [self.method.name, self.method.digest]
         return identity

@@ -11,6 +11,7 @@ import yaml
 from .errors import UserError, unknown
 from .recbole_adapter import bundled, load_interactions
 from .registry import shipped
+from .sessions import build_sessions
 from .stream import Stream, StreamSettings, build_blocks, build_static, fingerprint, read_split_file
 
 
@@ -38,6 +39,9 @@ class DatasetConfig:
     Attributes:
         title, source, licence, notes: for people.
         raw: the publisher's files, which ``data convert`` reads.
+        SESSION_FIELD, SPLIT_FIELD, EVENT_FIELD: columns that only streams of sessions read, as text: a row's session,
+            its split (train, valid or test) and what happened. Empty if the file has none.
+        drop_events: rows with one of these values in the event column are left out of streams of sessions.
         val_interval: RecBole value filter, as ``{"rating": "(0,inf)"}``.
         settings: defaults of any run on this dataset.
         method_settings: method name to defaults of that method on this dataset.
@@ -53,6 +57,10 @@ class DatasetConfig:
     USER_ID_FIELD: str = "user_id"
     ITEM_ID_FIELD: str = "item_id"
     TIME_FIELD: str = "timestamp"
+    SESSION_FIELD: str = ""
+    SPLIT_FIELD: str = ""
+    EVENT_FIELD: str = ""
+    drop_events: tuple[str, ...] = ()
     val_interval: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     method_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -84,8 +92,9 @@ def load_config(name: str) -> DatasetConfig:
     if path is None:
         return DatasetConfig()
     content = read_yaml(path)
-    raw = _typed(Published, content.pop("raw", {}), f"{path}, raw")
-    return _typed(DatasetConfig, {**content, "raw": raw}, str(path))
+    content["raw"] = _typed(Published, content.pop("raw", {}), f"{path}, raw")
+    content["drop_events"] = tuple(str(event) for event in content.pop("drop_events", ()))
+    return _typed(DatasetConfig, content, str(path))
 
 
 def _typed(cls: type, content: Mapping[str, Any], where: str) -> Any:
@@ -154,6 +163,33 @@ def load_stream(source: DatasetSource, settings: StreamSettings) -> Stream:
     """Build the dataset's stream. Raises UserError for bad files and settings that leave an empty block."""
     if settings.split_file:
         return read_split_file(source.path)
-    names = {"user": source.config.USER_ID_FIELD, "item": source.config.ITEM_ID_FIELD, "time": source.config.TIME_FIELD}
-    data = load_interactions(source.path, settings.k_core, names, source.config.val_interval)
+    config = source.config
+    names = {"user": config.USER_ID_FIELD, "item": config.ITEM_ID_FIELD, "time": config.TIME_FIELD}
+    if settings.stream == "sessions":
+        data = load_interactions(source.path, settings.k_core, {**names, **session_columns(source, settings)},
+                                 config.val_interval, config.drop_events)
+        return build_sessions(data, settings, str(source.path))
+    data = load_interactions(source.path, settings.k_core, names, config.val_interval)
     return (build_static if settings.stream == "static" else build_blocks)(data, settings, source.name)
+
+
+def session_columns(source: DatasetSource, settings: StreamSettings) -> dict[str, str]:
+    """Names of the ``session``, ``split`` and ``event`` columns that a stream of sessions reads under ``settings``.
+
+    Raises UserError if the settings ask for a column that the dataset's config does not name.
+    """
+    config, columns = source.config, {}
+    for setting, part, field_, otherwise in (("session_from", "session", "SESSION_FIELD", "gap"),
+                                             ("session_split", "split", "SPLIT_FIELD", "last")):
+        if getattr(settings, setting) == "column":
+            columns[part] = getattr(config, field_)
+            if not columns[part]:
+                raise UserError(f"setting '{setting}': dataset '{source.name}' has no {part} column; use --set "
+                                f"{setting}={otherwise}, or name the column as {field_} in dataset_configs/"
+                                f"{source.name}.yaml.")
+    if config.drop_events:
+        columns["event"] = config.EVENT_FIELD
+        if not config.EVENT_FIELD:
+            raise UserError(f"dataset_configs/{source.name}.yaml: 'drop_events' needs EVENT_FIELD, the column that "
+                            f"holds events.")
+    return columns

@@ -14,12 +14,15 @@ import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator, Mapping
+from typing import Collection, Iterator, Mapping
 
 import numpy as np
 import pandas as pd
 
 from .errors import UserError, unknown
+
+SPLITS = ("train", "valid", "test")
+_ROW = "row of the file"  # a column RecBole carries along, to find the text of others again behind its filters
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,8 @@ class Interactions:
         user, item: int64 ids from 0, numbered by first appearance in the file.
         time: float64, one per row.
         user_tokens, item_tokens: the publisher's id of each user and item.
+        session: the publisher's session id of each row as text, or None if it was not asked for.
+        split: which of ``SPLITS`` each row is in, as its number (int8), or None if it was not asked for.
     """
 
     user: np.ndarray
@@ -37,6 +42,8 @@ class Interactions:
     time: np.ndarray
     user_tokens: np.ndarray
     item_tokens: np.ndarray
+    session: np.ndarray | None = None
+    split: np.ndarray | None = None
 
 
 def bundled(name: str) -> Path | None:
@@ -142,15 +149,52 @@ def _fenced() -> Iterator[None]:
             os.environ["CUDA_VISIBLE_DEVICES"] = visible
 
 
-def load_interactions(path: Path, k_core: int, fields: Mapping[str, str], keep: Mapping[str, str]) -> Interactions:
+# What to do about a column that only streams of sessions read.
+_WITHOUT = {"session": "cut sessions at inactivity with --set session_from=gap",
+            "split": "take the last sessions for testing with --set session_split=last",
+            "event": "take EVENT_FIELD and drop_events out of the dataset's config to use every row"}
+
+
+def _read(path: Path, fields: Mapping[str, str], keep: Mapping[str, str], drop_events: Collection[str]) -> pd.DataFrame:
+    """The columns of ``fields`` and ``keep`` without the rows of dropped events, checked."""
+    required = {fields[part]: "float" if part == "time" else "token" for part in ("user", "item", "time")}
+    extra = {part: fields[part] for part in _WITHOUT if part in fields}
+    frame = read_table(path, {**required, **{name: "float" for name in keep}}, dict.fromkeys(extra.values(), "token"))
+    for part, column in extra.items():
+        if column not in frame:
+            raise UserError(f"{path}: column '{column}', which holds the {part} of each row, is missing; {_WITHOUT[part]}.")
+    if "split" in extra:
+        check_splits(path, frame[extra["split"]])
+    if "event" in extra:
+        dropped = frame[extra["event"]].isin(list(drop_events))
+        if dropped.all():
+            raise UserError(f"{path}: every row has a value of column '{extra['event']}' that drop_events of the "
+                            f"dataset's config drops ({', '.join(drop_events)}).")
+        frame = frame[~dropped].reset_index(drop=True)
+    return frame
+
+
+def check_splits(path: Path, split: pd.Series) -> None:
+    """Raise UserError if a row of a file is in no split, naming its line."""
+    bad = ~split.isin(SPLITS)
+    if bad.any():
+        row = int(np.argmax(bad.to_numpy()))
+        raise UserError(f"{path}, line {row + 2}: field '{split.name}' is {split.iloc[row]!r}, expected train, valid or "
+                        f"test.")
+
+
+def load_interactions(path: Path, k_core: int, fields: Mapping[str, str], keep: Mapping[str, str],
+                      drop_events: Collection[str] = ()) -> Interactions:
     """Read a ``.inter`` file and apply RecBole's value and k-core filters.
 
     Args:
         path: the atomic file ``.../NAME.inter``.
         k_core: every user and item keeps at least this many rows (0 or 1: no filter).
-        fields: names of the ``user``, ``item`` and ``time`` columns.
+        fields: names of the ``user``, ``item`` and ``time`` columns, and of those of ``session``, ``split`` and
+            ``event`` that are to be read (all three as text).
         keep: RecBole value intervals of float columns, as ``{"rating": "(0,inf)"}``; a column the file lacks is an
             error.
+        drop_events: rows with one of these values in the ``event`` column are left out before any other filter.
 
     Raises:
         UserError: for a bad file, or when the filters leave no interaction.
@@ -161,7 +205,10 @@ def load_interactions(path: Path, k_core: int, fields: Mapping[str, str], keep: 
     from recbole.utils.enum_type import FeatureSource, FeatureType
 
     user, item, time = fields["user"], fields["item"], fields["time"]
-    frame = read_table(path, {user: "token", item: "token", time: "float", **{name: "float" for name in keep}})
+    read = _read(path, fields, keep, drop_events)
+    frame = read[[name for name in read.columns if name in (user, item, time, *keep)]]
+    if "session" in fields or "split" in fields:
+        frame = frame.assign(**{_ROW: np.arange(len(frame), dtype=np.float64)})
     interval = f"[{k_core},inf)" if k_core > 1 else None
 
     class CheckedDataset(Dataset):
@@ -190,12 +237,20 @@ def load_interactions(path: Path, k_core: int, fields: Mapping[str, str], keep: 
             raise UserError(f"{path}: no interaction is left of {len(frame)} after the {k_core}-core filter"
                             f"{' and ' + str(dict(keep)) if keep else ''}; lower it with --set k_core=N.") from None
     rows = dataset.inter_feat
+    extra = {}
+    if _ROW in frame:
+        kept = read.iloc[rows[_ROW].to_numpy(np.int64)]
+        if "session" in fields:
+            extra["session"] = kept[fields["session"]].to_numpy()
+        if "split" in fields:
+            extra["split"] = kept[fields["split"]].map(SPLITS.index).to_numpy(np.int8)
     return Interactions(
         user=rows[user].to_numpy(np.int64) - 1,  # RecBole's id 0 is padding
         item=rows[item].to_numpy(np.int64) - 1,
         time=rows[time].to_numpy(np.float64),
         user_tokens=np.asarray(dataset.field2id_token[user][1:]),
-        item_tokens=np.asarray(dataset.field2id_token[item][1:]))
+        item_tokens=np.asarray(dataset.field2id_token[item][1:]),
+        **extra)
 
 
 class _Sizes:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from . import draws
 from .errors import UserError
-from .recbole_adapter import Interactions, read_table
+from .recbole_adapter import SPLITS, Interactions, check_splits, read_table
 from .settings import setting
 
 
@@ -198,11 +198,16 @@ class Step:
 
 @dataclass(frozen=True)
 class Stream:
-    """All steps, and the publisher's ids of users and items in the order of ours."""
+    """All steps, and the publisher's ids of users and items in the order of ours.
+
+    ``unfiltered`` has, for sessions of which the last ones are for testing, ``users``, ``items``, ``sessions`` and
+    ``average_length`` before items without training session are left out, as the paper's Table 1 counts them.
+    """
 
     steps: tuple[Step, ...]
     user_tokens: np.ndarray
     item_tokens: np.ndarray
+    unfiltered: Mapping[str, float] = field(default_factory=dict)
 
 
 def _ragged(user: np.ndarray, item: np.ndarray, n_users: int) -> Ragged:
@@ -211,7 +216,7 @@ def _ragged(user: np.ndarray, item: np.ndarray, n_users: int) -> Ragged:
     return Ragged(torch.from_numpy(indptr.astype(np.int64)), torch.from_numpy(item[order].astype(np.int64)))
 
 
-def _first_appearance(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def first_appearance(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Ids renumbered in order of first appearance, and the old id of each new one."""
     unique, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
     order = np.argsort(first, kind="stable")
@@ -277,8 +282,8 @@ def build_blocks(data: Interactions, settings: StreamSettings, name: str) -> Str
     Rows of equal time keep the order of the file. Raises UserError if a block has no training interaction.
     """
     order = np.argsort(data.time, kind="stable")
-    user, old_user = _first_appearance(data.user[order])
-    item, old_item = _first_appearance(data.item[order])
+    user, old_user = first_appearance(data.user[order])
+    item, old_item = first_appearance(data.item[order])
     block = block_of_rows(len(user), settings.blocks, settings.base_share)
     split = np.empty(len(user), dtype=np.int8)
     for t in range(settings.blocks):
@@ -299,8 +304,8 @@ def build_static(data: Interactions, settings: StreamSettings, name: str) -> Str
         raise UserError(f"{name}: no user has {settings.min_interactions} interactions; lower it with "
                         f"--set min_interactions=N.")
     order = rows[np.argsort(data.time[rows], kind="stable")]
-    user, old_user = _first_appearance(data.user[order])
-    item, old_item = _first_appearance(data.item[order])
+    user, old_user = first_appearance(data.user[order])
+    item, old_item = first_appearance(data.item[order])
     count = np.bincount(user)[user]
     later = np.empty(len(user), dtype=np.int64)  # how many of the user's rows come after each
     by_user = np.argsort(user, kind="stable")
@@ -326,19 +331,15 @@ def read_split_file(path: Path) -> Stream:
     if not np.array_equal(blocks, np.arange(len(blocks))):
         raise UserError(f"{path}: column 'block' has {', '.join(f'{b:g}' for b in blocks[:8])}, "
                         f"expected 0, 1, 2, ... without gaps.")
-    codes = {"train": 0, "valid": 1, "test": 2}
-    split = frame["split"].map(codes)
-    if split.isna().any():
-        row = int(np.argmax(split.isna().to_numpy()))
-        raise UserError(f"{path}, line {row + 2}: field 'split' is {frame['split'].iloc[row]!r}, "
-                        f"expected train, valid or test.")
+    check_splits(path, frame["split"])
+    split = frame["split"].map(SPLITS.index)
     ids, tokens = [], []
     for column in ("user", "item"):
         text = frame[column].to_numpy(str)
         within = text.astype(np.int64) if np.char.isdecimal(text).all() else np.arange(len(text))
         order = np.lexsort((within, block))
         number = np.empty(len(text), dtype=np.int64)
-        number[order], token = _first_appearance(text[order])
+        number[order], token = first_appearance(text[order])
         ids.append(number)
         tokens.append(token)
     return _assemble(*ids, block.astype(np.int64), split.to_numpy(np.int8), len(blocks), *tokens, str(path))
