@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Callable
+
 import torch
 from torch import Tensor
 
@@ -58,3 +60,11 @@ def layer_norm(clients: Tables, name: str, x: Tensor, eps: float = 1e-8) -> Tens
     """(C, n, d) through each client's own layer normalisation."""
     x = torch.nn.functional.layer_norm(x, x.shape[-1:], eps=eps)
     return torch.addcmul(clients[f"{name}.bias"].unsqueeze(1), x, clients[f"{name}.weight"].unsqueeze(1))
+
+
+def feed_forward(clients: Tables, name: str, x: Tensor, drop: Callable[[Tensor], Tensor]) -> Tensor:
+    """x + drop(W2 relu(drop(W1 x + b1)) + b2) at every position, (C, n, d): the feed-forward part of SASRec's blocks.
+
+    The layers are ``name.0`` and ``name.1``.
+    """
+    return x + drop(apply_linear(clients, f"{name}.1", torch.relu(drop(apply_linear(clients, f"{name}.0", x)))))

@@ -22,22 +22,28 @@ from .settings import setting
 
 @dataclass(frozen=True)
 class Start:
-    """How the entries of a parameter start: N(0, std^2), or all equal to ``value`` if ``std`` is 0.
+    """How the entries of a parameter start: N(0, std^2), U(-bound, bound), or all equal to ``value``.
 
     Attributes:
         shape: of the parameter; of one row for an item table.
+        std, bound: at most one of them is not 0; if both are, the entries are ``value``.
     """
 
     shape: tuple[int, ...]
     std: float = 0.0
+    bound: float = 0.0
     value: float = 0.0
 
     def draw(self, keys: Tensor) -> Tensor:
         """float64 of shape (n, *shape) from n stream keys (see ``draws.client_keys``)."""
-        if self.std == 0.0:
-            return torch.full((len(keys), *self.shape), self.value, dtype=torch.float64, device=keys.device)
         index = torch.arange(math.prod(self.shape), device=keys.device)
-        return (draws.normals(keys[:, None], index) * self.std).view(len(keys), *self.shape)
+        if self.std > 0.0:
+            entries = draws.normals(keys[:, None], index) * self.std
+        elif self.bound > 0.0:
+            entries = (2.0 * draws.uniform(draws.bits(keys[:, None], index)) - 1.0) * self.bound
+        else:
+            entries = torch.full((len(keys), len(index)), self.value, dtype=torch.float64, device=keys.device)
+        return entries.view(len(keys), *self.shape)
 
     def without_rows(self, fewer: int) -> "Start":
         """The same without some of the rows, which only count for the variance."""
@@ -53,8 +59,15 @@ def zeros(*shape: int) -> Start:
     return Start(shape)
 
 
-def ones(*shape: int) -> Start:
-    return Start(shape, value=1.0)
+def norm_start(name: str, size: int) -> dict[str, Start]:
+    """A layer normalisation's start: the identity."""
+    return {f"{name}.weight": Start((size,), value=1.0), f"{name}.bias": zeros(size)}
+
+
+def linear_start(name: str, inputs: int, outputs: int) -> dict[str, Start]:
+    """A linear layer's start in FCUCR's released code: Glorot's for the matrix; its loop over the parameters fails on
+    vectors and leaves the bias at PyTorch's U(-1/sqrt(inputs), 1/sqrt(inputs))."""
+    return {f"{name}.weight": xavier(outputs, inputs), f"{name}.bias": Start((outputs,), bound=inputs ** -0.5)}
 
 
 @dataclass(frozen=True)

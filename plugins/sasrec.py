@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from fedcl_bench.layers import apply_linear, layer_norm
-from fedcl_bench.sequential import SequentialBackbone, SequentialSettings, ones, xavier, zeros
+from fedcl_bench.layers import apply_linear, feed_forward, layer_norm
+from fedcl_bench.sequential import SequentialBackbone, SequentialSettings, linear_start, norm_start, xavier, zeros
 from fedcl_bench.settings import setting
 
 
@@ -35,18 +36,17 @@ class SASRec(SequentialBackbone):
         # Glorot's start counts the unused row of padding, as the released code does.
         starts = {"positions": xavier(self.settings.max_length + 1, d).without_rows(1)}
         for k in range(self.settings.layers):
-            starts |= {f"{k}.query_norm.weight": ones(d), f"{k}.query_norm.bias": zeros(d),
+            starts |= {**norm_start(f"{k}.query_norm", d),
                        f"{k}.in.weight": xavier(3 * d, d), f"{k}.in.bias": zeros(3 * d),
                        f"{k}.out.weight": xavier(d, d), f"{k}.out.bias": zeros(d),
-                       f"{k}.norm.weight": ones(d), f"{k}.norm.bias": zeros(d),
-                       f"{k}.ffn1.weight": xavier(d, d), f"{k}.ffn1.bias": zeros(d),
-                       f"{k}.ffn2.weight": xavier(d, d), f"{k}.ffn2.bias": zeros(d)}
-        return {**starts, "norm.weight": ones(d), "norm.bias": zeros(d)}
+                       **norm_start(f"{k}.norm", d),
+                       **linear_start(f"{k}.ffn.0", d, d), **linear_start(f"{k}.ffn.1", d, d)}
+        return {**starts, **norm_start("norm", d)}
 
     def encode(self, clients, inputs, sequence, dropout):
         d, share, length = self.settings.dim, self.settings.dropout, inputs.shape[1]
-        x = inputs * math.sqrt(d) + clients["positions"][:, -length:] * sequence.real.unsqueeze(2)
-        x = dropout(x, share)
+        drop = partial(dropout, share=share)
+        x = drop(inputs * math.sqrt(d) + clients["positions"][:, -length:] * sequence.real.unsqueeze(2))
         future = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
         for k in range(self.settings.layers):
             q = layer_norm(clients, f"{k}.query_norm", x)
@@ -54,8 +54,6 @@ class SASRec(SequentialBackbone):
             query = torch.baddbmm(biases[..., :d], q, weights[:, :d].transpose(1, 2))
             keys, values = torch.baddbmm(biases[..., d:], x, weights[:, d:].transpose(1, 2)).split(d, dim=2)
             attention = (query @ keys.transpose(1, 2) / math.sqrt(d)).masked_fill(future, -torch.inf).softmax(2)
-            x = q + apply_linear(clients, f"{k}.out", dropout(attention, share) @ values)
-            x = layer_norm(clients, f"{k}.norm", x)
-            hidden = torch.relu(dropout(apply_linear(clients, f"{k}.ffn1", x), share))
-            x = x + dropout(apply_linear(clients, f"{k}.ffn2", hidden), share)
+            x = q + apply_linear(clients, f"{k}.out", drop(attention) @ values)
+            x = feed_forward(clients, f"{k}.ffn", layer_norm(clients, f"{k}.norm", x), drop)
         return layer_norm(clients, "norm", x)
