@@ -214,7 +214,7 @@ def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
                 users = participants(step, f.server.client_ratio, f.seed, round_)
                 chunks = protocol.chunks(users, round_, progress.model)
             weights = protocol.lengths(round_).to(dtype) if f.server.weighting == "interactions" else None
-            acting.begin_round(step, round_)
+            acting.begin_round(step, round_, backbone)
             model, loss = train_round(chunks, progress.model, backbone, acting, f.local, f.seed, step.index, round_,
                                       weights, own_start=round_ == 0 and f.server.init == "per_client")
             model = aggregate(backbone, model, users, f.server.upload_noise, f.seed, step.index, round_)

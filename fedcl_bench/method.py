@@ -8,7 +8,7 @@ uploaded) and ``server_state``, so that checkpoints and privacy checks see it. T
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Callable, ClassVar
+from typing import TYPE_CHECKING, Callable, ClassVar, Iterable
 
 from torch import Tensor
 
@@ -108,7 +108,7 @@ class Method:
         """
         return {}
 
-    def begin_round(self, step: Step, round_: int) -> None:
+    def begin_round(self, step: Step, round_: int, backbone: Backbone) -> None:
         """Before the local training of a round with a sequential backbone.
 
         Chunks of clients are trained on several threads, and their hooks may write their own clients' rows of state: a
@@ -182,6 +182,10 @@ class Method:
     def extra_traffic(self, backbone: Backbone) -> tuple[int, int]:
         """Numbers that each participant sends and receives per round besides the public parameters."""
         return 0, 0
+
+    def notes(self, stream: Stream) -> Iterable[str]:
+        """Sentences that the user should read before a run."""
+        return ()
 
     def downloads_previous_model(self) -> bool:
         """Whether clients receive the previous step's best public tables once per step, besides those of each round."""

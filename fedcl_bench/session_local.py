@@ -86,6 +86,7 @@ class LocalSessions:
         draw: key of the method's own random numbers; its ``batch`` counts the updates of the round.
         features: the encoder's representations in the latest forward pass, (C, L, d), differentiable.
         recommendation: the recommendation loss of that pass, shape (C,).
+        teacher: for the method to keep something between its hooks of one round.
     """
 
     def __init__(self, trainer: "SessionTrainer"):
@@ -94,38 +95,23 @@ class LocalSessions:
         self.sequence, self.draw = trainer.sequence, trainer.draw
         self.features: Tensor | None = None
         self.recommendation: Tensor | None = None
+        self.teacher: Tensor | None = None
 
-    @property
-    def items(self) -> Tensor:
-        """The input items, (C, L); padded in front with the session's first item."""
-        return self._trainer.items[:, :-1]
+    def encode(self) -> Tensor:
+        """Representations of the session under the clients' present models without dropout: (C, L, d)."""
+        trainer = self._trainer
+        inputs = trainer.inputs(trainer.slots.sample[:, :self.sequence.real.shape[1]])
+        return self._encoded(inputs, self.sequence, Dropout())
 
-    @property
-    def rows(self) -> tuple[Tensor, Tensor]:
-        """The item rows the clients hold: (ids of shape (C, slots), rows of shape (C, slots, d))."""
-        return self._trainer.slots.items, self._trainer.rows[ITEM]
+    def encode_next(self, dropout: bool = True) -> Tensor:
+        """Representations of each client's next session under its present model: (C, L, d)."""
+        trainer = self._trainer
+        keys = self.draw.clients("dropout of the next session", self.users) if dropout else None
+        return self._encoded(trainer.inputs(trainer.slots.replay), trainer.next_sequence, Dropout(keys))
 
     @torch.no_grad()
-    def encode(self, dense: Tables | None = None, inputs: Tensor | None = None) -> Tensor:
-        """Representations of the session without dropout, not differentiable: (C, L, d).
-
-        Args:
-            dense: another encoder's parameters, each (C, ...); None: the clients' present ones.
-            inputs: another item table's rows of ``items``, (C, L, d); None: the clients' present ones.
-        """
-        trainer = self._trainer
-        inputs = trainer.inputs(trainer.slots.sample[:, :self.items.shape[1]]) if inputs is None else inputs
-        return trainer.backbone.encode({**self.private, **(dense or self.dense)},
-                                       inputs * self.sequence.real.unsqueeze(2), self.sequence, Dropout())
-
-    @torch.no_grad()
-    def encode_next(self) -> Tensor:
-        """Representations of each client's next session under its present model, with dropout: (C, L, d)."""
-        trainer = self._trainer
-        sequence = trainer.next_sequence
-        return trainer.backbone.encode(
-            self.dense, trainer.inputs(trainer.slots.replay) * sequence.real.unsqueeze(2), sequence,
-            Dropout(self.draw.clients("dropout of the next session", self.users)))
+    def _encoded(self, inputs: Tensor, sequence: Sequence, dropout: Dropout) -> Tensor:
+        return self._trainer.backbone.encode(self.dense, inputs * sequence.real.unsqueeze(2), sequence, dropout)
 
 
 class SessionTrainer(ChunkTrainer):

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedcl_bench import draws
-from fedcl_bench.errors import UserError
-from fedcl_bench.layers import ITEM, apply_linear
+from fedcl_bench.layers import apply_linear
 from fedcl_bench.method import Method
 from fedcl_bench.prototypes import fuse, gaussian_epsilon, nearest
-from fedcl_bench.sequential import Start, xavier, zeros, ones
+from fedcl_bench.sequential import Start, linear_start, norm_start, zeros
 from fedcl_bench.settings import setting
 
 DELTA = 1e-5  # of the paper's (epsilon, delta)
-_BN_EPS, _BN_MOMENTUM = 1e-9, 0.1
+BN_EPS, BN_MOMENTUM = 1e-9, 0.1  # of Dice's batch normalisation
+_FUSED_AT_ONCE = 32  # queries; bounds the memory of their k prototypes
 
 
 @dataclass(frozen=True)
@@ -65,3 +64,162 @@ class FCUCR(Method):
     encodes_next_session = True
     needs_sequential = True
     uploads = ("session prototype", "query for the next session")
+
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.distils = settings.without not in ("tasd", "both") and settings.lambda_tasd > 0.0
+        self.transfers = settings.without not in ("iupr", "both")
+        self.encodes_next_session = self.transfers or (self.distils and settings.teacher == "previous")
+        self.uploads = FCUCR.uploads if self.transfers else ()
+
+    # The private prediction module psi.
+
+    def starts(self, dim: int) -> dict[str, Start]:
+        """How psi's parameters start, at every client on its own."""
+        hidden = self.settings.hidden
+        return {**linear_start("head.0", 2 * dim, hidden), **norm_start("head.norm", hidden),
+                "head.alpha": zeros(hidden), **linear_start("head.1", hidden, dim)}
+
+    def new_private(self, seed, users, backbone):
+        ids, hidden = torch.arange(users.start, users.stop), self.settings.hidden
+        for name, value in (("head.norm.mean", 0.0), ("head.norm.var", 1.0)):
+            self.client_state[name] = torch.full((users.stop, hidden), value, dtype=torch.float64)
+        return {name: start.draw(draws.client_keys(draws.key(seed, f"init {name}"), ids))
+                for name, start in self.starts(backbone.settings.dim).items()}
+
+    def dice(self, encoding, x: Tensor) -> Tensor:
+        """p x + (1 - p) alpha x with p = sigmoid(BatchNorm(x)), over the positions of one session, padding included."""
+        clients, state = encoding.clients, self.client_state
+        if encoding.purpose == "train":
+            mean, var = x.mean(1, keepdim=True), x.var(1, unbiased=False, keepdim=True)
+            unbiased = var * (x.shape[1] / max(x.shape[1] - 1, 1))
+            for name, now in (("head.norm.mean", mean), ("head.norm.var", unbiased)):
+                moved = torch.lerp(state[name][encoding.users], now.detach().squeeze(1).to(state[name]), BN_MOMENTUM)
+                state[name].index_copy_(0, encoding.users, moved)
+        else:
+            mean, var = (state[name][encoding.users].unsqueeze(1).to(x) for name in ("head.norm.mean", "head.norm.var"))
+        normed = (x - mean) * torch.rsqrt(var + BN_EPS)
+        p = torch.sigmoid(torch.addcmul(clients["head.norm.bias"].unsqueeze(1), normed,
+                                        clients["head.norm.weight"].unsqueeze(1)))
+        return x * (p + (1.0 - p) * clients["head.alpha"].unsqueeze(1))
+
+    def represent(self, encoding):
+        both = torch.cat([encoding.features, self.received(encoding)], dim=2)
+        return apply_linear(encoding.clients, "head.1", self.dice(encoding, apply_linear(encoding.clients, "head.0", both)))
+
+    # Inter-user prototype transfer.
+
+    @torch.no_grad()
+    def received(self, encoding) -> Tensor:
+        """rho of each client, (C, L, d): in training what the server sent; in an evaluation, the answer to its query."""
+        features = encoding.features
+        known = "prototype" if encoding.purpose == "train" else "prototypes"
+        if not self.transfers or known not in {**self.client_state, **self.server_state}:
+            return torch.zeros_like(features)
+        if encoding.purpose == "train":
+            rho = self.client_state["prototype"][encoding.users]
+        else:
+            rho = self.answers(encoding.queries.flatten(1), encoding.users)
+        if self.settings.prototype_noise > 0.0:
+            keys = encoding.draw.clients(f"prototype noise of {encoding.purpose}", encoding.users)
+            noise = draws.normals(keys[:, None], torch.arange(rho.shape[1], device=rho.device))
+            rho = rho + self.settings.prototype_noise * noise.to(rho)
+        return rho.view_as(features)
+
+    def answers(self, queries: Tensor, users: Tensor) -> Tensor:
+        """The server's answers to queries (C, L d): the fused nearest prototypes of other clients, (C, L d)."""
+        base, owner = self.server_state["prototypes"], self.server_state["owner"]
+        similarity, position = nearest(queries, users, base, owner, self.settings.neighbours)
+        parts = zip(similarity.split(_FUSED_AT_ONCE), position.split(_FUSED_AT_ONCE))
+        return torch.cat([fuse(near, base[where], self.settings.fusion) for near, where in parts])
+
+    def begin_round(self, step, round_, backbone):
+        if self.distils and self.settings.teacher == "previous" and round_ == 0:
+            shape = step.n_users, backbone.settings.max_length, backbone.settings.dim
+            self.client_state |= {"teacher": torch.zeros(shape, dtype=torch.float64), "teacher round": torch.full(shape[:1], -1)}
+        for name in ("head.norm.mean", "head.norm.var", "teacher", "teacher round"):  # written by begin_local, end_local
+            if name in self.client_state:
+                self.client_state[name] = self.client_state[name].clone()
+        self._uploads, self._queries = {}, {}
+
+    def end_local(self, local):
+        if self.transfers:
+            self._uploads[int(local.users[0])] = local.features.detach().flatten(1)
+            self._queries[int(local.users[0])] = local.encode_next().flatten(1)
+        if self.distils and self.settings.teacher == "previous":
+            following = local.encode_next(dropout=False)
+            self.client_state["teacher"].index_copy_(0, local.users, following.to(self.client_state["teacher"]))
+            self.client_state["teacher round"][local.users] = local.draw.round
+
+    @torch.no_grad()
+    def end_round(self, step, round_, users):
+        if not self.transfers:
+            return
+        order = sorted(self._uploads)  # chunks end in any order
+        uploads, queries = (torch.cat([parts[first] for first in order]) for parts in (self._uploads, self._queries))
+        self.remember(uploads, users, step.sessions["train"].in_round(users, round_), round_, step.n_users)
+        if round_ % self.settings.transfer_interval == 0:
+            old = self.client_state.get("prototype")
+            rho = uploads.new_zeros(step.n_users, uploads.shape[1]) if old is None else old.clone()
+            self.client_state["prototype"] = rho.index_copy_(0, users, self.answers(queries, users))
+
+    def remember(self, uploads: Tensor, users: Tensor, sessions: Tensor, round_: int, clients: int) -> None:
+        """Put a round's prototypes (C, L d) into the knowledge base; one of a session seen before replaces the old."""
+        state, s = self.server_state, self.settings
+        base = state or {"prototypes": uploads[:0], "owner": users[:0], "session": sessions[:0], "round": users[:0]}
+        again = torch.isin(sessions, base["session"])
+        place = torch.full((1 + int(torch.cat([sessions, base["session"]]).max()),), -1, device=users.device)
+        place[base["session"]] = torch.arange(len(base["session"]), device=users.device)
+        new = {"prototypes": uploads, "owner": users, "session": sessions, "round": torch.full_like(users, round_)}
+        for name, values in new.items():
+            old = base[name].index_copy(0, place[sessions[again]], values[again])
+            new[name] = torch.cat([old, values[~again]])
+        if s.window > 0:
+            keep = new["round"] > round_ - s.window
+            if s.window_rule == "entries":  # entries stand in the order of their first insertion
+                size = len(keep)
+                keep = torch.arange(size, device=users.device) >= size - s.window * clients
+            new = {name: values[keep] for name, values in new.items()}
+        state.update(new)
+
+    # Time-aware self-distillation.
+
+    @torch.no_grad()
+    def begin_local(self, local):
+        local.teacher = None
+        if not self.distils or local.draw.round == 0:
+            return
+        local.teacher = local.encode()
+        if self.settings.teacher == "previous":
+            # A client that missed the previous round has no encoder of then, and takes the one it has received.
+            present = self.client_state["teacher round"][local.users] == local.draw.round - 1
+            local.teacher = torch.where(present[:, None, None],
+                                        self.client_state["teacher"][local.users].to(local.teacher), local.teacher)
+
+    def local_loss(self, local):
+        if local.teacher is None:
+            return None
+        distance = (local.features - local.teacher).square().mean((1, 2))
+        return self.weight(local.recommendation.detach(), distance.detach()) * distance
+
+    def weight(self, recommendation: Tensor, distance: Tensor) -> Tensor | float:
+        """The weight of the self-distillation loss at each client, shape (C,)."""
+        if self.settings.distillation == "fixed":
+            return self.settings.lambda_tasd
+        return (recommendation / (distance + 1e-8)).clamp(max=self.settings.lambda_tasd)
+
+    # What people are told.
+
+    def extra_traffic(self, backbone):
+        size = backbone.settings.max_length * backbone.settings.dim
+        return (2 * size, size) if self.transfers else (0, 0)
+
+    def notes(self, stream):
+        s, users = self.settings, stream.steps[-1].n_users
+        if self.transfers and s.neighbours > users - 1:
+            yield (f"neighbours={s.neighbours}: after the first round other clients have uploaded {users - 1} prototypes; "
+                   f"as long as there are fewer, all of them are used.")
+        if self.transfers and s.prototype_noise > 0.0:
+            epsilon = gaussian_epsilon(s.prototype_noise, DELTA)
+            yield (f"prototype_noise={s.prototype_noise:g}: FCUCR's formula gives epsilon {epsilon:.2f} for delta {DELTA:g}. "
+                   f"It takes the sensitivity as 1, and nothing here bounds it: this is no formal guarantee.")

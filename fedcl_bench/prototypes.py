@@ -1,0 +1,78 @@
+"""FCUCR's knowledge base: prototypes that clients uploaded, and finding and fusing the nearest of other clients."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+# Queries x prototypes compared at once: bounds the memory of similarities to 16 MiB whatever the knowledge base holds.
+SIMILARITIES_AT_ONCE = 1 << 22
+_QUERIES_AT_ONCE = 512
+
+
+def nearest(queries: Tensor, owners: Tensor, prototypes: Tensor, prototype_owners: Tensor,
+            k: int) -> tuple[Tensor, Tensor]:
+    """The k prototypes of other clients that are most similar to each query, by cosine.
+
+    Args:
+        queries: (Q, n); owners: the client of each, (Q,).
+        prototypes: (N, n); prototype_owners: (N,).
+
+    Returns:
+        (similarities, positions), each (Q, min(k, N)), the most similar first; -inf where fewer than that are of other
+        clients.
+    """
+    unit = torch.nn.functional.normalize(queries, dim=1)
+    k = min(k, len(prototypes))
+    answers = []
+    for some, mine in zip(unit.split(_QUERIES_AT_ONCE), owners.split(_QUERIES_AT_ONCE)):
+        best = some.new_full((len(some), 0), -torch.inf)
+        where = torch.zeros(len(some), 0, dtype=torch.int64, device=some.device)
+        size = max(k, SIMILARITIES_AT_ONCE // len(some))
+        for start in range(0, len(prototypes), size):
+            block = prototypes[start:start + size]
+            similarity = some @ block.T
+            similarity /= block.norm(dim=1).clamp(min=1e-12)
+            similarity.masked_fill_(mine[:, None] == prototype_owners[start:start + size], -torch.inf)
+            value, position = similarity.topk(min(k, len(block)), dim=1)
+            best, where = torch.cat([best, value], 1), torch.cat([where, position + start], 1)
+            if best.shape[1] > k:
+                best, order = best.topk(k, dim=1)
+                where = where.gather(1, order)
+        answers.append((best, where))
+    return torch.cat([best for best, _ in answers]), torch.cat([where for _, where in answers])
+
+
+def fuse(similarities: Tensor, prototypes: Tensor, how: str) -> Tensor:
+    """One prototype from the nearest ones.
+
+    Args:
+        similarities: (Q, k), -inf where there is none; prototypes: (Q, k, n).
+        how: ``softmax``: weighted by a softmax over the similarities; ``mean``; ``pca``: the mean of their projections
+            onto their first principal direction, not centred (the released code centres them, and the mean of centred
+            projections is zero).
+
+    Returns:
+        (Q, n); zero for a query without any.
+    """
+    there = similarities > -torch.inf
+    if how == "softmax":
+        weights = torch.softmax(similarities, dim=1).nan_to_num(0.0)  # a row of -inf has no softmax
+    else:
+        weights = there / there.sum(1, keepdim=True).clamp(min=1)
+    mean = torch.bmm(weights.to(prototypes.dtype).unsqueeze(1), prototypes).squeeze(1)
+    if how != "pca":
+        return mean
+    kept = prototypes * there.unsqueeze(2)
+    # The first right singular vector of the k rows, from the k x k matrix of their inner products.
+    values, vectors = torch.linalg.eigh(kept @ kept.transpose(1, 2))
+    direction = torch.bmm(vectors[..., -1:].transpose(1, 2), kept).squeeze(1)
+    direction = torch.nn.functional.normalize(direction, dim=1)
+    return (mean * direction).sum(1, keepdim=True) * direction
+
+
+def gaussian_epsilon(std: float, delta: float) -> float:
+    """epsilon = sqrt(2 ln(1.25 / delta)) / std: what FCUCR states for Gaussian noise, taking the sensitivity as 1."""
+    return math.sqrt(2.0 * math.log(1.25 / delta)) / std
