@@ -19,7 +19,7 @@ from fedcl_bench.cli import main
 from fedcl_bench.errors import UserError
 from fedcl_bench.memory import peak_mib, reset_peak
 from fedcl_bench.pool import Board, Outcome, Pool, Running
-from fedcl_bench.specs import RunSpec
+from fedcl_bench.specs import RunSpec, seed_text
 from test_resume import same_numbers
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -79,6 +79,12 @@ def tasks(registry):
 
 
 # Planning
+
+@pytest.mark.parametrize("seeds,text", [([], ""), ([3], "3"), ([1, 0], "0, 1"), (range(5), "0-4"), ([0, 2], "0, 2"),
+                                        ({5, 2, 1, 0, 7, 8}, "0-2, 5, 7, 8")])
+def test_seeds_in_words(seeds, text):
+    assert seed_text(seeds) == text
+
 
 def test_a_product_with_seeds_innermost(registry):
     part = grid.Part(("ft", "f3crec"), ("fedmf",), seeds=2, set={"rounds": 5})
