@@ -1,9 +1,10 @@
 """Compact records: what tables, tests and figures need of finished runs, small enough for git.
 
-A folder holds ``index.json`` and one Parquet file (zstd) per dataset and backbone. A row of such a file is a run: its
-``run.json`` as text, and its frames as lists. Kept are the metrics of ``METRICS`` per user as 32-bit numbers, the
-rounds, and the analysis; there is no model. The bytes depend on the runs alone, not on when or in which order they were
-packed. Files are named by their content, and the index is written last, so a pack that dies changes nothing.
+A folder holds ``index.json`` and Parquet files (zstd): one per dataset and backbone, or several where one would exceed
+``LIMIT``. A row of such a file is a run: its ``run.json`` as text, and its frames as lists. Kept are the metrics of
+``METRICS`` per user as 32-bit numbers, the rounds, and the analysis; there is no model. The bytes depend on the runs
+alone, not on when or in which order they were packed. Files are named by their content, and the index is written last,
+so a pack that dies changes nothing.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 INDEX = "index.json"
 FORMAT = 1
+LIMIT = 512 * 1024  # bytes of a file
 METRICS = ("ndcg@20", "recall@20", "hit@10", "ndcg@10")  # of the papers with blocks, and of those with one step
 KINDS = ("user_shift", "item_phi", "item_rank_change")
 _KEYS = ("trained_block", "tested_block", "user")
@@ -124,6 +126,24 @@ def _values(table: pa.Table, row: int, column: str) -> np.ndarray | None:
     return None if values is None else values.to_numpy(zero_copy_only=False)
 
 
+def _encoded(rows: list[_Row]) -> bytes:
+    """Rows as a Parquet file."""
+    table, buffer = _table(rows), io.BytesIO()
+    # Runs of one dataset share their users, so one large page per column compresses those to almost nothing.
+    pq.write_table(table, buffer, compression="zstd", compression_level=19, use_dictionary=False,
+                   data_page_size=1 << 26, row_group_size=len(table))
+    return buffer.getvalue()
+
+
+def _files(rows: list[_Row]) -> list[tuple[int, bytes]]:
+    """Rows in their order as files of at most ``LIMIT`` bytes, or of a single run: (runs, content) of each."""
+    content = _encoded(rows)
+    if len(content) <= LIMIT or len(rows) == 1:
+        return [(len(rows), content)]
+    half = len(rows) // 2
+    return [*_files(rows[:half]), *_files(rows[half:])]
+
+
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, pa.Table]]:
     """The index and the table of each file, verified."""
     path = folder / INDEX
@@ -205,16 +225,11 @@ def write(folder: Path, runs: Iterable[Run], command: str, item_analysis: Callab
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for group in sorted(groups):
-            table = _table([row for _, row in sorted(groups[group], key=lambda pair: pair[0])])
-            buffer = io.BytesIO()
-            # Runs of one dataset share their users, so one large page per column compresses those to almost nothing.
-            pq.write_table(table, buffer, compression="zstd", compression_level=19, use_dictionary=False,
-                           data_page_size=1 << 26, row_group_size=len(table))
-            content = buffer.getvalue()
-            name = f"{group}-{_hash(content)[:8]}.parquet"
-            files[name] = {"hash": _hash(content), "runs": len(table), "bytes": len(content)}
-            if name not in old_files:
-                write_atomically(folder / name, content)
+            for count, content in _files([row for _, row in sorted(groups[group], key=lambda pair: pair[0])]):
+                name = f"{group}-{_hash(content)[:8]}.parquet"
+                files[name] = {"hash": _hash(content), "runs": count, "bytes": len(content)}
+                if name not in old_files:
+                    write_atomically(folder / name, content)
         index = {"format": FORMAT, "schema": SCHEMA, "commands": sorted(commands), "files": files}
         index["seal"] = _seal(index)
         write_atomically(folder / INDEX, (json.dumps(index, indent=1) + "\n").encode())

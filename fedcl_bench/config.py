@@ -97,7 +97,7 @@ def resolve_device(name: str) -> str:
 
 # What the static stream's papers (PFedRec, FedRAP, GPFedRec) have in common; `rounds` are 100 and none ends early.
 STATIC_DEFAULTS = {"k_core": 0, "candidates": "sampled", "topk": (10,), "valid_metric": "hit@10", "valid_decimals": 17,
-                   "negative_pool": "untouched", "negative_draw": "distinct", "rounds": 100, "patience": 100,
+                   "negative_pool": "untouched", "negative_draw": "distinct", "rounds": 100, "patience": 0,
                    "best_round": "latest"}
 
 # Those of streams of sessions (FCUCR). Its released code trains 40 rounds and never ends early; the paper stops after 5

@@ -32,7 +32,8 @@ class FederationSettings:
     """What the server does (F3CRec, section 5.1 and its released code)."""
 
     rounds: int = setting(100, "most rounds per block", low=1)
-    patience: int = setting(30, "rounds without a better validation metric before a block ends", low=1)
+    patience: int = setting(30, "rounds without a better validation metric before a block ends; 0: it never ends early",
+                            low=0)
     best_round: str = setting("first", "of rounds with the same validation metric the first (F3CRec) or the latest "
                               "(PFedRec, GPFedRec) counts as the best", choices=("first", "latest"))
     client_ratio: float = setting(1.0, "share of the clients with data that take part in a round", above=0.0, high=1.0)
@@ -230,7 +231,7 @@ def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
             equal = value == progress.best_value and f.server.best_round == "latest"
             best = model if better or equal or f.server.tested_round == "last" else progress.best
             stale = 0 if better else progress.stale + 1
-            last = stale >= f.server.patience or round_ + 1 >= f.server.rounds
+            last = 0 < f.server.patience <= stale or round_ + 1 >= f.server.rounds
             pending, found = progress.pending, progress.pending_analysis
             if best is model if protocol.tests_every_best else last:
                 pending, found = protocol.test(best, round_)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, Iterable, Sequence
+from typing import Any, Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -15,6 +15,7 @@ from .grid import State, Task
 from .pool import Board, Outcome
 from .report import plain_table, print_table
 from .settings import as_text
+from .specs import seed_text
 from .tune import Result
 
 
@@ -85,17 +86,6 @@ def first_line(text: str) -> str:
     return (text.splitlines() or [""])[0]
 
 
-def _seeds(seeds: Iterable[int]) -> str:
-    """Seeds as 0-2,5."""
-    runs: list[list[int]] = []
-    for seed in sorted(seeds):
-        if runs and seed == runs[-1][-1] + 1:
-            runs[-1].append(seed)
-        else:
-            runs.append([seed])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-
-
 def show_plan(tasks: Sequence[Task], states: Sequence[State]) -> None:
     """A row per run but for its seed: which seeds have a record, which failed, which are still to be run."""
     rows: dict[tuple, dict[str, list[int]]] = {}
@@ -106,7 +96,7 @@ def show_plan(tasks: Sequence[Task], states: Sequence[State]) -> None:
         row.setdefault(state.name, []).append(task.config.seed)
     table = plain_table("method", "backbone", "dataset", "settings", "finished", "failed", "interrupted", "to run")
     for (method, backbone, dataset, settings), found in rows.items():
-        table.add_row(method, backbone, dataset, settings, *(_seeds(found.get(name, ())) for name in (
+        table.add_row(method, backbone, dataset, settings, *(seed_text(found.get(name, ())) for name in (
             "finished", "failed", "interrupted", "missing")))
     print_table(table)
     counts = {name: sum(state.name == name for state in states) for name in ("finished", "failed", "interrupted")}

@@ -17,11 +17,11 @@ from .errors import UserError
 from .figures import BarPanel, Look, SettingPanel
 from .papers import Key, figure_specs
 from .registry import Registry
-from .selection import command_for, grid_command, make_spec, reimplemented
+from .selection import command_for, grid_command, make_spec
 from .significance import TooFew
-from .specs import RunSpec, expected_settings, tuned_file
+from .specs import RunSpec, expected_settings, seed_text, tuned_file
 from .store import Run, matching, one_protocol
-from .tables import DAGGER, seed_text
+from .tables import DAGGER
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Job:
 
     @cached_property
     def looks(self) -> dict[str, Look]:
-        return figures.looks({name: self.label(name) + (DAGGER if reimplemented(self.registry, name) else "")
+        return figures.looks({name: self.label(name) + (DAGGER if self.registry.reimplemented(name) else "")
                               for name in self.registry.names("method")})
 
     def spec(self, method: str, backbone: str, dataset: str, own: dict[str, Any] | None = None) -> RunSpec | None:

@@ -66,6 +66,12 @@ class Registry:
             raise UserError(f"{kind} '{name}' cannot be loaded: {self.broken[name]}")
         raise unknown(kind, name, self.names(kind))
 
+    def reimplemented(self, method: str) -> bool:
+        """Whether a method is marked wherever it is shown, as it was written without its authors' code; False for a
+        method that is not installed."""
+        plugin = self.plugins.get(("method", method))
+        return plugin is not None and plugin.cls.reimplementation
+
     def _add(self, module: ModuleType, path: Path) -> None:
         for value in list(vars(module).values()):
             for kind, base in _BASES.items():

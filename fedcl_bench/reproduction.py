@@ -11,8 +11,9 @@ from typing import Iterable, Sequence
 from scipy import stats
 
 from .papers import Key, PaperTable, get
+from .specs import seed_text
 from .tablefmt import DASH, md_text, number, ours, printed
-from .tables import DAGGER, Cell, Source, Table, build, command, find, seed_text, user_test
+from .tables import DAGGER, Cell, Source, Table, build, command, find, user_test
 
 CONFIDENCE = 0.95
 MIN_SEEDS = 3

@@ -50,11 +50,6 @@ def make_spec(registry: Registry, method: str, backbone: str, dataset: str, own:
     return RunSpec(method, backbone, dataset, tuple({**common, **own}.items()))
 
 
-def reimplemented(registry: Registry, method: str) -> bool:
-    """Whether a method is marked wherever it is shown, as it was written without its authors' code."""
-    return registry.get("method", method).cls.reimplementation
-
-
 def grid_command(options: Iterable[str], settings: Iterable[tuple[str, Any]], tuned: Path | None,
                  records: Path) -> str:
     """A command of `grid`: its options, 5 seeds, and the settings and places of the records that are read."""

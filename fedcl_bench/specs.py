@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, Iterable, Mapping
 
 from .config import effective, resolve
 from .errors import UserError
@@ -45,6 +45,17 @@ class RunSpec:
             chosen = tuned_settings(tuned, self.method, self.backbone, self.dataset)
             result.append((str(tuned_file(tuned, self.method, self.backbone, self.dataset)), chosen))
         return [*result, ("grid", dict(self.settings))]
+
+
+def seed_text(seeds: Iterable[int]) -> str:
+    """Seeds, or other numbers, for people: ``0-4``, ``0, 2``, ``0-2, 5``."""
+    parts: list[list[int]] = []
+    for seed in sorted(seeds):
+        if parts and seed == parts[-1][-1] + 1:
+            parts[-1].append(seed)
+        else:
+            parts.append([seed])
+    return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts)
 
 
 def expected_settings(registry: Registry, spec: RunSpec, tuned: Path | None = None) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from .errors import UserError
 from .papers import Key, PaperTable, Printed, get
 from .registry import Registry
 from .significance import compare_paired
-from .specs import RunSpec, expected_settings, tuned_file
+from .specs import RunSpec, expected_settings, seed_text, tuned_file
 from .store import Run, comparable, matching, one_data, one_protocol, user_scores
 
 DAGGER = "†"
@@ -387,14 +387,6 @@ def _cells(paper: str, table: PaperTable, source: Source) -> dict[Key, Cell]:
 
 # From cells to the table.
 
-def seed_text(seeds: Iterable[int]) -> str:
-    """Seeds in words: ``0-4``, ``0, 2``."""
-    seeds = sorted(seeds)
-    if len(seeds) > 2 and seeds == list(range(seeds[0], seeds[-1] + 1)):
-        return f"{seeds[0]}-{seeds[-1]}"
-    return ", ".join(map(str, seeds))
-
-
 def _usual_seeds(cells: Iterable[Cell]) -> tuple[int, ...]:
     """The seeds that most cells have."""
     counts = Counter(cell.seeds for cell in cells if cell.seeds)
@@ -489,8 +481,8 @@ def build(paper: str, table: PaperTable, source: Source, datasets: Iterable[str]
         return None
     definitions = get(paper)
     cells = _cells(paper, table, source)
-    daggers = frozenset(row for row in table.rows if table.row_spec and _is_reimplementation(
-        source.registry, table.row_spec(row, table.backbones[0], table.datasets[0]).method))
+    daggers = frozenset(row for row in table.rows if table.row_spec and source.registry.reimplemented(
+        table.row_spec(row, table.backbones[0], table.datasets[0]).method))
 
     def label(name: str) -> str:
         return definitions.label(table.number, name) + (DAGGER if name in daggers else "")
@@ -522,8 +514,3 @@ def build(paper: str, table: PaperTable, source: Source, datasets: Iterable[str]
                  tuple(" ".join(map(label, across)) for across in product(*(names[part] for part in table.across))),
                  tuple(Panel(label(backbone), lines(backbone)) for backbone in table.backbones), tuple(notes),
                  tuple(footnotes), tuple(_missing(cells, paper, table, source)), marks, daggers)
-
-
-def _is_reimplementation(registry: Registry, method: str) -> bool:
-    plugin = registry.plugins.get(("method", method))
-    return plugin is not None and plugin.cls.reimplementation

@@ -42,6 +42,11 @@ def test_shipped_plugins(registry):
         assert plugin.cls.title and plugin.cls.reference and plugin.path.parent == shipped("plugins")
 
 
+def test_which_methods_are_reimplemented(registry):
+    assert [name for name in registry.names("method") if registry.reimplemented(name)] == ["rlp2", "spp"]
+    assert not registry.reimplemented("not-installed")
+
+
 def test_a_new_method_is_one_file(tmp_path, monkeypatch, capsys):
     """The file alone makes the method listed, configurable and runnable, and editing it makes a new record."""
     monkeypatch.chdir(tmp_path)

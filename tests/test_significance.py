@@ -157,7 +157,7 @@ def test_groups_that_do_not_differ():
     scores = np.array([0.4, 0.3, 0.2, 0.1]) + 0.001 * rng.normal(size=(12, 4))  # ranks 1, 2, 3, 4 in every row
     found = friedman(scores[:, [2, 0, 3, 1]])
     assert found.ranks == (3.0, 1.0, 4.0, 2.0) and found.p < 1e-6
-    assert 1.0 < found.critical_difference < 2.0
+    assert found.critical_difference == pytest.approx(2.569 * math.sqrt(4 * 5 / (6 * 12)), abs=1e-3)  # of 12 rows
     assert found.groups == ((1, 3), (3, 0), (0, 2))  # neighbours overlap, as they are less than one CD apart
     assert friedman(scores[:3]).groups == ((0, 1, 2),) + ((1, 2, 3),)
     assert friedman(np.repeat(scores, 20, axis=0)).groups == ()

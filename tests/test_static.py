@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import TableBackbone, build, federation, one_step, ragged, small_interactions, train_once
+from helpers import TableBackbone, build, federation, finish, one_step, ragged, small_interactions, train_once
 from hypothesis import given, settings, strategies as st
 from scipy import stats
 
@@ -338,6 +338,15 @@ def test_best_round_of_equal_ones(registry, which):
     number = best[0] if which == "first" else best[-1]
     assert progress.best_round(0, which) == number
     assert all(torch.equal(a, b) for a, b in zip(progress.best.tables(), models[number - 1].tables(), strict=True))
+
+
+@pytest.mark.parametrize("chosen,rounds", [({}, 110), ({"patience": 2}, 3)])
+def test_no_early_end_whatever_the_rounds(registry, chosen, rounds):
+    """Nothing is learned, so that every round after the first is stale."""
+    config = make_config(registry, "ft", "fedmf", "ml-100k", overrides=[
+        ("test", {"stream": "static", "rounds": 110, "lr": 1e-30, **chosen})])
+    progress = finish(config.federation(build_static(small_interactions(users=6, items=260), STATIC, "small")))
+    assert len(progress.curve) == rounds and len({row["valid"] for row in progress.curve}) == 1
 
 
 # Settings ----------------------------------------------------------------------------------------------------------

@@ -101,6 +101,34 @@ def test_bytes_do_not_depend_on_the_order(three, tmp_path):
     assert len(contents(tmp_path / "once")) == 2  # files of earlier states are gone
 
 
+@pytest.mark.parametrize("limit,runs_per_file", [(lambda whole: whole, [3]), (lambda whole: whole - 1, [1, 2]),
+                                                 (lambda whole: 1, [1, 1, 1])])
+def test_a_file_over_the_limit_is_halved(three, tmp_path, monkeypatch, limit, runs_per_file):
+    """Down to single runs, which stay whole; the values are the same, and the order of packing does not matter."""
+    runs = load_runs(three)
+    (whole,) = pack(tmp_path / "one", runs)["files"].values()
+    monkeypatch.setattr(compact, "LIMIT", limit(whole["bytes"]))
+    files = pack(tmp_path / "c", runs)["files"]
+    assert [file["runs"] for file in files.values()] == runs_per_file
+    assert {name: len(content) for name, content in contents(tmp_path / "c").items() if name != compact.INDEX} \
+        == {name: file["bytes"] for name, file in files.items()}
+    for full, packed in zip(load_runs(tmp_path / "one"), load_runs(tmp_path / "c"), strict=True):
+        assert full.meta == packed.meta
+        for frame in ("users", "rounds", "analysis"):
+            pd.testing.assert_frame_equal(getattr(full, frame), getattr(packed, frame), check_exact=True)
+    for run in reversed(runs):
+        pack(tmp_path / "again", [run])
+    assert contents(tmp_path / "again") == contents(tmp_path / "c")
+
+
+def test_published_files_are_small():
+    """Git keeps every version of a file."""
+    published = Path(__file__).parents[1] / "results" / "published"
+    sizes = {str(path.relative_to(published)): path.stat().st_size for path in published.rglob("*") if path.is_file()}
+    assert any(name.endswith(".parquet") for name in sizes)
+    assert {name: size for name, size in sizes.items() if size > 512 * 1024} == {}
+
+
 def test_the_record_with_more_analysis_is_kept(three, tmp_path):
     runs = load_runs(three)
     pack(tmp_path / "few", runs, items=False)

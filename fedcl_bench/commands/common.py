@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Callable, Iterator
@@ -34,8 +35,12 @@ def add_data_dir(parser: argparse.ArgumentParser) -> None:
 def add_dataset(parser: argparse.ArgumentParser) -> None:
     """``--data-dir`` and ``--set``."""
     add_data_dir(parser)
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="assignments",
-                        help="change a setting; repeatable. `list METHOD` shows the names")
+    add_set(parser, "change a setting; repeatable. `list METHOD` shows the names")
+
+
+def add_set(parser: argparse.ArgumentParser, help: str) -> None:
+    """``--set``."""
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="assignments", help=help)
 
 
 def add_cells(parser: argparse.ArgumentParser) -> None:
@@ -57,11 +62,38 @@ def add_tuned(parser: argparse.ArgumentParser) -> None:
                              f"this option, of runs with default settings")
 
 
-def add_parallel(parser: argparse.ArgumentParser) -> None:
-    """``--jobs`` and ``--threads``."""
+def add_paper(parser: argparse.ArgumentParser, paper: str, table: str) -> None:
+    """``--paper`` and ``--table`` of commands that run what a paper needs, with the help texts of both."""
+    parser.add_argument("--paper", metavar="NAME", help=paper)
+    parser.add_argument("--table", type=count, action="append", metavar="N", help=table)
+
+
+def add_pool(parser: argparse.ArgumentParser) -> None:
+    """Where many runs find their data and plugins, where they are kept, and how many run at the same time."""
+    add_data_dir(parser)
+    add_results(parser)
+    add_plugins(parser)
     parser.add_argument("--jobs", type=count, default=cores(), metavar="N",
                         help="runs at the same time (default: number of cores, here %(default)s)")
     parser.add_argument("--threads", type=count, default=1, metavar="N", help="threads of PyTorch per run (default: 1)")
+
+
+def add_quiet(parser: argparse.ArgumentParser) -> None:
+    """``--quiet`` and ``--json``."""
+    parser.add_argument("--quiet", action="store_true", help="no progress, only the result")
+    add_json(parser)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """``--json``."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on standard output")
+
+
+def interrupted() -> int:
+    """Say that runs were stopped between rounds; returns the exit status."""
+    print("run_bench.py: interrupted; finished runs and rounds are kept, the same command goes on from there.",
+          file=sys.stderr)
+    return 130
 
 
 def cores() -> int:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, unknown
-from .common import add_plugins, add_records, add_tuned, names
+from .common import add_json, add_plugins, add_records, add_set, add_tuned, names
 
 if TYPE_CHECKING:
     from ..comparison import Comparison, GridRow
@@ -50,12 +50,10 @@ def add(commands) -> None:
     compare.add_argument("--metric", default="ndcg@20", metavar="NAME@K", help="default: ndcg@20")
     compare.add_argument("--blocks", metavar="A-B",
                          help="blocks to average over, as 1-3 or 2 (default: all but block 0)")
-    compare.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="assignments",
-                         help="take the runs with this setting; repeatable")
+    add_set(compare, "take the runs with this setting; repeatable")
     add_records(compare)
     add_tuned(compare)
-    compare.add_argument("--json", action="store_true",
-                         help="print one JSON object and nothing else on standard output")
+    add_json(compare)
     add_plugins(compare)
 
 
@@ -111,10 +109,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _label(registry: Registry, text: str, method: str) -> str:
-    from ..selection import reimplemented
     from ..tables import DAGGER
 
-    return text + (DAGGER if reimplemented(registry, method) else "")
+    return text + (DAGGER if registry.reimplemented(method) else "")
 
 
 def _print_json(value: Any) -> None:
@@ -147,7 +144,7 @@ def _test(test: PairedComparison) -> tuple[str, str, str]:
 
 
 def _blocks(about: dict[str, Any]) -> str:
-    from ..tables import seed_text
+    from ..specs import seed_text
 
     if about["blocks"] is None:
         return "all blocks but 0"
@@ -156,7 +153,7 @@ def _blocks(about: dict[str, Any]) -> str:
 
 def _show(about: dict[str, Any], labels: dict[str, str], comparisons: list[Comparison]) -> None:
     from ..report import plain_table, print_table
-    from ..tables import seed_text
+    from ..specs import seed_text
 
     table = plain_table("against", "difference", "95 % interval", "t", "p", "p Holm", "p sign flip", "d_z", "users",
                         "by seed", "t", "p", "seeds")
@@ -196,7 +193,7 @@ def _print_notes(notes: list[str], labels: dict[str, str]) -> None:
 def _show_friedman(about: dict[str, Any], methods: list[str], rows: list[GridRow], test: FriedmanComparison) -> None:
     from ..report import plain_table, print_table
     from ..significance import LEVEL
-    from ..tables import seed_text
+    from ..specs import seed_text
 
     order = sorted(range(len(methods)), key=lambda i: test.ranks[i])
     table = plain_table("backbone, dataset", *(methods[i] for i in order), "common seeds")

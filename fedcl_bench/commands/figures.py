@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from ..errors import UserError, unknown
-from .common import add_cells, add_plugins, add_records, add_tuned, names
+from .common import add_cells, add_plugins, add_records, add_set, add_tuned, names
 
 if TYPE_CHECKING:
     from ..store import Run
@@ -41,8 +41,7 @@ def add(commands) -> None:
     figures.add_argument("--figure", type=names, metavar="A,B", help="which, as 3,cd (default: all)")
     add_cells(figures)
     figures.add_argument("--metric", default="ndcg@20", metavar="NAME@K", help="default: ndcg@20")
-    figures.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="assignments",
-                         help="take the runs with this setting; repeatable")
+    add_set(figures, "take the runs with this setting; repeatable")
     add_records(figures)
     add_tuned(figures)
     figures.add_argument("--out", type=Path, default=Path("results/figures"), metavar="DIR",
@@ -67,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     from ..figures import FORMATS, save
     from ..paper_figures import MAKERS, Job, Skip
     from ..registry import discover
-    from ..selection import FOOTNOTE, reimplemented
+    from ..selection import FOOTNOTE
     from ..settings import parse_assignments
     from ..store import load_runs
 
@@ -105,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("figures: " + "\n".join(skipped))
     for line in [*job.notes, *skipped]:
         print(line)
-    if any(reimplemented(registry, method) for method in methods):
+    if any(registry.reimplemented(method) for method in methods):
         print(FOOTNOTE)
     for path in written:
         print(path)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from .common import add_cells, add_data_dir, add_parallel, add_plugins, add_results, count, seed, stop_between_rounds
+from .common import (add_cells, add_paper, add_pool, add_quiet, add_set, count, interrupted, seed,
+                     stop_between_rounds)
 
 EXAMPLES = """\
 examples:
@@ -41,24 +42,18 @@ def add(commands) -> None:
     add_cells(grid)
     grid.add_argument("--seeds", type=count, metavar="K", help="run K seeds (default: 1)")
     grid.add_argument("--first-seed", type=seed, metavar="N", help="the first of them (default: 0)")
-    grid.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="assignments",
-                      help="change a setting of all runs; repeatable. `list METHOD` shows the names")
+    add_set(grid, "change a setting of all runs; repeatable. `list METHOD` shows the names")
     grid.add_argument("--vary", action="append", default=[], metavar="NAME=V1,V2,...",
                       help="run with each of these values; repeatable, for every combination")
     grid.add_argument("--file", type=Path, metavar="FILE", help="YAML file with the same names; the command line wins")
-    grid.add_argument("--paper", metavar="NAME", help="the runs that a paper needs; with --table or --figure")
-    grid.add_argument("--table", type=count, action="append", metavar="N", help="number of a table; repeatable")
+    add_paper(grid, "the runs that a paper needs; with --table or --figure", "number of a table; repeatable")
     grid.add_argument("--figure", type=count, action="append", metavar="N", help="number of a figure; repeatable")
     grid.add_argument("--tuned", nargs="?", type=Path, const=True, metavar="DIR",
                       help="settings from `tune`, kept in DIR (default: tuned/ in the results folder)")
-    add_data_dir(grid)
-    add_results(grid)
-    add_plugins(grid)
-    add_parallel(grid)
+    add_pool(grid)
     grid.add_argument("--retry-failed", action="store_true", help="run those again whose record says that they failed")
     grid.add_argument("--dry-run", action="store_true", help="show which runs there are and which have records")
-    grid.add_argument("--quiet", action="store_true", help="no progress, only the result")
-    grid.add_argument("--json", action="store_true", help="print one JSON object and nothing else on standard output")
+    add_quiet(grid)
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
@@ -111,7 +106,5 @@ def run(args: argparse.Namespace) -> int:
         show_outcomes(outcomes, [o.task.command(args.results, args.data_dir, args.plugins) for o in outcomes], seconds)
     statuses = {outcome.status for outcome in outcomes}
     if statuses & {"stopped", "waiting"}:
-        print("run_bench.py: interrupted; finished runs and rounds are kept, the same command goes on from there.",
-              file=sys.stderr)
-        return 130
+        return interrupted()
     return 1 if statuses - {"finished"} else 0

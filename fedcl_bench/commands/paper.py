@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping
 
 from . import common
-from .common import add_data_dir, add_plugins, add_tuned, names
+from .common import add_data_dir, add_plugins, add_set, add_tuned, names
 
 if TYPE_CHECKING:
     from ..papers import PaperTable
@@ -32,8 +32,7 @@ def add_tables(parser: argparse.ArgumentParser, default: str) -> None:
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Which records belong to a table, and options of their places."""
     add_tuned(parser)
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="assignments",
-                        help="of runs with this setting changed; repeatable, for all rows of a table")
+    add_set(parser, "of runs with this setting changed; repeatable, for all rows of a table")
     for kind, example in (("dataset", "ml-100k,lastfm-2k"), ("backbone", "fedmf")):
         parser.add_argument(f"--{kind}s", f"--{kind}", type=names, metavar="A,B", help=f"only these, as {example}")
     add_plugins(parser)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from .common import add_dataset, add_plugins, add_results, count, seed, stop_between_rounds
+from .common import add_dataset, add_plugins, add_quiet, add_results, count, seed, stop_between_rounds
 
 EXAMPLES = """\
 examples:
@@ -48,8 +48,7 @@ def add(commands) -> None:
     run.add_argument("--threads", type=count, metavar="N", help="threads of PyTorch (default: all cores)")
     add_results(run)
     run.add_argument("--rerun", action="store_true", help="run again even if the record exists")
-    run.add_argument("--quiet", action="store_true", help="no progress, only the result")
-    run.add_argument("--json", action="store_true", help="print one JSON object and nothing else on standard output")
+    add_quiet(run)
     add_plugins(run)
 
 

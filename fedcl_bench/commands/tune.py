@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 from ..errors import UserError
-from .common import add_cells, add_data_dir, add_parallel, add_plugins, add_results, count, seed, stop_between_rounds
+from .common import (add_cells, add_paper, add_pool, add_quiet, add_set, count, interrupted, seed,
+                     stop_between_rounds)
 
 MAIN_TABLE = 2  # F3CRec's comparison of all methods on all backbones and datasets
 
@@ -31,26 +32,20 @@ def add(commands) -> None:
                                epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
                                allow_abbrev=False, description="Choose settings on validation data; see docs/grid.md.")
     add_cells(tune)
-    tune.add_argument("--paper", metavar="NAME", help="the methods and backbones of a paper's table")
-    tune.add_argument("--table", type=count, action="append", metavar="N",
-                      help=f"number of the table; repeatable (default: {MAIN_TABLE})")
+    add_paper(tune, "the methods and backbones of a paper's table",
+              f"number of the table; repeatable (default: {MAIN_TABLE})")
     tune.add_argument("--budget", type=count, default=12, metavar="N",
                       help="trials per method, backbone and dataset (default: 12)")
     tune.add_argument("--sampler", choices=("random", "grid", "tpe"), default="random",
                       help="which points are tried if there are more than the budget: random ones without repetition, "
                            "only whole grids (refused if larger than the budget), or Optuna's TPE (default: random)")
     tune.add_argument("--seed", type=seed, default=0, metavar="N", help="seed of trials and sampler (default: 0)")
-    tune.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="assignments",
-                      help="a setting of all trials, which is then not searched; repeatable")
+    add_set(tune, "a setting of all trials, which is then not searched; repeatable")
     tune.add_argument("--tuned", type=Path, metavar="DIR",
                       help="folder of the results (default: tuned/ in the results folder)")
     tune.add_argument("--again", action="store_true", help="search again even if an equal search was done")
-    add_data_dir(tune)
-    add_results(tune)
-    add_plugins(tune)
-    add_parallel(tune)
-    tune.add_argument("--quiet", action="store_true", help="no progress, only the result")
-    tune.add_argument("--json", action="store_true", help="print one JSON object and nothing else on standard output")
+    add_pool(tune)
+    add_quiet(tune)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -86,7 +81,5 @@ def run(args: argparse.Namespace) -> int:
         show_tuned(results, files)
     statuses = {result.status for result in results}
     if "stopped" in statuses:
-        print("run_bench.py: interrupted; finished runs and rounds are kept, the same command goes on from there.",
-              file=sys.stderr)
-        return 130
+        return interrupted()
     return 1 if "failed" in statuses else 0
