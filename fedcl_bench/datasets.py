@@ -8,10 +8,10 @@ from typing import Any, Mapping
 
 import yaml
 
+from . import sessions, stream as blocks
 from .errors import UserError, unknown
 from .recbole_adapter import bundled, load_interactions
 from .registry import shipped
-from .sessions import build_sessions
 from .stream import Stream, StreamSettings, build_blocks, build_static, fingerprint, read_split_file
 
 
@@ -46,7 +46,7 @@ class DatasetConfig:
         settings: defaults of any run on this dataset.
         method_settings: method name to defaults of that method on this dataset.
         search: plugin name to setting to the values that `tune` tries on this dataset instead of the plugin's.
-        expected: statistic (see ``stream.statistics``) to its value per block under these settings.
+        expected: statistic (see ``statistics``) to its value per block under these settings.
     """
 
     title: str = ""
@@ -168,9 +168,14 @@ def load_stream(source: DatasetSource, settings: StreamSettings) -> Stream:
     if settings.stream == "sessions":
         data = load_interactions(source.path, settings.k_core, {**names, **session_columns(source, settings)},
                                  config.val_interval, config.drop_events)
-        return build_sessions(data, settings, str(source.path))
+        return sessions.build_sessions(data, settings, str(source.path))
     data = load_interactions(source.path, settings.k_core, names, config.val_interval)
     return (build_static if settings.stream == "static" else build_blocks)(data, settings, source.name)
+
+
+def statistics(stream: Stream) -> dict[str, list[float]]:
+    """A stream's statistics in the layout of its paper's Table 1: one value per block, or one in all of sessions."""
+    return (sessions if stream.steps[0].sessions else blocks).statistics(stream)
 
 
 def session_columns(source: DatasetSource, settings: StreamSettings) -> dict[str, str]:

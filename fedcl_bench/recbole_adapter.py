@@ -206,9 +206,9 @@ def load_interactions(path: Path, k_core: int, fields: Mapping[str, str], keep: 
 
     user, item, time = fields["user"], fields["item"], fields["time"]
     read = _read(path, fields, keep, drop_events)
-    frame = read[[name for name in read.columns if name in (user, item, time, *keep)]]
-    if "session" in fields or "split" in fields:
-        frame = frame.assign(**{_ROW: np.arange(len(frame), dtype=np.float64)})
+    frame = read
+    if set(fields) & set(_WITHOUT):
+        frame = read[[user, item, time, *keep]].assign(**{_ROW: np.arange(len(read), dtype=np.float64)})
     interval = f"[{k_core},inf)" if k_core > 1 else None
 
     class CheckedDataset(Dataset):

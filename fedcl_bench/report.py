@@ -153,16 +153,24 @@ def show_dataset(name: str, config: DatasetConfig, path: Path) -> None:
 _LABELS = {"accumulated_users": "# of accumulated users", "accumulated_items": "# of accumulated items",
            "interactions": "# of interactions", "sparsity": "sparsity (%)", "train": "train", "valid": "valid",
            "test": "test", "train_users": "users with train items", "test_users": "users with test items"}
+_AVERAGES = ("average_length", "unfiltered_average_length")
+_LABELS |= {f"{prefix}{name}": f"{label}{' before the item filter' if prefix else ''}"
+            for prefix in ("", "unfiltered_")
+            for name, label in (("users", "Users"), ("items", "Items"), ("sessions", "Sessions"),
+                                ("average_length", "Averaged Length"))}
+_LABELS |= {f"{split}_{what}": f"{split} {label}" for split in ("train", "valid", "test")
+            for what, label in (("rows", "interactions"), ("sessions", "sessions"))}
 
 
 def show_statistics(source: DatasetSource, settings: StreamSettings, found: Mapping[str, list],
                     expected: Mapping[str, list]) -> int:
-    """Block statistics in the layout of F3CRec's Table 1; exit status 1 if an expected count is missed."""
-    blocks = len(found["interactions"])
-    table = plain_table(source.name, *(f"D{t}" for t in range(blocks)), *(["expected"] if expected else []))
+    """A stream's statistics (see ``datasets.statistics``) beside the expected ones; exit status 1 if one is missed."""
+    of_sessions = "train_sessions" in found
+    columns = ["value"] if of_sessions else [f"D{t}" for t in range(len(found["interactions"]))]
+    table = plain_table(source.name, *columns, *(["expected"] if expected else []))
     differs = []
     for name, values in found.items():
-        row = [f"{v:.2f}" if name == "sparsity" else f"{v:,}" for v in values]
+        row = [f"{v:.2f}" if name in ("sparsity", *_AVERAGES) else f"{v:,}" for v in values]
         if expected:
             agrees = name not in expected or list(expected[name]) == list(values)
             row.append("" if name not in expected else "same" if agrees else
@@ -177,6 +185,9 @@ def show_statistics(source: DatasetSource, settings: StreamSettings, found: Mapp
     else:
         idle = {"split_file", *idle_settings(flat([settings]))}
         print(", ".join(f"{k}={v}" for k, v in flat([settings]).items() if k not in idle))
+    if of_sessions and not settings.split_file:
+        print("FCUCR's Table 1 counts before items that nobody trains on are left out"
+              + ("" if _AVERAGES[1] in found else "; a file that says its split does not tell how many those were") + ".")
     if source.config.notes:
         print(f"note: {source.config.notes}")
     if not expected:

@@ -111,7 +111,7 @@ class Source:
         runs: all finished runs there are.
         tuned: folder of tuned settings, or None for the plugins' and datasets' defaults.
         assignments: settings that lie over those of every run of the table.
-        statistics: dataset to its block statistics (see ``stream.statistics``), called for tables that need no runs;
+        statistics: dataset to its statistics (see ``datasets.statistics``), called for tables that need no runs;
             raises UserError if the data is not there.
     """
 

@@ -155,7 +155,9 @@ def test_blocks_do_not_overlap_and_old_ids_are_smaller(ml100k):
 def test_every_dataset_config_loads(registry):
     for name in configured():
         config = load_config(name)
-        assert config.title and config.source.startswith("https://") and config.licence and config.expected
+        assert config.title and config.source.startswith("https://") and config.licence
+        # Of sessions, only the authors' XING is known under settings that can be reproduced.
+        assert config.expected or config.settings["stream"] == "sessions" and "Table 1" in config.notes
         for method in config.method_settings:
             registry.get("method", method)
 

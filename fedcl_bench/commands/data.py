@@ -20,6 +20,7 @@ examples:
   run_bench.py data convert hetrec2011-ml --raw ~/hetrec         from a folder of the publisher's files
   run_bench.py data convert lastfm-2k --raw ~/hetrec2011-lastfm-2k.zip --out ~/atomic
   run_bench.py data lastfm-2k --data-dir ~/atomic                its statistics, from there
+  run_bench.py data xing --set session_from=gap --set session_split=last     with sessions cut and split anew
 """
 
 
@@ -35,13 +36,13 @@ def with_action(arguments: list[str]) -> list[str]:
 
 def add(commands) -> None:
     """Declare the command."""
-    data = commands.add_parser("data", help="show a dataset's blocks; convert or download datasets", epilog=EXAMPLES,
+    data = commands.add_parser("data", help="show a dataset's blocks or sessions; convert or download datasets", epilog=EXAMPLES,
                                formatter_class=argparse.RawDescriptionHelpFormatter,
-                               description="Show a dataset's blocks, convert the publisher's files, or download them.")
+                               description="Show a dataset's blocks or sessions, convert the publisher's files, or download them.")
     actions = data.add_subparsers(dest="action", metavar="{" + ",".join(ACTIONS) + "}", required=True)
-    show = actions.add_parser("show", help="show a dataset's blocks and compare them with the expected counts",
-                              description="Show a dataset's blocks in the layout of F3CRec's Table 1 and compare them "
-                                          "with the counts in its config.")
+    show = actions.add_parser("show", help="show a dataset's blocks or sessions and compare them with the expected counts",
+                              description="Show a dataset's blocks in the layout of F3CRec's Table 1, or its sessions "
+                                          "in that of FCUCR's, and compare them with the counts in its config.")
     show.add_argument("name", help="dataset")
     add_dataset(show)
     convert = actions.add_parser("convert", help="turn the publisher's files into atomic files",
@@ -74,10 +75,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace) -> int:
     from ..config import CORE_SETTINGS, layers, refuse_idle
-    from ..datasets import load_config, load_stream, locate
+    from ..datasets import load_config, load_stream, locate, statistics
     from ..report import show_statistics
     from ..settings import assemble, parse_assignments
-    from ..stream import statistics
 
     config = load_config(args.name)
     changes = parse_assignments(args.assignments, "--set")

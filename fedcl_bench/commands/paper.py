@@ -73,15 +73,15 @@ def make_source(args: argparse.Namespace, runs: list[Run]) -> Source:
 
 
 def _statistics(dataset: str, data_dir: Path | None, assignments: Mapping[str, Any]) -> Mapping[str, list]:
-    """Block statistics of a dataset that is on this machine; UserError if it is not."""
+    """Statistics of a dataset that is on this machine; UserError if it is not."""
     from dataclasses import fields
 
     from ..config import layers
-    from ..datasets import load_stream, locate
+    from ..datasets import load_stream, locate, statistics
     from ..errors import UserError
     from ..recbole_adapter import bundled
     from ..settings import assemble
-    from ..stream import StreamSettings, statistics
+    from ..stream import StreamSettings
 
     known = {field.name for field in fields(StreamSettings)}
     chosen = [(origin, {name: value for name, value in layer.items() if name in known})
