@@ -1,4 +1,6 @@
-"""Sequential backbones for one client as ordinary torch.nn modules. They share no code with the engine.
+"""Sequential backbones for one client as ordinary torch.nn modules, and a federation of them, one client at a time.
+
+They share no code with the engine; random numbers are those of ``oracle.py``, on Python integers.
 
 Every module has an item table whose row 0 is padding (our item i is its row i + 1), and maps one left-padded sequence
 to its representations. ``names`` says where our parameters lie in it: for each of our names a parameter of the module
@@ -7,8 +9,12 @@ and the view of it that has our shape.
 
 from __future__ import annotations
 
+import copy
+import math
+
 import numpy as np
 import torch
+from oracle import GAMMA, MASK, mix, stream
 from recbole.model.sequential_recommender import GRU4Rec
 from torch import nn
 
@@ -212,3 +218,230 @@ class TiSASRecModule(Module):
 
 
 MODULES = {"sasrec": SASRecModule, "gru4rec": GRU4RecModule, "tisasrec": TiSASRecModule}
+
+
+# Rounds, one client at a time, with full models and torch.optim. Everything below is about the whole federation.
+
+def normal(number, i):
+    """The i-th standard normal number of a stream (``oracle.stream``)."""
+    uniform = [((number(2 * i + j) >> 11) + 0.5) * 2.0 ** -53 for j in (0, 1)]
+    return math.sqrt(-2.0 * math.log(uniform[0])) * math.cos(2.0 * math.pi * uniform[1])
+
+
+def drawn(number, start):
+    """A parameter as its start says, from a stream."""
+    size = math.prod(start.shape)
+    if start.std:
+        values = [start.std * normal(number, i) for i in range(size)]
+    elif start.bound:
+        values = [(2.0 * ((number(i) >> 11) + 0.5) * 2.0 ** -53 - 1.0) * start.bound for i in range(size)]
+    else:
+        values = [start.value] * size
+    return torch.tensor(values, dtype=torch.float64).view(start.shape)
+
+
+class Head(nn.Module):
+    """FCUCR's private prediction module."""
+
+    names = {"head.0.weight": "first.weight", "head.0.bias": "first.bias", "head.norm.weight": "norm.weight",
+             "head.norm.bias": "norm.bias", "head.alpha": "alpha", "head.1.weight": "second.weight",
+             "head.1.bias": "second.bias"}
+
+    def __init__(self, d, hidden):
+        super().__init__()
+        self.first, self.second = nn.Linear(2 * d, hidden), nn.Linear(hidden, d)
+        self.norm, self.alpha = nn.BatchNorm1d(hidden, eps=1e-9), nn.Parameter(torch.zeros(hidden))
+
+    def forward(self, features, rho):
+        x = self.first(torch.cat([features, rho], 1))
+        p = torch.sigmoid(self.norm(x))
+        return self.second(p * x + (1.0 - p) * self.alpha * x)
+
+
+class Oracle:
+    """A federation on sessions.
+
+    Args:
+        log: for each user its training sessions, its validation and its test session, each [(item, time), ...] or None.
+        head: hidden size of FCUCR's head; None: plain averaging of everything.
+        private: initial private parameters of each user under our names.
+    """
+
+    def __init__(self, log, n_items, name, settings, *, seed, public, dense, starts, init="server", lr=0.1, epochs=4,
+                 candidates=10, head=None, private=None, method=None, weights=None):
+        self.log, self.n_items, self.seed, self.settings = log, n_items, seed, settings
+        self.lr, self.epochs, self.init, self.starts, self.weights = lr, epochs, init, starts, weights
+        self.candidates, self.method, self.length = candidates, method, settings.max_length
+        self.module = MODULES[name](settings, n_items).double()
+        self.module.load(public, dense)
+        self.heads = None
+        if head:
+            self.heads = [Head(settings.dim, head).double() for _ in log]
+            with torch.no_grad():
+                for user, module in enumerate(self.heads):
+                    for ours, theirs in Head.names.items():
+                        module.get_parameter(theirs).copy_(private[ours][user])
+        self.zeros = torch.zeros(self.length, settings.dim, dtype=torch.float64)
+        self.rho = [self.zeros for _ in log]
+        self.base = {}  # session: (round of its latest upload, user, features), in the order of first insertion
+        self.mine = [None for _ in log]  # every client's own model after its latest round
+
+    def train_items(self, user):
+        return {item for session in self.log[user][0] for item, _ in session}
+
+    def others(self, user):
+        return sorted(set(range(self.n_items)) - self.train_items(user))
+
+    def session(self, user, round):
+        sessions = self.log[user][0]
+        return sessions[round % len(sessions)]
+
+    def input(self, session):
+        return left_padded([item for item, _ in session[:-1]], [time for _, time in session[:-1]], self.length)
+
+    def samples(self, user, round):
+        """(sequence, times, positives, negatives) as rows of the item table, 0 at padding."""
+        session = self.session(user, round)
+        seq, times = self.input(session)
+        positives, _ = left_padded([item for item, _ in session[1:]], [0] * (len(session) - 1), self.length)
+        number, others = stream(self.seed, "negatives", 0, round, user), self.others(user)
+        negatives = torch.tensor([(others[(number(l) >> 32) * len(others) >> 32] + 1) * int(positives[l] > 0)
+                                  for l in range(self.length)])
+        return seq, times, positives, negatives
+
+    def start_alone(self, module, user, lookups):
+        """A client's own random start; of the rows it does not look up only their sum over clients is known."""
+        public = torch.zeros(self.n_items, self.settings.dim, dtype=torch.float64)
+        start = self.starts[ITEM]
+        for item in range(self.n_items):
+            if item in lookups[user]:
+                row = stream(self.seed, f"client start {ITEM}", user)(item)
+                number = lambda i, row=row: mix((row + GAMMA * (i + 1)) & MASK)
+                public[item] = drawn(number, start)
+            else:
+                away = [other for other in range(len(self.log)) if item not in lookups[other]]
+                squares = sum(self.weight(other) ** 2 for other in away)
+                total = drawn(stream(self.seed, f"client start {ITEM} elsewhere", item), start) * math.sqrt(squares)
+                public[item] = total / sum(self.weight(other) for other in away)
+        dense = {name: drawn(stream(self.seed, f"client start {name}", user), start)
+                 for name, start in self.starts.items() if name != ITEM}
+        module.load({ITEM: public}, dense)
+
+    def weight(self, user):
+        return 1.0 if self.weights is None else self.weights[user]
+
+    def local(self, user, round, lookups):
+        """Local training; returns (model, features of the last pass)."""
+        m = self.method
+        module = copy.deepcopy(self.module)
+        if round == 0 and self.init == "per_client":
+            self.start_alone(module, user, lookups)
+        seq, times, positives, negatives = self.samples(user, round)
+        real = positives > 0
+        teacher = None
+        if m and round > 0 and m.without not in ("tasd", "both"):
+            with torch.no_grad():
+                teacher = (self.mine[user] if m.teacher == "previous" else module)(seq, times)
+        head = self.heads[user] if self.heads else None
+        parameters = [*module.parameters(), *(head.parameters() if head else ())]
+        optimiser = torch.optim.Adam(parameters, lr=self.lr, betas=(0.9, 0.98))
+        table = module.get_parameter(module.names[ITEM][0])
+        for _ in range(self.epochs):
+            features = module(seq, times)
+            outputs = head(features, self.rho[user]) if head else features
+            logits = [(outputs * table[some]).sum(1)[real] for some in (positives, negatives)]
+            ones = torch.ones_like(logits[0])
+            bce = nn.functional.binary_cross_entropy_with_logits
+            loss = recommendation = bce(logits[0], ones) + bce(logits[1], 0 * ones)
+            if teacher is not None:
+                distance = nn.functional.mse_loss(features, teacher)
+                ratio = recommendation.item() / (distance.item() + 1e-8)
+                factor = min(ratio, m.lambda_tasd) if m.distillation == "capped" else m.lambda_tasd
+                loss = recommendation + factor * distance
+            optimiser.zero_grad()
+            loss.backward()
+            if table.grad is not None:
+                table.grad[0] = 0.0  # padding
+            optimiser.step()
+        return module, features.detach()
+
+    def answer(self, user, query):
+        """rho for a query."""
+        if self.method is None or self.method.without in ("iupr", "both") or not self.base:
+            return self.zeros
+        found = []
+        for _, owner, features in self.base.values():
+            if owner != user:
+                found.append((float(nn.functional.cosine_similarity(query.flatten(), features.flatten(), 0)), features))
+        found = sorted(found, key=lambda pair: -pair[0])[:self.method.neighbours]
+        if not found:
+            return self.zeros
+        stack = torch.stack([features.flatten() for _, features in found])
+        if self.method.fusion == "softmax":
+            weights = torch.tensor([score for score, _ in found], dtype=torch.float64).softmax(0)
+            return (weights @ stack).view_as(query)
+        if self.method.fusion == "mean":
+            return stack.mean(0).view_as(query)
+        direction = torch.linalg.svd(stack)[2][0]
+        return ((stack @ direction).mean() * direction).view_as(query)
+
+    @torch.no_grad()
+    def keep(self, round, users, locals_):
+        """The server's knowledge base after a round's uploads."""
+        for user in users:
+            key = (user, round % len(self.log[user][0]))
+            self.base[key] = (round, user, locals_[user][1])
+        if self.method.window:
+            if self.method.window_rule == "rounds":
+                self.base = {key: entry for key, entry in self.base.items() if entry[0] > round - self.method.window}
+            while len(self.base) > self.method.window * len(self.log):
+                del self.base[next(iter(self.base))]
+
+    def round(self, round):
+        users = range(len(self.log))
+        lookups = {}
+        for user in users:
+            session = self.session(user, round)[-self.length - 1:]
+            _, _, _, negatives = self.samples(user, round)
+            lookups[user] = {item for item, _ in session} | {int(row) - 1 for row in negatives if row > 0}
+            if self.method and self.method.encodes_next_session:
+                lookups[user] |= {item for item, _ in self.session(user, round + 1)[-self.length - 1:-1]}
+        locals_ = {user: self.local(user, round, lookups) for user in users}
+        transfers = self.method is not None and self.method.without not in ("iupr", "both")
+        with torch.no_grad():
+            if transfers:
+                self.keep(round, users, locals_)
+                if round % self.method.transfer_interval == 0:
+                    self.rho = [self.answer(user, locals_[user][0](*self.input(self.session(user, round + 1))))
+                                for user in users]
+            total = sum(self.weight(user) for user in users)
+            mean = {name: sum(self.weight(user) * locals_[user][0].get_parameter(name) for user in users) / total
+                    for name, _ in self.module.named_parameters()}
+            for name, parameter in self.module.named_parameters():
+                parameter.copy_(mean[name])
+        for user in users:
+            self.mine[user] = locals_[user][0]
+
+    @torch.no_grad()
+    def ranks(self, purpose):
+        """User to (rank among the candidates, rank among all items, logit) of its item to find."""
+        result = {}
+        for user, entry in enumerate(self.log):
+            session = entry[0][0] if purpose == "early" else entry[1 if purpose == "valid" else 2]
+            if session is None:
+                continue
+            features = self.module(*self.input(session))
+            if self.heads:
+                self.heads[user].eval()
+                outputs = self.heads[user](features, self.answer(user, features))
+                self.heads[user].train()
+            else:
+                outputs = features
+            scores = self.module.view(ITEM) @ outputs[-1]
+            target = session[-1][0]
+            number, others = stream(self.seed, f"session candidates of {purpose}", 0, 0, user), self.others(user)
+            sampled = [others[(number(j) >> 32) * len(others) >> 32] for j in range(self.candidates)]
+            result[user] = (sum(bool(scores[i] >= scores[target]) for i in sampled if i != target),
+                            sum(bool(scores[i] >= scores[target]) for i in range(self.n_items) if i != target),
+                            float(scores[target]))
+        return result
