@@ -50,9 +50,10 @@ class SASRec(SequentialBackbone):
         future = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
         for k in range(self.settings.layers):
             q = layer_norm(clients, f"{k}.query_norm", x)
-            weights, biases = clients[f"{k}.in.weight"], clients[f"{k}.in.bias"].unsqueeze(1)
-            query = torch.baddbmm(biases[..., :d], q, weights[:, :d].transpose(1, 2))
-            keys, values = torch.baddbmm(biases[..., d:], x, weights[:, d:].transpose(1, 2)).split(d, dim=2)
+            weights = clients[f"{k}.in.weight"].transpose(1, 2).split([d, 2 * d], dim=2)
+            biases = clients[f"{k}.in.bias"].unsqueeze(1).split([d, 2 * d], dim=2)
+            query = torch.baddbmm(biases[0], q, weights[0])
+            keys, values = torch.baddbmm(biases[1], x, weights[1]).split(d, dim=2)
             attention = (query @ keys.transpose(1, 2) / math.sqrt(d)).masked_fill(future, -torch.inf).softmax(2)
             x = q + apply_linear(clients, f"{k}.out", drop(attention) @ values)
             x = feed_forward(clients, f"{k}.ffn", layer_norm(clients, f"{k}.norm", x), drop)
