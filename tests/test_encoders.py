@@ -8,13 +8,16 @@ import oracle
 import pytest
 import torch
 from helpers import build, module_of
-from session_oracle import ITEM, MODULES, left_padded
+from session_oracle import ITEM, left_padded, single_client
 
 from fedcl_bench import draws
+from fedcl_bench.errors import UserError
 from fedcl_bench.sequential import Dropout, Sequence, Start, xavier
 from fedcl_bench.stream import Sessions
 
-NAMES = sorted(MODULES)
+ENCODERS = pytest.mark.parametrize("name, options", [
+    ("gru4rec", {}), ("sasrec", {}), ("sasrec", {"architecture": "recbole"}), ("tisasrec", {})],
+    ids=["gru4rec", "sasrec", "recbole", "tisasrec"])
 N_ITEMS, LENGTHS = 40, (1, 5, 15, 23)
 
 
@@ -45,13 +48,14 @@ def parameters(backbone, clients, generator):
     return public, dense
 
 
-@pytest.mark.parametrize("settings", [dict(layers=1), dict(layers=2, dim=6, max_length=15)])
-@pytest.mark.parametrize("name", NAMES)
-def test_equals_a_single_client_module(registry, name, settings):
+@pytest.mark.parametrize("settings", [dict(layers=1), dict(layers=2, dim=6)], ids=["defaults", "others"])
+@ENCODERS
+def test_equals_a_single_client_module(registry, name, options, settings):
     """Outputs and all gradients, in float64."""
     generator = torch.Generator().manual_seed(1)
-    more = {"gru4rec": dict(hidden_size=9), "tisasrec": dict(time_span=20)}.get(name, {}) if "dim" in settings else {}
-    backbone = build(registry, "backbone", name, dropout=0.0, **settings, **more)
+    others = {"gru4rec": dict(hidden_size=9), "tisasrec": dict(time_span=20), "sasrec": dict(heads=2, inner_size=7)}
+    backbone = build(registry, "backbone", name, dropout=0.0, **options, **settings,
+                     **(others[name] if "dim" in settings else {}))
     some = sessions(generator)
     public, dense = parameters(backbone, len(LENGTHS), generator)
     target = torch.randn(len(LENGTHS), 15, backbone.settings.dim, generator=generator, dtype=torch.float64)
@@ -60,7 +64,7 @@ def test_equals_a_single_client_module(registry, name, settings):
     found = encode(backbone, public, dense, some)
     gradients = torch.autograd.grad((found * target).sum(), [public, *dense.values()])
     for c, n in enumerate(LENGTHS):
-        module = MODULES[name](backbone.settings, N_ITEMS).double()
+        module = single_client(name, backbone.settings, N_ITEMS).double()
         module.load({ITEM: public[c]}, {key: value[c] for key, value in dense.items()})
         rows = slice(some.start[c], some.start[c + 1])
         expected = module(*left_padded(some.items[rows].tolist(), some.times[rows].tolist(), 15))
@@ -76,9 +80,9 @@ def changed(some, session, position, item):
     return Sessions(some.of_user, some.start, items, some.times)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_position_sees_no_later_item(registry, name):
-    backbone = build(registry, "backbone", name, layers=2)
+@ENCODERS
+def test_a_position_sees_no_later_item(registry, name, options):
+    backbone = build(registry, "backbone", name, layers=2, **options)
     some = sessions(torch.Generator().manual_seed(2))
     public, dense = parameters(backbone, len(LENGTHS), torch.Generator().manual_seed(3))
     before = encode(backbone, public, dense, some)
@@ -89,9 +93,9 @@ def test_a_position_sees_no_later_item(registry, name):
     assert not differs[[0, 1, 3]].any()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_dropout_of_a_client_does_not_depend_on_the_others(registry, name):
-    backbone = build(registry, "backbone", name, layers=2)
+@ENCODERS
+def test_dropout_of_a_client_does_not_depend_on_the_others(registry, name, options):
+    backbone = build(registry, "backbone", name, layers=2, **options)
     some = sessions(torch.Generator().manual_seed(4))
     public, dense = parameters(backbone, len(LENGTHS), torch.Generator().manual_seed(5))
 
@@ -130,12 +134,12 @@ def test_dropout_drops_its_share_and_nothing_in_evaluation():
     assert Dropout(torch.tensor([1, 2, 3, 4]))(x, 0.0) is x
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_starts_are_those_of_the_released_training_script(registry, name):
+@ENCODERS
+def test_starts_are_those_of_the_released_training_script(registry, name, options):
     """Glorot's normal start of every matrix of the whole model, padding rows counted; vectors as PyTorch makes them."""
-    backbone = build(registry, "backbone", name, layers=2)
+    backbone = build(registry, "backbone", name, layers=2, **options)
     starts = {**backbone.item_starts(N_ITEMS), **backbone.dense_starts()}
-    module = MODULES[name](backbone.settings, N_ITEMS)
+    module = single_client(name, backbone.settings, N_ITEMS)
     bounded = set()
     for key, (parameter, cut) in module.names.items():
         whole, start = module.get_parameter(parameter), starts.pop(key)
@@ -151,8 +155,9 @@ def test_starts_are_those_of_the_released_training_script(registry, name):
             assert start.std == 0.0 and (whole == start.value).all()
     assert not starts
     ffn = {f"{k}.ffn.{n}.bias" for k in (0, 1) for n in (0, 1)}
-    assert bounded == {"sasrec": ffn, "gru4rec": {"out.bias"},
-                       "tisasrec": ffn | {f"{k}.{what}.bias" for k in (0, 1) for what in ("query", "key", "value")}}[name]
+    projections = {f"{k}.{what}.bias" for k in (0, 1) for what in ("query", "key", "value")}
+    assert bounded == {"sasrec": set() if options else ffn, "gru4rec": {"out.bias"},
+                       "tisasrec": ffn | projections}[name]
 
 
 def test_starts_as_drawn():
@@ -187,3 +192,8 @@ def test_intervals(registry):
     assert intervals(registry, [100, 102, 102, 105])[-1] == [3, 3, 2, 1, 1, 0]  # 2.5 is rounded to the even 2
     assert intervals(registry, [1.4e9, 1.4e9 + 1, 1.4e9 + 3600])[2:] == [[1, 1, 0, 1, 256], [2, 2, 1, 0, 256],
                                                                          [256, 256, 256, 256, 0]]
+
+
+def test_heads_that_do_not_divide_the_representation(registry):
+    with pytest.raises(UserError, match="setting 'heads': found 3, accepted: a divisor of dim=50"):
+        build(registry, "backbone", "sasrec", heads=3)
