@@ -12,13 +12,13 @@ SIMILARITIES_AT_ONCE = 1 << 22
 _QUERIES_AT_ONCE = 512
 
 
-def nearest(queries: Tensor, owners: Tensor, prototypes: Tensor, prototype_owners: Tensor,
+def nearest(queries: Tensor, owners: Tensor, prototypes: Tensor, lengths: Tensor, prototype_owners: Tensor,
             k: int) -> tuple[Tensor, Tensor]:
     """The k prototypes of other clients that are most similar to each query, by cosine.
 
     Args:
         queries: (Q, n); owners: the client of each, (Q,).
-        prototypes: (N, n); prototype_owners: (N,).
+        prototypes: (N, n); lengths: their Euclidean lengths, (N,); prototype_owners: (N,).
 
     Returns:
         (similarities, positions), each (Q, min(k, N)), the most similar first; -inf where fewer than that are of other
@@ -34,7 +34,7 @@ def nearest(queries: Tensor, owners: Tensor, prototypes: Tensor, prototype_owner
         for start in range(0, len(prototypes), size):
             block = prototypes[start:start + size]
             similarity = some @ block.T
-            similarity /= block.norm(dim=1).clamp(min=1e-12)
+            similarity /= lengths[start:start + size].clamp(min=1e-12)
             similarity.masked_fill_(mine[:, None] == prototype_owners[start:start + size], -torch.inf)
             value, position = similarity.topk(min(k, len(block)), dim=1)
             best, where = torch.cat([best, value], 1), torch.cat([where, position + start], 1)

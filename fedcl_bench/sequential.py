@@ -116,8 +116,8 @@ class Dropout:
         index = torch.arange(words, device=x.device) + (self.calls << 32)
         self.calls += 1
         pattern = draws.bits(self.keys[:, None], index).view(torch.int16)[:, :entries]
-        kept = (pattern >= threshold - 32768).view(x.shape)
-        return x * kept * (65536.0 / (65536.0 - threshold))
+        factor = (pattern >= threshold - 32768).to(x.dtype).mul_(65536.0 / (65536.0 - threshold))
+        return x * factor.view(x.shape)
 
 
 class SequentialBackbone(Backbone):

@@ -128,8 +128,8 @@ class FCUCR(Method):
 
     def answers(self, queries: Tensor, users: Tensor) -> Tensor:
         """The server's answers to queries (C, L d): the fused nearest prototypes of other clients, (C, L d)."""
-        base, owner = self.server_state["prototypes"], self.server_state["owner"]
-        similarity, position = nearest(queries, users, base, owner, self.settings.neighbours)
+        base, lengths, owner = (self.server_state[name] for name in ("prototypes", "length", "owner"))
+        similarity, position = nearest(queries, users, base, lengths, owner, self.settings.neighbours)
         parts = zip(similarity.split(_FUSED_AT_ONCE), position.split(_FUSED_AT_ONCE))
         return torch.cat([fuse(near, base[where], self.settings.fusion) for near, where in parts])
 
@@ -166,11 +166,12 @@ class FCUCR(Method):
     def remember(self, uploads: Tensor, users: Tensor, sessions: Tensor, round_: int, clients: int) -> None:
         """Put a round's prototypes (C, L d) into the knowledge base; one of a session seen before replaces the old."""
         state, s = self.server_state, self.settings
-        base = state or {"prototypes": uploads[:0], "owner": users[:0], "session": sessions[:0], "round": users[:0]}
+        new = {"prototypes": uploads, "length": uploads.norm(dim=1), "owner": users, "session": sessions,
+               "round": torch.full_like(users, round_)}
+        base = state or {name: values[:0] for name, values in new.items()}
         again = torch.isin(sessions, base["session"])
         place = torch.full((1 + int(torch.cat([sessions, base["session"]]).max()),), -1, device=users.device)
         place[base["session"]] = torch.arange(len(base["session"]), device=users.device)
-        new = {"prototypes": uploads, "owner": users, "session": sessions, "round": torch.full_like(users, round_)}
         for name, values in new.items():
             old = base[name].index_copy(0, place[sessions[again]], values[again])
             new[name] = torch.cat([old, values[~again]])

@@ -1,4 +1,4 @@
-"""SASRec: self-attention over a client's session, as FCUCR's released code builds it."""
+"""SASRec: self-attention over a client's session, as FCUCR's released code builds it or as RecBole does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import Tensor
+from torch.nn.functional import gelu
 
+from fedcl_bench.errors import UserError
 from fedcl_bench.layers import apply_linear, feed_forward, layer_norm
 from fedcl_bench.sequential import SequentialBackbone, SequentialSettings, linear_start, norm_start, xavier, zeros
 from fedcl_bench.settings import setting
@@ -15,24 +18,46 @@ from fedcl_bench.settings import setting
 
 @dataclass(frozen=True)
 class SASRecSettings(SequentialSettings):
-    layers: int = setting(1, "self-attention blocks", low=1)
+    architecture: str = setting("released", "the blocks of FCUCR's released code, or those of RecBole 1.2.0",
+                                choices=("released", "recbole"))
+    layers: int = setting(1, "self-attention blocks; RecBole's default is 2", low=1)
+    heads: int = setting(1, "attention heads, a divisor of dim; RecBole's default is 2", low=1)
+    inner_size: int = setting(256, "length of the feed-forward part's hidden layer with architecture=recbole; "
+                              "otherwise it is dim", low=1)
 
 
 class SASRec(SequentialBackbone):
-    """x = sqrt(d) item + position; per block q = LN(x), x = q + Attention(q, x, x), x = LN(x), x = x + FFN(x); then LN.
+    """Causal self-attention. Its blocks, for x at all positions:
 
-    Layer normalisation is applied to the queries and not to keys and values. Attention is causal, with one head; padded
-    positions are zero before the first block, but as keys they are not masked.
+    - released: x = sqrt(d) item + position; per block q = LN(x), x = q + Attention(q, x, x), x = LN(x), x = x + FFN(x);
+      at the end LN. Normalisation is applied to the queries and not to keys and values. Padded positions are zero
+      before the first block, but as keys they are not masked.
+    - recbole: x = LN(item + position), positions counted from the first item; per block x = LN(x + Attention(x, x, x)),
+      x = LN(x + FFN(x)), with GELU. Padded keys are masked, and representations at padding are zero.
     """
 
     name = "sasrec"
     title = "self-attention over the session, all parameters public"
     reference = ("Kang & McAuley, Self-Attentive Sequential Recommendation, ICDM 2018; in the form of FCUCR's released "
-                 "code (WWW 2026)")
+                 "code (WWW 2026), or of RecBole 1.2.0 with that code's start")
     Settings = SASRecSettings
 
+    def __init__(self, settings):
+        super().__init__(settings)
+        if settings.dim % settings.heads:
+            raise UserError(f"setting 'heads': found {settings.heads}, accepted: a divisor of dim={settings.dim}.")
+
     def dense_starts(self):
-        d = self.settings.dim
+        d, inner = self.settings.dim, self.settings.inner_size
+        if self.settings.architecture == "recbole":
+            starts = {"positions": xavier(self.settings.max_length, d), **norm_start("norm", d)}
+            for k in range(self.settings.layers):
+                sizes = {"query": (d, d), "key": (d, d), "value": (d, d), "out": (d, d), "ffn.0": (inner, d),
+                         "ffn.1": (d, inner)}
+                for name, shape in sizes.items():  # RecBole sets biases to zero
+                    starts |= {f"{k}.{name}.weight": xavier(*shape), f"{k}.{name}.bias": zeros(shape[0])}
+                starts |= {**norm_start(f"{k}.norm", d), **norm_start(f"{k}.ffn_norm", d)}
+            return starts
         # Glorot's start counts the unused row of padding, as the released code does.
         starts = {"positions": xavier(self.settings.max_length + 1, d).without_rows(1)}
         for k in range(self.settings.layers):
@@ -43,17 +68,49 @@ class SASRec(SequentialBackbone):
                        **linear_start(f"{k}.ffn.0", d, d), **linear_start(f"{k}.ffn.1", d, d)}
         return {**starts, **norm_start("norm", d)}
 
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, masked: Tensor, drop) -> Tensor:
+        """Scaled dot-product attention of all heads, (C, L, d).
+
+        Args:
+            masked: keys that a query does not see, bool of shape (L, L) or (C, 1, L, L).
+            drop: dropout of the attention.
+        """
+        heads = self.settings.heads
+        query, keys, values = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (query, keys, values))
+        scores = query @ keys.transpose(2, 3) / math.sqrt(query.shape[3])
+        attention = drop(scores.masked_fill(masked, -torch.inf).softmax(3))
+        return (attention @ values).transpose(1, 2).flatten(2)
+
     def encode(self, clients, inputs, sequence, dropout):
-        d, share, length = self.settings.dim, self.settings.dropout, inputs.shape[1]
-        drop = partial(dropout, share=share)
-        x = drop(inputs * math.sqrt(d) + clients["positions"][:, -length:] * sequence.real.unsqueeze(2))
-        future = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+        drop = partial(dropout, share=self.settings.dropout)
+        length = inputs.shape[1]
+        future = torch.ones(length, length, dtype=torch.bool, device=inputs.device).triu(1)
+        blocks = self._recbole if self.settings.architecture == "recbole" else self._released
+        return blocks(clients, inputs, sequence.real, future, drop)
+
+    def _released(self, clients, inputs, real, future, drop):
+        d = self.settings.dim
+        x = drop(inputs * math.sqrt(d) + clients["positions"][:, -inputs.shape[1]:] * real.unsqueeze(2))
         for k in range(self.settings.layers):
             q = layer_norm(clients, f"{k}.query_norm", x)
-            weights, biases = clients[f"{k}.in.weight"], clients[f"{k}.in.bias"].unsqueeze(1)
-            query = torch.baddbmm(biases[..., :d], q, weights[:, :d].transpose(1, 2))
-            keys, values = torch.baddbmm(biases[..., d:], x, weights[:, d:].transpose(1, 2)).split(d, dim=2)
-            attention = (query @ keys.transpose(1, 2) / math.sqrt(d)).masked_fill(future, -torch.inf).softmax(2)
-            x = q + apply_linear(clients, f"{k}.out", drop(attention) @ values)
+            weights = clients[f"{k}.in.weight"].transpose(1, 2).split([d, 2 * d], dim=2)
+            biases = clients[f"{k}.in.bias"].unsqueeze(1).split([d, 2 * d], dim=2)
+            query = torch.baddbmm(biases[0], q, weights[0])
+            keys, values = torch.baddbmm(biases[1], x, weights[1]).split(d, dim=2)
+            x = q + apply_linear(clients, f"{k}.out", self.attend(query, keys, values, future, drop))
             x = feed_forward(clients, f"{k}.ffn", layer_norm(clients, f"{k}.norm", x), drop)
         return layer_norm(clients, "norm", x)
+
+    def _recbole(self, clients, inputs, real, future, drop):
+        place = (real.long().cumsum(1) - 1).clamp(min=0).unsqueeze(2).expand_as(inputs)
+        x = drop(layer_norm(clients, "norm", inputs + clients["positions"].gather(1, place), eps=1e-12))
+        # A padded position sees itself, so that no row of the softmax is empty.
+        itself = torch.eye(real.shape[1], dtype=torch.bool, device=real.device)
+        masked = ((future | ~real.unsqueeze(1)) & ~itself).unsqueeze(1)
+        for k in range(self.settings.layers):
+            query, keys, values = (apply_linear(clients, f"{k}.{name}", x) for name in ("query", "key", "value"))
+            mixed = drop(apply_linear(clients, f"{k}.out", self.attend(query, keys, values, masked, drop)))
+            x = layer_norm(clients, f"{k}.norm", mixed + x, eps=1e-12)
+            hidden = drop(apply_linear(clients, f"{k}.ffn.1", gelu(apply_linear(clients, f"{k}.ffn.0", x))))
+            x = layer_norm(clients, f"{k}.ffn_norm", hidden + x, eps=1e-12)
+        return x * real.unsqueeze(2)

@@ -27,8 +27,8 @@ def intervals(sequence: Sequence, span: int) -> Tensor:
     """The interval between any two positions in multiples of the shortest one, at most ``span``: int64, (C, L, L).
 
     A sequence's time is rounded in units of its own smallest non-zero gap (1 if there is none) and starts at 1; padding
-    is at time 0. Only times of the encoded items are used, so nothing leaves the client and the time of an item to
-    predict plays no part.
+    is at time 0. The time of an item to predict after the last position plays no part. At earlier positions a later
+    gap can, through the unit, as it does in TiSASRec's own preparation of data.
     """
     times, real = sequence.times, sequence.real
     gaps = (times.unsqueeze(2) - times.unsqueeze(1)).abs()

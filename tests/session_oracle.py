@@ -15,7 +15,7 @@ import math
 import numpy as np
 import torch
 from oracle import GAMMA, MASK, mix, stream
-from recbole.model.sequential_recommender import GRU4Rec
+from recbole.model.sequential_recommender import GRU4Rec, SASRec
 from torch import nn
 
 ITEM = "item_embedding.weight"
@@ -85,7 +85,8 @@ def feed_forward_names(k):
             for n in (0, 1) for what in ("weight", "bias")}
 
 
-def norm_names(ours, theirs):
+def both(ours, theirs):
+    """A layer's weight and bias."""
     return {f"{ours}.{what}": (f"{theirs}.{what}", whole) for what in ("weight", "bias")}
 
 
@@ -101,14 +102,14 @@ class SASRecModule(Module):
         self.drop = nn.Dropout(p)
         blocks = range(settings.layers)
         self.query_norms = nn.ModuleList(nn.LayerNorm(d, eps=1e-8) for _ in blocks)
-        self.attentions = nn.ModuleList(nn.MultiheadAttention(d, 1, p) for _ in blocks)
+        self.attentions = nn.ModuleList(nn.MultiheadAttention(d, settings.heads, p) for _ in blocks)
         self.norms = nn.ModuleList(nn.LayerNorm(d, eps=1e-8) for _ in blocks)
         self.ffns = nn.ModuleList(FeedForward(d, p) for _ in blocks)
         self.last = nn.LayerNorm(d, eps=1e-8)
         self.names = {ITEM: ("items.weight", after_padding), "positions": ("positions.weight", after_padding),
-                      **norm_names("norm", "last")}
+                      **both("norm", "last")}
         for k in blocks:
-            self.names |= {**norm_names(f"{k}.query_norm", f"query_norms.{k}"), **norm_names(f"{k}.norm", f"norms.{k}"),
+            self.names |= {**both(f"{k}.query_norm", f"query_norms.{k}"), **both(f"{k}.norm", f"norms.{k}"),
                            f"{k}.in.weight": (f"attentions.{k}.in_proj_weight", whole),
                            f"{k}.in.bias": (f"attentions.{k}.in_proj_bias", whole),
                            f"{k}.out.weight": (f"attentions.{k}.out_proj.weight", whole),
@@ -133,29 +134,65 @@ class _Sizes:
         return self.n_items + 1
 
 
-class GRU4RecModule(Module):
-    """RecBole's own GRU4Rec, which pads on the right and returns the representation at one position: one row of its
-    batch for every position. Before the sequence there is no state, only the linear layer's bias."""
+class RecBoleModule(Module):
+    """A model of RecBole, which pads on the right and returns the representation at one position: one row of its batch
+    for every position. Subclasses set ``model``."""
 
-    def __init__(self, settings, n_items):
-        super().__init__()
-        self.length, layers = settings.max_length, settings.layers
-        config = dict(USER_ID_FIELD="user", ITEM_ID_FIELD="item", LIST_SUFFIX="_list", ITEM_LIST_LENGTH_FIELD="length",
-                      NEG_PREFIX="neg_", MAX_ITEM_LIST_LENGTH=self.length, device="cpu", embedding_size=settings.dim,
-                      hidden_size=settings.hidden_size or settings.dim, loss_type="BPR", num_layers=layers,
-                      dropout_prob=settings.dropout)
-        self.model = GRU4Rec(config, _Sizes(n_items))
-        self.names = {ITEM: ("model.item_embedding.weight", after_padding)}
-        for k in range(layers):
-            self.names |= {f"{k}.input.weight": (f"model.gru_layers.weight_ih_l{k}", whole),
-                           f"{k}.state.weight": (f"model.gru_layers.weight_hh_l{k}", whole)}
-        self.names |= {f"out.{what}": (f"model.dense.{what}", whole) for what in ("weight", "bias")}
+    def config(self, settings, **more):
+        self.length = settings.max_length
+        return dict(USER_ID_FIELD="user", ITEM_ID_FIELD="item", LIST_SUFFIX="_list", ITEM_LIST_LENGTH_FIELD="length",
+                    NEG_PREFIX="neg_", MAX_ITEM_LIST_LENGTH=self.length, device="cpu", loss_type="BPR", **more)
+
+    def at_padding(self):
+        """The representation where there is no item yet, (d,)."""
+        raise NotImplementedError
 
     def forward(self, seq, times):
         count = int((seq != 0).sum())
         right_padded = torch.cat([seq[self.length - count:], seq[:self.length - count]])
         found = self.model(right_padded.expand(count, -1), torch.arange(1, count + 1))
-        return torch.cat([self.model.dense.bias.expand(self.length - count, -1), found])
+        return torch.cat([self.at_padding().expand(self.length - count, -1), found])
+
+
+class GRU4RecModule(RecBoleModule):
+    """RecBole's own GRU4Rec. Before the sequence there is no state, only the linear layer's bias."""
+
+    def __init__(self, settings, n_items):
+        super().__init__()
+        self.model = GRU4Rec(self.config(settings, embedding_size=settings.dim, num_layers=settings.layers,
+                                         hidden_size=settings.hidden_size or settings.dim,
+                                         dropout_prob=settings.dropout), _Sizes(n_items))
+        self.names = {ITEM: ("model.item_embedding.weight", after_padding)}
+        for k in range(settings.layers):
+            self.names |= {f"{k}.input.weight": (f"model.gru_layers.weight_ih_l{k}", whole),
+                           f"{k}.state.weight": (f"model.gru_layers.weight_hh_l{k}", whole)}
+        self.names |= {f"out.{what}": (f"model.dense.{what}", whole) for what in ("weight", "bias")}
+
+    def at_padding(self):
+        return self.model.dense.bias
+
+
+class RecBoleSASRecModule(RecBoleModule):
+    """RecBole's own SASRec; zero at padding."""
+
+    def __init__(self, settings, n_items):
+        super().__init__()
+        self.model = SASRec(self.config(
+            settings, hidden_size=settings.dim, n_layers=settings.layers, n_heads=settings.heads,
+            inner_size=settings.inner_size, hidden_dropout_prob=settings.dropout, attn_dropout_prob=settings.dropout,
+            hidden_act="gelu", layer_norm_eps=1e-12, initializer_range=0.02), _Sizes(n_items))
+        self.names = {ITEM: ("model.item_embedding.weight", after_padding),
+                      "positions": ("model.position_embedding.weight", whole), **both("norm", "model.LayerNorm")}
+        theirs = {"query": "multi_head_attention.query", "key": "multi_head_attention.key",
+                  "value": "multi_head_attention.value", "out": "multi_head_attention.dense",
+                  "norm": "multi_head_attention.LayerNorm", "ffn.0": "feed_forward.dense_1",
+                  "ffn.1": "feed_forward.dense_2", "ffn_norm": "feed_forward.LayerNorm"}
+        for k in range(settings.layers):
+            for name, part in theirs.items():
+                self.names |= both(f"{k}.{name}", f"model.trm_encoder.layer.{k}.{part}")
+
+    def at_padding(self):
+        return torch.zeros(self.model.hidden_size, dtype=self.model.item_embedding.weight.dtype)
 
 
 class TiSASRecModule(Module):
@@ -178,12 +215,12 @@ class TiSASRecModule(Module):
         self.norms = nn.ModuleList(nn.LayerNorm(d, eps=1e-8) for _ in blocks)
         self.ffns = nn.ModuleList(FeedForward(d, p) for _ in blocks)
         self.last = nn.LayerNorm(d, eps=1e-8)
-        self.names = {ITEM: ("items.weight", after_padding), **norm_names("norm", "last")}
+        self.names = {ITEM: ("items.weight", after_padding), **both("norm", "last")}
         for kind in ("position", "interval"):
             for what in ("key", "value"):
                 self.names[f"{kind}s.{what}"] = (f"embeddings.{kind}_{what}s.weight", whole)
         for k in blocks:
-            self.names |= {**norm_names(f"{k}.query_norm", f"query_norms.{k}"), **norm_names(f"{k}.norm", f"norms.{k}"),
+            self.names |= {**both(f"{k}.query_norm", f"query_norms.{k}"), **both(f"{k}.norm", f"norms.{k}"),
                            **feed_forward_names(k)}
             for ours, theirs in (("query", "queries"), ("key", "keys"), ("value", "values")):
                 self.names |= {f"{k}.{ours}.{what}": (f"{theirs}.{k}.{what}", whole) for what in ("weight", "bias")}
@@ -217,7 +254,11 @@ class TiSASRecModule(Module):
         return self.last(x)
 
 
-MODULES = {"sasrec": SASRecModule, "gru4rec": GRU4RecModule, "tisasrec": TiSASRecModule}
+def single_client(name, settings, n_items):
+    """The module of the backbone of this name."""
+    if name == "sasrec" and settings.architecture == "recbole":
+        return RecBoleSASRecModule(settings, n_items)
+    return {"sasrec": SASRecModule, "gru4rec": GRU4RecModule, "tisasrec": TiSASRecModule}[name](settings, n_items)
 
 
 # Rounds, one client at a time, with full models and torch.optim. Everything below is about the whole federation.
@@ -272,7 +313,7 @@ class Oracle:
         self.log, self.n_items, self.seed, self.settings = log, n_items, seed, settings
         self.lr, self.epochs, self.init, self.starts, self.weights = lr, epochs, init, starts, weights
         self.candidates, self.method, self.length = candidates, method, settings.max_length
-        self.module = MODULES[name](settings, n_items).double()
+        self.module = single_client(name, settings, n_items).double()
         self.module.load(public, dense)
         self.heads = None
         if head:

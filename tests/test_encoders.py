@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 
+import oracle
 import pytest
 import torch
 from helpers import build, module_of
-from session_oracle import ITEM, MODULES, left_padded
+from session_oracle import ITEM, left_padded, single_client
 
 from fedcl_bench import draws
-from fedcl_bench.sequential import Dropout, Sequence
+from fedcl_bench.errors import UserError
+from fedcl_bench.sequential import Dropout, Sequence, Start, xavier
 from fedcl_bench.stream import Sessions
 
-NAMES = sorted(MODULES)
+ENCODERS = pytest.mark.parametrize("name, options", [
+    ("gru4rec", {}), ("sasrec", {}), ("sasrec", {"architecture": "recbole"}), ("tisasrec", {})],
+    ids=["gru4rec", "sasrec", "recbole", "tisasrec"])
 N_ITEMS, LENGTHS = 40, (1, 5, 15, 23)
 
 
@@ -44,13 +48,14 @@ def parameters(backbone, clients, generator):
     return public, dense
 
 
-@pytest.mark.parametrize("settings", [dict(layers=1), dict(layers=2, dim=6, max_length=15)])
-@pytest.mark.parametrize("name", NAMES)
-def test_equals_a_single_client_module(registry, name, settings):
+@pytest.mark.parametrize("settings", [dict(layers=1), dict(layers=2, dim=6)], ids=["defaults", "others"])
+@ENCODERS
+def test_equals_a_single_client_module(registry, name, options, settings):
     """Outputs and all gradients, in float64."""
     generator = torch.Generator().manual_seed(1)
-    more = {"gru4rec": dict(hidden_size=9), "tisasrec": dict(time_span=20)}.get(name, {}) if "dim" in settings else {}
-    backbone = build(registry, "backbone", name, dropout=0.0, **settings, **more)
+    others = {"gru4rec": dict(hidden_size=9), "tisasrec": dict(time_span=20), "sasrec": dict(heads=2, inner_size=7)}
+    backbone = build(registry, "backbone", name, dropout=0.0, **options, **settings,
+                     **(others[name] if "dim" in settings else {}))
     some = sessions(generator)
     public, dense = parameters(backbone, len(LENGTHS), generator)
     target = torch.randn(len(LENGTHS), 15, backbone.settings.dim, generator=generator, dtype=torch.float64)
@@ -59,7 +64,7 @@ def test_equals_a_single_client_module(registry, name, settings):
     found = encode(backbone, public, dense, some)
     gradients = torch.autograd.grad((found * target).sum(), [public, *dense.values()])
     for c, n in enumerate(LENGTHS):
-        module = MODULES[name](backbone.settings, N_ITEMS).double()
+        module = single_client(name, backbone.settings, N_ITEMS).double()
         module.load({ITEM: public[c]}, {key: value[c] for key, value in dense.items()})
         rows = slice(some.start[c], some.start[c + 1])
         expected = module(*left_padded(some.items[rows].tolist(), some.times[rows].tolist(), 15))
@@ -67,3 +72,128 @@ def test_equals_a_single_client_module(registry, name, settings):
         (expected * target[c]).sum().backward()
         for (key, grad), ours in zip({ITEM: None, **dense}.items(), gradients):
             torch.testing.assert_close(ours[c], module.gradients()[key], rtol=1e-8, atol=1e-8, msg=lambda m: f"{key}: {m}")
+
+
+def changed(some, session, position, item):
+    items = some.items.clone()
+    items[some.start[session] + position] = item
+    return Sessions(some.of_user, some.start, items, some.times)
+
+
+@ENCODERS
+def test_a_position_sees_no_later_item(registry, name, options):
+    backbone = build(registry, "backbone", name, layers=2, **options)
+    some = sessions(torch.Generator().manual_seed(2))
+    public, dense = parameters(backbone, len(LENGTHS), torch.Generator().manual_seed(3))
+    before = encode(backbone, public, dense, some)
+    new = (int(some.items[some.start[2] + 9]) + 1) % N_ITEMS
+    after = encode(backbone, public, dense, changed(some, 2, 9, new))
+    differs = (before != after).any(2)
+    assert not differs[2, :9].any() and differs[2, 9:].all()
+    assert not differs[[0, 1, 3]].any()
+
+
+@ENCODERS
+def test_dropout_of_a_client_does_not_depend_on_the_others(registry, name, options):
+    backbone = build(registry, "backbone", name, layers=2, **options)
+    some = sessions(torch.Generator().manual_seed(4))
+    public, dense = parameters(backbone, len(LENGTHS), torch.Generator().manual_seed(5))
+
+    def trained(users, round_=0):
+        users = torch.tensor(users)
+        dropout = Dropout(draws.client_keys(draws.key(0, "dropout", round_), users))
+        return encode(backbone, public, dense, some, dropout, users)
+
+    together = trained([0, 1, 2, 3])
+    for users in ([3, 1], [2], [1, 0, 3, 2]):
+        torch.testing.assert_close(trained(users), together[users], rtol=1e-12, atol=1e-12)
+    for other in (trained([0, 1, 2, 3], round_=1), encode(backbone, public, dense, some)):
+        assert (other[:, -1] != together[:, -1]).all()
+
+
+def test_dropout_draws_are_those_of_the_published_generator():
+    """Entry e of call c is decided by 16 bits of number e // 4 + c 2^32 of the client's stream."""
+    users, share = torch.tensor([5, 2]), 0.2
+    dropout = Dropout(draws.client_keys(draws.key(3, "dropout", 1), users))
+    threshold = round(share * 65536)
+    for call in range(3):
+        found = dropout(torch.ones(2, 3, 7, dtype=torch.float64), share)
+        for user, entries in zip(users.tolist(), found.flatten(1).tolist()):
+            number = oracle.stream(3, "dropout", 1, user)
+            words = [number(e // 4 + (call << 32)) >> 16 * (e % 4) & 0xFFFF for e in range(21)]
+            # The 16 bits are read as a signed number, so that half of the values count from the middle.
+            assert entries == [0.0 if (word + 32768) % 65536 < threshold else 65536 / (65536 - threshold)
+                               for word in words]
+
+
+def test_dropout_drops_its_share_and_nothing_in_evaluation():
+    x = torch.ones(4, 50_000)
+    dropped = (Dropout(draws.client_keys(draws.key(0, "dropout"), torch.arange(4)))(x, 0.2) == 0.0).double().mean(1)
+    assert (dropped - 0.2).abs().max() < 4.0 * math.sqrt(0.2 * 0.8 / 50_000)
+    assert Dropout()(x, 0.2) is x
+    assert Dropout(torch.tensor([1, 2, 3, 4]))(x, 0.0) is x
+
+
+@ENCODERS
+def test_starts_are_those_of_the_released_training_script(registry, name, options):
+    """Glorot's normal start of every matrix of the whole model, padding rows counted; vectors as PyTorch makes them."""
+    backbone = build(registry, "backbone", name, layers=2, **options)
+    starts = {**backbone.item_starts(N_ITEMS), **backbone.dense_starts()}
+    module = single_client(name, backbone.settings, N_ITEMS)
+    bounded = set()
+    for key, (parameter, cut) in module.names.items():
+        whole, start = module.get_parameter(parameter), starts.pop(key)
+        assert cut(whole).shape == ((N_ITEMS, *start.shape) if key == ITEM else start.shape)
+        if whole.dim() > 1:
+            inputs, outputs = torch.nn.init._calculate_fan_in_and_fan_out(whole)
+            assert start.std == math.sqrt(2.0 / (inputs + outputs)) and start.bound == 0.0
+        elif start.bound:
+            assert start.bound == 50 ** -0.5 and start.std == 0.0
+            assert 0.9 * start.bound < whole.abs().max() <= start.bound
+            bounded.add(key)
+        else:
+            assert start.std == 0.0 and (whole == start.value).all()
+    assert not starts
+    ffn = {f"{k}.ffn.{n}.bias" for k in (0, 1) for n in (0, 1)}
+    projections = {f"{k}.{what}.bias" for k in (0, 1) for what in ("query", "key", "value")}
+    assert bounded == {"sasrec": set() if options else ffn, "gru4rec": {"out.bias"},
+                       "tisasrec": ffn | projections}[name]
+
+
+def test_starts_as_drawn():
+    """xavier(16, 50) without its first row has the deviation of the whole matrix, .174; every client draws its own."""
+    keys = draws.client_keys(draws.key(0, "init"), torch.arange(40))
+    normal = xavier(16, 50).without_rows(1).draw(keys)
+    assert normal.shape == (40, 15, 50)
+    assert normal.square().mean().sqrt().item() == pytest.approx(math.sqrt(2 / 66), rel=4 / math.sqrt(2 * 30_000))
+    bounded = Start((500,), bound=0.1).draw(keys)
+    assert 0.0999 < bounded.abs().max() < 0.1
+    assert bounded.mean().abs() < 4 * 0.1 / math.sqrt(3 * 20_000)
+    assert len(torch.cat([normal.flatten(), bounded.flatten()]).unique()) == 50_000
+    torch.testing.assert_close(xavier(16, 50).without_rows(1).draw(keys[[7, 3]]), normal[[7, 3]], rtol=0, atol=0)
+
+
+def intervals(registry, times, span=256):
+    """Of one session after two positions of padding."""
+    real = torch.tensor([[False, False, *[True] * len(times)]])
+    sequence = Sequence(real, torch.tensor([[0.0, 0.0, *times]], dtype=torch.float64))
+    return module_of(registry, "backbone", "tisasrec").intervals(sequence, span)[0].tolist()
+
+
+def test_intervals(registry):
+    """Times 0, 10, 30 are 1, 2, 4 in units of the shortest gap; padding is at 0; equal times have the unit 1."""
+    assert intervals(registry, [0, 10, 30]) == [[0, 0, 1, 2, 4], [0, 0, 1, 2, 4], [1, 1, 0, 1, 3], [2, 2, 1, 0, 2],
+                                                [4, 4, 3, 2, 0]]
+    assert intervals(registry, [0, 10, 30], span=2) == [[0, 0, 1, 2, 2], [0, 0, 1, 2, 2], [1, 1, 0, 1, 2],
+                                                        [2, 2, 1, 0, 2], [2, 2, 2, 2, 0]]
+    for times in ([9, 9, 9], [0, 0, 0]):
+        assert intervals(registry, times)[2:] == [[1, 1, 0, 0, 0]] * 3
+    assert intervals(registry, [5.0]) == [[0, 0, 1], [0, 0, 1], [1, 1, 0]]
+    assert intervals(registry, [100, 102, 102, 105])[-1] == [3, 3, 2, 1, 1, 0]  # 2.5 is rounded to the even 2
+    assert intervals(registry, [1.4e9, 1.4e9 + 1, 1.4e9 + 3600])[2:] == [[1, 1, 0, 1, 256], [2, 2, 1, 0, 256],
+                                                                         [256, 256, 256, 256, 0]]
+
+
+def test_heads_that_do_not_divide_the_representation(registry):
+    with pytest.raises(UserError, match="setting 'heads': found 3, accepted: a divisor of dim=50"):
+        build(registry, "backbone", "sasrec", heads=3)

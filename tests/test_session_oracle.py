@@ -16,7 +16,8 @@ from fedcl_bench.sampling import LocalSettings
 from fedcl_bench.stream import Ragged, Sessions, Step, Stream
 
 N_ITEMS, SEED, ROUNDS = 40, 5, 3
-BACKBONES = {"sasrec": {}, "gru4rec": {"hidden_size": 4}, "tisasrec": {"time_span": 12}}
+BACKBONES = {"sasrec": {}, "gru4rec": {"hidden_size": 4}, "tisasrec": {"time_span": 12},
+             "sasrec, recbole": {"architecture": "recbole", "layers": 2, "heads": 2, "inner_size": 7}}
 
 
 def make_log():
@@ -62,9 +63,9 @@ def as_stream(log):
 
 def both(registry, name, init="server", weighting="uniform", method=None):
     """The engine's federation and the oracle's, ready to run."""
-    log = make_log()
-    stream = as_stream(log)
-    backbone = build(registry, "backbone", name, dim=6, max_length=5, dropout=0.0, lr=0.05, **BACKBONES[name])
+    log, more = make_log(), BACKBONES[name]
+    stream, name = as_stream(log), name.split(",")[0]
+    backbone = build(registry, "backbone", name, dim=6, max_length=5, dropout=0.0, lr=0.05, **more)
     plugin = build(registry, "method", "ft") if method is None else build(registry, "method", "fcucr", hidden=5,
                                                                           **method)
     f = Federation(stream, backbone, plugin, LocalSettings("adam", adam_beta2=0.98, local_epochs=3, negatives=1),
