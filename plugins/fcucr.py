@@ -38,7 +38,7 @@ class FCUCRSettings:
                                "there are more than `window` times the clients (released code)",
                                choices=("rounds", "entries"))
     transfer_interval: int = setting(1, "prototypes are transferred every so many rounds (Table 5)", low=1)
-    hidden: int = setting(80, "hidden size of the private prediction module", low=1)
+    head_size: int = setting(80, "hidden size of the private prediction module", low=1)
     prototype_noise: float = setting(0.0, "standard deviation of Gaussian noise on the prototype a client receives, anew "
                                      "in every local batch and evaluation (released code)", low=0.0)
     without: str = setting("none", "ablation of Table 3: tasd = no self-distillation, iupr = no prototypes (zeros in their "
@@ -76,12 +76,12 @@ class FCUCR(Method):
 
     def starts(self, dim: int) -> dict[str, Start]:
         """How psi's parameters start, at every client on its own."""
-        hidden = self.settings.hidden
+        hidden = self.settings.head_size
         return {**linear_start("head.0", 2 * dim, hidden), **norm_start("head.norm", hidden),
                 "head.alpha": zeros(hidden), **linear_start("head.1", hidden, dim)}
 
     def new_private(self, seed, users, backbone):
-        ids, hidden = torch.arange(users.start, users.stop), self.settings.hidden
+        ids, hidden = torch.arange(users.start, users.stop), self.settings.head_size
         for name, value in (("head.norm.mean", 0.0), ("head.norm.var", 1.0)):
             self.client_state[name] = torch.full((users.stop, hidden), value, dtype=torch.float64)
         return {name: start.draw(draws.client_keys(draws.key(seed, f"init {name}"), ids))

@@ -34,7 +34,7 @@ class Shrink(Method):
 
 
 def test_shipped_plugins(registry):
-    assert registry.names("method") == ["f3crec", "ft", "kd", "reg", "rlp2", "spp"]
+    assert registry.names("method") == ["f3crec", "fcucr", "ft", "kd", "reg", "rlp2", "spp"]
     assert registry.names("backbone") == ["biasmf", "fedmf", "fedncf", "fedrap", "gpfedrec", "gru4rec", "ncf", "pfedrec",
                                           "sasrec", "tisasrec"]
     assert not registry.broken

@@ -66,7 +66,7 @@ def both(registry, name, init="server", weighting="uniform", method=None):
     log, more = make_log(), BACKBONES[name]
     stream, name = as_stream(log), name.split(",")[0]
     backbone = build(registry, "backbone", name, dim=6, max_length=5, dropout=0.0, lr=0.05, **more)
-    plugin = build(registry, "method", "ft") if method is None else build(registry, "method", "fcucr", hidden=5,
+    plugin = build(registry, "method", "ft") if method is None else build(registry, "method", "fcucr", head_size=5,
                                                                           **method)
     f = Federation(stream, backbone, plugin, LocalSettings("adam", adam_beta2=0.98, local_epochs=3, negatives=1),
                    FederationSettings(rounds=ROUNDS, precision="float64", init=init, weighting=weighting,
