@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from . import draws
-from .backbone import Backbone
+from .backbone import Backbone, Tables
 from .method import DrawKey, Method
 from .model import Snapshot
+from .optim import make_optimiser
 from .sampling import Chunk, LocalSettings, draw_negatives
-from .trainer import ChunkTrainer, Slots
+from .trainer import ChunkTrainer, Slots, row_penalties, writable
 
 # Clients with at most this many local batches score all their rows in each batch instead of copying the batch's out.
 _WEIGHTED_BATCHES = 4
@@ -178,3 +179,62 @@ class ListTrainer(ChunkTrainer):
             if term is not None:
                 loss = loss + term
         return loss + self._penalty()
+
+    def train(self) -> Tensor:
+        """Run all local batches. Afterwards ``moved`` holds what they added to each slot's rows (0 where the slot is
+        not canonical) and to the other parameters.
+
+        Returns:
+            Each client's loss averaged over its local batches, shape (C,).
+        """
+        parameters = {**self.clients, **self.rows}
+        groups = self.backbone.groups(list(parameters))
+        optimisers = [make_optimiser(self.settings) for _ in groups]
+        private_rates = dict.fromkeys(parameters, self.backbone.settings.lr)  # of what a method adds
+        self.penalties = row_penalties(self.method, self.rows)
+        last = self.batches * self.settings.local_epochs * len(groups) - 1
+        total = torch.zeros(len(self.users), dtype=torch.float64, device=self.slots.items.device)
+        batches = torch.zeros_like(total)
+        going = torch.ones_like(total, dtype=torch.bool)  # clients that have not ended their round early
+        before = torch.full_like(total, torch.inf)
+        number = batch = 0
+        for epoch in range(self.settings.local_epochs):
+            epoch_loss = torch.zeros_like(total)
+            for view in self._epoch(epoch):
+                rates = {**private_rates, **self.backbone.learning_rates(self.n_items, self.draw.round, batch)}
+                for turn, (group, optimiser) in enumerate(zip(groups, optimisers)):
+                    some = {name: parameters[name] for name in group}
+                    for tensor in some.values():
+                        tensor.requires_grad_()
+                    loss = self._loss(view, number)
+                    gradients = torch.autograd.grad(loss.sum(), list(some.values()), allow_unused=True)
+                    for tensor in some.values():
+                        tensor.requires_grad_(False)
+                    with torch.no_grad():
+                        gradients = writable({name: torch.zeros_like(some[name]) if gradient is None else gradient
+                                               for name, gradient in zip(some, gradients)})
+                        if self.backbone.weight_decay > 0.0:
+                            for name, gradient in gradients.items():
+                                gradient.add_(some[name], alpha=self.backbone.weight_decay)
+                        updates = optimiser.updates(gradients, rates)
+                        if self.settings.tolerance > 0.0:
+                            for update in updates.values():
+                                update *= going.view(-1, *[1] * (update.dim() - 1))
+                        for name, update in updates.items():
+                            if number < last:
+                                parameters[name] += update
+                            if name in self.moved:
+                                self.moved[name] += update
+                            else:
+                                self.moved[name] = update
+                    if turn == 0:
+                        epoch_loss += loss.detach()
+                    number += 1
+                batch += 1
+            total += epoch_loss * going
+            batches += self.batches * going
+            if self.settings.tolerance > 0.0:
+                change = (before - epoch_loss).abs() / before.abs().clamp(min=1e-12)
+                going &= ~(change < self.settings.tolerance)
+                before = epoch_loss
+        return total / batches

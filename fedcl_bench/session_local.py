@@ -7,8 +7,6 @@ target has one sampled negative.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Iterator
-
 import torch
 from torch import Tensor
 
@@ -17,10 +15,11 @@ from .backbone import Backbone, Tables
 from .layers import ITEM
 from .method import DrawKey, Encoding, Method
 from .model import Snapshot
+from .optim import stacked_optimiser
 from .sampling import LISTED_OTHERS, LocalSettings, Others, padded
 from .sequential import Dropout, Sequence
 from .stream import Sessions, Step
-from .trainer import ChunkTrainer, Slots
+from .trainer import ChunkTrainer, Slots, row_penalties
 
 # Clients per chunk: enough that a chunk's work outweighs calling its operations, few enough that their dense parameters
 # stay in the processor's cache. No result depends on it.
@@ -83,7 +82,7 @@ class LocalSessions:
         users: ids, shape (C,).
         private, dense: the clients' private parameters and copies of dense public ones, each (C, ...), differentiable.
         sequence: of the session they train on.
-        draw: key of the method's own random numbers; its ``batch`` counts the updates of the round.
+        draw: key of the method's own random numbers; its ``batch`` is the epoch.
         features: the encoder's representations in the latest forward pass, (C, L, d), differentiable.
         recommendation: the recommendation loss of that pass, shape (C,).
         teacher: for the method to keep something between its hooks of one round.
@@ -117,8 +116,6 @@ class LocalSessions:
 class SessionTrainer(ChunkTrainer):
     """Local training of one chunk on the session of a round."""
 
-    applies_last_update = True
-
     def __init__(self, chunk: SessionChunk, model: Snapshot, backbone: Backbone, method: Method,
                  settings: LocalSettings, draw: DrawKey, own_start: bool = False):
         length, sessions, users = backbone.settings.max_length, chunk.sessions, chunk.users
@@ -140,17 +137,43 @@ class SessionTrainer(ChunkTrainer):
         return self.gather(slots)[ITEM]
 
     def train(self) -> Tensor:
+        """Run all local epochs, each one batch: the whole session. Leaves the trained parameters in ``rows``, ``private``
+        and ``dense``, and in ``moved`` what they changed by (all of them, if the clients began with their own).
+
+        Returns:
+            Each client's loss averaged over the epochs, shape (C,).
+        """
         self.method.begin_local(self.local)
-        loss = super().train()
+        parameters = {**self.clients, **self.rows}
+        begun = {name: value.clone() for name, value in parameters.items()}
+        self.penalties = row_penalties(self.method, self.rows)
+        rates = {**dict.fromkeys(parameters, self.backbone.settings.lr),
+                 **self.backbone.learning_rates(self.n_items, self.draw.round)}
+        optimiser = stacked_optimiser(parameters, rates, self.settings)
+        total = torch.zeros(len(self.users), dtype=torch.float64, device=self.users.device)
+        for epoch in range(self.settings.local_epochs):
+            for value in parameters.values():
+                value.requires_grad_()
+            loss = self._loss(epoch)
+            gradients = torch.autograd.grad(loss.sum(), list(parameters.values()), allow_unused=True)
+            for value, gradient in zip(parameters.values(), gradients):
+                value.requires_grad_(False)
+                value.grad = torch.zeros_like(value) if gradient is None else gradient.contiguous()
+            optimiser.step()
+            total += loss.detach()
+        for value in parameters.values():
+            value.grad = None
         self.method.end_local(self.local)
-        return loss
+        for name, value in parameters.items():
+            self.moved[name] = value.clone() if name in self.moved else value - begun[name]
+        for name in self.rows:
+            self.moved[name] *= self.slots.first_copy.unsqueeze(2)
+        return total / self.settings.local_epochs
 
-    def _epoch(self, epoch: int) -> Iterator[None]:
-        yield None  # the whole session
-
-    def _loss(self, batch: None, number: int) -> Tensor:
+    def _loss(self, epoch: int) -> Tensor:
+        """Each client's loss in an epoch, shape (C,)."""
         local, real, length = self.local, self.sequence.real, self.sequence.real.shape[1]
-        local.draw = replace(self.draw, batch=number)
+        local.draw = replace(self.draw, batch=epoch)
         rows = self.inputs(self.slots.sample)  # of the session's items, then of the negatives
         dropout = Dropout(local.draw.clients("dropout", self.users))
         local.features = self.backbone.encode(self.clients, rows[:, :length] * real.unsqueeze(2), self.sequence, dropout)

@@ -11,8 +11,6 @@ Backbones whose loss concerns every row (``Backbone.whole_tables``) get all item
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Iterator
-
 import torch
 from torch import Tensor
 
@@ -20,7 +18,6 @@ from . import draws
 from .backbone import Backbone, Tables
 from .method import DrawKey, Method
 from .model import Snapshot
-from .optim import make_optimiser
 from .sampling import LocalSettings
 
 
@@ -66,7 +63,7 @@ class Slots:
 class ChunkTrainer:
     """Local training of one chunk of clients: their item rows and other parameters.
 
-    Subclasses say what the local batches of an epoch are (``_epoch``) and what a batch's loss is (``_loss``).
+    Subclasses train them: on lists of items (``local.py``) or on sessions (``session_local.py``).
 
     Args:
         users: ids of the C clients, shape (C,).
@@ -77,8 +74,6 @@ class ChunkTrainer:
         own_start: the clients draw their public parameters themselves (``init=per_client``) instead of ``model``'s;
             ``moved`` then holds them too.
     """
-
-    applies_last_update = False  # whether a subclass looks at the parameters after the last local batch
 
     def __init__(self, users: Tensor, slots: Slots, model: Snapshot, backbone: Backbone, method: Method,
                  settings: LocalSettings, draw: DrawKey, batches: int = 1, own_start: bool = False):
@@ -105,11 +100,11 @@ class ChunkTrainer:
             keys = draws.client_keys(own_start_key(self.draw.seed, name), self.users)
             self.rows[name] = start.draw(draws.bits(keys[:, None], self.slots.items).flatten()).to(self.dtype).view_as(
                 self.rows[name])
-            self.moved[name] = self.rows[name] * self.slots.first_copy.unsqueeze(2)
+            self.moved[name] = self.rows[name]
         for name, start in self.backbone.dense_starts().items():
             keys = draws.client_keys(own_start_key(self.draw.seed, name), self.users)
             self.dense[name] = start.draw(keys).to(self.dtype)
-            self.moved[name] = self.dense[name].clone()
+            self.moved[name] = self.dense[name]
 
     def gather(self, slots: Tensor) -> Tables:
         """Rows at ``slots`` (shape (C, n)) of every client, each (C, n, ...)."""
@@ -118,77 +113,10 @@ class ChunkTrainer:
         return {name: rows.flatten(0, 1).index_select(0, flat).view(*slots.shape, *rows.shape[2:])
                 for name, rows in self.rows.items()}
 
-    def _epoch(self, epoch: int) -> Iterator[Any]:
-        """The local batches of one epoch, in order."""
-        raise NotImplementedError
-
-    def _loss(self, batch: Any, number: int) -> Tensor:
-        """Each client's loss on a local batch, shape (C,); ``number`` counts the updates of the round."""
-        raise NotImplementedError
-
     def _penalty(self) -> Tensor | float:
         """The method's penalties on all rows, as far as the clients hold them, shape (C,)."""
         return sum((penalty(self.rows[name], self.slots.items) * self.slots.first_copy).sum(1)
                    for name, penalty in self.penalties.items())
-
-    def train(self) -> Tensor:
-        """Run all local batches. Afterwards ``moved`` holds what they added to each slot's rows (0 where the slot is
-        not canonical) and to the other parameters.
-
-        Returns:
-            Each client's loss averaged over its local batches, shape (C,).
-        """
-        parameters = {**self.clients, **self.rows}
-        groups = self.backbone.groups(list(parameters))
-        optimisers = [make_optimiser(self.settings) for _ in groups]
-        private_rates = dict.fromkeys(parameters, self.backbone.settings.lr)  # of what a method adds
-        self.penalties = row_penalties(self.method, self.rows)
-        last = self.batches * self.settings.local_epochs * len(groups) - 1
-        total = torch.zeros(len(self.users), dtype=torch.float64, device=self.slots.items.device)
-        batches = torch.zeros_like(total)
-        going = torch.ones_like(total, dtype=torch.bool)  # clients that have not ended their round early
-        before = torch.full_like(total, torch.inf)
-        number = batch = 0
-        for epoch in range(self.settings.local_epochs):
-            epoch_loss = torch.zeros_like(total)
-            for view in self._epoch(epoch):
-                rates = {**private_rates, **self.backbone.learning_rates(self.n_items, self.draw.round, batch)}
-                for turn, (group, optimiser) in enumerate(zip(groups, optimisers)):
-                    some = {name: parameters[name] for name in group}
-                    for tensor in some.values():
-                        tensor.requires_grad_()
-                    loss = self._loss(view, number)
-                    gradients = torch.autograd.grad(loss.sum(), list(some.values()), allow_unused=True)
-                    for tensor in some.values():
-                        tensor.requires_grad_(False)
-                    with torch.no_grad():
-                        gradients = writable({name: torch.zeros_like(some[name]) if gradient is None else gradient
-                                               for name, gradient in zip(some, gradients)})
-                        if self.backbone.weight_decay > 0.0:
-                            for name, gradient in gradients.items():
-                                gradient.add_(some[name], alpha=self.backbone.weight_decay)
-                        updates = optimiser.updates(gradients, rates)
-                        if self.settings.tolerance > 0.0:
-                            for update in updates.values():
-                                update *= going.view(-1, *[1] * (update.dim() - 1))
-                        for name, update in updates.items():
-                            if number < last or self.applies_last_update:
-                                parameters[name] += update
-                            if name in self.moved:
-                                self.moved[name] += update
-                            else:
-                                self.moved[name] = update
-                    if turn == 0:
-                        epoch_loss += loss.detach()
-                    number += 1
-                batch += 1
-            total += epoch_loss * going
-            batches += self.batches * going
-            if self.settings.tolerance > 0.0:
-                change = (before - epoch_loss).abs() / before.abs().clamp(min=1e-12)
-                going &= ~(change < self.settings.tolerance)
-                before = epoch_loss
-        return total / batches
 
 
 def writable(gradients: Tables) -> Tables:
