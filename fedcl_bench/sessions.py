@@ -96,7 +96,7 @@ def build_sessions(data: Interactions, settings: StreamSettings, name: str) -> S
     for s in (_VALID, _TEST):
         if not (split == s).any():
             raise UserError(f"{name}: no {SPLITS[s]} session has {_SHORTEST} interactions with items that anybody "
-                            f"trains on; all of it has {len(log.user)} training sessions.")
+                            f"trains on, beside {int((split == _TRAIN).sum())} training sessions.")
     return _number(log, split, data, unfiltered)
 
 
