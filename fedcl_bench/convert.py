@@ -502,18 +502,19 @@ def _shown(fields: list[str], table: Table) -> str:
 
 def _interactions(format: Format, file: RawFile) -> tuple[bytes, dict[str, int], int]:
     """The ``.inter`` file, the counts of the raw file, and the rows written."""
-    names = list(format.interactions.columns)
-    places = [[names.index(name) for name in ([column] if isinstance(column, str) else column)]
-              for column in format.columns.values()]
-    texts = [any(format.interactions.columns[names[i]] == TEXT for i in some) for some in places]
+    position = {name: i for i, name in enumerate(format.interactions.columns)}
+    places = [position[column if isinstance(column, str) else column[0]] for column in format.columns.values()]
+    several = {i: [position[name] for name in column] for i, column in enumerate(format.columns.values())
+               if not isinstance(column, str)}
     time = list(format.columns).index("timestamp:float")
     content, seen, users, items, rows, written = io.StringIO(), set(), set(), set(), 0, 0
     content.write("\t".join(format.columns) + "\n")
     for fields in read_rows(file):
         rows += 1
-        values = [next((fields[i] for i in some if fields[i].strip()), "") for some in places]
-        values = [clean(value) if text else value for value, text in zip(values, texts)]
-        if not all(values):
+        values = [fields[i] for i in places]
+        for i, some in several.items():
+            values[i] = clean(next((fields[place] for place in some if fields[place].strip()), ""))
+        if several and not all(values):
             continue
         values[time] = format.time(values[time])
         users.add(values[0])
