@@ -34,6 +34,9 @@ def _matches(pattern: str) -> Callable[[str], object]:
     return re.compile(pattern).fullmatch
 
 
+_CLOCK = re.compile("([01][0-9]|2[0-3]):([0-5][0-9]):([0-5][0-9])Z")
+
+
 def from_milliseconds(text: str) -> str:
     """A time in milliseconds in seconds."""
     return f"{int(text) / 1000:.3f}"
@@ -42,11 +45,10 @@ def from_milliseconds(text: str) -> str:
 def from_iso(text: str) -> str:
     """A UTC time as ``2009-04-08T01:57:47Z`` in Unix seconds; raises ValueError for another form."""
     date, _, time = text.partition("T")
-    if len(time) != 9 or time[2] + time[5] + time[8] != "::Z" or not (time[:2] + time[3:5] + time[6:8]).isdecimal():
+    clock = _CLOCK.fullmatch(time)
+    if not clock:
         raise ValueError
-    hours, minutes, seconds = int(time[:2]), int(time[3:5]), int(time[6:8])
-    if hours > 23 or minutes > 59 or seconds > 59:
-        raise ValueError
+    hours, minutes, seconds = map(int, clock.groups())
     return str(86400 * _days(date) + 3600 * hours + 60 * minutes + seconds)
 
 
@@ -121,7 +123,7 @@ class Format:
     Attributes:
         interactions: the table of interactions.
         columns: header field of the ``.inter`` file to the table's column, or to several of which the first that is
-            not empty counts; user and item come first. Rows in which one is empty are left out.
+            not empty counts; user and item come first. Rows where all of those are empty are left out.
         items: the tables that describe items; empty if there is no ``.item`` file.
         describe: rows of those tables to rows of (id, title, genres separated by spaces).
         time: turns a time into the seconds of atomic files.
@@ -197,7 +199,7 @@ FORMATS = {
         time=from_milliseconds),
     "xing": Format(
         Table("session.hdf", {"user_id": ID, "item_id": ID, "interaction_type": ID, "created_at": WHOLE,
-                              "session_id": ID, "split": TEXT}, keys=("train", "valid", "test")),
+                              "session_id": ID, "split": TEXT}, header=False, keys=("train", "valid", "test")),
         {"user_id:token": "user_id", "item_id:token": "item_id", "session_id:token": "session_id",
          "interaction_type:float": "interaction_type", "timestamp:float": "created_at", "split:token": "split"},
         otherwise=Format(
@@ -360,10 +362,11 @@ def _found(format: Format, folders: list[Path], where: str, label: Callable[[Pat
         files += [RawFile(table, path, label(path)) for path in paths]
         missing += [] if paths else [table.file]
     if missing and format.otherwise and not files:
-        try:
+        others = format.otherwise.tables
+        if any(table.matches(path.name) for folder in folders if folder.is_dir() for path in folder.iterdir()
+               for table in others):
             return _found(format.otherwise, folders, where, label, published)
-        except UserError:
-            missing += [table.file for table in format.otherwise.tables]
+        missing += [table.file for table in others]
     if missing:
         raise UserError(f"{where}: has no {' and no '.join(missing)}."
                         + (f"\nThat is part of {published.url}" if published.url else ""))
@@ -435,7 +438,7 @@ def read_rows(file: RawFile) -> Iterator[list[str]]:
     table = file.table
     checked = [(i, name, *_KINDS[kind]) for i, (name, kind) in enumerate(table.columns.items()) if kind != TEXT]
     width, number = len(table.columns), 0
-    with bar(f"reading {table.file}", _size(file), "bytes") as advance:
+    with bar(f"reading {table.file}", file.path.stat().st_size, "bytes") as advance:
         lines = _lines(file, advance)
         if table.keys:
             rows = _hdf_rows(file)
@@ -446,7 +449,7 @@ def read_rows(file: RawFile) -> Iterator[list[str]]:
             rows = ((i, line.rstrip("\r\n").split(table.separator)) for i, line in enumerate(lines, start=1))
         try:
             for number, fields in rows:
-                if number == 1 and table.header and not table.keys:
+                if number == 1 and table.header:
                     if [field.rpartition(".")[2] for field in fields] != list(table.columns):
                         raise UserError(f"{file.label}, line 1: the header is {_shown(fields, table)}, expected "
                                         f"{_expected(table)}.")
@@ -465,10 +468,8 @@ def read_rows(file: RawFile) -> Iterator[list[str]]:
                             f"({error}).") from None
     if number == 1 and table.header:
         raise UserError(f"{file.label}: has no rows below its header.")
-
-
-def _size(file: RawFile) -> int:
-    return file.path.stat().st_size if file.path.exists() else 0
+    if number == 0:
+        raise UserError(f"{file.label}: has no rows.")
 
 
 def _hdf_rows(file: RawFile) -> Iterator[tuple[int, list[str]]]:

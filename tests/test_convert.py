@@ -243,6 +243,14 @@ def test_another_authors_file_is_not_opened(capsys):
     assert "raw/session.hdf: sha256 is" in refused(capsys, "data", "convert", "xing", "--raw", "raw")
 
 
+def test_marked_copies_of_the_second_format(capsys):
+    lay("xing")
+    Path("raw/interactions.csv").rename("raw/interactions.old.csv")
+    Path("raw/interactions.new.csv").write_bytes(b"")
+    assert "cannot tell which of raw/interactions.new.csv, raw/interactions.old.csv" in refused(
+        capsys, "data", "convert", "xing", "--raw", "raw")
+
+
 @pytest.mark.parametrize("prefix", ["", "recsyschallenge_v2017_interactions_final_anonym_training_export."])
 def test_interactions_of_the_challenge_are_not_those_of_the_authors(prefix):
     """So the config's counts are not asked of them; the later challenge's header has longer names."""
@@ -257,6 +265,7 @@ def test_interactions_of_the_challenge_are_not_those_of_the_authors(prefix):
 @pytest.mark.parametrize("change,words", [
     ({"keys": ("train", "test")}, ["session.hdf: has no table 'valid'", "train, valid, test"]),
     ({"session_id": None}, ["table 'train' has no column 'session_id'"]),
+    ({name: [] for name in HDF}, ["session.hdf: has no rows"]),
     ({"item_id": [5, -1]}, ["session.hdf, row 2: field 'item_id' is '-1'", "an id"]),
 ])
 def test_malformed_hdf_files(capsys, publish, change, words):

@@ -307,6 +307,8 @@ def refused(capsys, tmp_path, content, *arguments, name="xing"):
     (HEADER + GOOD + "u\t1\t\t1\t999\ttest\n", [], ["xing.inter, line 10", "'session_id' is ''"]),
     (HEADER.replace("session_id", "basket") + GOOD, [], ["xing.inter", "'session_id'", "is missing", "session_from=gap"]),
     (HEADER.replace("split", "fold") + GOOD, [], ["xing.inter", "'split'", "is missing", "session_split=last"]),
+    (HEADER.replace("session_id", "basket").replace("split", "fold") + GOOD, [],
+     ["'session_id' (session) and 'split' (split) is missing", "session_from=gap", "session_split=last"]),
     (HEADER.replace("interaction_type", "type") + GOOD, [], ["'interaction_type'", "is missing", "drop_events"]),
     (HEADER + ROW.replace("1", "4").format(1, 2, 3, "train"), [], ["xing.inter", "every row", "'interaction_type'", "0, 4, 5"]),
     (HEADER + GOOD + "u\t1\t0\t1\t250\ttrain\n", [], ["xing.inter: sessions '", "of user 'u' overlap"]),
