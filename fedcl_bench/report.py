@@ -146,7 +146,7 @@ def show_dataset(name: str, config: DatasetConfig, path: Path) -> None:
                                                           for method, values in config.method_settings.items()),
                           *((f"search of {name}", values) for name, values in config.search.items())]:
         console.print(f"{label}: {', '.join(f'{k}={v}' for k, v in values.items())}", markup=False)
-    console.print(f"config: {path}\n`data {name}` shows its blocks"
+    console.print(f"config: {path}\n`data {name}` shows its {'sessions' if config.settings.get('stream') == 'sessions' else 'blocks'}"
                   + (f"; `data download {name}` gets it." if config.raw.url else "."), markup=False)
 
 
