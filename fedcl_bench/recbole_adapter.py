@@ -180,8 +180,8 @@ def check_splits(path: Path, split: pd.Series) -> None:
     bad = ~split.isin(SPLITS)
     if bad.any():
         row = int(np.argmax(bad.to_numpy()))
-        raise UserError(f"{path}, line {row + 2}: field '{split.name}' is {split.iloc[row]!r}, expected train, valid or "
-                        f"test.")
+        raise UserError(f"{path}, line {row + 2}: field '{split.name}' is {split.iloc[row]!r}, expected train, valid "
+                        f"or test.")
 
 
 def load_interactions(path: Path, k_core: int, fields: Mapping[str, str], keep: Mapping[str, str],

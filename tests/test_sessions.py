@@ -219,7 +219,8 @@ def test_tail_and_lists_of_some_users():
     """What stands before a shorter session is its first interaction."""
     some = build_sessions(log(*TWO), CUT, "two").steps[0].sessions["train"]
     items, times, real = some.tail(torch.tensor([1, 0]), 4)
-    assert items.tolist() == [[2, 2, 2, 0], [0, 0, 1, 1]] and (times / 60).tolist() == [[91, 91, 91, 95], [0, 0, 30, 60]]
+    assert items.tolist() == [[2, 2, 2, 0], [0, 0, 1, 1]]
+    assert (times / 60).tolist() == [[91, 91, 91, 95], [0, 0, 30, 60]]
     assert real.tolist() == [[False, False, True, True], [False, True, True, True]]
     assert [some.tail(torch.tensor([0]), length)[0].tolist() for length in (1, 2)] == [[[1]], [[1, 1]]]
     lists = some.as_lists(torch.tensor([3]), 2, torch.tensor([1]))
@@ -305,12 +306,14 @@ def refused(capsys, tmp_path, content, *arguments, name="xing"):
     (HEADER + GOOD + "u\t1\t3\t1\t999\tdev\n", [], ["xing.inter, line 10", "'split' is 'dev'", "train, valid or test"]),
     (HEADER + GOOD + "u\t1\t3\t1\tnever\ttest\n", [], ["xing.inter, line 10", "'timestamp' is 'never'"]),
     (HEADER + GOOD + "u\t1\t\t1\t999\ttest\n", [], ["xing.inter, line 10", "'session_id' is ''"]),
-    (HEADER.replace("session_id", "basket") + GOOD, [], ["xing.inter", "'session_id'", "is missing", "session_from=gap"]),
+    (HEADER.replace("session_id", "basket") + GOOD, [],
+     ["xing.inter", "'session_id'", "is missing", "session_from=gap"]),
     (HEADER.replace("split", "fold") + GOOD, [], ["xing.inter", "'split'", "is missing", "session_split=last"]),
     (HEADER.replace("session_id", "basket").replace("split", "fold") + GOOD, [],
      ["'session_id' (session) and 'split' (split) is missing", "session_from=gap", "session_split=last"]),
     (HEADER.replace("interaction_type", "type") + GOOD, [], ["'interaction_type'", "is missing", "drop_events"]),
-    (HEADER + ROW.replace("1", "4").format(1, 2, 3, "train"), [], ["xing.inter", "every row", "'interaction_type'", "0, 4, 5"]),
+    (HEADER + ROW.replace("1", "4").format(1, 2, 3, "train"), [],
+     ["xing.inter", "every row", "'interaction_type'", "0, 4, 5"]),
     (HEADER + GOOD + "u\t1\t0\t1\t250\ttrain\n", [], ["xing.inter: sessions '", "of user 'u' overlap"]),
     (HEADER + GOOD, ["--set", "session_split=last"], ["xing.inter: no user has 5 sessions", "min_sessions=N"]),
     (HEADER + GOOD, ["--set", "session_gap=10"], ["'session_gap'", "no effect with session_from=column"]),
@@ -331,8 +334,10 @@ def test_a_good_file(capsys, tmp_path):
 
 @pytest.mark.parametrize("setting,field", [("session_from", "SESSION_FIELD"), ("session_split", "SPLIT_FIELD")])
 def test_datasets_without_columns(capsys, tmp_path, setting, field):
-    message = refused(capsys, tmp_path, HEADER + GOOD, "--set", "stream=sessions", "--set", f"{setting}=column", name="mine")
-    assert f"setting '{setting}': dataset 'mine' has no" in message and f"{field} in dataset_configs/mine.yaml" in message
+    message = refused(capsys, tmp_path, HEADER + GOOD, "--set", "stream=sessions", "--set", f"{setting}=column",
+                      name="mine")
+    assert f"setting '{setting}': dataset 'mine' has no" in message
+    assert f"{field} in dataset_configs/mine.yaml" in message
 
 
 def test_columns_are_part_of_a_runs_identity(registry, tmp_path, monkeypatch):
