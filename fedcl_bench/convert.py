@@ -6,13 +6,16 @@ count to stands in ``dataset_configs/NAME.yaml`` under ``raw``. Nothing is writt
 
 from __future__ import annotations
 
+import codecs
 import csv
+import datetime
 import html
 import io
 import re
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Callable, Iterable, Iterator, Mapping
 
@@ -24,10 +27,64 @@ from .records import write_atomically
 
 # Kinds of fields: what is accepted, and how to say so. Fields of kind TEXT are not looked at.
 ID, WHOLE, NUMBER, FLAG, TEXT = "id", "whole", "number", "flag", "text"
-_KINDS = {ID: (re.compile("[0-9]{1,18}"), "an id, which is a whole number"),
-          WHOLE: (re.compile("-?[0-9]{1,18}"), "a whole number"),
-          NUMBER: (re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,18})?"), "a number"),
-          FLAG: (re.compile("[01]"), "0 or 1")}
+LISTENER, ISO_TIME, DAY, SHOP_EVENT = "listener", "iso time", "day", "shop event"
+
+
+def _matches(pattern: str) -> Callable[[str], object]:
+    return re.compile(pattern).fullmatch
+
+
+_CLOCK = re.compile("([01][0-9]|2[0-3]):([0-5][0-9]):([0-5][0-9])Z")
+
+
+def from_milliseconds(text: str) -> str:
+    """A time in milliseconds in seconds."""
+    return f"{int(text) / 1000:.3f}"
+
+
+def from_iso(text: str) -> str:
+    """A UTC time as ``2009-04-08T01:57:47Z`` in Unix seconds; raises ValueError for another form."""
+    date, _, time = text.partition("T")
+    clock = _CLOCK.fullmatch(time)
+    if not clock:
+        raise ValueError
+    hours, minutes, seconds = map(int, clock.groups())
+    return str(86400 * _days(date) + 3600 * hours + 60 * minutes + seconds)
+
+
+@cache
+def _days(date: str) -> int:
+    if not re.fullmatch("[0-9]{4}-[0-9]{2}-[0-9]{2}", date):
+        raise ValueError
+    return (datetime.date.fromisoformat(date) - datetime.date(1970, 1, 1)).days
+
+
+@cache
+def from_day(text: str) -> str:
+    """The beginning of a day of 2014, as ``0829`` or ``829``, in Unix seconds; raises ValueError for another form."""
+    if not re.fullmatch("[0-9]{3,4}", text):
+        raise ValueError
+    return str(86400 * _days(f"2014-{text[:-2]:0>2}-{text[-2:]}"))
+
+
+def _reads(parse: Callable[[str], str]) -> Callable[[str], bool]:
+    def accepts(text: str) -> bool:
+        try:
+            parse(text)
+        except ValueError:
+            return False
+        return True
+    return accepts
+
+
+_KINDS = {ID: (_matches("[0-9]{1,18}"), "an id, which is a whole number"),
+          WHOLE: (_matches("-?[0-9]{1,18}"), "a whole number"),
+          NUMBER: (_matches(r"-?[0-9]{1,18}(\.[0-9]{1,18})?"), "a number"),
+          FLAG: (_matches("[01]"), "0 or 1"),
+          LISTENER: (_matches("user_[0-9]{6}"), "a user as user_000639"),
+          ISO_TIME: (_reads(from_iso), "a time as 2009-04-08T01:57:47Z"),
+          DAY: (_reads(from_day), "a day as 0829, month before day"),
+          SHOP_EVENT: (_matches("view|addtocart|transaction"), "view, addtocart or transaction")}
 
 
 @dataclass(frozen=True)
@@ -38,8 +95,11 @@ class Table:
         file: its name; a marked copy (``u.corrected.data`` for ``u.data``) is taken where the file itself is missing.
         columns: the name of every column, in order, and the kind of its fields.
         separator: between fields; only files separated by commas quote fields.
-        header: whether the first line holds the names of the columns.
+        header: whether the first line holds the names of the columns, perhaps each with that of its export before a
+            dot.
         encoding: of the text; text that is valid UTF-8 is read as that in any case.
+        keys: of a file in pandas' HDF format, the tables in it that follow each other; the key of a row's table is its
+            field in the last column.
     """
 
     file: str
@@ -47,6 +107,7 @@ class Table:
     separator: str = "\t"
     header: bool = True
     encoding: str = "utf-8"
+    keys: tuple[str, ...] = ()
 
     def matches(self, name: str) -> bool:
         """Whether a file of this name is this table or a marked copy of it."""
@@ -61,19 +122,28 @@ class Format:
 
     Attributes:
         interactions: the table of interactions.
-        columns: header field of the ``.inter`` file to the table's column: user, item, (rating,) time.
+        columns: header field of the ``.inter`` file to the table's column, or to several of which the first that is
+            not empty counts; user and item come first. Rows where all of those are empty are left out.
         items: the tables that describe items; empty if there is no ``.item`` file.
         describe: rows of those tables to rows of (id, title, genres separated by spaces).
-        milliseconds: whether times are in milliseconds; atomic files have seconds.
+        time: turns a time into the seconds of atomic files.
         distinct: whether rows that are alike in ``columns`` count once, at the first one's place.
+        otherwise: how the data is written elsewhere; taken where this format's files are missing. The counts of the
+            dataset's config are not those of it.
     """
 
     interactions: Table
-    columns: Mapping[str, str]
+    columns: Mapping[str, str | tuple[str, ...]]
     items: tuple[Table, ...] = ()
     describe: Callable[..., Iterable[tuple[str, str, str]]] | None = None
-    milliseconds: bool = False
+    time: Callable[[str], str] = str
     distinct: bool = False
+    otherwise: Format | None = None
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """Of interactions, then of items."""
+        return (self.interactions, *self.items)
 
 
 _GENRES = ("unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary", "Drama",
@@ -114,7 +184,7 @@ FORMATS = {
     "lastfm-2k": Format(
         Table("user_taggedartists-timestamps.dat", {"userID": ID, "artistID": ID, "tagID": ID, "timestamp": WHOLE}),
         {"user_id:token": "userID", "item_id:token": "artistID", "timestamp:float": "timestamp"},
-        milliseconds=True, distinct=True),
+        time=from_milliseconds, distinct=True),
     "hetrec2011-ml": Format(
         Table("user_ratedmovies-timestamps.dat", {"userID": ID, "movieID": ID, "rating": NUMBER, "timestamp": WHOLE}),
         {"user_id:token": "userID", "item_id:token": "movieID", "rating:float": "rating",
@@ -126,7 +196,32 @@ FORMATS = {
             "rtTopCriticsScore", "rtAudienceRating", "rtAudienceNumRatings", "rtAudienceScore", "rtPictureURL"), TEXT)},
                encoding="latin-1"),
          Table("movie_genres.dat", {"movieID": ID, "genre": TEXT}, encoding="latin-1")), _genres_in_a_table,
-        milliseconds=True),
+        time=from_milliseconds),
+    "xing": Format(
+        Table("session.hdf", {"user_id": ID, "item_id": ID, "interaction_type": ID, "created_at": WHOLE,
+                              "session_id": ID, "split": TEXT}, header=False, keys=("train", "valid", "test")),
+        {"user_id:token": "user_id", "item_id:token": "item_id", "session_id:token": "session_id",
+         "interaction_type:float": "interaction_type", "timestamp:float": "created_at", "split:token": "split"},
+        otherwise=Format(
+            Table("interactions.csv", {"user_id": ID, "item_id": ID, "interaction_type": ID, "created_at": WHOLE}),
+            {"user_id:token": "user_id", "item_id:token": "item_id", "interaction_type:token": "interaction_type",
+             "timestamp:float": "created_at"})),
+    "retailrocket": Format(
+        Table("events.csv", {"timestamp": WHOLE, "visitorid": ID, "event": SHOP_EVENT, "itemid": ID,
+                             "transactionid": TEXT}, separator=","),
+        {"user_id:token": "visitorid", "item_id:token": "itemid", "event:token": "event",
+         "timestamp:float": "timestamp"}, time=from_milliseconds),
+    "lastfm-1k": Format(
+        Table("userid-timestamp-artid-artname-traid-traname.tsv",
+              {"userid": LISTENER, "timestamp": ISO_TIME, "musicbrainz-artist-id": TEXT, "artist-name": TEXT,
+               "musicbrainz-track-id": TEXT, "track-name": TEXT}, header=False),
+        {"user_id:token": "userid", "item_id:token": ("musicbrainz-artist-id", "artist-name"),
+         "timestamp:float": "timestamp"}, time=from_iso),
+    "tmall": Format(
+        Table("user_log_format1.csv", {"user_id": ID, "item_id": ID, "cat_id": TEXT, "seller_id": TEXT,
+                                       "brand_id": TEXT, "time_stamp": DAY, "action_type": ID}, separator=","),
+        {"user_id:token": "user_id", "item_id:token": "item_id", "action_type:token": "action_type",
+         "timestamp:float": "time_stamp"}, time=from_day),
 }
 
 
@@ -191,7 +286,7 @@ def convert(name: str, raw: Path, out: Path, force: bool = False, any_checksum: 
                             f"{f' from {published.url}' if published.url else ''}, or take it as it is with "
                             f"--any-checksum.")
 
-    with _raw_files(name, raw, label, format, published) as files:
+    with _raw_files(name, raw, label, format, published) as (format, files):
         whole_zip = raw.is_file() and published.md5
         if whole_zip:
             compare(raw, label, "md5", published.md5)
@@ -206,8 +301,11 @@ def convert(name: str, raw: Path, out: Path, force: bool = False, any_checksum: 
         contents = {".inter": inter}
         if format.items:
             contents[".item"], counts["titles"] = _items(format, files[1:])
-    wrong = [f"{counts[what]:,} {what} instead of {expected:,}" for what, expected in published.counts.items()
-             if counts[what] != expected]
+    expected = {} if format is FORMATS[name].otherwise else published.counts
+    wrong = [f"{counts[what]:,} {what} instead of {number:,}" for what, number in expected.items()
+             if counts[what] != number]
+    if expected:
+        checks.append(f"as many {', '.join(expected)} as the publisher counts")
     if wrong:
         raise UserError(f"{', '.join(file.label for file in files[:2])}: {', '.join(wrong)}; a file is cut short, or "
                         f"of another version." + (f"\nThe expected one: {published.url}" if published.url else ""))
@@ -236,24 +334,25 @@ def _write(targets: Mapping[Path, bytes], force: bool) -> bool:
 
 
 @contextmanager
-def _raw_files(name: str, raw: Path, label: str, format: Format, published: Published) -> Iterator[list[RawFile]]:
-    """The file of every table of a format, interactions first; those of a zip lie there while the context lasts."""
-    tables = (format.interactions, *format.items)
+def _raw_files(name: str, raw: Path, label: str, format: Format,
+               published: Published) -> Iterator[tuple[Format, list[RawFile]]]:
+    """The format that is there and the file of each of its tables; those of a zip lie there while the context lasts."""
+    tables = format.tables + (format.otherwise.tables if format.otherwise else ())
     if raw.is_dir():
-        yield _found(tables, [raw, raw / name, raw / Path(published.url or name).stem], label, str, published)
+        yield _found(format, [raw, raw / name, raw / Path(published.url or name).stem], label, str, published)
     elif raw.is_file():
         with tempfile.TemporaryDirectory(prefix="fedcl_bench-") as folder:
             archives.unpack(raw, label, Path(folder), lambda file: any(table.matches(file) for table in tables))
-            yield _found(tables, [Path(folder)], label, lambda path: f"{label}: {path.name}", published)
+            yield _found(format, [Path(folder)], label, lambda path: f"{label}: {path.name}", published)
     else:
         raise UserError(f"--raw: '{raw}' is neither a folder nor a zip file.")
 
 
-def _found(tables: Iterable[Table], folders: list[Path], where: str, label: Callable[[Path], str],
-           published: Published) -> list[RawFile]:
+def _found(format: Format, folders: list[Path], where: str, label: Callable[[Path], str],
+           published: Published) -> tuple[Format, list[RawFile]]:
     """Each table's file in the first folder that has it, or else the one marked copy of it."""
     files, missing = [], []
-    for table in tables:
+    for table in format.tables:
         paths = [folder / table.file for folder in folders if (folder / table.file).is_file()][:1]
         paths = paths or [path for folder in dict.fromkeys(folders) if folder.is_dir()
                           for path in sorted(folder.iterdir()) if table.matches(path.name) and path.is_file()]
@@ -262,35 +361,65 @@ def _found(tables: Iterable[Table], folders: list[Path], where: str, label: Call
                             f"take; leave one there.")
         files += [RawFile(table, path, label(path)) for path in paths]
         missing += [] if paths else [table.file]
+    if missing and format.otherwise and not files:
+        others = format.otherwise.tables
+        if any(table.matches(path.name) for folder in folders if folder.is_dir() for path in folder.iterdir()
+               for table in others):
+            return _found(format.otherwise, folders, where, label, published)
+        missing += [table.file for table in others]
     if missing:
         raise UserError(f"{where}: has no {' and no '.join(missing)}."
                         + (f"\nThat is part of {published.url}" if published.url else ""))
-    return files
+    return format, files
 
 
-def _text(file: RawFile) -> str:
-    """A file's text without blank lines at the end; raises UserError if it is none."""
+def _lines(file: RawFile, advance: Callable[[int], None]) -> Iterator[str]:
+    """A file's lines with their ends, without empty ones at the file's end; raises UserError where it is no text."""
+    table, empty, some, read = file.table, [], False, 0
+    encodings = ("utf-8",) if table.encoding == "utf-8" else ("utf-8", table.encoding)
+    if len(encodings) > 1 and not _is_utf8(file):
+        encodings = encodings[1:]
+    for number, raw in enumerate(_raw_lines(file), start=1):
+        read += len(raw)
+        if not number % 10000:
+            advance(read)
+            read = 0
+        if number == 1 and raw.startswith(codecs.BOM_UTF8):
+            raw = raw[len(codecs.BOM_UTF8):]
+        if b"\0" in raw:
+            raise UserError(f"{file.label}, line {number}: holds a NUL byte, so it is not {table.encoding} text.")
+        try:
+            line = raw.decode(encodings[0])
+        except UnicodeDecodeError as error:
+            raise UserError(f"{file.label}, line {number}: byte 0x{raw[error.start]:02x} is not UTF-8 text, which is "
+                            f"expected.") from None
+        if not line.strip("\r\n"):
+            empty.append(line)
+            continue
+        some = True
+        yield from empty
+        empty.clear()
+        yield line
+    if not some:
+        raise UserError(f"{file.label}: is empty; expected lines of {_expected(table)}.")
+
+
+def _raw_lines(file: RawFile) -> Iterator[bytes]:
+    """A file's lines, read as they are asked for: some publishers' files are larger than memory."""
     try:
-        raw = file.path.read_bytes()
+        with open(file.path, "rb") as lines:
+            yield from lines
     except OSError as error:
         raise UserError(f"{file.label}: cannot be read ({error.strerror}).") from None
-    if not raw.strip():
-        raise UserError(f"{file.label}: is empty; expected lines of {_expected(file.table)}.")
-    if b"\0" in raw:
-        raise UserError(f"{file.label}, line {_line(raw, raw.index(0))}: holds a NUL byte, so it is not "
-                        f"{file.table.encoding} text.")
+
+
+def _is_utf8(file: RawFile) -> bool:
     try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        if file.table.encoding == "utf-8":
-            raise UserError(f"{file.label}, line {_line(raw, error.start)}: byte 0x{raw[error.start]:02x} is not "
-                            f"UTF-8 text, which is expected.") from None
-        text = raw.decode(file.table.encoding)
-    return text.rstrip("\r\n")
-
-
-def _line(raw: bytes, position: int) -> int:
-    return raw.count(b"\n", 0, position) + 1
+        for line in _raw_lines(file):
+            line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _expected(table: Table) -> str:
@@ -306,20 +435,22 @@ def read_rows(file: RawFile) -> Iterator[list[str]]:
     Raises:
         UserError: naming the file, line and field, what was found and what is expected.
     """
-    table, text = file.table, _text(file)
-    if table.separator == ",":
-        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-        lines = ((reader.line_num, fields) for fields in reader)
-    else:  # split at line feeds only: str.splitlines would also split at what Latin-1 text may hold
-        lines = ((number, line.rstrip("\r\n").split(table.separator))
-                 for number, line in enumerate(io.StringIO(text, newline="\n"), start=1))
+    table = file.table
     checked = [(i, name, *_KINDS[kind]) for i, (name, kind) in enumerate(table.columns.items()) if kind != TEXT]
     width, number = len(table.columns), 0
-    with bar(f"reading {file.table.file}", text.count("\n") + 1, "lines") as advance:
+    with bar(f"reading {table.file}", file.path.stat().st_size, "bytes") as advance:
+        lines = _lines(file, advance)
+        if table.keys:
+            rows = _hdf_rows(file)
+        elif table.separator == ",":
+            reader = csv.reader(lines, strict=True)
+            rows = ((reader.line_num, fields) for fields in reader)
+        else:
+            rows = ((i, line.rstrip("\r\n").split(table.separator)) for i, line in enumerate(lines, start=1))
         try:
-            for number, fields in lines:
+            for number, fields in rows:
                 if number == 1 and table.header:
-                    if fields != list(table.columns):
+                    if [field.rpartition(".")[2] for field in fields] != list(table.columns):
                         raise UserError(f"{file.label}, line 1: the header is {_shown(fields, table)}, expected "
                                         f"{_expected(table)}.")
                     continue
@@ -327,18 +458,43 @@ def read_rows(file: RawFile) -> Iterator[list[str]]:
                     raise UserError(f"{file.label}, line {number}: found {len(fields)} field"
                                     f"{'' if len(fields) == 1 else 's'} ({_shown(fields, table)}), expected "
                                     f"{_expected(table)}.")
-                for i, name, pattern, accepted in checked:
-                    if not pattern.fullmatch(fields[i]):
-                        raise UserError(f"{file.label}, line {number}: field '{name}' is {fields[i][:60]!r}, expected "
-                                        f"{accepted}.")
-                if not number % 10000:
-                    advance(10000)
+                for i, name, accepts, accepted in checked:
+                    if not accepts(fields[i]):
+                        raise UserError(f"{file.label}, {'row' if table.keys else 'line'} {number}: field '{name}' is "
+                                        f"{fields[i][:60]!r}, expected {accepted}.")
                 yield fields
         except csv.Error as error:
             raise UserError(f"{file.label}, line {reader.line_num}: is not a line of comma-separated values "
                             f"({error}).") from None
     if number == 1 and table.header:
         raise UserError(f"{file.label}: has no rows below its header.")
+    if number == 0:
+        raise UserError(f"{file.label}: has no rows.")
+
+
+def _hdf_rows(file: RawFile) -> Iterator[tuple[int, list[str]]]:
+    """The rows of the tables of a file in pandas' HDF format, counted from 1, each with its table's key at the end."""
+    import pandas as pd
+
+    *columns, _ = file.table.columns
+    number = 0
+    for key in file.table.keys:
+        try:
+            frame = pd.read_hdf(file.path, key)
+        except ImportError:
+            raise UserError(f"{file.label}: reading HDF files needs PyTables.\nInstall it: python -m pip install "
+                            f"'tables>=3.8' (or 'fedcl_bench[hdf]').") from None
+        except KeyError:
+            raise UserError(f"{file.label}: has no table '{key}'; expected {', '.join(file.table.keys)}.") from None
+        except Exception as error:  # PyTables' own errors derive from nothing more precise
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UserError(f"{file.label}: cannot be read as an HDF file of pandas ({reason[:100]}).") from None
+        missing = [name for name in columns if name not in getattr(frame, "columns", ())]
+        if missing:
+            raise UserError(f"{file.label}: table '{key}' has no column '{missing[0]}'; expected {', '.join(columns)}.")
+        for fields in zip(*(frame[name].astype(str) for name in columns)):
+            number += 1
+            yield number, [*fields, key]
 
 
 def _shown(fields: list[str], table: Table) -> str:
@@ -347,13 +503,21 @@ def _shown(fields: list[str], table: Table) -> str:
 
 def _interactions(format: Format, file: RawFile) -> tuple[bytes, dict[str, int], int]:
     """The ``.inter`` file, the counts of the raw file, and the rows written."""
-    positions = [list(format.interactions.columns).index(column) for column in format.columns.values()]
-    lines, seen, users, items, rows = ["\t".join(format.columns)], set(), set(), set(), 0
+    position = {name: i for i, name in enumerate(format.interactions.columns)}
+    places = [position[column if isinstance(column, str) else column[0]] for column in format.columns.values()]
+    several = {i: [position[name] for name in column] for i, column in enumerate(format.columns.values())
+               if not isinstance(column, str)}
+    time = list(format.columns).index("timestamp:float")
+    content, seen, users, items, rows, written = io.StringIO(), set(), set(), set(), 0, 0
+    content.write("\t".join(format.columns) + "\n")
     for fields in read_rows(file):
-        values = [fields[i] for i in positions]
-        if format.milliseconds:
-            values[-1] = f"{int(values[-1]) / 1000:.3f}"
         rows += 1
+        values = [fields[i] for i in places]
+        for i, some in several.items():
+            values[i] = clean(next((fields[place] for place in some if fields[place].strip()), ""))
+        if several and not all(values):
+            continue
+        values[time] = format.time(values[time])
         users.add(values[0])
         items.add(values[1])
         line = "\t".join(values)
@@ -361,9 +525,9 @@ def _interactions(format: Format, file: RawFile) -> tuple[bytes, dict[str, int],
             if line in seen:
                 continue
             seen.add(line)
-        lines.append(line)
-    content = "\n".join([*lines, ""]).encode()
-    return content, {"rows": rows, "users": len(users), "items": len(items)}, len(lines) - 1
+        content.write(line + "\n")
+        written += 1
+    return content.getvalue().encode(), {"rows": rows, "users": len(users), "items": len(items)}, written
 
 
 def _items(format: Format, files: list[RawFile]) -> tuple[bytes, int]:

@@ -160,9 +160,10 @@ def _read(path: Path, fields: Mapping[str, str], keep: Mapping[str, str], drop_e
     required = {fields[part]: "float" if part == "time" else "token" for part in ("user", "item", "time")}
     extra = {part: fields[part] for part in _WITHOUT if part in fields}
     frame = read_table(path, {**required, **{name: "float" for name in keep}}, dict.fromkeys(extra.values(), "token"))
-    for part, column in extra.items():
-        if column not in frame:
-            raise UserError(f"{path}: column '{column}', which holds the {part} of each row, is missing; {_WITHOUT[part]}.")
+    absent = [part for part, column in extra.items() if column not in frame]
+    if absent:
+        raise UserError(f"{path}: {' and '.join(f'{extra[part]!r} ({part})' for part in absent)} is missing among its "
+                        f"columns; {', '.join(_WITHOUT[part] for part in absent)}.")
     if "split" in extra:
         check_splits(path, frame[extra["split"]])
     if "event" in extra:
@@ -179,8 +180,8 @@ def check_splits(path: Path, split: pd.Series) -> None:
     bad = ~split.isin(SPLITS)
     if bad.any():
         row = int(np.argmax(bad.to_numpy()))
-        raise UserError(f"{path}, line {row + 2}: field '{split.name}' is {split.iloc[row]!r}, expected train, valid or "
-                        f"test.")
+        raise UserError(f"{path}, line {row + 2}: field '{split.name}' is {split.iloc[row]!r}, expected train, valid "
+                        f"or test.")
 
 
 def load_interactions(path: Path, k_core: int, fields: Mapping[str, str], keep: Mapping[str, str],

@@ -146,7 +146,8 @@ def show_dataset(name: str, config: DatasetConfig, path: Path) -> None:
                                                           for method, values in config.method_settings.items()),
                           *((f"search of {name}", values) for name, values in config.search.items())]:
         console.print(f"{label}: {', '.join(f'{k}={v}' for k, v in values.items())}", markup=False)
-    console.print(f"config: {path}\n`data {name}` shows its blocks"
+    parts = "sessions" if config.settings.get("stream") == "sessions" else "blocks"
+    console.print(f"config: {path}\n`data {name}` shows its {parts}"
                   + (f"; `data download {name}` gets it." if config.raw.url else "."), markup=False)
 
 
@@ -187,7 +188,7 @@ def show_statistics(source: DatasetSource, settings: StreamSettings, found: Mapp
         print(", ".join(f"{k}={v}" for k, v in flat([settings]).items() if k not in idle))
     if of_sessions and not settings.split_file:
         print("FCUCR's Table 1 counts before items that nobody trains on are left out"
-              + ("" if _AVERAGES[1] in found else "; a file that says its split does not tell how many those were") + ".")
+              + ("." if _AVERAGES[1] in found else "; a file that says its split does not tell how many those were."))
     if source.config.notes:
         print(f"note: {source.config.notes}")
     if not expected:

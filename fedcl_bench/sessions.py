@@ -96,7 +96,7 @@ def build_sessions(data: Interactions, settings: StreamSettings, name: str) -> S
     for s in (_VALID, _TEST):
         if not (split == s).any():
             raise UserError(f"{name}: no {SPLITS[s]} session has {_SHORTEST} interactions with items that anybody "
-                            f"trains on; all of it has {len(log.user)} training sessions.")
+                            f"trains on, beside {int((split == _TRAIN).sum())} training sessions.")
     return _number(log, split, data, unfiltered)
 
 
@@ -133,8 +133,8 @@ def _split_by_column(log: _Log, data: Interactions, name: str) -> np.ndarray:
     if len(mixed):
         s = int(mixed[0])
         which = f"session '{data.session[log.row[log.start[s]]]}'" if data.session is not None else "a session"
-        raise UserError(f"{name}: {which} of {user(s)} is in {SPLITS[lowest[s]]} and in {SPLITS[highest[s]]}; the split "
-                        f"column must have one value per session.")
+        raise UserError(f"{name}: {which} of {user(s)} is in {SPLITS[lowest[s]]} and in {SPLITS[highest[s]]}; the "
+                        f"split column must have one value per session.")
     for s in (_VALID, _TEST):
         several = np.flatnonzero(np.bincount(log.user[lowest == s]) > 1)
         if len(several):
@@ -144,8 +144,8 @@ def _split_by_column(log: _Log, data: Interactions, name: str) -> np.ndarray:
     back = np.flatnonzero((np.diff(lowest.astype(np.int64)) < 0) & (np.diff(log.user) == 0))
     if len(back):
         s = int(back[0])
-        raise UserError(f"{name}: {user(s)} has a {SPLITS[lowest[s]]} session before a {SPLITS[lowest[s + 1]]} session; "
-                        f"in time order, those to train on come first, then valid, then test.")
+        raise UserError(f"{name}: {user(s)} has a {SPLITS[lowest[s]]} session before a {SPLITS[lowest[s + 1]]} "
+                        f"session; in time order, those to train on come first, then valid, then test.")
     return lowest
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
+import sys
 import threading
 import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -45,6 +46,20 @@ SMALL = {
                        + "\t".join(["32", "Twelve Monkeys", "0114746", "Doce monos", *["x"] * 17]) + "\r\n"
                        ).encode("latin-1"),
         "movie_genres.dat": b"movieID\tgenre\r\n3\tCrime\r\n32\tMystery\r\n3\tDrama\r\n"},
+    "xing": {"interactions.csv": b"user_id\titem_id\tinteraction_type\tcreated_at\n7\t40\t1\t1443439587\n"
+                                 b"7\t40\t4\t1443439602\n"},
+    "retailrocket": {
+        "events.csv": b"timestamp,visitorid,event,itemid,transactionid\n1433221332117,257597,view,355908,\n"
+                      b"1433222276276,599528,transaction,356475,4000\n1433221332117,257597,view,355908,\n"},
+    "lastfm-1k": {
+        "userid-timestamp-artid-artname-traid-traname.tsv": (
+            "user_000001\t2009-05-04T23:08:57Z\tf1b1cf71\tDeep Dish\t\tFlashdance\n"
+            "user_000001\t2009-05-04T13:54:10Z\t\tBj\u00f6rk & \"Co\"\u0085\r\u2028x\ta5\tTr\u00e4ck\r\n"
+            "user_000002\t1970-01-02T00:00:01Z\t\t \ta6\tnameless\n").encode()},
+    "tmall": {
+        "user_log_format1.csv": b"user_id,item_id,cat_id,seller_id,brand_id,time_stamp,action_type\n"
+                                b"328862,323294,833,2882,2661.0,0829,0\n328862,844400,1271,2882,,0829,3\n"
+                                b"5,844400,1271,2882,,1111,2\n"},
 }
 ATOMIC = {
     "ml-100k": ("user_id:token\titem_id:token\trating:float\ttimestamp:float\n196\t242\t3\t881250949\n"
@@ -61,7 +76,17 @@ ATOMIC = {
                       "75\t32\t4.5\t1162160624.000\n",
                       "item_id:token\ttitle:token_seq\tgenres:token_seq\n3\tL\u00e9on\tCrime Drama\n"
                       "32\tTwelve Monkeys\tMystery\n"),
+    "xing": ("user_id:token\titem_id:token\tinteraction_type:token\ttimestamp:float\n7\t40\t1\t1443439587\n"
+             "7\t40\t4\t1443439602\n", None),
+    "retailrocket": ("user_id:token\titem_id:token\tevent:token\ttimestamp:float\n"
+                     "257597\t355908\tview\t1433221332.117\n599528\t356475\ttransaction\t1433222276.276\n"
+                     "257597\t355908\tview\t1433221332.117\n", None),
+    "lastfm-1k": ("user_id:token\titem_id:token\ttimestamp:float\nuser_000001\tf1b1cf71\t1241478537\n"
+                  "user_000001\tBj\u00f6rk & \"Co\" x\t1241445250\n", None),
+    "tmall": ("user_id:token\titem_id:token\taction_type:token\ttimestamp:float\n328862\t323294\t0\t1409270400\n"
+              "328862\t844400\t3\t1409270400\n5\t844400\t2\t1415664000\n", None),
 }
+RAW_ROWS = {"lastfm-2k": 5, "lastfm-1k": 3}  # where some are left out
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +149,7 @@ def test_small_files_in_the_publishers_format(name, place):
     inter, item = ATOMIC[name]
     assert Path(f"out/{name}/{name}.inter").read_text(encoding="utf-8") == inter
     assert done.interactions == inter.count("\n") - 1 and done.changed and done.files[-1].suffix == ".inter"
-    assert done.counts["rows"] == (5 if name == "lastfm-2k" else done.interactions)
+    assert done.counts["rows"] == RAW_ROWS.get(name, done.interactions)
     if item is None:
         assert [path.name for path in done.files] == [f"{name}.inter"]
     else:
@@ -176,6 +201,92 @@ def test_ml100k_gives_what_recbole_bundles(capsys):
     assert "All counts are those expected" in out and "data/ml-100k/ml-100k.inter" in out
 
 
+# XING, which there is in two formats
+
+HDF = {"user_id": [1, 1], "item_id": [5, 5], "interaction_type": [1, 3], "created_at": [1443439587, 1443439602],
+       "session_id": [842, 842]}
+
+
+def lay_hdf(path="raw/session.hdf", keys=("train", "valid", "test"), **columns):
+    """Write a file like that of FCUCR's authors, the tables in another order than they are read in."""
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("tables", reason="needs the extra [hdf]")
+    Path(path).parent.mkdir(exist_ok=True)
+    frame = pandas.DataFrame({name: values for name, values in {**HDF, **columns}.items() if values is not None})
+    for key in reversed(keys):
+        frame.to_hdf(path, key=key)
+
+
+def test_the_real_xing_gives_the_atomic_file_in_use(shared, capsys):
+    pytest.importorskip("tables", reason="needs the extra [hdf]")
+    assert main(["data", "convert", "xing", "--raw", str(shared / "data" / "raw"), "--out", "out"]) == 0
+    out = capsys.readouterr().out
+    assert "83,907 rows of 877 users and 24,390 items\n" in out and "session.hdf: sha256 agrees" in out
+    assert "as many rows, users, items as the publisher counts" in out
+    atomic = shared / "data" / "atomic" / "xing" / "xing.inter"
+    assert Path("out/xing/xing.inter").read_bytes() == atomic.read_bytes()
+
+
+def test_the_authors_file_of_xing_comes_first():
+    lay("xing")
+    lay_hdf()
+    convert("xing", Path("raw"), Path("out"), published=UNCHECKED)
+    rows = "1\t5\t842\t1\t1443439587\t{0}\n1\t5\t842\t3\t1443439602\t{0}\n"
+    assert Path("out/xing/xing.inter").read_text() == (
+        "user_id:token\titem_id:token\tsession_id:token\tinteraction_type:float\ttimestamp:float\tsplit:token\n"
+        + "".join(rows.format(split) for split in ("train", "valid", "test")))
+
+
+def test_another_authors_file_is_not_opened(capsys):
+    """Its format can hold code that runs when it is read, so its checksum comes first."""
+    lay_hdf()
+    assert "raw/session.hdf: sha256 is" in refused(capsys, "data", "convert", "xing", "--raw", "raw")
+
+
+def test_marked_copies_of_the_second_format(capsys):
+    lay("xing")
+    Path("raw/interactions.csv").rename("raw/interactions.old.csv")
+    Path("raw/interactions.new.csv").write_bytes(b"")
+    assert "cannot tell which of raw/interactions.new.csv, raw/interactions.old.csv" in refused(
+        capsys, "data", "convert", "xing", "--raw", "raw")
+
+
+@pytest.mark.parametrize("prefix", ["", "recsyschallenge_v2017_interactions_final_anonym_training_export."])
+def test_interactions_of_the_challenge_are_not_those_of_the_authors(prefix):
+    """So the config's counts are not asked of them; the later challenge's header has longer names."""
+    header, _, rows = SMALL["xing"]["interactions.csv"].decode().partition("\n")
+    header = "\t".join(prefix + name for name in header.split("\t"))
+    lay("xing", csv=f"{header}\n{rows}".encode())
+    done = convert("xing", Path("raw"), Path("out"))
+    assert done.counts == {"rows": 2, "users": 1, "items": 1} and not any("publisher counts" in c for c in done.checks)
+    assert Path("out/xing/xing.inter").read_text() == ATOMIC["xing"][0]
+
+
+@pytest.mark.parametrize("change,words", [
+    ({"keys": ("train", "test")}, ["session.hdf: has no table 'valid'", "train, valid, test"]),
+    ({"session_id": None}, ["table 'train' has no column 'session_id'"]),
+    ({name: [] for name in HDF}, ["session.hdf: has no rows"]),
+    ({"item_id": [5, -1]}, ["session.hdf, row 2: field 'item_id' is '-1'", "an id"]),
+])
+def test_malformed_hdf_files(capsys, publish, change, words):
+    publish("xing")
+    lay_hdf(**change)
+    message = refused(capsys, "data", "convert", "xing", "--raw", "raw")
+    assert all(word in message for word in words), message
+
+
+def test_an_hdf_file_that_is_none(capsys, publish, monkeypatch):
+    publish("xing")
+    Path("raw").mkdir()
+    Path("raw/session.hdf").write_text("<html>")
+    if_there = "cannot be read as an HDF file"
+    pytest.importorskip("tables", reason="needs the extra [hdf]")
+    assert if_there in refused(capsys, "data", "convert", "xing", "--raw", "raw")
+    monkeypatch.setitem(sys.modules, "tables", None)
+    message = refused(capsys, "data", "convert", "xing", "--raw", "raw")
+    assert "raw/session.hdf: reading HDF files needs PyTables" in message and "pip install 'tables>=3.8'" in message
+
+
 # Bad input
 
 HETREC = FORMATS["hetrec2011-ml"].items[0].columns
@@ -210,6 +321,24 @@ HETREC = FORMATS["hetrec2011-ml"].items[0].columns
     ("lastfm-2k", {"dat": b"userID\tartistID\ttagID\ttimestamp\n2\t5x\t3\t1\n"}, ["line 2", "'artistID' is '5x'"]),
     ("lastfm-2k", {"dat": None}, ["has no user_taggedartists-timestamps.dat", "hetrec2011-lastfm-2k.zip"]),
     ("hetrec2011-ml", {"dat": b"userID\tmovieID\trating\ttimestamp\n1\t2\t3\n"}, ["line 2", "found 3 fields"]),
+    ("xing", {"csv": None}, ["raw: has no session.hdf and no interactions.csv"]),
+    ("xing", {"csv": b"user_id,item_id,interaction_type,created_at\n"}, ["interactions.csv, line 1", "by a tab"]),
+    ("xing", {"csv": SMALL["xing"]["interactions.csv"] + b"7\t40\t1\t1443439587.5\n"},
+     ["interactions.csv, line 4", "'created_at' is '1443439587.5'", "a whole number"]),
+    ("retailrocket", {"csv": b"timestamp,visitorid,event,itemid\n"}, ["events.csv, line 1", "transactionid"]),
+    ("retailrocket", {"csv": b"timestamp,visitorid,event,itemid,transactionid\n1433221332117,2,buy,3,\n"},
+     ["events.csv, line 2", "'event' is 'buy'", "view, addtocart or transaction"]),
+    ("retailrocket", {"csv": b"timestamp,visitorid,event,itemid,transactionid\n1433221332117,2,view,,\n"},
+     ["events.csv, line 2", "'itemid' is ''"]),
+    ("lastfm-1k", {"tsv": b"user_000001\t2009-02-29T23:08:57Z\ta\tb\tc\td\n"},
+     ["line 1", "'timestamp' is '2009-02-29T23:08:57Z'", "a time as 2009-04-08T01:57:47Z"]),
+    ("lastfm-1k", {"tsv": b"user_000001\t2009-02-28T24:00:00Z\ta\tb\tc\td\n"}, ["'2009-02-28T24:00:00Z'"]),
+    ("lastfm-1k", {"tsv": b"user_000001\t2009-02-28 23:00:00\ta\tb\tc\td\n"}, ["'2009-02-28 23:00:00'"]),
+    ("lastfm-1k", {"tsv": b"user_1\t2009-02-28T23:00:00Z\ta\tb\tc\td\n"}, ["'userid' is 'user_1'"]),
+    ("lastfm-1k", {"tsv": b"\n\nuser_000001\t2009-02-28T23:00:00Z\ta\tb\tc\td\n"}, ["line 1", "found 1 field ("]),
+    ("tmall", {"csv": SMALL["tmall"]["user_log_format1.csv"] + b"5,4,3,2,1,0230,0\n"},
+     ["user_log_format1.csv, line 5", "'time_stamp' is '0230'", "a day as 0829"]),
+    ("tmall", {"csv": b"user_id,item_id,cat_id,seller_id,brand_id,time_stamp,action_type\n"}, ["no rows below"]),
 ])
 def test_malformed_files(capsys, publish, name, replaced, words):
     publish(name, url=load_config(name).raw.url)
@@ -444,13 +573,17 @@ def test_a_dataset_that_cannot_be_downloaded(capsys, publish):
 def test_every_format_has_its_facts():
     for name, format in FORMATS.items():
         config = load_config(name)
-        assert config.raw.url in config.source and config.raw.url.endswith(".zip")
-        assert {"rows", "users", "items"} <= set(config.raw.counts)
+        assert config.raw.url in config.source and config.raw.url.endswith((".zip", ""))
+        assert {"rows", "users", *(["items"] if name != "lastfm-1k" else [])} <= set(config.raw.counts)
         assert ("titles" in config.raw.counts) == bool(format.items)
         assert set(config.raw.sha256) <= {table.file for table in (format.interactions, *format.items)}
-        assert set(format.columns.values()) <= set(format.interactions.columns)
-        fields = list(format.columns)
-        assert fields[:2] == ["user_id:token", "item_id:token"] and fields[-1] == "timestamp:float"
+        for way in filter(None, (format, format.otherwise)):
+            assert {name for column in way.columns.values()
+                    for name in ([column] if isinstance(column, str) else column)} <= set(way.interactions.columns)
+            fields = list(way.columns)
+            assert fields[:2] == ["user_id:token", "item_id:token"] and "timestamp:float" in fields
+        read = [config.SESSION_FIELD, config.SPLIT_FIELD, config.EVENT_FIELD]
+        assert {name for name in read if name} <= {field.split(":")[0] for field in format.columns}
     assert not set(configured()) & set(ACTIONS)
 
 

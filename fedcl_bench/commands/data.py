@@ -124,10 +124,10 @@ def _report(args: argparse.Namespace, raw: Path, label: str = "") -> int:
     for warning in done.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     counts = done.counts
-    print(f"{args.name}: {counts['rows']:,} rows of {counts['users']:,} users and {counts['items']:,} items, as the "
-          f"publisher counts them" + (f"; {counts['titles']:,} titles" if "titles" in counts else ""))
+    print(f"{args.name}: {counts['rows']:,} rows of {counts['users']:,} users and {counts['items']:,} items"
+          + (f"; {counts['titles']:,} titles" if "titles" in counts else ""))
     if done.interactions < counts["rows"]:
-        print(f"{done.interactions:,} interactions without repeated rows")
+        print(f"{done.interactions:,} interactions without repeated rows and those that name no item")
     for check in done.checks:
         print(check)
     for path in done.files:

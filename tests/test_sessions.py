@@ -1,0 +1,359 @@
+"""Streams of sessions: how logs are cut, split and filtered, and the real XING file."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+
+from fedcl_bench.cli import main
+from fedcl_bench.config import make_config
+from fedcl_bench.datasets import load_config, load_stream, statistics
+from fedcl_bench.errors import UserError
+from fedcl_bench.recbole_adapter import Interactions
+from fedcl_bench.sessions import build_sessions
+from fedcl_bench.stream import StreamSettings
+
+CUT = StreamSettings(stream="sessions", k_core=0)
+READ = StreamSettings(stream="sessions", k_core=0, session_from="column", session_split="column")
+SPLITS = ("train", "valid", "test")
+
+
+def log(*rows, columns=False):
+    """Interactions from rows of user, item, minute (, session, split)."""
+    def numbered(i):
+        tokens = list(dict.fromkeys(str(row[i]) for row in rows))
+        return np.array([tokens.index(str(row[i])) for row in rows]), np.array(tokens)
+    user, users = numbered(0)
+    item, items = numbered(1)
+    extra = {"session": np.array([str(row[3]) for row in rows], dtype=object),
+             "split": np.array([SPLITS.index(row[4]) for row in rows], dtype=np.int8)} if columns else {}
+    return Interactions(user, item, np.array([60.0 * row[2] for row in rows]), users, items, **extra)
+
+
+def told(stream, split="train"):
+    """Every session of a split as (user, its items, its minutes), by the publisher's ids."""
+    some = stream.steps[0].sessions[split]
+    return [(str(stream.user_tokens[u]), "".join(stream.item_tokens[some.items[a:b]]), (some.times[a:b] / 60).tolist())
+            for u in range(len(stream.user_tokens)) for s in range(some.of_user[u], some.of_user[u + 1])
+            for a, b in [(some.start[s], some.start[s + 1])]]
+
+
+def targets(stream, split):
+    """The item to find of each user, or None."""
+    items = stream.steps[0].split(split)
+    return {str(token): next(iter(stream.item_tokens[items.of(u)]), None)
+            for u, token in enumerate(stream.user_tokens)}
+
+
+# Two users; "y" has the last training row in time but the first in the file. Sessions are of 30 minutes.
+TWO = [("y", "c", 300), ("y", "a", 300), ("x", "a", 0), ("x", "b", 30), ("x", "b", 60),  # a session of 60 minutes
+       ("y", "b", 240), ("y", "d", 250), ("x", "e", 91), ("x", "a", 95),  # 31 minutes later
+       ("x", "c", 200), ("x", "d", 201), ("x", "unseen", 202), ("x", "c", 300), ("x", "a", 301),
+       ("y", "a", 400), ("y", "unseen", 401), ("y", "b", 402), ("y", "unseen", 500), ("y", "a", 501)]
+
+
+def test_sessions_cut_at_inactivity():
+    stream = build_sessions(log(*TWO), CUT, "two")
+    assert told(stream) == [("x", "abb", [0, 30, 60]), ("x", "ea", [91, 95]), ("y", "bd", [240, 250]),
+                            ("y", "ca", [300, 300])]
+    assert told(stream, "valid") == [("x", "cd", [200, 201]), ("y", "ab", [400, 402])]
+    assert told(stream, "test") == [("x", "ca", [300, 301])]  # that of y has one item left
+    assert targets(stream, "valid") == {"x": "d", "y": "b"} and targets(stream, "test") == {"x": "a", "y": None}
+    assert stream.user_tokens.tolist() == ["x", "y"] and stream.item_tokens.tolist() == ["a", "b", "e", "d", "c"]
+    step, = stream.steps
+    assert (step.index, step.n_users, step.n_items, step.old_users, step.old_items, step.interactions) == (
+        0, 2, 5, 0, 0, 15)
+    assert step.train.indptr.tolist() == [0, 5, 9] and step.train.values.tolist() == [0, 1, 1, 2, 0, 1, 3, 4, 0]
+    assert step.sessions["train"].of_user.tolist() == [0, 2, 4]
+    assert step.sessions["test"].of_user.tolist() == [0, 1, 1]
+    assert all(getattr(some, name).dtype == torch.int64 for some in step.sessions.values()
+               for name in ("of_user", "start", "items"))
+    assert step.sessions["train"].times.dtype == torch.float64
+    assert statistics(stream) == {
+        "users": [2], "items": [5], "sessions": [7], "average_length": [2.14], "unfiltered_users": [2],
+        "unfiltered_items": [6], "unfiltered_sessions": [8], "unfiltered_average_length": [2.38], "train_rows": [9],
+        "train_sessions": [4], "valid_rows": [4], "valid_sessions": [2], "test_rows": [2], "test_sessions": [1]}
+
+
+def test_thresholds():
+    """A pause of exactly the gap ends no session; short sessions go first, then users with few."""
+    with pytest.raises(UserError, match="no user has 3 sessions of at least 3 .*min_sessions=N .*min_session_length=N"):
+        build_sessions(log(*TWO), dataclasses.replace(CUT, min_session_length=3), "two")
+    longer = build_sessions(log(*TWO), dataclasses.replace(CUT, session_gap=31), "two")
+    assert told(longer) == [("x", "abbea", [0, 30, 60, 91, 95]), ("y", "bd", [240, 250]), ("y", "ca", [300, 300])]
+    alone = build_sessions(log(*[row for row in TWO if row[0] == "x" or row[2] >= 300]), CUT, "two")
+    assert alone.user_tokens.tolist() == ["x", "y"] and told(alone)[2:] == [("y", "ca", [300, 300])]
+    known = [("x", "c", 61), ("x", "d", 62)]
+    without = build_sessions(log(*[row for row in TWO if row[0] == "x" or row[2] >= 400], *known), CUT, "two")
+    assert without.user_tokens.tolist() == ["x"] and [items for _, items, _ in told(without)] == ["abbcdea"]
+
+
+NAMED = [("x", "a", 0, 1, "train"), ("x", "b", 1, 1, "train"), ("x", "c", 2, 2, "train"), ("x", "a", 2, 2, "train"),
+         ("x", "a", 3, 3, "valid"), ("x", "b", 4, 3, "valid"), ("x", "c", 5, 4, "test"), ("x", "a", 6, 4, "test"),
+         ("y", "b", 9, 1, "train"), ("y", "a", 0, 1, "train"), ("y", "a", 50, 5, "test"), ("y", "new", 51, 5, "test"),
+         ("y", "b", 52, 5, "test")]
+
+
+def test_sessions_and_splits_of_columns():
+    """Session 1 is one of x and another of y, and a pause does not end it."""
+    stream = build_sessions(log(*NAMED, columns=True), READ, "named")
+    assert told(stream) == [("x", "ab", [0, 1]), ("x", "ca", [2, 2]), ("y", "ab", [0, 9])]
+    assert told(stream, "valid") == [("x", "ab", [3, 4])]
+    assert told(stream, "test") == [("x", "ca", [5, 6]), ("y", "ab", [50, 52])]
+    assert targets(stream, "valid") == {"x": "b", "y": None} and targets(stream, "test") == {"x": "a", "y": "b"}
+    assert "unfiltered_users" not in statistics(stream)
+    last = build_sessions(log(*NAMED, columns=True), dataclasses.replace(READ, session_split="last"), "named")
+    assert told(last) == told(stream)[:2] and last.user_tokens.tolist() == ["x"]  # y has two sessions
+    cut = build_sessions(log(*[row for row in NAMED if row[0] == "y"], *[("x", *row[1:]) for row in NAMED[8:10]],
+                             ("x", "a", 100, 9, "valid"), ("x", "b", 101, 9, "valid"), columns=True),
+                         dataclasses.replace(READ, session_from="gap"), "named")
+    assert told(cut) == [("y", "ab", [0, 9]), ("x", "ab", [0, 9])] and told(cut, "valid") == [("x", "ab", [100, 101])]
+
+
+def test_users_who_never_train_do_not_exist():
+    """In the file's split; nor does a session of one interaction."""
+    rows = [*NAMED, ("z", "a", 0, 1, "train"), ("z", "a", 1, 2, "test"), ("z", "b", 2, 2, "test"),
+            ("w", "a", 0, 1, "valid"), ("w", "b", 1, 1, "valid"), ("x", "b", 2.5, 9, "train")]
+    stream = build_sessions(log(*rows, columns=True), READ, "named")
+    assert stream.user_tokens.tolist() == ["x", "y"] and told(stream) == told(
+        build_sessions(log(*NAMED, columns=True), READ, "named"))
+
+
+def test_sessions_that_begin_together_keep_the_order_of_the_file():
+    rows = [("x", "b", 0, "late", "train"), ("x", "a", 0, "early", "train"), ("x", "b", 0, "late", "train"),
+            ("x", "a", 0, "early", "train"), ("x", "a", 1, 3, "valid"), ("x", "b", 2, 3, "valid"),
+            ("x", "a", 2, 4, "test"), ("x", "b", 3, 4, "test")]
+    stream = build_sessions(log(*rows, columns=True), READ, "named")
+    assert told(stream) == [("x", "bb", [0, 0]), ("x", "aa", [0, 0])]
+
+
+@pytest.mark.parametrize("rows,message", [
+    ([*NAMED, ("x", "b", 1.5, 4, "test")], "sessions '4' and '2' of user 'x' overlap in time.*session_from=gap"),
+    ([*NAMED, ("x", "b", 2, 2, "valid")], "session '2' of user 'x' is in train and in valid; .*one value per session"),
+    ([*NAMED, ("y", "b", 60, 6, "test"), ("y", "b", 61, 6, "test")], "user 'y' has several test sessions"),
+    ([*NAMED, ("y", "b", 60, 6, "valid"), ("y", "b", 61, 6, "valid")], "user 'y' has a test session before a valid"),
+    (NAMED[:4], "no valid session has 2 interactions with items that anybody trains on"),
+    (NAMED[:6], "no test session has 2"),
+    (NAMED[4:8], "no user has a training session of at least 2 interactions"),
+])
+def test_bad_columns(rows, message):
+    with pytest.raises(UserError, match=f"^named: .*{message}"):
+        build_sessions(log(*rows, columns=True), READ, "named")
+
+
+# Any log
+
+LOGS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 400)), min_size=40, max_size=120)
+
+
+def by_hand(rows, gap, length, sessions):
+    """What the stream should hold, session by session: {user: [[(item, minute, row), ...], ...]}."""
+    users = {}
+    for user in {row[0] for row in rows}:
+        cut = []
+        for time, i, item in sorted((row[2], i, row[1]) for i, row in enumerate(rows) if row[0] == user):
+            if not cut or time - cut[-1][-1][1] > gap:
+                cut.append([])
+            cut[-1].append((item, time, i))
+        cut = [session for session in cut if len(session) >= length]
+        if len(cut) >= sessions:
+            users[user] = cut
+    known = {item for cut in users.values() for session in cut[:-2] for item, _, _ in session}
+    left = {user: [[row for row in session if row[0] in known] for session in cut[-2:]] for user, cut in users.items()}
+    return users, left
+
+
+@given(LOGS, st.sampled_from([5, 20]), st.integers(2, 3), st.integers(3, 4))
+def test_any_log(rows, gap, length, sessions):
+    users, left = by_hand(rows, gap, length, sessions)
+    settings = dataclasses.replace(CUT, session_gap=gap, min_session_length=length, min_sessions=sessions)
+    if any(not any(len(last[i]) > 1 for last in left.values()) for i in range(2)):
+        with pytest.raises(UserError):
+            build_sessions(log(*rows), settings, "any")
+        return
+    stream = build_sessions(log(*rows), settings, "any")
+    step, = stream.steps
+    text = {user: str(user) for user in users}
+
+    def as_told(user, session):
+        return text[user], "".join(str(row[0]) for row in session), [row[1] for row in session]
+
+    train = {user: [as_told(user, session) for session in cut[:-2]] for user, cut in users.items()}
+    order = stream.user_tokens.tolist()
+    assert told(stream) == [session for user in order for session in train[int(user)]]
+    for i, split in enumerate(SPLITS[1:]):
+        expected = {str(user): as_told(user, last[i]) for user, last in left.items() if len(last[i]) > 1}
+        assert told(stream, split) == [expected[user] for user in order if user in expected]
+        assert targets(stream, split) == {user: expected[user][1][-1] if user in expected else None for user in order}
+    # Ids by first appearance in the training data, which has every item; each of its rows is there once.
+    trained = sorted((row[1], row[2], user, row[0]) for user, cut in users.items() for session in cut[:-2]
+                     for row in session)
+    assert order == list(dict.fromkeys(str(user) for _, _, user, _ in trained))
+    assert stream.item_tokens.tolist() == list(dict.fromkeys(str(item) for _, _, _, item in trained))
+    assert Counter((order[u], str(stream.item_tokens[i])) for u in range(step.n_users)
+                   for i in step.train.of(u)) == Counter((str(user), str(item)) for _, _, user, item in trained)
+    assert step.n_items == len(stream.item_tokens) == 1 + max(step.train.values)
+    assert step.interactions == sum(len(some.items) for some in step.sessions.values())
+    # A client's round.
+    some, everyone = step.sessions["train"], torch.arange(step.n_users)
+    for round_ in range(2 * int(some.count.max())):
+        chosen = some.in_round(everyone, round_)
+        lists = some.as_lists(chosen, step.n_users, everyone)
+        items, times, real = some.tail(chosen, 3)
+        for u, user in enumerate(order):
+            mine = train[int(user)][round_ % len(train[int(user)])]
+            assert "".join(stream.item_tokens[lists.of(u)]) == mine[1]
+            last = mine[1][-3:]
+            assert "".join(stream.item_tokens[items[u][real[u]]]) == last
+            assert (times[u][real[u]] / 60).tolist() == mine[2][-3:]
+            assert real[u].tolist() == [False] * (3 - len(last)) + [True] * len(last)
+
+
+def test_tail_and_lists_of_some_users():
+    """What stands before a shorter session is its first interaction."""
+    some = build_sessions(log(*TWO), CUT, "two").steps[0].sessions["train"]
+    items, times, real = some.tail(torch.tensor([1, 0]), 4)
+    assert items.tolist() == [[2, 2, 2, 0], [0, 0, 1, 1]]
+    assert (times / 60).tolist() == [[91, 91, 91, 95], [0, 0, 30, 60]]
+    assert real.tolist() == [[False, False, True, True], [False, True, True, True]]
+    assert [some.tail(torch.tensor([0]), length)[0].tolist() for length in (1, 2)] == [[[1]], [[1, 1]]]
+    lists = some.as_lists(torch.tensor([3]), 2, torch.tensor([1]))
+    assert lists.indptr.tolist() == [0, 0, 2] and lists.values.tolist() == [4, 0]
+    assert [some.in_round(torch.tensor([0, 1]), r).tolist() for r in range(3)] == [[0, 2], [1, 3], [0, 2]]
+
+
+# XING
+
+def test_the_real_xing(registry, shared, capsys):
+    folder = str(shared / "data" / "atomic")
+    assert main(["data", "xing", "--data-dir", folder]) == 0
+    out = capsys.readouterr().out
+    assert "All counts are those expected" in out and "does not tell how many" in out
+    assert [" ".join(line.split()) for line in out.splitlines() if "Averaged" in line] == ["Averaged Length 14.03 same"]
+    assert main(["data", "xing", "--data-dir", folder, "--set", "session_from=gap", "--set", "session_split=last"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Sessions before the item filter 3,792 " in out and "session_gap=60.0" in out
+    config = make_config(registry, "ft", "fedmf", "xing", data_dir=shared / "data" / "atomic")
+    stream = load_stream(config.source, config.stream)
+    step, = stream.steps
+    # Item and user ids of the file are by first appearance over users; ours by time. The first row in time is the same
+    # in every order.
+    import pandas as pd
+    frame = pd.read_csv(config.source.path, sep="\t", dtype=str)
+    frame.columns = [name.split(":")[0] for name in frame.columns]
+    frame["timestamp"] = frame["timestamp"].astype(float)
+    for split in SPLITS:
+        rows, some = frame[frame.split == split], step.sessions[split]
+        lengths = rows.groupby(["user_id", "session_id"]).size()
+        assert sorted(some.lengths.tolist()) == sorted(lengths)
+        # Row by row: user, item, time and the session's first time.
+        owner = np.repeat(stream.user_tokens[np.repeat(np.arange(step.n_users), some.count)], some.lengths)
+        began = np.repeat(some.times[some.start[:-1]].numpy(), some.lengths)
+        ours = Counter(zip(owner, stream.item_tokens[some.items], some.times.tolist(), began))
+        first = rows.groupby(["user_id", "session_id"])["timestamp"].transform("min")
+        assert ours == Counter(zip(rows["user_id"], rows["item_id"], rows["timestamp"], first))
+        for u in range(step.n_users):
+            sessions = slice(int(some.of_user[u]), int(some.of_user[u + 1]))
+            assert (torch.diff(some.times[some.start[:-1]][sessions]) > 0).all()
+    assert (torch.diff(step.sessions["train"].times)[
+        np.setdiff1d(np.arange(70236), step.sessions["train"].start[1:-1] - 1)] >= 0).all()
+    assert int((step.sessions["train"].count).median()) == 4 and int(step.sessions["train"].count.max()) == 33
+
+
+def test_dropped_events_do_not_join_sessions(tmp_path, registry):
+    """They go before sessions are cut, and only where sessions are read."""
+    rows = ["user_id:token\titem_id:token\tinteraction_type:token\ttimestamp:float"]
+    for start in (0, 10000, 20000):
+        rows += [f"u\ti{item}\t{kind}\t{start + 3000 * item}" for item, kind in ((0, 1), (1, 4), (2, 2))]
+    rows += [f"u\ti0\t1\t{start}" for start in (1, 6001, 10001, 16001, 20001, 26001)]
+    rows += [f"u\ti2\t1\t{start}" for start in (2, 6002, 10002, 16002, 20002, 26002)]
+    folder = tmp_path / "xing"
+    folder.mkdir()
+    (folder / "xing.inter").write_text("\n".join(rows) + "\n")
+    settings = {"session_from": "gap", "session_split": "last", "min_session_length": 2}
+    config = make_config(registry, "ft", "fedmf", "xing", 0, [("test", settings)], tmp_path)
+    stream = load_stream(config.source, config.stream)
+    assert stream.item_tokens.tolist() == ["i0", "i2"] and statistics(stream)["sessions"] == [6]
+    assert statistics(stream)["average_length"] == [3]
+    blocks = dataclasses.replace(config.stream, stream="blocks", blocks=1)
+    assert "i1" in load_stream(config.source, blocks).item_tokens
+
+
+# Files, fields and settings
+
+HEADER = "user_id:token\titem_id:token\tsession_id:token\tinteraction_type:float\ttimestamp:float\tsplit:token\n"
+ROW = "u\t{}\t{}\t1\t{}\t{}\n"
+GOOD = "".join(ROW.format(item, session, 100 * session + item, split) for session, split in enumerate(
+    ["train", "train", "valid", "test"]) for item in (1, 2))
+
+
+def refused(capsys, tmp_path, content, *arguments, name="xing"):
+    (tmp_path / name).mkdir(exist_ok=True)
+    (tmp_path / name / f"{name}.inter").write_text(content)
+    assert main(["data", name, "--data-dir", str(tmp_path), *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and len(captured.err.strip().splitlines()) <= 2
+    return captured.err
+
+
+@pytest.mark.parametrize("content,arguments,words", [
+    (HEADER + GOOD + "u\t1\t3\t1\t999\tdev\n", [], ["xing.inter, line 10", "'split' is 'dev'", "train, valid or test"]),
+    (HEADER + GOOD + "u\t1\t3\t1\tnever\ttest\n", [], ["xing.inter, line 10", "'timestamp' is 'never'"]),
+    (HEADER + GOOD + "u\t1\t\t1\t999\ttest\n", [], ["xing.inter, line 10", "'session_id' is ''"]),
+    (HEADER.replace("session_id", "basket") + GOOD, [],
+     ["xing.inter", "'session_id'", "is missing", "session_from=gap"]),
+    (HEADER.replace("split", "fold") + GOOD, [], ["xing.inter", "'split'", "is missing", "session_split=last"]),
+    (HEADER.replace("session_id", "basket").replace("split", "fold") + GOOD, [],
+     ["'session_id' (session) and 'split' (split) is missing", "session_from=gap", "session_split=last"]),
+    (HEADER.replace("interaction_type", "type") + GOOD, [], ["'interaction_type'", "is missing", "drop_events"]),
+    (HEADER + ROW.replace("1", "4").format(1, 2, 3, "train"), [],
+     ["xing.inter", "every row", "'interaction_type'", "0, 4, 5"]),
+    (HEADER + GOOD + "u\t1\t0\t1\t250\ttrain\n", [], ["xing.inter: sessions '", "of user 'u' overlap"]),
+    (HEADER + GOOD, ["--set", "session_split=last"], ["xing.inter: no user has 5 sessions", "min_sessions=N"]),
+    (HEADER + GOOD, ["--set", "session_gap=10"], ["'session_gap'", "no effect with session_from=column"]),
+    (HEADER + GOOD, ["--set", "min_sessions=3"], ["'min_sessions'", "no effect with session_split=column"]),
+])
+def test_bad_files(capsys, tmp_path, content, arguments, words):
+    message = refused(capsys, tmp_path, content, *arguments)
+    assert all(word in message for word in words), message
+
+
+def test_a_good_file(capsys, tmp_path):
+    """That the bad ones were made from."""
+    (tmp_path / "xing").mkdir()
+    (tmp_path / "xing" / "xing.inter").write_text(HEADER + GOOD)
+    assert main(["data", "xing", "--data-dir", str(tmp_path)]) == 1
+    assert "DIFFERS from the expected counts" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("setting,field", [("session_from", "SESSION_FIELD"), ("session_split", "SPLIT_FIELD")])
+def test_datasets_without_columns(capsys, tmp_path, setting, field):
+    message = refused(capsys, tmp_path, HEADER + GOOD, "--set", "stream=sessions", "--set", f"{setting}=column",
+                      name="mine")
+    assert f"setting '{setting}': dataset 'mine' has no" in message
+    assert f"{field} in dataset_configs/mine.yaml" in message
+
+
+def test_columns_are_part_of_a_runs_identity(registry, tmp_path, monkeypatch):
+    """Of streams of sessions only, as far as they are read."""
+    (tmp_path / "xing").mkdir()
+    (tmp_path / "xing" / "xing.inter").write_text(HEADER + GOOD)
+    original = load_config("xing")
+
+    def name(settings=None, **changes):
+        monkeypatch.setattr("fedcl_bench.datasets.load_config", lambda _: dataclasses.replace(original, **changes))
+        return make_config(registry, "ft", "fedmf", "xing", 0, [("test", settings or {})], tmp_path).hash
+    changes = {"SESSION_FIELD": "user_id", "SPLIT_FIELD": "user_id", "EVENT_FIELD": "user_id", "drop_events": ("4",)}
+    cut = {"session_from": "gap", "session_split": "last"}
+    blocks = {"stream": "blocks", "k_core": 0}
+    for field, value in changes.items():
+        assert name(**{field: value}) != name()
+        assert (name(cut, **{field: value}) != name(cut)) == (field in ("EVENT_FIELD", "drop_events"))
+        assert name(blocks, **{field: value}) == name(blocks)
+    assert name(drop_events=(), EVENT_FIELD="") == name(drop_events=(), EVENT_FIELD="type")
