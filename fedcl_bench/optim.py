@@ -45,7 +45,9 @@ class Adam:
             first, second = self.moments[name]
             first.lerp_(gradient, 1.0 - self.beta1)
             second.mul_(self.beta2).addcmul_(gradient, gradient, value=1.0 - self.beta2)
-            denominator = (second / correction2).sqrt_().add_(self.eps)
+            # The root of zero takes several times as long as of other numbers, and many rows see no gradient. The
+            # smallest normal number has a root that vanishes beside eps.
+            denominator = (second / correction2).clamp_(min=torch.finfo(second.dtype).tiny).sqrt_().add_(self.eps)
             result[name] = torch.div(first, denominator, out=gradient).mul_(-lr[name] / correction1)
         return result
 
