@@ -18,6 +18,7 @@ from oracle import GAMMA, MASK, mix, stream
 from recbole.model.sequential_recommender import GRU4Rec, SASRec
 from torch import nn
 
+torch.autograd.set_detect_anomaly(False)  # importing RecBole's sequential models turns it on, for the whole process
 ITEM = "item_embedding.weight"
 
 
