@@ -1,6 +1,6 @@
 """Milliseconds of one forward and backward pass of every sequential backbone for many clients, by size of chunk.
 
-    python benchmarks/encoders.py [--backbones sasrec,gru4rec,tisasrec] [--clients 877] [--chunks 32,64,128] [--threads 1]
+    python benchmarks/encoders.py [--backbones sasrec,gru4rec,tisasrec] [--clients 877] [--chunks 32,64,128]
 
 Default settings, float32, dropout on, sequences of random items, times and lengths; medians of interleaved repeats. A
 local epoch costs one such pass, and the scores, the loss and the optimiser besides.
@@ -71,7 +71,8 @@ def main():
     for _ in range(args.repeats):
         for key, run in passes.items():
             seconds[key].append(run())
-    print(f"{args.clients} clients, {args.threads} thread(s)\n{'backbone':<12}{'chunk':>6}{'median ms':>11}{'least ms':>10}")
+    print(f"{args.clients} clients, {args.threads} thread(s)")
+    print(f"{'backbone':<12}{'chunk':>6}{'median ms':>11}{'least ms':>10}")
     for (name, chunk), values in seconds.items():
         print(f"{name:<12}{chunk:>6}{1e3 * statistics.median(values):>11.0f}{1e3 * min(values):>10.0f}")
 

@@ -79,8 +79,8 @@ class GRU4Rec(SequentialBackbone):
 
     name = "gru4rec"
     title = "gated recurrent units over the session, all parameters public"
-    reference = ("Tan, Xu & Liu, Improved Recurrent Neural Networks for Session-based Recommendations, DLRS 2016, as in "
-                 "RecBole 1.2.0, with the start of FCUCR's released code (WWW 2026)")
+    reference = ("Tan, Xu & Liu, Improved Recurrent Neural Networks for Session-based Recommendations, DLRS 2016, as "
+                 "in RecBole 1.2.0, with the start of FCUCR's released code (WWW 2026)")
     Settings = GRU4RecSettings
 
     def dense_starts(self):

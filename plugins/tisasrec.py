@@ -43,15 +43,15 @@ def intervals(sequence: Sequence, span: int) -> Tensor:
 class TiSASRec(SequentialBackbone):
     """SASRec's blocks whose keys and values have a part for the position and one for the interval to the query.
 
-    a_ij = q_i . (k_j + PK_j + TK_(r_ij)) / sqrt(d) for j <= i; block: q = LN(x), x = LN(q + sum_j softmax(a)_ij (v_j +
-    PV_j + TV_(r_ij))), x = x + FFN(x); then LN. No output projection. As keys, padded positions are not masked: their
+    a_ij = q_i . (k_j + PK_j + TK_(r_ij)) / sqrt(d) for j <= i; block: q = LN(x), x = LN(q + sum_j softmax(a)_ij (v_j
+    + PV_j + TV_(r_ij))), x = x + FFN(x); then LN. No output projection. As keys, padded positions are not masked: their
     items are zero, but their positions and intervals count. After every block they are set to zero again.
     """
 
     name = "tisasrec"
     title = "self-attention with the time between items, all parameters public"
-    reference = ("Li, Wang & McAuley, Time Interval Aware Self-Attention for Sequential Recommendation, WSDM 2020, with "
-                 "the start of FCUCR's released code (WWW 2026)")
+    reference = ("Li, Wang & McAuley, Time Interval Aware Self-Attention for Sequential Recommendation, WSDM 2020, "
+                 "with the start of FCUCR's released code (WWW 2026)")
     Settings = TiSASRecSettings
 
     def dense_starts(self):

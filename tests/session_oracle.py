@@ -39,7 +39,8 @@ def left_padded(items, times, length):
     """The last ``length`` of a session's (items, times) as a sequence of item rows and times, 0 at padding."""
     items, times = items[-length:], times[-length:]
     padding = [0] * (length - len(items))
-    return torch.tensor(padding + [item + 1 for item in items]), torch.tensor(padding + list(times), dtype=torch.float64)
+    rows = torch.tensor(padding + [item + 1 for item in items])
+    return rows, torch.tensor(padding + list(times), dtype=torch.float64)
 
 
 class Module(nn.Module):

@@ -71,7 +71,8 @@ def test_equals_a_single_client_module(registry, name, options, settings):
         torch.testing.assert_close(found[c], expected, rtol=1e-9, atol=1e-9)
         (expected * target[c]).sum().backward()
         for (key, grad), ours in zip({ITEM: None, **dense}.items(), gradients):
-            torch.testing.assert_close(ours[c], module.gradients()[key], rtol=1e-8, atol=1e-8, msg=lambda m: f"{key}: {m}")
+            torch.testing.assert_close(ours[c], module.gradients()[key], rtol=1e-8, atol=1e-8,
+                                       msg=lambda m: f"{key}: {m}")
 
 
 def changed(some, session, position, item):
