@@ -44,8 +44,8 @@ class Backbone:
             user lie over them.
         static_defaults, session_defaults: the same for the static stream, or a stream of sessions, only.
         pairwise: a sample is a positive with one of its negatives, and ``pair_loss`` is minimised instead of ``loss``.
-        whole_tables: a client trains all item rows, not only those it looks up: needed if a term of the loss, weight
-            decay or a personal table concerns all of them. An attribute of the class or of the instance.
+        whole_tables: a client trains all item rows, not only those it looks up: needed if a term of the loss or
+            weight decay concerns all of them. An attribute of the class or of the instance.
         keeps_local_tables: after its round a client keeps its own trained copy of the public item tables.
         scores_local_tables: it is evaluated with that copy. Both are attributes of the class or of the instance.
         serves_tables: the server makes item tables for each client (see ``serve``).
@@ -99,7 +99,7 @@ class Backbone:
             clients: private parameters, personal tables and the clients' own copies of dense public parameters, each
                 of shape (C, ...).
             rows: public item rows of those clients, each of shape (C, n, ...); with ``whole_tables`` all items in
-                order, as in personal tables.
+                order. Personal tables have the same rows.
 
         Returns:
             Tensor of shape (C, n).
@@ -114,7 +114,7 @@ class Backbone:
     def keys(self, clients: Tables, rows: Tables) -> Tensor:
         """A representation of each (client, item) pair, for methods that look up similar pairs: shape (C, n, k).
 
-        Arguments as for ``score``, but personal tables are cut to the n items too.
+        Arguments as for ``score``.
         """
         return torch.cat([table.flatten(2) for table in rows.values()], dim=2)
 

@@ -149,6 +149,10 @@ class Federation:
         if sequential and self.local.negatives != 1:
             raise UserError(f"setting 'negatives': found {self.local.negatives}, accepted: 1 with a sequential backbone, "
                             f"which has one per target.")
+        if (does_something(self.method) and not self.backbone.whole_tables
+                and self.backbone.new_personal(0, range(0))):
+            raise UserError(f"method '{self.method.name}' needs whole personal tables; let '{self.backbone.name}' train them "
+                            f"with l2 above 0, or use ft.")
         if self.server.init == "per_client" and not sequential:
             raise UserError(f"setting 'init': found per_client, accepted: server with '{self.backbone.name}'; only "
                             f"sequential backbones can start at the clients.")

@@ -167,14 +167,16 @@ class ListTrainer(ChunkTrainer):
 
     def _loss(self, view: View, number: int) -> Tensor:
         """Each client's loss on a local batch, shape (C,)."""
-        rows = self.rows if view.slots is None else self.gather(view.slots)
-        scores = self.backbone.score(self.clients, rows)
+        rows, clients = self.rows, self.clients
+        if view.slots is not None:
+            rows, clients = self.gather(view.slots), {**clients, **self.gather(view.slots, self.own_rows)}
+        scores = self.backbone.score(clients, rows)
         if view.pairs is not None:
             loss = self.backbone.pair_loss(*(scores.gather(1, slots) for slots in view.pairs), view.weights)
         else:
             loss = self.backbone.loss(scores, view.labels, view.weights)
         draw = replace(self.draw, batch=number)
-        for term in (self.backbone.regulariser(self.clients, rows, view.weights, self.served, self.draw.round),
+        for term in (self.backbone.regulariser(clients, rows, view.weights, self.served, self.draw.round),
                      self.method.local_loss(LocalBatch(self, view, scores, draw))):
             if term is not None:
                 loss = loss + term

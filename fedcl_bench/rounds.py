@@ -103,6 +103,7 @@ def train_round(chunks: Sequence[Chunk | SessionChunk], model: Snapshot, backbon
     change = {name: torch.zeros_like(table) for name, table in {**model.public, **model.dense}.items()}
     private = {name: table.clone() for name, table in model.private.items()}
     local = {name: table.clone() for name, table in model.local.items()}
+    personal = set() if backbone.whole_tables else set(backbone.new_personal(0, range(0)))
     total = torch.zeros((), dtype=torch.float64, device=device)
     squares = torch.zeros(model.n_items, dtype=torch.float64, device=device)  # of the weights that touched each item
 
@@ -131,7 +132,9 @@ def train_round(chunks: Sequence[Chunk | SessionChunk], model: Snapshot, backbon
         for name, shift in shifts.get(chunk.batches, {}).items():
             change[name] += shift * share
         for name, rows in moved.items():
-            if name in private:
+            if name in personal:
+                private[name].index_put_((chunk.users[:, None], items), rows, accumulate=True)
+            elif name in private:
                 private[name].index_add_(0, chunk.users, rows)
             elif name in model.dense or backbone.whole_tables:
                 change[name] += rows.sum(0)

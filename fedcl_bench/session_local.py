@@ -23,7 +23,7 @@ from .trainer import ChunkTrainer, Slots, row_penalties
 
 # Clients per chunk: enough that a chunk's work outweighs calling its operations, few enough that their dense parameters
 # stay in the processor's cache. No result depends on it.
-CHUNK_CLIENTS = 64
+CHUNK_CLIENTS = 96
 
 
 @dataclass(frozen=True)

@@ -79,13 +79,17 @@ class ChunkTrainer:
                  settings: LocalSettings, draw: DrawKey, batches: int = 1, own_start: bool = False):
         self.users, self.slots, self.public, self.backbone, self.method = users, slots, model.public, backbone, method
         self.settings, self.draw, self.batches, self.n_items = settings, draw, batches, model.n_items
+        self.personal = {name: model.private[name] for name in backbone.new_personal(0, range(0))}
         if backbone.whole_tables:
             self.rows = {name: table.expand(len(users), *table.shape).clone() for name, table in model.public.items()}
         else:
             flat = slots.items.reshape(-1)
             self.rows = {name: table.index_select(0, flat).view(*slots.items.shape, *table.shape[1:])
                          for name, table in model.public.items()}
-        self.private = {name: table.index_select(0, users) for name, table in model.private.items()}
+        self.private = {name: table.index_select(0, users) for name, table in model.private.items()
+                        if name not in self.personal or backbone.whole_tables}
+        if not backbone.whole_tables:  # of personal tables, a client touches the same rows
+            self.private |= {name: table[users[:, None], slots.items] for name, table in self.personal.items()}
         self.dense = {name: value.expand(len(users), *value.shape).clone() for name, value in model.dense.items()}
         self.dtype = next(iter(self.rows.values())).dtype
         self.moved: Tables = {}
@@ -106,12 +110,17 @@ class ChunkTrainer:
             self.dense[name] = start.draw(keys).to(self.dtype)
             self.moved[name] = self.dense[name]
 
-    def gather(self, slots: Tensor) -> Tables:
-        """Rows at ``slots`` (shape (C, n)) of every client, each (C, n, ...)."""
+    @property
+    def own_rows(self) -> Tables:
+        """The rows of personal tables that lie at the slots; none with ``whole_tables``."""
+        return {} if self.backbone.whole_tables else {name: self.private[name] for name in self.personal}
+
+    def gather(self, slots: Tensor, tables: Tables | None = None) -> Tables:
+        """Rows at ``slots`` (shape (C, n)) of every client, each (C, n, ...); of ``rows``, or of others laid out alike."""
         clients, width = self.slots.items.shape
         flat = (slots + torch.arange(clients, device=slots.device)[:, None] * width).reshape(-1)
         return {name: rows.flatten(0, 1).index_select(0, flat).view(*slots.shape, *rows.shape[2:])
-                for name, rows in self.rows.items()}
+                for name, rows in (self.rows if tables is None else tables).items()}
 
     def _penalty(self) -> Tensor | float:
         """The method's penalties on all rows, as far as the clients hold them, shape (C,)."""
