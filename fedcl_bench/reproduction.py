@@ -14,7 +14,7 @@ from scipy import stats
 from .papers import Contrast, Key, PaperTable, get
 from .specs import seed_text
 from .store import Run
-from .tablefmt import md_text, number, ours, printed
+from .tablefmt import md_text, ours, printed
 from .tables import (DAGGER, DASH, SECONDS, Cell, Source, Table, averaged, build, command, find, measure, p_text,
                      user_test)
 
@@ -195,9 +195,13 @@ def _contrast(definitions: ModuleType, contrast: Contrast, source: Source, datas
     lines = [f"## {contrast.title}", "", *(line for text in contrast.text for line in (text, "")),
              *(f"- `{contrast.setting}={value}`: {meaning}" for value, meaning in contrast.values), ""]
     missing: dict[str, list[str]] = {}
+    there = {run.meta["dataset"] for run in source.runs}
     own = {name: value for name, value in source.assignments if name != contrast.setting}
     for dataset, backbone in product(definitions.DATASETS, contrast.backbones):
         if dataset not in (datasets or definitions.DATASETS) or backbone not in (backbones or contrast.backbones):
+            continue
+        if dataset not in there:
+            missing[label(dataset)] = ["any line"]
             continue
         shown = []
         for value, _ in contrast.values:
@@ -214,7 +218,7 @@ def _contrast(definitions: ModuleType, contrast: Contrast, source: Source, datas
                       f"| {contrast.setting} | | {' | '.join(metrics)} | {metrics[0]} of "
                       f"{label(contrast.rows[0])} minus it | p | seeds |",
                       "|---|---|" + "--:|" * len(metrics) + "--:|--:|---|", *shown, ""]
-    lines += [f"- no record: {', '.join(rows)} on {place}" for place, rows in missing.items()]
+    lines += [f"- No record of {', '.join(rows)} on {place}." for place, rows in missing.items()]
     return [*lines, ""] if missing else lines
 
 

@@ -12,7 +12,7 @@ from .definitions import Contrast, Key, Lead, PaperTable, Printed
 
 PAPERS: dict[str, ModuleType] = {"f3crec": f3crec, "fcucr": fcucr}
 
-__all__ = ["PAPERS", "Contrast", "Key", "Lead", "PaperTable", "Printed", "figure_name", "figure_specs", "get", "select", "specs"]
+__all__ = ["PAPERS", "Contrast", "Key", "Lead", "PaperTable", "Printed", "figure_specs", "get", "select", "specs"]
 
 
 def get(paper: str) -> ModuleType:
@@ -61,27 +61,14 @@ def specs(paper: str, tables: Iterable[int], datasets: Iterable[str] | None = No
     return _filtered(paper, found, datasets, backbones, methods)
 
 
-def figure_name(paper: str, figure: str | int, others: Iterable[str] = ()) -> str:
-    """The name of a figure of a paper, which may be called by another one, as 2a for ``early``.
-
-    Args:
-        others: names that are accepted besides those of the paper.
-
-    Raises:
-        UserError: for an unknown paper or figure.
-    """
-    definitions = get(paper)
-    name = definitions.FIGURE_ALIASES.get(str(figure), str(figure))
-    if name not in (known := [*definitions.FIGURES, *others]):
-        raise unknown(f"figure of {paper}", name, [*known, *definitions.FIGURE_ALIASES])
-    return name
-
-
 def figure_specs(paper: str, figures: Iterable[str | int], datasets: Iterable[str] | None = None,
                  backbones: Iterable[str] | None = None, methods: Iterable[str] | None = None) -> list[RunSpec]:
     """Every run that figures of a paper need, each once; arguments and errors as for ``specs``."""
-    known = get(paper).FIGURES
+    known, aliases = get(paper).FIGURES, get(paper).FIGURE_ALIASES
     found: list[RunSpec] = []
-    for figure in figures:
-        found += known[figure_name(paper, figure)]()
+    for figure in map(str, figures):
+        name = aliases.get(figure, figure)
+        if name not in known:
+            raise unknown(f"figure of {paper}", figure, [*known, *aliases])
+        found += known[name]()
     return _filtered(paper, found, datasets, backbones, methods)

@@ -23,6 +23,7 @@ DATASETS = {"xing": "XING", "retailrocket": "RetailRocket", "lastfm-1k": "LastFM
 BACKBONES = {"gru4rec": "GRU4Rec", "sasrec": "SASRec", "tisasrec": "TiSASRec"}  # those FCUCR is put on
 STATIC = {"pfedrec": "PFedRec", "fedrap": "FedRAP", "gpfedrec": "GPFedRec"}
 NOT_HERE = {"fed-dmi-gnn": "Fed-DMI-GNN", "fed-hearint": "Fed-HearInt", "fed-miasrec": "Fed-MiaSRec"}
+TRANSFER = ("fcucr", "without=iupr")  # with and without prototype transfer, for Figure 2b and c
 METHODS = {"ft": "FedAvg", "fcucr": "FCUCR"}
 WINDOWS = (1, 2, 3, 5)  # rounds; FCUCR itself keeps all
 INTERVALS = (2, 3, 4, 5)  # rounds; FCUCR itself transfers in every one
@@ -80,7 +81,7 @@ TABLES = {table.number: table for table in (
                (*_SAMPLED, *_FULL), ("value",), ("dataset", "backbone", "row"), ("metric",), row_spec, best="max",
                only=(*product(STATIC, ["ft"]), *product([""], NOT_HERE), *product(BACKBONES, METHODS)),
                lead=Lead("hit@10", "value", ("value",), "HR@10. p: two-sided paired t-test over users, each averaged "
-                         "over the seeds both have. Rank agreement: over all lines of the dataset.", name_p=True),
+                         "over the seeds both have. All lines of a dataset are ranked together.", name_p=True),
                notes=(_SEEDS, _RANKED,
                       "FedAvg on a sequential backbone is the paper's Fed-GRU4Rec, Fed-SASRec and Fed-TiSASRec; on "
                       "PFedRec, FedRAP and GPFedRec it is these methods as they are. Best and second: among all lines "
@@ -115,7 +116,7 @@ def _early() -> list[RunSpec]:
 
 def _probability() -> list[RunSpec]:
     return [row_spec(row, backbone, dataset)
-            for dataset, backbone, row in product(DATASETS, BACKBONES, (OURS, "without=iupr"))]
+            for dataset, backbone, row in product(DATASETS, BACKBONES, TRANSFER)]
 
 
 def _values(name: str, values: tuple[float, ...]) -> list[RunSpec]:
