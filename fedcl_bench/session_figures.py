@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import partial
 from typing import Any, Callable
@@ -11,17 +10,12 @@ import numpy as np
 
 from . import figures, scores
 from .paper_figures import Drawn, Job, Skip, curves, sensitivity
+from .prototypes import gaussian_epsilon
 from .store import Run
 
-DELTA = 1e-5  # of the privacy guarantee
+DELTA = 1e-5  # of the (ε, δ) that FCUCR states for its noise
 PROBABILITY = "target_probability"  # kind of analysis: the sigmoid of a test target's logit, per user
 _EDGES = np.linspace(0.0, 1.0, 21)
-
-
-def epsilon(deviation: float, delta: float = DELTA) -> float:
-    """The ε of (ε, δ)-differential privacy that FCUCR states for Gaussian noise on prototypes: the Gaussian mechanism's
-    sqrt(2 ln(1.25 / δ)) / deviation at sensitivity 1; infinite without noise."""
-    return math.sqrt(2.0 * math.log(1.25 / delta)) / deviation if deviation else math.inf
 
 
 def _gather(job: Job, figure: str, rows: dict[str, tuple[str, dict[str, Any]]],
@@ -91,7 +85,7 @@ def _probability(job: Job) -> Drawn:
 
 def _noise(job: Job) -> Drawn:
     def text(deviation: float) -> str:
-        return f"{epsilon(deviation):.1f}" if deviation else "∞"
+        return f"{gaussian_epsilon(deviation, DELTA):.1f}" if deviation else "∞"
     return sensitivity("noise", job, text, "ε at δ = 10$^{-5}$")
 
 

@@ -1,4 +1,4 @@
-"""FCUCR (WWW 2026): Tables 1-5, and Figure 2 and the sensitivity and noise curves of Figures 3-10.
+"""FCUCR (Zhang et al., WWW 2026): Tables 1-5, and Figure 2 and the sensitivity and noise curves of Figures 3-10.
 
 The printed numbers are in ``fcucr.csv``, times in seconds. The paper averages five runs, streams sessions, and ranks
 each user's target among 100 sampled items; what it prints nothing for, full ranking, is shown beside it.
@@ -13,7 +13,7 @@ from pathlib import Path
 from ..specs import RunSpec
 from .definitions import Contrast, Key, Lead, PaperTable, Printed, read_printed
 
-TITLE = "FCUCR (WWW 2026)"
+TITLE = "FCUCR (Zhang et al., WWW 2026)"
 OURS = "fcucr"  # the paper's own method
 BASELINE = "ft"
 METRIC = "hit@10"  # of figures, unless another is asked for
