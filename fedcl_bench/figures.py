@@ -192,7 +192,7 @@ def sensitivity(panels: Sequence[SettingPanel], look: Look, metric: str, title: 
 
     The chosen value has a large marker; values without a record are grey crosses on the axis.
     """
-    figure, grid = _grid(1, len(panels), 1.75, sharey=True)
+    figure, grid = _grid(1, len(panels), 1.75 if len(panels) > 1 else 2.4, sharey=True)
     for panel, axes in zip(panels, grid[0]):
         every = sorted(panel.points)
         points = [panel.points[value] for value in every]
@@ -300,23 +300,21 @@ def early_curves(panels: Mapping[str, Mapping[str, Curve | None]], look: Mapping
     Args:
         panels: title to method to its curve; None where there is no record.
     """
-    figure, grid = _grid(1, len(panels), 1.9, sharey=True)
+    figure, grid = _grid(1, len(panels), 2.1, sharey=True)
     handles = {}
     for axes, (title, curves) in zip(grid[0], panels.items()):
         for z, (name, curve) in enumerate(curves.items(), start=3):
             style = look[name]
             line = dict(color=style.color, linestyle=style.line, linewidth=1.0)
             handles.setdefault(name, Line2D([], [], **line, label=style.label))
-            if curve is None:
-                axes.text(0.98, 0.04 + 0.09 * (z - 3), f"{style.label}: no record", ha="right", va="bottom", color=GREY,
-                          transform=axes.transAxes, gid="missing")
-            else:
+            if curve is not None:
                 _draw_curve(axes, curve, name, z, line)
-        axes.set_title(title)
+        missing = [look[name].label for name, curve in curves.items() if curve is None]
+        axes.set_title(title + (f" (no record: {', '.join(missing)})" if missing else ""))
         axes.set_xlabel("round")
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(5))
-    grid[0, 0].set_ylabel(f"{metric} of the first session")
+    grid[0, 0].set_ylabel(f"{metric},\nfirst session")
     figure.legend(handles=list(handles.values()), loc="outside upper center", ncols=len(handles), handlelength=2.8,
                   title="mean ± std over seeds", title_fontsize=7)
     return figure
@@ -333,6 +331,7 @@ def user_histograms(panels: Mapping[str, Mapping[str, Histogram | None]], look: 
         axis: what the value is.
     """
     figure, grid = _grid(1, len(panels), 2.0, sharey=True)
+    top = max(float(found.share.max()) for variants in panels.values() for found in variants.values() if found)
     for axes, (title, variants) in zip(grid[0], panels.items()):
         handles = []
         for i, (name, found) in enumerate(variants.items()):
@@ -344,15 +343,14 @@ def user_histograms(panels: Mapping[str, Mapping[str, Histogram | None]], look: 
             if i == 0:
                 axes.stairs(found.share, found.edges, fill=True, color=style.color, alpha=0.3)
             axes.stairs(found.share, found.edges, gid=f"share:{name}", zorder=3 + i, **line)
-            axes.axvline(found.mean.mean, zorder=3 + i, gid=f"mean:{name}", **{**line, "linewidth": 0.7})
+            axes.plot([found.mean.mean] * 2, [0.0, 1.05 * top], zorder=3 + i, gid=f"mean:{name}",
+                      **{**line, "linewidth": 0.7})
             deviation = f" ± {found.mean.deviation:.3f}" if found.mean.n > 1 else ""
             handles.append(Line2D([], [], **line, label=f"{style.label}: mean {found.mean.mean:.3f}{deviation}"))
         axes.set_title(title)
         axes.set_xlabel(axis)
         axes.yaxis.set_major_locator(MaxNLocator(5))
-        axes.margins(y=0.1)
-        top = axes.get_ylim()[1]
-        axes.set_ylim(0.0, top * (1.0 + 0.14 * len(handles)))
+        axes.set_ylim(0.0, top * (1.1 + 0.14 * len(handles)))
         axes.legend(handles=handles, loc="upper center", handlelength=2.4, borderaxespad=0.1)
     grid[0, 0].set_ylabel("share of the users")
     return figure
@@ -389,7 +387,8 @@ def validation_curves(curves: Mapping[str, Sequence[Curve] | None], look: Mappin
         axes.yaxis.set_major_locator(MaxNLocator(5))
     for axes in grid[:, 0]:
         axes.set_ylabel(f"validation {metric}")
-    figure.legend(handles=handles, loc="outside upper center", ncols=min(7, len(handles)), title=title,
+    figure.legend(handles=handles, loc="outside upper center", ncols=min(7, len(handles)),
+                  title=title if columns > 1 else title.replace("; ", "\n"),
                   title_fontsize=7.5, handlelength=2.8, columnspacing=1.2)
     return figure
 
