@@ -148,35 +148,49 @@ def _leads(paper: str, table: PaperTable, built: Table, source: Source) -> list[
 
 
 def _section(paper: str, table: PaperTable, built: Table, source: Source) -> list[str]:
-    """One table: a part per dataset and backbone, with commands and records."""
+    """One table: a part per dataset and panel, with commands and records."""
     definitions = get(paper)
 
     def label(name: str) -> str:
         return definitions.label(table.number, name)
+
+    def name(key: Key) -> str:
+        """A line's name: its row, and its backbone if the part has several."""
+        return label(key.row) + (f" on {label(key.backbone)}" if key.backbone and not table.panels else "")
     cells = {cell.key: cell for cell in built.cells()}
     lines = [f"## Table {table.number}: {built.title}", "", *(f"- {md_text(note)}" for note in built.notes),
              *(f"- {mark} {md_text(text)}" for mark, text in built.footnotes if mark == DAGGER), ""]
-    for dataset, backbone in dict.fromkeys((key.dataset, key.backbone) for key in cells):
-        here = [cell for key, cell in cells.items() if (key.dataset, key.backbone) == (dataset, backbone)]
+    several = len(table.metrics) > 1
+    metrics_across = several and table.columns == ("value",)
+    heads = [label(metric) for metric in table.metrics] if metrics_across else [label(name) for name in table.columns]
+    stubs = ["", *(["metric"] if several and not metrics_across else [])]
+    parts: dict[tuple[str, str], list[Cell]] = {}
+    for key, cell in cells.items():
+        parts.setdefault((key.dataset, key.backbone if table.panels else ""), []).append(cell)
+    for (dataset, backbone), here in parts.items():
         counts = _counted(here, definitions.PRINTED_RUNS)
         title = " on ".join(filter(None, map(label, (dataset, backbone)))) if table.row_spec else label(dataset)
         words = ", ".join(f"{counts[kind]} {MARKS[kind]}" for kind in MARKS if counts[kind])
         lines += [f"### {title}", "", f"{words}.", ""]
         reasons: dict[str, int] = {}
-        several = len(table.metrics) > 1
-        head = ["", *(["metric"] if several else []), *map(label, table.columns)]
-        lines += [f"| {' | '.join(head)} |", "|---|" + ("---|" if several else "") + "---|" * len(table.columns)]
-        for row, metric in product(dict.fromkeys(cell.key.row for cell in here), table.metrics):
-            shown = [_cell(cells.get(Key(dataset, backbone, row, metric, column)), reasons, definitions.PRINTED_RUNS)
-                     for column in table.columns]
-            stub = [label(row) + (DAGGER if row in built.daggers else ""), *([label(metric)] if several else [])]
+        lines += [f"| {' | '.join([*stubs, *heads])} |", "|" + "---|" * len([*stubs, *heads])]
+        across = [{"metric": name} for name in table.metrics] if metrics_across else [
+            {"column": name} for name in table.columns]
+        places = {(cell.key.backbone, cell.key.row) for cell in here}
+        for place in product(table.backbones, table.rows, table.metrics[:1] if metrics_across else table.metrics):
+            if place[:2] not in places:
+                continue
+            first = Key(dataset, *place, table.columns[0])
+            shown = [_cell(cells.get(first._replace(**part)), reasons, definitions.PRINTED_RUNS) for part in across]
+            stub = [name(first) + (DAGGER if first.row in built.daggers else ""),
+                    *([label(first.metric)] if len(stubs) > 1 else [])]
             lines.append(f"| {' | '.join([*stub, *shown])} |")
         lines += ["", *(f"- <sup>{i}</sup> Cannot be checked: {md_text(reason)}." for reason, i in reasons.items())]
-        if table.row_spec and any(table.row_spec(row, backbone, dataset) for row in {cell.key.row for cell in here}):
-            records = {cell.key.row: cell for cell in here if cell.records and cell.key.column != "change"}
+        if table.row_spec:
+            records = {name(cell.key): cell for cell in here if cell.records and cell.key.column != "change"}
             seeds = max((len(cell.seeds) for cell in here), default=0) or 5
-            lines.append(f"- Command: `{command(paper, table, source, seeds, [dataset], [backbone])}`")
-            lines += [f"- Records of {label(row)} (seeds {seed_text(cell.seeds)}): "
+            lines.append(f"- Command: `{command(paper, table, source, seeds, [dataset], [backbone] if backbone else [])}`")
+            lines += [f"- Records of {row} (seeds {seed_text(cell.seeds)}): "
                       f"{' '.join(name[:8] for name in cell.records)}" for row, cell in records.items()]
         lines.append("")
     return lines

@@ -136,13 +136,13 @@ CONTRASTS = (Contrast(
      "and the server's start is never sent out; Algorithm 1 of the paper sends it. The mean of N independent starts is "
      "√N times smaller than each of them (XING, 877 clients: 29.6 times). So with starts of their own the first "
      "average leaves an item row that no client has touched √N times smaller than it would be after a common start, "
-     "and the item's score, an inner product with the row, shrinks alike. Rows that clients trained on keep what the "
-     "training added to the average. Matrices of φ shrink in the same way; biases and layer normalisations start "
+     "and the item's score, an inner product with the row, shrinks alike. In rows that clients trained on, what the "
+     "training added to the average stands out against the small remainder. Matrices of φ shrink in the same way; biases and layer normalisations start "
      "equal at all clients.",
-     "Among 100 sampled items, most of which few clients ever train on, it can then be enough to tell items that were "
-     "trained on from items that were not, which needs no knowledge of the user. A list of all items contains every "
-     "item that was trained on, so there this alone is not enough. Hence each setting is shown with both starts and "
-     "with both rankings: what is high among sampled items under one start only, and not among all items, is owed to "
-     "the start.",
+     "Sampled items are drawn alike from all items, most of which few clients train on (XING has 2.9 training "
+     "interactions per item). Among 100 of them it can then be enough to tell items that were trained on much from "
+     "items that were not, which needs no knowledge of the user. A list of all items contains every item that was "
+     "trained on, and among those this tells nothing apart. So each line is shown with both starts and with both "
+     "rankings; what differs between the starts, all else being equal, is owed to the start.",
      "p: two-sided paired t-test over users of FCUCR against the line, HR@10, each user averaged over the seeds both "
      "have.")),)
