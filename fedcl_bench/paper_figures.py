@@ -162,8 +162,7 @@ def _setting_panel(job: Job, spec: RunSpec, name: str, values: set[float], there
                         above_label), every
 
 
-def sensitivity(figure: str, job: Job, above: Callable[[float], str] | None = None,
-                above_label: str = "") -> Drawn:
+def sensitivity(figure: str, job: Job, above: Callable[[float], str] | None = None, above_label: str = "") -> Drawn:
     """A figure of the paper that varies one setting at a time, per dataset and backbone.
 
     Args:
@@ -256,4 +255,5 @@ def _ranks(job: Job) -> Drawn:
     yield job.file("cd"), figures.critical_difference_diagram(labels, test, title)
 
 
-MAKERS = {"3": _improvements, "4": partial(sensitivity, "4"), "forgetting": _forgetting, "curves": curves, "cd": _ranks}
+MAKERS = {"3": _improvements, "4": partial(sensitivity, "4"), "forgetting": _forgetting, "curves": curves,
+          "cd": _ranks}

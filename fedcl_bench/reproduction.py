@@ -189,7 +189,8 @@ def _section(paper: str, table: PaperTable, built: Table, source: Source) -> lis
         if table.row_spec:
             records = {name(cell.key): cell for cell in here if cell.records and cell.key.column != "change"}
             seeds = max((len(cell.seeds) for cell in here), default=0) or 5
-            lines.append(f"- Command: `{command(paper, table, source, seeds, [dataset], [backbone] if backbone else [])}`")
+            made_by = command(paper, table, source, seeds, [dataset], [backbone] if backbone else [])
+            lines.append(f"- Command: `{made_by}`")
             lines += [f"- Records of {row} (seeds {seed_text(cell.seeds)}): "
                       f"{' '.join(name[:8] for name in cell.records)}" for row, cell in records.items()]
         lines.append("")
@@ -272,9 +273,9 @@ def page(paper: str, tables: Sequence[PaperTable], source: Source, made_by: str,
         "paper's), difference ours - paper.", "",
         f"- {MARKS['reproduced']} **reproduced**: the paper's number, which is of {_of(runs)[0]}, lies where "
         f"{_of(runs)[1]} of ours would lie with {CONFIDENCE:.0%} probability, and near ours. The first means |paper - m| "
-        f"≤ t(.975, n-1) s √({_of(runs)[2]} + 1/n), with m and s the mean and standard deviation of our n seeds, plus half a unit of the paper's "
-        f"last decimal; that is {factors}. The second means |paper - m| ≤ {NEAR:.0%} of the paper's number, or "
-        f"{NEAR_POINTS:g} points for changes in percent. Table 1 has no seeds: equal at the printed decimals.",
+        f"≤ t(.975, n-1) s √({_of(runs)[2]} + 1/n), with m and s the mean and standard deviation of our n seeds, plus "
+        f"half a unit of the paper's last decimal; that is {factors}. The second means |paper - m| ≤ {NEAR:.0%} of the "
+        f"paper's number, or {NEAR_POINTS:g} points for changes in percent. Table 1 has no seeds: equal at the printed decimals.",
         f"- {MARKS['inconclusive']} **inconclusive**: inside the interval but not near. Our seeds vary too much to "
         f"tell.",
         f"- {MARKS['higher']} **differs**, ours is higher. {MARKS['lower']} **differs**, ours is lower. Only the "
