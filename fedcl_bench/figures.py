@@ -190,7 +190,8 @@ _SETTING_NAMES = {"eps": "ε", "lambda_kd": "λ$_{KD}$", "beta": "β", "neighbou
 def sensitivity(panels: Sequence[SettingPanel], look: Look, metric: str, title: str) -> Figure:
     """F3CRec's Figure 4, FCUCR's sensitivity and noise curves: the metric for each value of each setting.
 
-    Mean and one standard deviation over seeds. The chosen value has a large marker; values without a record are grey crosses on the axis.
+    Mean and one standard deviation over seeds. The chosen value has a large marker; values without a record are grey
+    crosses on the axis.
     """
     figure, grid = _grid(1, len(panels), 1.75 if len(panels) > 1 else 2.4, sharey=True)
     for panel, axes in zip(panels, grid[0]):
