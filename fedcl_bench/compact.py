@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 INDEX = "index.json"
 FORMAT = 1
 LIMIT = 512 * 1024  # bytes of a file
-METRICS = ("ndcg@20", "recall@20", "hit@10", "ndcg@10")  # of the papers with blocks, and of those with one step
-KINDS = ("user_shift", "item_phi", "item_rank_change")
+# Of the papers with blocks, and of those with one step; all: is full ranking beside sampled items.
+METRICS = ("ndcg@20", "recall@20", "hit@10", "ndcg@10", "all:hit@10", "all:ndcg@10")
+KINDS = ("user_shift", "item_phi", "item_rank_change", "target_probability")  # files hold their places in this order
+_PER_ITEM = ("item_phi", "item_rank_change")
 _KEYS = ("trained_block", "tested_block", "user")
 _DIGITS = 4  # of seconds; finer is noise that does not compress
 _Row = dict[str, Any]
@@ -78,7 +80,7 @@ def _row(run: Run, item_analysis: bool) -> _Row:
     for column in run.rounds:
         row[f"rounds.{column}"] = _list(column, run.rounds[column].to_numpy())
     analysis = run.analysis
-    analysis = analysis[analysis["kind"].isin(KINDS if item_analysis else KINDS[:1])]
+    analysis = analysis[analysis["kind"].isin(KINDS) & (item_analysis | ~analysis["kind"].isin(_PER_ITEM))]
     row["analysis.kind"] = analysis["kind"].map({kind: i for i, kind in enumerate(KINDS)}).to_numpy(np.int64)
     for column in ("block", "id"):
         row[f"analysis.{column}"] = analysis[column].to_numpy(np.int64)

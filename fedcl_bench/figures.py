@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, Mapping, Sequence
 
@@ -20,7 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from .records import write_atomically
-from .scores import Curve, Spread
+from .scores import Curve, Histogram, Spread
 from .significance import LEVEL, FriedmanComparison
 
 COLUMN, PAGE = 3.3, 7.0  # inches
@@ -171,20 +171,29 @@ class SettingPanel:
     Attributes:
         points: value to the metric; None where there is no record.
         chosen: the value that all other runs use, if it is a number.
+        above, above_label: value to what a second axis above the panel shows there, and that axis' name.
     """
 
     name: str
     points: Mapping[float, Spread | None]
     chosen: float | None
+    above: Mapping[float, str] = field(default_factory=dict)
+    above_label: str = ""
+
+
+_SETTING_NAMES = {"eps": "ε", "lambda_kd": "λ$_{KD}$", "beta": "β", "neighbours": "k, prototypes retrieved",
+                  "lambda_tasd": "λ of time-aware self-distillation",
+                  "prototype_noise": "standard deviation of the noise on prototypes"}
 
 
 @_styled
 def sensitivity(panels: Sequence[SettingPanel], look: Look, metric: str, title: str) -> Figure:
-    """F3CRec's Figure 4: mean and one standard deviation over seeds of the metric for each value of each setting.
+    """F3CRec's Figure 4, FCUCR's sensitivity and noise curves: the metric for each value of each setting.
 
-    The chosen value has a large marker; values without a record are grey crosses on the axis.
+    Mean and one standard deviation over seeds. The chosen value has a large marker; values without a record are grey
+    crosses on the axis.
     """
-    figure, grid = _grid(1, len(panels), 1.75, sharey=True)
+    figure, grid = _grid(1, len(panels), 1.75 if len(panels) > 1 else 2.4, sharey=True)
     for panel, axes in zip(panels, grid[0]):
         every = sorted(panel.points)
         points = [panel.points[value] for value in every]
@@ -206,7 +215,12 @@ def sensitivity(panels: Sequence[SettingPanel], look: Look, metric: str, title: 
         elif every and every[-1] < 0.01:
             axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 0), useMathText=True)
             axes.xaxis.set_major_locator(MaxNLocator(5))
-        axes.set_xlabel({"eps": "ε", "lambda_kd": "λ$_{KD}$", "beta": "β"}.get(panel.name, panel.name))
+        if panel.above:
+            second = axes.secondary_xaxis("top")
+            second.set_xticks(list(panel.above), list(panel.above.values()))
+            second.set_xlabel(panel.above_label)
+            axes.set_xticks(list(panel.above))
+        axes.set_xlabel(_SETTING_NAMES.get(panel.name, panel.name))
         axes.yaxis.set_major_locator(MaxNLocator(5))
         axes.margins(y=0.12)
     grid[0, 0].set_ylabel(metric)
@@ -215,7 +229,7 @@ def sensitivity(panels: Sequence[SettingPanel], look: Look, metric: str, title: 
                       label="value of the other runs")]
     if any(point is None for panel in panels for point in panel.points.values()):
         handles.append(Line2D([], [], linestyle="", marker="x", color=GREY, label="no record"))
-    figure.legend(handles=handles, loc="outside upper center", ncols=3)
+    figure.legend(handles=handles, loc="outside upper center", ncols=3 if len(panels) > 1 else 1)
     return figure
 
 
@@ -268,6 +282,81 @@ def forgetting_maps(matrices: Mapping[str, np.ndarray | None], look: Mapping[str
     return figure
 
 
+def _draw_curve(axes, curve: Curve, name: str, z: int, line: Mapping) -> None:
+    """Mean and band over the rounds that all seeds reached, then the faint tail of those that are left."""
+    rounds = np.arange(1, len(curve.mean) + 1)
+    axes.fill_between(rounds[:curve.common], (curve.mean - curve.deviation)[:curve.common],
+                      (curve.mean + curve.deviation)[:curve.common], color=line["color"], alpha=0.15, linewidth=0)
+    axes.plot(rounds[:curve.common], curve.mean[:curve.common], zorder=z, gid=f"mean:{name}", **line)
+    axes.plot(rounds[curve.common - 1:], curve.mean[curve.common - 1:], zorder=z, alpha=0.35, gid=f"tail:{name}",
+              **line)
+
+
+@_styled
+def early_curves(panels: Mapping[str, Mapping[str, Curve | None]], look: Mapping[str, Look], metric: str) -> Figure:
+    """FCUCR's Figure 2a: how well each client's first session is still predicted after every round.
+
+    Mean and band of one standard deviation over seeds; a line is faint where fewer seeds are left.
+
+    Args:
+        panels: title to method to its curve; None where there is no record.
+    """
+    figure, grid = _grid(1, len(panels), 2.1, sharey=True)
+    handles = {}
+    for axes, (title, curves) in zip(grid[0], panels.items()):
+        for z, (name, curve) in enumerate(curves.items(), start=3):
+            style = look[name]
+            line = dict(color=style.color, linestyle=style.line, linewidth=1.0)
+            handles.setdefault(name, Line2D([], [], **line, label=style.label))
+            if curve is not None:
+                _draw_curve(axes, curve, name, z, line)
+        missing = [look[name].label for name, curve in curves.items() if curve is None]
+        axes.set_title(title + (f" (no record: {', '.join(missing)})" if missing else ""))
+        axes.set_xlabel("round")
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+    grid[0, 0].set_ylabel(f"{metric},\nfirst session")
+    figure.legend(handles=list(handles.values()), loc="outside upper center", ncols=len(handles), handlelength=2.8,
+                  title="mean ± std over seeds", title_fontsize=7)
+    return figure
+
+
+@_styled
+def user_histograms(panels: Mapping[str, Mapping[str, Histogram | None]], look: Mapping[str, Look],
+                    axis: str) -> Figure:
+    """FCUCR's Figure 2b and c: the share of the users in each range of a value, one variant over the other.
+
+    Args:
+        panels: title to variant to its histogram; None where there is no record. The first is filled, the others are
+            outlines; vertical lines are the means.
+        axis: what the value is.
+    """
+    figure, grid = _grid(1, len(panels), 2.0, sharey=True)
+    top = max(float(found.share.max()) for variants in panels.values() for found in variants.values() if found)
+    for axes, (title, variants) in zip(grid[0], panels.items()):
+        handles = []
+        for i, (name, found) in enumerate(variants.items()):
+            style = look[name]
+            if found is None:
+                handles.append(Line2D([], [], linestyle="", label=f"{style.label}: no record"))
+                continue
+            line = dict(color=style.color, linestyle=style.line, linewidth=1.0)
+            if i == 0:
+                axes.stairs(found.share, found.edges, fill=True, color=style.color, alpha=0.3)
+            axes.stairs(found.share, found.edges, gid=f"share:{name}", zorder=3 + i, **line)
+            axes.plot([found.mean.mean] * 2, [0.0, 1.05 * top], zorder=3 + i, gid=f"mean:{name}",
+                      **{**line, "linewidth": 0.7})
+            deviation = f" ± {found.mean.deviation:.3f}" if found.mean.n > 1 else ""
+            handles.append(Line2D([], [], **line, label=f"{style.label}: mean {found.mean.mean:.3f}{deviation}"))
+        axes.set_title(title)
+        axes.set_xlabel(axis)
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.set_ylim(0.0, top * (1.1 + 0.14 * len(handles)))
+        axes.legend(handles=handles, loc="upper center", handlelength=2.4, borderaxespad=0.1)
+    grid[0, 0].set_ylabel("share of the users")
+    return figure
+
+
 @_styled
 def validation_curves(curves: Mapping[str, Sequence[Curve] | None], look: Mapping[str, Look], metric: str,
                       title: str) -> Figure:
@@ -289,22 +378,18 @@ def validation_curves(curves: Mapping[str, Sequence[Curve] | None], look: Mappin
         handles.append(Line2D([], [], **line, **marker, label=style.label) if several else
                        Line2D([], [], linestyle="", label=f"{style.label}: no record"))
         for axes, curve in zip(grid.flat, several or ()):
-            rounds = np.arange(1, len(curve.mean) + 1)
-            axes.fill_between(rounds[:curve.common], (curve.mean - curve.deviation)[:curve.common],
-                              (curve.mean + curve.deviation)[:curve.common], color=style.color, alpha=0.15, linewidth=0)
-            axes.plot(rounds[:curve.common], curve.mean[:curve.common], zorder=z, gid=f"mean:{name}", **line)
-            axes.plot(rounds[curve.common - 1:], curve.mean[curve.common - 1:], zorder=z, alpha=0.35,
-                      gid=f"tail:{name}", **line)
+            _draw_curve(axes, curve, name, z, line)
             axes.plot(curve.best_round, curve.best_value, color=style.color, **marker, zorder=20, gid=f"best:{name}")
     for block, axes in enumerate(grid.flat):
-        axes.set_title(f"block {block}")
+        axes.set_title(f"block {block}" if blocks > 1 else "")
         axes.set_visible(block < blocks)
         axes.set_xlabel("round")
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(5))
     for axes in grid[:, 0]:
         axes.set_ylabel(f"validation {metric}")
-    figure.legend(handles=handles, loc="outside upper center", ncols=min(7, len(handles)), title=title,
+    figure.legend(handles=handles, loc="outside upper center", ncols=min(7, len(handles)),
+                  title=title if columns > 1 else title.replace("; ", "\n"),
                   title_fontsize=7.5, handlelength=2.8, columnspacing=1.2)
     return figure
 

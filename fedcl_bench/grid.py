@@ -24,7 +24,7 @@ class Part:
         methods, backbones, datasets: names; with ``paper`` they choose among its runs, and None means all.
         seeds, first_seed: how many seeds, and the first.
         set: settings of every run. vary: setting to the values it takes in turn.
-        paper, tables, figures: a paper's name and the numbers of its tables and figures.
+        paper, tables, figures: a paper's name, the numbers of its tables and the names of its figures.
     """
 
     methods: tuple[str, ...] | None = None
@@ -36,7 +36,7 @@ class Part:
     vary: Mapping[str, tuple] = field(default_factory=dict)
     paper: str | None = None
     tables: tuple[int, ...] = ()
-    figures: tuple[int, ...] = ()
+    figures: tuple[str, ...] = ()
 
     def specs(self) -> list[RunSpec]:
         """The runs of this part, without their seeds.
@@ -99,7 +99,7 @@ def _vary(value: Any) -> dict[str, tuple]:
 
 _FIELDS = {"methods": names, "backbones": names, "datasets": names, "seeds": _number(1), "first_seed": _number(0),
            "set": _set, "vary": _vary, "paper": lambda value: names(value)[0], "tables": _numbers,
-           "figures": _numbers}
+           "figures": lambda value: names([str(v) for v in value] if isinstance(value, list) else str(value))}
 
 
 def _fields(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:

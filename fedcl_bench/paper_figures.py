@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 from matplotlib.figure import Figure
 
@@ -70,10 +70,10 @@ class Job:
             for backbone in self.backbones:
                 row = found[dataset, backbone] = {}
                 for method in self.methods:
-                    spec = self.spec(method, backbone, dataset)
-                    row[method] = matching(self.runs, self.registry, spec, self.tuned) if spec else []
+                    row[method] = self.find(method, backbone, dataset)
                     if not row[method]:
-                        missing.append(spec or RunSpec(method, backbone, dataset, tuple(self.changes.items())))
+                        missing.append(self.spec(method, backbone, dataset)
+                                       or RunSpec(method, backbone, dataset, tuple(self.changes.items())))
                 every = [run for some in row.values() for run in some]
                 scores.same_tests(every, "figures")
                 scores.check_metric(every, self.metric)
@@ -94,6 +94,16 @@ class Job:
                             f"with: {command_for(missing, self.tuned, self.records)}")
         return found
 
+    def find(self, method: str, backbone: str, dataset: str, own: dict[str, Any] | None = None) -> list[Run]:
+        """The runs of a cell, sorted by seed."""
+        spec = self.spec(method, backbone, dataset, own)
+        return matching(self.runs, self.registry, spec, self.tuned) if spec else []
+
+    def command(self, figure: str, datasets: list[str], *options: str) -> str:
+        """The command that makes the runs of the paper's figure."""
+        words = ("--paper", self.paper_name, "--figure", figure, "--datasets", ",".join(datasets), *options)
+        return grid_command(words, self.changes.items(), self.tuned, self.records)
+
     def file(self, figure: str, *parts: str) -> str:
         """A file's name without its suffix."""
         return "-".join((figure, *parts, self.metric.replace("@", "")))
@@ -107,7 +117,10 @@ class Skip(Exception):
     """A figure that these records do not allow, and why."""
 
 
-def _improvements(job: Job) -> Iterator[tuple[str, Figure]]:
+Drawn = Iterator[tuple[str, Figure]]  # file names without their suffix, and figures
+
+
+def _improvements(job: Job) -> Drawn:
     base = job.paper.BASELINE
     methods = [method for method in job.methods if method != base]
     if base not in job.methods or not methods:
@@ -134,25 +147,30 @@ def _improvements(job: Job) -> Iterator[tuple[str, Figure]]:
     yield job.file("figure3"), figures.improvement_bars(rows, job.looks, job.label(base), job.label(job.metric))
 
 
-def _setting_panel(job: Job, spec: RunSpec, name: str, values: set[float], there: set[float],
-                   chosen: Any) -> tuple[SettingPanel, list[Run]]:
+def _setting_panel(job: Job, spec: RunSpec, name: str, values: set[float], there: set[float], chosen: Any,
+                   above: Callable[[float], str] | None, above_label: str) -> tuple[SettingPanel, list[Run]]:
     """The metric for each value of a setting, and the runs; ``there`` are the values that have records."""
     points, every = {}, []
     for value in sorted(values | there):
         runs = []
         if value in there:
-            varied = job.spec(spec.method, spec.backbone, spec.dataset, {name: value})
-            runs = matching(job.runs, job.registry, varied, job.tuned)
+            runs = job.find(spec.method, spec.backbone, spec.dataset, {name: value})
         scores.check_metric(runs, job.metric)
         points[value] = scores.spread(scores.seed_averages(runs, job.metric)) if runs else None
         every += runs
-    return SettingPanel(name, points, chosen), every
+    return SettingPanel(name, points, chosen, {value: above(value) for value in points} if above else {},
+                        above_label), every
 
 
-def _sensitivity(job: Job) -> Iterator[tuple[str, Figure]]:
+def sensitivity(figure: str, job: Job, above: Callable[[float], str] | None = None, above_label: str = "") -> Drawn:
+    """A figure of the paper that varies one setting at a time, per dataset and backbone.
+
+    Args:
+        above, above_label: see ``SettingPanel``; from a value to its text.
+    """
     method = job.paper.OURS
     wanted: dict[tuple[str, str], dict[str, set[float]]] = {}  # the values that the paper shows
-    for spec in figure_specs(job.paper_name, [4]):
+    for spec in figure_specs(job.paper_name, [figure]):
         (name, value), = spec.settings
         wanted.setdefault((spec.dataset, spec.backbone), {}).setdefault(name, set()).add(value)
     settings = list(next(iter(wanted.values())))
@@ -167,32 +185,32 @@ def _sensitivity(job: Job) -> Iterator[tuple[str, Figure]]:
         panels, every = [], []
         for name in settings:
             panel, runs = _setting_panel(job, spec, name, wanted.get((dataset, backbone), {}).get(name, set()),
-                                         set(found.get(name, ())), chosen[name])
+                                         set(found.get(name, ())), chosen[name], above, above_label)
             panels.append(panel)
             every += runs
             missing = [f"{value:g}" for value, point in panel.points.items() if point is None]
             if missing and varied:
-                job.notes.append(f"figure 4: no records of {method} on {backbone}, {dataset} with {name} = "
+                job.notes.append(f"figure {figure}: no records of {method} on {backbone}, {dataset} with {name} = "
                                  f"{', '.join(missing)}: left empty")
                 incomplete = True
         if varied:
-            scores.same_tests(every, "figure 4")
+            scores.same_tests(every, f"figure {figure}")
             drawn = True
             title = f"{job.label(method)} on {job.label(backbone)}, {job.label(dataset)}"
-            yield (job.file("figure4", dataset, backbone),
+            yield (job.file(f"figure{figure}" if figure.isdecimal() else figure, dataset, backbone),
                    figures.sensitivity(panels, job.looks[method], job.label(job.metric), title))
     datasets = [dataset for dataset in job.datasets if any((dataset, backbone) in wanted for backbone in job.backbones)]
     command = ""
     if datasets:
-        options = ("--paper", job.paper_name, "--figure", "4", "--datasets", ",".join(datasets))
-        command = "\nMake the paper's with: " + grid_command(options, job.changes.items(), job.tuned, job.records)
+        command = f"\nMake the paper's with: {job.command(figure, datasets)}"
     if not drawn:
-        raise Skip(f"no runs of {method} in which only one of {', '.join(settings)} is another.{command}")
+        which = f"one of {', '.join(settings)}" if len(settings) > 1 else settings[0]
+        raise Skip(f"no runs of {method} in which only {which} is another.{command}")
     if incomplete:
         job.notes[-1] += command
 
 
-def _forgetting(job: Job) -> Iterator[tuple[str, Figure]]:
+def _forgetting(job: Job) -> Drawn:
     for (dataset, backbone), cell in job.cells.items():
         every = [run for some in cell.values() for run in some]
         if every:
@@ -202,21 +220,21 @@ def _forgetting(job: Job) -> Iterator[tuple[str, Figure]]:
                    figures.forgetting_maps(matrices, job.looks, job.label(job.metric), title))
 
 
-def _curves(job: Job) -> Iterator[tuple[str, Figure]]:
+def curves(job: Job) -> Drawn:
     for (dataset, backbone), cell in job.cells.items():
         every = [run for some in cell.values() for run in some]
         metrics = {run.meta["settings"]["valid_metric"] for run in every}
         if len(metrics) > 1:
             raise Skip(f"{backbone}, {dataset}: runs with different validation metrics ({', '.join(sorted(metrics))})")
         if every:
-            curves = {method: scores.validation_curves(some) if some else None for method, some in cell.items()}
+            found = {method: scores.validation_curves(some) if some else None for method, some in cell.items()}
             title = (f"{job.label(backbone)}, {job.label(dataset)}, mean ± std over seeds {_seeds(every)}; "
                      f"marker: mean best round")
             yield (f"curves-{dataset}-{backbone}",
-                   figures.validation_curves(curves, job.looks, job.label(metrics.pop()), title))
+                   figures.validation_curves(found, job.looks, job.label(metrics.pop()), title))
 
 
-def _ranks(job: Job) -> Iterator[tuple[str, Figure]]:
+def _ranks(job: Job) -> Drawn:
     rows = {(backbone, dataset): cell for (dataset, backbone), cell in job.cells.items() if all(cell.values())}
     for (dataset, backbone), cell in job.cells.items():
         if any(cell.values()) and (backbone, dataset) not in rows:
@@ -237,4 +255,5 @@ def _ranks(job: Job) -> Iterator[tuple[str, Figure]]:
     yield job.file("cd"), figures.critical_difference_diagram(labels, test, title)
 
 
-MAKERS = {"3": _improvements, "4": _sensitivity, "forgetting": _forgetting, "curves": _curves, "cd": _ranks}
+MAKERS = {"3": _improvements, "4": partial(sensitivity, "4"), "forgetting": _forgetting, "curves": curves,
+          "cd": _ranks}

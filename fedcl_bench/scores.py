@@ -121,12 +121,12 @@ def mean_matrix(runs: Sequence[Run], metric: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Curve:
-    """The validation metric over the rounds of one block.
+    """What was measured in every round of one block: the validation metric, or another column of the rounds.
 
     Attributes:
         mean, deviation: of the seeds that still train, per round; sample standard deviation, 0 where one seed is left.
         common: rounds that every seed reached; beyond them the mean is of fewer seeds.
-        best_round, best_value: of each seed's best round, averaged over seeds; rounds count from 1.
+        best_round, best_value: of each seed's best validation round, averaged over seeds; rounds count from 1.
     """
 
     mean: np.ndarray
@@ -136,17 +136,49 @@ class Curve:
     best_value: float
 
 
-def validation_curves(runs: Sequence[Run]) -> list[Curve]:
-    """One curve per block."""
+def validation_curves(runs: Sequence[Run], column: str = "valid") -> list[Curve]:
+    """One curve per block, of the validation metric or of another column of the runs' rounds."""
     curves = []
     for block in range(len(runs[0].meta["rounds"])):
-        valid = [run.rounds.loc[run.rounds["step"] == block].sort_values("round")["valid"].to_numpy() for run in runs]
+        valid = [run.rounds.loc[run.rounds["step"] == block].sort_values("round")[column].to_numpy() for run in runs]
         best = [run.meta["best_round"][block] for run in runs]
         points = [spread(v[i] for v in valid if len(v) > i) for i in range(max(map(len, valid)))]
         curves.append(Curve(np.array([p.mean for p in points]), np.array([p.deviation for p in points]),
                             min(map(len, valid)), float(np.mean(best)),
                             float(np.mean([v[b - 1] for v, b in zip(valid, best)]))))
     return curves
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How many users have a value in which range.
+
+    Attributes:
+        edges: of the b ranges, shape (b + 1,).
+        share: of the users, shape (b,), averaged over seeds; they add up to 1.
+        mean: the users' mean.
+    """
+
+    edges: np.ndarray
+    share: np.ndarray
+    mean: Spread
+
+
+def user_histogram(runs: Sequence[Run], kind: str, edges: np.ndarray) -> Histogram:
+    """The users' values of one kind of analysis; the first and the last range also take what lies beyond.
+
+    Raises:
+        UserError: for a run whose record has no such values.
+    """
+    shares, means = [], []
+    for run in runs:
+        values = run.analysis.loc[run.analysis["kind"] == kind, "value"].to_numpy(dtype=float)
+        if not len(values):
+            raise UserError(f"{describe(run.meta)}: its record in {run.path} has no {kind}; run it again with this "
+                            f"version of the suite.")
+        shares.append(np.histogram(values.clip(edges[0], edges[-1]), edges)[0] / len(values))
+        means.append(float(values.mean()))
+    return Histogram(edges, np.mean(shares, axis=0), spread(means))
 
 
 def variations(runs: Iterable[Run], base: Mapping[str, Any], spec: RunSpec,

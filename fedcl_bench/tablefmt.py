@@ -7,23 +7,23 @@ import io
 from typing import Callable, Sequence
 
 from .papers import get
-from .tables import DAGGER, Cell, Line, Panel, Table
+from .tables import DAGGER, DASH, Cell, Line, Panel, Table
 
 FORMATS = {"md": "md", "latex": "tex", "csv": "csv"}  # format -> ending of its file
-DASH = "–"
 
 
-def number(cell: Cell, value: float, signed: bool = True) -> str:
-    """A value with the cell's decimals; changes carry their sign, counts a thousands separator."""
+def number(cell: Cell, value: float, signed: bool = True, decimals: int | None = None) -> str:
+    """A value with the cell's decimals, or others; changes carry their sign, counts a thousands separator."""
     sign = "+" if signed and cell.key.column == "change" else ""
-    return f"{value:{sign},.{cell.decimals}f}"
+    return f"{value:{sign},.{cell.decimals if decimals is None else decimals}f}"
 
 
 def printed(cell: Cell) -> str:
     """The paper's number as text, without a star."""
     if cell.printed is None:
         return ""
-    return cell.printed.text if cell.printed.value is None else number(cell, cell.printed.value)
+    value = cell.printed.value
+    return cell.printed.text if value is None else number(cell, value, decimals=cell.printed.decimals)
 
 
 def ours(cell: Cell) -> str:

@@ -26,7 +26,10 @@ from .store import Run, comparable, matching, one_data, one_protocol, user_score
 DAGGER = "†"
 SHARE = 0.2  # of the users or items in each group of Tables 4, 5 and 7
 STAR_LEVEL = 0.05
-_STUB_HEADS = {"dataset": "dataset", "metric": "metric", "row": "", "column": ""}
+SECONDS = "round_seconds"  # the metric of seconds per round
+ABSENT = "this suite does not have the method"
+DASH = "–"  # where there is nothing to show
+_STUB_HEADS = {"dataset": "dataset", "backbone": "backbone", "metric": "metric", "row": "", "column": ""}
 GRID_SEEDS = 5  # of the command for a missing cell when no other cell says how many there are
 
 
@@ -40,7 +43,7 @@ class Cell:
         printed: the paper's; None where it prints nothing.
         contradiction: how the printed number contradicts another one of the paper.
         missing: why there is no number of ours.
-        star: F3CRec is significantly better than the best baseline.
+        star: the paper's own method is significantly better than the best baseline.
         rank: 1 best, 2 second among the methods compared, else 0.
         p: of the test behind a star, where it was made.
     """
@@ -69,7 +72,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """All lines of one backbone."""
+    """All lines of one backbone, or of all where they are not compared apart."""
 
     title: str
     lines: tuple[Line, ...]
@@ -210,9 +213,15 @@ def measure(run: Run, metric: str, column: str) -> float:
         return _degradation(run, column)
     if column in ("static", "dynamic"):
         return _group_scores(run, column, 1)
+    if metric == SECONDS:
+        return float((run.rounds["train_seconds"] + run.rounds["evaluate_seconds"]).mean())
     if metric not in run.meta["metrics"]:
         raise NotMeasured(f"its record has no {metric}")
     blocks = run.meta["metrics"][metric]["per_block"]
+    if column == "value":
+        if len(blocks) != 1:
+            raise NotMeasured(f"its record has {len(blocks)} blocks, the table is of runs without blocks")
+        return blocks[0]
     if len(blocks) != 4:
         raise NotMeasured(f"its record has {len(blocks)} blocks, the table is of D0-D3")
     return float(np.mean(blocks[1:])) if column == "avg" else blocks[int(column[1:])]
@@ -258,12 +267,15 @@ def find(source: Source, spec: RunSpec) -> tuple[list[Run], str]:
 # From runs to cells.
 
 def _decimals(key: Key, printed: Printed | None) -> int:
+    if key.metric == SECONDS:
+        return 2
     if printed is not None and printed.value is not None:
         return printed.decimals
     return 2 if key.column == "change" else 4
 
 
-def _averaged(cell: Cell, runs: Sequence[Run]) -> Cell:
+def averaged(cell: Cell, runs: Sequence[Run]) -> Cell:
+    """The cell with the mean and deviation of runs, or with why there is none."""
     try:
         values = [measure(run, cell.key.metric, cell.key.column) for run in runs]
     except NotMeasured as error:
@@ -311,17 +323,23 @@ def user_test(a: Sequence[Run], b: Sequence[Run], metric: str) -> tuple[float, f
     return found.difference, found.p, found.n
 
 
+def _leading(cells: Mapping[Key, Cell], table: PaperTable, dataset: str, backbone: str) -> dict[str, Cell]:
+    """Row to the cell by which a backbone's methods are compared (``PaperTable.lead``)."""
+    keys = {row: Key(dataset, backbone, row, table.lead.metric, table.lead.column) for row in table.rows}
+    return {row: cells[key] for row, key in keys.items() if key in cells}
+
+
 def _starred(cells: dict[Key, Cell], table: PaperTable, ours: str, runs: Mapping[tuple, list[Run]]) -> None:
-    """Set stars by the paper's rule (Table 2): the baseline that is best on N@20, each metric tested on its own."""
+    """Set stars by the paper's rule: against the best baseline on the backbone, each metric tested on its own."""
     for dataset, backbone in product(table.datasets, table.backbones):
         mine = runs.get((ours, backbone, dataset))
-        baselines = {row: mean for row in table.rows if row != ours
-                     and (mean := cells[Key(dataset, backbone, row, "ndcg@20", "avg")].mean) is not None}
+        baselines = {row: cell.mean for row, cell in _leading(cells, table, dataset, backbone).items()
+                     if row != ours and cell.mean is not None}
         if not mine or not baselines:
             continue
         best = max(baselines, key=baselines.get)
         for metric in table.metrics:
-            key = Key(dataset, backbone, ours, metric, "avg")
+            key = Key(dataset, backbone, ours, metric, table.lead.column)
             difference, p, _ = user_test(mine, runs[best, backbone, dataset], metric)
             if not math.isnan(p):
                 cells[key] = replace(cells[key], p=p, star=p <= STAR_LEVEL and difference > 0.0)
@@ -332,7 +350,8 @@ def _ranked(cells: dict[Key, Cell], table: PaperTable) -> None:
     groups: dict[Key, list[Cell]] = {}
     for key, cell in cells.items():
         if cell.mean is not None and key.column != "change":
-            groups.setdefault(key._replace(row=""), []).append(cell)
+            compared = key._replace(row="") if table.panels else key._replace(row="", backbone="")
+            groups.setdefault(compared, []).append(cell)
     for group in groups.values():
         shown = sorted({round(cell.mean, cell.decimals) for cell in group}, reverse=table.best == "max")
         for cell in group if len(shown) > 1 else ():
@@ -357,15 +376,15 @@ def _cells(paper: str, table: PaperTable, source: Source) -> dict[Key, Cell]:
                     cells[key] = replace(cells[key], missing=reason)
                 elif key.dataset == dataset:
                     values = statistics[key.row]
-                    block = int(key.column[1:])
+                    block = table.columns.index(key.column)
                     cells[key] = (replace(cells[key], mean=float(values[block])) if block < len(values) else
                                   replace(cells[key], missing=f"the stream has {len(values)} blocks"))
         return cells
     runs: dict[tuple[str, str, str], list[Run]] = {}
     reasons: dict[tuple[str, str, str], str] = {}
-    for dataset, backbone, row in product(table.datasets, table.backbones, table.rows):
-        name = (row, backbone, dataset)
-        runs[name], reasons[name] = find(source, table.row_spec(row, backbone, dataset))
+    for name in table.places():
+        spec = table.row_spec(*name)
+        runs[name], reasons[name] = find(source, spec) if spec else ([], ABSENT)
     used = [run for some in runs.values() for run in some]
     one_protocol(used, f"Table {table.number} of {paper}")
     one_data(used)
@@ -377,8 +396,8 @@ def _cells(paper: str, table: PaperTable, source: Source) -> dict[Key, Cell]:
             base = (table.change_of, key.backbone, key.dataset)
             cells[key] = _changed(cell, runs[name], runs[base], definitions.LABELS[table.change_of])
         else:
-            cells[key] = _averaged(cell, runs[name])
-    if table.starred:
+            cells[key] = averaged(cell, runs[name])
+    if table.lead:
         _starred(cells, table, definitions.OURS, runs)
     if table.best:
         _ranked(cells, table)
@@ -410,12 +429,24 @@ def _seed_notes(cells: Mapping[Key, Cell], where: Callable[[Key], str]) -> list[
     return notes
 
 
+def p_text(p: float) -> str:
+    """A p-value in words."""
+    return "< 0.0001" if p < 1e-4 else f"{p:.4f}"
+
+
 def _test_notes(cells: Mapping[Key, Cell], table: PaperTable, ours: str, label: Callable[[str], str]) -> list[str]:
-    """Which tests could not be made, or not against every baseline that the paper has a number for."""
+    """The p of tests where the table wants them, and which tests could not be made, or not against every baseline that
+    the paper has a number for."""
     notes = []
     for dataset, backbone in product(table.datasets, table.backbones):
-        here = {row: cells[Key(dataset, backbone, row, "ndcg@20", "avg")] for row in table.rows}
+        here = _leading(cells, table, dataset, backbone)
+        if ours not in here:
+            continue
         mine, place = here.pop(ours), f"{label(backbone)}, {label(dataset)}"
+        if table.lead.name_p and mine.p is not None:
+            tested = {metric: cells[mine.key._replace(metric=metric)].p for metric in table.metrics}
+            values = "; ".join(f"{label(metric)} {p_text(p)}" for metric, p in tested.items() if p is not None)
+            notes.append(f"p of {label(ours)} on {place}: {values}.")
         absent = [label(row) for row, cell in here.items()
                   if cell.mean is None and cell.printed and cell.printed.value is not None]
         if mine.mean is not None and mine.p is None:
@@ -452,11 +483,13 @@ def _missing(cells: Mapping[Key, Cell], paper: str, table: PaperTable, source: S
         if table.row_spec is None:
             sentences.append(f"missing: statistics of {dataset}: {reason}.")
             continue
-        part = f" ({', '.join(columns)})" if columns else ""
-        methods = [table.row_spec(row, backbones[0], dataset).method for row in rows]
+        part = f" ({', '.join(columns)})" if columns and len(table.columns) > 1 else ""
+        specs = [table.row_spec(row, backbones[0], dataset) for row in rows]
+        methods = [spec.method for spec in specs if spec]
         run = (f"; run: {command(paper, table, source, seeds, [dataset], backbones, methods)}"
                if reason.startswith("no record") else ".")
-        sentences.append(f"missing: {', '.join(rows)} on {', '.join(backbones)}, {dataset}{part}: {reason}{run}")
+        place = " on ".join(filter(None, (", ".join(rows), ", ".join(backbones))))
+        sentences.append(f"missing: {place}, {dataset}{part}: {reason}{run}")
     return sentences
 
 
@@ -481,8 +514,9 @@ def build(paper: str, table: PaperTable, source: Source, datasets: Iterable[str]
         return None
     definitions = get(paper)
     cells = _cells(paper, table, source)
-    daggers = frozenset(row for row in table.rows if table.row_spec and source.registry.reimplemented(
-        table.row_spec(row, table.backbones[0], table.datasets[0]).method))
+    daggers = frozenset(row for row, backbone, dataset in table.places()
+                        if table.row_spec and (spec := table.row_spec(row, backbone, dataset))
+                        and source.registry.reimplemented(spec.method))
 
     def label(name: str) -> str:
         return definitions.label(table.number, name) + (DAGGER if name in daggers else "")
@@ -496,21 +530,23 @@ def build(paper: str, table: PaperTable, source: Source, datasets: Iterable[str]
     if daggers:
         footnotes.append((DAGGER, "Re-implementation from the description: its code was never released."))
     notes = [*table.notes, *_seed_notes(cells, place)]
-    if table.starred:
+    if table.lead:
         notes += _test_notes(cells, table, definitions.OURS, label)
-    names = {"dataset": table.datasets, "row": table.rows, "metric": table.metrics, "column": table.columns}
+    names = {"dataset": table.datasets, "backbone": table.backbones, "row": table.rows, "metric": table.metrics, "column": table.columns}
 
     def lines(backbone: str) -> tuple[Line, ...]:
         result = []
         for down in product(*(names[part] for part in table.stub)):
             found = []
             for across in product(*(names[part] for part in table.across)):
-                parts = {"metric": table.metrics[0], "column": table.columns[0], **dict(zip(table.stub, down)),
-                         **dict(zip(table.across, across))}
-                found.append(cells.get(Key(backbone=backbone, **parts)))
-            result.append(Line(tuple(map(label, down)), tuple(found)))
+                parts = {"backbone": backbone, "metric": table.metrics[0], "column": table.columns[0],
+                         **dict(zip(table.stub, down)), **dict(zip(table.across, across))}
+                found.append(cells.get(Key(**parts)))
+            if any(found):
+                result.append(Line(tuple(label(name) or DASH for name in down), tuple(found)))
         return tuple(result)
     return Table(paper, table.number, table.title, tuple(_STUB_HEADS[part] for part in table.stub),
                  tuple(" ".join(map(label, across)) for across in product(*(names[part] for part in table.across))),
-                 tuple(Panel(label(backbone), lines(backbone)) for backbone in table.backbones), tuple(notes),
+                 tuple(Panel(label(backbone), lines(backbone)) for backbone in (table.backbones if table.panels
+                                                                                else ("",))), tuple(notes),
                  tuple(footnotes), tuple(_missing(cells, paper, table, source)), marks, daggers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Callable
+from typing import Callable, Sequence
 
 import numpy as np
 import torch
@@ -63,6 +63,39 @@ def fabricate(results: Path, registry, spec: RunSpec, seed: int, scores: Scores,
     model = Snapshot({"item": torch.zeros(1)}, {"user": torch.zeros(1)})
     progress = Progress(step=BLOCKS, trained=True, best=model, curve=curve, tests=tuple(tests),
                         analysis=tuple(analysis))
+    record = Record(results / "runs" / config.name)
+    record.folder.mkdir(parents=True)
+    record.finish(summary(config, progress, 1.0, False), progress)
+    return record.folder
+
+
+def fabricate_sessions(results: Path, registry, spec: RunSpec, seed: int, hit: float, *, full: float = 0.02,
+                       noise: int = 0, early: Sequence[float] = (), probability: float = 0.5, seconds: float = 1.5,
+                       rounds: int = 3, data: str = DATA, tuned: Path | None = None) -> Path:
+    """Write the record of a run over sessions (FCUCR), in which the users' mean HR@10 is ``hit``, NDCG@10 half of it, and
+    under full ranking ``full`` and half of that.
+
+    Args:
+        noise: seed of a difference between users that is this method's own.
+        early: HR@10 of the first session after each round; says how many rounds there are.
+        probability: mean over users of the predicted probability of the test target; users lie within .1 of it.
+        seconds: of a round, two thirds of them training.
+    """
+    config = config_of(registry, spec, seed, data, tuned)
+    ids = torch.arange(USERS)
+    own = np.random.default_rng(noise).normal(0.0, 0.01, USERS)
+    spread = torch.from_numpy(np.linspace(-0.1, 0.1, USERS) + own - own.mean())
+    values = {f"{full_}{name}": level_ * (1.0 + spread) for full_, mean in (("", hit), ("all:", full))
+              for name, level_ in (("hit@10", mean), ("ndcg@10", mean / 2))}
+    curve = []
+    for r in range(len(early) or rounds):
+        more = {"early_hit@10": early[r], "early_ndcg@10": early[r] / 2} if early else {}
+        curve.append({"step": 0, "round": r, "participants": USERS, "loss": 0.5, "valid": 0.1 + 0.001 * r, "bytes_up": 4,
+                      "bytes_down": 4, "train_seconds": seconds * 2 / 3, "evaluate_seconds": seconds / 3, **more})
+    probabilities = probability + torch.linspace(-0.1, 0.1, USERS, dtype=torch.float64)
+    model = Snapshot({"item": torch.zeros(1)}, {})
+    progress = Progress(step=1, trained=True, best=model, curve=tuple(curve), tests=((0, 0, UserScores(ids, values)),),
+                        analysis=((0, "target_probability", ids, probabilities),))
     record = Record(results / "runs" / config.name)
     record.folder.mkdir(parents=True)
     record.finish(summary(config, progress, 1.0, False), progress)

@@ -12,9 +12,10 @@ from matplotlib.text import Text
 
 from fedcl_bench import scores
 from fedcl_bench.cli import main
-from fedcl_bench.figures import (COLUMN, FORMATS, PAGE, BarPanel, SettingPanel, critical_difference_diagram,
-                                 forgetting_maps, improvement_bars, looks, save, sensitivity, validation_curves)
-from fedcl_bench.scores import Curve, Spread, improvement, mean_matrix, spread, variations
+from fedcl_bench.figures import (COLUMN, FORMATS, PAGE, BarPanel, SettingPanel, critical_difference_diagram, early_curves,
+                                 forgetting_maps, improvement_bars, looks, save, sensitivity, user_histograms,
+                                 validation_curves)
+from fedcl_bench.scores import Curve, Histogram, Spread, improvement, mean_matrix, spread, variations
 from fedcl_bench.significance import friedman
 from fedcl_bench.specs import RunSpec
 from fedcl_bench.store import load_runs
@@ -60,6 +61,17 @@ def curves(seed):
             for n in (80, 50, 52, 60)]
 
 
+def early(panels):
+    """Of so many backbones; the last lacks a method if there are several."""
+    return {f"TiSASRec, Retail{i}": {"ft": curves(i)[1], "f3crec": None if i == 2 else curves(i)[2]}
+            for i in range(panels)}
+
+
+def histograms(panels):
+    found = Histogram(np.linspace(0.0, 1.0, 21), np.full(20, 0.05), Spread(0.5, 0.011, 5))
+    return {f"TiSASRec, Retail{i}": {"f3crec": found, "ft": None if i == 2 else found} for i in range(panels)}
+
+
 def grid_test(methods, rows=12):
     rng = np.random.default_rng(4)
     return friedman(np.linspace(0.1, 0.3, methods) + rng.normal(0, 0.03, (rows, methods)))
@@ -79,7 +91,16 @@ EVERY = {
     "curves": lambda: validation_curves({m: None if m == "spp" else curves(i) for i, m in enumerate(LABELS)}, LOOK,
                                         "N@20", "FedMF, ML-Latest-Small, mean ± std over seeds 0-4; marker: mean best "
                                         "round"),
-    "one curve": lambda: validation_curves({"ft": curves(0)[:1]}, LOOK, "N@20", "FedMF"),
+    "one curve": lambda: validation_curves({"ft": curves(0)[:1]}, LOOK, "N@20", "TiSASRec, RetailRocket, mean ± std over "
+                                           "seeds 0-4; marker: mean best round"),
+    "one early curve": lambda: early_curves(early(1), LOOK, "NDCG@10"),
+    "three early curves": lambda: early_curves(early(3), LOOK, "NDCG@10"),
+    "one histogram": lambda: user_histograms(histograms(1), LOOK, "predicted probability of the test target"),
+    "three histograms": lambda: user_histograms(histograms(3), LOOK, "predicted probability of the test target"),
+    "noise": lambda: sensitivity([SettingPanel("prototype_noise", {i / 10: Spread(0.2, 0.01, 5) if i else None
+                                                                   for i in range(7)}, 0.1,
+                                               {i / 10: "48.4" for i in range(7)}, "ε at δ = 10$^{-5}$")],
+                                 LOOK["f3crec"], "NDCG@10", "FCUCR on TiSASRec, RetailRocket"),
     "ranks": lambda: critical_difference_diagram(list(LABELS.values()), grid_test(6),
                                                  "N@20 on 4 datasets × 3 backbones"),
     "three ranks": lambda: critical_difference_diagram(list(LABELS.values())[:3], grid_test(3, 2),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import signal
 import sys
@@ -65,7 +66,7 @@ def add_tuned(parser: argparse.ArgumentParser) -> None:
 def add_paper(parser: argparse.ArgumentParser, paper: str, table: str) -> None:
     """``--paper`` and ``--table`` of commands that run what a paper needs, with the help texts of both."""
     parser.add_argument("--paper", metavar="NAME", help=paper)
-    parser.add_argument("--table", type=count, action="append", metavar="N", help=table)
+    parser.add_argument("--table", type=counts, action=Extend, metavar="N", help=table)
 
 
 def add_pool(parser: argparse.ArgumentParser) -> None:
@@ -107,6 +108,19 @@ def names(text: str) -> tuple[str, ...]:
     if not all(found):
         raise argparse.ArgumentTypeError(f"found '{text}', accepted: names with commas, as ft,reg")
     return found
+
+
+class Extend(argparse.Action):
+    """Adds the parts of one or several lists, as of ``--table 2,3 4``, to those given before."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        lists = values if self.nargs else [values]
+        setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or []), *itertools.chain.from_iterable(lists)])
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """argparse type of positive numbers with commas."""
+    return tuple(map(count, text.split(",")))
 
 
 def seed(text: str) -> int:

@@ -18,14 +18,23 @@ examples:
   run_bench.py figures                                        everything that the records in ./results allow
   run_bench.py figures --figure 3 --records results/published/f3crec --tuned --format pdf
   run_bench.py figures --figure 4 --datasets ml-100k         its runs: grid --paper f3crec --figure 4 --datasets ml-100k
+  run_bench.py figures --paper fcucr --figure 2a,2bc,k         its runs: grid --paper fcucr --figure 2a,2bc,k
   run_bench.py figures --figure forgetting,curves --methods ft,f3crec --backbones fedmf --datasets ml-100k
 
-figures:
+figures of f3crec:
   3            improvement over FT per method, dataset and backbone, with the paper's numbers
   4            sensitivity of F3CRec to eps, lambda_kd and beta
   forgetting   R[t,s], the metric on block s after block t, per method
   curves       the validation metric over the rounds
   cd           average ranks and critical difference over all datasets x backbones
+
+figures of fcucr (its Figures 3-10 are k, lambda and noise, per dataset):
+  early        2a: how well each client's first session is predicted after every round
+  probability  2b, 2c: predicted probability of the test targets, with and without prototype transfer
+  k            sensitivity to the number of retrieved prototypes
+  lambda       sensitivity to the weight of self-distillation
+  noise        noise on received prototypes, with the ε it stands for
+  curves       the validation metric over the rounds
 
 What has no record is named, with the command that makes it, and left empty. docs/statistics.md says how to read them.
 """
@@ -36,11 +45,11 @@ def add(commands) -> None:
     figures = commands.add_parser("figures", help="draw figures for print, from finished runs", epilog=EXAMPLES,
                                   formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
                                   description="Draw figures for print, from finished runs.")
-    figures.add_argument("--paper", default="f3crec", metavar="NAME", help="whose figures, labels and printed numbers "
-                                                                           "(default: f3crec)")
+    figures.add_argument("--paper", default="f3crec", metavar="NAME", help="whose figures, labels and printed numbers: "
+                                                                           "f3crec (default) or fcucr")
     figures.add_argument("--figure", type=names, metavar="A,B", help="which, as 3,cd (default: all)")
     add_cells(figures)
-    figures.add_argument("--metric", default="ndcg@20", metavar="NAME@K", help="default: ndcg@20")
+    figures.add_argument("--metric", metavar="NAME@K", help="default: ndcg@20; of fcucr, hit@10")
     add_set(figures, "take the runs with this setting; repeatable")
     add_records(figures)
     add_tuned(figures)
@@ -62,34 +71,38 @@ def _present(kind: str, asked: tuple[str, ...] | None, paper: ModuleType, runs: 
 
 
 def run(args: argparse.Namespace) -> int:
-    from .. import papers
+    from .. import paper_figures, papers, session_figures
     from ..figures import FORMATS, save
-    from ..paper_figures import MAKERS, Job, Skip
+    from ..paper_figures import Job, Skip
     from ..registry import discover
     from ..selection import FOOTNOTE
     from ..settings import parse_assignments
     from ..store import load_runs
 
-    for option, found, known in (("--figure", args.figure or (), MAKERS), ("--format", args.format, FORMATS)):
-        for name in found:
-            if name != "all" or option != "--figure":
-                if name not in known:
-                    raise unknown(f"{option[2:]}", name, known)
-    wanted = list(MAKERS) if not args.figure or "all" in args.figure else list(dict.fromkeys(args.figure))
-    paper, registry, runs = papers.get(args.paper), discover(args.plugins), load_runs(args.records)
+    for name in args.format:
+        if name not in FORMATS:
+            raise unknown("format", name, FORMATS)
+    paper = papers.get(args.paper)
+    makers = {"f3crec": paper_figures.MAKERS, "fcucr": session_figures.MAKERS}[args.paper]
+    asked = [paper.FIGURE_ALIASES.get(name, name) for name in args.figure or ("all",)]
+    for name in asked:
+        if name != "all" and name not in makers:
+            raise unknown("figure", name, [*makers, *paper.FIGURE_ALIASES])
+    wanted = list(makers) if "all" in asked else list(dict.fromkeys(asked))
+    registry, runs = discover(args.plugins), load_runs(args.records)
     methods = list(dict.fromkeys(args.methods or (m for m in paper.METHODS if m in registry.names("method"))))
     for method in methods:
         registry.get("method", method)
     job = Job(paper, args.paper, registry, runs, args.records, args.tuned,
               parse_assignments(args.assignments, "--set"), methods, _present("backbone", args.backbones, paper, runs),
-              _present("dataset", args.datasets, paper, runs), args.metric)
+              _present("dataset", args.datasets, paper, runs), args.metric or paper.METRIC)
     if not job.backbones or not job.datasets:
         raise UserError(f"figures: no records in {args.records} of the datasets and backbones of {args.paper}; name "
                         f"others with --datasets and --backbones.")
     written, skipped = [], []
     for name in wanted:
         try:
-            for file, figure in MAKERS[name](job):
+            for file, figure in makers[name](job):
                 for kind in args.format:
                     path = args.out / f"{file}.{kind}"
                     try:

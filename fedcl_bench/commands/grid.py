@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from .common import (add_cells, add_paper, add_pool, add_quiet, add_set, count, interrupted, seed,
+from .common import (Extend, add_cells, add_paper, add_pool, add_quiet, add_set, count, interrupted, names, seed,
                      stop_between_rounds)
 
 EXAMPLES = """\
@@ -18,6 +18,7 @@ examples:
   run_bench.py grid --methods ft,reg,kd,f3crec --backbones fedmf --seeds 5
   run_bench.py grid --methods f3crec --backbones fedmf --vary eps=0.001,0.002,0.004 --vary lambda_kd=0.01,0.1
   run_bench.py grid --paper f3crec --table 2 --datasets ml-100k --seeds 5 --tuned     the missing cells of a table
+  run_bench.py grid --paper fcucr --table 2,3 --datasets xing --data-dir DIR --seeds 5 --set init=server
   run_bench.py grid --file grid.yaml --dry-run                                        what would be run
 
 A grid file holds the same names, and under `grids` a list of grids for which the names beside it are defaults:
@@ -46,8 +47,9 @@ def add(commands) -> None:
     grid.add_argument("--vary", action="append", default=[], metavar="NAME=V1,V2,...",
                       help="run with each of these values; repeatable, for every combination")
     grid.add_argument("--file", type=Path, metavar="FILE", help="YAML file with the same names; the command line wins")
-    add_paper(grid, "the runs that a paper needs; with --table or --figure", "number of a table; repeatable")
-    grid.add_argument("--figure", type=count, action="append", metavar="N", help="number of a figure; repeatable")
+    add_paper(grid, "the runs that a paper needs; with --table or --figure", "numbers of tables, as 2 or 2,3; repeatable")
+    grid.add_argument("--figure", type=names, action=Extend, metavar="A,B",
+                      help="figures, as 4 or early,k (`figures --help` lists them); repeatable")
     grid.add_argument("--tuned", nargs="?", type=Path, const=True, metavar="DIR",
                       help="settings from `tune`, kept in DIR (default: tuned/ in the results folder)")
     add_pool(grid)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .common import add_results, count
+from .common import Extend, add_results, names
 from .paper import add_settings, add_tables, chosen_tables, command_line, make_source
 
 EXAMPLES = """\
@@ -29,8 +29,8 @@ def add(commands) -> None:
                       help="folder of compact records, made or added to")
     add_results(pack)
     add_tables(pack, "all tables of --paper; without --paper, every finished run")
-    pack.add_argument("--figure", type=count, action="append", default=[], metavar="N",
-                      help="also the runs of this figure of the paper, as 4; repeatable")
+    pack.add_argument("--figure", type=names, action=Extend, default=[], metavar="A,B",
+                      help="also the runs of these figures of the paper, as 4 or early,k; repeatable")
     add_settings(pack)
 
 

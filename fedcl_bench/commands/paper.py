@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping
 
 from . import common
-from .common import add_data_dir, add_plugins, add_set, add_tuned, names
+from .common import Extend, add_data_dir, add_plugins, add_set, add_tuned, names
 
 if TYPE_CHECKING:
     from ..papers import PaperTable
@@ -15,18 +15,19 @@ if TYPE_CHECKING:
     from ..tables import Source
 
 
-def _table_number(text: str) -> int | str:
-    if text != "all" and not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"found '{text}', accepted: the number of a table, or all")
-    return text if text == "all" else int(text)
+def _table_numbers(text: str) -> tuple[int | str, ...]:
+    for part in text.split(","):
+        if part != "all" and not part.isdecimal():
+            raise argparse.ArgumentTypeError(f"found '{part}', accepted: the number of a table, or all")
+    return tuple(part if part == "all" else int(part) for part in text.split(","))
 
 
 def add_tables(parser: argparse.ArgumentParser, default: str) -> None:
     """``--paper`` and ``--table``; ``default`` says in words what is taken without them."""
-    parser.add_argument("--paper", metavar="NAME", help="whose tables, as f3crec (default: f3crec)" if default == "all"
+    parser.add_argument("--paper", metavar="NAME", help="whose tables: f3crec (default) or fcucr" if default == "all"
                         else "only the runs that this paper's tables need, as f3crec")
-    parser.add_argument("--table", nargs="+", action="extend", type=_table_number, metavar="N",
-                        help=f"numbers of tables, or all (default: {default})")
+    parser.add_argument("--table", nargs="+", action=Extend, type=_table_numbers, metavar="N",
+                        help=f"numbers of tables, as 2 3 or 2,3, or all (default: {default})")
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
@@ -107,8 +108,8 @@ def command_line(name: str, args: argparse.Namespace, **places: Path) -> str:
         words += ["--paper", args.paper]
     if args.table:
         words += ["--table", *map(str, args.table)]
-    for number in getattr(args, "figure", ()):
-        words += ["--figure", str(number)]
+    for figure in getattr(args, "figure", None) or ():
+        words += ["--figure", figure]
     for option in ("datasets", "backbones"):
         if getattr(args, option):
             words += [f"--{option}", ",".join(getattr(args, option))]

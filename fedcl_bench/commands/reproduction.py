@@ -7,11 +7,12 @@ from pathlib import Path
 
 from .paper import add_records, add_settings, add_tables, chosen_tables, command_line, make_source
 
-OUT = Path("docs/reproduction.md")
+DOCS = Path("docs")
 EXAMPLES = """\
 examples:
   run_bench.py reproduction --records results/published/f3crec --tuned       writes docs/reproduction.md
   run_bench.py reproduction --datasets ml-100k --table 2 --out page.md
+  run_bench.py reproduction --paper fcucr --records results/published/fcucr  writes docs/reproduction-fcucr.md
 
 Every printed number is set beside ours with a status: reproduced, inconclusive, differs (with sign and size), or cannot
 be checked (with the reason). The page says at its top what these mean.
@@ -26,10 +27,12 @@ def add(commands) -> None:
     add_tables(page, "all")
     add_records(page)
     add_settings(page)
-    page.add_argument("--out", type=Path, default=OUT, metavar="FILE", help=f"the page (default: {OUT})")
+    page.add_argument("--out", type=Path, metavar="FILE", help=f"the page (default: {DOCS}/reproduction.md; of fcucr, "
+                                                                f"{DOCS}/reproduction-fcucr.md)")
 
 
 def run(args: argparse.Namespace) -> int:
+    from .. import papers
     from ..errors import UserError
     from ..records import write_atomically
     from ..reproduction import page
@@ -39,10 +42,11 @@ def run(args: argparse.Namespace) -> int:
     source = make_source(args, load_runs(args.records))
     text = page(paper, tables, source, command_line("reproduction", args, records=args.records), args.datasets,
                 args.backbones)
+    out = args.out or DOCS / papers.get(paper).PAGE
     try:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(args.out, text.encode())
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out, text.encode())
     except OSError as error:
-        raise UserError(f"{args.out}: cannot be written ({error.strerror}).") from None
-    print(args.out)
+        raise UserError(f"{out}: cannot be written ({error.strerror}).") from None
+    print(out)
     return 0

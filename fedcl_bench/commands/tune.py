@@ -11,7 +11,7 @@ from ..errors import UserError
 from .common import (add_cells, add_paper, add_pool, add_quiet, add_set, count, interrupted, seed,
                      stop_between_rounds)
 
-MAIN_TABLE = 2  # F3CRec's comparison of all methods on all backbones and datasets
+MAIN_TABLE = 2  # of both papers: the comparison of all methods on all backbones and datasets
 
 EXAMPLES = """\
 examples:
@@ -33,7 +33,7 @@ def add(commands) -> None:
                                allow_abbrev=False, description="Choose settings on validation data; see docs/grid.md.")
     add_cells(tune)
     add_paper(tune, "the methods and backbones of a paper's table",
-              f"number of the table; repeatable (default: {MAIN_TABLE})")
+              f"numbers of the tables, as 2 or 2,3; repeatable (default: {MAIN_TABLE})")
     tune.add_argument("--budget", type=count, default=12, metavar="N",
                       help="trials per method, backbone and dataset (default: 12)")
     tune.add_argument("--sampler", choices=("random", "grid", "tpe"), default="random",

@@ -7,12 +7,12 @@ from typing import Iterable
 
 from ..errors import unknown
 from ..specs import RunSpec
-from . import f3crec
-from .definitions import Key, PaperTable, Printed
+from . import f3crec, fcucr
+from .definitions import Contrast, Key, Lead, PaperTable, Printed
 
-PAPERS: dict[str, ModuleType] = {"f3crec": f3crec}
+PAPERS: dict[str, ModuleType] = {"f3crec": f3crec, "fcucr": fcucr}
 
-__all__ = ["PAPERS", "Key", "PaperTable", "Printed", "figure_specs", "get", "select", "specs"]
+__all__ = ["PAPERS", "Contrast", "Key", "Lead", "PaperTable", "Printed", "figure_specs", "get", "select", "specs"]
 
 
 def get(paper: str) -> ModuleType:
@@ -61,13 +61,14 @@ def specs(paper: str, tables: Iterable[int], datasets: Iterable[str] | None = No
     return _filtered(paper, found, datasets, backbones, methods)
 
 
-def figure_specs(paper: str, figures: Iterable[int], datasets: Iterable[str] | None = None,
+def figure_specs(paper: str, figures: Iterable[str | int], datasets: Iterable[str] | None = None,
                  backbones: Iterable[str] | None = None, methods: Iterable[str] | None = None) -> list[RunSpec]:
     """Every run that figures of a paper need, each once; arguments and errors as for ``specs``."""
-    known = get(paper).FIGURES
+    known, aliases = get(paper).FIGURES, get(paper).FIGURE_ALIASES
     found: list[RunSpec] = []
-    for number in figures:
-        if number not in known:
-            raise unknown(f"figure of {paper}", str(number), map(str, known))
-        found += known[number]()
+    for figure in map(str, figures):
+        name = aliases.get(figure, figure)
+        if name not in known:
+            raise unknown(f"figure of {paper}", figure, [*known, *aliases])
+        found += known[name]()
     return _filtered(paper, found, datasets, backbones, methods)
