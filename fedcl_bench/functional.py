@@ -31,6 +31,34 @@ def dot(vectors: Tensor, rows: Tensor) -> Tensor:
     return _Dot.apply(vectors, rows)
 
 
+class _Linear(torch.autograd.Function):
+    """A linear layer per client whose weights' gradient lies in memory as the weights do, as fused optimisers need it;
+    autograd's own is transposed and would have to be copied."""
+
+    @staticmethod
+    def forward(ctx, inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        return torch.baddbmm(bias.unsqueeze(1), inputs, weight.transpose(1, 2))
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        inputs, weight = ctx.saved_tensors
+        to_inputs = torch.bmm(gradient, weight) if ctx.needs_input_grad[0] else None
+        return to_inputs, torch.bmm(gradient.transpose(1, 2), inputs), gradient.sum(1)
+
+
+def linear(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Each client's own linear layer.
+
+    Args:
+        inputs: (C, n, inputs); weight: (C, outputs, inputs); bias: (C, outputs).
+
+    Returns:
+        (C, n, outputs).
+    """
+    return _Linear.apply(inputs, weight, bias)
+
+
 class _PlusConstant(torch.autograd.Function):
     @staticmethod
     def forward(ctx, scores: Tensor, constants: Tensor) -> Tensor:

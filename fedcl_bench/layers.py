@@ -7,7 +7,7 @@ from typing import Callable
 import torch
 from torch import Tensor
 
-from . import draws
+from . import draws, functional
 from .backbone import Tables
 
 USER, ITEM = "user_embedding.weight", "item_embedding.weight"
@@ -38,7 +38,7 @@ def perceptron(seed: int, name: str, sizes: list[int]) -> Tables:
 
 def apply_linear(clients: Tables, name: str, inputs: Tensor) -> Tensor:
     """(C, n, inputs) through each client's own layer: (C, n, outputs)."""
-    return torch.baddbmm(clients[f"{name}.bias"].unsqueeze(1), inputs, clients[f"{name}.weight"].transpose(1, 2))
+    return functional.linear(inputs, clients[f"{name}.weight"], clients[f"{name}.bias"])
 
 
 def apply_pair_linear(clients: Tables, name: str, user: Tensor, items: Tensor) -> Tensor:
