@@ -47,8 +47,8 @@ class FedRAP(Backbone):
     reference = "Li et al., Federated Recommendation with Additive Personalization, ICLR 2024, arXiv 2301.09109"
     Settings = FedRAPSettings
     defaults = {"init_from": "best", "local_epochs": 10, "tolerance": 1e-4, "batch_size": 2048}
-    # Whole tables of 24,390 items for each of 877 clients take a minute per round and several gigabytes.
-    session_defaults = {"l2": 0.0}
+    # Personal tables of XING's 24,390 items for each of its 877 clients take 85 MB per dimension.
+    session_defaults = {"l2": 0.0, "dim": 16}
     static_defaults = {"min_interactions": 10, "candidate_lists": "shared", "lr": 1e-4, "lr_items": 1e3}
 
     def __init__(self, settings):

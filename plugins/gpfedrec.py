@@ -64,6 +64,7 @@ class GPFedRec(Backbone):
     reference = "Zhang et al., GPFedRec, KDD 2024, arXiv 2305.07866"
     Settings = GPFedRecSettings
     defaults = {"init_from": "best", "batch_size": 256}
+    session_defaults = {"dim": 8, "lr_eta": 10.0}  # whole tables of XING's items at every client, several times
     whole_tables = True
     keeps_local_tables = True  # the server needs every upload
     serves_tables = True

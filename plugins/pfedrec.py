@@ -33,6 +33,7 @@ class PFedRec(Backbone):
     reference = "Zhang et al., Dual Personalization on Federated Recommendation, IJCAI 2023"
     Settings = PFedRecSettings
     defaults = {"init_from": "best", "reset_private": True}
+    session_defaults = {"lr": 1.0, "lr_eta": 1.0}  # by validation on XING
     static_defaults = {"lr": 0.1, "lr_eta": 80.0, "batch_size": 256, "eval_item_table": "local"}
 
     def __init__(self, settings):
