@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -372,6 +373,19 @@ def test_noise_on_what_a_client_receives(registry):
     for place in ({"round": 2}, {"round": 1, "batch": 1}):
         assert (received(torch.arange(40), **place) != everybody).float().mean() > 0.99
     assert len(everybody.unique()) > 29_000
+
+
+def test_noise_on_what_a_client_uploads(registry):
+    """Prototypes and queries are uploads too: Laplace(scale) on every number, of each client and round its own."""
+    def base(scale):
+        f = federation(registry, 1, lambda_tasd=0.0, without="tasd")
+        f = replace(f, server=replace(f.server, upload_noise=scale))
+        return after_each_round(f)[0].server_state["prototypes"]
+
+    expected = torch.stack([draws.laplace(draws.key(5, "upload noise of prototype", 0, 0), torch.tensor([user]), (5, 6), 2.0)
+                            for user in range(8)]).view(8, 30)
+    torch.testing.assert_close(base(2.0) - base(0.0), expected, rtol=1e-9, atol=1e-9)
+    assert len(expected.unique()) == 240
 
 
 # Clients that begin on their own.
