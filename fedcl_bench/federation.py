@@ -221,7 +221,7 @@ def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
             weights = protocol.lengths(round_).to(dtype) if f.server.weighting == "interactions" else None
             acting.begin_round(step, round_, backbone)
             model, loss = train_round(chunks, progress.model, backbone, acting, f.local, f.seed, step.index, round_,
-                                      weights, own_start=round_ == 0 and f.server.init == "per_client")
+                                      weights, round_ == 0 and f.server.init == "per_client", f.server.upload_noise)
             model = aggregate(backbone, model, users, f.server.upload_noise, f.seed, step.index, round_)
             uploaded = _bytes(model.public, model.dense)
             model = replace(model, public=acting.aggregate(model.public))

@@ -61,7 +61,7 @@ def fuse(similarities: Tensor, prototypes: Tensor, how: str) -> Tensor:
     if how == "softmax":
         weights = torch.softmax(similarities, dim=1).nan_to_num(0.0)  # a row of -inf has no softmax
     else:
-        weights = there / there.sum(1, keepdim=True).clamp(min=1)
+        weights = there.to(prototypes.dtype) / there.sum(1, keepdim=True).clamp(min=1)
     mean = torch.bmm(weights.to(prototypes.dtype).unsqueeze(1), prototypes).squeeze(1)
     if how != "pca":
         return mean

@@ -228,7 +228,9 @@ def load_interactions(path: Path, k_core: int, fields: Mapping[str, str], keep: 
         config = Config(model=BPR, dataset=path.stem, config_dict={
             "USER_ID_FIELD": user, "ITEM_ID_FIELD": item, "TIME_FIELD": time, "LABEL_FIELD": None,
             "load_col": {"inter": list(frame.columns)}, "val_interval": dict(keep) or None,
-            "user_inter_num_interval": interval, "item_inter_num_interval": interval, "use_gpu": False})
+            "user_inter_num_interval": interval, "item_inter_num_interval": interval, "use_gpu": False,
+            # RecBole's own settings for a dataset named ml-100k scale every number to [0, 1]: times would have no unit.
+            "normalize_all": None})
         config["data_path"] = str(path.parent)
         try:
             dataset = CheckedDataset(config)

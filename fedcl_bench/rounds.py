@@ -77,7 +77,7 @@ def _untouched_start(backbone: Backbone, seed: int, name: str, weight: Tensor) -
 
 def train_round(chunks: Sequence[Chunk | SessionChunk], model: Snapshot, backbone: Backbone, method: Method,
                 settings: LocalSettings, seed: int, step: int, round_: int, weights: Tensor | None = None,
-                own_start: bool = False) -> tuple[Snapshot, float]:
+                own_start: bool = False, upload_noise: float = 0.0) -> tuple[Snapshot, float]:
     """Local training of all participants and the mean of what they upload.
 
     Chunks are trained on several threads and added up in their own order, so the numbers do not depend on how many.
@@ -87,6 +87,8 @@ def train_round(chunks: Sequence[Chunk | SessionChunk], model: Snapshot, backbon
         model: at the start of the round; not modified.
         weights: weight of every user in the mean, shape (users,); None: all alike.
         own_start: every client draws the public parameters it begins with itself (``init=per_client``).
+        upload_noise: scale of the noise on what a method uploads; that on parameters is added to their mean later (see
+            ``server.aggregate``).
 
     Returns:
         (public parameters averaged over the participants, private ones after the round, local tables if the backbone
@@ -109,7 +111,7 @@ def train_round(chunks: Sequence[Chunk | SessionChunk], model: Snapshot, backbon
 
     def train(chunk: Chunk | SessionChunk) -> tuple[Slots, Tables, Tables, Tensor]:
         if isinstance(chunk, SessionChunk):
-            trainer = SessionTrainer(chunk, model, backbone, method, settings, place, own_start)
+            trainer = SessionTrainer(chunk, model, backbone, method, settings, place, own_start, upload_noise)
         else:
             trainer = ListTrainer(chunk, model, backbone, method, settings, place)
         loss = trainer.train().sum()

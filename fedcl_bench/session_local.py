@@ -62,6 +62,13 @@ def window(sessions: Sessions, chosen: Tensor, length: int) -> tuple[Tensor, Seq
     return items, Sequence(inputs, times[:, :-1] * inputs)
 
 
+def noisy_upload(key: int, users: Tensor, value: Tensor, scale: float) -> Tensor:
+    """``value`` (C, ...) with Laplace noise of a scale on every number, keyed by client; 0: as it is."""
+    if scale == 0.0:
+        return value
+    return value + draws.laplace(key, users, tuple(value.shape[1:]), scale).to(value)
+
+
 def session_loss(positive: Tensor, negative: Tensor, real: Tensor) -> Tensor:
     """FCUCR's L_rec: mean cross-entropy of the targets plus that of their negatives, over real positions.
 
@@ -109,6 +116,13 @@ class LocalSessions:
         return self._encoded(trainer.inputs(trainer.slots.replay), trainer.next_sequence, Dropout(keys))
 
     @torch.no_grad()
+    def upload(self, name: str, value: Tensor) -> Tensor:
+        """What the server receives when clients send ``value``, (C, ...): it has the noise on uploads."""
+        place, scale = self.draw, self._trainer.upload_noise
+        key = draws.key(place.seed, f"upload noise of {name}", place.step, place.round)
+        return noisy_upload(key, self.users, value, scale)
+
+    @torch.no_grad()
     def _encoded(self, inputs: Tensor, sequence: Sequence, dropout: Dropout) -> Tensor:
         return self._trainer.backbone.encode(self.dense, inputs * sequence.real.unsqueeze(2), sequence, dropout)
 
@@ -117,7 +131,8 @@ class SessionTrainer(ChunkTrainer):
     """Local training of one chunk on the session of a round."""
 
     def __init__(self, chunk: SessionChunk, model: Snapshot, backbone: Backbone, method: Method,
-                 settings: LocalSettings, draw: DrawKey, own_start: bool = False):
+                 settings: LocalSettings, draw: DrawKey, own_start: bool = False, upload_noise: float = 0.0):
+        self.upload_noise = upload_noise  # scale; on what the method uploads
         length, sessions, users = backbone.settings.max_length, chunk.sessions, chunk.users
         self.items, self.sequence = window(sessions, sessions.in_round(users, draw.round), length)
         keys = draws.client_keys(draws.key(draw.seed, "negatives", draw.step, draw.round), users)[:, None]

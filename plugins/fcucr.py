@@ -144,8 +144,9 @@ class FCUCR(Method):
 
     def end_local(self, local):
         if self.transfers:
-            self._uploads[int(local.users[0])] = local.features.detach().flatten(1)
-            self._queries[int(local.users[0])] = local.encode_next().flatten(1)
+            first = int(local.users[0])
+            self._uploads[first] = local.upload("prototype", local.features.detach()).flatten(1)
+            self._queries[first] = local.upload("query", local.encode_next()).flatten(1)
         if self.distils and self.settings.teacher == "previous":
             following = local.encode_next(dropout=False)
             self.client_state["teacher"].index_copy_(0, local.users, following.to(self.client_state["teacher"]))

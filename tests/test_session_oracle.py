@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from helpers import build
+from helpers import build, session_log, session_stream
 from session_oracle import ITEM, Oracle
 
 from fedcl_bench.evaluation import EvaluationSettings
@@ -13,58 +13,16 @@ from fedcl_bench.federation import Federation, FederationSettings, run
 from fedcl_bench.growth import grow
 from fedcl_bench.model import Snapshot
 from fedcl_bench.sampling import LocalSettings
-from fedcl_bench.stream import Ragged, Sessions, Step, Stream
 
 N_ITEMS, SEED, ROUNDS = 40, 5, 3
 BACKBONES = {"sasrec": {}, "gru4rec": {"hidden_size": 4}, "tisasrec": {"time_span": 12},
              "sasrec, recbole": {"architecture": "recbole", "layers": 2, "heads": 2, "inner_size": 7}}
 
 
-def make_log():
-    """8 users with 1 to 4 training sessions of 2 to 9 items, some shorter and some longer than max_length; two users
-    have no validation session, one no test session."""
-    generator = np.random.default_rng(3)
-    log, clock = [], 0.0
-    for user in range(8):
-        sessions = []
-        for _ in range(1 + user % 4 + 2):
-            size = int(generator.integers(2, 10))
-            times = clock + np.cumsum(generator.integers(0, 30, size))
-            sessions.append(list(zip(generator.integers(0, N_ITEMS, size).tolist(), times.astype(float).tolist())))
-            clock = float(times[-1]) + 4000.0
-        *train, valid, test = sessions
-        log.append((train, None if user in (2, 5) else valid, None if user == 3 else test))
-    return log
-
-
-def as_sessions(lists):
-    of_user = np.cumsum([0, *(len(sessions) for sessions in lists)])
-    every = [session for sessions in lists for session in sessions]
-    start = np.cumsum([0, *map(len, every)])
-    flat = [pair for session in every for pair in session]
-    return Sessions(torch.tensor(of_user), torch.tensor(start), torch.tensor([item for item, _ in flat]),
-                    torch.tensor([time for _, time in flat], dtype=torch.float64))
-
-
-def as_stream(log):
-    def ragged(lists):
-        return Ragged(torch.tensor(np.cumsum([0, *map(len, lists)])),
-                      torch.tensor([item for items in lists for item in items], dtype=torch.int64))
-    sessions = {"train": as_sessions([train for train, _, _ in log])}
-    splits = {"train": ragged([[item for session in train for item, _ in session] for train, _, _ in log])}
-    for k, name in ((1, "valid"), (2, "test")):
-        chosen = [[entry[k]] if entry[k] else [] for entry in log]
-        sessions[name] = as_sessions(chosen)
-        splits[name] = ragged([[session[-1][0] for session in some] for some in chosen])
-    step = Step(0, len(log), N_ITEMS, 0, 0, sum(len(s) for train, _, _ in log for s in train), **splits,
-                sessions=sessions)
-    return Stream((step,), np.arange(len(log)).astype(str), np.arange(N_ITEMS).astype(str))
-
-
 def both(registry, name, init="server", weighting="uniform", method=None):
     """The engine's federation and the oracle's, ready to run."""
-    log, more = make_log(), BACKBONES[name]
-    stream, name = as_stream(log), name.split(",")[0]
+    log, more = session_log(N_ITEMS), BACKBONES[name]
+    stream, name = session_stream(log, N_ITEMS), name.split(",")[0]
     backbone = build(registry, "backbone", name, dim=6, max_length=5, dropout=0.0, lr=0.05, **more)
     plugin = build(registry, "method", "ft") if method is None else build(registry, "method", "fcucr", head_size=5,
                                                                           **method)

@@ -118,6 +118,10 @@ def run(args: argparse.Namespace) -> int:
     def load():
         if not streams:
             streams.append(load_stream(configs[0].source, configs[0].stream))
+            federation = configs[0].federation(streams[0])
+            federation.check()
+            for text in federation.method.notes(streams[0]):  # what all seeds have in common is said once
+                display.note(text)
         return streams[0]
 
     outcomes = []
