@@ -1,0 +1,284 @@
+"""Rounds on sessions against a straightforward per-client loop: plain averaging and FCUCR on every sequential backbone.
+
+    python benchmarks/sessions.py [--data-dir data] [--repeats 5] [--clients 20] [--threads N]
+
+The engine's rounds are those of a run with default settings: local training, retrieval, validation, and the test after a
+round that is the best so far. Round 1 (which draws the clients' own starts) and the next warm up and do not count.
+
+The loop does what federated research scripts do: for every client it deep-copies the server's model with its whole item
+table, makes an Adam over all parameters, trains 4 local epochs on the session with the method's loss, asks the knowledge
+base, adds the model to a running sum, and ranks the client's validation item. It is timed on a sample of the clients in
+turn with the engine, so that a slow moment of the machine hits both, and scaled to all of them. It has a process of its
+own, because the engine changes how memory is allocated, and 1 or --threads threads, whichever is faster for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import statistics
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fedcl_bench.config import make_config
+from fedcl_bench.datasets import load_stream
+from fedcl_bench.federation import run
+from fedcl_bench.memory import peak_mib, reset_peak
+from fedcl_bench.records import environment
+from fedcl_bench.registry import discover
+
+D, LENGTH, SPAN, HIDDEN, DROPOUT, NEIGHBOURS, CAP = 50, 15, 256, 80, 0.2, 20, 10.0  # the defaults of the plugins
+
+
+class FeedForward(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.first, self.second = nn.LayerNorm(D, eps=1e-8), nn.Linear(D, D), nn.Linear(D, D)
+        self.drop = nn.Dropout(DROPOUT)
+
+    def forward(self, x):
+        x = self.norm(x)
+        return x + self.drop(self.second(torch.relu(self.drop(self.first(x)))))
+
+
+class SASRec(nn.Module):
+    def __init__(self, n_items):
+        super().__init__()
+        self.items, self.positions = nn.Embedding(n_items + 1, D, padding_idx=0), nn.Embedding(LENGTH, D)
+        self.norm, self.last, self.drop = nn.LayerNorm(D, eps=1e-8), nn.LayerNorm(D, eps=1e-8), nn.Dropout(DROPOUT)
+        self.attention, self.feed_forward = nn.MultiheadAttention(D, 1, DROPOUT, batch_first=True), FeedForward()
+        self.future = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+
+    def forward(self, rows, times):
+        x = self.drop(self.items(rows) * D ** 0.5 + self.positions.weight * (rows > 0)[..., None])
+        query = self.norm(x)
+        x = query + self.attention(query, x, x, attn_mask=self.future, need_weights=False)[0]
+        return self.last(self.feed_forward(x))
+
+
+class GRU4Rec(nn.Module):
+    def __init__(self, n_items):
+        super().__init__()
+        self.items, self.drop = nn.Embedding(n_items + 1, D, padding_idx=0), nn.Dropout(DROPOUT)
+        self.gru, self.out = nn.GRU(D, D, bias=False, batch_first=True), nn.Linear(D, D)
+
+    def forward(self, rows, times):
+        return self.out(self.gru(self.drop(self.items(rows)))[0])
+
+
+class TiSASRec(nn.Module):
+    def __init__(self, n_items):
+        super().__init__()
+        self.items, self.drop = nn.Embedding(n_items + 1, D, padding_idx=0), nn.Dropout(DROPOUT)
+        self.position_keys, self.position_values = nn.Embedding(LENGTH, D), nn.Embedding(LENGTH, D)
+        self.interval_keys, self.interval_values = nn.Embedding(SPAN + 1, D), nn.Embedding(SPAN + 1, D)
+        self.query, self.key, self.value = nn.Linear(D, D), nn.Linear(D, D), nn.Linear(D, D)
+        self.norm, self.last, self.feed_forward = nn.LayerNorm(D, eps=1e-8), nn.LayerNorm(D, eps=1e-8), FeedForward()
+        self.future = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+
+    def forward(self, rows, times):
+        real = (rows > 0)[..., None]
+        gaps = (times[:, :, None] - times[:, None]).abs()
+        counted = gaps[gaps > 0]
+        apart = (gaps / (counted.min() if len(counted) else 1.0)).round().clamp(max=SPAN).long()
+        x = self.drop(self.items(rows) * D ** 0.5)
+        query = self.norm(x)
+        q, keys = self.query(query), self.key(x) + self.drop(self.position_keys.weight)
+        scores = q @ keys.transpose(1, 2) + torch.einsum("bid,bijd->bij", q, self.drop(self.interval_keys(apart)))
+        attention = self.drop((scores / D ** 0.5).masked_fill(self.future, -torch.inf).softmax(2))
+        values = self.value(x) + self.drop(self.position_values.weight)
+        x = query + attention @ values + torch.einsum("bij,bijd->bid", attention, self.drop(self.interval_values(apart)))
+        return self.last(self.feed_forward(x) * real)
+
+
+class Head(nn.Module):
+    """FCUCR's private prediction module."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(2 * D, HIDDEN), nn.Linear(HIDDEN, D)
+        self.norm, self.alpha = nn.BatchNorm1d(HIDDEN, eps=1e-9), nn.Parameter(torch.zeros(HIDDEN))
+
+    def forward(self, features, rho):
+        x = self.first(torch.cat([features, rho], 2))
+        p = torch.sigmoid(self.norm(x.flatten(0, 1))).view_as(x)
+        return self.second(p * x + (1.0 - p) * self.alpha * x)
+
+
+def padded(values: list, length: int = LENGTH) -> list:
+    return [0] * (length - len(values)) + values
+
+
+class Loop:
+    """One client after the other.
+
+    Args:
+        name: of the backbone.
+        fcucr: FCUCR's losses and retrieval; otherwise plain averaging.
+    """
+
+    def __init__(self, name: str, fcucr: bool, step):
+        self.step, self.fcucr, self.train = step, fcucr, step.sessions["train"]
+        self.server = {"sasrec": SASRec, "gru4rec": GRU4Rec, "tisasrec": TiSASRec}[name](step.n_items)
+        self.total = {key: torch.zeros_like(value) for key, value in self.server.state_dict().items()}
+        self.heads: dict[int, Head] = {}
+
+    def session(self, sessions, number: int) -> tuple[list[int], list[float]]:
+        rows = slice(int(sessions.start[number]), int(sessions.start[number + 1]))
+        return (1 + sessions.items[rows]).tolist()[-LENGTH - 1:], sessions.times[rows].tolist()[-LENGTH - 1:]
+
+    def inputs(self, items: list[int], times: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tensor([padded(items[:-1])]), torch.tensor([padded(times[:-1])], dtype=torch.float64)
+
+    def answer(self, query: torch.Tensor, user: int, base: dict) -> torch.Tensor:
+        """The fused prototypes of other clients."""
+        similarity = functional.cosine_similarity(query.flatten()[None], base["prototypes"])
+        near = similarity.masked_fill(base["owner"] == user, -torch.inf).topk(NEIGHBOURS)
+        return (near.values.softmax(0) @ base["prototypes"][near.indices]).view_as(query)
+
+    def client(self, user: int, round_: int, base: dict) -> None:
+        """Everything that a round does for one client."""
+        first, count = int(self.train.of_user[user]), int(self.train.count[user])
+        items, times = self.session(self.train, first + round_ % count)
+        known = {1 + item for item in self.step.train.of(user).tolist()}
+        negatives = []
+        while len(negatives) < len(items) - 1:
+            drawn = int(torch.randint(1, self.step.n_items + 1, ()))
+            if drawn not in known:
+                negatives.append(drawn)
+        rows, clock = self.inputs(items, times)
+        positive, negative = torch.tensor([padded(items[1:])]), torch.tensor([padded(negatives)])
+        real = positive > 0
+
+        model = copy.deepcopy(self.server).train()
+        head, rho = None, torch.zeros(1, LENGTH, D)
+        parameters = list(model.parameters())
+        if self.fcucr:
+            head = self.heads.setdefault(user, Head()).train()
+            parameters += head.parameters()
+            with torch.no_grad():
+                teacher = copy.deepcopy(self.server).eval()(rows, clock)
+            rho = self.answer(teacher, user, base)
+        optimiser = torch.optim.Adam(parameters, lr=0.1, betas=(0.9, 0.98))
+        for _ in range(4):
+            optimiser.zero_grad()
+            features = model(rows, clock)
+            outputs = head(features, rho) if head else features
+            logits = [(outputs * model.items(some)).sum(2)[real] for some in (positive, negative)]
+            loss = sum(functional.binary_cross_entropy_with_logits(found, torch.full_like(found, label))
+                       for found, label in zip(logits, (1.0, 0.0)))
+            if head:
+                distance = functional.mse_loss(features, teacher)
+                loss = loss + (loss.detach() / (distance.detach() + 1e-8)).clamp(max=CAP) * distance
+            loss.backward()
+            optimiser.step()
+        with torch.no_grad():
+            if head:
+                following = self.session(self.train, first + (round_ + 1) % count)
+                self.answer(model(*self.inputs(*following)), user, base)
+            for key, value in model.state_dict().items():  # what the mean of all clients costs
+                self.total[key] += value
+            self.rank(user, head, base)
+
+    def rank(self, user: int, head: Head | None, base: dict) -> None:
+        """Validate: the item to find among 100 others."""
+        valid = self.step.sessions["valid"]
+        if not int(valid.count[user]):
+            return
+        items, times = self.session(valid, int(valid.of_user[user]))
+        features = self.server.eval()(*self.inputs(items, times))
+        outputs = head.eval()(features, self.answer(features, user, base)) if head else features
+        candidates = torch.cat([torch.tensor(items[-1:]), torch.randint(1, self.step.n_items + 1, (100,))])
+        scores = self.server.items(candidates) @ outputs[0, -1]
+        int((scores[1:] >= scores[0]).sum())
+
+
+_loop: Loop
+
+
+def begin_loop(method: str, backbone: str, data_dir: Path) -> None:
+    """In the loop's own process."""
+    global _loop
+    torch.manual_seed(0)
+    config = configured("ft", backbone, data_dir)
+    _loop = Loop(backbone, method == "fcucr", load_stream(config.source, config.stream).steps[0])
+
+
+def time_loop(users: list[int], round_: int, base: dict, threads: int) -> float:
+    """Seconds per client of a round, after one that warms up."""
+    torch.set_num_threads(threads)
+    base = {name: torch.from_numpy(value) for name, value in base.items()}
+    _loop.client(users[0], round_, base)
+    began = time.perf_counter()
+    for user in users:
+        _loop.client(user, round_, base)
+    return (time.perf_counter() - began) / len(users)
+
+
+def configured(method: str, backbone: str, data_dir: Path):
+    return make_config(discover(), method, backbone, "xing", 0, [("here", {"patience": 0})], data_dir)
+
+
+def compare(method: str, backbone: str, args: argparse.Namespace) -> None:
+    """Print a line of the table."""
+    config = configured(method, backbone, args.data_dir)
+    stream = load_stream(config.source, config.stream)
+    federation = config.federation(stream)
+    federation.check()
+    clients = stream.steps[0].n_users
+    sample = torch.linspace(0, clients - 1, args.clients * args.repeats).long().view(args.repeats, -1).tolist()
+    reset_peak()
+    torch.set_num_threads(args.threads)
+    train, evaluate, each = [], [], []
+    rounds = run(federation)
+    with ProcessPoolExecutor(1, get_context("spawn"), begin_loop, (method, backbone, args.data_dir)) as pool:
+        for number in range(2 + args.repeats):
+            progress = next(rounds)
+            base = {name: progress.server_state[name].numpy() for name in ("prototypes", "owner")
+                    if name in progress.server_state}
+            if number == 1:  # small operations can take longer on several threads
+                trial = {threads: pool.submit(time_loop, sample[0][:3], 1, base, threads).result()
+                         for threads in {1, args.threads}}
+                threads = min(trial, key=trial.get)
+            elif number > 1:
+                train.append(progress.curve[-1]["train_seconds"])
+                evaluate.append(progress.curve[-1]["evaluate_seconds"])
+                each.append(pool.submit(time_loop, sample[number - 2], number, base, threads).result())
+    rounds.close()
+    together = statistics.median(a + b for a, b in zip(train, evaluate))
+    client = statistics.median(each)
+    print(f"{method:8}{backbone:10}{1e3 * statistics.median(train):10.0f}{1e3 * statistics.median(evaluate):10.0f}"
+          f"{1e3 * together:10.0f}{peak_mib():10.0f}{threads:10}{1e3 * client:11.1f}{client * clients:11.1f}"
+          f"{client * clients / together:8.0f}x{os.getloadavg()[0]:9.1f}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path, default=Path("data"), help="folder with xing/xing.inter")
+    parser.add_argument("--methods", default="ft,fcucr")
+    parser.add_argument("--backbones", default="sasrec,gru4rec,tisasrec")
+    parser.add_argument("--repeats", type=int, default=5, help="timed rounds of each; medians are shown")
+    parser.add_argument("--clients", type=int, default=20, help="clients of the loop per repeat, others in each")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    args = parser.parse_args()
+    env = environment("cpu")
+    print(f"{env['processor']}, {env['cores']} cores, {args.threads} threads, Python {env['python']}, "
+          f"torch {env['torch']}; load {', '.join(f'{load:.1f}' for load in os.getloadavg())}")
+    print(f"XING, default settings, medians of {args.repeats} rounds after 2; loop: {args.clients} clients each time")
+    print(f"{'':18}{'engine, ms per round':^30}{'peak':>10}{'loop:':>10}{'ms per':>11}{'s per':>11}{'engine':>9}"
+          f"{'load':>9}\n{'':18}{'training':>10}{'evaluation':>10}{'together':>10}{'MiB':>10}{'threads':>10}{'client':>11}"
+          f"{'round':>11}{'is':>9}")
+    for backbone in args.backbones.split(","):
+        for method in args.methods.split(","):
+            compare(method, backbone, args)
+
+
+if __name__ == "__main__":
+    main()
