@@ -2,14 +2,15 @@
 
     python benchmarks/sessions.py [--data-dir data] [--repeats 5] [--clients 20] [--threads N]
 
-The engine's rounds are those of a run with default settings: local training, retrieval, validation, and the test after a
-round that is the best so far. Round 1 (which draws the clients' own starts) and the next warm up and do not count.
+The engine's rounds are those of a run with default settings: local training, retrieval, validation, and the test after
+a round that is the best so far. Round 1 (which draws the clients' own starts) and the next warm up and do not count.
 
 The loop does what federated research scripts do: for every client it deep-copies the server's model with its whole item
-table, makes an Adam over all parameters, trains 4 local epochs on the session with the method's loss, asks the knowledge
-base, adds the model to a running sum, and ranks the client's validation item. It is timed on a sample of the clients in
-turn with the engine, so that a slow moment of the machine hits both, and scaled to all of them. It has a process of its
-own, because the engine changes how memory is allocated, and 1 or --threads threads, whichever is faster for it.
+table, makes an Adam over all parameters, trains 4 local epochs on the session with the method's loss, asks the
+knowledge base, adds the model to a running sum, and ranks the client's validation item. It is timed on a sample of the
+clients in turn with the engine, so that a slow moment of the machine hits both, and scaled to all of them. It has a
+process of its own, because the engine changes how memory is allocated, and 1 or --threads threads, whichever is faster
+for it.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ class TiSASRec(nn.Module):
         scores = q @ keys.transpose(1, 2) + torch.einsum("bid,bijd->bij", q, self.drop(self.interval_keys(apart)))
         attention = self.drop((scores / D ** 0.5).masked_fill(self.future, -torch.inf).softmax(2))
         values = self.value(x) + self.drop(self.position_values.weight)
-        x = query + attention @ values + torch.einsum("bij,bijd->bid", attention, self.drop(self.interval_values(apart)))
+        timed = torch.einsum("bij,bijd->bid", attention, self.drop(self.interval_values(apart)))
+        x = query + attention @ values + timed
         return self.last(self.feed_forward(x) * real)
 
 
@@ -273,7 +275,8 @@ def main():
           f"torch {env['torch']}; load {', '.join(f'{load:.1f}' for load in os.getloadavg())}")
     print(f"XING, default settings, medians of {args.repeats} rounds after 2; loop: {args.clients} clients each time")
     print(f"{'':18}{'engine, ms per round':^30}{'peak':>10}{'loop:':>10}{'ms per':>11}{'s per':>11}{'engine':>9}"
-          f"{'load':>9}\n{'':18}{'training':>10}{'evaluation':>10}{'together':>10}{'MiB':>10}{'threads':>10}{'client':>11}"
+          f"{'load':>9}")
+    print(f"{'':18}{'training':>10}{'evaluation':>10}{'together':>10}{'MiB':>10}{'threads':>10}{'client':>11}"
           f"{'round':>11}{'is':>9}")
     for backbone in args.backbones.split(","):
         for method in args.methods.split(","):

@@ -120,7 +120,8 @@ def sessions_of(lists):
     every = [session for sessions in lists for session in sessions]
     flat = [pair for session in every for pair in session]
     return Sessions(torch.tensor(of_user), torch.tensor(np.cumsum([0, *map(len, every)])),
-                    torch.tensor([item for item, _ in flat]), torch.tensor([time for _, time in flat], dtype=torch.float64))
+                    torch.tensor([item for item, _ in flat]),
+                    torch.tensor([time for _, time in flat], dtype=torch.float64))
 
 
 def session_stream(log, n_items):

@@ -98,7 +98,8 @@ def test_softmax_over_similarities_is_nearly_uniform():
 def test_inputs_and_targets_of_a_session(size):
     """Of m items the first m - 1 are inputs and all but the first targets, the last 15 of them, padded in front."""
     session = [(10 + i, float(i)) for i in range(size)]
-    items, sequence = window(sessions_of([[[(1, 5.0), (2, 6.0)], session, [(3, 1e4), (4, 2e4)]]]), torch.tensor([1]), 15)
+    some = sessions_of([[[(1, 5.0), (2, 6.0)], session, [(3, 1e4), (4, 2e4)]]])
+    items, sequence = window(some, torch.tensor([1]), 15)
     kept = min(size - 1, 15)
     assert sequence.real.tolist() == [[False] * (15 - kept) + [True] * kept]
     assert items[0, :-1][sequence.real[0]].tolist() == list(range(10, 10 + size))[:-1][-15:]
@@ -179,7 +180,8 @@ def test_fusion_by_mean_and_softmax():
     near = torch.tensor([[0.9, 0.5, 0.1, -torch.inf]], dtype=torch.float64)
     torch.testing.assert_close(fuse(near, rows, "mean"), rows[:, :3].mean(1), rtol=1e-14, atol=1e-14)
     weights = torch.tensor([math.exp(x) for x in (0.9, 0.5, 0.1)], dtype=torch.float64)
-    torch.testing.assert_close(fuse(near, rows, "softmax")[0], weights @ rows[0, :3] / weights.sum(), rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(fuse(near, rows, "softmax")[0], weights @ rows[0, :3] / weights.sum(), rtol=1e-14,
+                               atol=1e-14)
 
 
 @given(seed=st.integers(0, 10 ** 6), k=st.integers(1, 12), n=st.integers(2, 9), there=st.integers(1, 12))
@@ -295,7 +297,9 @@ def test_dice_equals_batch_normalisation(registry):
     method.new_private(0, range(5), SimpleNamespace(settings=SimpleNamespace(dim=6)))
     users = torch.tensor([3, 1])
     modules = [torch.nn.BatchNorm1d(7, eps=1e-9).double() for _ in users]
-    weight, bias, alpha = (torch.randn(2, 7, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(3))
+    weight, bias, alpha = torch.randn(3, 2, 7, generator=generator, dtype=torch.float64).unbind()
+    for tensor in (weight, bias, alpha):
+        tensor.requires_grad_()
     clients = {"head.norm.weight": weight, "head.norm.bias": bias, "head.alpha": alpha}
     for module, *values in zip(modules, weight, bias):
         for parameter, value in zip(module.parameters(), values):
@@ -318,7 +322,8 @@ def test_dice_equals_batch_normalisation(registry):
                 torch.testing.assert_close(ours[c], theirs, rtol=1e-8, atol=1e-8)
         for name, running in (("mean", "running_mean"), ("var", "running_var")):
             expected = torch.stack([getattr(module, running) for module in modules])
-            torch.testing.assert_close(method.client_state[f"head.norm.{name}"][users], expected, rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(method.client_state[f"head.norm.{name}"][users], expected, rtol=1e-12,
+                                       atol=1e-12)
 
     for purpose in ("valid", "train", "train", "test", "train", "early"):
         check(purpose)
@@ -382,8 +387,8 @@ def test_noise_on_what_a_client_uploads(registry):
         f = replace(f, server=replace(f.server, upload_noise=scale))
         return after_each_round(f)[0].server_state["prototypes"]
 
-    expected = torch.stack([draws.laplace(draws.key(5, "upload noise of prototype", 0, 0), torch.tensor([user]), (5, 6), 2.0)
-                            for user in range(8)]).view(8, 30)
+    key = draws.key(5, "upload noise of prototype", 0, 0)
+    expected = torch.stack([draws.laplace(key, torch.tensor([user]), (5, 6), 2.0) for user in range(8)]).view(8, 30)
     torch.testing.assert_close(base(2.0) - base(0.0), expected, rtol=1e-9, atol=1e-9)
     assert len(expected.unique()) == 240
 
@@ -401,9 +406,10 @@ def test_law_of_own_starts(registry, weighting):
     stream = session_stream(log, n_items)
     backbone = build(registry, "backbone", "gru4rec", lr=1e-13, dim=6, max_length=5)
     step, users = stream.steps[0], torch.arange(count)
-    model = grow(Snapshot({}, {}), backbone, 5, step, torch.float64, torch.device("cpu"), build(registry, "method", "ft"))
+    method, local = build(registry, "method", "ft"), LocalSettings("adam")
+    model = grow(Snapshot({}, {}), backbone, 5, step, torch.float64, torch.device("cpu"), method)
     weights = step.train.lengths.double() if weighting == "interactions" else torch.ones(count, dtype=torch.float64)
-    chunks, method, local = make_session_chunks(step, users, 8), build(registry, "method", "ft"), LocalSettings("adam")
+    chunks = make_session_chunks(step, users, 8)
     after, _ = train_round(chunks, model, backbone, method, local, 5, 0, 0,
                            weights if weighting == "interactions" else None, own_start=True)
     touched = torch.zeros(count, n_items, dtype=torch.bool)

@@ -71,7 +71,8 @@ def run_json(capsys, *arguments):
     ([*job("ft", "sasrec", "max_length=0"), *SESSIONS], ["'max_length'", "at least 1"]),
     ([*job("ft", "gru4rec", "heads=2"), *SESSIONS], ["'heads'", "ft on gru4rec"]),
     (job("ft", "fedmf", "early_session=true"), ["'early_session'", "no effect without stream=sessions"]),
-    (job("ft", "fedmf", "candidate_draw=redraw", "candidates=sampled"), ["'candidate_draw'", "without stream=sessions"]),
+    (job("ft", "fedmf", "candidate_draw=redraw", "candidates=sampled"),
+     ["'candidate_draw'", "without stream=sessions"]),
     (job("ft", "fedmf", "tested_round=last"), ["'tested_round'", "no effect without stream=sessions"]),
     (job("ft", "fedmf", "session_gap=10"), ["'session_gap'", "no effect with stream=blocks"]),
     ([*job("ft", "sasrec", "blocks=2"), *SESSIONS], ["'blocks'", "no effect with stream=sessions"]),
@@ -91,8 +92,9 @@ def test_fewer_prototypes_than_neighbours(capsys):
     many = [*job("fcucr", "sasrec", "neighbours=108"), *SESSIONS, *QUICK]
     found, err = run_json(capsys, *many, "--seeds", "2")
     assert len(found["runs"]) == 2
-    assert " ".join(err.split()).count("neighbours=108: after the first round other clients have uploaded 107 prototypes; as "
-                                       "long as there are fewer, all of them are used.") == 1
+    note = ("neighbours=108: after the first round other clients have uploaded 107 prototypes; as long as there are "
+            "fewer, all of them are used.")
+    assert " ".join(err.split()).count(note) == 1
     assert err.index("neighbours=108") < err.index("block 0: 1 rounds")
     _, err = run_json(capsys, *many, "--seeds", "2")
     assert "neighbours" not in err  # nothing was trained
@@ -159,7 +161,7 @@ def test_users_with_one_session_only(capsys):
 
 def test_only_users_with_one_session(capsys):
     message = refused(capsys, *job("fcucr", "sasrec"), *xing([[(range(40), "train")]] * 3))
-    assert "no valid session has 2 interactions with items that anybody trains on, beside 3 training sessions" in message
+    assert "no valid session has 2 interactions with items that anybody trains on" in message
 
 
 def test_sessions_longer_than_the_encoders_length(capsys):
@@ -179,4 +181,4 @@ def test_sessions_longer_than_the_encoders_length(capsys):
 
 def test_a_user_who_has_every_item(capsys):
     message = refused(capsys, *job("fcucr", "sasrec"), *xing([*USUAL, [(range(90), "train")]]))
-    assert "user u12 has interacted with all but 0 of the 90 items, and 1 must be left to draw negatives from" in message
+    assert "user u12 has interacted with all but 0 of the 90 items, and 1 must be left" in message

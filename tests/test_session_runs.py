@@ -118,7 +118,7 @@ def test_fcucr_runs(registry, stream, backbone):
 
 @pytest.mark.parametrize("backbone", ["fedmf", "pfedrec", "fedrap", "gpfedrec"])
 def test_backbones_of_lists_train_on_the_rounds_session(registry, stream, backbone):
-    """Positives are all items of that session and nothing else; no negative is in any training session of the client."""
+    """Positives are all items of that session and nothing else; no negative is in any training session."""
     f = federation(registry, stream, "ft", backbone)
     step, seen, train = stream.steps[0], [], rounds.train_round
 
@@ -175,7 +175,7 @@ def test_early_session_adds_a_curve_and_changes_nothing(registry, stream):
 
 @pytest.mark.parametrize("draw,valid", [("once", 1), ("redraw", 3)])
 def test_candidates(registry, stream, draw, valid):
-    """Drawn once, they are the same in all rounds; redrawn, all evaluations differ. None is in the client's training."""
+    """Drawn once, they are the same in all rounds; redrawn, all evaluations differ. None is trained on."""
     found, original = {}, protocol.draw_session_candidates
 
     def spy(step, purpose, *args):
@@ -185,10 +185,10 @@ def test_candidates(registry, stream, draw, valid):
     with patch.object(protocol, "draw_session_candidates", spy):
         finish(federation(registry, stream, "ft", rounds=3, candidate_draw=draw, tested_round="last"))
     assert len(found["valid"]) == valid and len(found["test"]) == valid
-    every = [*found["valid"], *found["test"]]
+    every, trained = [*found["valid"], *found["test"]], stream.steps[0].train
     for i, items in enumerate(every):
         assert items.shape == (108, 100)
-        assert all(not set(row.tolist()) & set(stream.steps[0].train.of(user).tolist()) for user, row in enumerate(items))
+        assert all(not set(row.tolist()) & set(trained.of(user).tolist()) for user, row in enumerate(items))
         assert all((items != other).float().mean() > 0.95 for other in every[:i])
 
 
@@ -285,8 +285,8 @@ def on_xing(registry, shared, **settings):
 
 
 def test_two_rounds_of_xing(registry, shared):
-    """Hits among 101 in the two rounds and in the test, and their loss, as this implementation first gave them, in float64
-    so that they do not depend on the processor: they change only if the algorithm does."""
+    """Hits among 101 in the two rounds and in the test, and the loss, as this implementation first gave them; in
+    float64, so that they do not depend on the processor. They change only if the algorithm does."""
     last = on_xing(registry, shared, rounds=2, precision="float64")
     assert [round(row["valid"] * 857, 9) for row in last.curve] == [105, 117]
     assert [row["loss"] for row in last.curve] == pytest.approx([0.7919364902668287, 16.385792011324703], rel=1e-6)
