@@ -10,12 +10,14 @@ from torch import Tensor
 from fedcl_bench import draws
 from fedcl_bench.layers import apply_linear
 from fedcl_bench.method import Method
+from fedcl_bench.parallel import in_order
 from fedcl_bench.prototypes import fuse, gaussian_epsilon, nearest
 from fedcl_bench.sequential import Start, linear_start, norm_start, zeros
 from fedcl_bench.settings import setting
 
 DELTA = 1e-5  # of the paper's (epsilon, delta)
 BN_EPS, BN_MOMENTUM = 1e-9, 0.1  # of Dice's batch normalisation
+_ANSWERED_AT_ONCE = 256  # queries that one thread answers together
 _FUSED_AT_ONCE = 32  # queries; bounds the memory of their k prototypes
 
 
@@ -91,14 +93,17 @@ class FCUCR(Method):
         """p x + (1 - p) alpha x with p = sigmoid(BatchNorm(x)), over the positions of one session, padding included."""
         clients, state = encoding.clients, self.client_state
         if encoding.purpose == "train":
-            mean, var = x.mean(1, keepdim=True), x.var(1, unbiased=False, keepdim=True)
+            mean = x.mean(1, keepdim=True)
+            centred = x - mean
+            var = centred.square().mean(1, keepdim=True)
             unbiased = var * (x.shape[1] / max(x.shape[1] - 1, 1))
             for name, now in (("head.norm.mean", mean), ("head.norm.var", unbiased)):
                 moved = torch.lerp(state[name][encoding.users], now.detach().squeeze(1).to(state[name]), BN_MOMENTUM)
                 state[name].index_copy_(0, encoding.users, moved)
         else:
             mean, var = (state[name][encoding.users].unsqueeze(1).to(x) for name in ("head.norm.mean", "head.norm.var"))
-        normed = (x - mean) * torch.rsqrt(var + BN_EPS)
+            centred = x - mean
+        normed = centred * torch.rsqrt(var + BN_EPS)
         p = torch.sigmoid(torch.addcmul(clients["head.norm.bias"].unsqueeze(1), normed,
                                         clients["head.norm.weight"].unsqueeze(1)))
         return x * (p + (1.0 - p) * clients["head.alpha"].unsqueeze(1))
@@ -129,9 +134,16 @@ class FCUCR(Method):
     def answers(self, queries: Tensor, users: Tensor) -> Tensor:
         """The server's answers to queries (C, L d): the fused nearest prototypes of other clients, (C, L d)."""
         base, lengths, owner = (self.server_state[name] for name in ("prototypes", "length", "owner"))
-        similarity, position = nearest(queries, users, base, lengths, owner, self.settings.neighbours)
-        parts = zip(similarity.split(_FUSED_AT_ONCE), position.split(_FUSED_AT_ONCE))
-        return torch.cat([fuse(near, base[where], self.settings.fusion) for near, where in parts])
+
+        @torch.no_grad()  # holds per thread
+        def answer(some: tuple[Tensor, Tensor]) -> Tensor:
+            similarity, position = nearest(*some, base, lengths, owner, self.settings.neighbours)
+            parts = zip(similarity.split(_FUSED_AT_ONCE), position.split(_FUSED_AT_ONCE))
+            return torch.cat([fuse(near, base[where], self.settings.fusion) for near, where in parts])
+
+        # In an evaluation, which has its own threads, there is one piece.
+        pieces = list(zip(queries.split(_ANSWERED_AT_ONCE), users.split(_ANSWERED_AT_ONCE)))
+        return torch.cat(list(in_order(answer, pieces, queries.device)))
 
     def begin_round(self, step, round_, backbone):
         if self.distils and self.settings.teacher == "previous" and round_ == 0:
