@@ -73,8 +73,8 @@ class Progress:
         curve: one row per round of every step so far.
         tests: (trained step, tested step, per-user scores).
         analysis: (step, kind, ids of users or items, values), see ``analysis.py``.
-        pending, pending_analysis: tests and analysis of the best round so far, where a method's state belongs to a round
-            and the best model cannot be tested later.
+        best_at, best_client_state, best_server_state: the round of ``best``, and the method's state after it: what a
+            method keeps from round to round belongs to that round's model.
     """
 
     step: int = 0
@@ -90,8 +90,9 @@ class Progress:
     curve: tuple[dict[str, Any], ...] = ()
     tests: tuple[tuple[int, int, UserScores], ...] = ()
     analysis: tuple[tuple[int, str, Tensor, Tensor], ...] = ()
-    pending: tuple[tuple[int, int, UserScores], ...] = ()
-    pending_analysis: tuple[tuple[int, str, Tensor, Tensor], ...] = ()
+    best_at: int = 0
+    best_client_state: dict[str, Tensor] = field(default_factory=dict)
+    best_server_state: dict[str, Tensor] = field(default_factory=dict)
 
     def best_round(self, step: int, which: str) -> int:
         """The number, from 1, of a step's best validation round; of equal ones the ``first`` or the ``latest``."""
@@ -233,14 +234,19 @@ def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
             value = round(valid.mean(f.evaluation.valid_metric), f.evaluation.valid_decimals)
             better = value > progress.best_value
             equal = value == progress.best_value and f.server.best_round == "latest"
-            best = model if better or equal or f.server.tested_round == "last" else progress.best
             stale = 0 if better else progress.stale + 1
-            last = 0 < f.server.patience <= stale or round_ + 1 >= f.server.rounds
-            pending, found = progress.pending, progress.pending_analysis
-            if best is model if protocol.tests_every_best else last:
-                pending, found = protocol.test(best, round_)
+            last = (0 < f.server.patience <= stale) or round_ + 1 >= f.server.rounds
+            state = dict(method.client_state), dict(method.server_state)
+            best = model, round_, *state
+            if not (better or equal or f.server.tested_round == "last"):
+                best = progress.best, progress.best_at, progress.best_client_state, progress.best_server_state
+            tests, found = [], []
+            if last:
+                method.client_state, method.server_state = map(dict, best[2:])
+                tests, found = protocol.test(*best[:2])
+                method.client_state, method.server_state = map(dict, state)
             shifts = analyse(backbone, step, earlier, progress.previous, model if round_ == 0 else None,
-                             best if last else None)
+                             best[0] if last else None)
             sent, received = (numbers * dtype.itemsize for numbers in acting.extra_traffic(backbone))
             downloaded = uploaded + received + _bytes({name: table[0] for name, table in model.served.items()})
             if round_ == 0 and acting.downloads_previous_model():
@@ -250,12 +256,10 @@ def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
                    "evaluate_seconds": time.perf_counter() - trained_at, **backbone.diagnostics(model.public),
                    **protocol.extra(model, round_)}
             progress = replace(
-                progress, round=round_ + 1, trained=last, model=model, best=best,
-                best_value=max(value, progress.best_value), stale=stale, curve=(*progress.curve, row),
-                tests=(*progress.tests, *(pending if last else ())), pending=() if last else tuple(pending),
-                analysis=(*progress.analysis, *shifts, *(found if last else ())),
-                pending_analysis=() if last else tuple(found),
-                client_state=dict(method.client_state), server_state=dict(method.server_state))
+                progress, round=round_ + 1, trained=last, model=model, best=best[0], best_at=best[1],
+                best_client_state=best[2], best_server_state=best[3], best_value=max(value, progress.best_value),
+                stale=stale, curve=(*progress.curve, row), tests=(*progress.tests, *tests),
+                analysis=(*progress.analysis, *shifts, *found), client_state=state[0], server_state=state[1])
             yield progress
 
         method.end_step(step, progress.best, backbone, trained, DrawKey(f.seed, step.index))

@@ -56,6 +56,8 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     Returns:
         (C, n, outputs).
     """
+    if weight.stride(0) == 0 and bias.stride(0) == 0:  # one layer for all clients, as in an evaluation
+        return torch.nn.functional.linear(inputs, weight[0], bias[0])
     return _Linear.apply(inputs, weight, bias)
 
 

@@ -80,7 +80,7 @@ class LocalBatch:
         if trainer.backbone.whole_tables:
             return self._scores[clients].detach()
         own = {name: values[clients] for name, values in trainer.clients.items()}
-        scores = trainer.backbone.score_all(own, trainer.public)
+        scores = trainer.backbone.score_all(own, trainer.model.public)
         if self.draw.batch > 0:  # before the first update every client's rows are the server's
             rows = (self._scores[clients] if covered else
                     trainer.backbone.score(own, {name: rows[clients] for name, rows in trainer.rows.items()}))

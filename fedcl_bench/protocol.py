@@ -31,7 +31,6 @@ Analysis = list[tuple[int, str, Tensor, Tensor]]
 class Lists:
     """A step of blocks, or the static stream."""
 
-    tests_every_best = False  # a model can be tested after later rounds as well
     changes_every_round = False
 
     def __init__(self, f: Federation, step: Step, method: Method):
@@ -73,8 +72,6 @@ class Lists:
 
 class SessionSteps:
     """A stream of sessions: every client trains on its next session in each round."""
-
-    tests_every_best = True  # what a method keeps from round to round belongs to the round's model
 
     def __init__(self, f: Federation, step: Step, method: Method):
         self.f, self.step, self.method = f, step, method

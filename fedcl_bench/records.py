@@ -86,8 +86,7 @@ def save_progress(path: Path, progress: Progress, elapsed: float) -> None:
     content = {f.name: getattr(progress, f.name) for f in fields(Progress)}
     for name in _SNAPSHOTS:
         content[name] = dict(vars(content[name]))
-    for name in ("tests", "pending"):
-        content[name] = [(t, s, scores.users, scores.values) for t, s, scores in content[name]]
+    content["tests"] = [(t, s, scores.users, scores.values) for t, s, scores in progress.tests]
     write_atomically(path, _pack({"progress": content, "elapsed": elapsed}))
 
 
@@ -106,10 +105,8 @@ def load_progress(path: Path, device: str) -> tuple[Progress, float] | None:
         progress = saved["progress"]
         for name in _SNAPSHOTS:
             progress[name] = Snapshot(**progress[name])
-        for name in ("tests", "pending"):
-            progress[name] = tuple((t, s, UserScores(users, values)) for t, s, users, values in progress[name])
-        for name in ("analysis", "pending_analysis"):
-            progress[name] = tuple(map(tuple, progress[name]))
+        progress["tests"] = tuple((t, s, UserScores(users, values)) for t, s, users, values in progress["tests"])
+        progress["analysis"] = tuple(map(tuple, progress["analysis"]))
         return Progress(**progress), saved["elapsed"]
     except Corrupt as error:
         raise Corrupt(f"{path}: {error}") from None

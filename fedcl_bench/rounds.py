@@ -48,9 +48,9 @@ def _shift(public: Tables, method: Method, backbone: Backbone, settings: LocalSe
 def _local_tables(trainer: ChunkTrainer, shifts: Tables) -> Tables:
     """Each client's own trained copy of the public tables, each (C, items, ...)."""
     if trainer.backbone.whole_tables:
-        return {name: trainer.public[name] + trainer.moved[name] for name in trainer.rows}
+        return {name: trainer.model.public[name] + trainer.moved[name] for name in trainer.rows}
     result = {}
-    for name, table in trainer.public.items():
+    for name, table in trainer.model.public.items():
         start = table + shifts[name] if name in shifts else table
         own = start.expand(len(trainer.users), *table.shape).clone()
         index = trainer.slots.items.view(*trainer.slots.items.shape, *[1] * (table.dim() - 1))

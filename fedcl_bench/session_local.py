@@ -160,7 +160,6 @@ class SessionTrainer(ChunkTrainer):
         """
         self.method.begin_local(self.local)
         parameters = {**self.clients, **self.rows}
-        begun = {name: value.clone() for name, value in parameters.items()}
         self.penalties = row_penalties(self.method, self.rows)
         rates = {**dict.fromkeys(parameters, self.backbone.settings.lr),
                  **self.backbone.learning_rates(self.n_items, self.draw.round)}
@@ -180,10 +179,16 @@ class SessionTrainer(ChunkTrainer):
             value.grad = None
         self.method.end_local(self.local)
         for name, value in parameters.items():
-            self.moved[name] = value.clone() if name in self.moved else value - begun[name]
+            self.moved[name] = value if name in self.moved else value - self.sent(name)
         for name in self.rows:
-            self.moved[name] *= self.slots.first_copy.unsqueeze(2)
+            self.moved[name] = self.moved[name] * self.slots.first_copy.unsqueeze(2)
         return total / self.settings.local_epochs
+
+    def sent(self, name: str) -> Tensor:
+        """What the clients began the round with, of the shape of their own parameter or of one that fits it."""
+        if name in self.rows:
+            return self.model.public[name][self.slots.items]
+        return self.model.dense[name] if name in self.dense else self.model.private[name][self.users]
 
     def _loss(self, epoch: int) -> Tensor:
         """Each client's loss in an epoch, shape (C,)."""

@@ -77,7 +77,7 @@ class ChunkTrainer:
 
     def __init__(self, users: Tensor, slots: Slots, model: Snapshot, backbone: Backbone, method: Method,
                  settings: LocalSettings, draw: DrawKey, batches: int = 1, own_start: bool = False):
-        self.users, self.slots, self.public, self.backbone, self.method = users, slots, model.public, backbone, method
+        self.users, self.slots, self.model, self.backbone, self.method = users, slots, model, backbone, method
         self.settings, self.draw, self.batches, self.n_items = settings, draw, batches, model.n_items
         self.personal = {name: model.private[name] for name in backbone.new_personal(0, range(0))}
         if backbone.whole_tables:

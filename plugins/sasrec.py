@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import gelu
 
 from fedcl_bench.errors import UserError
+from fedcl_bench.functional import linear
 from fedcl_bench.layers import apply_linear, feed_forward, layer_norm
 from fedcl_bench.sequential import SequentialBackbone, SequentialSettings, linear_start, norm_start, xavier, zeros
 from fedcl_bench.settings import setting
@@ -93,10 +94,9 @@ class SASRec(SequentialBackbone):
         x = drop(inputs * math.sqrt(d) + clients["positions"][:, -inputs.shape[1]:] * real.unsqueeze(2))
         for k in range(self.settings.layers):
             q = layer_norm(clients, f"{k}.query_norm", x)
-            weights = clients[f"{k}.in.weight"].transpose(1, 2).split([d, 2 * d], dim=2)
-            biases = clients[f"{k}.in.bias"].unsqueeze(1).split([d, 2 * d], dim=2)
-            query = torch.baddbmm(biases[0], q, weights[0])
-            keys, values = torch.baddbmm(biases[1], x, weights[1]).split(d, dim=2)
+            of_query, of_both = zip(*(clients[f"{k}.in.{name}"].split([d, 2 * d], dim=1) for name in ("weight", "bias")))
+            query = linear(q, *of_query)
+            keys, values = linear(x, *of_both).split(d, dim=2)
             x = q + apply_linear(clients, f"{k}.out", self.attend(query, keys, values, future, drop))
             x = feed_forward(clients, f"{k}.ffn", layer_norm(clients, f"{k}.norm", x), drop)
         return layer_norm(clients, "norm", x)
