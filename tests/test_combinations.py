@@ -1,4 +1,7 @@
-"""Every method on every backbone: runs through all blocks, and goes on from a checkpoint to the same numbers."""
+"""Every method on every backbone of item lists: runs through all blocks, goes on from a checkpoint to the same numbers.
+
+Sequential backbones and the methods that need one run on sessions: tests/test_session_runs.py.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,17 @@ from fedcl_bench.datasets import load_stream
 from fedcl_bench.federation import run
 from fedcl_bench.records import load_progress, save_progress
 from fedcl_bench.registry import discover
+from fedcl_bench.sequential import SequentialBackbone
 
 NAMES = discover()
+BACKBONES = [name for name in NAMES.names("backbone")
+             if not issubclass(NAMES.get("backbone", name).cls, SequentialBackbone)]
+METHODS = [name for name in NAMES.names("method") if not NAMES.get("method", name).cls.needs_sequential]
 # Small and stable: few users and items, few epochs, rates at which no model diverges in two rounds.
 SMALL = {"k_core": 70, "rounds": 2, "dim": 8}
 STABLE = {"fedrap": {"lr_items": 1.0, "local_epochs": 2}, "gpfedrec": {"lr": 0.01, "hidden": [8]},
-          "biasmf": {"local_epochs": 1}, "ncf": {"local_epochs": 1, "hidden": [8]}, "fedncf": {"lr": 0.01}, "pfedrec": {"lr": 0.01}}
+          "biasmf": {"local_epochs": 1}, "ncf": {"local_epochs": 1, "hidden": [8]}, "fedncf": {"lr": 0.01},
+          "pfedrec": {"lr": 0.01}}
 
 
 @pytest.fixture(scope="module")
@@ -24,12 +32,17 @@ def stream():
     return load_stream(config.source, config.stream)
 
 
+def test_what_fits_blocks_is_all_that_does_not_need_sessions():
+    sequential = set(NAMES.names("backbone")) - set(BACKBONES)
+    assert sequential == {"gru4rec", "sasrec", "tisasrec"} and set(NAMES.names("method")) - set(METHODS) == {"fcucr"}
+
+
 def same(a, b):
     return all(torch.equal(x, y) for x, y in zip(a.tables(), b.tables(), strict=True))
 
 
-@pytest.mark.parametrize("backbone", NAMES.names("backbone"))
-@pytest.mark.parametrize("method", NAMES.names("method"))
+@pytest.mark.parametrize("backbone", BACKBONES)
+@pytest.mark.parametrize("method", METHODS)
 def test_runs_through_all_blocks_and_resumes(registry, stream, tmp_path, method, backbone):
     def federation():
         return make_config(registry, method, backbone, "ml-100k",

@@ -66,7 +66,8 @@ def test_adapter_gives_what_recbole_gives():
     try:
         config = Config(model=BPR, dataset="ml-100k", config_dict={
             "load_col": {"inter": ["user_id", "item_id", "rating", "timestamp"]}, "val_interval": {"rating": "(0,inf)"},
-            "user_inter_num_interval": "[10,inf)", "item_inter_num_interval": "[10,inf)", "use_gpu": False})
+            "user_inter_num_interval": "[10,inf)", "item_inter_num_interval": "[10,inf)", "use_gpu": False,
+            "normalize_all": None})  # their settings for ml-100k scale times to [0, 1]
         theirs = Dataset(config)
     finally:
         sys.argv = argv
