@@ -43,6 +43,7 @@ class Backbone:
         defaults: values of the run's other settings that belong to this backbone's paper; a dataset's config and the
             user lie over them.
         static_defaults, session_defaults: the same for the static stream, or a stream of sessions, only.
+        ignored: the run's settings that have no effect with this backbone, and why; a user who sets one is told.
         pairwise: a sample is a positive with one of its negatives, and ``pair_loss`` is minimised instead of ``loss``.
         whole_tables: a client trains all item rows, not only those it looks up: needed if a term of the loss or
             weight decay concerns all of them. An attribute of the class or of the instance.
@@ -59,6 +60,7 @@ class Backbone:
     defaults: ClassVar[Mapping[str, Any]] = {}
     static_defaults: ClassVar[Mapping[str, Any]] = {}
     session_defaults: ClassVar[Mapping[str, Any]] = {}
+    ignored: ClassVar[Mapping[str, str]] = {}
     pairwise: ClassVar[bool] = False
     whole_tables: bool = False
     keeps_local_tables: bool = False

@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Iterable, Mapping
 
 import torch
@@ -114,9 +115,10 @@ def _idle(settings: Mapping[str, Any]) -> dict[str, str]:
     return idle
 
 
-def refuse_idle(parts: Iterable[Any], overrides: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
-    """Raise UserError if the user set something that other settings leave without effect."""
-    idle = _idle(flat(parts))
+def refuse_idle(parts: Iterable[Any], overrides: Iterable[tuple[str, Mapping[str, Any]]],
+                ignored: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Raise UserError if the user set something that other settings, or the backbone, leave without effect."""
+    idle = {**ignored, **_idle(flat(parts))}
     for origin, layer in overrides:
         for name in layer:
             if name in idle:
@@ -153,7 +155,7 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
     parts = assemble([*CORE_SETTINGS, backbone_plugin.cls.Settings, method_plugin.cls.Settings],
                      layers(dataset, overrides, backbone_plugin.cls, method), f"{method} on {backbone}")
     parse_metric(parts[3].valid_metric)
-    refuse_idle(parts, overrides)
+    refuse_idle(parts, overrides, backbone_plugin.cls.ignored)
     return parts
 
 

@@ -284,8 +284,8 @@ def content_of(search: Search, trials: list[dict[str, Any]], metric: str) -> dic
         return None
     best = max(finished, key=lambda trial: trial["value"])
     return {**search.head(), "settings": {**search.inherited, **best["settings"]},
-            "objective": f"mean over blocks 1.. of the best validation {metric}", "value": best["value"],
-            "trials": trials, "command": search.command()}
+            "objective": f"best validation {metric}, mean over blocks 1.. where there is more than one",
+            "value": best["value"], "trials": trials, "command": search.command()}
 
 
 def _same_search(path: Path, search: Search) -> dict[str, Any] | None:

@@ -76,6 +76,9 @@ def run_json(capsys, *arguments):
     (job("ft", "fedmf", "tested_round=last"), ["'tested_round'", "no effect without stream=sessions"]),
     (job("ft", "fedmf", "session_gap=10"), ["'session_gap'", "no effect with stream=blocks"]),
     ([*job("ft", "sasrec", "blocks=2"), *SESSIONS], ["'blocks'", "no effect with stream=sessions"]),
+    *(([*job("fcucr", "sasrec", f"{name}={value}"), *SESSIONS], [f"'{name}'", "no effect with a sequential backbone"])
+      for name, value in (("batch_size", "64"), ("tolerance", "0.1"), ("negative_pool", "untouched"),
+                          ("negative_draw", "distinct"))),
     ([*job("ft", "sasrec", "k_core=300"), *SESSIONS], ["300-core", "k_core"]),
     ([*job("ft", "sasrec"), *SESSIONS, "--set", "min_sessions=60"], ["no user has 60 sessions", "min_sessions=N"]),
     ([*job("ft", "sasrec"), *SESSIONS, "--set", "session_gap=0"], ["'session_gap'", "above 0"]),
