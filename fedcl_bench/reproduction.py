@@ -290,7 +290,7 @@ def page(paper: str, tables: Sequence[PaperTable], source: Source, made_by: str,
             lines += [f"## Does {labels[definitions.OURS]} lead {labels[definitions.BASELINE]}?", "",
                       f"{table.lead.about} Rank agreement: Kendall's τ between the order of the methods here and in "
                       f"the paper.", "", *_leads(paper, table, found, source), ""]
-    for contrast in definitions.CONTRASTS:
+    for contrast in definitions.CONTRASTS if source.tuned is None else ():  # settings are tuned under one of its values
         lines += _contrast(definitions, contrast, source, datasets, backbones)
     for table, found in built:
         lines += _section(paper, table, found, source)

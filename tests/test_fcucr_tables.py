@@ -24,8 +24,8 @@ from fedcl_bench.tables import Cell, Source, build
 SEQUENTIAL = ("gru4rec", "sasrec", "tisasrec")
 
 
-def source(folder, registry, assignments=(), statistics=None) -> Source:
-    return Source(load_runs(folder), registry, None, tuple(assignments), statistics)
+def source(folder, registry, assignments=(), statistics=None, tuned=None) -> Source:
+    return Source(load_runs(folder), registry, tuned, tuple(assignments), statistics)
 
 
 def table(number, folder, registry, assignments=(), **only):
@@ -328,6 +328,12 @@ def test_page_shows_both_starts(runs, registry):
         assert "- No record of w/o TASD, w/o IUPR, w/o both on SASRec, XING, init=server." in section
         assert "- No record of any line on Tmall." in section
     assert "### GRU4Rec" not in make(runs, registry, (2,), backbones=["sasrec"])
+
+
+def test_page_of_tuned_settings_does_not_mix_starts(runs, registry, tmp_path):
+    """They are tuned under one start."""
+    text = make(runs, registry, (2,), tuned=tmp_path)
+    assert "## Table 2" in text and "## What the start of φ does" not in text
 
 
 # The commands
