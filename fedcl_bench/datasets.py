@@ -147,7 +147,8 @@ def locate(name: str, data_dir: Path | None, settings: StreamSettings) -> Datase
     config = load_config(name)
     if settings.split_file:
         if data_dir is not None:
-            raise UserError("--data-dir has no effect with 'split_file', which holds the data; leave one of the two out.")
+            raise UserError("--data-dir has no effect with 'split_file', which holds the data; leave one of the two "
+                            "out.")
         path = Path(settings.split_file)
         if not path.is_file():
             raise UserError(f"setting 'split_file': no file {path}.")

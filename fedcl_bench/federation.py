@@ -139,21 +139,21 @@ class Federation:
         if sequential and not sessions:
             raise UserError(f"backbone '{self.backbone.name}' is sequential and needs {fit}.")
         if self.method.needs_sequential and not sequential:
-            raise UserError(f"method '{self.method.name}' needs a sequential backbone, as --backbone sasrec, with {fit}; "
-                            f"found '{self.backbone.name}'.")
+            raise UserError(f"method '{self.method.name}' needs a sequential backbone, as --backbone sasrec, with "
+                            f"{fit}; found '{self.backbone.name}'.")
         if sequential and does_something(self.method) and not self.method.needs_sequential:
             raise UserError(f"method '{self.method.name}' works on scores of item lists; with the sequential backbone "
                             f"'{self.backbone.name}' use ft or fcucr.")
         if sessions and does_something(self.method) and self.method.first_step > 0:
-            raise UserError(f"method '{self.method.name}' acts from a stream's second step on, and a stream of sessions "
-                            f"has one; use ft or fcucr, or --set stream=blocks.")
+            raise UserError(f"method '{self.method.name}' acts from a stream's second step on, and a stream of "
+                            f"sessions has one; use ft or fcucr, or --set stream=blocks.")
         if sequential and self.local.negatives != 1:
-            raise UserError(f"setting 'negatives': found {self.local.negatives}, accepted: 1 with a sequential backbone, "
-                            f"which has one per target.")
+            raise UserError(f"setting 'negatives': found {self.local.negatives}, accepted: 1 with a sequential "
+                            f"backbone, which has one per target.")
         if (does_something(self.method) and not self.backbone.whole_tables
                 and self.backbone.new_personal(0, range(0))):
-            raise UserError(f"method '{self.method.name}' needs whole personal tables; let '{self.backbone.name}' train them "
-                            f"with l2 above 0, or use ft.")
+            raise UserError(f"method '{self.method.name}' needs whole personal tables; let '{self.backbone.name}' "
+                            f"train them with l2 above 0, or use ft.")
         if self.server.init == "per_client" and not sequential:
             raise UserError(f"setting 'init': found per_client, accepted: server with '{self.backbone.name}'; only "
                             f"sequential backbones can start at the clients.")
@@ -167,7 +167,8 @@ class Federation:
             left = step.n_items - len(torch.cat([step.split(kind).of(user) for kind in kinds]).unique())
             if left < needed and step.train.lengths[user] > 0:
                 raise UserError(f"block {step.index}: user {self.stream.user_tokens[user]} has interacted with all but "
-                                f"{left} of the {step.n_items} items, and {needed} must be left to draw negatives from.")
+                                f"{left} of the {step.n_items} items, and {needed} must be left to draw "
+                                f"negatives from.")
 
 
 def _bytes(*kinds: Tables) -> int:

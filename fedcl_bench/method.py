@@ -51,8 +51,8 @@ class Encoding:
         features: representations at every position, (C, L, d).
         purpose: ``train``; or ``valid``, ``test`` or ``early`` (a client's first training session) in an evaluation.
         draw: key of the method's own random numbers.
-        queries: in an evaluation, for methods that encode the next session: the same representations with dropout, as the
-            server receives them (with the noise on uploads).
+        queries: in an evaluation, for methods that encode the next session: the same representations with dropout, as
+            the server receives them (with the noise on uploads).
     """
 
     users: Tensor

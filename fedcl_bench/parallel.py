@@ -38,7 +38,8 @@ def workers() -> Iterator[None]:
 
 @functools.cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="fedcl_bench", initializer=torch.set_num_threads, initargs=(1,))
+    return ThreadPoolExecutor(threads, thread_name_prefix="fedcl_bench", initializer=torch.set_num_threads,
+                              initargs=(1,))
 
 
 def in_order(function: Callable[[Piece], Result], pieces: Sequence[Piece], device: torch.device) -> Iterator[Result]:

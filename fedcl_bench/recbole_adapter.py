@@ -1,7 +1,7 @@
 """The one door to RecBole: its data pipeline and its model classes.
 
-RecBole's ``Config`` reads ``sys.argv``, overwrites ``CUDA_VISIBLE_DEVICES``, patches numpy, forces a path of its own for
-ml-100k and downloads what is missing. All of that is fenced in here; nothing of it leaks into the caller's process.
+RecBole's ``Config`` reads ``sys.argv``, overwrites ``CUDA_VISIBLE_DEVICES``, patches numpy, forces a path of its own
+for ml-100k and downloads what is missing. All of that is fenced in here; nothing of it leaks into the caller's process.
 Files are checked before RecBole sees them, because it would fill a missing time with the column's mean.
 """
 
@@ -107,8 +107,8 @@ def read_table(path: Path, required: Mapping[str, str], optional: Mapping[str, s
                         f"({_line_of(path, line)!r}).")
 
     wanted = {name: kind for name, kind in {**required, **(optional or {})}.items() if name in names}
-    frame = pd.read_csv(io.BytesIO(body), sep="\t", header=None, names=names, usecols=list(wanted), dtype=str, quoting=3,
-                        keep_default_na=False, skip_blank_lines=False)
+    frame = pd.read_csv(io.BytesIO(body), sep="\t", header=None, names=names, usecols=list(wanted), dtype=str,
+                        quoting=3, keep_default_na=False, skip_blank_lines=False)
     for name, kind in wanted.items():
         if kind == "token":
             bad = frame[name] == ""
@@ -119,7 +119,8 @@ def read_table(path: Path, required: Mapping[str, str], optional: Mapping[str, s
             expected = "a finite number"
         if bad.any():
             row = int(np.argmax(bad.to_numpy()))
-            raise UserError(f"{path}, line {row + 2}: field '{name}' is {frame[name].iloc[row]!r}, expected {expected}.")
+            raise UserError(f"{path}, line {row + 2}: field '{name}' is {frame[name].iloc[row]!r}, "
+                            f"expected {expected}.")
         if kind == "float":
             frame[name] = numbers.astype(np.float64)
     return frame

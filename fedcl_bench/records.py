@@ -149,7 +149,8 @@ def _tables(progress: Progress) -> dict[str, pd.DataFrame]:
         0, np.int32), "value": np.zeros(0)})], ignore_index=True)
     shifts["kind"] = shifts["kind"].astype("category")
     return {"analysis.parquet": shifts,
-            "metrics.parquet": pd.DataFrame(means, columns=["trained_block", "tested_block", "metric", "mean", "users"]),
+            "metrics.parquet": pd.DataFrame(
+                means, columns=["trained_block", "tested_block", "metric", "mean", "users"]),
             "rounds.parquet": pd.DataFrame(list(progress.curve)), "users.parquet": every}
 
 
@@ -241,7 +242,8 @@ class Record:
             blobs[name] = buffer.getvalue()
         for name in FILES:
             write_atomically(self.folder / name, blobs[name])
-        content = {"schema": SCHEMA, "status": "finished", **content, "files": {name: _digest(blobs[name]).hex() for name in FILES}}
+        content = {"schema": SCHEMA, "status": "finished", **content,
+                   "files": {name: _digest(blobs[name]).hex() for name in FILES}}
         write_atomically(self.folder / "run.json", json.dumps(content, indent=1).encode())
         self.checkpoint.unlink(missing_ok=True)
         return content

@@ -1,4 +1,4 @@
-"""Finding plugins: files in ``plugins/``, in ``--plugins DIR`` and behind the entry-point group ``fedcl_bench.plugins``.
+"""Finding plugins: files in ``plugins/`` and ``--plugins DIR``, and the entry-point group ``fedcl_bench.plugins``.
 
 A plugin that cannot be imported is listed with its error and fails only when chosen. Two plugins of one name are an
 error at once, because nobody could tell which of them made a number.

@@ -87,8 +87,9 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
     parts = [f"{name} {value:.4f}" for name, value in result["continual"][metric].items() if value is not None]
     print(f"{metric} over R[t,s]: {', '.join(parts)}")
     seconds = result["seconds"]
-    print(f"{'from its record: ' if result['reused'] else ''}{seconds['total']:.1f} s (training {seconds['train']:.1f}, "
-          f"evaluation {seconds['evaluate']:.1f}), peak memory {result['peak_memory_mib']:.0f} MiB")
+    print(f"{'from its record: ' if result['reused'] else ''}{seconds['total']:.1f} s "
+          f"(training {seconds['train']:.1f}, evaluation {seconds['evaluate']:.1f}), "
+          f"peak memory {result['peak_memory_mib']:.0f} MiB")
     for run in result.get("runs", [result]):
         print(f"record: {run['record']}")
 

@@ -272,10 +272,11 @@ def page(paper: str, tables: Sequence[PaperTable], source: Source, made_by: str,
         "Every printed number stands beside ours: mark, our mean ± sample standard deviation over seeds, (the "
         "paper's), difference ours - paper.", "",
         f"- {MARKS['reproduced']} **reproduced**: the paper's number, which is of {_of(runs)[0]}, lies where "
-        f"{_of(runs)[1]} of ours would lie with {CONFIDENCE:.0%} probability, and near ours. The first means |paper - m| "
-        f"≤ t(.975, n-1) s √({_of(runs)[2]} + 1/n), with m and s the mean and standard deviation of our n seeds, plus "
-        f"half a unit of the paper's last decimal; that is {factors}. The second means |paper - m| ≤ {NEAR:.0%} of the "
-        f"paper's number, or {NEAR_POINTS:g} points for changes in percent. Table 1 has no seeds: equal at the printed decimals.",
+        f"{_of(runs)[1]} of ours would lie with {CONFIDENCE:.0%} probability, and near ours. The first means "
+        f"|paper - m| ≤ t(.975, n-1) s √({_of(runs)[2]} + 1/n), with m and s the mean and standard deviation of our n "
+        f"seeds, plus half a unit of the paper's last decimal; that is {factors}. The second means "
+        f"|paper - m| ≤ {NEAR:.0%} of the paper's number, or {NEAR_POINTS:g} points for changes in percent. Table 1 "
+        f"has no seeds: equal at the printed decimals.",
         f"- {MARKS['inconclusive']} **inconclusive**: inside the interval but not near. Our seeds vary too much to "
         f"tell.",
         f"- {MARKS['higher']} **differs**, ours is higher. {MARKS['lower']} **differs**, ours is lower. Only the "

@@ -71,7 +71,8 @@ def _untouched_start(backbone: Backbone, seed: int, name: str, weight: Tensor) -
         float64 of shape (items, ...).
     """
     items = torch.arange(len(weight), device=weight.device)
-    rest = backbone.item_starts(len(weight))[name].draw(draws.client_keys(own_start_key(seed, name + " elsewhere"), items))
+    rest = backbone.item_starts(len(weight))[name].draw(
+        draws.client_keys(own_start_key(seed, name + " elsewhere"), items))
     return rest * weight.clamp(min=0.0).sqrt().view(-1, *[1] * (rest.dim() - 1))
 
 

@@ -1,8 +1,8 @@
 """Ranking the last item of a session (protocol of FCUCR).
 
 Each user has one item to find: the last of its validation or test session, given the items before it. It is ranked
-among sampled items, and among all of them beside that. Of equal scores the item to find comes last, so that a model that
-scores everything alike finds nothing.
+among sampled items, and among all of them beside that. Of equal scores the item to find comes last, so that a model
+that scores everything alike finds nothing.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _EDGES = np.linspace(0.0, 1.0, 21)
 
 def _gather(job: Job, figure: str, rows: dict[str, tuple[str, dict[str, Any]]],
             measure: Callable[[list[Run]], Any]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Dataset to backbone to row to what ``measure`` makes of its runs, None without; datasets without any are left out.
+    """Dataset to backbone to row to what ``measure`` makes of its runs, None without; datasets without any are omitted.
 
     Args:
         rows: label to (method, settings of its own).
@@ -63,7 +63,8 @@ def _early(job: Job) -> Drawn:
     def curve(runs: list[Run]) -> scores.Curve:
         for run in runs:
             if column not in run.rounds:
-                raise Skip(f"the record {run.hash[:12]} has no column {column}; other metrics: --metric hit@10, ndcg@10")
+                raise Skip(f"the record {run.hash[:12]} has no column {column}; "
+                           f"other metrics: --metric hit@10, ndcg@10")
         return scores.validation_curves(runs, column)[0]
     rows = {method: (method, {"early_session": True}) for method in job.methods}
     for dataset, backbones in _gather(job, "early", rows, curve).items():

@@ -152,8 +152,9 @@ class SessionTrainer(ChunkTrainer):
         return self.gather(slots)[ITEM]
 
     def train(self) -> Tensor:
-        """Run all local epochs, each one batch: the whole session. Leaves the trained parameters in ``rows``, ``private``
-        and ``dense``, and in ``moved`` what they changed by (all of them, if the clients began with their own).
+        """Run all local epochs, each one batch: the whole session. Leaves the trained parameters in ``rows``,
+        ``private`` and ``dense``, and in ``moved`` what they changed by (all of them, if the clients began with their
+        own).
 
         Returns:
             Each client's loss averaged over the epochs, shape (C,).
@@ -196,7 +197,8 @@ class SessionTrainer(ChunkTrainer):
         local.draw = replace(self.draw, batch=epoch)
         rows = self.inputs(self.slots.sample)  # of the session's items, then of the negatives
         dropout = Dropout(local.draw.clients("dropout", self.users))
-        local.features = self.backbone.encode(self.clients, rows[:, :length] * real.unsqueeze(2), self.sequence, dropout)
+        local.features = self.backbone.encode(self.clients, rows[:, :length] * real.unsqueeze(2), self.sequence,
+                                              dropout)
         outputs = self.method.represent(Encoding(self.users, self.clients, local.features, "train", local.draw))
         positive = (outputs * rows[:, 1:length + 1]).sum(2)
         negative = (outputs * rows[:, length + 1:]).sum(2)

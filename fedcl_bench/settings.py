@@ -36,7 +36,8 @@ def accepted(field: dataclasses.Field, kind: type) -> str:
     if meta["choices"]:
         return "one of " + ", ".join(map(str, meta["choices"]))
     name = {int: "a whole number", float: "a number", bool: "true or false", str: "a text",
-            tuple: "a list of whole numbers, as 10,20" + (", or none" if field.default == () else "")}[typing.get_origin(kind) or kind]
+            tuple: "a list of whole numbers, as 10,20" + (", or none" if field.default == () else "")}[
+                typing.get_origin(kind) or kind]
     bounds = [f"above {meta['above']}" if meta["above"] is not None else "",
               f"at least {meta['low']}" if meta["low"] is not None else "",
               f"at most {meta['high']}" if meta["high"] is not None else ""]

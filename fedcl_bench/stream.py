@@ -26,9 +26,9 @@ from .settings import setting
 class StreamSettings:
     """How interactions become blocks and splits (F3CRec, section 5.1), or one static leave-one-out split."""
 
-    stream: str = setting("blocks", "time blocks (F3CRec); one step in which each user's latest interaction is test and "
-                          "the one before it valid (PFedRec, FedRAP, GPFedRec); or sessions, of which each client trains "
-                          "on its next one in every round (FCUCR)", choices=("blocks", "static", "sessions"))
+    stream: str = setting("blocks", "time blocks (F3CRec); one step in which each user's latest interaction is test "
+                          "and the one before it valid (PFedRec, FedRAP, GPFedRec); or sessions, of which each client "
+                          "trains on its next one in every round (FCUCR)", choices=("blocks", "static", "sessions"))
     min_interactions: int = setting(0, "in a static stream, users with fewer interactions are left out (FedRAP: 10)",
                                     low=0)
     k_core: int = setting(10, "users and items keep at least this many interactions; 0: all", low=0)
@@ -39,8 +39,8 @@ class StreamSettings:
                              "or the paper's random", choices=("chronological", "random"))
     split_seed: int = setting(0, "seed of random splits; the same for every run seed, so runs test alike", low=0)
     split_file: str = setting("", "take blocks and splits from this tab-separated file (block, user, item, split)")
-    session_from: str = setting("gap", "a user's sessions are cut where it was inactive for longer than session_gap, or "
-                                "are those of the dataset's session column", choices=("gap", "column"))
+    session_from: str = setting("gap", "a user's sessions are cut where it was inactive for longer than session_gap, "
+                                "or are those of the dataset's session column", choices=("gap", "column"))
     session_gap: float = setting(30.0, "minutes of inactivity that end a session", above=0.0)
     session_split: str = setting("last", "a user's last session is test and the one before it valid, or the dataset's "
                                  "split column says (train, valid, test)", choices=("last", "column"))
@@ -105,7 +105,7 @@ class Sessions:
     """Sessions of every user, each in time order, laid end to end.
 
     Attributes:
-        of_user: user ``u`` has the sessions ``of_user[u]`` to ``of_user[u + 1] - 1``, in time order; int64, (users + 1,).
+        of_user: user ``u`` has the sessions ``of_user[u]:of_user[u + 1]``, in time order; int64, (users + 1,).
         start: session ``s`` has the interactions ``start[s]:start[s + 1]``; int64, (sessions + 1,).
         items: int64 item ids; times: float64, in the dataset's unit (seconds in all shipped ones).
     """
@@ -226,7 +226,7 @@ def first_appearance(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def block_of_rows(n: int, blocks: int, base_share: float) -> np.ndarray:
-    """The block of each of ``n`` rows in time order: int(base_share n) rows, then equal blocks, the rest in the last."""
+    """Block of each of ``n`` rows in time order: int(base_share n) rows, then equal blocks, the rest in the last."""
     base = int(base_share * n) if blocks > 1 else n
     later = int((1.0 - base_share) * n / max(blocks - 1, 1))
     ends = base + later * np.arange(blocks)

@@ -532,7 +532,8 @@ def build(paper: str, table: PaperTable, source: Source, datasets: Iterable[str]
     notes = [*table.notes, *_seed_notes(cells, place)]
     if table.lead:
         notes += _test_notes(cells, table, definitions.OURS, label)
-    names = {"dataset": table.datasets, "backbone": table.backbones, "row": table.rows, "metric": table.metrics, "column": table.columns}
+    names = {"dataset": table.datasets, "backbone": table.backbones, "row": table.rows, "metric": table.metrics,
+             "column": table.columns}
 
     def lines(backbone: str) -> tuple[Line, ...]:
         result = []

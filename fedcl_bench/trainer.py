@@ -116,7 +116,7 @@ class ChunkTrainer:
         return {} if self.backbone.whole_tables else {name: self.private[name] for name in self.personal}
 
     def gather(self, slots: Tensor, tables: Tables | None = None) -> Tables:
-        """Rows at ``slots`` (shape (C, n)) of every client, each (C, n, ...); of ``rows``, or of others laid out alike."""
+        """Rows at ``slots`` (C, n) of every client, each (C, n, ...); of ``rows``, or of others laid out alike."""
         clients, width = self.slots.items.shape
         flat = (slots + torch.arange(clients, device=slots.device)[:, None] * width).reshape(-1)
         return {name: rows.flatten(0, 1).index_select(0, flat).view(*slots.shape, *rows.shape[2:])

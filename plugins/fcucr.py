@@ -23,28 +23,29 @@ _FUSED_AT_ONCE = 32  # queries; bounds the memory of their k prototypes
 
 @dataclass(frozen=True)
 class FCUCRSettings:
-    lambda_tasd: float = setting(10.0, "lambda: weight of the self-distillation loss; with distillation=capped the most it "
-                                 "can be", low=0.0, search=(0.1, 1.0, 5.0, 10.0, 20.0, 50.0))
+    lambda_tasd: float = setting(10.0, "lambda: weight of the self-distillation loss; with distillation=capped the "
+                                 "most it can be", low=0.0, search=(0.1, 1.0, 5.0, 10.0, 20.0, 50.0))
     distillation: str = setting("capped", "the weight is the smaller of lambda and L_rec / L_dist (released code), or "
                                 "lambda (paper)", choices=("capped", "fixed"))
-    teacher: str = setting("broadcast", "the encoder that a client distils from: the one it has just received (what the "
-                           "released code comes to), or its own after its previous round (paper)",
+    teacher: str = setting("broadcast", "the encoder that a client distils from: the one it has just received (what "
+                           "the released code comes to), or its own after its previous round (paper)",
                            choices=("broadcast", "previous"))
     neighbours: int = setting(20, "k: the most similar prototypes that are fused", low=1,
                               search=(1, 5, 20, 100, 200, 1000))
-    fusion: str = setting("softmax", "of those prototypes: weighted by a softmax over their similarities (released code), "
-                          "their mean (paper), or the mean of their projections onto their first principal direction",
+    fusion: str = setting("softmax", "of those prototypes: weighted by a softmax over their similarities (released "
+                          "code), their mean (paper), or the mean of their projections onto their first "
+                          "principal direction",
                           choices=("softmax", "mean", "pca"))
     window: int = setting(0, "rounds whose prototypes the knowledge base keeps; 0: all (Table 4)", low=0)
-    window_rule: str = setting("rounds", "prototypes older than `window` rounds leave (paper), or the first inserted when "
-                               "there are more than `window` times the clients (released code)",
+    window_rule: str = setting("rounds", "prototypes older than `window` rounds leave (paper), or the first inserted "
+                               "when there are more than `window` times the clients (released code)",
                                choices=("rounds", "entries"))
     transfer_interval: int = setting(1, "prototypes are transferred every so many rounds (Table 5)", low=1)
     head_size: int = setting(80, "hidden size of the private prediction module", low=1)
-    prototype_noise: float = setting(0.0, "standard deviation of Gaussian noise on the prototype a client receives, anew "
-                                     "in every local batch and evaluation (released code)", low=0.0)
-    without: str = setting("none", "ablation of Table 3: tasd = no self-distillation, iupr = no prototypes (zeros in their "
-                           "place), both = the backbone with the private prediction module alone",
+    prototype_noise: float = setting(0.0, "standard deviation of Gaussian noise on the prototype a client receives, "
+                                     "anew in every local batch and evaluation (released code)", low=0.0)
+    without: str = setting("none", "ablation of Table 3: tasd = no self-distillation, iupr = no prototypes (zeros in "
+                           "their place), both = the backbone with the private prediction module alone",
                            choices=("none", "tasd", "iupr", "both"))
 
 
@@ -110,13 +111,14 @@ class FCUCR(Method):
 
     def represent(self, encoding):
         both = torch.cat([encoding.features, self.received(encoding)], dim=2)
-        return apply_linear(encoding.clients, "head.1", self.dice(encoding, apply_linear(encoding.clients, "head.0", both)))
+        return apply_linear(encoding.clients, "head.1",
+                            self.dice(encoding, apply_linear(encoding.clients, "head.0", both)))
 
     # Inter-user prototype transfer.
 
     @torch.no_grad()
     def received(self, encoding) -> Tensor:
-        """rho of each client, (C, L, d): in training what the server sent; in an evaluation, the answer to its query."""
+        """rho of each client, (C, L, d): in training what the server sent; in an evaluation the answer to its query."""
         features = encoding.features
         known = "prototype" if encoding.purpose == "train" else "prototypes"
         if not self.transfers or known not in {**self.client_state, **self.server_state}:
@@ -148,8 +150,10 @@ class FCUCR(Method):
     def begin_round(self, step, round_, backbone):
         if self.distils and self.settings.teacher == "previous" and round_ == 0:
             shape = step.n_users, backbone.settings.max_length, backbone.settings.dim
-            self.client_state |= {"teacher": torch.zeros(shape, dtype=torch.float64), "teacher round": torch.full(shape[:1], -1)}
-        for name in ("head.norm.mean", "head.norm.var", "teacher", "teacher round"):  # written by begin_local, end_local
+            self.client_state |= {"teacher": torch.zeros(shape, dtype=torch.float64),
+                                  "teacher round": torch.full(shape[:1], -1)}
+        # begin_local and end_local write into these.
+        for name in ("head.norm.mean", "head.norm.var", "teacher", "teacher round"):
             if name in self.client_state:
                 self.client_state[name] = self.client_state[name].clone()
         self._uploads, self._queries = {}, {}
@@ -231,9 +235,10 @@ class FCUCR(Method):
     def notes(self, stream):
         s, users = self.settings, stream.steps[-1].n_users
         if self.transfers and s.neighbours > users - 1:
-            yield (f"neighbours={s.neighbours}: after the first round other clients have uploaded {users - 1} prototypes; "
-                   f"as long as there are fewer, all of them are used.")
+            yield (f"neighbours={s.neighbours}: after the first round other clients have uploaded {users - 1} "
+                   f"prototypes; as long as there are fewer, all of them are used.")
         if self.transfers and s.prototype_noise > 0.0:
             epsilon = gaussian_epsilon(s.prototype_noise, DELTA)
-            yield (f"prototype_noise={s.prototype_noise:g}: FCUCR's formula gives epsilon {epsilon:.2f} for delta {DELTA:g}. "
-                   f"It takes the sensitivity as 1, and nothing here bounds it: this is no formal guarantee.")
+            yield (f"prototype_noise={s.prototype_noise:g}: FCUCR's formula gives epsilon {epsilon:.2f} for delta "
+                   f"{DELTA:g}. It takes the sensitivity as 1, and nothing here bounds it: this is no formal "
+                   f"guarantee.")

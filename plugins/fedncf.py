@@ -44,7 +44,8 @@ class FedNCF(Backbone):
     def score(self, clients, rows):
         if not self.settings.hidden:
             of_user, of_item = clients["predictor.0.weight"][:, 0].split(self.settings.dim, dim=1)
-            return dot(of_item, rows[ITEM]) + (of_user * clients[USER]).sum(1, keepdim=True) + clients["predictor.0.bias"]
+            return (dot(of_item, rows[ITEM]) + (of_user * clients[USER]).sum(1, keepdim=True)
+                    + clients["predictor.0.bias"])
         x = apply_pair_linear(clients, "predictor.0", clients[USER], rows[ITEM])
         for k in range(len(self.settings.hidden)):
             x = apply_linear(clients, f"predictor.{k + 1}", torch.relu(x))

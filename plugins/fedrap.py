@@ -24,13 +24,13 @@ class FedRAPSettings(BackboneSettings):
                         search=(1e-3, 1e-2, 1e-1, 0.5))
     lr_items: float = setting(200.0, "learning rate of both item tables (lr_args)", above=0.0)
     dim: int = setting(32, "length d of item vectors", low=1)
-    l2: float = setting(1e-6, "weight decay of all parameters, which moves every row; with 0 clients train the rows they "
-                        "look up only, far faster", low=0.0)
+    l2: float = setting(1e-6, "weight decay of all parameters, which moves every row; with 0 clients train the rows "
+                        "they look up only, far faster", low=0.0)
     lambda_apart: float = setting(0.1, "lambda: weight of the term that pushes the two item tables apart", low=0.0)
     mu: float = setting(1e-3, "weight of the term that makes the shared table sparse", low=0.0)
     sparsity: str = setting("l1", "that term: mean |C| or mean C^2", choices=("l1", "l2"))
-    schedule: str = setting("fixed", "both weights are constant (the released code never uses its schedule) or grow with "
-                            "the round, as in the paper (tanh) and its variants", choices=tuple(SCHEDULES))
+    schedule: str = setting("fixed", "both weights are constant (the released code never uses its schedule) or grow "
+                            "with the round, as in the paper (tanh) and its variants", choices=tuple(SCHEDULES))
     round_decay: float = setting(0.97, "factor on the learning rates after every round", above=0.0, high=1.0)
     batch_decay: float = setting(0.95, "factor on the learning rates after every local batch of a round", above=0.0,
                                  high=1.0)

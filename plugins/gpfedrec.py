@@ -21,16 +21,17 @@ class GPFedRecSettings(BackboneSettings):
                              choices=("code", "none"))
     dim: int = setting(32, "length d of user and item vectors", low=1)
     hidden: tuple[int, ...] = setting((32, 16, 8), "sizes of the predictor's hidden layers (ReLU)", low=1)
-    reg: float = setting(1.0, "weight of the mean squared distance to the table the server made for the client", low=0.0)
-    graph_neighbours: int = setting(0, "most similar clients k that are linked; 0: all whose similarity is above threshold "
-                              "times the mean", low=0)
+    reg: float = setting(1.0, "weight of the mean squared distance to the table the server made for the client",
+                         low=0.0)
+    graph_neighbours: int = setting(0, "most similar clients k that are linked; 0: all whose similarity is above "
+                                    "threshold times the mean", low=0)
     graph_threshold: float = setting(1.0, "see graph_neighbours", low=0.0)
     graph_layers: int = setting(1, "rounds of message passing over the graph", low=1)
     graph_sign: str = setting("paper", "clients with similar tables are linked (paper), or with dissimilar ones (the "
                               "released code passes on a distance as if it were a similarity)",
                               choices=("paper", "code"))
-    eval_item_table: str = setting("local", "clients are evaluated each with its own trained item table (released code) "
-                                   "or with the averaged one", choices=("local", "global"))
+    eval_item_table: str = setting("local", "clients are evaluated each with its own trained item table (released "
+                                   "code) or with the averaged one", choices=("local", "global"))
 
 
 def user_graph(tables: Tensor, sign: str, neighbours: int, threshold: float) -> Tensor:

@@ -21,8 +21,8 @@ class NCFSettings(BackboneSettings):
     dim: int = setting(64, "length of each of the four vectors", low=1)
     init_std: float = setting(0.01, "vectors start from N(0, init_std^2)", low=0.0)
     hidden: tuple[int, ...] = setting((128, 64), "sizes of the MLP's layers (ReLU)", low=1)
-    output: str = setting("logit", "what the loss and the ranking see: the logit, or its sigmoid, which saturates the BPR "
-                          "loss", choices=("logit", "sigmoid"))
+    output: str = setting("logit", "what the loss and the ranking see: the logit, or its sigmoid, which saturates the "
+                          "BPR loss", choices=("logit", "sigmoid"))
 
 
 class NCF(Backbone):

@@ -94,7 +94,8 @@ class SASRec(SequentialBackbone):
         x = drop(inputs * math.sqrt(d) + clients["positions"][:, -inputs.shape[1]:] * real.unsqueeze(2))
         for k in range(self.settings.layers):
             q = layer_norm(clients, f"{k}.query_norm", x)
-            of_query, of_both = zip(*(clients[f"{k}.in.{name}"].split([d, 2 * d], dim=1) for name in ("weight", "bias")))
+            of_query, of_both = zip(*(clients[f"{k}.in.{name}"].split([d, 2 * d], dim=1)
+                                      for name in ("weight", "bias")))
             query = linear(q, *of_query)
             keys, values = linear(x, *of_both).split(d, dim=2)
             x = q + apply_linear(clients, f"{k}.out", self.attend(query, keys, values, future, drop))

@@ -72,8 +72,8 @@ def fabricate(results: Path, registry, spec: RunSpec, seed: int, scores: Scores,
 def fabricate_sessions(results: Path, registry, spec: RunSpec, seed: int, hit: float, *, full: float = 0.02,
                        noise: int = 0, early: Sequence[float] = (), probability: float = 0.5, seconds: float = 1.5,
                        rounds: int = 3, data: str = DATA, tuned: Path | None = None) -> Path:
-    """Write the record of a run over sessions (FCUCR), in which the users' mean HR@10 is ``hit``, NDCG@10 half of it, and
-    under full ranking ``full`` and half of that.
+    """Write the record of a run over sessions (FCUCR), in which the users' mean HR@10 is ``hit``, NDCG@10 half of it,
+    and under full ranking ``full`` and half of that.
 
     Args:
         noise: seed of a difference between users that is this method's own.
@@ -90,8 +90,9 @@ def fabricate_sessions(results: Path, registry, spec: RunSpec, seed: int, hit: f
     curve = []
     for r in range(len(early) or rounds):
         more = {"early_hit@10": early[r], "early_ndcg@10": early[r] / 2} if early else {}
-        curve.append({"step": 0, "round": r, "participants": USERS, "loss": 0.5, "valid": 0.1 + 0.001 * r, "bytes_up": 4,
-                      "bytes_down": 4, "train_seconds": seconds * 2 / 3, "evaluate_seconds": seconds / 3, **more})
+        curve.append({"step": 0, "round": r, "participants": USERS, "loss": 0.5, "valid": 0.1 + 0.001 * r,
+                      "bytes_up": 4, "bytes_down": 4, "train_seconds": seconds * 2 / 3,
+                      "evaluate_seconds": seconds / 3, **more})
     probabilities = probability + torch.linspace(-0.1, 0.1, USERS, dtype=torch.float64)
     model = Snapshot({"item": torch.zeros(1)}, {})
     progress = Progress(step=1, trained=True, best=model, curve=tuple(curve), tests=((0, 0, UserScores(ids, values)),),

@@ -278,7 +278,8 @@ class Round:
         and private parameters by user."""
         uploads, private = {}, {}
         for user, positives in train.items():
-            values = {key: p.detach() for key, p in self.client(user, positives, snapshot, added_loss).named_parameters()}
+            values = {key: p.detach()
+                      for key, p in self.client(user, positives, snapshot, added_loss).named_parameters()}
             uploads[user] = {key: values[key] for key in (*snapshot.public, *snapshot.dense)}
             private[user] = {key: values[key] for key in snapshot.private}
         weight = {user: len(positives) if self.weighted else 1 for user, positives in train.items()}

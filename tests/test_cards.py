@@ -61,7 +61,8 @@ def test_fedmf_sample_count_and_duplicates(registry, ml100k):
     chunks = make_chunks(step, torch.arange(step.n_users), LocalSettings(), 32)
     repeated = total = 0
     for chunk in chunks:
-        trainer = ListTrainer(chunk, Snapshot(public, private), backbone, Method(NoSettings()), LocalSettings(), DrawKey(0, 0))
+        trainer = ListTrainer(chunk, Snapshot(public, private), backbone, Method(NoSettings()), LocalSettings(),
+                              DrawKey(0, 0))
         assert torch.equal(trainer.valid.sum(1), 5 * step.train.lengths[chunk.users])
         total += int(trainer.valid.sum())
         for c, user in enumerate(chunk.users.tolist()):
@@ -138,7 +139,8 @@ def test_reg_new_user_and_new_items_are_free(registry):
     vectors = torch.randn(2, 4, requires_grad=True)
     loss = reg.local_loss(Batch(torch.tensor([1, 3]), vectors))  # user 3 is new
     assert float(loss[1].detach()) == 0.0
-    assert float(loss[0].detach()) == pytest.approx(0.5 * float((vectors[0] - previous.private[USER][1]).detach().square().sum()))
+    assert float(loss[0].detach()) == pytest.approx(
+        0.5 * float((vectors[0] - previous.private[USER][1]).detach().square().sum()))
     rows = torch.randn(1, 8, 4, requires_grad=True)
     reg.row_penalty(ITEM)(rows, torch.arange(8)[None]).sum().backward()  # items 6 and 7 are new
     assert (rows.grad[0, 6:] == 0).all() and (rows.grad[0, :6] != 0).all()
@@ -277,19 +279,22 @@ def test_f3crec_ablations(registry, ml100k):
     torch.testing.assert_close(uniform[:3], 0.1 * mean[:3] + 0.9 * previous)
     assert f3crec_after_block(registry, previous, without="sc").aggregate({ITEM: mean})[ITEM] is mean
     assert build(registry, "method", "f3crec", without="cc").replayed_items(torch.arange(3), DrawKey(0, 1)) is None
-    runs = {without: finish(federation(registry, ml100k, build(registry, "method", "f3crec", without=without), rounds=3))
+    runs = {without: finish(federation(registry, ml100k, build(registry, "method", "f3crec", without=without),
+                                       rounds=3))
             for without in ("none", "cc", "arm", "sc", "itm")}
     tables = [p.model.public[ITEM] for p in runs.values()]
     assert all(not torch.equal(a, b) for i, a in enumerate(tables) for b in tables[:i])
     kd = finish(federation(registry, ml100k, build(registry, "method", "kd"), rounds=3))
-    arm_only = finish(federation(registry, ml100k, build(registry, "method", "f3crec", without="arm", beta=0.0), rounds=3))
+    arm_only = finish(federation(registry, ml100k, build(registry, "method", "f3crec", without="arm", beta=0.0),
+                                 rounds=3))
     assert torch.equal(kd.model.public[ITEM], arm_only.model.public[ITEM])  # whole lists, plain mean: KD
 
 
 def test_f3crec_does_nothing_in_block_0(registry, ml100k):
     """Block 0 is FT's, so all methods share it: neither distillation nor the temporal mean runs."""
     def base(name):
-        return next(p for p in run(federation(registry, ml100k, build(registry, "method", name), rounds=3)) if p.trained)
+        return next(p for p in run(federation(registry, ml100k, build(registry, "method", name), rounds=3))
+                    if p.trained)
     ft = base("ft")
     for name in ("reg", "kd", "f3crec"):
         assert torch.equal(base(name).model.public[ITEM], ft.model.public[ITEM])

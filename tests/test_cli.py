@@ -45,7 +45,8 @@ def test_json_has_the_promised_fields(capsys):
     result, err = run_json(capsys, *RUN, *QUICK)
     assert {"method", "backbone", "dataset", "seed", "settings", "metrics", "rounds", "seconds", "peak_memory_mib",
             "record"} <= set(result)
-    assert (result["method"], result["backbone"], result["dataset"], result["seed"]) == ("f3crec", "fedmf", "ml-100k", 0)
+    assert (result["method"], result["backbone"], result["dataset"], result["seed"]) == (
+        "f3crec", "fedmf", "ml-100k", 0)
     for name in ("ndcg@20", "recall@20"):
         values = result["metrics"][name]
         assert len(values["per_block"]) == 4
@@ -254,7 +255,8 @@ def test_bad_interaction_files(capsys, content, words):
     ("block\tuser\titem\tsplit\n0\t1\t2\tholdout\n", ["line 2", "'holdout'", "train, valid or test"]),
     ("block\tuser\titem\tsplit\n0\t1\t2\ttest\n", ["block 0 has no training"]),
     ("block\tuser\titem\tsplit\n0\t1\t2\ttrain\n0\t1\t3\ttest\n", ["block 0 has no valid"]),
-    ("block\tuser\titem\tsplit\n0\t1\t2\ttrain\n0\t1\t3\ttrain\n0\t1\t2\tvalid\n0\t1\t3\ttest\n", ["all but 0 of the 2 items"]),
+    ("block\tuser\titem\tsplit\n0\t1\t2\ttrain\n0\t1\t3\ttrain\n0\t1\t2\tvalid\n0\t1\t3\ttest\n",
+     ["all but 0 of the 2 items"]),
 ])
 def test_bad_split_files(capsys, content, words):
     Path("split.tsv").write_text(content)

@@ -32,7 +32,8 @@ def test_tensors_equal_python_integers(seed, purpose, counters, client, index):
 
 def test_purposes_rounds_and_clients_are_independent():
     index = torch.arange(4000)
-    streams = [draws.uniform(draws.bits(torch.tensor(draws._signed(draws.key(0, purpose, step, round_, client))), index))
+    streams = [draws.uniform(draws.bits(torch.tensor(draws._signed(draws.key(0, purpose, step, round_, client))),
+                                        index))
                for purpose, step, round_, client in
                [("a", 0, 0, 0), ("b", 0, 0, 0), ("a", 1, 0, 0), ("a", 0, 1, 0), ("a", 0, 0, 1), ("a", 0, 0, 2)]]
     correlation = np.corrcoef(np.stack([s.numpy() for s in streams]))
@@ -47,7 +48,8 @@ def test_normal_rows_are_normal():
 
 
 def one_chunk(lists, n_items):
-    chunks = make_chunks(one_step(ragged(*lists), n_items), torch.arange(len(lists)), LocalSettings(batch_size=10 ** 6), 1)
+    chunks = make_chunks(one_step(ragged(*lists), n_items), torch.arange(len(lists)),
+                         LocalSettings(batch_size=10 ** 6), 1)
     assert len(chunks) == 1
     return chunks[0]
 
@@ -93,7 +95,8 @@ def test_negatives_never_hit_positives(lists, seed):
 def test_a_clients_draws_do_not_depend_on_others():
     alone, together = one_chunk([[3, 5]], 20), one_chunk([[3, 5], [1, 2, 7, 8]], 20)
     mine = together.users.tolist().index(0)
-    assert torch.equal(draw_negatives(alone, LocalSettings(negatives=4), 0, 0, 0)[0], draw_negatives(together, LocalSettings(negatives=4), 0, 0, 0)[mine, :8])
+    assert torch.equal(draw_negatives(alone, LocalSettings(negatives=4), 0, 0, 0)[0],
+                       draw_negatives(together, LocalSettings(negatives=4), 0, 0, 0)[mine, :8])
 
 
 @pytest.mark.parametrize("high", [1, 2, 1136, 2 ** 31 - 1])

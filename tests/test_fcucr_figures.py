@@ -164,7 +164,8 @@ def test_curves_of_another_column(runs):
     (["--set", "init=server", "--figure", "probability"], ["--seeds 5 --set init=server"]),
 ])
 def test_bad_input(runs, capsys, tmp_path, arguments, parts):
-    assert main(["figures", "--paper", "fcucr", "--records", str(runs), "--out", str(tmp_path / "out"), *arguments]) == 2
+    assert main(["figures", "--paper", "fcucr", "--records", str(runs), "--out", str(tmp_path / "out"),
+                 *arguments]) == 2
     captured = capsys.readouterr()
     message = " ".join(captured.err.split())
     assert captured.out == "" and len(captured.err.splitlines()) <= 2

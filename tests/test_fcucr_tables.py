@@ -44,8 +44,8 @@ def of(row, backbone="sasrec", dataset="xing", **settings) -> RunSpec:
 
 @pytest.fixture(scope="module")
 def runs(registry, tmp_path_factory):
-    """XING. SASRec with both starts, seeds 0-2: FCUCR .05 above FedAvg if clients start alone, .01 below it if they start
-    alike. GRU4Rec: FedAvg alone. PFedRec and TiSASRec's FCUCR: one seed."""
+    """XING. SASRec with both starts, seeds 0-2: FCUCR .05 above FedAvg if clients start alone, .01 below it if they
+    start alike. GRU4Rec: FedAvg alone. PFedRec and TiSASRec's FCUCR: one seed."""
     folder = tmp_path_factory.mktemp("fcucr")
     levels = {"ft": 0.20, "fcucr": 0.25, "without=tasd": 0.24, "without=iupr": 0.23, "without=both": 0.22}
     for i, (row, level) in enumerate(levels.items()):
@@ -75,7 +75,8 @@ def published(shared, number):
     datasets = {label: name for name, label in fcucr.DATASETS.items()}
     with open(shared / "paper_tables" / f"fcucr_table{number}.csv", newline="") as file:
         for line in csv.DictReader(file):
-            metric, backbone, row, value = metrics[line["metric"]], line["backbone"].lower(), line["method"], line["value"]
+            metric, backbone, row, value = (metrics[line["metric"]], line["backbone"].lower(), line["method"],
+                                            line["value"])
             if number == 1:
                 row, metric = metric, ""
             elif row in fcucr.STATIC.values():
@@ -173,8 +174,8 @@ def test_means_ranks_and_layout(runs, registry):
 
 
 def test_star_is_against_the_same_backbone(runs, registry):
-    """The paired t-test over users of FCUCR and FedAvg on SASRec; TiSASRec has no FedAvg, and no star although its FCUCR
-    beats every other line."""
+    """The paired t-test over users of FCUCR and FedAvg on SASRec; TiSASRec has no FedAvg, and no star although its
+    FCUCR beats every other line."""
     built = table(2, runs, registry, datasets=["xing"])
     mine, base = (user_scores([run for run in load_runs(runs) if run.meta["method"] == method
                                and run.meta["backbone"] == "sasrec" and run.meta["settings"]["init"] == "per_client"
@@ -185,7 +186,8 @@ def test_star_is_against_the_same_backbone(runs, registry):
     assert len(mine) == USERS
     assert cell(built, "fcucr", "all:hit@10").p == pytest.approx(stats.ttest_rel(mine, base).pvalue, rel=1e-6)
     assert {c.key[1:4] for c in built.cells() if c.star} == {("sasrec", "fcucr", m) for m in fcucr.TABLES[2].metrics}
-    assert any(note.startswith("p of FCUCR on SASRec, XING: HR@10 < 0.0001; NDCG@10 < 0.0001; HR@10, all items < 0.0001")
+    assert any(note.startswith("p of FCUCR on SASRec, XING: HR@10 < 0.0001; NDCG@10 < 0.0001; HR@10, all items < "
+                               "0.0001")
                for note in built.notes)
     assert any(note.startswith("TiSASRec, XING: not tested; no baseline has a record") for note in built.notes)
 
@@ -201,8 +203,8 @@ def test_missing_is_named(runs, registry):
     built = table(2, runs, registry, datasets=["xing"])
     assert ("missing: fed-dmi-gnn, fed-hearint, fed-miasrec, xing: this suite does not have the method."
             in built.missing)
-    assert ("missing: ft on fedrap, gpfedrec, tisasrec, xing: no record; run: run_bench.py grid --paper fcucr --table 2 "
-            "--datasets xing --backbones fedrap,gpfedrec,tisasrec --methods ft --seeds 3") in built.missing
+    assert ("missing: ft on fedrap, gpfedrec, tisasrec, xing: no record; run: run_bench.py grid --paper fcucr "
+            "--table 2 --datasets xing --backbones fedrap,gpfedrec,tisasrec --methods ft --seeds 3") in built.missing
     assert all(c.missing for c in built.cells() if c.mean is None)
     assert cell(built, "fed-hearint", backbone="").printed.text == "0.1387"
     only = table(2, runs, registry, datasets=["xing"], backbones=["sasrec"])
@@ -318,10 +320,10 @@ def test_page_shows_both_starts(runs, registry):
         text = make(runs, registry, (2,), assignments=assignments)
         section = text.split("## What the start of φ does")[1].split("\n## ")[0]
         sasrec = section.split("### SASRec, XING")[1].split("###")[0]
-        assert ("| per_client | FCUCR | 0.2600 ± 0.0100 | 0.1300 ± 0.0050 | 0.0210 ± 0.0000 | 0.0105 ± 0.0000 | – | – | "
-                "0-2 |") in sasrec
-        assert ("| per_client | FedAvg | 0.2100 ± 0.0100 | 0.1050 ± 0.0050 | 0.0200 ± 0.0000 | 0.0100 ± 0.0000 | +0.0500 "
-                "| < 0.0001 | 0-2 |") in sasrec
+        assert ("| per_client | FCUCR | 0.2600 ± 0.0100 | 0.1300 ± 0.0050 | 0.0210 ± 0.0000 | 0.0105 ± 0.0000 | – | – "
+                "| 0-2 |") in sasrec
+        assert ("| per_client | FedAvg | 0.2100 ± 0.0100 | 0.1050 ± 0.0050 | 0.0200 ± 0.0000 | 0.0100 ± 0.0000 | "
+                "+0.0500 | < 0.0001 | 0-2 |") in sasrec
         assert "| per_client | w/o both | 0.2300 ± 0.0100 |" in sasrec
         assert "| server | FedAvg | 0.1600 ± 0.0000 | 0.0800 ± 0.0000 | 0.0300 ± 0.0000 |" in sasrec
         assert "| -0.0100 | < 0.0001 | 0-2 |" in sasrec
@@ -355,7 +357,8 @@ def test_tables_command(runs, registry, tmp_path, capsys, monkeypatch):
 
 def test_reproduction_command_writes_its_own_page(runs, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["reproduction", "--paper", "fcucr", "--table", "2,3", "--records", str(runs), "--datasets", "xing"]) == 0
+    assert main(["reproduction", "--paper", "fcucr", "--table", "2,3", "--records", str(runs),
+                 "--datasets", "xing"]) == 0
     assert capsys.readouterr().out == "docs/reproduction-fcucr.md\n"
     text = (tmp_path / "docs/reproduction-fcucr.md").read_text()
     assert text.startswith("# Reproduction of FCUCR (Zhang et al., WWW 2026)\n")
@@ -370,7 +373,8 @@ def test_pack_and_grid_take_figures_by_name(runs, tmp_path, capsys, monkeypatch)
     assert capsys.readouterr().out.startswith("6 of the 14 combinations of these tables and figures have records\n"
                                               "c/index.json: 13 runs in 2 files")
     from fedcl_bench import grid
-    part = grid.read_parts(None, {"paper": "fcucr", "figures": ("lambda",), "datasets": ("xing",), "set": {"init": "server"}})
+    part = grid.read_parts(None, {"paper": "fcucr", "figures": ("lambda",), "datasets": ("xing",),
+                                  "set": {"init": "server"}})
     specs = part[0].specs()
     assert len(specs) == 6 and specs[0].settings == (("lambda_tasd", 0.1), ("init", "server"))
     (tmp_path / "grid.yaml").write_text("paper: fcucr\nfigures: [early, 2bc]\ndatasets: [xing]\n")

@@ -59,7 +59,7 @@ def test_early_stopping_counts_rounds_without_gain(federation):
 
 
 def test_tests_are_made_with_the_best_round(federation, ml100k):
-    """R[t, s] comes from the best validation round, masks block t's train and valid items, and ranks all items so far."""
+    """R[t, s] is of the best validation round, masks block t's train and valid items, and ranks all items so far."""
     f = federation(patience=1, rounds=100, lr=2.0)
     for progress in run(f):
         if not progress.trained:

@@ -12,9 +12,9 @@ from matplotlib.text import Text
 
 from fedcl_bench import scores
 from fedcl_bench.cli import main
-from fedcl_bench.figures import (COLUMN, FORMATS, PAGE, BarPanel, SettingPanel, critical_difference_diagram, early_curves,
-                                 forgetting_maps, improvement_bars, looks, save, sensitivity, user_histograms,
-                                 validation_curves)
+from fedcl_bench.figures import (COLUMN, FORMATS, PAGE, BarPanel, SettingPanel, critical_difference_diagram,
+                                 early_curves, forgetting_maps, improvement_bars, looks, save, sensitivity,
+                                 user_histograms, validation_curves)
 from fedcl_bench.scores import Curve, Histogram, Spread, improvement, mean_matrix, spread, variations
 from fedcl_bench.significance import friedman
 from fedcl_bench.specs import RunSpec
@@ -91,8 +91,8 @@ EVERY = {
     "curves": lambda: validation_curves({m: None if m == "spp" else curves(i) for i, m in enumerate(LABELS)}, LOOK,
                                         "N@20", "FedMF, ML-Latest-Small, mean ± std over seeds 0-4; marker: mean best "
                                         "round"),
-    "one curve": lambda: validation_curves({"ft": curves(0)[:1]}, LOOK, "N@20", "TiSASRec, RetailRocket, mean ± std over "
-                                           "seeds 0-4; marker: mean best round"),
+    "one curve": lambda: validation_curves({"ft": curves(0)[:1]}, LOOK, "N@20", "TiSASRec, RetailRocket, mean ± std "
+                                           "over seeds 0-4; marker: mean best round"),
     "one early curve": lambda: early_curves(early(1), LOOK, "NDCG@10"),
     "three early curves": lambda: early_curves(early(3), LOOK, "NDCG@10"),
     "one histogram": lambda: user_histograms(histograms(1), LOOK, "predicted probability of the test target"),

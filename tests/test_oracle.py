@@ -153,8 +153,8 @@ def compare(registry, stream, backbone_case, method_case, local, dtype=torch.flo
     answer = aggregate(backbone, after, users, 0.0, SEED, 1, ROUND)
     if backbone.serves_tables:
         s = backbone.settings
-        mean_table, served = oracle.graph_server([uploads[int(u)][ITEM] for u in users], s.graph_sign, s.graph_neighbours,
-                                                 s.graph_threshold)
+        mean_table, served = oracle.graph_server([uploads[int(u)][ITEM] for u in users], s.graph_sign,
+                                                 s.graph_neighbours, s.graph_threshold)
         close(answer.public[ITEM], mean_table)
         for user, table in zip(users.tolist(), served):
             close(answer.served[ITEM][user], table)
@@ -228,8 +228,9 @@ def test_error_memory_equals_oracle(registry, ml100k, backbone):
     def key_of(client, item):
         values = dict(client.named_parameters())
         row = torch.cat([values[key][item] for key in previous.public])
-        return row * values["user_embedding.weight"][0] if name in ("fedmf", "biasmf") and len(row) == backbone.settings.dim \
-            else values["user_embedding.weight"][0] * values[ITEM][item] if name == "biasmf" else row
+        return (row * values["user_embedding.weight"][0]
+                if name in ("fedmf", "biasmf") and len(row) == backbone.settings.dim
+                else values["user_embedding.weight"][0] * values[ITEM][item] if name == "biasmf" else row)
     for user in old.tolist():
         positives = ml100k.steps[0].train.of(user).tolist()
         others = sorted(set(range(step.old_items)) - set(positives))

@@ -125,8 +125,8 @@ def test_saved_every_now_and_then(uninterrupted, tmp_path, config, ml100k, monke
 
 def test_ctrl_c_on_the_command_line(tmp_path):
     """SIGINT ends the process with status 130 and one line; the same command finishes the run."""
-    command = [sys.executable, str(ROOT / "run_bench.py"), "--method", "kd", "--backbone", "fedmf", "--set", "rounds=25",
-               "--results", str(tmp_path)]
+    command = [sys.executable, str(ROOT / "run_bench.py"), "--method", "kd", "--backbone", "fedmf",
+               "--set", "rounds=25", "--results", str(tmp_path)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path)
     for line in process.stderr:
         if "block 0" in line:

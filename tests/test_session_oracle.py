@@ -75,7 +75,8 @@ def compare(f, oracle, weighting="uniform"):
         ranks = oracle.ranks("valid")
         assert progress.curve[-1]["valid"] == round(np.mean([rank < 3 for rank, _, _ in ranks.values()]), 5)
         ranks = oracle.ranks("early")
-        assert progress.curve[-1]["early_hit@3"] == pytest.approx(np.mean([r < 3 for r, _, _ in ranks.values()]), abs=1e-12)
+        assert progress.curve[-1]["early_hit@3"] == pytest.approx(np.mean([r < 3 for r, _, _ in ranks.values()]),
+                                                                  abs=1e-12)
     assert round_ == ROUNDS - 1
     ranks = oracle.ranks("test")
     (_, _, scores), = progress.tests

@@ -102,8 +102,8 @@ def test_no_test_score_is_read(tuned):
     folder, read = tuned
     statuses = [json.loads(path.read_text())["status"] for path in folder.glob("runs/*/run.json")]
     finished = [status for status in statuses if status == "finished"]
-    assert 7 <= len(finished) == len(read) and all(name == "rounds.parquet" and options == {"columns": ["step", "valid"]}
-                                                   for name, options in read)
+    assert 7 <= len(finished) == len(read) and all(
+        name == "rounds.parquet" and options == {"columns": ["step", "valid"]} for name, options in read)
 
 
 def test_equal_searches_are_kept_and_trials_reused(tuned, capsys):

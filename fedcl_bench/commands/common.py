@@ -30,7 +30,8 @@ def add_results(parser: argparse.ArgumentParser) -> None:
 def add_data_dir(parser: argparse.ArgumentParser) -> None:
     """``--data-dir``."""
     parser.add_argument("--data-dir", metavar="DIR", type=Path,
-                        help="folder with NAME/NAME.inter or NAME.inter (default: ./data, then RecBole's bundled files)")
+                        help="folder with NAME/NAME.inter or NAME.inter (default: ./data, then RecBole's bundled "
+                             "files)")
 
 
 def add_dataset(parser: argparse.ArgumentParser) -> None:

@@ -36,11 +36,13 @@ def with_action(arguments: list[str]) -> list[str]:
 
 def add(commands) -> None:
     """Declare the command."""
-    data = commands.add_parser("data", help="show a dataset's blocks or sessions; convert or download datasets", epilog=EXAMPLES,
-                               formatter_class=argparse.RawDescriptionHelpFormatter,
-                               description="Show a dataset's blocks or sessions, convert the publisher's files, or download them.")
+    data = commands.add_parser("data", help="show a dataset's blocks or sessions; convert or download datasets",
+                               epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
+                               description="Show a dataset's blocks or sessions, convert the publisher's files, or "
+                                           "download them.")
     actions = data.add_subparsers(dest="action", metavar="{" + ",".join(ACTIONS) + "}", required=True)
-    show = actions.add_parser("show", help="show a dataset's blocks or sessions and compare them with the expected counts",
+    show = actions.add_parser("show",
+                              help="show a dataset's blocks or sessions and compare them with the expected counts",
                               description="Show a dataset's blocks in the layout of F3CRec's Table 1, or its sessions "
                                           "in that of FCUCR's, and compare them with the counts in its config.")
     show.add_argument("name", help="dataset")

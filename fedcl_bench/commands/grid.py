@@ -47,7 +47,8 @@ def add(commands) -> None:
     grid.add_argument("--vary", action="append", default=[], metavar="NAME=V1,V2,...",
                       help="run with each of these values; repeatable, for every combination")
     grid.add_argument("--file", type=Path, metavar="FILE", help="YAML file with the same names; the command line wins")
-    add_paper(grid, "the runs that a paper needs; with --table or --figure", "numbers of tables, as 2 or 2,3; repeatable")
+    add_paper(grid, "the runs that a paper needs; with --table or --figure",
+              "numbers of tables, as 2 or 2,3; repeatable")
     grid.add_argument("--figure", type=names, action=Extend, metavar="A,B",
                       help="figures, as 4 or early,k (`figures --help` lists them); repeatable")
     grid.add_argument("--tuned", nargs="?", type=Path, const=True, metavar="DIR",

@@ -39,7 +39,8 @@ def add(commands) -> None:
     run.add_argument("--backbone", metavar="NAME", help="the federated recommender: fedmf, ...")
     run.add_argument("--dataset", metavar="NAME", help="default: ml-100k")
     run.add_argument("--seed", type=seed, metavar="N", help="random seed (default: 0)")
-    run.add_argument("--seeds", type=count, metavar="K", help="run K seeds, from --seed on, and show mean and deviation")
+    run.add_argument("--seeds", type=count, metavar="K",
+                     help="run K seeds, from --seed on, and show mean and deviation")
     run.add_argument("--config", type=Path, metavar="FILE",
                      help="YAML file of `name: value` lines: method, backbone, dataset, seed, seeds, device, data_dir "
                           "and any setting; the command line wins")

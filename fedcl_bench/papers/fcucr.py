@@ -65,8 +65,8 @@ def row_spec(row: str, backbone: str, dataset: str) -> RunSpec | None:
 _SEEDS = "Ours: mean ± sample standard deviation over seeds; in parentheses: the paper, a mean of five runs."
 _RANKED = ("HR@10, NDCG@10: the target among 100 sampled items; all items: the same target among all items, which the "
            "paper does not print.")
-_SECONDS = ("Seconds per round: training and evaluation, mean over rounds. They depend on the machine, and what machine "
-            "the paper used is not known here; its minutes and hours are printed in seconds.")
+_SECONDS = ("Seconds per round: training and evaluation, mean over rounds. They depend on the machine, and what "
+            "machine the paper used is not known here; its minutes and hours are printed in seconds.")
 
 
 def _variants(number: int, title: str, rows: tuple[str, ...]) -> PaperTable:
@@ -75,8 +75,8 @@ def _variants(number: int, title: str, rows: tuple[str, ...]) -> PaperTable:
 
 
 TABLES = {table.number: table for table in (
-    PaperTable(1, "Data statistics", tuple(DATASETS), ("",), STATISTICS, ("",), ("value",), ("dataset",), ("row",), None,
-               notes=("Ours; in parentheses: the paper.",)),
+    PaperTable(1, "Data statistics", tuple(DATASETS), ("",), STATISTICS, ("",), ("value",), ("dataset",), ("row",),
+               None, notes=("Ours; in parentheses: the paper.",)),
     PaperTable(2, "Main comparison", tuple(DATASETS), (*STATIC, "", *BACKBONES), ("ft", *NOT_HERE, "fcucr"),
                (*_SAMPLED, *_FULL), ("value",), ("dataset", "backbone", "row"), ("metric",), row_spec, best="max",
                only=(*product(STATIC, ["ft"]), *product([""], NOT_HERE), *product(BACKBONES, METHODS)),
@@ -137,8 +137,8 @@ CONTRASTS = (Contrast(
      "√N times smaller than each of them (XING, 877 clients: 29.6 times). So with starts of their own the first "
      "average leaves an item row that no client has touched √N times smaller than it would be after a common start, "
      "and the item's score, an inner product with the row, shrinks alike. In rows that clients trained on, what the "
-     "training added to the average stands out against the small remainder. Matrices of φ shrink in the same way; biases and layer normalisations start "
-     "equal at all clients.",
+     "training added to the average stands out against the small remainder. Matrices of φ shrink in the same way; "
+     "biases and layer normalisations start equal at all clients.",
      "Sampled items are drawn alike from all items, most of which few clients train on (XING has 2.9 training "
      "interactions per item). Among 100 of them it can then be enough to tell items that were trained on much from "
      "items that were not, which needs no knowledge of the user. A list of all items contains every item that was "
