@@ -14,7 +14,7 @@ import io
 import re
 import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Callable, Iterable, Iterator, Mapping
@@ -130,6 +130,7 @@ class Format:
         distinct: whether rows that are alike in ``columns`` count once, at the first one's place.
         otherwise: how the data is written elsewhere; taken where this format's files are missing. The counts of the
             dataset's config are not those of it.
+        settings: what must be set to use the written file, as its config is for another one.
     """
 
     interactions: Table
@@ -139,6 +140,7 @@ class Format:
     time: Callable[[str], str] = str
     distinct: bool = False
     otherwise: Format | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -205,7 +207,8 @@ FORMATS = {
         otherwise=Format(
             Table("interactions.csv", {"user_id": ID, "item_id": ID, "interaction_type": ID, "created_at": WHOLE}),
             {"user_id:token": "user_id", "item_id:token": "item_id", "interaction_type:token": "interaction_type",
-             "timestamp:float": "created_at"})),
+             "timestamp:float": "created_at"},
+            settings={"session_from": "gap", "session_split": "last"})),
     "retailrocket": Format(
         Table("events.csv", {"timestamp": WHOLE, "visitorid": ID, "event": SHOP_EVENT, "itemid": ID,
                              "transactionid": TEXT}, separator=","),
@@ -245,6 +248,7 @@ class Conversion:
         changed: whether any of them was written; False if all were there already with the same content.
         checks: a line for each checksum compared, and for each there is none for.
         warnings: a line for each thing to be told of.
+        settings: what must be set to use the files.
     """
 
     counts: Mapping[str, int]
@@ -253,6 +257,7 @@ class Conversion:
     changed: bool
     checks: tuple[str, ...]
     warnings: tuple[str, ...]
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 def convert(name: str, raw: Path, out: Path, force: bool = False, any_checksum: bool = False,
@@ -312,7 +317,7 @@ def convert(name: str, raw: Path, out: Path, force: bool = False, any_checksum: 
     # The .inter file comes last: where it is, the dataset is whole.
     targets = {out / name / f"{name}{suffix}": contents[suffix] for suffix in (".item", ".inter") if suffix in contents}
     changed = _write(targets, force)
-    return Conversion(counts, interactions, tuple(targets), changed, tuple(checks), tuple(warnings))
+    return Conversion(counts, interactions, tuple(targets), changed, tuple(checks), tuple(warnings), format.settings)
 
 
 def _write(targets: Mapping[Path, bytes], force: bool) -> bool:

@@ -262,6 +262,14 @@ def test_interactions_of_the_challenge_are_not_those_of_the_authors(prefix):
     assert Path("out/xing/xing.inter").read_text() == ATOMIC["xing"][0]
 
 
+def test_the_next_command_fits_the_file(capsys):
+    """The challenge's own file has neither sessions nor a split; the config is for the authors'."""
+    lay("xing")
+    assert main(["data", "convert", "xing", "--raw", "raw"]) == 0
+    assert capsys.readouterr().out.endswith("next: run_bench.py data xing --set session_from=gap "
+                                            "--set session_split=last\n")
+
+
 @pytest.mark.parametrize("change,words", [
     ({"keys": ("train", "test")}, ["session.hdf: has no table 'valid'", "train, valid, test"]),
     ({"session_id": None}, ["table 'train' has no column 'session_id'"]),

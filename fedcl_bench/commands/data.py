@@ -134,5 +134,6 @@ def _report(args: argparse.Namespace, raw: Path, label: str = "") -> int:
         print(check)
     for path in done.files:
         print(f"{'wrote' if done.changed else 'already there'}: {path}")
-    print(f"next: run_bench.py data {args.name}{_out(args, '--data-dir')}")
+    needed = "".join(f" --set {name}={value}" for name, value in done.settings.items())
+    print(f"next: run_bench.py data {args.name}{_out(args, '--data-dir')}{needed}")
     return 0
