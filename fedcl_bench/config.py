@@ -127,22 +127,26 @@ def refuse_idle(parts: Iterable[Any], overrides: Iterable[tuple[str, Mapping[str
 
 def layers(dataset: str, overrides: Iterable[tuple[str, Mapping[str, Any]]], backbone: type | None = None,
            method: str | None = None) -> list[tuple[str, Mapping[str, Any]]]:
-    """All settings that lie over the classes' defaults, the weakest first: the backbone's, the dataset's, those of the
-    static stream or of sessions if that is chosen, then ``overrides``."""
+    """All settings that lie over the classes' defaults, the weakest first: the backbone's, those of the stream, the
+    dataset's, then ``overrides``. A stream that the dataset's config does not name has the last word over the config,
+    which says what suits another one."""
     config, overrides = load_config(dataset), list(overrides)
     file = f"dataset_configs/{dataset}.yaml"
-    weak = [(file, config.settings), (file, config.method_settings.get(method, {}))]
-    chosen = "blocks"
-    for _, layer in [*weak, *overrides]:
+    of_dataset = [(file, config.settings), (file, config.method_settings.get(method, {}))]
+    named = chosen = "blocks"
+    for _, layer in of_dataset:
+        named = chosen = layer.get("stream", named)
+    for _, layer in overrides:
         chosen = layer.get("stream", chosen)
+    if any(layer.get("split_file") for _, layer in [*of_dataset, *overrides]):
+        chosen = "blocks"  # the file says the blocks
+    of_stream = [(f"stream={chosen}", {"static": STATIC_DEFAULTS, "sessions": SESSION_DEFAULTS}.get(chosen, {}))]
     if backbone is not None:
-        weak.insert(0, (f"backbone {backbone.name}", backbone.defaults))
-    common = {"static": STATIC_DEFAULTS, "sessions": SESSION_DEFAULTS}.get(chosen, {})
-    of_backbone = {"static": "static_defaults", "sessions": "session_defaults"}
-    weak.append((f"stream={chosen}", common))
-    if backbone is not None and chosen in of_backbone:
-        weak.append((f"backbone {backbone.name}", getattr(backbone, of_backbone[chosen])))
-    return [*weak, *overrides]
+        own = {"static": backbone.static_defaults, "sessions": backbone.session_defaults}.get(chosen, {})
+        of_stream.append((f"backbone {backbone.name}", own))
+    of_backbone = [(f"backbone {backbone.name}", backbone.defaults)] if backbone is not None else []
+    common = [*of_stream, *of_dataset] if chosen == named else [*of_dataset, *of_stream]
+    return [*of_backbone, *common, *overrides]
 
 
 def resolve(registry: Registry, method: str, backbone: str, dataset: str,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -15,11 +16,11 @@ from helpers import TableBackbone, build, federation, finish, one_step, ragged, 
 from hypothesis import given, settings, strategies as st
 from scipy import stats
 
-from fedcl_bench import sampling
+from fedcl_bench import config, sampling
 from fedcl_bench.backbone import Backbone
 from fedcl_bench.cli import main
 from fedcl_bench.config import STATIC_DEFAULTS, layers, make_config
-from fedcl_bench.datasets import load_stream
+from fedcl_bench.datasets import load_config, load_stream
 from fedcl_bench.errors import UserError
 from fedcl_bench.evaluation import EvaluationSettings, draw_candidates, rank_all
 from fedcl_bench.federation import run
@@ -404,6 +405,22 @@ def test_order_of_defaults():
     assert [dataset[name] for name in names] == [9, 2, 10, 100, 4] and "topk" not in dataset
     assert [static[name] for name in (*names, "topk")] == [7, 2, 0, 100, 4, (3,)]
     assert merged(stream="static", batch_size=1, topk=5)["batch_size"] == 1
+
+
+def test_a_config_that_names_the_stream_has_the_last_word(monkeypatch):
+    """Over the stream's values; not if another stream is chosen, and not over blocks from a file."""
+    named = replace(load_config("ml-100k"), settings={"stream": "static", "rounds": 7, "topk": (5,)},
+                    method_settings={"kd": {"patience": 3}})
+    monkeypatch.setattr(config, "load_config", lambda name: named)
+
+    def merged(**user):
+        found = layers("ml-100k", [("user", user)], method="kd")
+        return {name: value for _, layer in found for name, value in layer.items()}
+    assert {name: merged()[name] for name in ("rounds", "topk", "patience", "candidates")} == {
+        "rounds": 7, "topk": (5,), "patience": 3, "candidates": "sampled"}
+    assert {name: merged(stream="sessions")[name] for name in ("rounds", "topk", "patience", "sampled_candidates")} == {
+        "rounds": 40, "topk": (10,), "patience": 5, "sampled_candidates": 100}
+    assert "candidates" not in merged(split_file="x.tsv") and merged(split_file="x.tsv")["rounds"] == 7
 
 
 STATIC_REASON = "with stream=static, which has one step and a fixed split"
