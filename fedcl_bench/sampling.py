@@ -14,7 +14,7 @@ from .settings import setting
 from .stream import Ragged, Step
 
 # Elements of stacked item rows per chunk: large enough that a chunk's work outweighs calling its operations, small
-# enough that memory stays bounded. No result depends on it.
+# enough that memory stays bounded. It changes results by rounding only.
 CHUNK_ELEMENTS = 1 << 20
 # Clients x items up to which the items that are no positives are listed (4 bytes each).
 LISTED_OTHERS = 1 << 26
@@ -27,7 +27,7 @@ class LocalSettings:
     """What a client does in a round (F3CRec, section 5.1 and its released code)."""
 
     optimiser: str = setting("sgd", "local optimiser, fresh in every round", choices=OPTIMISERS)
-    adam_beta2: float = setting(0.999, "Adam's decay of squared gradients", above=0.0, high=1.0)
+    adam_beta2: float = setting(0.999, "Adam's decay of squared gradients", above=0.0, below=1.0)
     batch_size: int = setting(512, "samples per local batch", low=1)
     local_epochs: int = setting(1, "passes over a client's samples per round", low=1)
     tolerance: float = setting(0.0, "a client ends its round early when an epoch changes its loss by less than this "

@@ -16,18 +16,19 @@ import yaml
 from .errors import UserError, unknown
 
 
-def setting(default, help: str, *, low=None, high=None, above=None, choices=None, search=None):
+def setting(default, help: str, *, low=None, high=None, above=None, below=None, choices=None,
+            search=None):
     """Declare one setting of a dataclass.
 
     Args:
         default: value used unless the user or the dataset's config says otherwise.
         help: one line; shown by ``run_bench.py list NAME``.
-        low, high: inclusive bounds of a number. ``above`` is an exclusive lower bound.
+        low, high: inclusive bounds of a number; above, below: exclusive ones.
         choices: the accepted values of a named choice.
         search: the values searched in the paper.
     """
     return dataclasses.field(default=default, metadata=dict(
-        help=help, low=low, high=high, above=above, choices=choices, search=search))
+        help=help, low=low, high=high, above=above, below=below, choices=choices, search=search))
 
 
 def accepted(field: dataclasses.Field, kind: type) -> str:
@@ -40,7 +41,8 @@ def accepted(field: dataclasses.Field, kind: type) -> str:
                 typing.get_origin(kind) or kind]
     bounds = [f"above {meta['above']}" if meta["above"] is not None else "",
               f"at least {meta['low']}" if meta["low"] is not None else "",
-              f"at most {meta['high']}" if meta["high"] is not None else ""]
+              f"at most {meta['high']}" if meta["high"] is not None else "",
+              f"below {meta['below']}" if meta["below"] is not None else ""]
     return " ".join([name, " and ".join(filter(None, bounds))]).strip()
 
 
@@ -88,6 +90,7 @@ def checked(cls: type, name: str, value: Any, origin: str) -> Any:
             if (meta["low"] is not None and number < meta["low"]) \
                     or (meta["high"] is not None and number > meta["high"]) \
                     or (meta["above"] is not None and number <= meta["above"]) \
+                    or (meta["below"] is not None and number >= meta["below"]) \
                     or (meta["choices"] and number not in meta["choices"]):
                 raise ValueError
         if not numbers and field.default != ():
