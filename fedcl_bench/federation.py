@@ -66,7 +66,7 @@ class Progress:
     Attributes:
         step, round: the step being trained and the rounds done in it.
         trained: whether the step's rounds are over and its tests are in ``tests``.
-        model: tables after the last round; best: those of the best validation round; previous: ``best`` of the step
+        model: tables after the last round; best: those of the round that is tested; previous: ``best`` of the step
             before.
         best_value, stale: best validation metric and rounds since it.
         client_state, server_state: the method's.
@@ -126,6 +126,10 @@ class Federation:
                     raise UserError(f"block {step.index} has no {split} interaction: every user has fewer than 3 rows "
                                     f"in it; use fewer blocks (--set blocks=N).")
             self._check_negatives(step)
+        ranked = self.evaluation.sampled_candidates
+        if self.evaluation.candidates == "sampled" and max(k, *self.evaluation.topk) > ranked:
+            raise UserError(f"setting 'topk'/'valid_metric': found {max(k, *self.evaluation.topk)}, accepted: at most "
+                            f"sampled_candidates, {ranked}; the item to find would always be among so many.")
         if self.server.upload_noise > 0.0 and self.server.weighting != "uniform":
             raise UserError("setting 'upload_noise': found a scale above 0 with weighting=interactions, accepted: "
                             "noise with weighting=uniform.")
@@ -145,8 +149,9 @@ class Federation:
             raise UserError(f"method '{self.method.name}' works on scores of item lists; with the sequential backbone "
                             f"'{self.backbone.name}' use ft or fcucr.")
         if sessions and does_something(self.method) and self.method.first_step > 0:
+            others = "ft or fcucr" if sequential else "ft (or fcucr with a sequential backbone)"
             raise UserError(f"method '{self.method.name}' acts from a stream's second step on, and a stream of "
-                            f"sessions has one; use ft or fcucr, or --set stream=blocks.")
+                            f"sessions has one; use {others}, or --set stream=blocks.")
         if sequential and self.local.negatives != 1:
             raise UserError(f"setting 'negatives': found {self.local.negatives}, accepted: 1 with a sequential "
                             f"backbone, which has one per target.")
@@ -248,7 +253,7 @@ def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
                 method.client_state, method.server_state = map(dict, state)
             shifts = analyse(backbone, step, earlier, progress.previous, model if round_ == 0 else None,
                              best[0] if last else None)
-            sent, received = (numbers * dtype.itemsize for numbers in acting.extra_traffic(backbone))
+            sent, received = (numbers * dtype.itemsize for numbers in acting.extra_traffic(backbone, round_))
             downloaded = uploaded + received + _bytes({name: table[0] for name, table in model.served.items()})
             if round_ == 0 and acting.downloads_previous_model():
                 downloaded += _bytes({name: table[:step.old_items] for name, table in model.public.items()})

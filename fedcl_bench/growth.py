@@ -34,6 +34,7 @@ def grow(model: Snapshot, backbone: Backbone, seed: int, step: Step, dtype: torc
     new_public, new_private = backbone.new_rows(seed, users, items)
     if method is not None:
         new_private = {**new_private, **method.new_private(seed, users, backbone)}
+        method.client_state = {name: values.to(device) for name, values in method.client_state.items()}
     public = grown(model.public, new_public)
     personal = grown_each(model.private, backbone.new_personal(seed, range(step.n_items)))
     dense = model.dense or grown({}, backbone.new_dense(seed))

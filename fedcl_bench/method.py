@@ -110,7 +110,7 @@ class Method:
         return {}
 
     def begin_round(self, step: Step, round_: int, backbone: Backbone) -> None:
-        """Before the local training of a round with a sequential backbone.
+        """Before the local training of a round.
 
         Chunks of clients are trained on several threads, and their hooks may write their own clients' rows of state: a
         tensor that is written in place must be cloned here first, as checkpoints hold the old one.
@@ -130,7 +130,7 @@ class Method:
         """After clients have trained a sequential backbone on their session, with their trained parameters."""
 
     def end_round(self, step: Step, round_: int, users: Tensor) -> None:
-        """After all participants ``users`` of a round with a sequential backbone: the server's part."""
+        """After the aggregation of a round in which ``users`` took part: the server's part."""
 
     def replayed_items(self, users: Tensor, draw: DrawKey) -> Tensor | None:
         """Items, besides the batch's own, whose scores ``local_loss`` differentiates.
@@ -180,12 +180,21 @@ class Method:
             draw: key of random numbers for this call.
         """
 
-    def extra_traffic(self, backbone: Backbone) -> tuple[int, int]:
-        """Numbers that each participant sends and receives per round besides the public parameters."""
+    def extra_traffic(self, backbone: Backbone, round_: int) -> tuple[int, int]:
+        """Numbers that each participant sends and receives in a round besides the public parameters."""
         return 0, 0
 
-    def notes(self, stream: Stream) -> Iterable[str]:
-        """Sentences that the user should read before a run."""
+    def notes(self, step: Step, participants: int) -> Iterable[str]:
+        """Sentences that the user should read before a run.
+
+        Args:
+            step: the first one.
+            participants: clients that take part in its first round.
+        """
+        return ()
+
+    def privacy(self) -> Iterable[str]:
+        """Sentences on what the method's own noise guarantees, kept in the record and shown with the result."""
         return ()
 
     def downloads_previous_model(self) -> bool:
@@ -193,8 +202,8 @@ class Method:
         return False
 
 
-_HOOKS = ("begin_step", "begin_local", "represent", "local_loss", "row_penalty", "aggregate", "rescore", "end_round",
-          "end_step")
+_HOOKS = ("begin_step", "new_private", "begin_round", "begin_local", "represent", "end_local", "end_round",
+          "replayed_items", "local_loss", "row_penalty", "aggregate", "rescore", "end_step")
 
 
 def does_something(method: Method) -> bool:

@@ -73,7 +73,8 @@ class Display:
                           if row["step"] == step)
             self._console.print(f"  block {step}: {progress.round} rounds in {seconds:.1f} s, "
                                 f"best validation {metric} {progress.best_value:.4f} "
-                                f"in round {progress.best_round(step, self._config.server.best_round)}")
+                                f"in round {progress.best_round(step, self._config.server.best_round)}"
+                                + ("; tested is the last" if self._config.server.tested_round == "last" else ""))
 
 
 @contextmanager

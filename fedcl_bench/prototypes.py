@@ -73,6 +73,9 @@ def fuse(similarities: Tensor, prototypes: Tensor, how: str) -> Tensor:
     return (mean * direction).sum(1, keepdim=True) * direction
 
 
+DELTA = 1e-5  # of the (epsilon, delta) that FCUCR states for its noise
+
+
 def gaussian_epsilon(std: float, delta: float) -> float:
     """epsilon = sqrt(2 ln(1.25 / delta)) / std: what FCUCR states for Gaussian noise, taking the sensitivity as 1."""
     return math.sqrt(2.0 * math.log(1.25 / delta)) / std

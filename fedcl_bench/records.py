@@ -114,6 +114,15 @@ def load_progress(path: Path, device: str) -> tuple[Progress, float] | None:
         raise Corrupt(f"{path}: is not a checkpoint of this version ({error})") from None
 
 
+def privacy_notes(config: RunConfig) -> list[str]:
+    """What the noise of a run does and does not guarantee."""
+    notes = list(config.method.cls(config.method_settings).privacy())
+    if config.server.upload_noise > 0.0:
+        notes.append(f"upload_noise={config.server.upload_noise:g}: Laplace noise on every uploaded number. Uploads are "
+                     f"not clipped, so it bears no formal guarantee and no epsilon.")
+    return notes
+
+
 def environment(device: str) -> dict[str, Any]:
     """Versions and hardware of this process."""
     packages = {name: version(name) for name in ("torch", "recbole", "numpy", "pandas", "scipy")}
@@ -189,8 +198,8 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
                   "total_up": int((curve["bytes_up"] * curve["participants"]).sum()),
                   "total_down": int((curve["bytes_down"] * curve["participants"]).sum())},
         "privacy": {"uploaded": [*progress.best.public, *progress.best.dense, *config.method.cls.uploads],
-                    "kept_at_client": list(progress.best.private),
-                    "upload_noise": config.server.upload_noise},
+                    "kept_at_client": [*progress.best.private, *progress.client_state],
+                    "upload_noise": config.server.upload_noise, "notes": privacy_notes(config)},
         "hash": config.hash, "base_hash": config.base_hash, "data_fingerprint": config.source.fingerprint,
         "environment": environment(config.device),
     }

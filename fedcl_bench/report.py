@@ -90,7 +90,10 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
     print(f"{'from its record: ' if result['reused'] else ''}{seconds['total']:.1f} s "
           f"(training {seconds['train']:.1f}, evaluation {seconds['evaluate']:.1f}), "
           f"peak memory {result['peak_memory_mib']:.0f} MiB")
-    for run in result.get("runs", [result]):
+    runs = result.get("runs", [result])
+    for text in runs[0]["privacy"].get("notes", ()):
+        print(text)
+    for run in runs:
         print(f"record: {run['record']}")
 
 

@@ -128,9 +128,11 @@ class SequentialBackbone(Backbone):
 
     Settings = SequentialSettings
     defaults = {"optimiser": "adam", "adam_beta2": 0.98, "local_epochs": 4, "init": "per_client"}
-    ignored = dict.fromkeys(("batch_size", "tolerance", "negative_pool", "negative_draw"),
-                            "with a sequential backbone, which trains on one session as a whole, with one negative per "
-                            "target, in every local epoch")
+    ignored = {**dict.fromkeys(("batch_size", "tolerance", "negative_pool", "negative_draw"),
+                               "with a sequential backbone, which trains on one session as a whole, with one negative "
+                               "per target, in every local epoch"),
+               **dict.fromkeys(("reset_private", "init_from"),
+                               "with a sequential backbone, whose stream of sessions has one step")}
 
     def dense_starts(self) -> dict[str, Start]:
         """How every public parameter without item rows starts."""

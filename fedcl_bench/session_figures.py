@@ -10,10 +10,9 @@ import numpy as np
 
 from . import figures, scores
 from .paper_figures import Drawn, Job, Skip, curves, sensitivity
-from .prototypes import gaussian_epsilon
+from .prototypes import DELTA, gaussian_epsilon
 from .store import Run
 
-DELTA = 1e-5  # of the (ε, δ) that FCUCR states for its noise
 PROBABILITY = "target_probability"  # kind of analysis: the sigmoid of a test target's logit, per user
 _EDGES = np.linspace(0.0, 1.0, 21)
 

@@ -7,6 +7,7 @@ target has one sampled negative.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+
 import torch
 from torch import Tensor
 
@@ -22,7 +23,7 @@ from .stream import Sessions, Step
 from .trainer import ChunkTrainer, Slots, row_penalties
 
 # Clients per chunk: enough that a chunk's work outweighs calling its operations, few enough that their dense parameters
-# stay in the processor's cache. No result depends on it.
+# stay in the processor's cache. It changes results by rounding only.
 CHUNK_CLIENTS = 96
 
 

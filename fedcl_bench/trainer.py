@@ -11,6 +11,7 @@ Backbones whose loss concerns every row (``Backbone.whole_tables``) get all item
 from __future__ import annotations
 
 from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 

@@ -11,11 +11,10 @@ from fedcl_bench import draws
 from fedcl_bench.layers import apply_linear
 from fedcl_bench.method import Method
 from fedcl_bench.parallel import in_order
-from fedcl_bench.prototypes import fuse, gaussian_epsilon, nearest
+from fedcl_bench.prototypes import DELTA, fuse, gaussian_epsilon, nearest
 from fedcl_bench.sequential import Start, linear_start, norm_start, zeros
 from fedcl_bench.settings import setting
 
-DELTA = 1e-5  # of the paper's (epsilon, delta)
 BN_EPS, BN_MOMENTUM = 1e-9, 0.1  # of Dice's batch normalisation
 _ANSWERED_AT_ONCE = 256  # queries that one thread answers together
 _FUSED_AT_ONCE = 32  # queries; bounds the memory of their k prototypes
@@ -126,32 +125,32 @@ class FCUCR(Method):
         if encoding.purpose == "train":
             rho = self.client_state["prototype"][encoding.users]
         else:
-            rho = self.answers(encoding.queries.flatten(1), encoding.users)
+            rho = self.answer(encoding.queries.flatten(1), encoding.users)  # evaluations have threads of their own
         if self.settings.prototype_noise > 0.0:
             keys = encoding.draw.clients(f"prototype noise of {encoding.purpose}", encoding.users)
             noise = draws.normals(keys[:, None], torch.arange(rho.shape[1], device=rho.device))
             rho = rho + self.settings.prototype_noise * noise.to(rho)
         return rho.view_as(features)
 
-    def answers(self, queries: Tensor, users: Tensor) -> Tensor:
+    @torch.no_grad()
+    def answer(self, queries: Tensor, users: Tensor) -> Tensor:
         """The server's answers to queries (C, L d): the fused nearest prototypes of other clients, (C, L d)."""
         base, lengths, owner = (self.server_state[name] for name in ("prototypes", "length", "owner"))
+        similarity, position = nearest(queries, users, base, lengths, owner, self.settings.neighbours)
+        parts = zip(similarity.split(_FUSED_AT_ONCE), position.split(_FUSED_AT_ONCE))
+        return torch.cat([fuse(near, base[where], self.settings.fusion) for near, where in parts])
 
-        @torch.no_grad()  # holds per thread
-        def answer(some: tuple[Tensor, Tensor]) -> Tensor:
-            similarity, position = nearest(*some, base, lengths, owner, self.settings.neighbours)
-            parts = zip(similarity.split(_FUSED_AT_ONCE), position.split(_FUSED_AT_ONCE))
-            return torch.cat([fuse(near, base[where], self.settings.fusion) for near, where in parts])
-
-        # In an evaluation, which has its own threads, there is one piece.
+    def answers(self, queries: Tensor, users: Tensor) -> Tensor:
+        """``answer`` to all of a round's clients, on several threads."""
         pieces = list(zip(queries.split(_ANSWERED_AT_ONCE), users.split(_ANSWERED_AT_ONCE)))
-        return torch.cat(list(in_order(answer, pieces, queries.device)))
+        return torch.cat(list(in_order(lambda some: self.answer(*some), pieces, queries.device)))
 
     def begin_round(self, step, round_, backbone):
         if self.distils and self.settings.teacher == "previous" and round_ == 0:
             shape = step.n_users, backbone.settings.max_length, backbone.settings.dim
-            self.client_state |= {"teacher": torch.zeros(shape, dtype=torch.float64),
-                                  "teacher round": torch.full(shape[:1], -1)}
+            device = step.train.values.device
+            self.client_state |= {"teacher": torch.zeros(shape, dtype=torch.float64, device=device),
+                                  "teacher round": torch.full(shape[:1], -1, device=device)}
         # begin_local and end_local write into these.
         for name in ("head.norm.mean", "head.norm.var", "teacher", "teacher round"):
             if name in self.client_state:
@@ -162,7 +161,8 @@ class FCUCR(Method):
         if self.transfers:
             first = int(local.users[0])
             self._uploads[first] = local.upload("prototype", local.features.detach()).flatten(1)
-            self._queries[first] = local.upload("query", local.encode_next()).flatten(1)
+            if self.answers_in(local.draw.round):
+                self._queries[first] = local.upload("query", local.encode_next()).flatten(1)
         if self.distils and self.settings.teacher == "previous":
             following = local.encode_next(dropout=False)
             self.client_state["teacher"].index_copy_(0, local.users, following.to(self.client_state["teacher"]))
@@ -173,14 +173,19 @@ class FCUCR(Method):
         if not self.transfers:
             return
         order = sorted(self._uploads)  # chunks end in any order
-        uploads, queries = (torch.cat([parts[first] for first in order]) for parts in (self._uploads, self._queries))
-        self.remember(uploads, users, step.sessions["train"].in_round(users, round_), round_, step.n_users)
-        if round_ % self.settings.transfer_interval == 0:
+        uploads = torch.cat([self._uploads[first] for first in order])
+        self.remember(uploads, users, step.sessions["train"].in_round(users, round_), round_)
+        if self.answers_in(round_):
+            queries = torch.cat([self._queries[first] for first in order])
             old = self.client_state.get("prototype")
             rho = uploads.new_zeros(step.n_users, uploads.shape[1]) if old is None else old.clone()
             self.client_state["prototype"] = rho.index_copy_(0, users, self.answers(queries, users))
 
-    def remember(self, uploads: Tensor, users: Tensor, sessions: Tensor, round_: int, clients: int) -> None:
+    def answers_in(self, round_: int) -> bool:
+        """Whether clients ask for a prototype at the end of a round."""
+        return round_ % self.settings.transfer_interval == 0
+
+    def remember(self, uploads: Tensor, users: Tensor, sessions: Tensor, round_: int) -> None:
         """Put a round's prototypes (C, L d) into the knowledge base; one of a session seen before replaces the old."""
         state, s = self.server_state, self.settings
         new = {"prototypes": uploads, "length": uploads.norm(dim=1), "owner": users, "session": sessions,
@@ -196,7 +201,7 @@ class FCUCR(Method):
             keep = new["round"] > round_ - s.window
             if s.window_rule == "entries":  # entries stand in the order of their first insertion
                 size = len(keep)
-                keep = torch.arange(size, device=users.device) >= size - s.window * clients
+                keep = torch.arange(size, device=users.device) >= size - s.window * len(users)
             new = {name: values[keep] for name, values in new.items()}
         state.update(new)
 
@@ -228,15 +233,20 @@ class FCUCR(Method):
 
     # What people are told.
 
-    def extra_traffic(self, backbone):
+    def extra_traffic(self, backbone, round_):
         size = backbone.settings.max_length * backbone.settings.dim
-        return (2 * size, size) if self.transfers else (0, 0)
+        if not self.transfers:
+            return 0, 0
+        return (2 * size, size) if self.answers_in(round_) else (size, 0)
 
-    def notes(self, stream):
-        s, users = self.settings, stream.steps[-1].n_users
-        if self.transfers and s.neighbours > users - 1:
-            yield (f"neighbours={s.neighbours}: after the first round other clients have uploaded {users - 1} "
+    def notes(self, step, participants):
+        s = self.settings
+        if self.transfers and s.neighbours > participants - 1:
+            yield (f"neighbours={s.neighbours}: after the first round other clients have uploaded {participants - 1} "
                    f"prototypes; as long as there are fewer, all of them are used.")
+
+    def privacy(self):
+        s = self.settings
         if self.transfers and s.prototype_noise > 0.0:
             epsilon = gaussian_epsilon(s.prototype_noise, DELTA)
             yield (f"prototype_noise={s.prototype_noise:g}: FCUCR's formula gives epsilon {epsilon:.2f} for delta "

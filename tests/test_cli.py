@@ -85,7 +85,7 @@ def test_bytes_and_matrix_of_a_record(capsys):
             assert len(mine) == (586, 199, 222, 190)[s]
             assert mine.value.mean() == pytest.approx(result["matrix"]["ndcg@20"][t][s])
     assert result["privacy"]["uploaded"] == ["item_embedding.weight"]
-    assert result["privacy"]["kept_at_client"] == ["user_embedding.weight"]
+    assert result["privacy"]["kept_at_client"] == ["user_embedding.weight", "lists", "teacher"]
 
 
 def test_several_seeds(capsys):

@@ -45,7 +45,7 @@ def run_json(capsys, *arguments):
     (job("ft", "sasrec"), ["backbone 'sasrec' is sequential", "--set stream=sessions", "--dataset xing"]),
     (job("fcucr", "gru4rec", "stream=static"), ["backbone 'gru4rec' is sequential", "--set stream=sessions"]),
     ([*job("kd", "sasrec"), *SESSIONS], ["method 'kd' works on scores of item lists", "'sasrec'", "use ft or fcucr"]),
-    ([*job("f3crec", "fedmf"), *SESSIONS], ["'f3crec' acts from a stream's second step on", "use ft or fcucr",
+    ([*job("f3crec", "fedmf"), *SESSIONS], ["'f3crec' acts from a stream's second step on", "use ft (or fcucr",
                                             "--set stream=blocks"]),
     ([*job("spp", "fedmf"), *SESSIONS], ["'spp' acts from a stream's second step on"]),
     ([*job("ft", "pfedrec", "init=per_client"), *SESSIONS],
@@ -53,6 +53,9 @@ def run_json(capsys, *arguments):
     ([*job("ft", "sasrec", "negatives=3"), *SESSIONS], ["setting 'negatives': found 3, accepted: 1"]),
     ([*job("ft", "sasrec", "heads=3"), *SESSIONS], ["'heads'", "found 3", "a divisor of dim=50"]),
     ([*job("ft", "sasrec", "topk=1395"), *SESSIONS], ["topk", "found 1395", "1394"]),
+    ([*job("ft", "sasrec", "sampled_candidates=9"), *SESSIONS], ["topk", "found 10", "at most sampled_candidates, 9"]),
+    ([*job("ft", "sasrec", "adam_beta2=1"), *SESSIONS], ["'adam_beta2'", "above 0.0 and below 1.0"]),
+    ([*job("reg", "fedmf"), *SESSIONS], ["'reg'", "use ft (or fcucr with a sequential backbone)"]),
     ([*job("fcucr", "sasrec", "upload_noise=0.1", "weighting=interactions"), *SESSIONS],
      ["'upload_noise'", "weighting=uniform"]),
     ([*job("fcucr", "sasrec", "fusion=median"), *SESSIONS], ["'fusion'", "'median'", "one of softmax, mean, pca"]),
@@ -78,7 +81,7 @@ def run_json(capsys, *arguments):
     ([*job("ft", "sasrec", "blocks=2"), *SESSIONS], ["'blocks'", "no effect with stream=sessions"]),
     *(([*job("fcucr", "sasrec", f"{name}={value}"), *SESSIONS], [f"'{name}'", "no effect with a sequential backbone"])
       for name, value in (("batch_size", "64"), ("tolerance", "0.1"), ("negative_pool", "untouched"),
-                          ("negative_draw", "distinct"))),
+                          ("negative_draw", "distinct"), ("reset_private", "true"), ("init_from", "best"))),
     ([*job("ft", "sasrec", "k_core=300"), *SESSIONS], ["300-core", "k_core"]),
     ([*job("ft", "sasrec"), *SESSIONS, "--set", "min_sessions=60"], ["no user has 60 sessions", "min_sessions=N"]),
     ([*job("ft", "sasrec"), *SESSIONS, "--set", "session_gap=0"], ["'session_gap'", "above 0"]),
@@ -114,15 +117,23 @@ def test_all_prototypes_are_used_if_there_are_fewer(capsys):
     assert results[0] == results[1]
 
 
-def test_the_privacy_formula_is_told(capsys):
-    """With quiet, nothing is."""
-    noisy = [*job("fcucr", "sasrec", "prototype_noise=0.1"), *SESSIONS, *QUICK]
-    _, err = run_json(capsys, *noisy)
-    text = " ".join(err.split())
-    assert text.count("prototype_noise=0.1: FCUCR's formula gives epsilon 48.45 for delta 1e-05.") == 1
-    assert "this is no formal guarantee" in text
-    _, err = run_json(capsys, *noisy, "--rerun", "--quiet")
-    assert err == ""
+def test_what_noise_guarantees_is_in_the_record(capsys):
+    """And shown with the result, also when that is an earlier one."""
+    noisy = [*job("fcucr", "sasrec", "prototype_noise=0.1", "upload_noise=0.01"), *SESSIONS, *QUICK]
+    result, _ = run_json(capsys, *noisy, "--quiet")
+    formula, uploads = result["privacy"]["notes"]
+    assert formula.startswith("prototype_noise=0.1: FCUCR's formula gives epsilon 48.45 for delta 1e-05.")
+    assert formula.endswith("this is no formal guarantee.")
+    assert uploads.startswith("upload_noise=0.01: ") and uploads.endswith("it bears no formal guarantee and no epsilon.")
+    assert main([*noisy, "--quiet"]) == 0
+    text = capsys.readouterr().out
+    assert text.count(formula) == 1 and text.count(uploads) == 1 and "from its record" in text
+
+
+def test_the_note_on_neighbours_counts_participants(capsys):
+    """Of 108 clients, 22 take part."""
+    _, err = run_json(capsys, *job("fcucr", "sasrec", "client_ratio=0.2", "neighbours=22"), *SESSIONS, *QUICK)
+    assert "other clients have uploaded 21 prototypes" in " ".join(err.split())
 
 
 # Files.

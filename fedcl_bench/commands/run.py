@@ -96,6 +96,7 @@ def run(args: argparse.Namespace) -> int:
     from ..registry import discover
     from ..report import combined, show_result
     from ..runner import Interrupted, execute
+    from ..server import participants
     from ..settings import parse_assignments
 
     from_file = _merge_config_file(args)
@@ -121,7 +122,9 @@ def run(args: argparse.Namespace) -> int:
             streams.append(load_stream(configs[0].source, configs[0].stream))
             federation = configs[0].federation(streams[0])
             federation.check()
-            for text in federation.method.notes(streams[0]):  # what all seeds have in common is said once
+            step = streams[0].steps[0]
+            users = participants(step, federation.server.client_ratio, federation.seed, 0)
+            for text in federation.method.notes(step, len(users)):  # what all seeds have in common is said once
                 display.note(text)
         return streams[0]
 
