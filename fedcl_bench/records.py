@@ -7,7 +7,7 @@ A run in progress keeps one ``checkpoint.pt``; a finished one has
 - ``rounds.parquet``  one row per round: loss, validation metric, participants, bytes, seconds
 - ``users.parquet``   trained block, tested block, user, metric, value
 - ``analysis.parquet`` block, kind, id, value: shift of users and items between blocks (see ``analysis.py``)
-- ``model.pt``        the tables after the last block
+- ``model.pt``        the tables after the last block; by far the largest, and nothing else needs it: it may be deleted
 
 ``run.json`` is written last, so a folder without a finished one is an unfinished run whatever else is in it.
 """
@@ -39,7 +39,8 @@ from .federation import Progress
 from .memory import peak_mib
 from .model import Snapshot
 
-FILES = ("metrics.parquet", "rounds.parquet", "users.parquet", "analysis.parquet", "model.pt")
+FILES = ("metrics.parquet", "rounds.parquet", "users.parquet", "analysis.parquet")
+MODEL = "model.pt"  # has its own hash
 SCHEMA = 2  # of a record's files; raised when their content changes
 _DIGEST = 32
 _SNAPSHOTS = ("model", "best", "previous")
@@ -244,11 +245,12 @@ class Record:
 
     def finish(self, content: dict[str, Any], progress: Progress) -> dict[str, Any]:
         """Write all files of a finished run, ``run.json`` last, and drop the checkpoint."""
-        blobs = {"model.pt": _pack(dict(vars(progress.best)))}
+        blobs = {}
         for name, table in _tables(progress).items():
             buffer = io.BytesIO()
             table.to_parquet(buffer, index=False)
             blobs[name] = buffer.getvalue()
+        write_atomically(self.folder / MODEL, _pack(dict(vars(progress.best))))
         for name in FILES:
             write_atomically(self.folder / name, blobs[name])
         content = {"schema": SCHEMA, "status": "finished", **content,
@@ -282,8 +284,18 @@ class Record:
         return target
 
     def model(self, device: str = "cpu") -> Snapshot:
-        """The tables after the last block of a finished run."""
-        return Snapshot(**_unpack((self.folder / "model.pt").read_bytes(), device))
+        """The tables after the last block of a finished run.
+
+        Raises:
+            Corrupt: if the file was deleted or has changed.
+        """
+        path = self.folder / MODEL
+        try:
+            return Snapshot(**_unpack(path.read_bytes(), device))
+        except FileNotFoundError:
+            raise Corrupt(f"{path}: is missing") from None
+        except Corrupt as error:
+            raise Corrupt(f"{path}: {error}") from None
 
     def users(self) -> pd.DataFrame:
         """Per-user scores of a finished run."""

@@ -15,7 +15,7 @@ import torch
 from fedcl_bench import records, runner
 from fedcl_bench.config import make_config
 from fedcl_bench.errors import UserError
-from fedcl_bench.records import Record
+from fedcl_bench.records import Corrupt, Record
 from fedcl_bench.runner import Interrupted, execute
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -182,9 +182,22 @@ def test_damaged_files_are_set_aside(uninterrupted, tmp_path, config, ml100k):
     users = folder / "users.parquet"
     users.write_bytes(users.read_bytes()[:-100])
     assert "users.parquet: has changed" in repeated()
-    (folder / "model.pt").unlink()
-    assert "model.pt: is missing" in repeated()
+    (folder / "rounds.parquet").unlink()
+    assert "rounds.parquet: is missing" in repeated()
     assert len(list(folder.parent.glob("*.corrupt*"))) == 3
+
+
+def test_a_model_may_be_deleted(tmp_path, config, ml100k):
+    """It is most of a record, and tables do not need it; it has a hash of its own."""
+    record = Record(Path(execute(config(), lambda: ml100k, tmp_path)["record"]))
+    model = record.folder / "model.pt"
+    model.write_bytes(model.read_bytes()[:-1])
+    with pytest.raises(Corrupt, match="model.pt"):
+        record.model()
+    model.unlink()
+    assert execute(config(), lambda: ml100k, tmp_path)["reused"]
+    with pytest.raises(Corrupt, match="is missing"):
+        record.model()
 
 
 def test_damaged_checkpoint_and_block_0(uninterrupted, tmp_path, config, ml100k):
