@@ -83,9 +83,10 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
             table.add_row(name, *(f"{x:.4f}" for x in numbers))
     table.add_row("rounds", *(f"{n:g}" for n in result["rounds"]))
     print_table(table)
-    metric = config.evaluation.valid_metric
-    parts = [f"{name} {value:.4f}" for name, value in result["continual"][metric].items() if value is not None]
-    print(f"{metric} over R[t,s]: {', '.join(parts)}")
+    if blocks > 1:
+        metric = config.evaluation.valid_metric
+        parts = [f"{name} {value:.4f}" for name, value in result["continual"][metric].items() if value is not None]
+        print(f"{metric} over R[t,s]: {', '.join(parts)}")
     seconds = result["seconds"]
     print(f"{'from its record: ' if result['reused'] else ''}{seconds['total']:.1f} s "
           f"(training {seconds['train']:.1f}, evaluation {seconds['evaluate']:.1f}), "
