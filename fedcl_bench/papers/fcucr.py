@@ -65,8 +65,8 @@ def row_spec(row: str, backbone: str, dataset: str) -> RunSpec | None:
 _SEEDS = "Ours: mean ± sample standard deviation over seeds; in parentheses: the paper, a mean of five runs."
 _RANKED = ("HR@10, NDCG@10: the target among 100 sampled items; all items: the same target among all items, which the "
            "paper does not print.")
-_SECONDS = ("Seconds per round: training and evaluation, mean over rounds. They depend on the machine, and what "
-            "machine the paper used is not known here; its minutes and hours are printed in seconds.")
+_SECONDS = ("Seconds per round: training and evaluation, mean over rounds. They depend on the machine and on what else "
+            "ran on it; what machine the paper used is not known here. Its minutes and hours are printed in seconds.")
 
 
 def _variants(number: int, title: str, rows: tuple[str, ...]) -> PaperTable:
