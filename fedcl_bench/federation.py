@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field, replace
 from typing import Any, Iterator, Mapping
@@ -235,7 +236,7 @@ def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
             acting.end_round(step, round_, users)
             trained_at = time.perf_counter()
 
-            _require_finite(loss, model, f, step, round_)
+            require_finite(loss, model, f, step, round_)
             valid = protocol.validate(model, round_)
             value = round(valid.mean(f.evaluation.valid_metric), f.evaluation.valid_decimals)
             better = value > progress.best_value
@@ -274,8 +275,10 @@ def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
         yield progress
 
 
-def _require_finite(loss: float, model: Snapshot, f: Federation, step: Step, round_: int) -> None:
-    if not all(bool(torch.isfinite(table).all()) for table in (torch.tensor(loss), *model.tables())):
+def require_finite(loss: float, model: Snapshot, f: Federation, step: Step, round_: int) -> None:
+    """Raise RunFailed if the loss or any parameter is not finite."""
+    extremes = (torch.stack(torch.aminmax(table)) for table in model.tables() if table.numel())  # nan if one is nan
+    if not (math.isfinite(loss) and all(bool(torch.isfinite(ends).all()) for ends in extremes)):
         lr = f.backbone.settings.lr
         rates = ", ".join(f"{name} {rate:g}" for name, rate in f.backbone.learning_rates(step.n_items, round_).items())
         raise RunFailed(f"training diverged in block {step.index}, round {round_ + 1}: the loss ({loss:g}) or a "

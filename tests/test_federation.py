@@ -11,7 +11,8 @@ import torch
 from fedcl_bench.config import make_config
 from fedcl_bench.errors import RunFailed
 from fedcl_bench.evaluation import rank_all
-from fedcl_bench.federation import run
+from fedcl_bench.federation import require_finite, run
+from fedcl_bench.model import Snapshot
 from fedcl_bench.server import participants
 
 USER, ITEM = "user_embedding.weight", "item_embedding.weight"
@@ -119,3 +120,20 @@ def test_continuing_from_any_progress(federation):
         *_, last = run(federation("f3crec", rounds=2), replace(point)) if point.step < 4 else [point]
         assert torch.equal(last.model.public[ITEM], points[-1].model.public[ITEM])
         assert last.curve[-1]["valid"] == points[-1].curve[-1]["valid"]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_one_number_that_is_not_finite_ends_a_run(federation, ml100k, bad):
+    """Wherever it is, also beside infinities of the other sign; empty tables are none."""
+    f, step = federation(), ml100k.steps[0]
+    kinds = ("public", "private", "dense", "local", "served")
+    fine = {kind: {"a": torch.tensor([[1e38, -1e38], [0.0, 1.0]]), "b": torch.zeros(0, 2)} for kind in kinds}
+    require_finite(0.5, Snapshot(**fine), f, step, 0)
+    with pytest.raises(RunFailed, match="round 1"):
+        require_finite(bad, Snapshot(**fine), f, step, 0)
+    for kind in kinds:
+        for row, column in ((0, 0), (1, 1)):
+            table = fine[kind]["a"].clone()
+            table[row, column] = bad
+            with pytest.raises(RunFailed):
+                require_finite(0.5, Snapshot(**{**fine, kind: {"a": table}}), f, step, 0)
