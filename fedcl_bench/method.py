@@ -184,13 +184,8 @@ class Method:
         """Numbers that each participant sends and receives in a round besides the public parameters."""
         return 0, 0
 
-    def notes(self, step: Step, participants: int) -> Iterable[str]:
-        """Sentences that the user should read before a run.
-
-        Args:
-            step: the first one.
-            participants: clients that take part in its first round.
-        """
+    def notes(self, participants: int) -> Iterable[str]:
+        """Sentences that the user should read before a run, in whose first round so many clients take part."""
         return ()
 
     def privacy(self) -> Iterable[str]:

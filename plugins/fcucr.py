@@ -239,7 +239,7 @@ class FCUCR(Method):
             return 0, 0
         return (2 * size, size) if self.answers_in(round_) else (size, 0)
 
-    def notes(self, step, participants):
+    def notes(self, participants):
         s = self.settings
         if self.transfers and s.neighbours > participants - 1:
             yield (f"neighbours={s.neighbours}: after the first round other clients have uploaded {participants - 1} "
