@@ -45,7 +45,7 @@ def one_round(name: str, args, streams: dict):
     def run():
         began = time.perf_counter()
         with workers():
-            after, _ = train_round(chunks, model, f.backbone, Method(NoSettings()), f.local, 0, args.block, 0)
+            after, _, _ = train_round(chunks, model, f.backbone, Method(NoSettings()), f.local, 0, args.block, 0)
             after = aggregate(f.backbone, after, users, 0.0, 0, args.block, 0)
             trained = time.perf_counter()
             rank_all(f.backbone, after, step.valid, [step.train], [20])

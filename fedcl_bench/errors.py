@@ -14,6 +14,10 @@ class Busy(UserError):
     """Another process is at the same run."""
 
 
+class PluginError(UserError):
+    """A plugin's hook returned something else than its contract says."""
+
+
 class RunFailed(Exception):
     """A run that started and cannot go on (a loss that is not finite). Exit status 1."""
 

@@ -12,7 +12,7 @@ from typing import Any, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from . import draws
+from . import contract, draws
 from .backbone import Backbone
 from .errors import UserError, unknown
 from .method import Method
@@ -164,6 +164,7 @@ def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterabl
         scores = score_users(backbone, model, some)
         if method is not None:
             scores = method.rescore(some, scores, model, backbone)
+            contract.check_tensor(method, "rescore", scores, (len(some), n_items), "(n, items): a score per item")
         for mask in masks:
             scores[mask.select(some)] = -torch.inf
         if candidates is not None:

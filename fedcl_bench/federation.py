@@ -10,6 +10,7 @@ from typing import Any, Iterator, Mapping
 import torch
 from torch import Tensor
 
+from . import contract
 from .analysis import analyse
 from .backbone import Backbone, Tables
 from .errors import RunFailed, UserError
@@ -135,6 +136,7 @@ class Federation:
             raise UserError("setting 'upload_noise': found a scale above 0 with weighting=interactions, accepted: "
                             "noise with weighting=uniform.")
         self._check_kinds()
+        contract.check_declaration(self.backbone)
         self.method.check(self.stream)
 
     def _check_kinds(self) -> None:
@@ -214,7 +216,7 @@ def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
             start = progress.best if f.server.init_from == "best" else progress.model
             model = grow(start, backbone, f.seed, step, dtype, device, acting)
             if earlier is not None:
-                acting.begin_step(step, earlier, model, backbone)
+                acting.begin_step(step, model, backbone)
                 if f.server.reset_private:
                     model = reset_private(model, backbone, f.seed, trained)
             progress = replace(progress, model=model, best=model, previous=progress.best, best_value=-1.0, stale=0)
@@ -228,12 +230,16 @@ def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
                 chunks = protocol.chunks(users, round_, progress.model)
             weights = protocol.lengths(round_).to(dtype) if f.server.weighting == "interactions" else None
             acting.begin_round(step, round_, backbone)
-            model, loss = train_round(chunks, progress.model, backbone, acting, f.local, f.seed, step.index, round_,
+            model, loss, uploads = train_round(chunks, progress.model, backbone, acting, f.local, f.seed, step.index, round_,
                                       weights, round_ == 0 and f.server.init == "per_client", f.server.upload_noise)
             model = aggregate(backbone, model, users, f.server.upload_noise, f.seed, step.index, round_)
             uploaded = _bytes(model.public, model.dense)
-            model = replace(model, public=acting.aggregate(model.public))
-            acting.end_round(step, round_, users)
+            model = replace(model, public=contract.checked_aggregate(acting, model.public))
+            received = contract.checked_answers(acting, acting.end_round(round_, users, uploads), len(users))
+            for name, rows in received.items():
+                old = method.client_state.get(name)
+                old = rows.new_zeros(step.n_users, *rows.shape[1:]) if old is None else old
+                method.client_state[name] = old.index_copy(0, users, rows)
             trained_at = time.perf_counter()
 
             require_finite(loss, model, f, step, round_)
@@ -254,8 +260,9 @@ def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
                 method.client_state, method.server_state = map(dict, state)
             shifts = analyse(backbone, step, earlier, progress.previous, model if round_ == 0 else None,
                              best[0] if last else None)
-            sent, received = (numbers * dtype.itemsize for numbers in acting.extra_traffic(backbone, round_))
-            downloaded = uploaded + received + _bytes({name: table[0] for name, table in model.served.items()})
+            sent, answered = (_bytes({name: values[0] for name, values in extra.items()})
+                              for extra in (uploads, received))
+            downloaded = uploaded + answered + _bytes({name: table[0] for name, table in model.served.items()})
             if round_ == 0 and acting.downloads_previous_model():
                 downloaded += _bytes({name: table[:step.old_items] for name, table in model.public.items()})
             row = {"step": step.index, "round": round_, "participants": len(users), "loss": loss, "valid": value,

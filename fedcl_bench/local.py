@@ -8,13 +8,13 @@ from typing import Iterator
 import torch
 from torch import Tensor
 
-from . import draws
+from . import contract, draws
 from .backbone import Backbone, Tables
 from .method import DrawKey, Method
 from .model import Snapshot
 from .optim import make_optimiser
 from .sampling import Chunk, LocalSettings, draw_negatives
-from .trainer import ChunkTrainer, Slots, row_penalties, writable
+from .trainer import ChunkTrainer, Local, Slots, row_penalties, writable
 
 # Clients with at most this many local batches score all their rows in each batch instead of copying the batch's out.
 _WEIGHTED_BATCHES = 4
@@ -37,19 +37,12 @@ class View:
     pairs: tuple[Tensor, Tensor] | None = None
 
 
-class LocalBatch:
-    """What a method sees of C clients in one local batch.
-
-    Attributes:
-        users: ids, shape (C,).
-        private: the clients' private parameters, each (C, ...), differentiable.
-        dense: their copies of public parameters without item rows, each (C, ...), differentiable.
-        draw: key of the method's own random numbers.
-    """
+class LocalBatch(Local):
+    """What a method sees of C clients in one local batch."""
 
     def __init__(self, trainer: "ListTrainer", view: View, scores: Tensor, draw: DrawKey):
-        self._trainer, self._view, self._scores = trainer, view, scores
-        self.users, self.private, self.dense, self.draw = trainer.users, trainer.private, trainer.dense, draw
+        super().__init__(trainer, draw)
+        self._view, self._scores = view, scores
 
     def replay_scores(self, clients: Tensor) -> Tensor:
         """Logits of the method's ``replayed_items`` for some clients, differentiable.
@@ -94,7 +87,7 @@ class ListTrainer(ChunkTrainer):
     """Local training of one chunk on the samples of a round."""
 
     def __init__(self, chunk: Chunk, model: Snapshot, backbone: Backbone, method: Method, settings: LocalSettings,
-                 draw: DrawKey):
+                 draw: DrawKey, upload_noise: float = 0.0):
         self.chunk = chunk
         width, device = chunk.positives.shape[1], chunk.positives.device
         positive = torch.arange(width, device=device)
@@ -104,13 +97,16 @@ class ListTrainer(ChunkTrainer):
         negatives = draw_negatives(chunk, settings, draw.seed, draw.step, draw.round)
         negatives = torch.where(self.valid[:, width:], negatives, chunk.positives[:, :1])
         replayed = method.replayed_items(chunk.users, draw)
+        if replayed is not None:
+            contract.check_items(method, "replayed_items", replayed, len(chunk.users), model.n_items)
         layout = Slots.whole if backbone.whole_tables else Slots.touched
         slots = layout(chunk.positives, negatives, replayed, model.n_items)
         if backbone.pairwise:  # a sample is a negative with its positive
             self.pairs = (slots.sample[:, of_positive[width:]], slots.sample[:, width:])
             self.valid = self.valid[:, width:]
         self.samples = self.valid.sum(1, keepdim=True)
-        super().__init__(chunk.users, slots, model, backbone, method, settings, draw, chunk.batches)
+        super().__init__(chunk.users, slots, model, backbone, method, settings, draw, chunk.batches,
+                         upload_noise=upload_noise)
 
     def _epoch(self, epoch: int) -> Iterator[View]:
         """The local batches of one epoch, in order."""
@@ -171,14 +167,22 @@ class ListTrainer(ChunkTrainer):
         if view.slots is not None:
             rows, clients = self.gather(view.slots), {**clients, **self.gather(view.slots, self.own_rows)}
         scores = self.backbone.score(clients, rows)
+        contract.check_tensor(self.backbone, "score", scores, next(iter(rows.values())).shape[:2],
+                              "(C, n): a logit per client and item row")
         if view.pairs is not None:
             loss = self.backbone.pair_loss(*(scores.gather(1, slots) for slots in view.pairs), view.weights)
         else:
             loss = self.backbone.loss(scores, view.labels, view.weights)
-        draw = replace(self.draw, batch=number)
-        for term in (self.backbone.regulariser(clients, rows, view.weights, self.served, self.draw.round),
-                     self.method.local_loss(LocalBatch(self, view, scores, draw))):
-            if term is not None:
+        batch = LocalBatch(self, view, scores, replace(self.draw, batch=number))
+        for plugin, hook, term in (
+                (self.backbone, "pair_loss" if view.pairs is not None else "loss", loss),
+                (self.backbone, "regulariser",
+                 self.backbone.regulariser(clients, rows, view.weights, self.served, self.draw.round)),
+                (self.method, "local_loss", self.method.local_loss(batch))):
+            if term is None:
+                continue
+            contract.check_tensor(plugin, hook, term, (len(self.users),), "(C,): one number per client")
+            if term is not loss:
                 loss = loss + term
         return loss + self._penalty()
 
@@ -189,12 +193,14 @@ class ListTrainer(ChunkTrainer):
         Returns:
             Each client's loss averaged over its local batches, shape (C,).
         """
+        self.method.begin_local(Local(self, self.draw))
         parameters = {**self.clients, **self.rows}
         groups = self.backbone.groups(list(parameters))
         optimisers = [make_optimiser(self.settings) for _ in groups]
         private_rates = dict.fromkeys(parameters, self.backbone.settings.lr)  # of what a method adds
         self.penalties = row_penalties(self.method, self.rows)
         last = self.batches * self.settings.local_epochs * len(groups) - 1
+        ends = type(self.method).end_local is not Method.end_local  # then the trained parameters are looked at
         total = torch.zeros(len(self.users), dtype=torch.float64, device=self.slots.items.device)
         batches = torch.zeros_like(total)
         going = torch.ones_like(total, dtype=torch.bool)  # clients that have not ended their round early
@@ -209,6 +215,7 @@ class ListTrainer(ChunkTrainer):
                     for tensor in some.values():
                         tensor.requires_grad_()
                     loss = self._loss(view, number)
+                    contract.require_gradient(self.backbone, loss)
                     gradients = torch.autograd.grad(loss.sum(), list(some.values()), allow_unused=True)
                     for tensor in some.values():
                         tensor.requires_grad_(False)
@@ -223,7 +230,7 @@ class ListTrainer(ChunkTrainer):
                             for update in updates.values():
                                 update *= going.view(-1, *[1] * (update.dim() - 1))
                         for name, update in updates.items():
-                            if number < last:
+                            if number < last or ends:
                                 parameters[name] += update
                             if name in self.moved:
                                 self.moved[name] += update
@@ -239,4 +246,7 @@ class ListTrainer(ChunkTrainer):
                 change = (before - epoch_loss).abs() / before.abs().clamp(min=1e-12)
                 going &= ~(change < self.settings.tolerance)
                 before = epoch_loss
+        if self.draw.step == self.draw.round == 0:
+            contract.check_moved(self.backbone, "score", self.moved.values(), parameters.values(), self.users)
+        self.method.end_local(Local(self, self.draw))
         return total / batches

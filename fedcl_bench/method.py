@@ -3,12 +3,16 @@
 A method knows no backbone. It may add to every client's local loss, change the server's aggregation, and carry state
 from one step of the stream to the next. Everything it keeps is in ``client_state`` (private, one row per user, never
 uploaded) and ``server_state``, so that checkpoints and privacy checks see it. The base class is FT: it does nothing.
+
+One object plays every client and the server, so each hook says whose it is. A client's hook may use that client's data,
+private parameters and ``client_state``, what the server sent it, and nothing of other clients; the server's may use
+public parameters, ``server_state`` and declared uploads. ``run_bench.py check`` tests that a method keeps to it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Callable, ClassVar, Iterable
+from typing import TYPE_CHECKING, Callable, ClassVar, Iterable, Mapping
 
 from torch import Tensor
 
@@ -20,6 +24,7 @@ from .stream import Step, Stream
 if TYPE_CHECKING:
     from .local import LocalBatch
     from .session_local import LocalSessions
+    from .trainer import Local
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,6 @@ class Method:
         reimplementation: the method's code was never released and this follows its description; results say so.
         encodes_next_session: with a sequential backbone, clients also encode the session that comes next.
         needs_sequential: the method works on what a sequential backbone makes of a session.
-        uploads: what clients send to the server besides public parameters, in words.
         client_state: tensors with one row per user, by name.
         server_state: tensors the server keeps, by name.
     """
@@ -84,7 +88,6 @@ class Method:
     reimplementation: ClassVar[bool] = False
     encodes_next_session: ClassVar[bool] = False
     needs_sequential: ClassVar[bool] = False
-    uploads: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, settings):
         self.settings = settings
@@ -94,11 +97,17 @@ class Method:
     def check(self, stream: Stream) -> None:
         """Before the run: raise UserError if a setting does not fit the data."""
 
-    def begin_step(self, step: Step, previous: Step, model: Snapshot, backbone: Backbone) -> None:
-        """Before the first round of a step, from ``first_step`` on, but not of step 0.
+    def uploads(self, backbone: Backbone, round_: int) -> Mapping[str, tuple[int, ...]]:
+        """What each participant sends in a round besides public parameters: its shape by name (see ``Local.upload``).
+
+        A run's record says so, and a client that sends anything else is an error.
+        """
+        return {}
+
+    def begin_step(self, step: Step, model: Snapshot, backbone: Backbone) -> None:
+        """Before the first round of a step, from ``first_step`` on, but not of step 0; at clients and server.
 
         Args:
-            previous: the step before.
             model: what the step starts from, with rows for its new users and items; before ``reset_private``.
         """
 
@@ -110,14 +119,14 @@ class Method:
         return {}
 
     def begin_round(self, step: Step, round_: int, backbone: Backbone) -> None:
-        """Before the local training of a round.
+        """Before the local training of a round, at the clients.
 
         Chunks of clients are trained on several threads, and their hooks may write their own clients' rows of state: a
         tensor that is written in place must be cloned here first, as checkpoints hold the old one.
         """
 
-    def begin_local(self, local: LocalSessions) -> None:
-        """Before clients train a sequential backbone on their session, with the parameters that the server sent."""
+    def begin_local(self, local: Local | LocalSessions) -> None:
+        """Before clients train, with the parameters that the server sent."""
 
     def represent(self, encoding: Encoding) -> Tensor:
         """What a sequential backbone's logits are inner products with, (C, L, d): the features, or made of them.
@@ -126,11 +135,20 @@ class Method:
         """
         return encoding.features
 
-    def end_local(self, local: LocalSessions) -> None:
-        """After clients have trained a sequential backbone on their session, with their trained parameters."""
+    def end_local(self, local: Local | LocalSessions) -> None:
+        """After clients have trained, with their trained parameters: the place for ``local.upload``."""
 
-    def end_round(self, step: Step, round_: int, users: Tensor) -> None:
-        """After the aggregation of a round in which ``users`` took part: the server's part."""
+    def end_round(self, round_: int, users: Tensor, uploads: Tables) -> Tables:
+        """At the server, after the aggregation of a round.
+
+        Args:
+            users: ids of the N participants, ascending.
+            uploads: what they sent besides public parameters (see ``uploads``), each (N, ...).
+
+        Returns:
+            What it answers them, each (N, ...); clients keep it in ``client_state`` by name, zeros before the first.
+        """
+        return {}
 
     def replayed_items(self, users: Tensor, draw: DrawKey) -> Tensor | None:
         """Items, besides the batch's own, whose scores ``local_loss`` differentiates.
@@ -160,7 +178,7 @@ class Method:
         """
 
     def aggregate(self, public: Tables) -> Tables:
-        """The server's tables after plain averaging (and upload noise), to be broadcast in the next round."""
+        """The server's item tables after plain averaging (and upload noise), to be broadcast in the next round."""
         return public
 
     def rescore(self, users: Tensor, scores: Tensor, model: Snapshot, backbone: Backbone) -> Tensor:
@@ -173,16 +191,12 @@ class Method:
         return scores
 
     def end_step(self, step: Step, model: Snapshot, backbone: Backbone, trained: Tensor, draw: DrawKey) -> None:
-        """After a step, with the model of its best validation round.
+        """After a step, with the model of its best validation round; at clients and server.
 
         Args:
             trained: ids of the users with training data in the step.
             draw: key of random numbers for this call.
         """
-
-    def extra_traffic(self, backbone: Backbone, round_: int) -> tuple[int, int]:
-        """Numbers that each participant sends and receives in a round besides the public parameters."""
-        return 0, 0
 
     def notes(self, participants: int) -> Iterable[str]:
         """Sentences that the user should read before a run, in whose first round so many clients take part."""

@@ -124,6 +124,11 @@ def privacy_notes(config: RunConfig) -> list[str]:
     return notes
 
 
+def method_uploads(config: RunConfig) -> list[str]:
+    """What clients send besides public parameters."""
+    return list(config.method.cls(config.method_settings).uploads(config.backbone.cls(config.backbone_settings), 0))
+
+
 def environment(device: str) -> dict[str, Any]:
     """Versions and hardware of this process."""
     packages = {name: version(name) for name in ("torch", "recbole", "numpy", "pandas", "scipy")}
@@ -198,7 +203,7 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
                   "down_per_client_round": per_block["bytes_down"].min().tolist(),
                   "total_up": int((curve["bytes_up"] * curve["participants"]).sum()),
                   "total_down": int((curve["bytes_down"] * curve["participants"]).sum())},
-        "privacy": {"uploaded": [*progress.best.public, *progress.best.dense, *config.method.cls.uploads],
+        "privacy": {"uploaded": [*progress.best.public, *progress.best.dense, *method_uploads(config)],
                     "kept_at_client": [*progress.best.private, *progress.client_state],
                     "upload_noise": config.server.upload_noise, "notes": privacy_notes(config)},
         "hash": config.hash, "base_hash": config.base_hash, "data_fingerprint": config.source.fingerprint,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from dataclasses import dataclass
+from typing import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from . import draws
+from . import contract, draws
 from .backbone import Backbone, Tables
 from .local import ListTrainer
 from .method import DrawKey, Method
@@ -76,9 +77,75 @@ def _untouched_start(backbone: Backbone, seed: int, name: str, weight: Tensor) -
     return rest * weight.clamp(min=0.0).sqrt().view(-1, *[1] * (rest.dim() - 1))
 
 
+@dataclass(frozen=True)
+class Trained:
+    """What local training made of the C clients of a chunk.
+
+    Attributes:
+        users: ids, shape (C,).
+        slots: the item rows they held.
+        moved: what they added to the parameters: item rows by slot, each (C, slots, ...), others (C, ...); beyond
+            ``shift``.
+        shift: how far rows that a client does not touch have moved alike for all (see ``_shift``).
+        kept: their own trained copies of the public item tables, if they keep them, each (C, items, ...).
+        loss: each client's mean loss, shape (C,).
+        uploads: what the method uploaded, each (C, ...).
+    """
+
+    users: Tensor
+    slots: Slots
+    moved: Tables
+    shift: Tables
+    kept: Tables
+    loss: Tensor
+    uploads: Tables
+
+    def changes(self, model: Snapshot, backbone: Backbone) -> Tables:
+        """By how much each client's upload differs from what the server sent: public item tables, each (C, items, ...),
+        and dense public parameters, each (C, ...). With ``init=per_client`` it is the whole upload in round 0."""
+        result = {name: self.moved[name] for name in model.dense}
+        for name, table in model.public.items():
+            rows, items = self.moved[name], self.slots.items
+            if backbone.whole_tables:
+                result[name] = rows
+                continue
+            change = (self.shift.get(name, torch.zeros_like(table))).expand(len(items), *table.shape).clone()
+            index = items.view(*items.shape, *[1] * (table.dim() - 1)).expand_as(rows)
+            result[name] = change.scatter_add_(1, index, rows)
+        return result
+
+
+def trainer_of(chunks: Sequence[Chunk | SessionChunk], model: Snapshot, backbone: Backbone, method: Method,
+               settings: LocalSettings, place: DrawKey, own_start: bool = False,
+               upload_noise: float = 0.0) -> Callable[[Chunk | SessionChunk], Trained]:
+    """The function that trains the clients of one of a round's chunks; arguments as for ``train_round``."""
+    shifts: dict[int, Tables] = {}
+    if row_penalties(method, model.public) and not backbone.whole_tables:
+        shifts = {batches: _shift(model.public, method, backbone, settings, batches, place.round)
+                  for batches in {chunk.batches for chunk in chunks}}
+
+    def train(chunk: Chunk | SessionChunk) -> Trained:
+        if isinstance(chunk, SessionChunk):
+            trainer = SessionTrainer(chunk, model, backbone, method, settings, place, own_start, upload_noise)
+        else:
+            trainer = ListTrainer(chunk, model, backbone, method, settings, place, upload_noise)
+        loss = trainer.train()
+        moved, shift = trainer.moved, shifts.get(chunk.batches, {})
+        for name, table in shift.items():
+            # Rows the client did not touch moved by `shift` too, alike for all; its own copies count from there.
+            own = table.index_select(0, trainer.slots.items.reshape(-1)).view_as(moved[name])
+            moved[name] = moved[name] - own * trainer.slots.first_copy.view(*trainer.slots.items.shape,
+                                                                             *[1] * (own.dim() - 2))
+        kept = _local_tables(trainer, shift) if backbone.keeps_local_tables else {}
+        contract.check_sent(method, trainer.declared, trainer.uploads)
+        return Trained(chunk.users, trainer.slots, moved, shift, kept, loss, trainer.uploads)
+
+    return train
+
+
 def train_round(chunks: Sequence[Chunk | SessionChunk], model: Snapshot, backbone: Backbone, method: Method,
                 settings: LocalSettings, seed: int, step: int, round_: int, weights: Tensor | None = None,
-                own_start: bool = False, upload_noise: float = 0.0) -> tuple[Snapshot, float]:
+                own_start: bool = False, upload_noise: float = 0.0) -> tuple[Snapshot, float, Tables]:
     """Local training of all participants and the mean of what they upload.
 
     Chunks are trained on several threads and added up in their own order, so the numbers do not depend on how many.
@@ -93,16 +160,13 @@ def train_round(chunks: Sequence[Chunk | SessionChunk], model: Snapshot, backbon
 
     Returns:
         (public parameters averaged over the participants, private ones after the round, local tables if the backbone
-        keeps them; mean local loss).
+        keeps them; mean local loss; what the method uploaded, each (N, ...) in ascending order of users).
     """
-    device, place = chunks[0].users.device, DrawKey(seed, step, round_)
+    device = chunks[0].users.device
     participants = sum(len(chunk.users) for chunk in chunks)
     everybody = torch.cat([chunk.users for chunk in chunks])
     whole = participants if weights is None else weights[everybody].sum()
-    shifts: dict[int, Tables] = {}
-    if row_penalties(method, model.public) and not backbone.whole_tables:
-        shifts = {batches: _shift(model.public, method, backbone, settings, batches, round_)
-                  for batches in {chunk.batches for chunk in chunks}}
+    train = trainer_of(chunks, model, backbone, method, settings, DrawKey(seed, step, round_), own_start, upload_noise)
     change = {name: torch.zeros_like(table) for name, table in {**model.public, **model.dense}.items()}
     private = {name: table.clone() for name, table in model.private.items()}
     local = {name: table.clone() for name, table in model.local.items()}
@@ -110,50 +174,47 @@ def train_round(chunks: Sequence[Chunk | SessionChunk], model: Snapshot, backbon
     total = torch.zeros((), dtype=torch.float64, device=device)
     squares = torch.zeros(model.n_items, dtype=torch.float64, device=device)  # of the weights that touched each item
 
-    def train(chunk: Chunk | SessionChunk) -> tuple[Slots, Tables, Tables, Tensor]:
-        if isinstance(chunk, SessionChunk):
-            trainer = SessionTrainer(chunk, model, backbone, method, settings, place, own_start, upload_noise)
-        else:
-            trainer = ListTrainer(chunk, model, backbone, method, settings, place)
-        loss = trainer.train().sum()
-        moved, shift = trainer.moved, shifts.get(chunk.batches, {})
-        for name, table in shift.items():
-            # Rows the client did not touch moved by `shift` too, alike for all; its own copies count from there.
-            own = table.index_select(0, trainer.slots.items.reshape(-1)).view_as(moved[name])
-            moved[name] = moved[name] - own * trainer.slots.first_copy.view(*trainer.slots.items.shape,
-                                                                             *[1] * (own.dim() - 2))
-        kept = _local_tables(trainer, shift) if backbone.keeps_local_tables else {}
+    uploads: dict[str, list[Tensor]] = {}
+
+    def weighted(chunk: Chunk | SessionChunk) -> Trained:
+        trained = train(chunk)
         if weights is not None:
             for name in change:
-                moved[name] = moved[name] * weights[chunk.users].view(-1, *[1] * (moved[name].dim() - 1))
-        return trainer.slots, moved, kept, loss
+                rows = trained.moved[name]
+                trained.moved[name] = rows * weights[chunk.users].view(-1, *[1] * (rows.dim() - 1))
+        return trained
 
-    for chunk, (slots, moved, kept, loss) in zip(chunks, in_order(train, chunks, device)):
-        total += loss
-        items = slots.items
-        share = len(chunk.users) if weights is None else weights[chunk.users].sum()
-        for name, shift in shifts.get(chunk.batches, {}).items():
+    for trained in in_order(weighted, chunks, device):
+        total += trained.loss.sum()
+        users, items = trained.users, trained.slots.items
+        share = len(users) if weights is None else weights[users].sum()
+        for name, shift in trained.shift.items():
             change[name] += shift * share
-        for name, rows in moved.items():
+        for name, rows in trained.moved.items():
             if name in personal:
-                private[name].index_put_((chunk.users[:, None], items), rows, accumulate=True)
+                private[name].index_put_((users[:, None], items), rows, accumulate=True)
             elif name in private:
-                private[name].index_add_(0, chunk.users, rows)
+                private[name].index_add_(0, users, rows)
             elif name in model.dense or backbone.whole_tables:
                 change[name] += rows.sum(0)
             else:
                 change[name].index_add_(0, items.reshape(-1), rows.flatten(0, 1))
-        for name, tables in kept.items():
-            local[name][chunk.users] = tables
+        for name, tables in trained.kept.items():
+            local[name][users] = tables
+        for name, values in trained.uploads.items():
+            uploads.setdefault(name, []).append(values)
         if own_start:
-            own = torch.ones(len(items)) if weights is None else weights[chunk.users]
-            squares.index_add_(0, items.reshape(-1), (slots.first_copy * own.to(squares)[:, None].square()).reshape(-1))
+            own = torch.ones(len(items)) if weights is None else weights[users]
+            first = trained.slots.first_copy
+            squares.index_add_(0, items.reshape(-1), (first * own.to(squares)[:, None].square()).reshape(-1))
+    order = everybody.argsort()
+    uploaded = {name: torch.cat(parts)[order] for name, parts in uploads.items()}
     if own_start:  # nothing of the server's own start is left
         everyone = participants if weights is None else float(weights[everybody].double().square().sum())
         for name in model.public:
             change[name] += _untouched_start(backbone, seed, name, everyone - squares).to(change[name])
         return Snapshot({name: change[name] / whole for name in model.public}, private,
-                        {name: change[name] / whole for name in model.dense}), float(total) / participants
+                        {name: change[name] / whole for name in model.dense}), float(total) / participants, uploaded
     public, dense = ({name: table + change[name] / whole for name, table in kind.items()}
                      for kind in (model.public, model.dense))
-    return Snapshot(public, private, dense, local, model.served), float(total) / participants
+    return Snapshot(public, private, dense, local, model.served), float(total) / participants, uploaded

@@ -22,8 +22,9 @@ from .model import Snapshot, score_users
 from .parallel import in_order
 from .sampling import LISTED_OTHERS, Others, padded
 from .sequential import Dropout, SequentialBackbone
-from .session_local import noisy_upload, window
+from .session_local import window
 from .stream import Step
+from .trainer import noisy_upload
 
 FULL = "all:"  # before the name of a metric under full ranking, beside sampled candidates
 _USERS_AT_ONCE = 64

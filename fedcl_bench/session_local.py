@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from . import draws
+from . import contract, draws
 from .backbone import Backbone, Tables
 from .layers import ITEM
 from .method import DrawKey, Encoding, Method
@@ -20,7 +20,7 @@ from .optim import stacked_optimiser
 from .sampling import LISTED_OTHERS, LocalSettings, Others, padded
 from .sequential import Dropout, Sequence
 from .stream import Sessions, Step
-from .trainer import ChunkTrainer, Slots, row_penalties
+from .trainer import ChunkTrainer, Local, Slots, row_penalties
 
 # Clients per chunk: enough that a chunk's work outweighs calling its operations, few enough that their dense parameters
 # stay in the processor's cache. It changes results by rounding only.
@@ -63,13 +63,6 @@ def window(sessions: Sessions, chosen: Tensor, length: int) -> tuple[Tensor, Seq
     return items, Sequence(inputs, times[:, :-1] * inputs)
 
 
-def noisy_upload(key: int, users: Tensor, value: Tensor, scale: float) -> Tensor:
-    """``value`` (C, ...) with Laplace noise of a scale on every number, keyed by client; 0: as it is."""
-    if scale == 0.0:
-        return value
-    return value + draws.laplace(key, users, tuple(value.shape[1:]), scale).to(value)
-
-
 def session_loss(positive: Tensor, negative: Tensor, real: Tensor) -> Tensor:
     """FCUCR's L_rec: mean cross-entropy of the targets plus that of their negatives, over real positions.
 
@@ -83,23 +76,20 @@ def session_loss(positive: Tensor, negative: Tensor, real: Tensor) -> Tensor:
     return (each * real).sum(1) / real.sum(1)
 
 
-class LocalSessions:
-    """What a method sees of C clients while they train.
+class LocalSessions(Local):
+    """What a method sees of C clients that train a sequential backbone; its draws' ``batch`` is the epoch.
 
     Attributes:
-        users: ids, shape (C,).
-        private, dense: the clients' private parameters and copies of dense public ones, each (C, ...), differentiable.
         sequence: of the session they train on.
-        draw: key of the method's own random numbers; its ``batch`` is the epoch.
+        session: the number of that session among all training sessions, shape (C,).
         features: the encoder's representations in the latest forward pass, (C, L, d), differentiable.
         recommendation: the recommendation loss of that pass, shape (C,).
         teacher: for the method to keep something between its hooks of one round.
     """
 
     def __init__(self, trainer: "SessionTrainer"):
-        self._trainer = trainer
-        self.users, self.private, self.dense = trainer.users, trainer.private, trainer.dense
-        self.sequence, self.draw = trainer.sequence, trainer.draw
+        super().__init__(trainer, trainer.draw)
+        self.sequence, self.session = trainer.sequence, trainer.session
         self.features: Tensor | None = None
         self.recommendation: Tensor | None = None
         self.teacher: Tensor | None = None
@@ -117,13 +107,6 @@ class LocalSessions:
         return self._encoded(trainer.inputs(trainer.slots.replay), trainer.next_sequence, Dropout(keys))
 
     @torch.no_grad()
-    def upload(self, name: str, value: Tensor) -> Tensor:
-        """What the server receives when clients send ``value``, (C, ...): it has the noise on uploads."""
-        place, scale = self.draw, self._trainer.upload_noise
-        key = draws.key(place.seed, f"upload noise of {name}", place.step, place.round)
-        return noisy_upload(key, self.users, value, scale)
-
-    @torch.no_grad()
     def _encoded(self, inputs: Tensor, sequence: Sequence, dropout: Dropout) -> Tensor:
         return self._trainer.backbone.encode(self.dense, inputs * sequence.real.unsqueeze(2), sequence, dropout)
 
@@ -133,9 +116,9 @@ class SessionTrainer(ChunkTrainer):
 
     def __init__(self, chunk: SessionChunk, model: Snapshot, backbone: Backbone, method: Method,
                  settings: LocalSettings, draw: DrawKey, own_start: bool = False, upload_noise: float = 0.0):
-        self.upload_noise = upload_noise  # scale; on what the method uploads
         length, sessions, users = backbone.settings.max_length, chunk.sessions, chunk.users
-        self.items, self.sequence = window(sessions, sessions.in_round(users, draw.round), length)
+        self.session = sessions.in_round(users, draw.round)
+        self.items, self.sequence = window(sessions, self.session, length)
         keys = draws.client_keys(draws.key(draw.seed, "negatives", draw.step, draw.round), users)[:, None]
         position = torch.arange(length, device=users.device)
         negatives = chunk.others.at(draws.integers(draws.bits(keys, position), chunk.others.count))
@@ -145,7 +128,7 @@ class SessionTrainer(ChunkTrainer):
             following, self.next_sequence = window(sessions, sessions.in_round(users, draw.round + 1), length)
             replayed = following[:, :-1]
         super().__init__(users, Slots.touched(self.items, negatives, replayed, model.n_items), model, backbone, method,
-                         settings, draw, own_start=own_start)
+                         settings, draw, own_start=own_start, upload_noise=upload_noise)
         self.local = LocalSessions(self)
 
     def inputs(self, slots: Tensor) -> Tensor:
@@ -171,7 +154,10 @@ class SessionTrainer(ChunkTrainer):
             for value in parameters.values():
                 value.requires_grad_()
             loss = self._loss(epoch)
+            contract.require_gradient(self.backbone, loss)
             gradients = torch.autograd.grad(loss.sum(), list(parameters.values()), allow_unused=True)
+            if epoch == self.draw.round == 0:
+                contract.check_moved(self.backbone, "encode", gradients, parameters.values(), self.users)
             for value, gradient in zip(parameters.values(), gradients):
                 value.requires_grad_(False)
                 value.grad = torch.zeros_like(value) if gradient is None else gradient.contiguous()
@@ -200,9 +186,15 @@ class SessionTrainer(ChunkTrainer):
         dropout = Dropout(local.draw.clients("dropout", self.users))
         local.features = self.backbone.encode(self.clients, rows[:, :length] * real.unsqueeze(2), self.sequence,
                                               dropout)
+        shape, meaning = (len(real), length, self.backbone.settings.dim), "(C, L, d): one vector per position"
+        contract.check_tensor(self.backbone, "encode", local.features, shape, meaning)
         outputs = self.method.represent(Encoding(self.users, self.clients, local.features, "train", local.draw))
+        contract.check_tensor(self.method, "represent", outputs, shape, meaning)
         positive = (outputs * rows[:, 1:length + 1]).sum(2)
         negative = (outputs * rows[:, length + 1:]).sum(2)
         loss = local.recommendation = session_loss(positive, negative, real)
         extra = self.method.local_loss(local)
-        return (loss if extra is None else loss + extra) + self._penalty()
+        if extra is not None:
+            contract.check_tensor(self.method, "local_loss", extra, (len(real),), "(C,): one number per client")
+            loss = loss + extra
+        return loss + self._penalty()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from . import draws
+from . import contract, draws
 from .backbone import Backbone, Tables
 from .method import DrawKey, Method
 from .model import Snapshot
@@ -61,6 +61,45 @@ class Slots:
                      replayed if replayed is not None else items[:, :0], torch.ones_like(positive))
 
 
+class Local:
+    """What a method sees of C clients before, while and after they train.
+
+    Attributes:
+        users: ids, shape (C,).
+        private: the clients' private parameters, each (C, ...), differentiable.
+        dense: their copies of public parameters without item rows, each (C, ...), differentiable.
+        draw: key of the method's own random numbers.
+    """
+
+    def __init__(self, trainer: "ChunkTrainer", draw: DrawKey):
+        self._trainer = trainer
+        self.users, self.private, self.dense, self.draw = trainer.users, trainer.private, trainer.dense, draw
+
+    @torch.no_grad()
+    def upload(self, name: str, value: Tensor) -> None:
+        """Send each client's row of ``value`` (C, ...) to the server, which gets it in ``Method.end_round``.
+
+        Numbers of a floating type are sent with the noise on uploads, whole numbers as they are.
+
+        Raises:
+            PluginError: if ``Method.uploads`` does not declare it, or with another shape, or if it is a private
+                parameter.
+        """
+        trainer, place = self._trainer, self.draw
+        contract.check_upload(trainer.method, trainer.declared, name, value, len(self.users), trainer.private)
+        if value.is_floating_point():
+            key = draws.key(place.seed, f"upload noise of {name}", place.step, place.round)
+            value = noisy_upload(key, self.users, value, trainer.upload_noise)
+        trainer.uploads[name] = value
+
+
+def noisy_upload(key: int, users: Tensor, value: Tensor, scale: float) -> Tensor:
+    """``value`` (C, ...) with Laplace noise of a scale on every number, keyed by client; 0: as it is."""
+    if scale == 0.0:
+        return value
+    return value + draws.laplace(key, users, tuple(value.shape[1:]), scale).to(value)
+
+
 class ChunkTrainer:
     """Local training of one chunk of clients: their item rows and other parameters.
 
@@ -74,10 +113,15 @@ class ChunkTrainer:
         batches: local batches per epoch.
         own_start: the clients draw their public parameters themselves (``init=per_client``) instead of ``model``'s;
             ``moved`` then holds them too.
+        upload_noise: scale of the noise on what the method uploads.
+
+    Attributes:
+        uploads: what the method uploaded, each (C, ...).
     """
 
     def __init__(self, users: Tensor, slots: Slots, model: Snapshot, backbone: Backbone, method: Method,
-                 settings: LocalSettings, draw: DrawKey, batches: int = 1, own_start: bool = False):
+                 settings: LocalSettings, draw: DrawKey, batches: int = 1, own_start: bool = False,
+                 upload_noise: float = 0.0):
         self.users, self.slots, self.model, self.backbone, self.method = users, slots, model, backbone, method
         self.settings, self.draw, self.batches, self.n_items = settings, draw, batches, model.n_items
         self.personal = {name: model.private[name] for name in backbone.new_personal(0, range(0))}
@@ -94,6 +138,9 @@ class ChunkTrainer:
         self.dense = {name: value.expand(len(users), *value.shape).clone() for name, value in model.dense.items()}
         self.dtype = next(iter(self.rows.values())).dtype
         self.moved: Tables = {}
+        self.uploads: Tables = {}
+        self.upload_noise = upload_noise
+        self.declared = method.uploads(backbone, draw.round)
         if own_start:
             self._start_alone()
         self.clients = {**self.private, **self.dense}

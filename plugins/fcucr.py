@@ -65,14 +65,19 @@ class FCUCR(Method):
     first_step = 0
     encodes_next_session = True
     needs_sequential = True
-    uploads = ("session prototype", "query for the next session")
 
     def __init__(self, settings):
         super().__init__(settings)
         self.distils = settings.without not in ("tasd", "both") and settings.lambda_tasd > 0.0
         self.transfers = settings.without not in ("iupr", "both")
         self.encodes_next_session = self.transfers or (self.distils and settings.teacher == "previous")
-        self.uploads = FCUCR.uploads if self.transfers else ()
+
+    def uploads(self, backbone, round_):
+        if not self.transfers:
+            return {}
+        size = (backbone.settings.max_length * backbone.settings.dim,)
+        asks = {"query": size} if self.answers_in(round_) else {}
+        return {"prototype": size, "session": (), **asks}
 
     # The private prediction module psi.
 
@@ -155,31 +160,24 @@ class FCUCR(Method):
         for name in ("head.norm.mean", "head.norm.var", "teacher", "teacher round"):
             if name in self.client_state:
                 self.client_state[name] = self.client_state[name].clone()
-        self._uploads, self._queries = {}, {}
 
     def end_local(self, local):
         if self.transfers:
-            first = int(local.users[0])
-            self._uploads[first] = local.upload("prototype", local.features.detach()).flatten(1)
+            local.upload("prototype", local.features.detach().flatten(1))
+            local.upload("session", local.session)
             if self.answers_in(local.draw.round):
-                self._queries[first] = local.upload("query", local.encode_next()).flatten(1)
+                local.upload("query", local.encode_next().flatten(1))
         if self.distils and self.settings.teacher == "previous":
             following = local.encode_next(dropout=False)
             self.client_state["teacher"].index_copy_(0, local.users, following.to(self.client_state["teacher"]))
             self.client_state["teacher round"][local.users] = local.draw.round
 
     @torch.no_grad()
-    def end_round(self, step, round_, users):
+    def end_round(self, round_, users, uploads):
         if not self.transfers:
-            return
-        order = sorted(self._uploads)  # chunks end in any order
-        uploads = torch.cat([self._uploads[first] for first in order])
-        self.remember(uploads, users, step.sessions["train"].in_round(users, round_), round_)
-        if self.answers_in(round_):
-            queries = torch.cat([self._queries[first] for first in order])
-            old = self.client_state.get("prototype")
-            rho = uploads.new_zeros(step.n_users, uploads.shape[1]) if old is None else old.clone()
-            self.client_state["prototype"] = rho.index_copy_(0, users, self.answers(queries, users))
+            return {}
+        self.remember(uploads["prototype"], users, uploads["session"], round_)
+        return {"prototype": self.answers(uploads["query"], users)} if "query" in uploads else {}
 
     def answers_in(self, round_: int) -> bool:
         """Whether clients ask for a prototype at the end of a round."""
@@ -232,12 +230,6 @@ class FCUCR(Method):
         return (recommendation / (distance + 1e-8)).clamp(max=self.settings.lambda_tasd)
 
     # What people are told.
-
-    def extra_traffic(self, backbone, round_):
-        size = backbone.settings.max_length * backbone.settings.dim
-        if not self.transfers:
-            return 0, 0
-        return (2 * size, size) if self.answers_in(round_) else (size, 0)
 
     def notes(self, participants):
         s = self.settings

@@ -12,6 +12,7 @@ from fedcl_bench import draws
 from fedcl_bench.functional import weighted_bce
 from fedcl_bench.method import Method
 from fedcl_bench.model import Snapshot, in_pieces, score_users
+from fedcl_bench.sampling import padded
 from fedcl_bench.settings import setting
 
 PROXIES = ("stability", "plasticity")
@@ -73,7 +74,7 @@ class SPP(Method):
     def _off(self) -> bool:
         return self.settings.lambda_replay == 0.0 or not (self.settings.stable_items or self.settings.plastic_items)
 
-    def begin_step(self, step, previous, model, backbone):
+    def begin_step(self, step, model, backbone):
         if self._off:
             return
         first = "stability:" + next(iter(model.public)) not in self.server_state
@@ -86,10 +87,10 @@ class SPP(Method):
                 for name, table in tables.items():
                     key = f"{proxy}:{name}"
                     state[key] = moved_average(state[key], table, weight) if key in state else table.clone()
-        self._list_candidates(step, previous, old, backbone, first)
+        self._list_candidates(step, old, backbone, first)
 
     @torch.no_grad()
-    def _list_candidates(self, step, previous, model: Snapshot, backbone, first: bool) -> None:
+    def _list_candidates(self, step, model: Snapshot, backbone, first: bool) -> None:
         """Each old user's top A items of each proxy, their labels and the logarithms of their drawing weights."""
         backbone = _globally(backbone)
         size = min(self.settings.proxy_top, model.n_items)
@@ -104,9 +105,9 @@ class SPP(Method):
                                                             ("private", self.client_state))})
             parts = {"items": [], "labels": [], "weights": []}
             for some in in_pieces(users, model.n_items):
-                seen = torch.zeros(len(some), step.n_items, dtype=torch.bool, device=some.device)
-                for lists in (step.train, previous.train):
-                    seen[lists.select(some)] = True
+                seen = torch.zeros(len(some), step.n_items + 1, dtype=torch.bool, device=some.device)
+                seen[step.train.select(some)] = True
+                seen.scatter_(1, self.client_state["trained on"][some] % (step.n_items + 1), True)
                 seen = seen[:, :model.n_items]
                 theirs = score_users(backbone, teacher, some)
                 mine = score_users(backbone, model, some).masked_fill(seen, -torch.inf)
@@ -157,6 +158,13 @@ class SPP(Method):
         if self.settings.replay_reduction == "mean":
             weights = weights / weights.sum(1, keepdim=True).clamp(min=1.0)
         return anneal * weighted_bce(scores, labels, weights)
+
+    def end_step(self, step, model, backbone, trained, draw):
+        if self._off:
+            return
+        # What each client trained on, for the next block; -1, the last column there, stands for nothing.
+        everybody = torch.arange(step.n_users, device=trained.device)
+        self.client_state["trained on"] = padded(step.train, everybody, torch.full_like(everybody, -1)[:, None])
 
     def downloads_previous_model(self):
         return not self._off

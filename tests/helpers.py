@@ -69,7 +69,7 @@ def train_once(backbone, model, train, settings=LocalSettings(), round_=0, weigh
     step = step or one_step(train, model.n_items)
     users = (train.lengths > 0).nonzero().flatten()
     chunks = make_chunks(step, users, settings, 2, backbone.pairwise, backbone.whole_tables)
-    after, loss = train_round(chunks, model, backbone, Method(NoSettings()), settings, 0, 0, round_, weights)
+    after, loss, _ = train_round(chunks, model, backbone, Method(NoSettings()), settings, 0, 0, round_, weights)
     negatives = {}
     for chunk in chunks:
         drawn = draw_negatives(chunk, settings, 0, 0, round_)

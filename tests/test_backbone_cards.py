@@ -330,7 +330,7 @@ def test_gpfedrec_starts_a_round_from_the_mean_and_keeps_near_its_own(registry, 
     assert torch.equal(first.public[ITEM], public[ITEM]) and torch.equal(first.served[ITEM][users], served[ITEM])
     still = build(registry, "backbone", "gpfedrec", dim=3, hidden=(4,), lr=1e-12)
     chunks = make_chunks(stream.steps[0], users, LocalSettings(), 3, whole_tables=True)
-    second, _ = train_round(chunks, first, still, Method(NoSettings()), LocalSettings(), 0, 0, 1)
+    second, _, _ = train_round(chunks, first, still, Method(NoSettings()), LocalSettings(), 0, 0, 1)
     torch.testing.assert_close(second.local[ITEM][users], first.public[ITEM].expand(len(users), -1, -1))
 
 
@@ -516,7 +516,8 @@ def after_blocks(registry, starts, trains=None, **settings):
     for t, scores in enumerate(starts, start=1):
         step, previous = (one_step(ragged(trains[i]), len(scores), index=i, old_users=1, old_items=len(scores))
                           for i in (t, t - 1))
-        method.begin_step(step, previous, table(scores), backbone)
+        method.end_step(previous, table(scores), backbone, torch.tensor([0]), DrawKey(0, t - 1))
+        method.begin_step(step, table(scores), backbone)
     return method
 
 

@@ -93,9 +93,8 @@ def method_and_oracle(registry, name, stream, previous, model, backbone, setting
     if name == "spp":
         # Two steps in a row, so that both proxies are in use.
         first = Snapshot(previous.public, previous.private, previous.dense)
-        method.begin_step(step, stream.steps[0], grow(previous, backbone, SEED, step, torch.float64,
-                                                      torch.device("cpu")), backbone)
-        method.begin_step(step, stream.steps[0], model, backbone)
+        method.begin_step(step, grow(previous, backbone, SEED, step, torch.float64, torch.device("cpu")), backbone)
+        method.begin_step(step, model, backbone)
         start = old_part(model, step)
         teachers = {"stability": oracle.average(first, start, s.stability),
                     "plasticity": oracle.average(first, start, s.plasticity)}
@@ -103,7 +102,7 @@ def method_and_oracle(registry, name, stream, previous, model, backbone, setting
                 for u in range(step.old_users)}
         return method, oracle.proxies(start, teachers, {"stability": s.stable_items, "plasticity": s.plastic_items},
                                       seen, s.lambda_replay, s.proxy_top, s.rank_eps, s.anneal)
-    method.begin_step(step, stream.steps[0], model, backbone)
+    method.begin_step(step, model, backbone)
     local = backbone.scores_local_tables
     return method, {
         "ft": lambda: oracle.nothing, "rlp2": lambda: oracle.nothing,
@@ -124,7 +123,7 @@ def compare(registry, stream, backbone_case, method_case, local, dtype=torch.flo
     train = LocalSettings(**{**local, **training})
     chunks = make_chunks(step, users, train, 16, backbone.pairwise, backbone.whole_tables)
     weights = step.train.lengths.to(dtype) if weighted else None
-    after, _ = train_round(chunks, model, backbone, method, train, SEED, 1, ROUND, weights)
+    after, _, _ = train_round(chunks, model, backbone, method, train, SEED, 1, ROUND, weights)
 
     plain = oracle.Round(seed=SEED, step=1, round=ROUND, backbone=name, settings=backbone.settings, negatives=4,
                          optimiser=train.optimiser, epochs=train.local_epochs, batch_size=train.batch_size,
@@ -278,7 +277,7 @@ def test_result_does_not_depend_on_chunks_or_threads(registry, ml100k, backbone,
     assert results[0][0] == len(users) > results[1][0] >= results[3][0]
     one, three = results[1][1][0], results[4][1][0]  # the same chunks on one thread and on three: bit-identical
     assert all(torch.equal(a, b) for a, b in zip(one.tables(), three.tables(), strict=True))
-    for _, (after, loss) in results[1:]:
+    for _, (after, loss, _) in results[1:]:
         for table, expected in zip(after.tables(), results[0][1][0].tables(), strict=True):
             torch.testing.assert_close(table, expected, atol=1e-11, rtol=1e-11)
         assert loss == pytest.approx(results[0][1][1], abs=1e-11)

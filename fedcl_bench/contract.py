@@ -1,0 +1,162 @@
+"""What plugins must return: checked wherever the engine calls a hook, with errors that name the plugin and the hook."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from .backbone import Backbone, Tables
+from .errors import PluginError
+
+
+def _named(plugin: Any, hook: str) -> str:
+    from .method import Method
+    return f"{'method' if isinstance(plugin, Method) else 'backbone'} '{plugin.name}': {hook}"
+
+
+def _found(value: Any) -> str:
+    return f"a {value.dtype} tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:80]
+
+
+def check_tensor(plugin: Any, hook: str, value: Any, shape: tuple[int, ...], meaning: str, whole: bool = False) -> None:
+    """Raise PluginError unless a hook's result is a tensor of this shape.
+
+    Args:
+        meaning: the shape's letters and what stands in them, as ``(C,): one number per client``.
+        whole: the numbers must be int64 instead of floating.
+    """
+    if (not isinstance(value, Tensor) or tuple(value.shape) != tuple(shape)
+            or (value.dtype != torch.int64 if whole else not value.is_floating_point())):
+        kind = "int64" if whole else "floating"
+        raise PluginError(f"{_named(plugin, hook)} returned {_found(value)},\n"
+                          f"expected a {kind} tensor of shape {tuple(shape)} = {meaning}.")
+
+
+def check_items(plugin: Any, hook: str, items: Any, clients: int, n_items: int) -> None:
+    """Raise PluginError unless these are item ids of C clients."""
+    columns = items.shape[1] if isinstance(items, Tensor) and items.dim() == 2 else 0
+    check_tensor(plugin, hook, items, (clients, columns), "(C, n): item ids of each client", whole=True)
+    if columns and not (0 <= int(items.min()) and int(items.max()) < n_items):
+        raise PluginError(f"{_named(plugin, hook)} returned ids from {int(items.min())} to {int(items.max())},\n"
+                          f"expected ids of the {n_items} items known, from 0.")
+
+
+def check_upload(method: Any, declared: Mapping[str, tuple[int, ...]], name: str, value: Tensor, clients: int,
+                 private: Tables) -> None:
+    """Raise PluginError if a method's upload is not what ``Method.uploads`` declares, or is a private parameter."""
+    if name not in declared:
+        raise PluginError(f"{_named(method, 'local.upload')} sends '{name}', which uploads() does not declare; "
+                          f"declared: {', '.join(declared) or 'nothing'}.")
+    shape = tuple(declared[name])
+    if tuple(value.shape) != (clients, *shape):
+        raise PluginError(f"{_named(method, 'local.upload')} sends '{name}' of shape {tuple(value.shape)},\n"
+                          f"expected {(clients, *shape)} = (C, ...): uploads() declares {shape} per client.")
+    for parameter, values in private.items():
+        if values.numel() == value.numel() and torch.equal(values.flatten().to(value.dtype), value.flatten()):
+            raise PluginError(f"{_named(method, 'local.upload')} sends '{name}', which is the private parameter "
+                              f"'{parameter}'; private parameters stay at the client.")
+
+
+def check_sent(method: Any, declared: Mapping[str, tuple[int, ...]], sent: Tables) -> None:
+    """Raise PluginError if clients did not upload all that the method declares."""
+    missing = [name for name in declared if name not in sent]
+    if missing:
+        raise PluginError(f"{_named(method, 'end_local')} did not send {', '.join(missing)}, which uploads() declares; "
+                          f"call local.upload(name, value).")
+
+
+def checked_aggregate(method: Any, public: Tables) -> Tables:
+    """``Method.aggregate``'s tables; raises PluginError unless they are the public ones with the same shapes."""
+    result = method.aggregate(public)
+    if not isinstance(result, Mapping) or list(result) != list(public):
+        raise PluginError(f"{_named(method, 'aggregate')} returned "
+                          f"{', '.join(map(str, result)) if isinstance(result, Mapping) else _found(result)},\n"
+                          f"expected the public item tables in their order: {', '.join(public)}.")
+    for name, table in public.items():
+        check_tensor(method, f"aggregate['{name}']", result[name], tuple(table.shape), "(items, ...)")
+    return dict(result)
+
+
+def checked_answers(method: Any, answers: Any, participants: int) -> Tables:
+    """What ``Method.end_round`` returned; raises PluginError unless it has one row per participant."""
+    if not isinstance(answers, Mapping):
+        raise PluginError(f"{_named(method, 'end_round')} returned {_found(answers)},\n"
+                          f"expected a dictionary of what the server answers, each (N, ...), or {{}}.")
+    for name, rows in answers.items():
+        if not isinstance(rows, Tensor) or rows.dim() == 0 or len(rows) != participants:
+            raise PluginError(f"{_named(method, 'end_round')}['{name}'] is {_found(rows)},\n"
+                              f"expected ({participants}, ...) = (N, ...): one row per participant.")
+    return dict(answers)
+
+
+def check_moved(backbone: Backbone, hook: str, moved: Iterable[Tensor | None], parameters: Iterable[Tensor],
+                users: Tensor) -> None:
+    """Raise PluginError if a client's first round changed none of its parameters: it would never learn.
+
+    From parameters that are all zero it may well not.
+
+    Args:
+        hook: what makes the backbone's logits.
+        moved: what was added to all parameters, or their gradients, each (C, ...).
+        parameters: themselves, each (C, ...).
+    """
+    def some(tensors: Iterable[Tensor | None]) -> Tensor:
+        found = torch.zeros(len(users), dtype=torch.bool, device=users.device)
+        for tensor in tensors:
+            if tensor is not None and tensor.numel():
+                found |= (tensor.detach().flatten(1) != 0).any(1)
+        return found
+
+    alive = some(moved)
+    if not bool(alive.all()) and bool((dead := ~alive & some(parameters)).any()):
+        raise PluginError(f"{_named(backbone, hook)} leaves {int(dead.sum())} of {len(users)} clients (user "
+                          f"{int(users[dead][0])} first) without gradient: no parameter of theirs moved in their first "
+                          f"round.\nExpected logits that depend on the parameters of every client.")
+
+
+def require_gradient(backbone: Backbone, loss: Tensor) -> None:
+    """Raise PluginError if the loss does not depend on any parameter."""
+    if not loss.requires_grad:
+        raise PluginError(f"{_named(backbone, 'score')} returned logits that are cut off from all parameters (detach, "
+                          f"no_grad, .data or numpy?),\nexpected a differentiable tensor.")
+
+
+def check_declaration(backbone: Backbone) -> None:
+    """Raise PluginError if a backbone's parameters, their shapes and what else it says of them do not agree."""
+    users, items = range(2, 5), range(3, 10)
+    tables = backbone.new_rows(0, users, items)
+    if not (isinstance(tables, tuple) and len(tables) == 2 and all(isinstance(kind, Mapping) for kind in tables)):
+        raise PluginError(f"{_named(backbone, 'new_rows')} returned {_found(tables)},\nexpected a pair of "
+                          f"dictionaries: public item tables, private tables.")
+    kinds = [("new_rows (public)", tables[0], len(items), "items"), ("new_rows (private)", tables[1], len(users), "users"),
+             ("new_dense", backbone.new_dense(0), None, ""),
+             ("new_personal", backbone.new_personal(0, items), len(items), "items")]
+    names: list[str] = []
+    for hook, kind, count, rows in kinds:
+        for name, value in kind.items():
+            if not isinstance(value, Tensor) or not value.is_floating_point() \
+                    or (count is not None and (value.dim() == 0 or len(value) != count)):
+                shape = f"({count}, ...) = ({rows}, ...)" if count is not None else "any shape"
+                raise PluginError(f"{_named(backbone, hook)}['{name}'] is {_found(value)},\nexpected a floating tensor "
+                                  f"of shape {shape}.")
+            if name in names:
+                raise PluginError(f"{_named(backbone, hook)} declares '{name}', which is declared before; every "
+                                  f"parameter needs a name of its own.")
+            names.append(name)
+    if not tables[0]:
+        raise PluginError(f"{_named(backbone, 'new_rows')} declares no public item table; expected at least one of "
+                          f"shape (items, ...): it is what clients share.")
+    for hook, found in (("learning_rates", list(backbone.learning_rates(len(items)))),
+                        ("groups", [name for group in backbone.groups(list(names)) for name in group])):
+        wrong = [name for name in found if name not in names]
+        missing = [name for name in names if name not in found]
+        if wrong:
+            raise PluginError(f"{_named(backbone, hook)} names '{wrong[0]}', a parameter that does not exist;\n"
+                              f"declared: {', '.join(names)}.")
+        if missing:
+            raise PluginError(f"{_named(backbone, hook)} lacks '{missing[0]}'; expected every parameter: "
+                              f"{', '.join(names)}.")
+        if len(set(found)) < len(found):
+            raise PluginError(f"{_named(backbone, hook)} names a parameter twice: {', '.join(found)}.")
