@@ -135,12 +135,12 @@ class Federation:
         if self.server.upload_noise > 0.0 and self.server.weighting != "uniform":
             raise UserError("setting 'upload_noise': found a scale above 0 with weighting=interactions, accepted: "
                             "noise with weighting=uniform.")
-        self._check_kinds()
+        self.check_kinds()
         contract.check_declaration(self.backbone)
         self.method.check(self.stream)
 
-    def _check_kinds(self) -> None:
-        """Backbone, method and stream must go together."""
+    def check_kinds(self) -> None:
+        """Raise UserError unless backbone, method and stream go together."""
         sequential, sessions = isinstance(self.backbone, SequentialBackbone), bool(self.stream.steps[0].sessions)
         fit = "a stream of sessions (--set stream=sessions, or --dataset xing)"
         if sequential and not sessions:
@@ -199,27 +199,41 @@ def run(federation: Federation, progress: Progress | None = None) -> Iterator[Pr
         yield from _steps(federation, progress or Progress())
 
 
+def acting_in(f: Federation, step: Step) -> Method:
+    """The method, or one that does nothing in the steps before it acts."""
+    return f.method if step.index >= f.method.first_step else Method(NoSettings())
+
+
+def protocol_of(f: Federation, step: Step, acting: Method) -> Lists | SessionSteps:
+    """What the step's participants train on, and how a model is tested."""
+    return (SessionSteps if step.sessions else Lists)(f, step, acting)
+
+
+def open_step(f: Federation, step: Step, acting: Method, progress: Progress) -> Progress:
+    """Begin a step: rows for its new users and items, and the method's preparations."""
+    start = progress.best if f.server.init_from == "best" else progress.model
+    model = grow(start, f.backbone, f.seed, step, getattr(torch, f.server.precision), f.device, acting)
+    if step.index > 0:
+        acting.begin_step(step, model, f.backbone)
+        if f.server.reset_private:
+            model = reset_private(model, f.backbone, f.seed, (step.train.lengths > 0).nonzero().flatten())
+    return replace(progress, model=model, best=model, previous=progress.best, best_value=-1.0, stale=0)
+
+
 def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
     f, method, backbone, device = federation, federation.method, federation.backbone, federation.device
     dtype = getattr(torch, f.server.precision)
     method.client_state, method.server_state = dict(progress.client_state), dict(progress.server_state)
-    nothing = Method(NoSettings())
 
     for step in f.stream.steps[progress.step:]:
         step = step.to(device)
         earlier = f.stream.steps[step.index - 1].to(device) if step.index > 0 else None
         trained = (step.train.lengths > 0).nonzero().flatten()
-        acting = method if step.index >= method.first_step else nothing
-        protocol = (SessionSteps if step.sessions else Lists)(f, step, acting)
+        acting = acting_in(f, step)
+        protocol = protocol_of(f, step, acting)
         chunks = None
         if progress.round == 0 and not progress.trained:
-            start = progress.best if f.server.init_from == "best" else progress.model
-            model = grow(start, backbone, f.seed, step, dtype, device, acting)
-            if earlier is not None:
-                acting.begin_step(step, model, backbone)
-                if f.server.reset_private:
-                    model = reset_private(model, backbone, f.seed, trained)
-            progress = replace(progress, model=model, best=model, previous=progress.best, best_value=-1.0, stale=0)
+            progress = open_step(f, step, acting, progress)
 
         while not progress.trained:
             # One round (F3CRec, Algorithm 1): broadcast, local training, upload, aggregation, validation.
@@ -230,8 +244,9 @@ def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
                 chunks = protocol.chunks(users, round_, progress.model)
             weights = protocol.lengths(round_).to(dtype) if f.server.weighting == "interactions" else None
             acting.begin_round(step, round_, backbone)
-            model, loss, uploads = train_round(chunks, progress.model, backbone, acting, f.local, f.seed, step.index, round_,
-                                      weights, round_ == 0 and f.server.init == "per_client", f.server.upload_noise)
+            model, loss, uploads = train_round(
+                chunks, progress.model, backbone, acting, f.local, f.seed, step.index, round_, weights,
+                round_ == 0 and f.server.init == "per_client", f.server.upload_noise)
             model = aggregate(backbone, model, users, f.server.upload_noise, f.seed, step.index, round_)
             uploaded = _bytes(model.public, model.dense)
             model = replace(model, public=contract.checked_aggregate(acting, model.public))
