@@ -124,6 +124,11 @@ def _import_file(path: Path) -> ModuleType:
     return module
 
 
+def load_file(registry: Registry, path: Path) -> None:
+    """Add a file's plugins. Raises whatever its code raises, and UserError for a name that is taken."""
+    registry._add(_import_file(path), path)
+
+
 def discover(folders: Iterable[Path] = ()) -> Registry:
     """Load all plugins: the shipped ones, those in ``folders``, and those of installed packages.
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import sys
 
-import numpy as np
 import torch
 
 from fedcl_bench.evaluation import EvaluationSettings
 from fedcl_bench.federation import Federation, FederationSettings, run
 from fedcl_bench.rounds import train_round
 from fedcl_bench.method import Method, NoSettings
-from fedcl_bench.recbole_adapter import Interactions
 from fedcl_bench.sampling import LocalSettings, draw_negatives, make_chunks
-from fedcl_bench.stream import Ragged, Sessions, Step, Stream, StreamSettings, build_blocks
+from fedcl_bench.stream import Step
+from fedcl_bench.testing.worlds import (ragged, session_log, session_stream, sessions_of, small_interactions,  # noqa: F401
+                                        small_stream)
 
 USER, ITEM = "user_embedding.weight", "item_embedding.weight"
 
@@ -34,11 +34,6 @@ def build(registry, kind, name, **settings):
 
 def module_of(registry, kind, name):
     return sys.modules[registry.get(kind, name).cls.__module__]
-
-
-def ragged(*lists):
-    lengths = torch.tensor([0, *map(len, lists)])
-    return Ragged(lengths.cumsum(0), torch.tensor([i for items in lists for i in items], dtype=torch.int64))
 
 
 def one_step(train, n_items, valid=None, test=None, index=0, old_users=0, old_items=0):
@@ -76,61 +71,3 @@ def train_once(backbone, model, train, settings=LocalSettings(), round_=0, weigh
         for user, items, count in zip(chunk.users.tolist(), drawn.tolist(), chunk.count.tolist()):
             negatives[user] = items[:settings.negatives * count]
     return after, loss, negatives
-
-
-def small_interactions(seed=0, users=40, items=60, each=(6, 25)):
-    """Random rows in random order of time; no user has an item twice."""
-    rng = np.random.default_rng(seed)
-    lists = [rng.choice(items, rng.integers(*each), replace=False) for _ in range(users)]
-    user = np.repeat(np.arange(users), [len(some) for some in lists])
-    return Interactions(user, np.concatenate(lists), rng.permutation(len(user)).astype(float),
-                        np.array([f"u{u}" for u in range(users)]), np.array([f"i{i}" for i in range(items)]))
-
-
-def small_stream(seed=0, blocks=4, **shape):
-    """Blocks of few users and items, for whole runs in a moment."""
-    return build_blocks(small_interactions(seed, **shape), StreamSettings(blocks=blocks), "small")
-
-
-def session_log(n_items):
-    """8 users with 1 to 4 training sessions of 2 to 9 items, then one to validate and one to test on; two users have no
-    validation session, one no test session.
-
-    Returns:
-        For each user (training sessions, validation session or None, test session or None), a session as a list of
-        (item, time).
-    """
-    generator = np.random.default_rng(3)
-    log, clock = [], 0.0
-    for user in range(8):
-        sessions = []
-        for _ in range(1 + user % 4 + 2):
-            size = int(generator.integers(2, 10))
-            times = clock + np.cumsum(generator.integers(0, 30, size))
-            sessions.append(list(zip(generator.integers(0, n_items, size).tolist(), times.astype(float).tolist())))
-            clock = float(times[-1]) + 4000.0
-        *train, valid, test = sessions
-        log.append((train, None if user in (2, 5) else valid, None if user == 3 else test))
-    return log
-
-
-def sessions_of(lists):
-    """Sessions from those of each user, each a list of (item, time)."""
-    of_user = np.cumsum([0, *(len(sessions) for sessions in lists)])
-    every = [session for sessions in lists for session in sessions]
-    flat = [pair for session in every for pair in session]
-    return Sessions(torch.tensor(of_user), torch.tensor(np.cumsum([0, *map(len, every)])),
-                    torch.tensor([item for item, _ in flat]),
-                    torch.tensor([time for _, time in flat], dtype=torch.float64))
-
-
-def session_stream(log, n_items):
-    """The stream of a log as ``session_log`` makes it."""
-    sessions = {"train": sessions_of([train for train, _, _ in log])}
-    splits = {"train": ragged(*[[item for session in train for item, _ in session] for train, _, _ in log])}
-    for k, name in ((1, "valid"), (2, "test")):
-        chosen = [[entry[k]] if entry[k] else [] for entry in log]
-        sessions[name] = sessions_of(chosen)
-        splits[name] = ragged(*[[session[-1][0] for session in some] for some in chosen])
-    step = Step(0, len(log), n_items, 0, 0, len(splits["train"].values), **splits, sessions=sessions)
-    return Stream((step,), np.arange(len(log)).astype(str), np.arange(n_items).astype(str))

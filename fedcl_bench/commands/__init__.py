@@ -1,3 +1,4 @@
 """One module per command: ``add(commands)`` declares its options, ``run(args)`` does it and returns the exit status."""
 
-NAMES = ("run", "grid", "tune", "tables", "compare", "figures", "reproduction", "pack", "list", "data", "doctor")
+NAMES = ("run", "grid", "tune", "tables", "compare", "figures", "reproduction", "pack", "list", "check", "data",
+         "doctor")

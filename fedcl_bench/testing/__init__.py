@@ -1,0 +1,14 @@
+"""An executable contract for plugins: is it correct, federated and continual?
+
+``run_bench.py check NAME`` runs it on a plugin; a plugin's own test does the same:
+
+    from fedcl_bench.testing import assert_passed, check_method
+
+    def test_my_method():
+        assert_passed(check_method(MyMethod))
+"""
+
+from .checks import check_backbone, check_method, check_plugin
+from .report import Outcome, Report, assert_passed
+
+__all__ = ["Outcome", "Report", "assert_passed", "check_backbone", "check_method", "check_plugin"]

@@ -1,0 +1,135 @@
+"""Checking one plugin with its partners."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Callable, Iterable
+
+from ..errors import UserError
+from ..federation import run
+from ..method import does_something
+from ..registry import Plugin, Registry
+from ..stream import Stream
+from . import interference, properties
+from .report import Inapplicable, Outcome, Report, Violated
+from .trials import Pair, is_sequential, stable, where, with_plugin
+
+# Partners that between them have every kind of parameter and loss: private rows, public dense layers, personal tables,
+# served tables, pairs, turns within a batch, representations.
+FEW = {"method": ("fedmf", "ncf", "gpfedrec", "sasrec"), "backbone": ("ft", "f3crec", "fcucr")}
+Watch = Callable[[Outcome], None]
+
+
+def check_method(cls: type, **options) -> Report:
+    """Check a method, a subclass of ``Method``, with its partners on small streams; options as ``check_plugin``'s."""
+    return check_plugin(*with_plugin(cls), **options)
+
+
+def check_backbone(cls: type, **options) -> Report:
+    """Check a backbone, a subclass of ``Backbone``, with its partners on small streams; options as
+    ``check_plugin``'s."""
+    return check_plugin(*with_plugin(cls), **options)
+
+
+def check_plugin(registry: Registry, plugin: Plugin, full: bool = False, partners: Iterable[str] = (),
+                 process: bool = True, watch: Watch = lambda outcome: None) -> Report:
+    """Check a plugin of a registry.
+
+    Args:
+        full: with every partner it goes with, and on a slice of ML-100K; otherwise with a few.
+        partners: names of the partners to check with instead.
+        process: whether to go on with a run in a new process, which takes some seconds to start.
+        watch: called with every outcome as it is found.
+    """
+    report = Report(plugin.kind, plugin.name)
+
+    def note(name: str, pair: str, test: Callable[[], str]) -> bool:
+        try:
+            outcome = Outcome(name, pair, True, test())
+        except Inapplicable as reason:
+            outcome = Outcome(name, pair, None, str(reason))
+        except Violated as evidence:
+            outcome = Outcome(name, pair, False, str(evidence))
+        except UserError as error:
+            outcome = Outcome(name, pair, False, str(error))
+        except Exception as error:  # whatever a plugin's code raises is evidence
+            outcome = Outcome(name, pair, False, where(error, plugin.path))
+        report.outcomes.append(outcome)
+        watch(outcome)
+        return outcome.passed is not False
+
+    note("settings", "", lambda: properties.valid_settings(plugin))
+    if plugin.kind == "backbone":
+        made: list = []
+
+        def declared() -> str:
+            made.append(plugin.cls(plugin.cls.Settings()))
+            return properties.declared_parameters(plugin, made[0])
+
+        if not note("declares its parameters", "", declared):
+            return report
+        note("finite losses", "", lambda: properties.finite_losses(plugin, made[0]))
+    pairs = [stable_or_same(pair) for pair in pairs_of(registry, plugin, partners or (() if full else FEW[plugin.kind]))]
+    if not pairs:
+        note("has a partner", "", lambda: _no_partner(registry, plugin))
+    for number, pair in enumerate(pairs):
+        if not note("runs", str(pair), lambda: properties.runs(pair)):
+            continue
+        for name, test in [*properties.OF_PAIRS[1:], *interference.OF_PAIRS]:
+            note(name, str(pair), lambda: test(pair))
+        if number == 0 and process:
+            note("a new process", str(pair), lambda: properties.fresh_process(pair, plugin))
+        if full and pair.kind == "blocks":
+            note("ML-100K", str(pair), lambda: on_real_data(pair))
+    if pairs:
+        note("reads its settings", "", lambda: properties.settings_read(plugin, pairs))
+    return report
+
+
+def pairs_of(registry: Registry, plugin: Plugin, partners: Iterable[str] = ()) -> list[Pair]:
+    """The plugin with each partner it goes with, on blocks and on sessions; a few partners, or all of them."""
+    kind = "backbone" if plugin.kind == "method" else "method"
+    result = []
+    for partner in partners or registry.names(kind):
+        names = (plugin.name, partner) if plugin.kind == "method" else (partner, plugin.name)
+        for stream in ("blocks", "sessions"):
+            if (kind, partner) not in registry.plugins:
+                raise UserError(f"no {kind} is named '{partner}'; known: {', '.join(registry.names(kind))}.")
+            pair = Pair(registry, *names, stream)
+            alone = stream == "sessions" and not is_sequential(pair.backbone_cls)
+            if alone and does_something(pair.method_cls(pair.method_cls.Settings())):
+                continue  # methods for blocks; sessions as lists of items add nothing to them
+            if pair.fits() is None:
+                result.append(pair)
+    return result
+
+
+def _no_partner(registry: Registry, plugin: Plugin) -> str:
+    kind = "backbone" if plugin.kind == "method" else "method"
+    names = registry.names(kind)
+    raise Violated(f"no {kind} goes with it; tried {', '.join(names)}: the first says "
+                   f"{Pair(registry, *((plugin.name, names[0]) if kind == 'backbone' else (names[0], plugin.name)), 'blocks').fits()}")
+
+
+def stable_or_same(pair: Pair) -> Pair:
+    """The pair at learning rates at which it does not diverge; the pair itself if it fails otherwise."""
+    try:
+        return stable(pair)
+    except Exception:  # `runs` reports it
+        return pair
+
+
+def on_real_data(pair: Pair) -> str:
+    """Two rounds in each block of a dense slice of ML-100K: the users and items with at least 70 interactions."""
+    from ..config import make_config
+    from ..datasets import load_stream
+
+    config = make_config(pair.registry, "ft", "fedmf", "ml-100k", overrides=[("check", {"k_core": 70})])
+    stream: Stream = load_stream(config.source, config.stream)
+    real = dataclasses.replace(pair, settings={**pair.settings, "topk": "10,20", "valid_metric": "ndcg@20"})
+    f = real.federation(stream)
+    for progress in run(f):
+        pass
+    scores = [scores for t, s, scores in progress.tests if t == s]
+    values = ", ".join(f"{found.mean('ndcg@20'):.3f}" for found in scores)
+    return f"{stream.steps[-1].n_users} users, {stream.steps[-1].n_items} items, N@20 {values}"

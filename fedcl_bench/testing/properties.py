@@ -1,0 +1,357 @@
+"""What every plugin must do: run, be exact, be resumable, declare its parameters and settings.
+
+A property is a function of a ``Pair`` (or of a plugin alone) that returns its evidence, or raises ``Violated`` with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import typing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Callable, Iterator
+
+import numpy as np
+import torch
+
+from .. import contract
+from ..errors import RunFailed, UserError
+from ..federation import Progress
+from ..model import score_users
+from ..records import load_progress, save_progress
+from ..registry import Plugin
+from ..settings import checked
+from .report import Inapplicable, Violated
+from .trials import (Pair, all_tables, client_round, difference, finished, is_sequential, module_of, runs_differ,
+                     tables_differ)
+
+
+# Of a plugin alone.
+
+def declared_parameters(plugin: Plugin, backbone) -> str:
+    """Public and private parameters are declared completely: names, shapes, rates, order of updates; and a row's start
+    depends on the seed and its own id only."""
+    contract.check_declaration(backbone)
+    with _global_random_state(1):
+        whole = backbone.new_rows(3, range(0, 6), range(0, 9))
+    with _global_random_state(2):
+        parts = [backbone.new_rows(3, range(0, 4), range(0, 5)), backbone.new_rows(3, range(4, 6), range(5, 9))]
+    sequential = is_sequential(type(backbone))  # Glorot's start depends on the size of the table
+    for k, kind in enumerate(("public", "private")):
+        for name, table in whole[k].items():
+            grown = torch.cat([part[k][name] for part in parts])
+            if not torch.equal(grown, table) and not sequential:
+                raise Violated(f"new_rows: {kind} '{name}' starts otherwise when it grows in two steps than in one; a "
+                               f"row's values may depend on the seed and its own id only")
+    with _global_random_state(1):
+        dense = backbone.new_dense(3)
+    with _global_random_state(2):
+        found = tables_differ(dense, backbone.new_dense(3), 0.0)
+    if found:
+        raise Violated(f"new_dense: {found} from call to call; draw from fedcl_bench.draws with the seed")
+    public, private = (", ".join(tables) for tables in whole)
+    return f"public {public}{', ' + ', '.join(dense) if dense else ''}; private {private or 'none'}"
+
+
+def finite_losses(plugin: Plugin, backbone) -> str:
+    """The recommendation loss and its gradient are finite for logits up to 10,000."""
+    if is_sequential(type(backbone)):
+        raise Inapplicable("sessions have the engine's loss")
+    scores = torch.tensor([[-1e4, -50.0, 0.0, 50.0, 1e4]], requires_grad=True)
+    weights = torch.full((1, 5), 0.2)
+    if backbone.pairwise:
+        hook, loss = "pair_loss", backbone.pair_loss(scores, scores.flip(1).detach(), weights)
+    else:
+        hook, loss = "loss", backbone.loss(scores, torch.tensor([[1.0, 0.0, 1.0, 1.0, 0.0]]), weights)
+    gradient, = torch.autograd.grad(loss.sum(), scores)
+    if not (torch.isfinite(loss).all() and torch.isfinite(gradient).all()):
+        raise Violated(f"{hook}: loss {loss.tolist()}, gradient {gradient.tolist()} for logits from -10,000 to 10,000; "
+                       f"use softplus or logsigmoid instead of a logarithm of a sigmoid")
+    return f"{hook} is finite for logits from -10,000 to 10,000"
+
+
+def valid_settings(plugin: Plugin) -> str:
+    """Every setting has a help text, its default and searched values are within its range, others are refused."""
+    fields = dataclasses.fields(plugin.cls.Settings)
+    refused = 0
+    for field in fields:
+        meta = field.metadata
+        if "help" not in meta or not str(meta["help"]).strip():
+            raise Violated(f"setting '{field.name}' is not declared with setting(default, help)")
+        for value in (field.default, *(meta["search"] or ()), *(meta["choices"] or ())):
+            try:
+                checked(plugin.cls.Settings, field.name, value, "its declaration")
+            except UserError as error:
+                raise Violated(str(error)) from None
+        for value in _outside(meta):
+            try:
+                checked(plugin.cls.Settings, field.name, value, "check")
+            except UserError:
+                refused += 1
+            else:
+                raise Violated(f"setting '{field.name}' accepts {value!r}")
+    if not plugin.cls.Settings.__dataclass_params__.frozen:
+        raise Violated("Settings is not @dataclass(frozen=True): a run could change what its record says")
+    return f"{len(fields)} settings, {refused} values out of range refused"
+
+
+def _outside(meta) -> Iterator[Any]:
+    if meta["choices"]:
+        yield "no such choice"
+    for bound, step in (("low", -1), ("high", 1), ("above", 0), ("below", 0)):
+        if meta[bound] is not None:
+            yield meta[bound] + step
+
+
+def settings_read(plugin: Plugin, pairs: list[Pair]) -> str:
+    """Every setting is read: with its defaults, each named choice, and every number changed."""
+    names = [field.name for field in dataclasses.fields(plugin.cls.Settings)]
+    if not names:
+        raise Inapplicable("no settings")
+    seen: set[str] = set()
+    tried = 0
+    for pair in pairs:
+        for values in _variations(plugin.cls.Settings):
+            if seen >= set(names):
+                break
+            try:
+                parts = pair.parts(**values)
+                place = 5 if plugin.kind == "method" else 4
+                parts[place] = _recording(parts[place], seen)
+                f = pair.federation(parts=parts)
+                finished(f)
+                f.method.privacy(), f.method.notes(5), f.method.uploads(f.backbone, 0)
+                tried += 1
+            except (UserError, RunFailed, Inapplicable):  # a choice that this pair refuses, or that diverges
+                continue
+    unread = [name for name in names if name not in seen]
+    if unread:
+        raise Violated(f"never read in {tried} runs: {', '.join(unread)}; a user who sets it changes nothing")
+    return f"all {len(names)} read"
+
+
+def _variations(cls: type) -> Iterator[dict[str, Any]]:
+    """Settings that differ from the defaults: none, all numbers, and on both each choice."""
+    hints = typing.get_type_hints(cls)
+    numbers: dict[str, Any] = {}
+    choices: list[dict[str, Any]] = []
+    for field in dataclasses.fields(cls):
+        meta, kind = field.metadata, hints[field.name]
+        if meta["choices"]:
+            choices += [{field.name: value} for value in meta["choices"] if value != field.default]
+        elif kind is bool:
+            choices.append({field.name: not field.default})
+        elif kind in (int, float) and not field.name.startswith("lr"):
+            value = field.default * 0.5 if kind is float and field.default else field.default + 1
+            try:
+                numbers[field.name] = checked(cls, field.name, value, "check")
+            except UserError:
+                continue
+    yield {}
+    yield numbers
+    for choice in choices:
+        yield choice
+        yield {**numbers, **choice}
+
+
+def _recording(settings: Any, seen: set[str]) -> Any:
+    """The same settings, which note the names that are read; copying them all with ``replace`` does not count."""
+    names = {field.name for field in dataclasses.fields(settings)}
+
+    def read(self, name):
+        if name in names and sys._getframe(1).f_globals.get("__name__") != "dataclasses":
+            seen.add(name)
+        return object.__getattribute__(self, name)
+
+    copy = object.__new__(type(type(settings).__name__, (type(settings),), {"__getattribute__": read}))
+    for name in names:
+        object.__setattr__(copy, name, object.__getattribute__(settings, name))
+    return copy
+
+
+# Of a pair.
+
+def runs(pair: Pair) -> str:
+    """It runs through all steps, with the users and items that are new in them."""
+    last = pair.points[-1]
+    steps = pair.stream.steps
+    for tables, count in ((last.best.public, steps[-1].n_items), (last.best.private, steps[-1].n_users)):
+        for name, table in tables.items():
+            if len(table) != count:
+                raise Violated(f"'{name}' ends with {len(table)} rows, expected {count}")
+    expected = {(t, s) for t in range(len(steps)) for s in range(t + 1)}
+    found = {(t, s) for t, s, _ in last.tests}
+    if found != expected:
+        raise Violated(f"tested {sorted(found)}, expected {sorted(expected)}")
+    for name, table in all_tables(last).items():
+        if table.isnan().any():
+            raise Violated(f"{name} has entries that are no number at the end")
+    users, items = (" to ".join(map(str, dict.fromkeys(getattr(s, what) for s in steps)))
+                    for what in ("n_users", "n_items"))
+    return f"{len(steps)} steps, {users} users, {items} items, {len(last.curve)} rounds"
+
+
+def one_by_one(pair: Pair) -> str:
+    """Clients trained together, each alone, and in another order upload the same."""
+    starts = _starts(pair)
+    for start in starts:
+        together = client_round(pair.federation(), start)
+        for how, split in (("alone", lambda users: users.split(1)),
+                           ("in groups of 3, the last first", lambda users: reversed(users.split(3)))):
+            found = difference(together, client_round(pair.federation(), start, split))
+            if found:
+                raise Violated(f"step {start.step}, clients trained together and {how}: {found}; is a mean or a sum "
+                               f"taken over the first dimension, which is clients?")
+    return f"{len(together['user'])} clients together, alone, and in groups of 3 in reverse"
+
+
+def _starts(pair: Pair) -> list[Progress]:
+    """States at which a round begins: of the first step, a later step, and a later round of it."""
+    later = [p for p in pair.points if p.step == len(pair.stream.steps) - 1 and not p.trained]
+    return [Progress(), *[p for p in later if p.round in (0, 1)]] if len(pair.stream.steps) > 1 else [
+        Progress(), next(p for p in pair.points if p.round == 1)]
+
+
+def threads(pair: Pair) -> str:
+    """The same numbers on one thread and on three."""
+    before = torch.get_num_threads()
+    ends = []
+    try:
+        for number in (1, 3):
+            torch.set_num_threads(number)
+            ends.append(finished(pair.federation()))
+    finally:
+        torch.set_num_threads(before)
+    found = runs_differ(*ends, tolerance=0.0)
+    if found:
+        raise Violated(f"one thread and three: {found}; do hooks of different clients write to the same place?")
+    return "bit-identical on 1 and 3 threads"
+
+
+def random_numbers(pair: Pair) -> str:
+    """Nothing depends on the state of a global generator of random numbers."""
+    with _global_random_state(1):
+        a = finished(pair.federation())
+    with _global_random_state(2):
+        b = finished(pair.federation())
+    found = runs_differ(a, b, tolerance=0.0)
+    if found:
+        raise Violated(f"two states of the global generators (torch, numpy, random): {found}; draw from "
+                       f"fedcl_bench.draws with the keys that hooks get")
+    return "bit-identical under two states of torch's, numpy's and Python's generators"
+
+
+class _global_random_state:
+    """Seeds the global generators inside the block and puts them back after it."""
+
+    def __init__(self, seed: int):
+        self.seed = seed
+
+    def __enter__(self) -> None:
+        self.before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+        torch.manual_seed(self.seed)
+        np.random.seed(self.seed)
+        random.seed(self.seed)
+
+    def __exit__(self, *error) -> None:
+        torch.set_rng_state(self.before[0])
+        np.random.set_state(self.before[1])
+        random.setstate(self.before[2])
+
+
+def resumes(pair: Pair) -> str:
+    """Killed after any round or step and resumed from its checkpoint, it ends with the same numbers."""
+    last = pair.points[-1]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "checkpoint.pt"
+        for point in pair.points[:-1]:
+            save_progress(file, point, 0.0)
+            restored, _ = load_progress(file, "cpu")
+            f = pair.federation()
+            try:
+                found = runs_differ(last, finished(f, restored), tolerance=0.0)
+            except (KeyError, AttributeError) as error:
+                found = f"{type(error).__name__}: {error}"
+            if found:
+                raise Violated(f"resumed after round {point.round} of step {point.step}: {found}; "
+                               f"{_hidden(f.method) or _hidden(f.backbone) or 'it depends on what is not saved'}")
+    return f"bit-identical from each of {len(pair.points) - 1} checkpoints"
+
+
+def _hidden(plugin) -> str:
+    """What an object keeps besides its settings and declared state, in words."""
+    cls = type(plugin)
+    fresh = set(vars(cls(plugin.settings)))
+    kept = [name for name in vars(plugin) if name not in fresh]
+    return f"self.{kept[0]} is no part of client_state or server_state" if kept else ""
+
+
+def fresh_process(pair: Pair, plugin: Plugin) -> str:
+    """Another process, started from the middle of the run, comes to the same numbers."""
+    if getattr(module_of(plugin.cls), plugin.cls.__name__, None) is not plugin.cls:
+        raise Inapplicable("the class is defined inside a function: another process cannot import it")
+    middle = pair.points[len(pair.points) // 2]
+    with tempfile.TemporaryDirectory() as folder:
+        start, end = Path(folder) / "start.pt", Path(folder) / "end.pt"
+        save_progress(start, middle, 0.0)
+        partner = pair.registry.get("backbone" if plugin.kind == "method" else "method",
+                                    pair.backbone if plugin.kind == "method" else pair.method)
+        spec = {"plugins": [[p.kind, p.name, str(p.path)] for p in (plugin, partner)], "method": pair.method,
+                "backbone": pair.backbone, "kind": pair.kind, "settings": dict(pair.settings), "start": str(start),
+                "end": str(end)}
+        done = subprocess.run([sys.executable, "-m", "fedcl_bench.testing.child"], input=json.dumps(spec), text=True,
+                              capture_output=True)
+        if done.returncode:
+            raise Violated(f"a new process failed: {done.stderr.strip().splitlines()[-1]}")
+        found = runs_differ(pair.points[-1], load_progress(end, "cpu")[0], tolerance=0.0)
+    if found:
+        raise Violated(f"a new process, from round {middle.round} of step {middle.step}: {found}; does a class or "
+                       f"module keep something?")
+    return f"bit-identical from round {middle.round} of step {middle.step}"
+
+
+def every_parameter_trained(pair: Pair) -> str:
+    """Training moves every declared parameter, or at least scores depend on it; all changes are finite."""
+    found: dict[str, bool] = {}
+    for start in _starts(pair):
+        for name, change in client_round(pair.federation(), start).items():
+            if name.startswith(("upload ", "private ")):
+                if change.is_floating_point() and not torch.isfinite(change).all():
+                    raise Violated(f"{name} is not finite in step {start.step}")
+                found[name] = found.get(name, False) or bool((change != 0).any())
+    still = [name.split(" ", 1)[1] for name, moved in found.items() if not moved]
+    unused = [name for name in still if not _scores_depend_on(pair, name)]
+    if unused:
+        raise Violated(f"no training changes {', '.join(unused)}, and no score depends on it")
+    return (f"{len(found) - len(still)} parameters and uploads move, all finite"
+            + (f"; {', '.join(still)} cancels out in the loss" if still else ""))
+
+
+def _scores_depend_on(pair: Pair, name: str) -> bool:
+    """Whether other values of a parameter give other scores; for what is neither item table nor private, say yes."""
+    model = pair.points[-1].model
+    f, users = pair.federation(), torch.arange(min(3, model.n_users)) if model.private else torch.arange(1)
+    if is_sequential(pair.backbone_cls):
+        return True
+    for kind in ("public", "private", "dense"):
+        tables = getattr(model, kind)
+        if name in tables:
+            other = replace(model, **{kind: {**tables, name: tables[name] + torch.randn(
+                tables[name].shape, generator=torch.Generator().manual_seed(0), dtype=tables[name].dtype)}})
+            return not torch.equal(score_users(f.backbone, model, users), score_users(f.backbone, other, users))
+    return True
+
+
+OF_PAIRS: list[tuple[str, Callable[[Pair], str]]] = [
+    ("runs", runs),
+    ("trains every parameter", every_parameter_trained),
+    ("batched = one by one", one_by_one),
+    ("threads", threads),
+    ("random numbers", random_numbers),
+    ("resumes", resumes),
+]

@@ -1,0 +1,61 @@
+"""A check on the terminal: what is being tried, what failed, and a summary by property."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+
+from rich.console import Console
+
+from ..registry import Plugin
+from .report import Outcome, Report
+
+class Board:
+    """Shows outcomes as they come: a line that moves on a terminal, and every failure at once.
+
+    Args:
+        quiet: show nothing.
+    """
+
+    def __init__(self, plugin: Plugin, quiet: bool = False):
+        self.plugin, self.quiet = plugin, quiet
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.status = None
+        self.count: Counter = Counter()
+
+    def __enter__(self) -> "Board":
+        if not self.quiet and sys.stderr.isatty():
+            self.status = self.console.status(f"{self.plugin.kind} {self.plugin.name}: starting")
+            self.status.start()
+        return self
+
+    def __exit__(self, *error) -> None:
+        if self.status is not None:
+            self.status.stop()
+
+    def add(self, outcome: Outcome) -> None:
+        """Take note of an outcome."""
+        self.count[outcome.passed] += 1
+        if self.status is not None:
+            self.status.update(f"{self.plugin.kind} {self.plugin.name}: {self.count[True]} passed, {self.count[False]} "
+                               f"failed; {outcome.pair or 'alone'}: {outcome.property}")
+
+    def conclude(self, report: Report) -> None:
+        """Print the report."""
+        print(f"{report.kind} {report.name}: {self.plugin.cls.title}")
+        for name in dict.fromkeys(outcome.property for outcome in report.outcomes):
+            some = [outcome for outcome in report.outcomes if outcome.property == name]
+            failed = [outcome for outcome in some if outcome.passed is False]
+            passed = [outcome for outcome in some if outcome.passed]
+            if failed:
+                print(f"  FAILED  {name}")
+                for outcome in failed:
+                    print(f"          {outcome.pair or 'alone'}: {outcome.evidence}")
+            elif passed:
+                pairs = f" ({len(passed)} pairs)" if len(passed) > 1 else ""
+                print(f"  passed  {name}{pairs}: {passed[0].evidence}")
+            else:
+                print(f"  -       {name}: {some[0].evidence}")
+        pairs = list(dict.fromkeys(outcome.pair for outcome in report.outcomes if outcome.pair))
+        print(f"with {'; '.join(pairs) or 'no partner'}")
+        print(f"{'all properties hold' if report.passed else f'{len(report.failures)} FAILED'}\n")

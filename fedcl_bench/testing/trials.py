@@ -1,0 +1,276 @@
+"""A plugin put together with a partner on a small stream, and ways to run the pair."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from ..backbone import Backbone, Tables
+from ..config import resolve
+from ..errors import RunFailed, UserError
+from ..federation import Federation, Progress, acting_in, open_step, protocol_of, run
+from ..method import DrawKey, Method
+from ..model import Snapshot
+from ..registry import Plugin, Registry, code_digest, discover
+from ..rounds import trainer_of
+from ..sequential import SequentialBackbone
+from ..server import participants
+from ..stream import Stream
+from .worlds import growing_stream, session_log, session_stream
+
+SESSION_ITEMS = 40
+ROUNDS = 2
+# float64, so that different orders of summation differ by rounding that is far below any real difference.
+_COMMON = {"rounds": ROUNDS, "patience": 0, "precision": "float64", "topk": "3,5", "valid_metric": "ndcg@5"}
+_STREAMS = {"blocks": {}, "sessions": {"stream": "sessions", "sampled_candidates": 10, "client_ratio": 1.0}}
+# Sizes, where a plugin has them under the usual names.
+_SMALL = {"dim": 6, "hidden": "8", "max_length": 5, "head_size": 5, "hidden_size": 6, "top_n": 8, "list_size": 8}
+TOLERANCE = 1e-8
+
+
+def with_plugin(cls: type, path: Path | None = None) -> tuple[Registry, Plugin]:
+    """All plugins and the one under test, which may be a class that no folder holds."""
+    kind = "method" if issubclass(cls, Method) else "backbone"
+    registry = discover()
+    path = path or Path(inspect.getfile(cls))
+    plugin = Plugin(kind, cls.name, cls, path, code_digest(path))
+    registry.plugins[kind, cls.name] = plugin
+    return registry, plugin
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A method and a backbone on a small stream.
+
+    Attributes:
+        kind: of the stream, ``blocks`` or ``sessions``.
+        settings: more settings, by name.
+    """
+
+    registry: Registry
+    method: str
+    backbone: str
+    kind: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.method} on {self.backbone}, {self.kind}"
+
+    @property
+    def method_cls(self) -> type:
+        return self.registry.get("method", self.method).cls
+
+    @property
+    def backbone_cls(self) -> type:
+        return self.registry.get("backbone", self.backbone).cls
+
+    @cached_property
+    def stream(self) -> Stream:
+        return session_stream(session_log(SESSION_ITEMS), SESSION_ITEMS) if self.kind == "sessions" else growing_stream()
+
+    def parts(self, **settings) -> list[Any]:
+        """The pair's settings: small sizes where the plugins have them, and those given."""
+        own = {f.name for cls in (self.method_cls, self.backbone_cls) for f in dataclasses.fields(cls.Settings)}
+        small = {name: value for name, value in _SMALL.items() if name in own}
+        return resolve(self.registry, self.method, self.backbone, "ml-100k", [
+            ("check", {**_COMMON, **_STREAMS[self.kind], **small, **self.settings, **settings})])
+
+    def federation(self, stream: Stream | None = None, seed: int = 0, parts: list[Any] | None = None) -> Federation:
+        """The pair with new objects, checked against its stream."""
+        _, local, server, evaluation, of_backbone, of_method = parts or self.parts()
+        f = Federation(stream or self.stream, self.backbone_cls(of_backbone), self.method_cls(of_method), local, server,
+                       evaluation, seed)
+        f.check()
+        return f
+
+    def fits(self) -> str | None:
+        """Why method, backbone and stream do not go together; None if they do."""
+        try:
+            *_, of_backbone, of_method = parts = self.parts()
+            Federation(self.stream, self.backbone_cls(of_backbone), self.method_cls(of_method), *parts[1:4],
+                       0).check_kinds()
+        except UserError as error:
+            return str(error)
+        return None
+
+    @cached_property
+    def points(self) -> list[Progress]:
+        """Every state of an uninterrupted run."""
+        return list(run(self.federation()))
+
+    def after_step(self, step: int) -> Progress:
+        """The state between a step and the next one; before the first with -1."""
+        return Progress() if step < 0 else next(p for p in self.points if p.step == step + 1 and p.round == 0)
+
+
+def stable(pair: Pair) -> Pair:
+    """The pair at a tenth of its learning rates, as often as it takes not to diverge on so few items."""
+    for tenths in range(4):
+        parts = pair.parts()
+        try:
+            pair.points
+            return pair
+        except RunFailed:
+            of_backbone = parts[4]
+            rates = {f.name: getattr(of_backbone, f.name) / 10.0 for f in dataclasses.fields(of_backbone)
+                     if f.name == "lr" or f.name.startswith("lr_") and isinstance(getattr(of_backbone, f.name), float)}
+            pair = replace(pair, settings={**pair.settings, **rates})
+    pair.points
+    return pair
+
+
+def finished(f: Federation, progress: Progress | None = None) -> Progress:
+    """The last state of a run."""
+    for progress in run(f, progress):
+        pass
+    return progress
+
+
+def client_round(f: Federation, progress: Progress,
+                 split: Callable[[Tensor], Iterable[Tensor]] = lambda users: [users]) -> dict[str, Tensor]:
+    """What each client makes of one round: the next of ``progress``.
+
+    Args:
+        split: the participants in groups that are trained one after the other.
+
+    Returns:
+        Rows in ascending order of participants: ``upload NAME`` (changes of public parameters and declared uploads),
+        ``private NAME`` (changes of private parameters), ``state NAME`` (the method's client state afterwards),
+        ``loss`` and ``user``.
+    """
+    f.method.client_state, f.method.server_state = dict(progress.client_state), dict(progress.server_state)
+    step = f.stream.steps[progress.step]
+    acting = acting_in(f, step)
+    if progress.round == 0:
+        progress = open_step(f, step, acting, progress)
+    round_, model = progress.round, progress.model
+    acting.begin_round(step, round_, f.backbone)
+    protocol = protocol_of(f, step, acting)
+    users = participants(step, f.server.client_ratio, f.seed, round_)
+    rows: dict[str, list[Tensor]] = {}
+    for some in split(users):
+        chunks = protocol.chunks(some, round_, model)
+        train = trainer_of(chunks, model, f.backbone, acting, f.local, DrawKey(f.seed, step.index, round_),
+                           round_ == 0 and f.server.init == "per_client", f.server.upload_noise)
+        for chunk in chunks:
+            trained = train(chunk)
+            found = {f"upload {name}": value for name, value in trained.changes(model, f.backbone).items()}
+            found |= {f"upload {name}": value for name, value in trained.uploads.items()}
+            found |= {f"private {name}": _moved(trained, f.backbone, model, name) for name in model.private}
+            found |= {"loss": trained.loss, "user": trained.users}
+            for name, value in found.items():
+                rows.setdefault(name, []).append(value.detach())
+    order = torch.cat(rows["user"]).argsort()
+    result = {name: torch.cat(parts)[order] for name, parts in rows.items()}
+    return result | {f"state {name}": table[result["user"]] for name, table in f.method.client_state.items()
+                     if len(table) > int(result["user"].max())}
+
+
+def _moved(trained, backbone: Backbone, model: Snapshot, name: str) -> Tensor:
+    """How each client's private parameter changed, personal tables over all items."""
+    rows = trained.moved.get(name)
+    if rows is None:
+        return torch.zeros(len(trained.users), dtype=torch.float64)
+    if backbone.whole_tables or name not in backbone.new_personal(0, range(0)):
+        return rows
+    table = torch.zeros(len(rows), model.n_items, *rows.shape[2:], dtype=rows.dtype)
+    index = trained.slots.items.view(*trained.slots.items.shape, *[1] * (rows.dim() - 2)).expand_as(rows)
+    return table.scatter_add_(1, index, rows)
+
+
+def difference(a: Mapping[str, Tensor], b: Mapping[str, Tensor], users: Tensor | None = None,
+               tolerance: float = TOLERANCE) -> str | None:
+    """Where two results of ``client_round`` differ most, in words; None if they agree.
+
+    Args:
+        users: ids of the clients to compare; None: all of them.
+    """
+    if list(a) != list(b):
+        return f"{', '.join(sorted(set(a) ^ set(b)))} is there only once"
+    if not torch.equal(a["user"], b["user"]):
+        return "other clients take part"
+    chosen = torch.ones_like(a["user"], dtype=torch.bool) if users is None else torch.isin(a["user"], users)
+    for name in a:
+        x, y = a[name][chosen].double(), b[name][chosen].double()
+        if x.shape != y.shape:
+            return f"{name} has shape {tuple(x.shape)} and {tuple(y.shape)}"
+        if not x.numel():
+            continue
+        gap = _gap(x, y)
+        if float(gap.max()) > tolerance * _scale(x):
+            row = int(gap.flatten(1).amax(1).argmax()) if gap.dim() > 1 else int(gap.argmax())
+            return f"{name} of client {int(a['user'][chosen][row])} differs by {float(gap.max()):.2g}"
+    return None
+
+
+def tables_differ(a: Mapping[str, Tensor], b: Mapping[str, Tensor], tolerance: float = TOLERANCE) -> str | None:
+    """Which table differs, in words; None if all agree."""
+    if set(a) != set(b):
+        return f"'{sorted(set(a) ^ set(b))[0]}' is there only once"
+    for name, x in a.items():
+        y = b[name]
+        if x.shape != y.shape:
+            return f"'{name}' has shape {tuple(x.shape)} and {tuple(y.shape)}"
+        if x.numel():
+            gap = float(_gap(x.double(), y.double()).max())
+            if gap > tolerance * _scale(x.double()):
+                return f"'{name}' differs by {gap:.2g}"
+    return None
+
+
+def _gap(x: Tensor, y: Tensor) -> Tensor:
+    """|x - y|, 0 where both are the same infinity, infinite where one is no number."""
+    return (x - y).abs().masked_fill(x == y, 0.0).nan_to_num(torch.inf)
+
+
+def _scale(x: Tensor) -> float:
+    """The largest finite size in x, at least 1."""
+    return max(1.0, float(x.abs().nan_to_num(0.0, posinf=0.0).max()))
+
+
+def all_tables(progress: Progress) -> Tables:
+    """All parameters and the method's state."""
+    model = progress.model
+    kinds = {"public": model.public, "dense": model.dense, "private": model.private, "local": model.local,
+             "served": model.served, "client state": progress.client_state, "server state": progress.server_state}
+    return {f"{kind} {name}": table for kind, tables in kinds.items() for name, table in tables.items()}
+
+
+def runs_differ(a: Progress, b: Progress, tolerance: float = TOLERANCE) -> str | None:
+    """What differs between the ends of two runs, in words."""
+    keys = ("step", "round", "loss", "valid")
+    for x, y in zip(a.curve, b.curve):
+        for key in keys:
+            if abs(x[key] - y[key]) > tolerance * max(1.0, abs(x[key])):
+                return f"{key} in round {x['round'] + 1} of step {x['step']}: {x[key]:.9g} and {y[key]:.9g}"
+    if len(a.curve) != len(b.curve):
+        return f"{len(a.curve)} and {len(b.curve)} rounds"
+    return tables_differ(all_tables(a), all_tables(b), tolerance)
+
+
+def is_sequential(cls: type) -> bool:
+    return isinstance(cls, type) and issubclass(cls, SequentialBackbone)
+
+
+def where(error: BaseException, path: Path) -> str:
+    """An exception in one line, with the deepest line of the plugin's file that it passed."""
+    line = None
+    trace = error.__traceback__
+    while trace is not None:
+        if Path(trace.tb_frame.f_code.co_filename) == path:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    place = f" ({path.name}, line {line})" if line else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def module_of(cls: type):
+    return sys.modules[cls.__module__]

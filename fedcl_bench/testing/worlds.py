@@ -1,0 +1,137 @@
+"""Small synthetic streams, and the same streams with some of their data replaced.
+
+Two worlds that differ only in what somebody must not know have to look the same to it: that is how ``interference.py``
+tests the federated and continual constraints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..recbole_adapter import Interactions
+from ..stream import Ragged, Sessions, Step, Stream, StreamSettings, build_blocks
+
+SPLITS = ("train", "valid", "test")
+
+
+def ragged(*lists) -> Ragged:
+    """Lists of item ids, one per user."""
+    lengths = torch.tensor([0, *map(len, lists)])
+    return Ragged(lengths.cumsum(0), torch.tensor([i for items in lists for i in items], dtype=torch.int64))
+
+
+def small_interactions(seed: int = 0, users: int = 40, items: int = 60, each: tuple[int, int] = (6, 25)) -> Interactions:
+    """Random rows in random order of time; no user has an item twice."""
+    rng = np.random.default_rng(seed)
+    lists = [rng.choice(items, rng.integers(*each), replace=False) for _ in range(users)]
+    user = np.repeat(np.arange(users), [len(some) for some in lists])
+    return Interactions(user, np.concatenate(lists), rng.permutation(len(user)).astype(float),
+                        np.array([f"u{u}" for u in range(users)]), np.array([f"i{i}" for i in range(items)]))
+
+
+def small_stream(seed: int = 0, blocks: int = 4, **shape) -> Stream:
+    """Blocks of few users and items, for whole runs in a moment."""
+    return build_blocks(small_interactions(seed, **shape), StreamSettings(blocks=blocks), "small")
+
+
+def growing_stream(seed: int = 1, users: int = 22, items: int = 45) -> Stream:
+    """Three blocks; three users and three items are first seen in the second one, and as many in the third."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for user in range(users):
+        for item in rng.permutation(items)[:rng.integers(12, 24)]:
+            latest = max(user - users, item - items)
+            since = 0.0 if latest < -6 else 0.75 if latest < -3 else 0.93
+            rows.append((user, item, rng.uniform(since, 1.0)))
+    user, item, time = map(np.array, zip(*rows))
+    data = Interactions(user, item, time.astype(float), np.array([f"u{u}" for u in range(users)]),
+                        np.array([f"i{i}" for i in range(items)]))
+    return build_blocks(data, StreamSettings(blocks=3), "growing")
+
+
+def session_log(n_items: int) -> list:
+    """8 users with 1 to 4 training sessions of 2 to 9 items, then one to validate and one to test on; two users have no
+    validation session, one no test session.
+
+    Returns:
+        For each user (training sessions, validation session or None, test session or None), a session as a list of
+        (item, time).
+    """
+    generator = np.random.default_rng(3)
+    log, clock = [], 0.0
+    for user in range(8):
+        sessions = []
+        for _ in range(1 + user % 4 + 2):
+            size = int(generator.integers(2, 10))
+            times = clock + np.cumsum(generator.integers(0, 30, size))
+            sessions.append(list(zip(generator.integers(0, n_items, size).tolist(), times.astype(float).tolist())))
+            clock = float(times[-1]) + 4000.0
+        *train, valid, test = sessions
+        log.append((train, None if user in (2, 5) else valid, None if user == 3 else test))
+    return log
+
+
+def sessions_of(lists) -> Sessions:
+    """Sessions from those of each user, each a list of (item, time)."""
+    of_user = np.cumsum([0, *(len(sessions) for sessions in lists)])
+    every = [session for sessions in lists for session in sessions]
+    flat = [pair for session in every for pair in session]
+    return Sessions(torch.tensor(of_user), torch.tensor(np.cumsum([0, *map(len, every)])),
+                    torch.tensor([item for item, _ in flat]),
+                    torch.tensor([time for _, time in flat], dtype=torch.float64))
+
+
+def session_stream(log: list, n_items: int) -> Stream:
+    """The stream of a log as ``session_log`` makes it."""
+    sessions = {"train": sessions_of([train for train, _, _ in log])}
+    splits = {"train": ragged(*[[item for session in train for item, _ in session] for train, _, _ in log])}
+    for k, name in ((1, "valid"), (2, "test")):
+        chosen = [[entry[k]] if entry[k] else [] for entry in log]
+        sessions[name] = sessions_of(chosen)
+        splits[name] = ragged(*[[session[-1][0] for session in some] for some in chosen])
+    step = Step(0, len(log), n_items, 0, 0, len(splits["train"].values), **splits, sessions=sessions)
+    return Stream((step,), np.arange(len(log)).astype(str), np.arange(n_items).astype(str))
+
+
+def with_other_data(step: Step, users: Tensor | None = None, splits: tuple[str, ...] = SPLITS, seed: int = 7) -> Step:
+    """A step in which some users' items are others: as many, at the same times, drawn at random.
+
+    Args:
+        users: bool of shape (users,); None: all of them.
+        splits: which of the user's data to replace.
+    """
+    rng = np.random.default_rng(seed)
+    chosen = torch.ones(step.n_users, dtype=torch.bool) if users is None else users
+    if step.sessions:
+        return _with_other_sessions(step, chosen, splits, rng)
+    changed = {}
+    for name in splits:
+        lists = step.split(name)
+        values = lists.values.clone()
+        for user in chosen.nonzero().flatten().tolist():
+            start, end = int(lists.indptr[user]), int(lists.indptr[user + 1])
+            values[start:end] = torch.from_numpy(rng.choice(step.n_items, end - start, replace=False))
+        changed[name] = Ragged(lists.indptr, values)
+    return replace(step, **changed)
+
+
+def _with_other_sessions(step: Step, chosen: Tensor, splits: tuple[str, ...], rng: np.random.Generator) -> Step:
+    sessions, lists = dict(step.sessions), {}
+    for name in splits:
+        old = sessions[name]
+        items = old.items.clone()
+        for user in chosen.nonzero().flatten().tolist():
+            start, end = int(old.start[old.of_user[user]]), int(old.start[old.of_user[user + 1]])
+            items[start:end] = torch.from_numpy(rng.integers(0, step.n_items, end - start))
+        sessions[name] = replace(old, items=items)
+        lists[name] = Ragged(step.split(name).indptr, items if name == "train" else items[old.start[1:] - 1])
+    return replace(step, sessions=sessions, **lists)
+
+
+def with_steps(stream: Stream, steps: dict[int, Step]) -> Stream:
+    """The stream with some of its steps replaced."""
+    return replace(stream, steps=tuple(steps.get(step.index, step) for step in stream.steps))
