@@ -74,7 +74,8 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, rerun:
         elif done := _finished(record, lambda error: warn(f"{error}; set aside as {record.set_aside().name}, "
                                                           f"running again.")):
             return {**done, "record": str(record.folder), "reused": True}
-        shares_base = config.method.cls.first_step > 0
+        # In a stream of one step no method acts after it, so there is nothing to share it for.
+        shares_base = config.method.cls.first_step > 0 and len(stream.steps) > 1
         saved = _load_or_set_aside(record.checkpoint, config.device, warn)
         if saved:
             step, round_ = saved[0].step, saved[0].round

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fedcl_bench import records, runner
+from fedcl_bench.cli import main
 from fedcl_bench.config import make_config
 from fedcl_bench.errors import UserError
 from fedcl_bench.records import Corrupt, Record
@@ -268,3 +269,10 @@ def test_terminated_like_interrupted(tmp_path):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "the same command goes on from there" in err
     assert next((tmp_path / "runs").glob("*/checkpoint.pt")).stat().st_size > 0
+
+
+def test_a_stream_of_one_step_leaves_no_shared_block(tmp_path, monkeypatch, capsys):
+    """There is no later block in which methods would differ, so nothing of it is kept for others."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["--method", "ft", "--backbone", "fedmf", "--set", "stream=static", "--set", "rounds=1", "--json"]) == 0
+    assert not (tmp_path / "results" / "shared").exists() and len(list((tmp_path / "results" / "runs").iterdir())) == 1
