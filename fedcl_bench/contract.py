@@ -130,8 +130,8 @@ def check_declaration(backbone: Backbone) -> None:
     if not (isinstance(tables, tuple) and len(tables) == 2 and all(isinstance(kind, Mapping) for kind in tables)):
         raise PluginError(f"{_named(backbone, 'new_rows')} returned {_found(tables)},\nexpected a pair of "
                           f"dictionaries: public item tables, private tables.")
-    kinds = [("new_rows (public)", tables[0], len(items), "items"), ("new_rows (private)", tables[1], len(users), "users"),
-             ("new_dense", backbone.new_dense(0), None, ""),
+    kinds = [("new_rows (public)", tables[0], len(items), "items"),
+             ("new_rows (private)", tables[1], len(users), "users"), ("new_dense", backbone.new_dense(0), None, ""),
              ("new_personal", backbone.new_personal(0, items), len(items), "items")]
     names: list[str] = []
     for hook, kind, count, rows in kinds:

@@ -12,8 +12,7 @@ from fedcl_bench.rounds import train_round
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.sampling import LocalSettings, draw_negatives, make_chunks
 from fedcl_bench.stream import Step
-from fedcl_bench.testing.worlds import (ragged, session_log, session_stream, sessions_of, small_interactions,  # noqa: F401
-                                        small_stream)
+from fedcl_bench.testing.worlds import ragged
 
 USER, ITEM = "user_embedding.weight", "item_embedding.weight"
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import (ITEM, USER, build, federation, finish, module_of, one_step, ragged, small_interactions,
-                     small_stream, train_once)
+from helpers import ITEM, USER, build, federation, finish, module_of, one_step, train_once
 from scipy import stats
 
 from fedcl_bench.backbone import Backbone, BackboneSettings
@@ -21,6 +20,7 @@ from fedcl_bench.method import DrawKey, Method, NoSettings
 from fedcl_bench.model import Snapshot, pair_keys, score_users
 from fedcl_bench.sampling import LocalSettings, make_chunks
 from fedcl_bench.stream import StreamSettings, build_static
+from fedcl_bench.testing.worlds import ragged, small_interactions, small_stream
 
 LN2 = math.log(2.0)
 

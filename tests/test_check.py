@@ -102,7 +102,7 @@ class Dice(Method):
 def test_bad_arguments_of_check(tmp_path, capsys):
     for arguments, text in ((["check"], "no name"), (["check", "ft", "--all"], "a name and --all"),
                             (["check", "f3crek"], "Did you mean 'f3crec'?"),
-                            (["check", "ft", "--with", "fedmg"], "no backbone is named 'fedmg'")):
+                            (["check", "ft", "--with", "fedmg"], "Did you mean 'fedmf'?")):
         assert main(arguments) == 2
         assert text in capsys.readouterr().err
     (tmp_path / "broken.py").write_text("raise ValueError('at import')\n")

@@ -6,12 +6,13 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from helpers import one_step, ragged
+from helpers import one_step
 from hypothesis import given, strategies as st
 from scipy import stats
 
 from fedcl_bench import draws
 from fedcl_bench.sampling import LocalSettings, Others, draw_negatives, make_chunks
+from fedcl_bench.testing.worlds import ragged
 
 
 def test_splitmix64_reference_values():

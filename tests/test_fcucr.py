@@ -13,7 +13,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from helpers import build, session_log, session_stream, sessions_of
+from helpers import build
 from hypothesis import given
 from session_oracle import ITEM, drawn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -28,6 +28,7 @@ from fedcl_bench.prototypes import fuse, gaussian_epsilon, nearest
 from fedcl_bench.rounds import train_round
 from fedcl_bench.sampling import LocalSettings
 from fedcl_bench.session_local import SessionTrainer, make_session_chunks, window
+from fedcl_bench.testing.worlds import session_log, session_stream, sessions_of
 
 N_ITEMS = 40
 

@@ -7,13 +7,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers import TableBackbone, ragged
+from helpers import TableBackbone
 from hypothesis import given, settings, strategies as st
 
 from fedcl_bench.continual import summaries
 from fedcl_bench.errors import UserError
 from fedcl_bench.evaluation import list_metrics, parse_metric, rank_all
 from fedcl_bench.model import Snapshot
+from fedcl_bench.testing.worlds import ragged
 
 
 @settings(max_examples=60)

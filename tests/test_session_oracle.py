@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from helpers import build, session_log, session_stream
+from helpers import build
 from session_oracle import ITEM, Oracle
 
 from fedcl_bench.evaluation import EvaluationSettings
@@ -13,6 +13,7 @@ from fedcl_bench.federation import Federation, FederationSettings, run
 from fedcl_bench.growth import grow
 from fedcl_bench.model import Snapshot
 from fedcl_bench.sampling import LocalSettings
+from fedcl_bench.testing.worlds import session_log, session_stream
 
 N_ITEMS, SEED, ROUNDS = 40, 5, 3
 BACKBONES = {"sasrec": {}, "gru4rec": {"hidden_size": 4}, "tisasrec": {"time_span": 12},

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import TableBackbone, build, federation, finish, one_step, ragged, small_interactions, train_once
+from helpers import TableBackbone, build, federation, finish, one_step, train_once
 from hypothesis import given, settings, strategies as st
 from scipy import stats
 
@@ -29,6 +29,7 @@ from fedcl_bench.recbole_adapter import Interactions
 from fedcl_bench.records import Record
 from fedcl_bench.sampling import LocalSettings, draw_negatives, make_chunks
 from fedcl_bench.stream import StreamSettings, build_static
+from fedcl_bench.testing.worlds import ragged, small_interactions
 
 STATIC = StreamSettings(stream="static", k_core=0)
 SAMPLED = EvaluationSettings(topk=(10,), valid_metric="hit@10", candidates="sampled")

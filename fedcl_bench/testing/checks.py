@@ -69,7 +69,8 @@ def check_plugin(registry: Registry, plugin: Plugin, full: bool = False, partner
         if not note("declares its parameters", "", declared):
             return report
         note("finite losses", "", lambda: properties.finite_losses(plugin, made[0]))
-    pairs = [stable_or_same(pair) for pair in pairs_of(registry, plugin, partners or (() if full else FEW[plugin.kind]))]
+    chosen = partners or (() if full else FEW[plugin.kind])
+    pairs = [stable_or_same(pair) for pair in pairs_of(registry, plugin, chosen)]
     if not pairs:
         note("has a partner", "", lambda: _no_partner(registry, plugin))
     for number, pair in enumerate(pairs):
@@ -91,10 +92,9 @@ def pairs_of(registry: Registry, plugin: Plugin, partners: Iterable[str] = ()) -
     kind = "backbone" if plugin.kind == "method" else "method"
     result = []
     for partner in partners or registry.names(kind):
+        registry.get(kind, partner)  # an unknown name is an error at once
         names = (plugin.name, partner) if plugin.kind == "method" else (partner, plugin.name)
         for stream in ("blocks", "sessions"):
-            if (kind, partner) not in registry.plugins:
-                raise UserError(f"no {kind} is named '{partner}'; known: {', '.join(registry.names(kind))}.")
             pair = Pair(registry, *names, stream)
             alone = stream == "sessions" and not is_sequential(pair.backbone_cls)
             if alone and does_something(pair.method_cls(pair.method_cls.Settings())):
@@ -106,9 +106,9 @@ def pairs_of(registry: Registry, plugin: Plugin, partners: Iterable[str] = ()) -
 
 def _no_partner(registry: Registry, plugin: Plugin) -> str:
     kind = "backbone" if plugin.kind == "method" else "method"
-    names = registry.names(kind)
-    raise Violated(f"no {kind} goes with it; tried {', '.join(names)}: the first says "
-                   f"{Pair(registry, *((plugin.name, names[0]) if kind == 'backbone' else (names[0], plugin.name)), 'blocks').fits()}")
+    first, *_ = names = registry.names(kind)
+    pair = Pair(registry, *((plugin.name, first) if kind == "backbone" else (first, plugin.name)), "blocks")
+    raise Violated(f"no {kind} goes with it; tried {', '.join(names)}; '{first}': {pair.fits()}")
 
 
 def stable_or_same(pair: Pair) -> Pair:

@@ -74,7 +74,9 @@ class Pair:
 
     @cached_property
     def stream(self) -> Stream:
-        return session_stream(session_log(SESSION_ITEMS), SESSION_ITEMS) if self.kind == "sessions" else growing_stream()
+        if self.kind == "sessions":
+            return session_stream(session_log(SESSION_ITEMS), SESSION_ITEMS)
+        return growing_stream()
 
     def parts(self, **settings) -> list[Any]:
         """The pair's settings: small sizes where the plugins have them, and those given."""

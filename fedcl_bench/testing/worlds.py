@@ -24,7 +24,8 @@ def ragged(*lists) -> Ragged:
     return Ragged(lengths.cumsum(0), torch.tensor([i for items in lists for i in items], dtype=torch.int64))
 
 
-def small_interactions(seed: int = 0, users: int = 40, items: int = 60, each: tuple[int, int] = (6, 25)) -> Interactions:
+def small_interactions(seed: int = 0, users: int = 40, items: int = 60,
+                       each: tuple[int, int] = (6, 25)) -> Interactions:
     """Random rows in random order of time; no user has an item twice."""
     rng = np.random.default_rng(seed)
     lists = [rng.choice(items, rng.integers(*each), replace=False) for _ in range(users)]
