@@ -21,7 +21,8 @@ class _Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    modules = {name: importlib.import_module(f"{commands.__name__}.{name}") for name in commands.NAMES}
+    modules = {name: importlib.import_module(f"{commands.__name__}.{name.replace('-', '_')}")
+               for name in commands.NAMES}
     parser = _Parser(prog="run_bench.py", formatter_class=argparse.RawDescriptionHelpFormatter,
                      epilog=modules["run"].EXAMPLES, allow_abbrev=False,
                      description="Benchmarks of federated continual recommendation. Without a command: run.")
