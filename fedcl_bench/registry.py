@@ -154,6 +154,7 @@ def discover(folders: Iterable[Path] = ()) -> Registry:
                 registry.broken[path.stem] = f"{path}: {type(error).__name__}: {error}"
                 continue
             registry._add(module, path)
+    packaged: dict[str, ModuleType] = {}  # several entry points may name classes of one module
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
             loaded = entry.load()
@@ -161,5 +162,7 @@ def discover(folders: Iterable[Path] = ()) -> Registry:
             registry.broken[entry.name] = f"entry point {entry.value}: {type(error).__name__}: {error}"
             continue
         module = loaded if isinstance(loaded, ModuleType) else sys.modules[loaded.__module__]
+        packaged[module.__name__] = module
+    for module in packaged.values():
         registry._add(module, Path(module.__file__))
     return registry
