@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -15,22 +16,9 @@ from fedcl_bench.cli import main
 
 pytest.importorskip("setuptools", reason="needs setuptools to build a package without network")
 ROOT = Path(__file__).resolve().parents[1]
-PROJECT = """\
-[build-system]
-requires = ["setuptools"]
-build-backend = "setuptools.build_meta"
-
-[project]
-name = "acme-recommenders"
-version = "1.0"
-
-[tool.setuptools]
-packages = ["acme"]
-
-[project.entry-points."fedcl_bench.plugins"]
-acme-mean = "acme.acme_mean"
+# Entry points beside those of the documentation: a module named twice, one that cannot be imported, one that is not there.
+MORE = """\
 acme-mean-again = "acme.acme_mean:AcmeMean"
-acme-model = "acme.acme_model:AcmeModel"
 acme-broken = "acme.broken"
 acme-gone = "acme.not_there"
 """
@@ -38,18 +26,16 @@ acme-gone = "acme.not_there"
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
-    """The interpreter of a new environment that sees this one's packages, with the package installed.
-
-    A method named by its module and by its class, a backbone named by its class, a module that cannot be imported and
-    one that the package does not have.
-    """
+    """The interpreter of a new environment that sees this one's packages, with the package of docs/plugins.md
+    installed: a method named by its module and a backbone named by its class."""
     folder = tmp_path_factory.mktemp("installed")
     source, environment = folder / "source", folder / "environment"
     for kind, name in (("method", "acme-mean"), ("backbone", "acme-model")):
         assert main(["new-plugin", kind, name, "--plugins", str(source / "acme")]) == 0
     (source / "acme/__init__.py").write_text("")
     (source / "acme/broken.py").write_text("import nothing_of_this_name\n")
-    (source / "pyproject.toml").write_text(PROJECT)
+    (project,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/plugins.md").read_text(encoding="utf-8"), re.DOTALL)
+    (source / "pyproject.toml").write_text(project + MORE)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(environment), "platbase": str(environment)}))
     (site / "outer.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")) + "\n")
