@@ -241,7 +241,7 @@ def pip(words: list[str]) -> None:
     parser.add_argument("-e", dest="project")
     args = parser.parse_args(words)
     project = re.fullmatch(r"\.(?:\[([\w,]+)\])?", args.project)
-    assert project and (ROOT / args.constraints).is_file()
+    assert project and (ROOT / args.constraints).is_file(), f"no {args.constraints} or no {args.project}"
     for extra in (project[1] or "").split(","):
         assert not extra or extra in setup["options.extras_require"], f"setup.cfg has no extra '{extra}'"
 
@@ -341,7 +341,7 @@ def test_unknown_commands_are_found(capsys, monkeypatch, tmp_path):
     assert list(block.commands()) == [
         (4, ["make", "bench"]), (6, ["python", "run_bench.py", "grid", "--methods", "ft", "--backbones", "fedmf"])]
     for line, expected in (("make bnech", "the Makefile has"), ("rm -rf results", "no known command"),
-                           ("python other.py", "no known command"), ("python -m pip install -c none.txt -e .", "")):
+                           ("python other.py", "no known command"), ("python -m pip install -c none.txt -e .", "no none.txt")):
         with pytest.raises(AssertionError, match=expected):
             check(shlex.split(line), capsys, monkeypatch, set())
     for line, expected in (("python run_bench.py gird --methods ft", "Did you mean 'grid'"),
