@@ -1,9 +1,10 @@
-"""The documentation: every command in it is run, or checked as far as a machine without its data can; links lead somewhere.
+"""The documentation: every command in it is run, or checked as far as a machine without its data can; its numbers are
+those of the published records; its links lead somewhere.
 
 A command that needs no more than RecBole's bundled data and the published records is run as it stands, in a folder that
 has both, with rounds and seeds cut; commands that read records read the published ones unless they name others. Of
-`grid`, `tune` and `pack`, which take hours, the plan is made. Where a dataset is not on the machine, the command line is
-parsed and its settings are resolved. A command line that fits none of this fails the test.
+`grid`, `tune` and `pack`, which take hours, the plan is made. Where a dataset is not on the machine, the command line
+is parsed and its settings are resolved. A command line that fits none of this fails the test.
 """
 
 from __future__ import annotations
@@ -58,17 +59,24 @@ class Block:
 
     def commands(self) -> Iterator[tuple[int, list[str]]]:
         """(line number, words) of every command line, without comments."""
-        text = re.sub(r"\\\n", " ", self.text)
-        lost = 0
-        for number, line in enumerate(text.splitlines()):
-            words = shlex.split(line, comments=True)
-            if words:
-                yield self.line + number + lost, words
+        begun, text = self.line, ""
+        for number, line in enumerate(self.text.splitlines(), start=self.line):
+            begun = begun if text else number
+            text += line.removesuffix("\\")
+            if line.endswith("\\"):
+                continue
+            if words := shlex.split(text, comments=True):
+                yield begun, words
+            text = ""
+        assert not text, f"line {begun} goes on, and nothing follows"
 
 
 def blocks(text: str) -> list[Block]:
-    return [Block(found[1], text[:found.start()].count("\n") + 2, found[2])
-            for found in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)]
+    """Every fenced block; fences that are indented or of another kind are not accepted, so that none is overlooked."""
+    found = [Block(block[1], text[:block.start()].count("\n") + 2, block[2])
+             for block in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)]
+    assert len(re.findall(r"^\s*(?:```|~~~)", text, re.MULTILINE)) == 2 * len(found), "a fence is not as ```bash"
+    return found
 
 
 def without_blocks(page: Path) -> str:
@@ -336,12 +344,16 @@ def test_commands_within_sentences_are_understood(page):
 def test_unknown_commands_are_found(capsys, monkeypatch, tmp_path):
     """The test above can fail."""
     monkeypatch.chdir(tmp_path)
-    text = "```bash\nmake bench   # a comment\n\npython run_bench.py grid --methods ft \\\n    --backbones fedmf\n```\n"
-    (block,) = blocks("# Title\n\n" + text)
+    (block,) = blocks("# Title\n\n```bash\nmake bench   # a comment\n\n"
+                      "python run_bench.py grid --methods ft \\\n    --backbones fedmf\nmake test\n```\n")
     assert list(block.commands()) == [
-        (4, ["make", "bench"]), (6, ["python", "run_bench.py", "grid", "--methods", "ft", "--backbones", "fedmf"])]
+        (4, ["make", "bench"]), (6, ["python", "run_bench.py", "grid", "--methods", "ft", "--backbones", "fedmf"]),
+        (8, ["make", "test"])]
+    with pytest.raises(AssertionError, match="a fence"):
+        blocks("- a list\n\n  ```bash\n  make bnech\n  ```\n")
     for line, expected in (("make bnech", "the Makefile has"), ("rm -rf results", "no known command"),
-                           ("python other.py", "no known command"), ("python -m pip install -c none.txt -e .", "no none.txt")):
+                           ("python other.py", "no known command"),
+                           ("python -m pip install -c none.txt -e .", "no none.txt")):
         with pytest.raises(AssertionError, match=expected):
             check(shlex.split(line), capsys, monkeypatch, set())
     for line, expected in (("python run_bench.py gird --methods ft", "Did you mean 'grid'"),
@@ -438,9 +450,9 @@ def test_fcucrs_numbers_are_those_of_the_records(registry):
         tables[False, start] = {**published(registry, "fcucr", "fcucr", 2, patience=0, init=start),
                                 **published(registry, "fcucr", "fcucr", 3, patience=0, init=start)}
         tables[True, start] = published(registry, folder, "fcucr", 2, tuned, patience=5, init=start)
-    pages = [(ROOT / "README.md", "| | clients' own starts", False), (ROOT / "docs/results.md", "| | own starts (re", False),
-             (ROOT / "docs/results.md", "| | own starts |", True)]
-    for page, heading, tuned in pages:
+    for page, heading, tuned in ((ROOT / "README.md", "| | clients' own starts", False),
+                                 (ROOT / "docs/results.md", "| | own starts (re", False),
+                                 (ROOT / "docs/results.md", "| | own starts |", True)):
         rows = rows_of(page, heading)
         assert len(rows) >= 8
         for name, *shown in rows:

@@ -16,7 +16,7 @@ from fedcl_bench.cli import main
 
 pytest.importorskip("setuptools", reason="needs setuptools to build a package without network")
 ROOT = Path(__file__).resolve().parents[1]
-# Entry points beside those of the documentation: a module named twice, one that cannot be imported, one that is not there.
+# Beside the entry points of the documentation: a module named twice, one that cannot be imported, one that is not there
 MORE = """\
 acme-mean-again = "acme.acme_mean:AcmeMean"
 acme-broken = "acme.broken"

@@ -43,8 +43,8 @@ def draw(path: Path) -> None:
     box(ax, 0.1, 3.55, 1.9, 1.35, "RunConfig",
         "method × backbone ×\ndataset × settings ×\nseed, checked before\nanything runs")
     box(ax, 0.1, 0.95, 1.9, 1.95, "Stream",
-        "atomic file → k-core →\nids by first appearance →\nsteps: time blocks,\nsessions, or one\nleave-one-out split,\n"
-        "every client's own")
+        "atomic file → k-core →\nids by first appearance →\nsteps: time blocks,\nsessions, or one\n"
+        "leave-one-out split,\nevery client's own")
 
     ax.add_patch(FancyBboxPatch((2.6, 0.2), 5.0, 4.7, boxstyle="round,pad=0,rounding_size=0.12", facecolor="white",
                                 edgecolor=LINE, linewidth=0.9, linestyle=(0, (4, 3))))
@@ -53,8 +53,8 @@ def draw(path: Path) -> None:
     box(ax, 2.8, 3.05, 4.6, 1.3, "Server", "public parameters: item tables, dense layers; the method's server state\n"
         "mean of the uploads → aggregate (method) → next round's tables\nnever sees interactions or private parameters",
         SERVER)
-    box(ax, 2.8, 0.85, 4.6, 1.35, "Clients, a batch dimension", "own data of the step; private parameters; the method's "
-        "client state\nloss of the backbone + local_loss (method), optimiser steps\n"
+    box(ax, 2.8, 0.85, 4.6, 1.35, "Clients, a batch dimension",
+        "own data of the step; private parameters; the method's client state\nloss of the backbone + local_loss (method), optimiser steps\n"
         "each exactly as if trained alone", CLIENT)
     arrow(ax, (4.0, 3.05), (4.0, 2.2), "public\nparameters")
     arrow(ax, (6.2, 2.2), (6.2, 3.05), "uploads: public parameters\nand what the method declares")
