@@ -226,9 +226,21 @@ def plain_command(words, args, capsys):
     assert capsys.readouterr().out.strip()
 
 
+def check_command(words, args, capsys):
+    """With one partner, and not `--full`, which takes minutes."""
+    registry = discover(args.plugins)
+    if args.all or args.full:
+        assert args.all or args.name in registry.names("method") + registry.names("backbone")
+        return
+    partner = "fedmf" if args.name in registry.names("method") else "ft"
+    succeeds([*words, "--with", partner])
+    assert "all properties hold" in capsys.readouterr().out
+
+
 BENCH = {"run": run_command, "grid": grid_command, "tune": tune_command, "tables": records_command,
          "compare": records_command, "figures": records_command, "reproduction": records_command, "pack": pack_command,
-         "data": data_command, "list": plain_command, "doctor": plain_command, "new-plugin": plain_command}
+         "check": check_command, "data": data_command, "list": plain_command, "doctor": plain_command,
+         "new-plugin": plain_command}
 
 
 def bench(words: list[str], capsys, done: set[tuple[str, ...]]) -> None:

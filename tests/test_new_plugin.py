@@ -149,12 +149,19 @@ def test_in_every_command(written, capsys, monkeypatch):
     assert "ewma on fedmf, ml-100k: ndcg@20" in output("compare", "ewma", "ft", "--backbone", "fedmf", *ROUNDS, *MINE)
 
 
-def test_the_written_test_passes(written):
+@pytest.mark.parametrize("name", ["ewma", pytest.param("my_mf", marks=pytest.mark.long)])
+def test_the_written_test_passes(written, name):
     """The plugin's own test, as its author runs it."""
-    pytest.importorskip("fedcl_bench.testing", reason="needs fedcl_bench.testing")
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "my_plugins/tests"],
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
+                           f"my_plugins/tests/test_{name}.py"],
                           cwd=written, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_backbone_passes_its_check(written, capsys):
+    """With one method; the test above has all that the written test tries."""
+    assert main(["check", "my-mf", "--with", "ft", "--plugins", str(written / "my_plugins")]) == 0
+    assert "all properties hold" in capsys.readouterr().out
 
 
 # What is refused
