@@ -21,7 +21,8 @@ class _Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    modules = {name: importlib.import_module(f"{commands.__name__}.{name}") for name in commands.NAMES}
+    modules = {name: importlib.import_module(f"{commands.__name__}.{name.replace('-', '_')}")
+               for name in commands.NAMES}
     parser = _Parser(prog="run_bench.py", formatter_class=argparse.RawDescriptionHelpFormatter,
                      epilog=modules["run"].EXAMPLES, allow_abbrev=False,
                      description="Benchmarks of federated continual recommendation. Without a command: run.")
@@ -32,21 +33,30 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options of a command line; ``run`` may be left out, as may the action of ``data``.
+
+    Raises:
+        UserError: for an unknown command or option.
+    """
+    arguments = list(arguments)
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in commands.NAMES:
+        raise unknown("command", arguments[0], commands.NAMES)  # argparse would list choices; name the nearest
+    if arguments and arguments[0] not in (*commands.NAMES, "-h", "--help"):
+        arguments.insert(0, "run")
+    if arguments[:1] == ["data"]:
+        arguments[1:] = with_action(arguments[1:])
+    return build_parser().parse_args(arguments)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if arguments and not arguments[0].startswith("-") and arguments[0] not in commands.NAMES:
-            raise unknown("command", arguments[0], commands.NAMES)  # argparse would list choices; name the nearest
-        if arguments and arguments[0] not in (*commands.NAMES, "-h", "--help"):
-            arguments.insert(0, "run")
-        if arguments[:1] == ["data"]:
-            arguments[1:] = with_action(arguments[1:])
-        parser = build_parser()
         if not arguments:
-            parser.print_help()
+            build_parser().print_help()
             return 0
-        args = parser.parse_args(arguments)
+        args = parse(arguments)
         return args.execute(args)
     except UserError as error:
         print(f"run_bench.py: {error}", file=sys.stderr)

@@ -16,7 +16,7 @@ from .pool import Board, Outcome
 from .report import plain_table, print_table
 from .settings import as_text
 from .specs import seed_text
-from .tune import Result
+from .tune import Outlook, Result
 
 
 def duration(seconds: float) -> str:
@@ -130,6 +130,23 @@ def as_json(outcomes: Sequence[Outcome], results: Path, seconds: float) -> dict[
     statuses = ("finished", "failed", "error", "busy", "stopped", "waiting")
     return {"runs": runs, "seconds": seconds,
             "counts": {status: sum(o.status == status for o in outcomes) for status in statuses}}
+
+
+def show_outlook(rows: Sequence[Outlook]) -> None:
+    """A row per search: what it searches, with the number of values, its trials and how many of them have a record."""
+    table = plain_table("method", "backbone", "dataset", "searched", "fixed", "points", "trials", "finished", "")
+    for row in rows:
+        head, search = row.search.head(), row.search
+        searched = ", ".join(f"{name} ({len(values)})" for name, values in search.space.items())
+        fixed = ", ".join(f"{name}={as_text(value)}" for name, value in search.fixed.items())
+        finished = "?" if row.finished is None else str(row.finished)
+        table.add_row(head["method"], head["backbone"], head["dataset"], searched, fixed, str(search.points),
+                      str(row.trials), finished, "as before" if row.kept else "")
+    print_table(table)
+    new = [row for row in rows if not row.kept]
+    print(f"Searches: {len(new)} with {sum(row.trials for row in new)} trials to come, {len(rows) - len(new)} done "
+          f"before and kept. `list NAME` shows the values."
+          + (" ?: the points hang on what is tried before." if any(row.finished is None for row in rows) else ""))
 
 
 def show_tuned(results: Sequence[Result], files: Sequence[str]) -> None:

@@ -62,8 +62,9 @@ class Registry:
         """
         if (kind, name) in self.plugins:
             return self.plugins[kind, name]
-        if name in self.broken:
-            raise UserError(f"{kind} '{name}' cannot be loaded: {self.broken[name]}")
+        for file in (name, name.replace("-", "_")):
+            if file in self.broken:
+                raise UserError(f"{kind} '{name}' cannot be loaded: {self.broken[file]}")
         raise unknown(kind, name, self.names(kind))
 
     def reimplemented(self, method: str) -> bool:
@@ -132,15 +133,20 @@ def load_file(registry: Registry, path: Path) -> None:
 def discover(folders: Iterable[Path] = ()) -> Registry:
     """Load all plugins: the shipped ones, those in ``folders``, and those of installed packages.
 
+    Every ``*.py`` of a folder is a plugin, but for those that begin with ``_`` and pytest's own (``test_*.py`` and
+    ``conftest.py``).
+
     Raises:
         UserError: if a folder does not exist or two plugins have one name.
     """
     registry = Registry()
-    for folder in [shipped("plugins"), *map(Path, folders)]:
+    folders = [shipped("plugins"), *map(Path, folders)]
+    for folder in folders:
         if not folder.is_dir():
             raise UserError(f"--plugins: '{folder}' is not a folder.")
-        for path in sorted(folder.resolve().glob("*.py")):
-            if path.stem.startswith("_"):
+    for folder in dict.fromkeys(folder.resolve() for folder in folders):
+        for path in sorted(folder.glob("*.py")):
+            if path.stem.startswith(("_", "test_")) or path.stem == "conftest":
                 continue
             try:
                 module = _import_file(path)
@@ -148,6 +154,7 @@ def discover(folders: Iterable[Path] = ()) -> Registry:
                 registry.broken[path.stem] = f"{path}: {type(error).__name__}: {error}"
                 continue
             registry._add(module, path)
+    packaged: dict[str, ModuleType] = {}  # several entry points may name classes of one module
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
             loaded = entry.load()
@@ -155,5 +162,7 @@ def discover(folders: Iterable[Path] = ()) -> Registry:
             registry.broken[entry.name] = f"entry point {entry.value}: {type(error).__name__}: {error}"
             continue
         module = loaded if isinstance(loaded, ModuleType) else sys.modules[loaded.__module__]
+        packaged[module.__name__] = module
+    for module in packaged.values():
         registry._add(module, Path(module.__file__))
     return registry

@@ -116,6 +116,7 @@ class Source:
         assignments: settings that lie over those of every run of the table.
         statistics: dataset to its statistics (see ``datasets.statistics``), called for tables that need no runs;
             raises UserError if the data is not there.
+        plugins: the folders of ``--plugins``.
     """
 
     runs: Sequence[Run]
@@ -123,11 +124,13 @@ class Source:
     tuned: Path | None
     assignments: tuple[tuple[str, Any], ...]
     statistics: Callable[[str], Mapping[str, list]]
+    plugins: tuple[Path, ...] = ()
 
     def options(self) -> str:
-        """The options that name these settings on a command line."""
+        """The options that name these settings and plugins on a command line."""
         tuned = [f"--tuned {self.tuned}"] if self.tuned is not None else []
-        return " ".join([*tuned, *(f"--set {name}={value}" for name, value in self.assignments)])
+        return " ".join([*tuned, *(f"--set {name}={value}" for name, value in self.assignments),
+                         *(f"--plugins {folder}" for folder in self.plugins)])
 
 
 class NotMeasured(Exception):
@@ -324,8 +327,9 @@ def user_test(a: Sequence[Run], b: Sequence[Run], metric: str) -> tuple[float, f
 
 
 def _leading(cells: Mapping[Key, Cell], table: PaperTable, dataset: str, backbone: str) -> dict[str, Cell]:
-    """Row to the cell by which a backbone's methods are compared (``PaperTable.lead``)."""
-    keys = {row: Key(dataset, backbone, row, table.lead.metric, table.lead.column) for row in table.rows}
+    """Row to the cell by which a backbone's methods, those of the paper, are compared (``PaperTable.lead``)."""
+    keys = {row: Key(dataset, backbone, row, table.lead.metric, table.lead.column) for row in table.rows
+            if row not in table.added}
     return {row: cells[key] for row, key in keys.items() if key in cells}
 
 
@@ -459,21 +463,22 @@ def _test_notes(cells: Mapping[Key, Cell], table: PaperTable, ours: str, label: 
 
 def command(paper: str, table: PaperTable, source: Source, seeds: int, datasets: Iterable[str] = (),
             backbones: Iterable[str] = (), methods: Iterable[str] = ()) -> str:
-    """The command that makes the missing records of some cells."""
+    """The command that makes the missing records of some cells: those of the paper, or those of added methods."""
+    methods = list(dict.fromkeys(methods))
     names = [f"--{kind} {','.join(dict.fromkeys(chosen))}"
              for kind, chosen in (("datasets", datasets), ("backbones", backbones), ("methods", methods)) if chosen]
-    return " ".join(["run_bench.py grid --paper", paper, f"--table {table.number}", *names, f"--seeds {seeds}",
-                     *filter(None, [source.options()])])
+    runs = [] if set(methods) & set(table.added) else [f"--paper {paper} --table {table.number}"]
+    return " ".join(["run_bench.py grid", *runs, *names, f"--seeds {seeds}", *filter(None, [source.options()])])
 
 
 def _missing(cells: Mapping[Key, Cell], paper: str, table: PaperTable, source: Source) -> list[str]:
     """Sentences that name every cell without a number of ours, one per dataset and reason."""
-    places: dict[tuple[str, str, str], list[Key]] = {}
+    places: dict[tuple[str, str, str, bool], list[Key]] = {}
     for key, cell in cells.items():
         if cell.missing:
-            places.setdefault((key.dataset, key.backbone, cell.missing), []).append(key)
+            places.setdefault((key.dataset, key.backbone, cell.missing, key.row in table.added), []).append(key)
     alike: dict[tuple, list[str]] = {}  # backbones on which the same cells of a dataset are missing
-    for (dataset, backbone, reason), keys in places.items():
+    for (dataset, backbone, reason, _), keys in places.items():
         rows, columns = (tuple(dict.fromkeys(getattr(key, part) for key in keys)) for part in ("row", "column"))
         whole = [key for key in cells if (key.dataset, key.backbone) == (dataset, backbone) and key.row in rows]
         alike.setdefault((dataset, reason, rows, columns if len(keys) < len(whole) else ()), []).append(backbone)
@@ -503,8 +508,12 @@ def _limited(table: PaperTable, datasets: Iterable[str] | None, backbones: Itera
 
 
 def build(paper: str, table: PaperTable, source: Source, datasets: Iterable[str] | None = None,
-          backbones: Iterable[str] | None = None) -> Table | None:
+          backbones: Iterable[str] | None = None, add: Iterable[str] = ()) -> Table | None:
     """A table with our numbers and the paper's; None if no cell is of these datasets and backbones.
+
+    Args:
+        add: methods that the paper does not have, to be shown beside its own where methods are compared
+            (``PaperTable.lead``).
 
     Raises:
         UserError: if records contradict each other: several of one seed, of different data, or of different protocols.
@@ -513,6 +522,8 @@ def build(paper: str, table: PaperTable, source: Source, datasets: Iterable[str]
     if table is None:
         return None
     definitions = get(paper)
+    if add and table.lead:
+        table = table.adding(tuple(add), definitions.OURS)
     cells = _cells(paper, table, source)
     daggers = frozenset(row for row, backbone, dataset in table.places()
                         if table.row_spec and (spec := table.row_spec(row, backbone, dataset))
@@ -530,6 +541,8 @@ def build(paper: str, table: PaperTable, source: Source, datasets: Iterable[str]
     if daggers:
         footnotes.append((DAGGER, "Re-implementation from the description: its code was never released."))
     notes = [*table.notes, *_seed_notes(cells, place)]
+    if table.added:
+        notes.append(f"Not in the paper: {', '.join(map(label, table.added))}. `compare` tests them.")
     if table.lead:
         notes += _test_notes(cells, table, definitions.OURS, label)
     names = {"dataset": table.datasets, "backbone": table.backbones, "row": table.rows, "metric": table.metrics,

@@ -22,7 +22,7 @@ import pandas as pd
 from .config import CORE_SETTINGS, effective, resolve
 from .datasets import configured, load_config
 from .errors import UserError, unknown
-from .grid import Task, plan
+from .grid import Task, plan, state
 from .pool import Outcome
 from .records import write_atomically
 from .registry import Registry
@@ -310,17 +310,7 @@ def tune(registry: Registry, combinations: Iterable[Combination], effort: Effort
     Raises:
         UserError: before anything runs, for names, settings or data that do not fit.
     """
-    wanted = list(dict.fromkeys(combinations))
-    references = [Combination(REFERENCE, c.backbone, c.dataset) for c in wanted]
-    known = set().union(*(_knows(registry, c) for c in wanted))
-    for name in effort.fixed:
-        if name not in known:
-            raise unknown("setting (--set)", name, known)
-    first = [c for c in dict.fromkeys(references)
-             if c in wanted or not tuned_file(folder, c.method, c.backbone, c.dataset).exists()]
-    for c in [*first, *wanted]:  # find what is wrong before the first trial
-        search = make_search(registry, c, effort, {})
-        plan(registry, [search.spec(search.default)], [effort.seed], data_dir)
+    first, wanted = _in_order(registry, combinations, effort, folder, data_dir)
     done = {r.combination: r for r in _stage(registry, [(c, {}) for c in first], effort, folder, results, run, data_dir,
                                              again)}
     second = []
@@ -335,6 +325,63 @@ def tune(registry: Registry, combinations: Iterable[Combination], effort: Effort
         second.append((c, inherited))
     done.update((r.combination, r) for r in _stage(registry, second, effort, folder, results, run, data_dir, again))
     return [done[c] for c in dict.fromkeys([*first, *wanted])]
+
+
+def _in_order(registry: Registry, combinations: Iterable[Combination], effort: Effort, folder: Path,
+              data_dir: Path | None) -> tuple[list[Combination], list[Combination]]:
+    """FT's combinations that must be searched, or looked up, first, and those that were asked for, each once.
+
+    Raises UserError for names, settings or data that do not fit, before the first trial.
+    """
+    wanted = list(dict.fromkeys(combinations))
+    references = [Combination(REFERENCE, c.backbone, c.dataset) for c in wanted]
+    known = set().union(*(_knows(registry, c) for c in wanted))
+    for name in effort.fixed:
+        if name not in known:
+            raise unknown("setting (--set)", name, known)
+    first = [c for c in dict.fromkeys(references)
+             if c in wanted or not tuned_file(folder, c.method, c.backbone, c.dataset).exists()]
+    for c in [*first, *wanted]:
+        search = make_search(registry, c, effort, {})
+        plan(registry, [search.spec(search.default)], [effort.seed], data_dir)
+    return first, wanted
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What a search would do.
+
+    Attributes:
+        trials: how many there are. finished: how many of them have a record; None if the points are not known yet, as
+            FT's choice is not, or as the sampler goes by what it has seen.
+        kept: an equal search was done before and would be kept.
+    """
+
+    search: Search
+    trials: int
+    finished: int | None
+    kept: bool
+
+
+def outlook(registry: Registry, combinations: Iterable[Combination], effort: Effort, folder: Path, results: Path,
+            data_dir: Path | None = None, again: bool = False) -> list[Outlook]:
+    """What ``tune`` with these arguments would do, and what of it is done. Nothing is run. Arguments and errors as for
+    ``tune``."""
+    first, wanted = _in_order(registry, combinations, effort, folder, data_dir)
+    found: dict[Combination, Outlook] = {}
+    for c in dict.fromkeys([*first, *wanted]):
+        reference = found.get(Combination(REFERENCE, c.backbone, c.dataset))
+        waits = c.method != REFERENCE and reference is not None and not reference.kept
+        inherited = {} if c.method == REFERENCE or waits else tuned_settings(folder, REFERENCE, c.backbone, c.dataset)
+        search = make_search(registry, c, effort, inherited)
+        kept = not (waits or again) and _same_search(tuned_file(folder, c.method, c.backbone, c.dataset),
+                                                     search) is not None
+        finished = None
+        if not waits and (search.exhaustive or effort.sampler != "tpe"):
+            tasks = plan(registry, map(search.spec, next(proposals(search))), [effort.seed], data_dir)
+            finished = sum(state(task, results).name == "finished" for task in tasks)
+        found[c] = Outlook(search, min(search.points, effort.budget), finished, kept)
+    return list(found.values())
 
 
 def _stage(registry: Registry, combinations: list[tuple[Combination, Point]], effort: Effort, folder: Path,

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -21,7 +22,8 @@ from scipy import stats
 from fedcl_bench import compact, papers, tables
 from fedcl_bench.cli import main
 from fedcl_bench.errors import UserError
-from fedcl_bench.papers import Key, f3crec
+from fedcl_bench.papers import Key, f3crec, fcucr
+from fedcl_bench.registry import discover
 from fedcl_bench.specs import RunSpec
 from fedcl_bench.store import load_runs
 from fedcl_bench.tablefmt import csv_text, latex, markdown
@@ -190,6 +192,59 @@ def test_no_star_without_significance_or_for_the_worse(registry, tmp_path, mean,
     found = cell(built := table(2, tmp_path, registry), "f3crec", "avg")
     assert not found.star and (found.p > 0.05) == (mean > 0.08)
     assert any("without Reg, KD, RLP2†, SPP†" in note for note in built.notes)
+
+
+@pytest.fixture
+def with_mine(main_runs, registry, tmp_path):
+    """Table 2 with a method of one's own, above all others; the folder of its runs and the registry that knows it."""
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins/mine.py").write_text("from fedcl_bench.method import Method\n\n\nclass Mine(Method):\n"
+                                              "    name = title = 'mine'\n")
+    shutil.copytree(main_runs, tmp_path / "results")
+    known = discover([tmp_path / "plugins"])
+    for seed in range(3):
+        fabricate(tmp_path / "results", known, RunSpec("mine", "fedmf", "ml-100k"), seed, level(0.12, noise=9))
+    return tmp_path, known
+
+
+def test_a_method_that_the_paper_does_not_have(main_runs, registry, with_mine):
+    """It is shown and ranked, and takes no part in the paper's own test."""
+    folder, known = with_mine
+    built = table(2, folder / "results", known, only={"add": ["mine"]})
+    plain = table(2, main_runs, registry)
+    found = cell(built, "mine", "avg")
+    assert found.mean == pytest.approx(0.142) and found.seeds == (0, 1, 2) and found.printed is None
+    assert cell(built, "mine", "change").mean == pytest.approx(100 * (0.142 / 0.102 - 1))
+    assert {row: cell(built, row, "avg").rank for row in ("kd", "f3crec", "mine")} == {"kd": 0, "f3crec": 2, "mine": 1}
+    assert (cell(built, "f3crec", "avg").p, cell(built, "f3crec", "avg").star) == (
+        cell(plain, "f3crec", "avg").p, True)
+    assert built.heads == (*plain.heads, "mine") and "Not in the paper: mine. `compare` tests them." in built.notes
+    assert ("missing: mine on fedncf, pfedrec, ml-100k: no record; run: run_bench.py grid --datasets ml-100k "
+            "--backbones fedncf,pfedrec --methods mine --seeds 3") in built.missing
+    alone = table(3, folder / "results", known, only={"add": ["mine"]})  # no comparison of methods
+    assert not [c for c in alone.cells() if c.key.row == "mine"]
+
+
+def test_own_methods_on_the_command_line(with_mine, capsys):
+    folder, _ = with_mine
+    command = ["tables", "--records", str(folder / "results"), "--plugins", str(folder / "plugins"), "--datasets",
+               "ml-100k"]
+    assert main([*command, "--table", "2", "--backbones", "fedmf,fedncf", "--add", "mine"]) == 0
+    out = capsys.readouterr().out
+    assert "| **0.1420** ± 0.0020 |" in out and f"--methods mine --seeds 3 --plugins {folder / 'plugins'}" in out
+    for number, method, message in (("2", "mien", "unknown method (--add) 'mien'.\nDid you mean 'mine'?"),
+                                    ("2", "mine,kd", "--add: found 'kd', which the tables of f3crec have already"),
+                                    ("3", "mine", "--add has no effect without a table that compares methods")):
+        assert main([*command, "--table", number, "--add", method]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == "" and message in captured.err
+
+
+def test_own_methods_stand_on_the_backbones_of_the_papers_own():
+    added = fcucr.TABLES[2].adding(("mine",), "fcucr")
+    assert [key.backbone for key in added.keys() if key.row == "mine" and key.dataset == "xing"][::4] == list(
+        fcucr.BACKBONES)
+    assert RunSpec("mine", "sasrec", "xing") in added.specs() and set(fcucr.TABLES[2].specs()) < set(added.specs())
 
 
 def test_only_common_seeds_are_paired(registry, tmp_path):

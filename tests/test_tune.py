@@ -263,3 +263,38 @@ def test_tpe_without_optuna(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert main(["tune", "--methods", "kd", "--backbones", "fedmf", "--sampler", "tpe"]) == 2
     assert "needs Optuna: python -m pip install" in capsys.readouterr().err
+
+
+# What would be done
+
+def test_a_dry_run_counts_what_the_search_would_do(searching, registry, tmp_path, capsys, monkeypatch):
+    """Trials of FT are known; those of the others hang on its choice, until it is made."""
+    monkeypatch.chdir(tmp_path)
+    command = ["tune", "--methods", "ft,reg", "--backbones", "fedmf", "--budget", "4", "--results", str(tmp_path)]
+
+    def planned(*more):
+        assert main([*command, "--dry-run", "--json", *more]) == 0
+        return {row["method"]: (row["grid_points"], row["trials"], row["finished"], row["kept"])
+                for row in json.loads(capsys.readouterr().out)}
+    assert planned() == {"ft": (3, 3, 0, False), "reg": (6, 4, None, False)}
+    assert not list(tmp_path.iterdir())
+    searching(lambda method, settings: settings["lr"], FT, budget=4)
+    assert planned() == {"ft": (3, 3, 0, True), "reg": (6, 4, 0, False)}  # the trials were made up, without records
+    assert planned("--again") == {"ft": (3, 3, 0, False), "reg": (6, 4, None, False)}
+    assert planned("--set", "lambda_reg=0.1") == {"ft": (3, 3, 0, True), "reg": (1, 1, 0, False)}
+    assert planned("--set", "rounds=2") == {"ft": (3, 3, 0, False), "reg": (6, 4, None, False)}
+    assert planned("--sampler", "tpe")["ft"] == (3, 3, 0, True)  # all points: no sampler is needed
+    assert main([*command, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "lr (3)" in out and "Searches: 1 with 4 trials to come, 1 done before and kept." in out
+    assert main(["tune", "--methods", "ft", "--backbones", "fedmf", "--set", "lrr=1", "--dry-run"]) == 2
+
+
+def test_a_dry_run_finds_the_records_of_trials(tmp_path, capsys):
+    command = ["tune", "--methods", "ft", "--backbones", "fedmf", "--set", "rounds=1", "--results", str(tmp_path)]
+    assert main(["--method", "ft", "--backbone", "fedmf", "--set", "rounds=1", "--set", "lr=0.5", "--results",
+                 str(tmp_path), "--quiet"]) == 0
+    capsys.readouterr()
+    assert main([*command, "--dry-run", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["trials"], row["finished"], row["space"]) == (3, 1, {"lr": [0.1, 0.5, 1.0]})

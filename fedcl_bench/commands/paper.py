@@ -70,7 +70,7 @@ def make_source(args: argparse.Namespace, runs: list[Run]) -> Source:
     assignments = parse_assignments(args.assignments, "--set")
     data_dir = getattr(args, "data_dir", None)
     return Source(runs, discover(args.plugins), args.tuned, tuple(assignments.items()),
-                  lambda dataset: _statistics(dataset, data_dir, assignments))
+                  lambda dataset: _statistics(dataset, data_dir, assignments), tuple(args.plugins))
 
 
 def _statistics(dataset: str, data_dir: Path | None, assignments: Mapping[str, Any]) -> Mapping[str, list]:

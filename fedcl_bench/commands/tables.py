@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from .common import names
 from .paper import add_records, add_settings, add_tables, chosen_tables, make_source
 
 EXAMPLES = """\
@@ -14,6 +15,7 @@ examples:
   run_bench.py tables --table 3 6 --format latex
   run_bench.py tables --paper fcucr --table 2,3,4,5 --datasets xing --set init=server   FCUCR's, all clients starting alike
   run_bench.py tables --records results/published/f3crec --format all --out paper     files table1.md, table1.tex, ...
+  run_bench.py tables --table 2 --add ewma --plugins DIR           with a method of your own beside the paper's
 
 A cell shows our mean ± standard deviation over seeds and, in parentheses, what the paper prints. Bold is best,
 underlined second, * significant by the paper's rule, † a re-implementation. Nothing is filled in: cells without a
@@ -29,6 +31,9 @@ def add(commands) -> None:
     add_tables(tables, "all")
     add_records(tables)
     add_settings(tables)
+    tables.add_argument("--add", type=names, default=(), metavar="A,B",
+                        help="also show these methods, which the paper does not have, in its comparison of methods "
+                             "(Table 2)")
     tables.add_argument("--format", choices=("md", "latex", "csv", "all"), default="md",
                         help="Markdown, LaTeX with booktabs, one line per cell, or all three (default: md)")
     tables.add_argument("--out", type=Path, metavar="DIR",
@@ -36,7 +41,7 @@ def add(commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..errors import UserError
+    from ..errors import UserError, unknown
     from ..records import write_atomically
     from ..store import load_runs
     from ..tablefmt import FORMATS, RENDERERS
@@ -45,9 +50,16 @@ def run(args: argparse.Namespace) -> int:
     paper, chosen = chosen_tables(args)
     needs_runs = any(table.row_spec for table in chosen)
     source = make_source(args, load_runs(args.records) if needs_runs else [])
+    for method in args.add:
+        if method not in source.registry.names("method"):
+            raise unknown("method (--add)", method, source.registry.names("method"))
+        if any(method in table.rows for table in chosen):
+            raise UserError(f"--add: found '{method}', which the tables of {paper} have already; leave it out.")
+    if args.add and not any(table.lead for table in chosen):
+        raise UserError("--add has no effect without a table that compares methods: --table 2.")
     formats = list(FORMATS) if args.format == "all" else [args.format]
     built = [table for definition in chosen
-             if (table := build(paper, definition, source, args.datasets, args.backbones))]
+             if (table := build(paper, definition, source, args.datasets, args.backbones, args.add))]
     for i, table in enumerate(built):
         for j, name in enumerate(formats):
             text = RENDERERS[name](table)

@@ -18,6 +18,7 @@ examples:
   run_bench.py tune --methods ft,reg,kd,f3crec --backbones fedmf
   run_bench.py tune --methods f3crec --backbones fedmf --budget 24 --sampler tpe
   run_bench.py tune --paper f3crec --datasets ml-100k        every method and backbone of the paper
+  run_bench.py tune --paper f3crec --datasets ml-100k --dry-run                  what would be tried
   run_bench.py grid --methods ft,f3crec --backbones fedmf --seeds 5 --tuned      runs with what was chosen
 
 FT searches the backbone's settings (the learning rate); all other methods take those over and search their own
@@ -44,6 +45,8 @@ def add(commands) -> None:
     tune.add_argument("--tuned", type=Path, metavar="DIR",
                       help="folder of the results (default: tuned/ in the results folder)")
     tune.add_argument("--again", action="store_true", help="search again even if an equal search was done")
+    tune.add_argument("--dry-run", action="store_true",
+                      help="show which trials there are and how many of them have records")
     add_pool(tune)
     add_quiet(tune)
 
@@ -51,7 +54,7 @@ def add(commands) -> None:
 def run(args: argparse.Namespace) -> int:
     from .. import tune
     from ..grid import Part
-    from ..grid_view import View, show_tuned
+    from ..grid_view import View, show_outlook, show_tuned
     from ..pool import Pool
     from ..registry import discover
     from ..settings import parse_assignments
@@ -66,6 +69,15 @@ def run(args: argparse.Namespace) -> int:
     effort = tune.Effort(args.budget, args.sampler, args.seed, args.jobs, parse_assignments(args.assignments, "--set"))
     folder = args.tuned or args.results / "tuned"
     registry = discover(args.plugins)
+    if args.dry_run:
+        rows = tune.outlook(registry, combinations, effort, folder, args.results, args.data_dir, args.again)
+        if args.json:
+            json.dump([{**row.search.head(), "trials": row.trials, "finished": row.finished, "kept": row.kept}
+                       for row in rows], sys.stdout, allow_nan=False)
+            print()
+        else:
+            show_outlook(rows)
+        return 0
     with View(args.quiet) as view, stop_between_rounds() as stop, \
             Pool(args.results, args.data_dir, args.plugins, args.jobs, args.threads, view.show, view.ended, view.warn,
                  stop) as pool:

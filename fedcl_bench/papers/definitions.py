@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Callable, Iterator, NamedTuple
@@ -104,6 +104,7 @@ class PaperTable:
         only: the (backbone, row) pairs there are, if not every row is on every backbone.
         change_of: the row that ``change`` is relative to.
         notes: sentences below the table.
+        added: rows of methods that the paper does not have (see ``adding``).
     """
 
     number: int
@@ -121,6 +122,7 @@ class PaperTable:
     only: tuple[tuple[str, str], ...] = ()
     change_of: str | None = None
     notes: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
 
     @property
     def panels(self) -> bool:
@@ -139,6 +141,13 @@ class PaperTable:
     def places(self) -> list[tuple[str, str, str]]:
         """The (row, backbone, dataset) that there are, as ``row_spec`` takes them."""
         return list(dict.fromkeys((key.row, key.backbone, key.dataset) for key in self.keys()))
+
+    def adding(self, methods: tuple[str, ...], beside: str) -> PaperTable:
+        """This table with rows of other methods, on the backbones that the row ``beside`` is on."""
+        def row_spec(row: str, backbone: str, dataset: str) -> RunSpec | None:
+            return RunSpec(row, backbone, dataset) if row in methods else self.row_spec(row, backbone, dataset)
+        only = tuple((backbone, method) for backbone, row in self.only if row == beside for method in methods)
+        return replace(self, rows=(*self.rows, *methods), only=(*self.only, *only), row_spec=row_spec, added=methods)
 
     def specs(self) -> list[RunSpec]:
         """All runs."""
