@@ -24,6 +24,7 @@ from fedcl_bench.memory import keep_freed_blocks
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.parallel import workers
+from fedcl_bench.protection import OPEN
 from fedcl_bench.records import environment
 from fedcl_bench.registry import discover
 from fedcl_bench.sampling import make_chunks
@@ -46,7 +47,7 @@ def one_round(name: str, args, streams: dict):
         began = time.perf_counter()
         with workers():
             after, _, _ = train_round(chunks, model, f.backbone, Method(NoSettings()), f.local, 0, args.block, 0)
-            after = aggregate(f.backbone, after, users, 0.0, 0, args.block, 0)
+            after = aggregate(f.backbone, after, users, OPEN, 0, args.block, 0)
             trained = time.perf_counter()
             rank_all(f.backbone, after, step.valid, [step.train], [20])
         return trained - began, time.perf_counter() - trained

@@ -163,12 +163,17 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
     return parts
 
 
+# Settings that runs had not when the first records were published, and the values that change nothing: with those they
+# are left out of records and hashes, so that the records made before are still found.
+_LATER = {"upload_clip": 0.0, "upload_mechanism": "laplace"}
+
+
 def effective(parts: Iterable[Any]) -> dict[str, Any]:
     """Settings classes as one flat, JSON-ready mapping of those that have an effect: what a run record holds."""
     settings = flat(parts)
     for name in _idle(settings):
         del settings[name]
-    return settings
+    return {name: value for name, value in settings.items() if name not in _LATER or value != _LATER[name]}
 
 
 def make_config(registry: Registry, method: str, backbone: str, dataset: str, seed: int = 0,

@@ -114,8 +114,21 @@ def mean_laplace(seed: int, step: int, round_: int, name: str, shape: tuple[int,
     return torch.from_numpy((gamma[0] - gamma[1]) * (scale / uploads))
 
 
+def mean_gaussian(seed: int, step: int, round_: int, name: str, shape: tuple[int, ...], scale: float,
+                  uploads: int) -> Tensor:
+    """The mean of ``uploads`` independent N(0, scale^2) tables, float64: it is N(0, scale^2 / uploads)."""
+    philox = np.random.Philox(key=key(seed, "upload noise " + name, step, round_))
+    return torch.from_numpy(np.random.Generator(philox).standard_normal(shape) * (scale / math.sqrt(uploads)))
+
+
 def laplace(base: int, clients: Tensor, shape: tuple[int, ...], scale: float) -> Tensor:
     """Independent Laplace(0, scale) float64 of shape (C, *shape), keyed by ``base`` (see ``key``) and each client."""
     index = torch.arange(math.prod(shape), device=clients.device)
     centred = uniform(bits(client_keys(base, clients)[:, None], index)) - 0.5
     return (-scale * centred.sign() * torch.log1p(-2.0 * centred.abs())).view(len(clients), *shape)
+
+
+def gaussian(base: int, clients: Tensor, shape: tuple[int, ...], scale: float) -> Tensor:
+    """Independent N(0, scale^2) float64 of shape (C, *shape), keyed by ``base`` (see ``key``) and each client."""
+    index = torch.arange(math.prod(shape), device=clients.device)
+    return (scale * normals(client_keys(base, clients)[:, None], index)).view(len(clients), *shape)

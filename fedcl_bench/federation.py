@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field, replace
-from typing import Any, Iterator, Mapping
+from functools import partial
+from typing import Any, Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -20,8 +21,9 @@ from .memory import keep_freed_blocks
 from .method import DrawKey, Method, NoSettings, does_something
 from .model import Snapshot
 from .parallel import workers
+from .protection import LAPLACE, MECHANISMS, Protection
 from .protocol import Lists, SessionSteps
-from .rounds import train_round
+from .rounds import Trained, train_round
 from .sampling import LocalSettings
 from .sequential import SequentialBackbone
 from .server import aggregate, participants
@@ -39,7 +41,12 @@ class FederationSettings:
     best_round: str = setting("first", "of rounds with the same validation metric the first (F3CRec) or the latest "
                               "(PFedRec, GPFedRec) counts as the best", choices=("first", "latest"))
     client_ratio: float = setting(1.0, "share of the clients with data that take part in a round", above=0.0, high=1.0)
-    upload_noise: float = setting(0.0, "scale of Laplace noise on every uploaded number", low=0.0)
+    upload_noise: float = setting(0.0, "scale of the noise on every uploaded number: b of Laplace noise, the standard "
+                                  "deviation of Gaussian", low=0.0)
+    upload_mechanism: str = setting(LAPLACE, "distribution of that noise, and with it the norm of upload_clip: L1 with "
+                                    "laplace, L2 with gaussian", choices=MECHANISMS)
+    upload_clip: float = setting(0.0, "a client's change of all public parameters in a round is scaled down to this "
+                                 "norm; 0: never. With noise it bears a formal guarantee", low=0.0)
     weighting: str = setting("uniform", "all clients count alike in the mean, or by their training interactions",
                              choices=("uniform", "interactions"))
     reset_private: bool = setting(False, "clients with data in a block start it from untrained private parameters, as "
@@ -53,12 +60,20 @@ class FederationSettings:
     tested_round: str = setting("best", "the model tested is that of the best validation round, or of the last round",
                                 choices=("best", "last"))
 
+    @property
+    def protection(self) -> Protection:
+        """What clients do to their uploads."""
+        return Protection(self.upload_clip, self.upload_noise, self.upload_mechanism)
+
 
 def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     """Settings without effect, and why, given the values of all settings."""
-    if settings["stream"] == "sessions" and not settings["split_file"]:
-        return {}
-    return dict.fromkeys(("init", "tested_round"), "without stream=sessions")
+    idle = {}
+    if not settings["upload_noise"] and not settings["upload_clip"]:
+        idle["upload_mechanism"] = "without upload_noise or upload_clip"
+    if settings["stream"] != "sessions" or settings["split_file"]:
+        idle |= dict.fromkeys(("init", "tested_round"), "without stream=sessions")
+    return idle
 
 
 @dataclass(frozen=True)
@@ -132,10 +147,8 @@ class Federation:
         if self.evaluation.candidates == "sampled" and max(k, *self.evaluation.topk) > ranked:
             raise UserError(f"setting 'topk'/'valid_metric': found {max(k, *self.evaluation.topk)}, accepted: at most "
                             f"sampled_candidates, {ranked}; the item to find would always be among so many.")
-        if self.server.upload_noise > 0.0 and self.server.weighting != "uniform":
-            raise UserError("setting 'upload_noise': found a scale above 0 with weighting=interactions, accepted: "
-                            "noise with weighting=uniform.")
         self.check_kinds()
+        self._check_protection()
         contract.check_declaration(self.backbone)
         self.method.check(self.stream)
 
@@ -166,6 +179,25 @@ class Federation:
             raise UserError(f"setting 'init': found per_client, accepted: server with '{self.backbone.name}'; only "
                             f"sequential backbones can start at the clients.")
 
+    def _check_protection(self) -> None:
+        """What clients do to their uploads must go with what the server makes of them."""
+        noise, clip = self.server.upload_noise > 0.0, self.server.upload_clip > 0.0
+        if noise and self.server.weighting != "uniform":
+            raise UserError("setting 'upload_noise': found a scale above 0 with weighting=interactions, accepted: "
+                            "noise with weighting=uniform.")
+        if not clip:
+            return
+        clipped = f"setting 'upload_clip': found {self.server.upload_clip:g} with"
+        if self.server.weighting != "uniform":
+            raise UserError(f"{clipped} weighting=interactions, whose weights would give the clients' numbers of "
+                            f"interactions away; accepted: weighting=uniform.")
+        if self.server.init == "per_client":
+            raise UserError(f"{clipped} init=per_client, whose first uploads are whole tables and not changes of the "
+                            f"server's; accepted: --set init=server.")
+        if self.backbone.serves_tables:
+            raise UserError(f"{clipped} the backbone '{self.backbone.name}', whose clients send whole tables and not "
+                            f"changes of the server's; accepted: 0, or a backbone whose server averages.")
+
     def _check_negatives(self, step: Step) -> None:
         """Every client must have enough items to draw negatives from."""
         needed = self.local.negatives if self.local.negative_draw == "distinct" else 1
@@ -183,20 +215,25 @@ def _bytes(*kinds: Tables) -> int:
     return sum(table.numel() * table.element_size() for tables in kinds for table in tables.values())
 
 
-def run(federation: Federation, progress: Progress | None = None) -> Iterator[Progress]:
+Observer = Callable[[DrawKey, Snapshot, Trained], None]
+
+
+def run(federation: Federation, progress: Progress | None = None, observe: Observer | None = None
+        ) -> Iterator[Progress]:
     """Run a federation, yielding the progress after every round and after every step.
 
     Call ``federation.check()`` first.
 
     Args:
         progress: continue from here; the numbers are those of an uninterrupted run.
+        observe: called in every round with its key, what the server sent, and every chunk's clients after training.
 
     Raises:
         RunFailed: when the loss or a parameter is no longer finite.
     """
     keep_freed_blocks()
     with workers():
-        yield from _steps(federation, progress or Progress())
+        yield from _steps(federation, progress or Progress(), observe or (lambda place, model, trained: None))
 
 
 def acting_in(f: Federation, step: Step) -> Method:
@@ -220,7 +257,7 @@ def open_step(f: Federation, step: Step, acting: Method, progress: Progress) -> 
     return replace(progress, model=model, best=model, previous=progress.best, best_value=-1.0, stale=0)
 
 
-def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
+def _steps(federation: Federation, progress: Progress, observe: Observer) -> Iterator[Progress]:
     f, method, backbone, device = federation, federation.method, federation.backbone, federation.device
     dtype = getattr(torch, f.server.precision)
     method.client_state, method.server_state = dict(progress.client_state), dict(progress.server_state)
@@ -246,8 +283,9 @@ def _steps(federation: Federation, progress: Progress) -> Iterator[Progress]:
             acting.begin_round(step, round_, backbone)
             model, loss, uploads = train_round(
                 chunks, progress.model, backbone, acting, f.local, f.seed, step.index, round_, weights,
-                round_ == 0 and f.server.init == "per_client", f.server.upload_noise)
-            model = aggregate(backbone, model, users, f.server.upload_noise, f.seed, step.index, round_)
+                round_ == 0 and f.server.init == "per_client", f.server.protection,
+                partial(observe, DrawKey(f.seed, step.index, round_), progress.model))
+            model = aggregate(backbone, model, users, f.server.protection, f.seed, step.index, round_)
             uploaded = _bytes(model.public, model.dense)
             model = replace(model, public=contract.checked_aggregate(acting, model.public))
             received = contract.checked_answers(acting, acting.end_round(round_, users, uploads), len(users))

@@ -13,6 +13,7 @@ from .backbone import Backbone, Tables
 from .method import DrawKey, Method
 from .model import Snapshot
 from .optim import make_optimiser
+from .protection import OPEN, Protection
 from .sampling import Chunk, LocalSettings, draw_negatives
 from .trainer import ChunkTrainer, Local, Slots, row_penalties, writable
 
@@ -87,7 +88,7 @@ class ListTrainer(ChunkTrainer):
     """Local training of one chunk on the samples of a round."""
 
     def __init__(self, chunk: Chunk, model: Snapshot, backbone: Backbone, method: Method, settings: LocalSettings,
-                 draw: DrawKey, upload_noise: float = 0.0):
+                 draw: DrawKey, protection: Protection = OPEN):
         self.chunk = chunk
         width, device = chunk.positives.shape[1], chunk.positives.device
         positive = torch.arange(width, device=device)
@@ -106,7 +107,7 @@ class ListTrainer(ChunkTrainer):
             self.valid = self.valid[:, width:]
         self.samples = self.valid.sum(1, keepdim=True)
         super().__init__(chunk.users, slots, model, backbone, method, settings, draw, chunk.batches,
-                         upload_noise=upload_noise)
+                         protection=protection)
 
     def _epoch(self, epoch: int) -> Iterator[View]:
         """The local batches of one epoch, in order."""

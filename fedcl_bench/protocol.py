@@ -99,7 +99,7 @@ class SessionSteps:
         if purpose not in self.candidates or f.evaluation.candidate_draw == "redraw":
             self.candidates[purpose] = draw_session_candidates(self.step, purpose, f.evaluation, f.seed, round_)
         return rank_sessions(f.backbone, model, self.step, purpose, topk, self.method, self.candidates[purpose],
-                             DrawKey(f.seed, self.step.index, round_), full, f.server.upload_noise)
+                             DrawKey(f.seed, self.step.index, round_), full, f.server.protection)
 
     def validate(self, model: Snapshot, round_: int) -> UserScores:
         return self._rank(model, "valid", round_, [parse_metric(self.f.evaluation.valid_metric)[1]]).scores

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, Sequence
+from typing import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from .method import DrawKey, Method
 from .model import Snapshot
 from .optim import make_optimiser
 from .parallel import in_order
+from .protection import OPEN, Protection
 from .sampling import Chunk, LocalSettings
 from .session_local import SessionChunk, SessionTrainer
 from .trainer import ChunkTrainer, Slots, own_start_key, row_penalties, writable
@@ -77,6 +78,34 @@ def _untouched_start(backbone: Backbone, seed: int, name: str, weight: Tensor) -
     return rest * weight.clamp(min=0.0).sqrt().view(-1, *[1] * (rest.dim() - 1))
 
 
+def _clip_factors(moved: Tables, shift: Tables, slots: Slots, names: Iterable[str], protection: Protection) -> Tensor:
+    """By what each client multiplies its change of the public parameters to stay within the norm, (C,).
+
+    The shift of rows that a client does not touch counts too: it depends on its data through its local batches.
+    """
+    sizes = torch.zeros(len(slots.items), dtype=torch.float64, device=slots.items.device)
+    for name in names:
+        change = moved[name]
+        if name in shift:
+            change = change + _at_slots(shift[name], slots)
+            each = protection.sizes(shift[name])
+            elsewhere = torch.ones(len(slots.items), len(each), dtype=each.dtype, device=each.device)
+            sizes += elsewhere.scatter_(1, slots.items, 0.0) @ each
+        sizes += protection.sizes(change)
+    return protection.factors(sizes)
+
+
+def _at_slots(table: Tensor, slots: Slots) -> Tensor:
+    """Rows of a table at each client's slots, 0 where a slot is not its item's first: (C, slots, ...)."""
+    rows = table.index_select(0, slots.items.reshape(-1)).view(*slots.items.shape, *table.shape[1:])
+    return rows * _beside(slots.first_copy, rows)
+
+
+def _beside(factors: Tensor, values: Tensor) -> Tensor:
+    """Factors of the first dimensions, in a shape that multiplies ``values``."""
+    return factors.view(*factors.shape, *[1] * (values.dim() - factors.dim()))
+
+
 @dataclass(frozen=True)
 class Trained:
     """What local training made of the C clients of a chunk.
@@ -87,6 +116,8 @@ class Trained:
         moved: what they added to the parameters: item rows by slot, each (C, slots, ...), others (C, ...); beyond
             ``shift``.
         shift: how far rows that a client does not touch have moved alike for all (see ``_shift``).
+        factors: by what clipping has multiplied each client's change of public parameters, shape (C,): that in
+            ``moved`` already, ``shift`` not. None: nothing is clipped.
         kept: their own trained copies of the public item tables, if they keep them, each (C, items, ...).
         loss: each client's mean loss, shape (C,).
         uploads: what the method uploaded, each (C, ...).
@@ -96,6 +127,7 @@ class Trained:
     slots: Slots
     moved: Tables
     shift: Tables
+    factors: Tensor | None
     kept: Tables
     loss: Tensor
     uploads: Tables
@@ -109,7 +141,9 @@ class Trained:
             if backbone.whole_tables:
                 result[name] = rows
                 continue
-            change = (self.shift.get(name, torch.zeros_like(table))).expand(len(items), *table.shape).clone()
+            change = self.shift.get(name, torch.zeros_like(table)).expand(len(items), *table.shape).clone()
+            if self.factors is not None:
+                change *= _beside(self.factors.to(change), change)
             index = items.view(*items.shape, *[1] * (table.dim() - 1)).expand_as(rows)
             result[name] = change.scatter_add_(1, index, rows)
         return result
@@ -117,7 +151,7 @@ class Trained:
 
 def trainer_of(chunks: Sequence[Chunk | SessionChunk], model: Snapshot, backbone: Backbone, method: Method,
                settings: LocalSettings, place: DrawKey, own_start: bool = False,
-               upload_noise: float = 0.0) -> Callable[[Chunk | SessionChunk], Trained]:
+               protection: Protection = OPEN) -> Callable[[Chunk | SessionChunk], Trained]:
     """The function that trains the clients of one of a round's chunks; arguments as for ``train_round``."""
     shifts: dict[int, Tables] = {}
     if row_penalties(method, model.public) and not backbone.whole_tables:
@@ -126,26 +160,31 @@ def trainer_of(chunks: Sequence[Chunk | SessionChunk], model: Snapshot, backbone
 
     def train(chunk: Chunk | SessionChunk) -> Trained:
         if isinstance(chunk, SessionChunk):
-            trainer = SessionTrainer(chunk, model, backbone, method, settings, place, own_start, upload_noise)
+            trainer = SessionTrainer(chunk, model, backbone, method, settings, place, own_start, protection)
         else:
-            trainer = ListTrainer(chunk, model, backbone, method, settings, place, upload_noise)
+            trainer = ListTrainer(chunk, model, backbone, method, settings, place, protection)
         loss = trainer.train()
         moved, shift = trainer.moved, shifts.get(chunk.batches, {})
         for name, table in shift.items():
             # Rows the client did not touch moved by `shift` too, alike for all; its own copies count from there.
-            own = table.index_select(0, trainer.slots.items.reshape(-1)).view_as(moved[name])
-            moved[name] = moved[name] - own * trainer.slots.first_copy.view(*trainer.slots.items.shape,
-                                                                             *[1] * (own.dim() - 2))
+            moved[name] = moved[name] - _at_slots(table, trainer.slots)
         kept = _local_tables(trainer, shift) if backbone.keeps_local_tables else {}
+        factors = None
+        if protection.clip > 0.0:
+            names = [*model.public, *model.dense]
+            factors = _clip_factors(moved, shift, trainer.slots, names, protection)
+            for name in names:
+                moved[name] = moved[name] * _beside(factors.to(moved[name]), moved[name])
         contract.check_sent(method, trainer.declared, trainer.uploads)
-        return Trained(chunk.users, trainer.slots, moved, shift, kept, loss, trainer.uploads)
+        return Trained(chunk.users, trainer.slots, moved, shift, factors, kept, loss, trainer.uploads)
 
     return train
 
 
 def train_round(chunks: Sequence[Chunk | SessionChunk], model: Snapshot, backbone: Backbone, method: Method,
                 settings: LocalSettings, seed: int, step: int, round_: int, weights: Tensor | None = None,
-                own_start: bool = False, upload_noise: float = 0.0) -> tuple[Snapshot, float, Tables]:
+                own_start: bool = False, protection: Protection = OPEN,
+                observe: Callable[[Trained], None] = lambda trained: None) -> tuple[Snapshot, float, Tables]:
     """Local training of all participants and the mean of what they upload.
 
     Chunks are trained on several threads and added up in their own order, so the numbers do not depend on how many.
@@ -155,8 +194,9 @@ def train_round(chunks: Sequence[Chunk | SessionChunk], model: Snapshot, backbon
         model: at the start of the round; not modified.
         weights: weight of every user in the mean, shape (users,); None: all alike.
         own_start: every client draws the public parameters it begins with itself (``init=per_client``).
-        upload_noise: scale of the noise on what a method uploads; that on parameters is added to their mean later (see
-            ``server.aggregate``).
+        protection: changes are clipped, and its noise is on what a method uploads; that on parameters is added to their
+            mean later (see ``server.aggregate``).
+        observe: called with every chunk's clients after their training.
 
     Returns:
         (public parameters averaged over the participants, private ones after the round, local tables if the backbone
@@ -166,7 +206,7 @@ def train_round(chunks: Sequence[Chunk | SessionChunk], model: Snapshot, backbon
     participants = sum(len(chunk.users) for chunk in chunks)
     everybody = torch.cat([chunk.users for chunk in chunks])
     whole = participants if weights is None else weights[everybody].sum()
-    train = trainer_of(chunks, model, backbone, method, settings, DrawKey(seed, step, round_), own_start, upload_noise)
+    train = trainer_of(chunks, model, backbone, method, settings, DrawKey(seed, step, round_), own_start, protection)
     change = {name: torch.zeros_like(table) for name, table in {**model.public, **model.dense}.items()}
     private = {name: table.clone() for name, table in model.private.items()}
     local = {name: table.clone() for name, table in model.local.items()}
@@ -176,21 +216,17 @@ def train_round(chunks: Sequence[Chunk | SessionChunk], model: Snapshot, backbon
 
     uploads: dict[str, list[Tensor]] = {}
 
-    def weighted(chunk: Chunk | SessionChunk) -> Trained:
-        trained = train(chunk)
-        if weights is not None:
-            for name in change:
-                rows = trained.moved[name]
-                trained.moved[name] = rows * weights[chunk.users].view(-1, *[1] * (rows.dim() - 1))
-        return trained
-
-    for trained in in_order(weighted, chunks, device):
+    for trained in in_order(train, chunks, device):
+        observe(trained)
         total += trained.loss.sum()
         users, items = trained.users, trained.slots.items
-        share = len(users) if weights is None else weights[users].sum()
+        share = trained.factors if weights is None else weights[users]
+        share = len(users) if share is None else share.sum()
         for name, shift in trained.shift.items():
             change[name] += shift * share
         for name, rows in trained.moved.items():
+            if weights is not None and name in change:
+                rows = rows * _beside(weights[users], rows)
             if name in personal:
                 private[name].index_put_((users[:, None], items), rows, accumulate=True)
             elif name in private:

@@ -10,6 +10,7 @@ from torch import Tensor
 from . import draws
 from .backbone import Backbone, Tables
 from .model import Snapshot, in_pieces
+from .protection import Protection, upload_key
 from .stream import Step
 
 
@@ -23,28 +24,29 @@ def participants(step: Step, ratio: float, seed: int, round_: int) -> Tensor:
     return users[chosen[:max(1, round(ratio * len(users)))]].sort().values
 
 
-def aggregate(backbone: Backbone, model: Snapshot, users: Tensor, scale: float, seed: int, step: int,
+def aggregate(backbone: Backbone, model: Snapshot, users: Tensor, protection: Protection, seed: int, step: int,
               round_: int) -> Snapshot:
     """Upload noise, and the backbone's own server if it has one, on the mean of the uploads of ``users``.
 
     Args:
         model: after local training; with local tables if the backbone keeps them.
-        scale: of the Laplace noise on every uploaded number; 0: none.
+        protection: its noise is on every uploaded number, of item rows that a client left alone too: which ones it
+            changed must not show.
     """
     if backbone.keeps_local_tables:
         uploads = {name: table[users] for name, table in model.local.items()}
-        if scale > 0.0:
+        if protection.noise > 0.0:
             for name, table in uploads.items():
-                key = draws.key(seed, "upload noise of " + name, step, round_)
+                key = upload_key(seed, name, step, round_)
                 for some in in_pieces(torch.arange(len(users), device=users.device), table[0].numel()):
-                    table[some] += draws.laplace(key, users[some], tuple(table.shape[1:]), scale).to(table)
+                    table[some] = protection.noisy(key, users[some], table[some])
         if (answer := backbone.serve(uploads)) is not None:
             public, served = answer
             return replace(model, public=public, served={name: model.served[name].index_copy(0, users, table)
                                                          for name, table in served.items()})
-    if scale > 0.0:
+    if protection.noise > 0.0:
         def noisy(tables: Tables) -> Tables:
-            return {name: table + draws.mean_laplace(seed, step, round_, name, tuple(table.shape), scale,
-                                                     len(users)).to(table) for name, table in tables.items()}
+            return {name: table + protection.mean_noise(seed, step, round_, name, tuple(table.shape),
+                                                        len(users)).to(table) for name, table in tables.items()}
         model = replace(model, public=noisy(model.public), dense=noisy(model.dense))
     return model

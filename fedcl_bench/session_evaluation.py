@@ -20,11 +20,11 @@ from .layers import ITEM
 from .method import DrawKey, Encoding, Method
 from .model import Snapshot, score_users
 from .parallel import in_order
+from .protection import OPEN, Protection, upload_key
 from .sampling import LISTED_OTHERS, Others, padded
 from .sequential import Dropout, SequentialBackbone
 from .session_local import window
 from .stream import Step
-from .trainer import noisy_upload
 
 FULL = "all:"  # before the name of a metric under full ranking, beside sampled candidates
 _USERS_AT_ONCE = 64
@@ -70,7 +70,7 @@ def draw_session_candidates(step: Step, purpose: str, settings: EvaluationSettin
 
 
 def _sequential_scores(backbone: SequentialBackbone, model: Snapshot, inputs: Tensor, sequence, users: Tensor,
-                       method: Method, purpose: str, draw: DrawKey, upload_noise: float) -> Tensor:
+                       method: Method, purpose: str, draw: DrawKey, protection: Protection) -> Tensor:
     """What the logits of users' next items are inner products with, (n, d)."""
     clients = model.clients(users)
     rows = model.public[ITEM][inputs] * sequence.real.unsqueeze(2)
@@ -78,13 +78,14 @@ def _sequential_scores(backbone: SequentialBackbone, model: Snapshot, inputs: Te
     queries = None
     if method.encodes_next_session:
         queries = backbone.encode(clients, rows, sequence, Dropout(draw.clients(f"dropout of {purpose}", users)))
-        key = draws.key(draw.seed, f"upload noise of the query of {purpose}", draw.step, draw.round)
-        queries = noisy_upload(key, users, queries, upload_noise)
+        key = upload_key(draw.seed, f"the query of {purpose}", draw.step, draw.round)
+        queries = protection.noisy(key, users, queries)
     return method.represent(Encoding(users, clients, features, purpose, draw, queries))[:, -1]
 
 
 def rank_sessions(backbone: Backbone, model: Snapshot, step: Step, purpose: str, topk: Iterable[int], method: Method,
-                  candidates: Tensor | None, draw: DrawKey, full: bool = False, upload_noise: float = 0.0) -> Found:
+                  candidates: Tensor | None, draw: DrawKey, full: bool = False,
+                  protection: Protection = OPEN) -> Found:
     """Rank every user's item to find.
 
     Args:
@@ -93,8 +94,8 @@ def rank_sessions(backbone: Backbone, model: Snapshot, step: Step, purpose: str,
         topk: list lengths.
         candidates: sampled items of every user (see ``draw_session_candidates``); None: all items.
         draw: key of the method's random numbers.
-        upload_noise: scale of the noise on what clients send for their own evaluation.
         full: with sampled candidates, add the same metrics under full ranking, named with ``all:`` in front.
+        protection: its noise is on what clients send for their own evaluation.
     """
     topk = sorted(set(topk))
     sessions = step.sessions["train" if purpose == "early" else purpose]
@@ -109,7 +110,7 @@ def rank_sessions(backbone: Backbone, model: Snapshot, step: Step, purpose: str,
         score: Callable[[Tensor], Tensor]
         if sequential:
             output = _sequential_scores(backbone, model, items[:, :-1], sequence, some, method, purpose, draw,
-                                        upload_noise)
+                                        protection)
             table = model.public[ITEM]
             every = output @ table.T if full or candidates is None else None
 

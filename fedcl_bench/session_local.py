@@ -17,6 +17,7 @@ from .layers import ITEM
 from .method import DrawKey, Encoding, Method
 from .model import Snapshot
 from .optim import stacked_optimiser
+from .protection import OPEN, Protection
 from .sampling import LISTED_OTHERS, LocalSettings, Others, padded
 from .sequential import Dropout, Sequence
 from .stream import Sessions, Step
@@ -115,7 +116,7 @@ class SessionTrainer(ChunkTrainer):
     """Local training of one chunk on the session of a round."""
 
     def __init__(self, chunk: SessionChunk, model: Snapshot, backbone: Backbone, method: Method,
-                 settings: LocalSettings, draw: DrawKey, own_start: bool = False, upload_noise: float = 0.0):
+                 settings: LocalSettings, draw: DrawKey, own_start: bool = False, protection: Protection = OPEN):
         length, sessions, users = backbone.settings.max_length, chunk.sessions, chunk.users
         self.session = sessions.in_round(users, draw.round)
         self.items, self.sequence = window(sessions, self.session, length)
@@ -128,7 +129,7 @@ class SessionTrainer(ChunkTrainer):
             following, self.next_sequence = window(sessions, sessions.in_round(users, draw.round + 1), length)
             replayed = following[:, :-1]
         super().__init__(users, Slots.touched(self.items, negatives, replayed, model.n_items), model, backbone, method,
-                         settings, draw, own_start=own_start, upload_noise=upload_noise)
+                         settings, draw, own_start=own_start, protection=protection)
         self.local = LocalSessions(self)
 
     def inputs(self, slots: Tensor) -> Tensor:

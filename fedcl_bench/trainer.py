@@ -19,6 +19,7 @@ from . import contract, draws
 from .backbone import Backbone, Tables
 from .method import DrawKey, Method
 from .model import Snapshot
+from .protection import OPEN, Protection, upload_key
 from .sampling import LocalSettings
 
 
@@ -88,16 +89,9 @@ class Local:
         trainer, place = self._trainer, self.draw
         contract.check_upload(trainer.method, trainer.declared, name, value, len(self.users), trainer.private)
         if value.is_floating_point():
-            key = draws.key(place.seed, f"upload noise of {name}", place.step, place.round)
-            value = noisy_upload(key, self.users, value, trainer.upload_noise)
+            key = upload_key(place.seed, name, place.step, place.round)
+            value = trainer.protection.noisy(key, self.users, value)
         trainer.uploads[name] = value
-
-
-def noisy_upload(key: int, users: Tensor, value: Tensor, scale: float) -> Tensor:
-    """``value`` (C, ...) with Laplace noise of a scale on every number, keyed by client; 0: as it is."""
-    if scale == 0.0:
-        return value
-    return value + draws.laplace(key, users, tuple(value.shape[1:]), scale).to(value)
 
 
 class ChunkTrainer:
@@ -113,7 +107,7 @@ class ChunkTrainer:
         batches: local batches per epoch.
         own_start: the clients draw their public parameters themselves (``init=per_client``) instead of ``model``'s;
             ``moved`` then holds them too.
-        upload_noise: scale of the noise on what the method uploads.
+        protection: its noise is added to what the method uploads.
 
     Attributes:
         uploads: what the method uploaded, each (C, ...).
@@ -121,7 +115,7 @@ class ChunkTrainer:
 
     def __init__(self, users: Tensor, slots: Slots, model: Snapshot, backbone: Backbone, method: Method,
                  settings: LocalSettings, draw: DrawKey, batches: int = 1, own_start: bool = False,
-                 upload_noise: float = 0.0):
+                 protection: Protection = OPEN):
         self.users, self.slots, self.model, self.backbone, self.method = users, slots, model, backbone, method
         self.settings, self.draw, self.batches, self.n_items = settings, draw, batches, model.n_items
         self.personal = {name: model.private[name] for name in backbone.new_personal(0, range(0))}
@@ -139,7 +133,7 @@ class ChunkTrainer:
         self.dtype = next(iter(self.rows.values())).dtype
         self.moved: Tables = {}
         self.uploads: Tables = {}
-        self.upload_noise = upload_noise
+        self.protection = protection
         self.declared = method.uploads(backbone, draw.round)
         if own_start:
             self._start_alone()

@@ -15,6 +15,7 @@ from fedcl_bench.rounds import train_round
 from fedcl_bench.method import DrawKey
 from fedcl_bench.model import Snapshot
 from fedcl_bench.parallel import workers
+from fedcl_bench.protection import OPEN
 from fedcl_bench.sampling import LocalSettings, make_chunks
 from fedcl_bench.server import aggregate
 
@@ -149,7 +150,7 @@ def compare(registry, stream, backbone_case, method_case, local, dtype=torch.flo
         for user in uploads:
             close(table[user], uploads[user][key])
 
-    answer = aggregate(backbone, after, users, 0.0, SEED, 1, ROUND)
+    answer = aggregate(backbone, after, users, OPEN, SEED, 1, ROUND)
     if backbone.serves_tables:
         s = backbone.settings
         mean_table, served = oracle.graph_server([uploads[int(u)][ITEM] for u in users], s.graph_sign,
