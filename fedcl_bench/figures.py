@@ -11,7 +11,7 @@ import functools
 import io
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import matplotlib
 import numpy as np
@@ -391,6 +391,46 @@ def validation_curves(curves: Mapping[str, Sequence[Curve] | None], look: Mappin
     figure.legend(handles=handles, loc="outside upper center", ncols=min(7, len(handles)),
                   title=title if columns > 1 else title.replace("; ", "\n"),
                   title_fontsize=7.5, handlelength=2.8, columnspacing=1.2)
+    return figure
+
+
+@_styled
+def audit_curves(found: Mapping[str, Any], title: str) -> Figure:
+    """AUC and precision of the attacks on clients' uploads over the noise on them, a marker and line per attacked round;
+    whiskers are 95 % intervals over clients.
+
+    Args:
+        found: what ``audit.content`` returns.
+    """
+    figure, grid = _grid(1, 2, 2.3)
+    chance = found["by_chance"]
+    attacks = {"size": "#0072B2", "direction": "#D55E00"}
+    lines = ("-", "--", ":", "-.")
+    for axes, metric, label, floors in ((grid[0, 0], "auc", "AUC", [chance["auc"]]),
+                                        (grid[0, 1], "precision", "precision at n$_+$",
+                                         [chance["precision"], chance["precision_touched"]])):
+        for i, number in enumerate(found["rounds"]):
+            rows = [row for row in found["levels"] if row["round"] == number]
+            for attack, color in attacks.items():
+                name = f"{attack}_{metric}"
+                points = [(row["noise"], row[name]) for row in rows if row[name] is not None]
+                means = np.array([value["mean"] for _, value in points])
+                reach = np.abs([[value["low"], value["high"]] for _, value in points] - means[:, None]).T
+                axes.errorbar([noise for noise, _ in points], means, reach, color=color, marker="os^D"[i % 4],
+                              linestyle=lines[i % 4], markersize=3.5, capsize=2, linewidth=0.9,
+                              gid=f"{name}:{number}")
+        for floor, line in zip(floors, (":", (0, (1, 3)))):
+            axes.axhline(floor, color=GREY, linewidth=0.8, linestyle=line)
+        every = sorted({row["noise"] for row in found["levels"]})
+        if len(every) > 2 and every[-1] > 30 * every[1]:
+            axes.set_xscale("symlog", linthresh=every[1] or every[2])
+        axes.set(xlabel="noise on uploads", ylabel=label, ylim=(-0.03, 1.03))
+    handles = [Line2D([], [], color=color, label=f"by {attack} of the change") for attack, color in attacks.items()]
+    handles += [Line2D([], [], color="black", marker="os^D"[i % 4], linestyle=lines[i % 4], markersize=3.5,
+                       label=f"round {number}") for i, number in enumerate(found["rounds"])]
+    handles.append(Line2D([], [], color=GREY, linestyle=":", label="by chance; right, lower: among all items"))
+    figure.legend(handles=handles, loc="outside upper center", ncols=5, title=title, title_fontsize=7.5,
+                  handlelength=2.6, columnspacing=1.2)
     return figure
 
 

@@ -78,12 +78,13 @@ class Display:
 
 
 @contextmanager
-def bar(label: str, total: int | None, unit: str) -> Iterator[Callable[[int], None]]:
+def bar(label: str, total: int | None, unit: str, quiet: bool = False) -> Iterator[Callable[[int], None]]:
     """A progress bar with the time left on a terminal's standard error, and nothing elsewhere; it vanishes at the end.
 
     Args:
         total: how many units there are, or None if that is not known.
         unit: ``bytes``, or what is counted.
+        quiet: show nothing.
 
     Yields:
         A function to call with the number of units done since its last call.
@@ -91,6 +92,6 @@ def bar(label: str, total: int | None, unit: str) -> Iterator[Callable[[int], No
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     amount = [DownloadColumn(), TransferSpeedColumn()] if unit == "bytes" else [MofNCompleteColumn(), TextColumn(unit)]
     with Bar(TextColumn("{task.description}"), BarColumn(bar_width=20), *amount, TimeRemainingColumn(), console=console,
-             transient=True, refresh_per_second=5, disable=not console.is_terminal) as display:
+             transient=True, refresh_per_second=5, disable=quiet or not console.is_terminal) as display:
         task = display.add_task(label, total=total)
         yield lambda count: display.update(task, advance=count)

@@ -30,7 +30,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from . import __version__
+from . import __version__, privacy
 from .config import RunConfig
 from .continual import summaries
 from .errors import Busy, UserError
@@ -115,13 +115,10 @@ def load_progress(path: Path, device: str) -> tuple[Progress, float] | None:
         raise Corrupt(f"{path}: is not a checkpoint of this version ({error})") from None
 
 
-def privacy_notes(config: RunConfig) -> list[str]:
-    """What the noise of a run does and does not guarantee."""
-    notes = list(config.method.cls(config.method_settings).privacy())
-    if config.server.upload_noise > 0.0:
-        notes.append(f"upload_noise={config.server.upload_noise:g}: Laplace noise on every uploaded number. Uploads are "
-                     f"not clipped, so it bears no formal guarantee and no epsilon.")
-    return notes
+def privacy_notes(config: RunConfig, rounds: int) -> list[str]:
+    """What clipping and noise guarantee the client that took part in most rounds, and what they do not."""
+    method = config.method.cls(config.method_settings)
+    return [*method.privacy(), *privacy.sentences(config.server.protection, rounds, method_uploads(config))]
 
 
 def method_uploads(config: RunConfig) -> list[str]:
@@ -179,10 +176,18 @@ def matrices(progress: Progress) -> dict[str, np.ndarray]:
     return result
 
 
-def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: bool) -> dict[str, Any]:
-    """The content of ``run.json`` but for status and file hashes."""
+def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: bool,
+            most_rounds: int | None = None) -> dict[str, Any]:
+    """The content of ``run.json`` but for status and file hashes.
+
+    Args:
+        elapsed: wall time of the run, in seconds.
+        shared_base: whether block 0 was taken from an earlier run.
+        most_rounds: that a client took part in; None: all of the run's.
+    """
     curve = pd.DataFrame(list(progress.curve))
     per_block = curve.groupby("step")
+    notes = privacy_notes(config, len(curve) if most_rounds is None else most_rounds)
     metrics, matrix, continual = {}, {}, {}
     for name, r in matrices(progress).items():
         diagonal = [float(x) for x in np.diag(r)]
@@ -205,7 +210,7 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
                   "total_down": int((curve["bytes_down"] * curve["participants"]).sum())},
         "privacy": {"uploaded": [*progress.best.public, *progress.best.dense, *method_uploads(config)],
                     "kept_at_client": [*progress.best.private, *progress.client_state],
-                    "upload_noise": config.server.upload_noise, "notes": privacy_notes(config)},
+                    "upload_noise": config.server.upload_noise, "notes": notes},
         "hash": config.hash, "base_hash": config.base_hash, "data_fingerprint": config.source.fingerprint,
         "environment": environment(config.device),
     }

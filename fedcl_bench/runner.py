@@ -10,6 +10,7 @@ from .config import RunConfig
 from .errors import RunFailed, UserError
 from .federation import Progress, run
 from .records import Corrupt, Record, load_progress, save_progress, summary
+from .server import most_rounds
 from .stream import Stream
 
 SAVE_EVERY = 60.0  # seconds between checkpoints inside a block
@@ -108,7 +109,9 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, rerun:
                 if asked and progress.step < len(stream.steps):
                     where = (f"after round {progress.round} of" if progress.round else "at the start of")
                     raise Interrupted(f"stopped {where} block {progress.step}; the same command goes on from there.")
-            content = record.finish(summary(config, progress, elapsed(), shared is not None), progress)
+            content = record.finish(
+                summary(config, progress, elapsed(), shared is not None,
+                        most_rounds(stream, progress.curve, config.server.client_ratio, config.seed)), progress)
         except RunFailed as error:
             record.fail(config, str(error))
             raise RunFailed(f"{error}\nMarked as failed: {record.folder}") from None

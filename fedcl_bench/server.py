@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from . import draws
 from .backbone import Backbone, Tables
 from .model import Snapshot, in_pieces
 from .protection import Protection, upload_key
-from .stream import Step
+from .stream import Step, Stream
 
 
 def participants(step: Step, ratio: float, seed: int, round_: int) -> Tensor:
@@ -22,6 +23,14 @@ def participants(step: Step, ratio: float, seed: int, round_: int) -> Tensor:
     keys = draws.client_keys(draws.key(seed, "participants", step.index, round_), users)
     chosen = draws.sort_keys(draws.bits(keys, torch.zeros_like(users))).argsort()
     return users[chosen[:max(1, round(ratio * len(users)))]].sort().values
+
+
+def most_rounds(stream: Stream, curve: Iterable[Mapping[str, Any]], ratio: float, seed: int) -> int:
+    """The most rounds that a client took part in, given a run's rows, one per round."""
+    taken = torch.zeros(stream.steps[-1].n_users, dtype=torch.int64)
+    for row in curve:
+        taken[participants(stream.steps[row["step"]], ratio, seed, row["round"])] += 1
+    return int(taken.max())
 
 
 def aggregate(backbone: Backbone, model: Snapshot, users: Tensor, protection: Protection, seed: int, step: int,

@@ -75,10 +75,29 @@ def compare_paired(a: Sequence[float], b: Sequence[float], draws: int = 9999, se
     effect = mean / float(d.std(ddof=1))
     t = effect * n ** 0.5
     rng = np.random.default_rng(seed)
-    sampled = _in_parts(draws, n, lambda size: d[rng.integers(n, size=size)].mean(1))
-    low, high = np.percentile(sampled, [2.5, 97.5])
-    return PairedComparison(n, mean, float(low), float(high), t, float(2.0 * stats.t.sf(abs(t), n - 1)),
+    low, high = _interval(d, draws, rng)
+    return PairedComparison(n, mean, low, high, t, float(2.0 * stats.t.sf(abs(t), n - 1)),
                             _sign_flips(d, draws, rng), effect)
+
+
+def mean_interval(values: Sequence[float], draws: int = 9999, seed: int = 0) -> tuple[float, float, float]:
+    """The mean of one value per unit, and its 95 % bootstrap interval (percentiles).
+
+    Raises:
+        TooFew: without values.
+    """
+    values = np.asarray(values, dtype=float)
+    if not len(values):
+        raise TooFew("a mean needs at least 1 value; found none.")
+    return float(values.mean()), *_interval(values, draws, np.random.default_rng(seed))
+
+
+def _interval(values: np.ndarray, draws: int, rng: np.random.Generator) -> tuple[float, float]:
+    """95 % bootstrap interval of the mean, by percentiles."""
+    n = len(values)
+    sampled = _in_parts(draws, n, lambda size: values[rng.integers(n, size=size)].mean(1))
+    low, high = np.percentile(sampled, [2.5, 97.5])
+    return float(low), float(high)
 
 
 def _in_parts(draws: int, n: int, sample) -> np.ndarray:

@@ -9,8 +9,12 @@ import signal
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Callable, Iterator
+from typing import TYPE_CHECKING, Callable, Iterator
 
+from ..errors import UserError
+
+if TYPE_CHECKING:
+    from ..registry import Registry
 
 TUNED = Path("results/tuned")
 
@@ -136,6 +140,17 @@ def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"found '{text}', accepted: a whole number from 1")
     return int(text)
+
+
+def split_federated_recommender(args: argparse.Namespace, registry: Registry) -> None:
+    """``--method pfedrec`` is FT on that backbone: a federated recommender that is no continual method."""
+    name = args.method
+    if ("method", name) in registry.plugins or ("backbone", name) not in registry.plugins:
+        return
+    if args.backbone not in (None, name):
+        raise UserError(f"--method {name} names a backbone and stands for --method ft --backbone {name}; found "
+                        f"--backbone {args.backbone} beside it, leave one of the two out.")
+    args.method, args.backbone = "ft", name
 
 
 @contextmanager

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from .common import add_dataset, add_plugins, add_quiet, add_results, count, seed, stop_between_rounds
+from .common import (add_dataset, add_plugins, add_quiet, add_results, count, seed, split_federated_recommender,
+                     stop_between_rounds)
 
 EXAMPLES = """\
 examples:
@@ -78,17 +79,6 @@ def _merge_config_file(args: argparse.Namespace) -> dict[str, Any]:
     return settings
 
 
-def _split_federated_recommender(args: argparse.Namespace, registry) -> None:
-    """``--method pfedrec`` is FT on that backbone: a federated recommender that is no continual method."""
-    name = args.method
-    if ("method", name) in registry.plugins or ("backbone", name) not in registry.plugins:
-        return
-    if args.backbone not in (None, name):
-        raise UserError(f"--method {name} names a backbone and stands for --method ft --backbone {name}; found "
-                        f"--backbone {args.backbone} beside it, leave one of the two out.")
-    args.method, args.backbone = "ft", name
-
-
 def run(args: argparse.Namespace) -> int:
     from ..config import make_config, resolve_device
     from ..datasets import load_stream
@@ -101,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
     from_file = _merge_config_file(args)
     registry = discover(args.plugins)
-    _split_federated_recommender(args, registry)
+    split_federated_recommender(args, registry)
     for kind in ("method", "backbone"):
         if getattr(args, kind) is None:
             raise UserError(f"--{kind} is missing. Known: {', '.join(registry.names(kind))}.\n"

@@ -1,0 +1,172 @@
+"""What a server learns from one client's upload: which items the client trained on.
+
+The attacks use what the server has: the parameters it sent, the client's upload, the settings of the run. Nothing of
+them is learned, so they are a lower bound of what leaks.
+
+- *size*: items are ranked by how much their rows changed (F3CRec, section 5.6): a client changes the rows of its training
+  items and of its sampled negatives, so it hides its items among the negatives at best.
+- *direction*: with a factorisation, the rows of a client's positives are pushed along its private vector and those of its
+  negatives against it, so all changes lie on one line. They are projected on the direction in which they vary most;
+  which of its ends is the positives' is clear where there are more negatives: the one of fewer items.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Iterator
+
+import numpy as np
+import torch
+from scipy.stats import rankdata
+from torch import Tensor
+
+from . import draws
+from .backbone import Backbone, Tables
+from .method import DrawKey
+from .model import Snapshot
+from .protection import LAPLACE, Protection, upload_key
+from .rounds import Trained
+from .trainer import own_start_key
+
+METRICS = ("size_auc", "size_precision", "size_auc_touched", "direction_auc", "direction_precision")
+_NUMBERS_AT_ONCE = 1 << 21  # of changes: bounds the memory of noise on rows that clients leave alone
+
+
+def auc(scores: np.ndarray, positive: np.ndarray, among: np.ndarray) -> np.ndarray:
+    """Of each row, the share of (positive, other) pairs of which the positive has the higher score; equal ones count
+    half.
+
+    Args:
+        scores: (C, items); positive: bool, the same shape; among: bool, the items that count.
+
+    Returns:
+        (C,); nan where a row has no such pair.
+    """
+    positive = positive & among
+    ranks = rankdata(np.where(among, scores, -np.inf), axis=1)
+    here, out = positive.sum(1), (~among).sum(1)
+    others = among.sum(1) - here
+    above = (ranks * positive).sum(1) - here * (here + 1) / 2 - here * out
+    with np.errstate(invalid="ignore"):
+        return above / (here * others)
+
+
+def precision(scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
+    """Of each row, the share of positives among its n+ highest scores, n+ being its number of positives, (C,).
+
+    Where scores are equal at the end of that list, any order of theirs is as likely.
+    """
+    count = positive.sum(1)
+    last = np.take_along_axis(-np.sort(-scores, axis=1), count[:, None] - 1, 1)
+    above, equal = scores > last, scores == last
+    left = count - above.sum(1)
+    return ((above & positive).sum(1) + left * (equal & positive).sum(1) / equal.sum(1)) / count
+
+
+def along_direction(changes: Tensor, deviation: float) -> Tensor:
+    """Changes along the direction in which they vary most, with positives high.
+
+    Args:
+        changes: float64, (C, items, d).
+        deviation: standard deviation of the noise on each of their numbers. Items are counted where they changed by
+            more than three times that.
+
+    Returns:
+        (C, items).
+    """
+    direction = torch.linalg.eigh(changes.transpose(1, 2) @ changes).eigenvectors[:, :, -1:]
+    along = (changes @ direction).squeeze(2)
+    far = along.abs() > max(3.0 * deviation, 1e-9 * float(along.abs().max()))
+    majority = (far * along.sign()).sum(1, keepdim=True).sign()
+    return -along * torch.where(majority == 0, 1.0, majority)
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What each item was to each client in a round, bool of shape (C, items).
+
+    Attributes:
+        positive: the client trained on it; touched: that, or it was a sampled negative or replayed.
+    """
+
+    positive: Tensor
+    touched: Tensor
+
+    @staticmethod
+    def of(trained: Trained, n_items: int) -> "Roles":
+        slots = trained.slots
+        zeros = torch.zeros(len(slots.items), n_items, dtype=torch.int32, device=slots.items.device)
+        positive = zeros.scatter_add(1, slots.items, slots.positive.expand_as(slots.items).int())
+        looked_up = slots.items.gather(1, torch.cat([slots.sample, slots.replay], 1))
+        touched = zeros.scatter_add(1, looked_up, torch.ones_like(looked_up, dtype=torch.int32))
+        return Roles(positive > 0, touched > 0)
+
+
+def _some(trained: Trained, part: slice) -> Trained:
+    """Only some of the clients, for ``Trained.changes``."""
+    slots = trained.slots
+    return replace(trained, users=trained.users[part], moved={name: rows[part] for name, rows in trained.moved.items()},
+                   slots=replace(slots, items=slots.items[part], first_copy=slots.first_copy[part]),
+                   factors=None if trained.factors is None else trained.factors[part])
+
+
+def item_changes(place: DrawKey, model: Snapshot, trained: Trained, backbone: Backbone, protection: Protection,
+                 own_start: bool) -> Iterator[tuple[slice, Tables]]:
+    """By how much each client's upload differs from what the server sent, noise included, a few clients at a time.
+
+    Each client's noise is drawn for itself, with the law (and for a backbone whose server looks at each upload, the
+    values) of the noise in the run, which draws that on the mean of all uploads.
+
+    Args:
+        model: what the server sent.
+        own_start: the clients began with parameters of their own; then it is the whole upload.
+
+    Yields:
+        Which of the clients, and of those every public item table, (c, items, ...).
+    """
+    numbers = sum(table.numel() for table in model.public.values())
+    size = max(1, _NUMBERS_AT_ONCE // numbers)
+    for start in range(0, len(trained.users), size):
+        part = slice(start, start + size)
+        some = _some(trained, part)
+        every = some.changes(model, backbone)
+        changes = {name: every[name] for name in model.public}
+        if own_start:
+            held = torch.zeros(len(some.users), model.n_items, dtype=torch.bool, device=some.users.device)
+            held.scatter_(1, some.slots.items, True)
+            for name, begin in backbone.item_starts(model.n_items).items():
+                keys = draws.client_keys(own_start_key(place.seed, name), some.users)
+                items = torch.arange(model.n_items, device=some.users.device)
+                own = begin.draw(draws.bits(keys[:, None], items).flatten()).to(changes[name]).view_as(changes[name])
+                changes[name] = torch.where(held.view(*held.shape, *[1] * (own.dim() - 2)), changes[name], own)
+        yield part, {name: protection.noisy(upload_key(place.seed, name, place.step, place.round), some.users, change)
+                     for name, change in changes.items()}
+
+
+@torch.no_grad()
+def attack(place: DrawKey, model: Snapshot, trained: Trained, backbone: Backbone, protection: Protection,
+           own_start: bool = False) -> dict[str, np.ndarray]:
+    """Attack the uploads of a chunk's clients.
+
+    Arguments as for ``item_changes``.
+
+    Returns:
+        ``user``, ``items``, ``positives``, ``touched`` (numbers of items) and every one of ``METRICS``, each (C,).
+    """
+    roles = Roles.of(trained, model.n_items)
+    deviation = protection.noise * (2.0 ** 0.5 if protection.mechanism == LAPLACE else 1.0)
+    found: dict[str, list[np.ndarray]] = {name: [] for name in METRICS}
+    for part, changes in item_changes(place, model, trained, backbone, protection, own_start):
+        flat = torch.cat([change.reshape(*change.shape[:2], -1) for change in changes.values()], 2).double()
+        positive, touched = roles.positive[part].cpu().numpy(), roles.touched[part].cpu().numpy()
+        size, along = flat.norm(dim=2).cpu().numpy(), along_direction(flat, deviation).cpu().numpy()
+        everything = np.ones_like(positive)
+        for name, values in (("size_auc", auc(size, positive, everything)),
+                             ("size_precision", precision(size, positive)),
+                             ("size_auc_touched", auc(size, positive, touched)),
+                             ("direction_auc", auc(along, positive, everything)),
+                             ("direction_precision", precision(along, positive))):
+            found[name].append(values)
+    return {"user": trained.users.cpu().numpy(), "items": np.full(len(trained.users), model.n_items),
+            "positives": roles.positive.sum(1).cpu().numpy(), "touched": roles.touched.sum(1).cpu().numpy(),
+            **{name: np.concatenate(parts) for name, parts in found.items()}}
