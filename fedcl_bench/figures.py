@@ -406,9 +406,10 @@ def audit_curves(found: Mapping[str, Any], title: str) -> Figure:
     chance = found["by_chance"]
     attacks = {"size": "#0072B2", "direction": "#D55E00"}
     lines = ("-", "--", ":", "-.")
-    for axes, metric, label, floors in ((grid[0, 0], "auc", "AUC", [chance["auc"]]),
+    for axes, metric, label, floors in ((grid[0, 0], "auc", "AUC", [(chance["auc"], "by chance")]),
                                         (grid[0, 1], "precision", "precision at n$_+$",
-                                         [chance["precision"], chance["precision_touched"]])):
+                                         [(chance["precision"], "by chance"),
+                                          (chance["precision_touched"], "by chance among changed rows")])):
         for i, number in enumerate(found["rounds"]):
             rows = [row for row in found["levels"] if row["round"] == number]
             for attack, color in attacks.items():
@@ -419,8 +420,10 @@ def audit_curves(found: Mapping[str, Any], title: str) -> Figure:
                 axes.errorbar([noise for noise, _ in points], means, reach, color=color, marker="os^D"[i % 4],
                               linestyle=lines[i % 4], markersize=3.5, capsize=2, linewidth=0.9,
                               gid=f"{name}:{number}")
-        for floor, line in zip(floors, (":", (0, (1, 3)))):
-            axes.axhline(floor, color=GREY, linewidth=0.8, linestyle=line)
+        for floor, words in floors:
+            axes.axhline(floor, color=GREY, linewidth=0.8, linestyle=":", zorder=1)
+            axes.annotate(words, (1.0, floor), (0, 1), xycoords=("axes fraction", "data"),
+                          textcoords="offset points", ha="right", va="bottom", color=GREY)
         every = sorted({row["noise"] for row in found["levels"]})
         if len(every) > 2 and every[-1] > 30 * every[1]:
             axes.set_xscale("symlog", linthresh=every[1] or every[2])
@@ -428,8 +431,7 @@ def audit_curves(found: Mapping[str, Any], title: str) -> Figure:
     handles = [Line2D([], [], color=color, label=f"by {attack} of the change") for attack, color in attacks.items()]
     handles += [Line2D([], [], color="black", marker="os^D"[i % 4], linestyle=lines[i % 4], markersize=3.5,
                        label=f"round {number}") for i, number in enumerate(found["rounds"])]
-    handles.append(Line2D([], [], color=GREY, linestyle=":", label="by chance; right, lower: among all items"))
-    figure.legend(handles=handles, loc="outside upper center", ncols=5, title=title, title_fontsize=7.5,
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), title=title, title_fontsize=7.5,
                   handlelength=2.6, columnspacing=1.2)
     return figure
 

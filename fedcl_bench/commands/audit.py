@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
 
     def config(noise: float, number: int):
         own = dict(settings)
-        if noise == 0.0 and not float(own.get("upload_clip", 0.0)):
+        if noise == 0.0 and "upload_clip" not in own:
             own.pop("upload_mechanism", None)  # of no effect at this level only
         return make_config(registry, args.method, args.backbone, args.dataset, number, [
             ("--set", own), ("--rounds", {"rounds": rounds[-1], "patience": 0}), ("--noise", {"upload_noise": noise})],

@@ -1,0 +1,317 @@
+"""The leakage audit: the attacks on made-up uploads, on real ones, and the command."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from fedcl_bench import attack, draws
+from fedcl_bench.attack import METRICS, Roles, along_direction, auc, item_changes, precision
+from fedcl_bench.audit import Level, Stopped, attacked, level_clients, summarise
+from fedcl_bench.cli import main
+from fedcl_bench.config import make_config
+from fedcl_bench.federation import run
+from fedcl_bench.layers import ITEM as ROWS
+from fedcl_bench.privacy import epsilon
+from fedcl_bench.protection import OPEN, Protection
+from fedcl_bench.sampling import LocalSettings
+from fedcl_bench.server import upload_key
+from helpers import ITEM, build, federation, session_log, session_stream, small_stream
+
+
+def yes(*rows):
+    return np.array(rows, dtype=bool)
+
+
+def test_auc_counts_pairs_and_ties_half():
+    scores = np.array([[3.0, 1.0, 2.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0, 1.0], [0.0, 5.0, 1.0, 1.0, 9.0]])
+    positive = yes([1, 0, 1, 0, 0], [1, 0, 0, 0, 1], [0, 0, 1, 0, 0])
+    everything = np.ones_like(positive)
+    assert auc(scores, positive, everything).tolist() == [1.0, 0.5, (1 + 0.5) / 4]
+    among = yes([1, 1, 1, 0, 0], [0, 0, 1, 0, 1], [0, 0, 1, 1, 1])
+    assert auc(scores, positive, among).tolist() == [1.0, 0.5, 0.5 / 2]
+    assert math.isnan(auc(scores[:1], positive[:1], yes([1, 0, 1, 0, 0]))[0])
+
+
+def test_auc_is_scikit_learns():
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(0)
+    scores, positive = rng.integers(0, 6, (20, 30)).astype(float), rng.random((20, 30)) < 0.3
+    expected = [metrics.roc_auc_score(p, s) for p, s in zip(positive, scores)]
+    assert auc(scores, positive, np.ones_like(positive)) == pytest.approx(expected, abs=1e-12)
+
+
+def test_precision_shares_ties():
+    positive = yes([1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 0, 1])
+    scores = np.array([[4.0, 3.0, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0], [4.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0]])
+    assert precision(scores, positive).tolist() == [1.0, 0.0, (1 + 1 / 3) / 2, 0.25]
+
+
+def test_direction_of_a_factorisation():
+    """Rows of positives moved along the private vector, more rows of negatives against it, by less."""
+    vector = torch.tensor([0.6, -0.8], dtype=torch.float64)
+    steps = torch.tensor([[0.9, -0.1, 0.0, -0.2, 0.5, -0.1], [-0.1, 0.0, -0.3, 0.2, 0.0, -0.1]], dtype=torch.float64)
+    for sign in (1.0, -1.0):
+        found = along_direction(sign * steps[:, :, None] * vector, 0.0)
+        torch.testing.assert_close(found, steps, atol=1e-12, rtol=0.0)
+    # Noise on rows that did not move does not outvote those that did.
+    steps = torch.cat([torch.full((1, 3), 9.0), torch.full((1, 12), -9.0), torch.full((1, 85), 0.1)], 1).double()
+    found = along_direction(steps[:, :, None] * vector, 0.1)
+    assert (found[0, :3] > 8.9).all() and (found[0, 3:15] < -8.9).all()
+
+
+# The uploads attacked are the run's.
+
+def observed(f, block=0):
+    """Everything an attacker sees in a block's first round, and the next model."""
+    seen = []
+
+    def observe(place, model, trained):
+        if place.step == block and place.round == 0:
+            seen.append((place, model, trained))
+    for progress in run(f, observe=observe):
+        if progress.step == block and progress.round == 1:
+            return seen, progress.model
+
+
+CASES = {"fedmf": ({}, {}), "reg": ({}, {"upload_clip": 0.5}), "biasmf": ({}, {"upload_clip": 0.1}),
+         "fedrap": ({"l2": 0.1}, {}), "pfedrec": ({}, {"upload_clip": 0.5, "upload_mechanism": "gaussian"})}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_uploads_average_to_the_next_model(registry, case):
+    settings, server = CASES[case]
+    block = 1 if case == "reg" else 0
+    f = federation(registry, small_stream(), build(registry, "method", case if case == "reg" else "ft"),
+                   build(registry, "backbone", "fedmf" if case == "reg" else case, **settings), precision="float64",
+                   rounds=2, **server)
+    seen, after = observed(f, block)
+    total, clients = {}, 0
+    for place, model, trained in seen:
+        for part, changes in item_changes(place, model, trained, f.backbone, f.server.protection, False):
+            for name, change in changes.items():
+                total[name] = total.get(name, 0.0) + change.sum(0)
+        clients += len(trained.users)
+    for name, table in after.public.items():
+        torch.testing.assert_close(model.public[name] + total[name] / clients, table, atol=1e-12, rtol=1e-9)
+
+
+def test_noisy_uploads_of_a_server_that_looks_at_each(registry):
+    """GPFedRec's server serves a function of the noisy uploads: they are those of the attack, to the bit."""
+    backbone = build(registry, "backbone", "gpfedrec", dim=4)
+    f = federation(registry, small_stream(), build(registry, "method", "ft"), backbone, rounds=1, upload_noise=0.3)
+    (place, model, trained), *rest = seen = observed(f)[0]
+    after = observed(f)[1]
+    uploads = []
+    for place, model, trained in seen:
+        for part, changes in item_changes(place, model, trained, backbone, f.server.protection, False):
+            uploads += list(zip(trained.users[part].tolist(), model.public[ROWS] + changes[ROWS]))
+    tables = torch.stack([table for _, table in sorted(uploads, key=lambda pair: pair[0])])
+    public, served = backbone.serve({ROWS: tables})
+    torch.testing.assert_close(after.public[ROWS], public[ROWS], atol=1e-6, rtol=1e-5)
+
+
+def test_own_starts_are_whole_uploads(registry):
+    """With init=per_client the rows a client left alone are its own draws, and nothing of the server's."""
+    stream = session_stream(session_log(30), 30)
+    f = federation(registry, stream, build(registry, "method", "ft"), build(registry, "backbone", "sasrec", dim=8),
+                   local=LocalSettings(negatives=1), rounds=1, init="per_client")
+    (place, model, trained), = observed(f)[0]
+    changes = torch.cat([some[ROWS] for _, some in item_changes(place, model, trained, f.backbone, OPEN, True)])
+    start = f.backbone.item_starts(30)[ROWS]
+    for row, (user, items) in enumerate(zip(trained.users.tolist(), trained.slots.items)):
+        keys = draws.client_keys(draws.key(0, f"client start {ROWS}"), torch.tensor([user]))
+        own = start.draw(draws.bits(keys, torch.arange(30))).float()
+        alone = torch.ones(30, dtype=torch.bool)
+        alone[items] = False
+        assert alone.any() and torch.equal(changes[row][alone], own[alone])
+        assert (changes[row][~alone] != own[~alone]).any(1).all()
+
+
+def test_roles_and_noise_do_not_depend_on_how_many_are_attacked_at_once(registry, monkeypatch):
+    f = federation(registry, small_stream(), build(registry, "method", "ft"), rounds=1, upload_noise=0.1)
+    (place, model, trained), = observed(f)[0]
+    roles, step = Roles.of(trained, model.n_items), f.stream.steps[0]
+    for row, user in enumerate(trained.users.tolist()):
+        assert roles.positive[row].nonzero().flatten().tolist() == sorted(set(step.train.of(user).tolist()))
+    assert not (roles.positive & ~roles.touched).any() and (roles.touched & ~roles.positive).any(1).all()
+    whole = attack.attack(place, model, trained, f.backbone, f.server.protection)
+    monkeypatch.setattr(attack, "_NUMBERS_AT_ONCE", 1)
+    single = attack.attack(place, model, trained, f.backbone, f.server.protection)
+    for name, values in whole.items():
+        assert values == pytest.approx(single[name], abs=1e-12), name
+    key = upload_key(0, ITEM, 0, 0)
+    first = next(iter(item_changes(place, model, trained, f.backbone, f.server.protection, False)))[1][ITEM][0]
+    clean = next(iter(item_changes(place, model, trained, f.backbone, OPEN, False)))[1][ITEM][0]
+    noise = draws.laplace(key, trained.users[:1], tuple(clean.shape), 0.1)[0].float()
+    assert torch.equal(first, clean + noise)
+
+
+# What leaks.
+
+def audited(registry, tmp_path, noise, backbone="fedmf", method="ft", block=0, rounds=(1, 3), **settings):
+    stream = small_stream(users=60, items=80, each=(8, 25))
+    config = make_config(registry, method, backbone, "ml-100k", overrides=[
+        ("test", {"rounds": rounds[-1], "patience": 0, "upload_noise": noise, "topk": "5", "valid_metric": "ndcg@5",
+                  **settings})])
+    level = Level(config, block, rounds)
+    return level, attacked(level, stream)
+
+
+def test_the_uploads_of_a_factorisation_leak_and_noise_hides_them(registry, tmp_path):
+    found = {noise: audited(registry, tmp_path, noise)[1].groupby("round").mean() for noise in (0.0, 0.02, 0.1, 5.0)}
+    # Without noise the direction tells every item: the claim that negatives hide positives does not hold.
+    assert (found[0.0]["direction_auc"] == 1.0).all() and (found[0.0]["direction_precision"] == 1.0).all()
+    for number in (1, 3):
+        for metric in ("size_auc", "direction_auc", "direction_precision"):
+            values = [found[noise].loc[number, metric] for noise in (0.0, 0.02, 0.1)]
+            assert values == sorted(values, reverse=True) and values[0] > values[2] + 0.1, (number, metric, values)
+        assert found[0.0].loc[number, "size_auc"] > 0.75
+        assert abs(found[5.0].loc[number, "size_auc"] - 0.5) < 0.03
+
+
+def test_clipping_bounds_what_a_level_of_noise_lets_through(registry, tmp_path):
+    free = audited(registry, tmp_path, 0.02)[1]["direction_auc"].mean()
+    clipped = audited(registry, tmp_path, 0.02, upload_clip=0.1, upload_mechanism="gaussian")[1]["direction_auc"].mean()
+    assert clipped < free - 0.1 and abs(clipped - 0.5) < 0.05
+
+
+def test_summary_counts_a_client_once_and_states_epsilon(registry, tmp_path):
+    settings = {"upload_clip": 1.0, "upload_mechanism": "gaussian"}
+    level, frame = audited(registry, tmp_path, 2.0, **settings, block=1)
+    other = frame.assign(**{name: frame[name] + 0.1 for name in METRICS})
+    first, last = summarise([level, level], [frame, other], 1e-6)
+    assert (first["round"], last["round"]) == (1, 3) and first["clients"] == frame["user"].nunique()
+    assert (first["rounds_so_far"], last["rounds_so_far"]) == (4, 6)
+    protection = Protection(1.0, 2.0, "gaussian")
+    assert last["epsilon"] == epsilon(protection, 1, 1e-6) and last["epsilon_so_far"] == epsilon(protection, 6, 1e-6)
+    mean = frame[frame["round"] == 3]["size_auc"].mean() + 0.05
+    assert last["size_auc"]["mean"] == pytest.approx(mean)
+    assert last["size_auc"]["low"] < mean < last["size_auc"]["high"]
+
+
+def test_finished_levels_are_kept_and_others_made_anew(registry, tmp_path):
+    level, frame = audited(registry, tmp_path, 0.1)
+    calls = []
+
+    def load():
+        calls.append(1)
+        return small_stream(users=60, items=80, each=(8, 25))
+    made, again = level_clients(level, tmp_path, load)
+    pd.testing.assert_frame_equal(made, frame)
+    kept, reused = level_clients(level, tmp_path, load)
+    pd.testing.assert_frame_equal(kept, frame)
+    assert (again, reused, len(calls)) == (False, True, 1)
+    path = tmp_path / level.file
+    path.write_bytes(path.read_bytes()[:100])
+    remade, reused = level_clients(level, tmp_path, load)
+    pd.testing.assert_frame_equal(remade, frame)
+    assert not reused
+    assert len({Level(level.config, 0, (1, 2)).file, Level(level.config, 1, (1, 3)).file, level.file}) == 3
+    with pytest.raises(Stopped):
+        attacked(level, load(), stop=lambda: True)
+
+
+# The command.
+
+AUDIT = ["audit", "--method", "ft", "--backbone", "fedmf", "--rounds", "1,2", "--block", "0"]
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_command_writes_table_figure_and_json(capsys):
+    assert main([*AUDIT, "--noise", "0,1", "--json"]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert "noise 1, seed 0" in captured.err
+    assert (found["method"], found["block"], found["rounds"], found["seeds"]) == ("ft", 0, [1, 2], [0])
+    assert [(row["noise"], row["round"], row["clients"]) for row in found["levels"]] == [
+        (0.0, 1, 587), (0.0, 2, 587), (1.0, 1, 587), (1.0, 2, 587)]
+    clean, noisy = found["levels"][0], found["levels"][2]
+    assert clean["direction_auc"]["mean"] == 1.0 and clean["epsilon"] is None
+    assert clean["size_auc"]["mean"] == pytest.approx(0.852, abs=0.002)  # ML-100K's block 0, round 1
+    assert noisy["size_auc"]["mean"] == pytest.approx(0.5, abs=0.01)
+    folder = Path(found["folder"])
+    assert folder == Path("results/audits/ft-fedmf-ml-100k")
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "audit.csv", "audit.json", "audit.md", "audit.png", "audit.svg", "levels"]
+    rows = pd.read_csv(folder / "audit.csv")
+    assert len(rows) == 4 * len(METRICS)
+    assert json.loads((folder / "audit.json").read_text()) == {name: found[name] for name in found if name != "folder"}
+    assert main([*AUDIT, "--noise", "0,1"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.count("from an earlier audit") == 2
+    text = " ".join(captured.out.split())
+    for words in ("ft on fedmf, ml-100k, block 0, seed 0", "Mean over 587 clients", "By chance: AUC .5",
+                  "no level of noise bears a formal guarantee", "F3CRec's noise", "FCUCR's epsilon", "audit.svg"):
+        assert words in text
+
+
+def test_clipped_levels_carry_their_epsilon(capsys):
+    clip = ["--set", "upload_clip=1", "--set", "upload_mechanism=gaussian"]
+    assert main([*AUDIT[:-2], "--block", "1", "--noise", "0,4", *clip, "--delta", "1e-6", "--quiet"]) == 0
+    captured = capsys.readouterr()
+    protection = Protection(1.0, 4.0, "gaussian")
+    third, fourth = (f"{epsilon(protection, rounds, 1e-6):.4g}" for rounds in (3, 4))
+    once = f"{epsilon(protection, 1, 1e-6):.4g}"
+    lines = captured.out.splitlines()
+    assert lines[2].split()[-5:] == ["ε,", "upload", "ε,", "so", "far"]
+    assert [line.split()[-2:] for line in lines[4:8]] == [["none", "none"], [once, third], ["none", "none"],
+                                                         [once, fourth]]
+    assert captured.err == "" and "an L2 norm of 1. ε for delta 1e-06" in captured.out
+
+
+def test_ctrl_c_keeps_finished_levels(capsys, monkeypatch):
+    import signal
+
+    from fedcl_bench import audit
+    real = audit.attacked
+
+    def then_stop(*args, **options):
+        frame = real(*args, **options)
+        signal.raise_signal(signal.SIGINT)
+        return frame
+    monkeypatch.setattr(audit, "attacked", then_stop)
+    command = ["audit", "--method", "ft", "--backbone", "fedmf", "--rounds", "1", "--noise", "0,1"]
+    assert main(command) == 130
+    assert "1 of 2 runs are kept in results/audits/ft-fedmf-ml-100k" in capsys.readouterr().err
+    monkeypatch.setattr(audit, "attacked", real)
+    assert main(command) == 0
+    assert capsys.readouterr().err.count("from an earlier audit") == 1
+
+
+@pytest.mark.parametrize("arguments,words", [
+    ([*AUDIT, "--noise", "0,loud"], ["--noise", "found '0,loud'", "numbers from 0 with commas"]),
+    ([*AUDIT, "--noise", "0,-1"], ["--noise", "found '0,-1'"]),
+    ([*AUDIT, "--noise", "nan"], ["--noise", "found 'nan'"]),
+    ([*AUDIT, "--rounds", "0"], ["--rounds", "a whole number from 1"]),
+    ([*AUDIT, "--delta", "1"], ["--delta", "found '1'", "between 0 and 1"]),
+    ([*AUDIT, "--block", "4"], ["--block", "found 4", "0 to 3"]),
+    ([*AUDIT, "--block", "last"], ["--block", "found 'last'"]),
+    ([*AUDIT, "--set", "upload_noise=1"], ["--set upload_noise", "use --noise"]),
+    ([*AUDIT, "--set", "rounds=1"], ["--set rounds", "use --rounds"]),
+    ([*AUDIT, "--set", "upload_clip=-1"], ["'upload_clip'", "found '-1'", "at least 0.0"]),
+    ([*AUDIT, "--set", "upload_clip=much"], ["'upload_clip'", "found 'much'"]),
+    ([*AUDIT, "--set", "upload_mechanism=uniform"], ["'upload_mechanism'", "laplace, gaussian"]),
+    ([*AUDIT, "--noise", "0", "--set", "weighting=interactions", "--set", "upload_clip=1"],
+     ["'upload_clip'", "weighting=uniform"]),
+    (["audit", "--method", "gpfedrec", "--set", "upload_clip=1"], ["'upload_clip'", "'gpfedrec'"]),
+    (["audit", "--backbone", "fedmf"], ["--method is missing", "audit --method ft --backbone fedmf"]),
+    (["audit", "--method", "fcucr", "--backbone", "fedmf"], ["'fcucr'", "sequential"]),
+])
+def test_bad_commands(capsys, arguments, words):
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    message = " ".join(captured.err.split())
+    assert captured.out == "" and len(captured.err.strip().splitlines()) <= 2 and "Traceback" not in message
+    assert all(word in message for word in words), message
+    assert not Path("results").exists()
