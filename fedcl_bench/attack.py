@@ -24,7 +24,7 @@ from . import draws
 from .backbone import Backbone, Tables
 from .method import DrawKey
 from .model import Snapshot
-from .protection import LAPLACE, Protection, upload_key
+from .protection import Protection, upload_key
 from .rounds import Trained
 from .trainer import own_start_key
 
@@ -63,22 +63,23 @@ def precision(scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
     return ((above & positive).sum(1) + left * (equal & positive).sum(1) / equal.sum(1)) / count
 
 
-def along_direction(changes: Tensor, deviation: float) -> Tensor:
+def along_direction(changes: Tensor) -> Tensor:
     """Changes along the direction in which they vary most, with positives high.
+
+    The negatives' end has the larger part of a vote, in which an item has the weight of its change, but at most the mean
+    weight: neither many rows that hardly changed nor a few that changed much decide it.
 
     Args:
         changes: float64, (C, items, d).
-        deviation: standard deviation of the noise on each of their numbers. Items are counted where they changed by
-            more than three times that.
 
     Returns:
         (C, items).
     """
     direction = torch.linalg.eigh(changes.transpose(1, 2) @ changes).eigenvectors[:, :, -1:]
     along = (changes @ direction).squeeze(2)
-    far = along.abs() > max(3.0 * deviation, 1e-9 * float(along.abs().max()))
-    majority = (far * along.sign()).sum(1, keepdim=True).sign()
-    return -along * torch.where(majority == 0, 1.0, majority)
+    most = along.abs().mean(1, keepdim=True)
+    vote = torch.minimum(torch.maximum(along, -most), most).sum(1, keepdim=True)
+    return torch.where(vote > 0.0, -along, along)
 
 
 @dataclass(frozen=True)
@@ -154,12 +155,11 @@ def attack(place: DrawKey, model: Snapshot, trained: Trained, backbone: Backbone
         ``user``, ``items``, ``positives``, ``touched`` (numbers of items) and every one of ``METRICS``, each (C,).
     """
     roles = Roles.of(trained, model.n_items)
-    deviation = protection.noise * (2.0 ** 0.5 if protection.mechanism == LAPLACE else 1.0)
     found: dict[str, list[np.ndarray]] = {name: [] for name in METRICS}
     for part, changes in item_changes(place, model, trained, backbone, protection, own_start):
         flat = torch.cat([change.reshape(*change.shape[:2], -1) for change in changes.values()], 2).double()
         positive, touched = roles.positive[part].cpu().numpy(), roles.touched[part].cpu().numpy()
-        size, along = flat.norm(dim=2).cpu().numpy(), along_direction(flat, deviation).cpu().numpy()
+        size, along = flat.norm(dim=2).cpu().numpy(), along_direction(flat).cpu().numpy()
         everything = np.ones_like(positive)
         for name, values in (("size_auc", auc(size, positive, everything)),
                              ("size_precision", precision(size, positive)),

@@ -422,11 +422,15 @@ def audit_curves(found: Mapping[str, Any], title: str) -> Figure:
                               gid=f"{name}:{number}")
         for floor, words in floors:
             axes.axhline(floor, color=GREY, linewidth=0.8, linestyle=":", zorder=1)
-            axes.annotate(words, (1.0, floor), (0, 1), xycoords=("axes fraction", "data"),
-                          textcoords="offset points", ha="right", va="bottom", color=GREY)
+            axes.annotate(words, (0.0, floor), (2, 1), xycoords=("axes fraction", "data"),
+                          textcoords="offset points", va="bottom", color=GREY)
         every = sorted({row["noise"] for row in found["levels"]})
-        if len(every) > 2 and every[-1] > 30 * every[1]:
-            axes.set_xscale("symlog", linthresh=every[1] or every[2])
+        least = next((noise for noise in every if noise > 0.0), 1.0)
+        if every[-1] > 30 * least:
+            axes.set_xscale("symlog", linthresh=least)
+            axes.set_xlim(-0.4 * least, 1.3 * every[-1])
+            axes.set_xticks(every, [f"{noise:g}" for noise in every])
+            axes.xaxis.set_minor_locator(NullLocator())
         axes.set(xlabel="noise on uploads", ylabel=label, ylim=(-0.03, 1.03))
     handles = [Line2D([], [], color=color, label=f"by {attack} of the change") for attack, color in attacks.items()]
     handles += [Line2D([], [], color="black", marker="os^D"[i % 4], linestyle=lines[i % 4], markersize=3.5,
