@@ -3,10 +3,10 @@
 The attacks use what the server has: the parameters it sent, the client's upload, the settings of the run. Nothing of
 them is learned, so they are a lower bound of what leaks.
 
-- *size*: items are ranked by how much their rows changed (F3CRec, section 5.6): a client changes the rows of its training
-  items and of its sampled negatives, so it hides its items among the negatives at best.
-- *direction*: with a factorisation, the rows of a client's positives are pushed along its private vector and those of its
-  negatives against it, so all changes lie on one line. They are projected on the direction in which they vary most;
+- *size*: items are ranked by how much their rows changed (F3CRec, section 5.6): a client changes the rows of its
+  training items and of its sampled negatives, so it hides its items among the negatives at best.
+- *direction*: with a factorisation, the rows of a client's positives are pushed along its private vector and those of
+  its negatives against it, so all changes lie on one line. They are projected on the direction in which they vary most;
   which of its ends is the positives' is clear where there are more negatives: the one of fewer items.
 """
 
@@ -26,7 +26,7 @@ from .method import DrawKey
 from .model import Snapshot
 from .protection import Protection, upload_key
 from .rounds import Trained
-from .trainer import own_start_key
+from .trainer import Slots, own_start_key
 
 METRICS = ("size_auc", "size_precision", "size_auc_touched", "direction_auc", "direction_precision")
 _NUMBERS_AT_ONCE = 1 << 21  # of changes: bounds the memory of noise on rows that clients leave alone
@@ -66,8 +66,8 @@ def precision(scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
 def along_direction(changes: Tensor) -> Tensor:
     """Changes along the direction in which they vary most, with positives high.
 
-    The negatives' end has the larger part of a vote, in which an item has the weight of its change, but at most the mean
-    weight: neither many rows that hardly changed nor a few that changed much decide it.
+    The negatives' end has the larger part of a vote, in which an item has the weight of its change, but at most the
+    mean weight: neither many rows that hardly changed nor a few that changed much decide it.
 
     Args:
         changes: float64, (C, items, d).
@@ -103,16 +103,21 @@ class Roles:
         return Roles(positive > 0, touched > 0)
 
 
-def _some(trained: Trained, part: slice) -> Trained:
-    """Only some of the clients, for ``Trained.changes``."""
+def some_of(trained: Trained, part: slice | Tensor) -> Trained:
+    """Some of the clients of a chunk."""
+    def of(tables: Tables) -> Tables:
+        return {name: values[part] for name, values in tables.items()}
+
     slots = trained.slots
-    return replace(trained, users=trained.users[part], moved={name: rows[part] for name, rows in trained.moved.items()},
-                   slots=replace(slots, items=slots.items[part], first_copy=slots.first_copy[part]),
-                   factors=None if trained.factors is None else trained.factors[part])
+    positive = slots.positive[part] if slots.positive.dim() == 2 else slots.positive
+    slots = Slots(slots.items[part], positive, slots.sample[part], slots.replay[part], slots.first_copy[part])
+    return replace(trained, users=trained.users[part], slots=slots, moved=of(trained.moved), kept=of(trained.kept),
+                   factors=None if trained.factors is None else trained.factors[part], loss=trained.loss[part],
+                   uploads=of(trained.uploads))
 
 
 def item_changes(place: DrawKey, model: Snapshot, trained: Trained, backbone: Backbone, protection: Protection,
-                 own_start: bool) -> Iterator[tuple[slice, Tables]]:
+                 own_start: bool) -> Iterator[tuple[Trained, Tables]]:
     """By how much each client's upload differs from what the server sent, noise included, a few clients at a time.
 
     Each client's noise is drawn for itself, with the law (and for a backbone whose server looks at each upload, the
@@ -123,13 +128,12 @@ def item_changes(place: DrawKey, model: Snapshot, trained: Trained, backbone: Ba
         own_start: the clients began with parameters of their own; then it is the whole upload.
 
     Yields:
-        Which of the clients, and of those every public item table, (c, items, ...).
+        Some of the clients, and of those every public item table, (c, items, ...).
     """
     numbers = sum(table.numel() for table in model.public.values())
     size = max(1, _NUMBERS_AT_ONCE // numbers)
     for start in range(0, len(trained.users), size):
-        part = slice(start, start + size)
-        some = _some(trained, part)
+        some = some_of(trained, slice(start, start + size))
         every = some.changes(model, backbone)
         changes = {name: every[name] for name in model.public}
         if own_start:
@@ -140,7 +144,7 @@ def item_changes(place: DrawKey, model: Snapshot, trained: Trained, backbone: Ba
                 items = torch.arange(model.n_items, device=some.users.device)
                 own = begin.draw(draws.bits(keys[:, None], items).flatten()).to(changes[name]).view_as(changes[name])
                 changes[name] = torch.where(held.view(*held.shape, *[1] * (own.dim() - 2)), changes[name], own)
-        yield part, {name: protection.noisy(upload_key(place.seed, name, place.step, place.round), some.users, change)
+        yield some, {name: protection.noisy(upload_key(place.seed, name, place.step, place.round), some.users, change)
                      for name, change in changes.items()}
 
 
@@ -154,19 +158,19 @@ def attack(place: DrawKey, model: Snapshot, trained: Trained, backbone: Backbone
     Returns:
         ``user``, ``items``, ``positives``, ``touched`` (numbers of items) and every one of ``METRICS``, each (C,).
     """
-    roles = Roles.of(trained, model.n_items)
-    found: dict[str, list[np.ndarray]] = {name: [] for name in METRICS}
-    for part, changes in item_changes(place, model, trained, backbone, protection, own_start):
+    found: dict[str, list[np.ndarray]] = {}
+    for some, changes in item_changes(place, model, trained, backbone, protection, own_start):
+        roles = Roles.of(some, model.n_items)
         flat = torch.cat([change.reshape(*change.shape[:2], -1) for change in changes.values()], 2).double()
-        positive, touched = roles.positive[part].cpu().numpy(), roles.touched[part].cpu().numpy()
+        positive, touched = roles.positive.cpu().numpy(), roles.touched.cpu().numpy()
         size, along = flat.norm(dim=2).cpu().numpy(), along_direction(flat).cpu().numpy()
         everything = np.ones_like(positive)
-        for name, values in (("size_auc", auc(size, positive, everything)),
+        for name, values in (("user", some.users.cpu().numpy()), ("items", everything.sum(1)),
+                             ("positives", positive.sum(1)), ("touched", touched.sum(1)),
+                             ("size_auc", auc(size, positive, everything)),
                              ("size_precision", precision(size, positive)),
                              ("size_auc_touched", auc(size, positive, touched)),
                              ("direction_auc", auc(along, positive, everything)),
                              ("direction_precision", precision(along, positive))):
-            found[name].append(values)
-    return {"user": trained.users.cpu().numpy(), "items": np.full(len(trained.users), model.n_items),
-            "positives": roles.positive.sum(1).cpu().numpy(), "touched": roles.touched.sum(1).cpu().numpy(),
-            **{name: np.concatenate(parts) for name, parts in found.items()}}
+            found.setdefault(name, []).append(values)
+    return {name: np.concatenate(parts) for name, parts in found.items()}

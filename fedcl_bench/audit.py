@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any, Callable, Sequence
 
 import pandas as pd
+import torch
+from torch import Tensor
 
-from . import privacy
-from .attack import METRICS, attack
+from . import draws, privacy
+from .attack import METRICS, attack, some_of
 from .config import RunConfig
 from .federation import run
 from .method import DrawKey
@@ -43,11 +45,13 @@ class Level:
         config: of the run; every block has as many rounds as the last one attacked.
         block: whose uploads are attacked.
         rounds: which of its rounds, from 1, ascending.
+        clients: how many clients are attacked, drawn at random; 0: all.
     """
 
     config: RunConfig
     block: int
     rounds: tuple[int, ...]
+    clients: int = 0
 
     @property
     def noise(self) -> float:
@@ -56,7 +60,7 @@ class Level:
     @property
     def file(self) -> str:
         """Where its numbers are kept, below the audit's folder."""
-        identity = json.dumps([_VERSION, self.config.hash, self.block, self.rounds])
+        identity = json.dumps([_VERSION, self.config.hash, self.block, self.rounds, self.clients])
         return f"{LEVELS}/{hashlib.blake2b(identity.encode(), digest_size=12).hexdigest()}.parquet"
 
 
@@ -76,12 +80,15 @@ def attacked(level: Level, stream: Stream, on_round: Callable[[], None] = lambda
         RunFailed: when the run diverges.
     """
     federation, found = level.config.federation(stream), []
+    chosen = _chosen(level, stream)
 
     def observe(place: DrawKey, model: Snapshot, trained: Trained) -> None:
         if place.step == level.block and place.round + 1 in level.rounds:
             own_start = place.round == 0 and federation.server.init == "per_client"
-            values = attack(place, model, trained, federation.backbone, federation.server.protection, own_start)
-            found.append(pd.DataFrame({"round": place.round + 1, **values}))
+            some = some_of(trained, torch.isin(trained.users, chosen.to(trained.users.device)))
+            if len(some.users):
+                values = attack(place, model, some, federation.backbone, federation.server.protection, own_start)
+                found.append(pd.DataFrame({"round": place.round + 1, **values}))
 
     for progress in run(federation, observe=observe):
         if progress.round:  # after a step it is 0
@@ -91,6 +98,14 @@ def attacked(level: Level, stream: Stream, on_round: Callable[[], None] = lambda
         if stop():
             raise Stopped
     return pd.concat(found).sort_values(["round", "user"], ignore_index=True)
+
+
+def _chosen(level: Level, stream: Stream) -> Tensor:
+    """Ids of the clients that are attacked when they take part."""
+    users = (stream.steps[level.block].train.lengths > 0).nonzero().flatten()
+    keys = draws.client_keys(draws.key(level.config.seed, "audited clients", level.block), users)
+    order = draws.sort_keys(draws.bits(keys, torch.zeros_like(users))).argsort()
+    return users[order[:level.clients or len(users)]]
 
 
 def level_clients(level: Level, folder: Path, load: Callable[[], Stream], **options) -> tuple[pd.DataFrame, bool]:

@@ -13,8 +13,8 @@ HEADS = {"size_auc": "AUC", "size_precision": "precision", "size_auc_touched": "
          "direction_auc": "AUC, direction", "direction_precision": "precision, direction"}
 # What the papers' own noise is worth, however strong it is.
 PAPERS = (
-    "F3CRec's noise (Table 8: Laplace, uploads not clipped) bears no formal guarantee: no bound on what one client adds, "
-    "no epsilon.",
+    "F3CRec's noise (Table 8: Laplace, uploads not clipped) bears no formal guarantee: nothing bounds what one client "
+    "adds, so there is no epsilon.",
     "FCUCR's epsilon takes the sensitivity as 1, which nothing bounds, and is of Gaussian noise on the prototypes that "
     "clients receive (its code), not on what they upload: no formal guarantee.")
 
@@ -50,8 +50,8 @@ def notes(found: Mapping[str, Any]) -> list[str]:
     """How to read the table, and what it does not say."""
     chance, clients = found["by_chance"], {row["clients"] for row in found["levels"]}
     settings = found["settings"]
-    lines = [f"Mean over {' or '.join(map(str, sorted(clients)))} clients [95 % bootstrap interval]. AUC and precision at "
-             f"n+ of items ranked by the size of their rows' change; touched: among the client's own positives and "
+    lines = [f"Mean over {' or '.join(map(str, sorted(clients)))} clients [95 % bootstrap interval]. AUC and precision "
+             f"at n+ of items ranked by the size of their rows' change; touched: among the client's own positives and "
              f"negatives only; direction: by the change along the main direction.",
              f"By chance: AUC .5, precision {chance['precision']:.3f}; knowing which rows changed, precision "
              f"{chance['precision_touched']:.3f}."]

@@ -396,8 +396,8 @@ def validation_curves(curves: Mapping[str, Sequence[Curve] | None], look: Mappin
 
 @_styled
 def audit_curves(found: Mapping[str, Any], title: str) -> Figure:
-    """AUC and precision of the attacks on clients' uploads over the noise on them, a marker and line per attacked round;
-    whiskers are 95 % intervals over clients.
+    """AUC and precision of the attacks on clients' uploads over the noise on them, a marker and line per attacked
+    round; whiskers are 95 % intervals over clients.
 
     Args:
         found: what ``audit.content`` returns.

@@ -1,13 +1,14 @@
-"""What clipped and noisy uploads guarantee: local differential privacy of every client against whoever sees its uploads.
+"""What clipped and noisy uploads guarantee: local differential privacy of every client towards all who see them.
 
 A client's mechanism in a round is its upload: the parameters that the server sent, which are no secret, plus its change
 of them, scaled down to a norm of at most C, plus noise. If all of the client's data is replaced by other data, the
 change moves by at most 2C: that is the sensitivity, whatever clients train, keep or replay. All rounds that a client
 takes part in compose; nothing is gained from the others, as the server sees every upload alone.
 
-- Laplace noise of scale b, with C a bound on the L1 norm: a round is (2C/b)-DP. Of all ways to split 2C over the entries
-  that in one entry is the worst, so the privacy loss distribution of Laplace noise on one number describes a round, and
-  its self-composition the run. It is computed by dp-accounting, as an upper bound; Rényi divergences give a looser one.
+- Laplace noise of scale b, with C a bound on the L1 norm: a round is (2C/b)-DP. Of all ways to split 2C over the
+  entries that in one entry is the worst, so the privacy loss distribution (PLD) of Laplace noise on one number describes
+  a round, and its self-composition the run. dp-accounting computes it, as an upper bound; Rényi divergences give a
+  looser one.
 - Gaussian noise of standard deviation s, with C a bound on the L2 norm: T rounds are together one Gaussian mechanism of
   noise s / (2C sqrt(T)) per sensitivity (Dong, Roth & Su, JRSS B 2022), whose epsilon is exact (Balle & Wang, ICML
   2018); dp-accounting solves for it.
@@ -104,8 +105,8 @@ def sentences(protection: Protection, rounds: int, uploads: Sequence[str], delta
     if not protection.noise:
         return [f"{clip}; without noise that bears no formal guarantee and no epsilon."]
     if uploads:
-        return [f"{noise} {clip}, but {', '.join(uploads)} {'are' if len(uploads) > 1 else 'is'} not: no formal guarantee "
-                f"and no epsilon."]
+        return [f"{noise} {clip}, but {', '.join(uploads)} {'are' if len(uploads) > 1 else 'is'} not: no formal "
+                f"guarantee and no epsilon."]
     found = guarantee(protection, rounds, delta)
     tighter = "" if found.exact else f" An upper bound; for a tighter one: {INSTALL}."
     return [f"Privacy of each client's uploads, should all its data be replaced: {found} over {rounds} "

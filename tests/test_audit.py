@@ -56,7 +56,7 @@ def test_precision_shares_ties():
 def test_direction_of_a_factorisation():
     """Rows of positives moved along the private vector, more rows of negatives against it, by less."""
     vector = torch.tensor([0.6, -0.8], dtype=torch.float64)
-    steps = torch.tensor([[0.9, -0.1, 0.0, -0.2, 0.5, -0.1], [-0.1, 0.0, -0.3, 0.2, 0.0, -0.1]], dtype=torch.float64)
+    steps = torch.tensor([[0.9, -0.5, 0.0, -0.4, -0.5, -0.3], [-0.1, 0.0, -0.3, 0.2, 0.0, -0.1]], dtype=torch.float64)
     for sign in (1.0, -1.0):
         found = along_direction(sign * steps[:, :, None] * vector)
         torch.testing.assert_close(found, steps, atol=1e-12, rtol=0.0)
@@ -94,7 +94,7 @@ def test_uploads_average_to_the_next_model(registry, case):
     seen, after = observed(f, block)
     total, clients = {}, 0
     for place, model, trained in seen:
-        for part, changes in item_changes(place, model, trained, f.backbone, f.server.protection, False):
+        for some, changes in item_changes(place, model, trained, f.backbone, f.server.protection, False):
             for name, change in changes.items():
                 total[name] = total.get(name, 0.0) + change.sum(0)
         clients += len(trained.users)
@@ -110,8 +110,8 @@ def test_noisy_uploads_of_a_server_that_looks_at_each(registry):
     after = observed(f)[1]
     uploads = []
     for place, model, trained in seen:
-        for part, changes in item_changes(place, model, trained, backbone, f.server.protection, False):
-            uploads += list(zip(trained.users[part].tolist(), model.public[ROWS] + changes[ROWS]))
+        for some, changes in item_changes(place, model, trained, backbone, f.server.protection, False):
+            uploads += list(zip(some.users.tolist(), model.public[ROWS] + changes[ROWS]))
     tables = torch.stack([table for _, table in sorted(uploads, key=lambda pair: pair[0])])
     public, served = backbone.serve({ROWS: tables})
     torch.testing.assert_close(after.public[ROWS], public[ROWS], atol=1e-6, rtol=1e-5)
@@ -213,9 +213,23 @@ def test_finished_levels_are_kept_and_others_made_anew(registry, tmp_path):
     remade, reused = level_clients(level, tmp_path, load)
     pd.testing.assert_frame_equal(remade, frame)
     assert not reused
-    assert len({Level(level.config, 0, (1, 2)).file, Level(level.config, 1, (1, 3)).file, level.file}) == 3
+    others = [Level(level.config, *plan) for plan in ((0, (1, 2)), (0, (1, 3), 9), (1, (1, 3)))]
+    assert len({level.file, *(other.file for other in others)}) == 4
     with pytest.raises(Stopped):
         attacked(level, load(), stop=lambda: True)
+
+
+def test_a_sample_of_clients(registry):
+    """Drawn at random, the same in every round and at every level, with the numbers they have among all."""
+    level, everyone = audited(registry, None, 0.1)
+    several = [attacked(Level(level.config, 0, (1, 3), clients), small_stream(users=60, items=80, each=(8, 25)))
+               for clients in (7, 9, 1000)]
+    users = [set(frame["user"]) for frame in several]
+    assert [len(some) for some in users] == [7, 9, everyone["user"].nunique()] and users[0] < users[1]
+    for frame, some in zip(several, users):
+        assert frame["user"].value_counts().eq(2).all()
+        expected = everyone[everyone["user"].isin(some)].reset_index(drop=True)
+        pd.testing.assert_frame_equal(frame, expected)
 
 
 # The command.

@@ -101,8 +101,8 @@ def test_a_large_clip_is_no_clip(registry, case):
         method, settings, local = CASES[case]
         sessions = case == "sasrec"
         f = federation(registry, session_stream(session_log(30), 30) if sessions else small_stream(blocks=2),
-                       build(registry, "method", method), build(registry, "backbone", "fedmf" if case == "reg" else case,
-                                                                **settings),
+                       build(registry, "method", method),
+                       build(registry, "backbone", "fedmf" if case == "reg" else case, **settings),
                        local=LocalSettings(**({"negatives": 1} if sessions else local)), rounds=2, **server)
         return finish(f).model
     for mechanism in ("laplace", "gaussian"):
@@ -243,8 +243,8 @@ def test_a_record_states_the_guarantee(registry, ml100k, tmp_path):
     most = 2 * int(sum((some > 0).long() for some in lengths).max())
     wanted = epsilon(Protection(1.0, 5.0, "gaussian"), most)
     assert found["privacy"]["notes"] == [
-        f"Privacy of each client's uploads, should all its data be replaced: epsilon = {wanted:.4g}, delta = 1e-05 over "
-        f"{most} rounds (upload_clip=1, Gaussian upload_noise=5)."]
+        f"Privacy of each client's uploads, should all its data be replaced: epsilon = {wanted:.4g}, delta = 1e-05 "
+        f"over {most} rounds (upload_clip=1, Gaussian upload_noise=5)."]
     assert (found["settings"]["upload_clip"], found["settings"]["upload_mechanism"]) == (1.0, "gaussian")
 
 

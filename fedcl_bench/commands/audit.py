@@ -19,12 +19,12 @@ examples:
   run_bench.py audit --method f3crec --backbone fedmf --noise 0,0.5,5 --rounds 1,50 --seeds 3
   run_bench.py audit --method ft --backbone fedmf --noise 0,1,10 --set upload_clip=1      with a formal guarantee
   run_bench.py audit --method ft --backbone fedmf --noise 0,1,10 --set upload_clip=1 --set upload_mechanism=gaussian
-  run_bench.py audit --method fcucr --backbone sasrec --dataset xing --noise 0,0.1 --rounds 1,5
+  run_bench.py audit --method fcucr --backbone sasrec --dataset xing --noise 0,0.1 --rounds 1,5 --clients 100
 
-Each level of noise is a whole run with that noise, and of the rounds named the very uploads of its clients are attacked:
-items are ranked by how much the client changed their rows (F3CRec, section 5.6), and by how far along the main direction
-of its changes. --out gets audit.json, .csv, .md, .png and .svg, and the clients' numbers of every finished level: the
-same command goes on where it was stopped. docs/privacy.md explains all of it.
+Each level of noise is a whole run with that noise, and of the rounds named the very uploads of its clients are
+attacked: items are ranked by how much the client changed their rows (F3CRec, section 5.6), and by how far along the main
+direction of its changes. --out gets audit.json, .csv, .md, .png and .svg, and the clients' numbers of every finished
+level: the same command goes on where it was stopped. docs/privacy.md explains all of it.
 Exit status: 0 done, 1 a run diverged, 2 something to fix in the command or the data, 130 interrupted.
 """
 
@@ -46,6 +46,8 @@ def add(commands) -> None:
                        help="whose uploads are attacked, from 1; every block is trained up to the last (default: 1,20)")
     audit.add_argument("--block", type=block, metavar="T",
                        help="the block they are of (default: the first in which the method acts)")
+    audit.add_argument("--clients", type=count, default=0, metavar="N",
+                       help="attack so many clients, drawn at random (default: all)")
     audit.add_argument("--delta", type=probability, default=None, metavar="D",
                        help="of the (epsilon, delta) of clipped uploads (default: 1e-5)")
     audit.add_argument("--seed", type=seed, default=0, metavar="N", help="random seed (default: 0)")
@@ -128,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
     for one in configs:
         one.federation(stream).check()  # all of them before anything is run
     out = args.out or Path("results/audits") / f"{args.method}-{args.backbone}-{args.dataset}"
-    plan, frames = [Level(one, chosen, rounds) for one in configs], []
+    plan, frames = [Level(one, chosen, rounds, args.clients) for one in configs], []
 
     def tell(text: str) -> None:
         if not args.quiet:
@@ -147,8 +149,8 @@ def run(args: argparse.Namespace) -> int:
                 if stop() and level is not plan[-1]:
                     raise Stopped
     except Stopped:
-        print(f"run_bench.py: interrupted; {len(frames)} of {len(plan)} runs are kept in {out}, the same command goes on "
-              f"from there.", file=sys.stderr)
+        print(f"run_bench.py: interrupted; {len(frames)} of {len(plan)} runs are kept in {out}, the same command goes "
+              f"on from there.", file=sys.stderr)
         return 130
     except OSError as error:
         raise UserError(f"--out {out}: cannot be written ({error.strerror}).") from None

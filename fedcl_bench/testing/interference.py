@@ -16,6 +16,7 @@ from ..backbone import Tables
 from ..federation import Federation, Progress, acting_in, open_step, protocol_of
 from ..method import DrawKey
 from ..model import Snapshot, score_users
+from ..protection import OPEN
 from ..rounds import train_round
 from ..server import aggregate, participants
 from ..stream import Step
@@ -105,7 +106,7 @@ def server_knows(pair: Pair) -> str:
             protocol_of(f, step, acting_in(f, step)).chunks(_users(f, step, start), start.round, begun.model),
             begun.model, f.backbone, acting_in(f, step), f.local, f.seed, step.index, start.round,
             own_start=start.round == 0 and f.server.init == "per_client")
-        model = aggregate(f.backbone, model, _users(f, step, start), 0.0, f.seed, step.index, start.round)
+        model = aggregate(f.backbone, model, _users(f, step, start), OPEN, f.seed, step.index, start.round)
         mine = _server_side(f, step, start, model, sent, _begun_state(pair, start))
 
         everybody = torch.ones(step.n_users, dtype=torch.bool)

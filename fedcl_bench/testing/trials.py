@@ -161,7 +161,7 @@ def client_round(f: Federation, progress: Progress,
     for some in split(users):
         chunks = protocol.chunks(some, round_, model)
         train = trainer_of(chunks, model, f.backbone, acting, f.local, DrawKey(f.seed, step.index, round_),
-                           round_ == 0 and f.server.init == "per_client", f.server.upload_noise)
+                           round_ == 0 and f.server.init == "per_client", f.server.protection)
         for chunk in chunks:
             trained = train(chunk)
             found = {f"upload {name}": value for name, value in trained.changes(model, f.backbone).items()}
