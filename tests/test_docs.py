@@ -235,8 +235,19 @@ def check_command(words, args, capsys):
     assert "all properties hold" in capsys.readouterr().out
 
 
-BENCH = {"run": run_command, "grid": grid_command, "tune": tune_command, "tables": records_command,
-         "compare": records_command, "figures": records_command, "reproduction": records_command, "pack": pack_command,
+def audit_command(words, args, capsys):
+    """With the first two levels of noise and the first round."""
+    if on_this_machine(args.dataset):
+        levels = ",".join(f"{level:g}" for level in args.noise[:2])
+        succeeds([*words, "--noise", levels, "--rounds", "1", "--clients", "20", "--quiet"])
+        assert "Mean over 20 clients" in capsys.readouterr().out
+    else:
+        changes = parse_assignments(args.assignments, "--set")
+        resolve_all(discover(args.plugins), [RunSpec(args.method, args.backbone, args.dataset, tuple(changes.items()))])
+
+
+BENCH = {"run": run_command, "audit": audit_command, "grid": grid_command, "tune": tune_command,
+         "tables": records_command, "compare": records_command, "figures": records_command, "reproduction": records_command, "pack": pack_command,
          "check": check_command, "data": data_command, "list": plain_command, "doctor": plain_command,
          "new-plugin": plain_command}
 
