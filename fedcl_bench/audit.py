@@ -24,8 +24,9 @@ from .config import RunConfig
 from .federation import run
 from .method import DrawKey
 from .model import Snapshot
-from .records import write_atomically
+from .records import method_uploads, write_atomically
 from .rounds import Trained
+from .server import participants
 from .significance import mean_interval
 from .stream import Stream
 
@@ -80,12 +81,12 @@ def attacked(level: Level, stream: Stream, on_round: Callable[[], None] = lambda
         RunFailed: when the run diverges.
     """
     federation, found = level.config.federation(stream), []
-    chosen = _chosen(level, stream)
 
     def observe(place: DrawKey, model: Snapshot, trained: Trained) -> None:
         if place.step == level.block and place.round + 1 in level.rounds:
             own_start = place.round == 0 and federation.server.init == "per_client"
-            some = some_of(trained, torch.isin(trained.users, chosen.to(trained.users.device)))
+            users = trained.users
+            some = some_of(trained, torch.isin(users, _chosen(level, stream, place.round).to(users.device)))
             if len(some.users):
                 values = attack(place, model, some, federation.backbone, federation.server.protection, own_start)
                 found.append(pd.DataFrame({"round": place.round + 1, **values}))
@@ -100,9 +101,9 @@ def attacked(level: Level, stream: Stream, on_round: Callable[[], None] = lambda
     return pd.concat(found).sort_values(["round", "user"], ignore_index=True)
 
 
-def _chosen(level: Level, stream: Stream) -> Tensor:
-    """Ids of the clients that are attacked when they take part."""
-    users = (stream.steps[level.block].train.lengths > 0).nonzero().flatten()
+def _chosen(level: Level, stream: Stream, round_: int) -> Tensor:
+    """Ids of the participants of a round whose uploads are attacked: the same in all rounds that have the same."""
+    users = participants(stream.steps[level.block], level.config.server.client_ratio, level.config.seed, round_)
     keys = draws.client_keys(draws.key(level.config.seed, "audited clients", level.block), users)
     order = draws.sort_keys(draws.bits(keys, torch.zeros_like(users))).argsort()
     return users[order[:level.clients or len(users)]]
@@ -128,9 +129,10 @@ def summarise(levels: Sequence[Level], frames: Sequence[pd.DataFrame], delta: fl
     """One row per noise and round: every metric's mean over clients with a 95 % bootstrap interval.
 
     A client counts once: its seeds are averaged first. ``epsilon`` is of the one upload, ``epsilon_so_far`` of all
-    uploads up to it of a client that took part in every round; None without clipping or noise.
+    uploads up to it of a client that took part in every round; None without clipping or noise, or if the method sends
+    more than public parameters, which is not clipped.
     """
-    rows = []
+    rows, unclipped = [], method_uploads(levels[0].config)
     for noise in dict.fromkeys(level.noise for level in levels):
         some = [level for level in levels if level.noise == noise]
         every = pd.concat([frame for level, frame in zip(levels, frames) if level.noise == noise])
@@ -138,7 +140,7 @@ def summarise(levels: Sequence[Level], frames: Sequence[pd.DataFrame], delta: fl
             clients = every[every["round"] == number].groupby("user").mean()
             protection = some[0].config.server.protection
             done = some[0].block * some[0].rounds[-1] + number
-            once, so_far = (privacy.guarantee(protection, count, delta) for count in (1, done))
+            once, so_far = (None if unclipped else privacy.guarantee(protection, count, delta) for count in (1, done))
             row = {"noise": noise, "round": number, "rounds_so_far": done, "clients": len(clients),
                    "epsilon": once and once.epsilon, "epsilon_so_far": so_far and so_far.epsilon}
             for metric in METRICS:
@@ -150,14 +152,13 @@ def summarise(levels: Sequence[Level], frames: Sequence[pd.DataFrame], delta: fl
 
 def content(levels: Sequence[Level], frames: Sequence[pd.DataFrame], delta: float) -> dict[str, Any]:
     """All an audit found, JSON-ready."""
-    config = levels[0].config
+    config = levels[-1].config  # with noise, if any level has it
     first = frames[0][frames[0]["round"] == levels[0].rounds[0]]
     settings = {name: value for name, value in config.settings.items() if name != "upload_noise"}
-    uploads = list(config.method.cls(config.method_settings).uploads(config.backbone.cls(config.backbone_settings), 0))
     return {"method": config.method.name, "backbone": config.backbone.name, "dataset": config.source.name,
             "seeds": sorted({level.config.seed for level in levels}), "block": levels[0].block,
             "rounds": list(levels[0].rounds), "delta": delta, "settings": settings,
             "data_fingerprint": config.source.fingerprint,
             "by_chance": {"auc": 0.5, "precision": float((first["positives"] / first["items"]).mean()),
                           "precision_touched": float((first["positives"] / first["touched"]).mean())},
-            "levels": summarise(levels, frames, delta), "not_attacked": uploads}
+            "levels": summarise(levels, frames, delta), "not_attacked": method_uploads(config)}

@@ -7,7 +7,6 @@ import io
 from typing import Any, Mapping
 
 from .attack import METRICS
-from .privacy import DELTA
 
 HEADS = {"size_auc": "AUC", "size_precision": "precision", "size_auc_touched": "AUC, touched",
          "direction_auc": "AUC, direction", "direction_precision": "precision, direction"}
@@ -57,10 +56,10 @@ def notes(found: Mapping[str, Any]) -> list[str]:
              f"{chance['precision_touched']:.3f}."]
     if settings.get("upload_clip", 0.0) > 0.0:
         norm = "L1" if settings.get("upload_mechanism", "laplace") == "laplace" else "L2"
-        lines.append(f"Changes are clipped to an {norm} norm of {settings['upload_clip']:g}. ε for delta "
-                     f"{found.get('delta', DELTA):g}, all of a client's data replaced: of the one upload, and of all "
-                     f"rounds so far." + (" No guarantee: other uploads are not clipped." if found["not_attacked"]
-                                          else ""))
+        lines.append(f"Changes are clipped to an {norm} norm of {settings['upload_clip']:g}. " + (
+            f"{', '.join(found['not_attacked'])}, also uploaded, are not: no formal guarantee." if found["not_attacked"]
+            else f"ε for delta {found['delta']:g}, all of a client's data replaced: of the one upload, and of all rounds "
+                 f"so far."))
     else:
         lines.append("Uploads are not clipped, so no level of noise bears a formal guarantee (--set upload_clip=C).")
     if found["not_attacked"]:

@@ -22,11 +22,11 @@ import math
 from dataclasses import dataclass
 from typing import Sequence
 
+from .doctor import ACCOUNTANT
 from .protection import LAPLACE, Protection
 
 DELTA = 1e-5  # unless said otherwise
-PACKAGE = "dp-accounting>=0.6"
-INSTALL = f"python -m pip install '{PACKAGE}'"
+INSTALL = f"python -m pip install '{ACCOUNTANT}'"
 # Beyond this epsilon of a round, Laplace noise composes almost as badly as the sum of the rounds, which is taken.
 _STRONGEST_ROUND = 50.0
 _CELLS = 1e6  # of a run's privacy loss distribution; fewer make the bound looser

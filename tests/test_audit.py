@@ -13,16 +13,21 @@ import torch
 
 from fedcl_bench import attack, draws
 from fedcl_bench.attack import METRICS, Roles, along_direction, auc, item_changes, precision
-from fedcl_bench.audit import Level, Stopped, attacked, level_clients, summarise
+from fedcl_bench.audit import Level, Stopped, attacked, content, level_clients, summarise
+from fedcl_bench.audit_report import markdown
 from fedcl_bench.cli import main
 from fedcl_bench.config import make_config
 from fedcl_bench.federation import run
+from fedcl_bench.figures import audit_curves
 from fedcl_bench.layers import ITEM as ROWS
 from fedcl_bench.privacy import epsilon
-from fedcl_bench.protection import OPEN, Protection
+from fedcl_bench.protection import OPEN, Protection, upload_key
 from fedcl_bench.sampling import LocalSettings
-from fedcl_bench.server import upload_key
-from helpers import ITEM, build, federation, session_log, session_stream, small_stream
+from fedcl_bench.significance import TooFew, compare_paired, mean_interval
+from fedcl_bench.specs import RunSpec
+from fedcl_bench.testing.worlds import session_log, session_stream, small_stream
+from fabricate import config_of
+from helpers import ITEM, build, federation
 
 
 def yes(*rows):
@@ -194,6 +199,42 @@ def test_summary_counts_a_client_once_and_states_epsilon(registry, tmp_path):
     mean = frame[frame["round"] == 3]["size_auc"].mean() + 0.05
     assert last["size_auc"]["mean"] == pytest.approx(mean)
     assert last["size_auc"]["low"] < mean < last["size_auc"]["high"]
+
+
+def test_the_interval_of_a_mean():
+    values = np.random.default_rng(1).normal(size=50)
+    mean, low, high = mean_interval(values)
+    paired = compare_paired(values, np.zeros(50))
+    assert (mean, low, high) == (paired.difference, paired.low, paired.high)
+    assert mean_interval([0.25] * 3) == (0.25, 0.25, 0.25)
+    with pytest.raises(TooFew):
+        mean_interval([])
+
+
+def test_no_epsilon_beside_uploads_that_are_not_clipped(registry):
+    spec = RunSpec("fcucr", "sasrec", "xing", (("init", "server"), ("upload_clip", 1.0), ("upload_noise", 1.0)))
+    config = config_of(registry, spec, 0)
+    frame = pd.DataFrame({"round": 1, "user": [0, 1], "items": 9, "positives": 2, "touched": 4,
+                          **dict.fromkeys(METRICS, 0.5)})
+    found = content([Level(config, 0, (1,))], [frame], 1e-5)
+    assert found["levels"][0]["epsilon"] is None and found["not_attacked"] == ["prototype", "session", "query"]
+    assert "prototype, session, query, also uploaded, are not: no formal guarantee." in markdown(found)
+
+
+def test_the_figure_shows_the_numbers():
+    def row(noise, number, shift):
+        return {"noise": noise, "round": number,
+                **{name: {"mean": 0.5 + shift, "low": 0.4 + shift, "high": 0.7 + shift} for name in METRICS}}
+    rows = [row(noise, number, 0.1 * number - 0.001 * noise) for number in (1, 2) for noise in (0.0, 0.1, 50.0)]
+    figure = audit_curves({"levels": rows, "rounds": [1, 2], "by_chance": {"auc": 0.5, "precision": 0.1,
+                                                                          "precision_touched": 0.2}}, "a title")
+    lines = {line.get_gid(): line for axes in figure.axes for line in axes.lines
+             if line.get_gid() and line.get_linestyle() != "None"}  # whiskers have caps
+    assert sorted(lines) == [f"{attack}_{metric}:{number}" for attack in ("direction", "size")
+                             for metric in ("auc", "precision") for number in (1, 2)]
+    assert lines["size_auc:2"].get_xdata().tolist() == [0.0, 0.1, 50.0]
+    assert lines["size_auc:2"].get_ydata() == pytest.approx([0.7, 0.6999, 0.65])
+    assert [text.get_text() for text in figure.axes[0].get_xticklabels()] == ["0", "0.1", "50"]
 
 
 def test_finished_levels_are_kept_and_others_made_anew(registry, tmp_path):

@@ -24,7 +24,8 @@ from fedcl_bench.rounds import train_round, trainer_of
 from fedcl_bench.runner import execute
 from fedcl_bench.sampling import LocalSettings
 from fedcl_bench.server import most_rounds, participants
-from helpers import build, federation, finish, session_log, session_stream, small_stream
+from fedcl_bench.testing.worlds import session_log, session_stream, small_stream
+from helpers import build, federation, finish
 
 # Every kind of upload: touched rows of one and of several tables, dense parameters, whole tables, personal tables, the
 # client's own copy, penalties on rows that a client does not touch (with several numbers of local batches), sessions.

@@ -139,6 +139,7 @@ def run(args: argparse.Namespace) -> int:
     tell(f"audit of {args.method} on {args.backbone}, {args.dataset}, block {chosen}, "
          f"round{'s' if len(rounds) > 1 else ''} {', '.join(map(str, rounds))}")
     try:
+        out.mkdir(parents=True, exist_ok=True)
         with stop_between_rounds() as stop:
             for level in plan:
                 began, label = time.perf_counter(), f"  noise {level.noise:g}, seed {level.config.seed}"
