@@ -142,7 +142,8 @@ def summarise(levels: Sequence[Level], frames: Sequence[pd.DataFrame], delta: fl
             done = some[0].block * some[0].rounds[-1] + number
             once, so_far = (None if unclipped else privacy.guarantee(protection, count, delta) for count in (1, done))
             row = {"noise": noise, "round": number, "rounds_so_far": done, "clients": len(clients),
-                   "epsilon": once and once.epsilon, "epsilon_so_far": so_far and so_far.epsilon}
+                   "epsilon": once and once.epsilon, "epsilon_so_far": so_far and so_far.epsilon,
+                   "epsilon_is_bound": bool(once and not once.exact)}
             for metric in METRICS:
                 values = clients[metric].dropna()
                 row[metric] = dict(zip(("mean", "low", "high"), mean_interval(values))) if len(values) else None

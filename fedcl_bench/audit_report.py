@@ -7,6 +7,7 @@ import io
 from typing import Any, Mapping
 
 from .attack import METRICS
+from .privacy import INSTALL
 
 HEADS = {"size_auc": "AUC", "size_precision": "precision", "size_auc_touched": "AUC, touched",
          "direction_auc": "AUC, direction", "direction_precision": "precision, direction"}
@@ -60,6 +61,8 @@ def notes(found: Mapping[str, Any]) -> list[str]:
             f"{', '.join(found['not_attacked'])}, also uploaded, are not: no formal guarantee." if found["not_attacked"]
             else f"ε for delta {found['delta']:g}, all of a client's data replaced: of the one upload, and of all rounds "
                  f"so far."))
+        if any(row["epsilon_is_bound"] for row in found["levels"]):
+            lines.append(f"These are upper bounds; for tighter ones: {INSTALL}.")
     else:
         lines.append("Uploads are not clipped, so no level of noise bears a formal guarantee (--set upload_clip=C).")
     if found["not_attacked"]:

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 
-from fedcl_bench import attack, draws
+from fedcl_bench import attack, draws, privacy
 from fedcl_bench.attack import METRICS, Roles, along_direction, auc, item_changes, precision
 from fedcl_bench.audit import Level, Stopped, attacked, content, level_clients, summarise
 from fedcl_bench.audit_report import markdown
@@ -311,7 +311,9 @@ def test_the_command_writes_table_figure_and_json(capsys):
         assert words in text
 
 
-def test_clipped_levels_carry_their_epsilon(capsys):
+def test_clipped_levels_carry_their_epsilon(capsys, monkeypatch):
+    def absent(*args):
+        raise ModuleNotFoundError
     clip = ["--set", "upload_clip=1", "--set", "upload_mechanism=gaussian"]
     assert main([*AUDIT[:-2], "--block", "1", "--noise", "0,4", *clip, "--delta", "1e-6", "--quiet"]) == 0
     captured = capsys.readouterr()
@@ -323,6 +325,12 @@ def test_clipped_levels_carry_their_epsilon(capsys):
     assert [line.split()[-2:] for line in lines[4:8]] == [["none", "none"], [once, third], ["none", "none"],
                                                          [once, fourth]]
     assert captured.err == "" and "an L2 norm of 1. ε for delta 1e-06" in captured.out
+    assert "upper bounds" not in captured.out
+    monkeypatch.setattr(privacy, "epsilon", absent)
+    assert main([*AUDIT[:-2], "--block", "1", "--noise", "0,4", *clip, "--quiet"]) == 0
+    bound = f"{privacy.closed_form(protection, 1, 1e-5):.4g}"
+    out = capsys.readouterr().out
+    assert out.splitlines()[5].split()[-2] == bound and f"upper bounds; for tighter ones: {privacy.INSTALL}" in out
 
 
 def test_ctrl_c_keeps_finished_levels(capsys, monkeypatch):
