@@ -59,8 +59,8 @@ def notes(found: Mapping[str, Any]) -> list[str]:
         norm = "L1" if settings.get("upload_mechanism", "laplace") == "laplace" else "L2"
         lines.append(f"Changes are clipped to an {norm} norm of {settings['upload_clip']:g}. " + (
             f"{', '.join(found['not_attacked'])}, also uploaded, are not: no formal guarantee." if found["not_attacked"]
-            else f"ε for delta {found['delta']:g}, all of a client's data replaced: of the one upload, and of all rounds "
-                 f"so far."))
+            else f"ε for delta {found['delta']:g}, all of a client's data replaced: of the one upload, and of all "
+                 f"rounds so far."))
         if any(row["epsilon_is_bound"] for row in found["levels"]):
             lines.append(f"These are upper bounds; for tighter ones: {INSTALL}.")
     else:

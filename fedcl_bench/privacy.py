@@ -6,9 +6,9 @@ change moves by at most 2C: that is the sensitivity, whatever clients train, kee
 takes part in compose; nothing is gained from the others, as the server sees every upload alone.
 
 - Laplace noise of scale b, with C a bound on the L1 norm: a round is (2C/b)-DP. Of all ways to split 2C over the
-  entries that in one entry is the worst, so the privacy loss distribution (PLD) of Laplace noise on one number describes
-  a round, and its self-composition the run. dp-accounting computes it, as an upper bound; Rényi divergences give a
-  looser one.
+  entries that in one entry is the worst, so the privacy loss distribution (PLD) of Laplace noise on one number
+  describes a round, and its self-composition the run. dp-accounting computes it, as an upper bound; Rényi divergences
+  give a looser one.
 - Gaussian noise of standard deviation s, with C a bound on the L2 norm: T rounds are together one Gaussian mechanism of
   noise s / (2C sqrt(T)) per sensitivity (Dong, Roth & Su, JRSS B 2022), whose epsilon is exact (Balle & Wang, ICML
   2018); dp-accounting solves for it.

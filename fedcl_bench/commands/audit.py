@@ -22,9 +22,9 @@ examples:
   run_bench.py audit --method fcucr --backbone sasrec --dataset xing --noise 0,0.1 --rounds 1,5 --clients 100
 
 Each level of noise is a whole run with that noise, and of the rounds named the very uploads of its clients are
-attacked: items are ranked by how much the client changed their rows (F3CRec, section 5.6), and by how far along the main
-direction of its changes. --out gets audit.json, .csv, .md, .png and .svg, and the clients' numbers of every finished
-level: the same command goes on where it was stopped. docs/privacy.md explains all of it.
+attacked: items are ranked by how much the client changed their rows (F3CRec, section 5.6), and by how far along the
+main direction of its changes. --out gets audit.json, .csv, .md, .png and .svg, and the clients' numbers of every
+finished level: the same command goes on where it was stopped. docs/privacy.md explains all of it.
 Exit status: 0 done, 1 a run diverged, 2 something to fix in the command or the data, 130 interrupted.
 """
 
