@@ -61,7 +61,8 @@ class Keyed(TorchFunctionMode):
         if isinstance(result, Tensor):
             self.elements += result.numel()
             if self.dtype == torch.float64 and result.dtype == torch.float32:
-                result = result.double()
+                whole = args and isinstance(args[0], Tensor) and args[0].dtype == torch.int64  # as powers of lengths
+                result = func(args[0].double(), *args[1:], **kwargs) if whole else result.double()
             if func in _NEW:
                 zero = torch.zeros_like(self.key, dtype=result.dtype)
                 result = result | zero if result.dtype == torch.bool else result + zero

@@ -170,11 +170,11 @@ class RecBoleBackbone(Backbone):
         per_positive = batch.negatives.shape[1] // batch.positives.shape[1]
         history = batch.positives + 1 if facts.history else None
         return self._caller.loss(own, history, fields, batch.draw.clients("recbole", batch.users), batch.done,
-                                 len(next(iter(rows.values()))[0]), per_positive)
+                                 next(iter(rows.values())).shape[1], per_positive)
 
     def score(self, clients, rows):
         own = {name: value for name, value in {**clients, **rows}.items() if name != HISTORY}
-        return self._caller.scores(own, clients.get(HISTORY), len(next(iter(rows.values()))[0]))
+        return self._caller.scores(own, clients.get(HISTORY), next(iter(rows.values())).shape[1])
 
     def keys(self, clients, rows):
         return torch.cat([table.flatten(2) for table in rows.values()], 2)

@@ -227,9 +227,12 @@ class Caller:
 
         A client without own items has the scores that the model gives an empty history, 0 where those are no numbers.
         """
+        one = next(iter(own.values()))
+        if len(one) == 0:
+            return one.new_zeros(0, n_items)
         if history is None:
             return self._scores(own, None, n_items)
-        if history.numel() and int(history.max()) > n_items:  # a teacher that knows fewer items
+        if int(history.max()) > n_items:  # a teacher that knows fewer items
             history = history * (history <= n_items)
             history = history.gather(1, (history == 0).long().argsort(1, stable=True))
         length = (history > 0).sum(1)
@@ -282,7 +285,7 @@ class Caller:
                 found = torch.where((of_client[HISTORY] > 0).any(), found, found.nan_to_num(0.0))
             return found
 
-        return self._over_clients(one, self.facts.score_alone, clients, own, of_client)
+        return self._over_clients(one, self.facts.score_alone, clients, own, of_client).contiguous()
 
 
 def _is_same(value: Tensor) -> bool:
