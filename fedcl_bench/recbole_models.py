@@ -185,8 +185,8 @@ def check_trainable(name: str) -> None:
 
     cls = _classes()[name][1]
     if cls.type == ModelType.TRADITIONAL:
-        raise Refused("is not trained by gradients: RecBole's traditional models are computed at once, from the "
-                      "interactions of all users")
+        raise Refused("is one of RecBole's traditional models, which are not trained by gradients but computed at once, "
+                      "from the interactions of all users or from nothing")
     transform = defaults(name).get("transform")
     if transform not in (None, "inverse_itemseq"):
         raise Refused(f"needs RecBole's transform '{transform}' of every batch")

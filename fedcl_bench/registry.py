@@ -99,6 +99,11 @@ def _recbole(name: str) -> Plugin:
     return Plugin("backbone", cls.name, cls, Path(recbole_backbone.__file__), recbole_backbone.digest(code_digest))
 
 
+def spelled(backbone: str) -> str:
+    """A backbone's name; of a RecBole model as RecBole writes it. Raises UserError if RecBole has no such model."""
+    return _recbole(backbone.removeprefix(RECBOLE)).name if backbone.startswith(RECBOLE) else backbone
+
+
 def code_digest(path: Path) -> str:
     """Hash of a Python file's lines without comments, docstrings and blank lines; the same on every Python version."""
     source = path.read_text(encoding="utf-8")
