@@ -193,8 +193,7 @@ class RecBoleBackbone(Backbone):
 
 @functools.cache
 def backbone_class(name: str) -> type[RecBoleBackbone]:
-    """The backbone of RecBole's model ``name``, in any spelling. Raises UserError for an unknown one."""
-    name = recbole_models.find(name)
+    """The backbone of RecBole's model ``name``."""
     settings = type(f"{name}Settings", (RecBoleSettings,), {"NAME": name, "__module__": __name__})
     ignored = {}
     if not _sizes(name):

@@ -46,8 +46,9 @@ def tiny_stream() -> Stream:
     """Two blocks of 16 users and 24 items; both bring new ones."""
     rng = np.random.default_rng(0)
     lists = [rng.choice(24, rng.integers(6, 14), replace=False) for _ in range(16)]
-    user = np.repeat(np.arange(16), [len(items) for items in lists])
-    rows = Interactions(user, np.concatenate(lists), rng.permutation(len(user)).astype(float),
+    user, item = np.repeat(np.arange(16), [len(items) for items in lists]), np.concatenate(lists)
+    time = rng.permutation(len(user)) + len(user) * ((user >= 13) | (item >= 21))
+    rows = Interactions(user, item, time.astype(float),
                         np.arange(16).astype(str), np.arange(24).astype(str))
     return build_blocks(rows, StreamSettings(blocks=2, k_core=0), "two made-up blocks")
 

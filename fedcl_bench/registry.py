@@ -65,7 +65,7 @@ class Registry:
         if (kind, name) in self.plugins:
             return self.plugins[kind, name]
         if kind == "backbone" and name.startswith(RECBOLE):
-            return _recbole(name.removeprefix(RECBOLE))
+            return _recbole(spelled(name))
         for file in (name, name.replace("-", "_")):
             if file in self.broken:
                 raise UserError(f"{kind} '{name}' cannot be loaded: {self.broken[file]}")
@@ -95,13 +95,17 @@ def _recbole(name: str) -> Plugin:
     """RecBole's model as a backbone; imported when asked for, as RecBole takes a second or two."""
     from . import recbole_backbone
 
-    cls = recbole_backbone.backbone_class(name)
-    return Plugin("backbone", cls.name, cls, Path(recbole_backbone.__file__), recbole_backbone.digest(code_digest))
+    cls = recbole_backbone.backbone_class(name.removeprefix(RECBOLE))
+    return Plugin("backbone", name, cls, Path(recbole_backbone.__file__), recbole_backbone.digest(code_digest))
 
 
 def spelled(backbone: str) -> str:
     """A backbone's name; of a RecBole model as RecBole writes it. Raises UserError if RecBole has no such model."""
-    return _recbole(backbone.removeprefix(RECBOLE)).name if backbone.startswith(RECBOLE) else backbone
+    if not backbone.startswith(RECBOLE):
+        return backbone
+    from .recbole_models import find
+
+    return RECBOLE + find(backbone.removeprefix(RECBOLE))
 
 
 def code_digest(path: Path) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import build, federation, finish, one_step, ragged, small_stream
+from helpers import build, federation, finish, one_step, ragged
 from recbole.data.interaction import Interaction
 
 from fedcl_bench import cli, recbole_models
@@ -82,6 +82,21 @@ def one_round(backbone, step, model, settings, chunk_elements=1 << 20, alone=Fal
 
 # ----------------------------------------------------------------------------------------------- the independent oracle
 
+class Config(dict):
+    """RecBole's configuration has None for what nobody set."""
+
+    def __missing__(self, key):
+        return None
+
+
+def without_dropout(module):
+    """SimpleX has a rate that no setting changes."""
+    for part in module.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
+    return module
+
+
 class History:
     """What RecBole's dataset tells a model of one user; written from RecBole's documentation."""
 
@@ -102,11 +117,11 @@ def oracle_model(name, backbone, items, n_items, negatives, model, user):
     import recbole.model.general_recommender as general
     import recbole.model.sequential_recommender as sequential
 
-    config = {**recbole_models.defaults(name), "USER_ID_FIELD": "user_id", "ITEM_ID_FIELD": "item_id",
+    config = Config({**recbole_models.defaults(name), "USER_ID_FIELD": "user_id", "ITEM_ID_FIELD": "item_id",
               "NEG_PREFIX": "neg_", "LABEL_FIELD": "label", "LIST_SUFFIX": "_list",
               "ITEM_LIST_LENGTH_FIELD": "item_length", "MAX_ITEM_LIST_LENGTH": backbone.settings.max_length,
               "INVERSE_ITEM_SEQ": "Inverse_item_id_list", "device": "cpu", "require_pow": False,
-              "train_neg_sample_args": {"sample_num": negatives}, **backbone.settings.hyper_parameters()}
+              "train_neg_sample_args": {"sample_num": negatives}, **backbone.settings.hyper_parameters()})
     cls = getattr(general, name, None) or getattr(sequential, name)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
@@ -133,7 +148,7 @@ def oracle_model(name, backbone, items, n_items, negatives, model, user):
 
 def oracle_samples(kind, items, negatives, k):
     """A client's samples, each a dictionary of fields, in the order of the numbers that are shuffled."""
-    items, negatives = [i + 1 for i in items], [i + 1 for i in negatives]
+    items, negatives = [i + 1 for i in items], [i + 1 for i in negatives[:k * len(items)]]
     if kind == "point":
         return [dict(item_id=i, label=1.0) for i in items] + [dict(item_id=i, label=0.0) for i in negatives]
     if kind == "pair":
@@ -174,6 +189,7 @@ def oracle_client(name, backbone, user, items, negatives, settings, model, n_ite
 
     kind = backbone.facts.samples
     module = copy.deepcopy(oracle_model(name, backbone, items, n_items, settings.negatives, model, user)).train()
+    without_dropout(module)
     make = torch.optim.Adam if settings.optimiser == "adam" else torch.optim.SGD
     optimiser = make([p for p in module.parameters() if p.requires_grad], lr=backbone.settings.lr)
     samples = oracle_samples(kind, items, negatives, settings.negatives)
@@ -205,6 +221,8 @@ LOCAL = {"adam, one batch": LocalSettings(optimiser="adam", batch_size=512, nega
 def test_a_round_is_that_of_copies_of_recboles_model(registry, step, name, local):
     """After a round: private rows of every client, and the mean of everything public, as a loop makes them."""
     backbone, settings = backbone_of(registry, name, lr=0.02), LOCAL[local]
+    build_model = backbone._caller.build
+    backbone._caller.build = lambda *size: without_dropout(build_model(*size))
     model = start(backbone, step)
     after, _, chunks = one_round(backbone, step, model, settings)
     drawn = {user: row for chunk in chunks
@@ -398,12 +416,12 @@ def small_federation(registry, stream, method, backbone, **settings):
 @pytest.mark.parametrize("method", ["ft", "f3crec"])
 @pytest.mark.parametrize("name", ["FISM", "MultiDAE", "GRU4Rec"])
 def test_blocks_bring_users_and_items_and_a_killed_run_goes_on(registry, tmp_path, name, method):
-    stream = small_stream(blocks=2)
+    stream = tiny_stream()
     f = small_federation(registry, stream, method, backbone_of(registry, name))
     f.check()
     points = list(run(f))
     last, (base, later) = points[-1], stream.steps
-    assert later.n_users > base.n_users or later.n_items > base.n_items
+    assert later.n_users > base.n_users and later.n_items > base.n_items
     assert last.model.n_items == later.n_items and last.model.n_users == later.n_users
     middle = next(p for p in points if p.step == 1 and p.round == 1 and not p.trained)
     save_progress(tmp_path / "checkpoint.pt", middle, 1.0)
@@ -415,8 +433,7 @@ def test_blocks_bring_users_and_items_and_a_killed_run_goes_on(registry, tmp_pat
 
 
 def test_clients_remember_their_own_items_of_their_latest_block(registry):
-    stream = small_stream(blocks=2)
-    base, later = stream.steps
+    base, later = tiny_stream().steps
     backbone = backbone_of(registry, "FISM")
     first = backbone.remember(base, {})["history"]
     second = backbone.remember(later, {"history": first})["history"]
