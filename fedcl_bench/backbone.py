@@ -38,12 +38,12 @@ class OwnSamples:
     Attributes:
         of: numbers of positives, int64, to numbers of samples per epoch.
         per_batch: samples in a local batch.
-        elements: numbers held in memory per sample.
+        elements: numbers held in memory per sample, and per sample and item known.
     """
 
     of: Callable[[Tensor], Tensor]
     per_batch: int
-    elements: int
+    elements: tuple[int, int]
 
 
 @dataclass(frozen=True)

@@ -180,8 +180,7 @@ class RecBoleBackbone(Backbone):
         return torch.cat([table.flatten(2) for table in rows.values()], 2)
 
     def learning_rates(self, n_items, round_=0, batch=0):
-        return {name: self.settings.lr for p in self.parameters
-                for name in {p.name: 0, **dict.fromkeys(self._kept(p))}}
+        return {name: self.settings.lr for p in self.parameters for name in (p.name, *self._kept(p))}
 
     def notes(self) -> list[str]:
         """What the user should know before a run."""

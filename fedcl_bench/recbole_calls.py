@@ -38,7 +38,8 @@ class Facts:
         score: the method that scores all items, ``full_sort_predict`` or ``predict``.
         log: its scores are probabilities that sum to 1.
         loss_alone, score_alone: why the loss, or scoring, is called for one client at a time; empty: it is not.
-        loss_elements, score_elements: numbers that a call makes on the way per sample, or per item.
+        loss_elements: numbers that the loss makes on the way per sample, and per sample and item.
+        score_elements: numbers that scoring makes on the way, and per item.
     """
 
     samples: str
@@ -49,8 +50,8 @@ class Facts:
     log: bool = False
     loss_alone: str = ""
     score_alone: str = ""
-    loss_elements: int = 1
-    score_elements: int = 1
+    loss_elements: tuple[int, int] = (1, 0)
+    score_elements: tuple[int, int] = (1, 0)
 
     @property
     def sequential(self) -> bool:
@@ -234,7 +235,7 @@ class Caller:
             return self._scores(own, None, n_items)
         if int(history.max()) > n_items:  # a teacher that knows fewer items
             history = history * (history <= n_items)
-            history = history.gather(1, (history == 0).long().argsort(1, stable=True))
+            history = history.gather(1, (history == 0).long().argsort(dim=1, stable=True))
         length = (history > 0).sum(1)
         if self.facts.sequential:
             return self._scores(own, history, n_items)
@@ -249,7 +250,8 @@ class Caller:
 
     def _scores(self, own: Tables, history: Tensor | None, n_items: int) -> Tensor:
         clients = len(next(iter(own.values())))
-        size = max(1, _AT_ONCE // (n_items * self.facts.score_elements))
+        alone, per_item = self.facts.score_elements
+        size = max(1, _AT_ONCE // (alone + per_item * n_items))
         if clients > size:
             pieces = torch.arange(clients, device=next(iter(own.values())).device).split(size)
             return torch.cat([self._scores(_rows(own, some), None if history is None else history[some], n_items)

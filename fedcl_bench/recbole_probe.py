@@ -65,23 +65,26 @@ def probe(build: Callable[..., nn.Module], parameters: Sequence[Parameter], widt
 def _tried(trial: "_Trial") -> Facts:
     facts = _look_at_loss(trial, Facts("", history=_history_attributes(trial.build)))
     alone = _blocked(lambda alone: trial.losses(replace(facts, loss_alone=alone)), "its loss")
-    return _look_at_scores(trial, replace(facts, loss_alone=alone))
+    facts = _look_at_scores(trial, replace(facts, loss_alone=alone))
+    return replace(facts, **_elements(trial, _Trial(trial.build, trial.parameters, trial.width, 2 * ITEMS), facts))
 
 
 class _Trial:
     """Made-up clients of a model: parameters, items and random numbers."""
 
-    def __init__(self, build: Callable[..., nn.Module], parameters: Sequence[Parameter], width: int):
+    def __init__(self, build: Callable[..., nn.Module], parameters: Sequence[Parameter], width: int,
+                 items: int = ITEMS):
         generator = torch.Generator().manual_seed(0)
+        self.items = items
         self.build, self.parameters, self.width = build, parameters, width
         shapes = {}
         for p in parameters:
-            shapes[p.name] = (ITEMS, *p.row) if p.follows == "items" else p.row
+            shapes[p.name] = (items, *p.row) if p.follows == "items" else p.row
             if p.follows == "items":
                 shapes |= {p.padding: p.row, p.rest: (p.behind, *p.row)}
         self.own = {name: 0.1 * torch.randn(CLIENTS, *shape, generator=generator, dtype=torch.float64)
                     for name, shape in shapes.items()}
-        order = torch.stack([torch.randperm(ITEMS, generator=generator) for _ in range(CLIENTS)])
+        order = torch.stack([torch.randperm(items, generator=generator) for _ in range(CLIENTS)])
         self.positives = order[:, :POSITIVES]
         self.negatives = order[:, POSITIVES:POSITIVES + POSITIVES * PER_POSITIVE]
         self.keys = torch.arange(CLIENTS)
@@ -107,7 +110,7 @@ class _Trial:
             own = {name: value.clone().requires_grad_() for name, value in self.own.items()}
             loss = self.caller(facts).loss(own, self.history(facts) if facts.history else None,
                                            self.fields(facts, torch.tensor(chosen).expand(CLIENTS, -1)), self.keys, 0,
-                                           ITEMS, PER_POSITIVE)
+                                           self.items, PER_POSITIVE)
             found += [loss, *torch.autograd.grad(loss.sum(), list(own.values()), allow_unused=True)]
         return [torch.zeros(()) if value is None else value.detach() for value in found]
 
@@ -155,7 +158,7 @@ def _look_at_loss(trial: _Trial, facts: Facts) -> Facts:
     versions = {name: value._version for name, value in kept.items()}
     generators = _generators()
     try:
-        loss, mode = caller.call(host, "calculate_loss", one, (item[0] if facts.history else None), fields,
+        caller.call(host, "calculate_loss", one, (item[0] if facts.history else None), fields,
                                  trial.keys[0], 0)
     except Refused:
         raise
@@ -184,9 +187,7 @@ def _look_at_loss(trial: _Trial, facts: Facts) -> Facts:
         samples = "user"
     else:
         raise Refused(f"reads {', '.join(sorted(read)) or 'nothing'} of a batch, which is no kind of sample known here")
-    count = 1 if samples == "user" else POSITIVES
-    return replace(facts, samples=samples, reversed=INVERSE in read, counters=counters,
-                   loss_elements=-(-mode.elements // count))
+    return replace(facts, samples=samples, reversed=INVERSE in read, counters=counters)
 
 
 def _look_at_scores(trial: _Trial, facts: Facts) -> Facts:
@@ -219,21 +220,31 @@ def _look_at_scores(trial: _Trial, facts: Facts) -> Facts:
         second, others = usable["predict"]
         if not second.score_alone and torch.equal(values.argsort(1), others.argsort(1)):
             first = second
-    return replace(first, score_elements=_score_elements(trial, first))
+    return first
 
 
-def _score_elements(trial: _Trial, facts: Facts) -> int:
-    """Numbers made on the way per item, of one client."""
-    made = []
+def _elements(small: _Trial, large: _Trial, facts: Facts) -> dict[str, tuple[int, int]]:
+    """Numbers made on the way by the loss per sample, and by scoring: a part that is fixed and one per item."""
+    made: dict[str, list[int]] = {"loss_elements": [], "score_elements": []}
 
     class Counting(Caller):
         def call(self, *arguments):
             result, mode = super().call(*arguments)
-            made.append(mode.elements)
+            counts.append(mode.elements)
             return result, mode
 
-    trial.caller(replace(facts, score_alone="trial"), Counting).scores(trial.own, trial.history(facts), ITEMS)
-    return -(-max(made) // ITEMS)
+    for trial in (small, large):
+        caller = trial.caller(replace(facts, loss_alone="trial", score_alone="trial"), Counting)
+        chosen = torch.arange(1 if facts.samples == "user" else POSITIVES - 1).expand(CLIENTS, -1)
+        counts: list[int] = []
+        caller.loss(trial.own, trial.history(facts) if facts.history else None, trial.fields(facts, chosen), trial.keys,
+                    0, trial.items, PER_POSITIVE)
+        made["loss_elements"].append(-(-max(counts) // chosen.shape[1]))
+        counts.clear()
+        caller.scores(trial.own, trial.history(facts), trial.items)
+        made["score_elements"].append(max(counts))
+    slopes = {name: -(-(more - less) // (large.items - small.items)) for name, (less, more) in made.items()}
+    return {name: (max(1, less - slopes[name] * small.items), slopes[name]) for name, (less, _) in made.items()}
 
 
 def _blocked(results: Callable[[str], list[Tensor]], what: str) -> str:

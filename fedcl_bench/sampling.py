@@ -17,6 +17,8 @@ from .stream import Ragged, Step
 # Elements of stacked item rows per chunk: large enough that a chunk's work outweighs calling its operations, small
 # enough that memory stays bounded. It changes results by rounding only.
 CHUNK_ELEMENTS = 1 << 20
+# What a backbone's own loss makes on the way may be so many times larger.
+OWN_ELEMENTS = 16
 # Clients x items up to which the items that are no positives are listed (4 bytes each).
 LISTED_OTHERS = 1 << 26
 # Padding worth less than the fixed cost of one more chunk.
@@ -88,10 +90,11 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
     while start < len(users):
         largest = int(sizes[start])
         rows = n_items if whole_tables else largest * per_positive
-        elements = rows * row_width
+        limit = start + max(1, chunk_elements // (rows * row_width))
         if own is not None:
-            elements += own.elements * min(own.per_batch, int(own.of(count[start])))
-        limit = start + max(1, chunk_elements // elements)
+            alone, per_item = own.elements
+            made = (alone + per_item * n_items) * max(1, min(own.per_batch, int(own.of(count[start]))))
+            limit = min(limit, start + max(1, OWN_ELEMENTS * chunk_elements // made))
         # Sizes descend: stop before clients with fewer batches, and where padding would cost more than a new chunk.
         smallest = ((int(batches[start]) - 1) * settings.batch_size) // samples + 1
         end = min(limit, int(torch.searchsorted(-sizes, -(smallest if own is None else largest), right=True)))

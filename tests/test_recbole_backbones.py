@@ -407,13 +407,14 @@ def test_laws_of_initial_values_are_recognised():
 # ---------------------------------------------------------------------------------------------------------- whole runs
 
 def small_federation(registry, stream, method, backbone, **settings):
-    chosen = {"top_n": 5, "lambda_kd": 0.5} if method == "f3crec" else {}
+    chosen = {"f3crec": {"top_n": 5, "lambda_kd": 0.5},
+              "spp": {"proxy_top": 5, "stable_items": 2, "plastic_items": 2}}.get(method, {})
     return federation(registry, stream, build(registry, "method", method, **chosen), backbone, rounds=2,
                       local=LocalSettings(optimiser="adam", batch_size=16, negatives=2),
                       evaluation=EvaluationSettings(topk=(5,), valid_metric="ndcg@5"), **settings)
 
 
-@pytest.mark.parametrize("method", ["ft", "f3crec"])
+@pytest.mark.parametrize("method", ["ft", "f3crec", "spp"])
 @pytest.mark.parametrize("name", ["FISM", "MultiDAE", "GRU4Rec"])
 def test_blocks_bring_users_and_items_and_a_killed_run_goes_on(registry, tmp_path, name, method):
     stream = tiny_stream()
@@ -607,12 +608,18 @@ def test_enough_models_are_usable():
     assert sum(kinds[name] == "sequential" for name in usable()) == 19
 
 
+# Autoencoders are wide, and ConvNCF's layers are made for one width.
+SLIM = {**{name: {"model": "{mlp_hidden_size: [16], latent_dimension: 8}"} for name in ("MultiDAE", "MultiVAE", "RaCT")},
+        "MacridVAE": {"dim": 8, "model": "{encoder_hidden_size: [16], kfac: 2}"},
+        "ConvNCF": {"dim": 8, "model": "{cnn_channels: [1, 4], cnn_kernels: [4], cnn_strides: [4]}"}}
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", usable())
 def test_two_blocks_of_ml_100k_equal_one_client_at_a_time(registry, name):
     """FT on all, F3CRec on the general ones, in double precision."""
-    settings = {"blocks": 2, "k_core": 50, "rounds": 2, "precision": "float64"}
-    settings |= {"max_length": 10} if recbole_models.names()[name] == "sequential" else {}
+    settings = {"blocks": 2, "k_core": 70, "rounds": 2, "precision": "float64", **SLIM.get(name, {"dim": 8})}
+    settings |= {"max_length": 8} if recbole_models.names()[name] == "sequential" else {}
     for method in ("ft", "f3crec") if recbole_models.names()[name] == "general" else ("ft",):
         found = []
         for alone in (False, True):
