@@ -36,7 +36,7 @@ class RecBoleSettings(BackboneSettings):
 
     NAME: ClassVar[str]
 
-    lr: float = setting(0.01, "learning rate of all parameters", above=0.0)
+    lr: float = setting(0.1, "learning rate of all parameters", above=0.0)
     dim: int = setting(0, "length of embeddings and hidden states (RecBole's *embedding_size, hidden_size); 0: RecBole's "
                        "own", low=0)
     max_length: int = setting(50, "longest sequence; earlier items are cut off", low=2)
