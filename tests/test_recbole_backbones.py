@@ -30,6 +30,7 @@ from fedcl_bench.records import load_progress, save_progress
 from fedcl_bench.rounds import train_round
 from fedcl_bench.sampling import LocalSettings, draw_negatives, make_chunks
 from fedcl_bench.specs import RunSpec, tuned_file
+from fedcl_bench.testing.worlds import session_log, session_stream
 
 SEED, CPU = 3, torch.device("cpu")
 # Small sizes and no dropout: (settings of the backbone, RecBole's field names of a sample).
@@ -544,8 +545,6 @@ def test_unknown_models_name_the_nearest_and_idle_settings_are_refused(registry,
 
 
 def test_streams_of_sessions_are_refused(registry):
-    from helpers import session_log, session_stream
-
     f = federation(registry, session_stream(session_log(30), 30), Method(NoSettings()), backbone_of(registry, "BPR"),
                    evaluation=EvaluationSettings(topk=(5,), valid_metric="ndcg@5"))
     f.method.name = "ft"
