@@ -113,7 +113,8 @@ class ListTrainer(ChunkTrainer):
             self.valid = self.valid[:, width:]
         self.own = backbone.own_samples(settings)
         if self.own is not None:  # equally many for all
-            self.valid = torch.ones(len(chunk.users), int(self.own.of(chunk.count[:1])), dtype=torch.bool, device=device)
+            count = int(self.own.of(chunk.count[:1]))
+            self.valid = torch.ones(len(chunk.users), count, dtype=torch.bool, device=device)
         self.samples = self.valid.sum(1, keepdim=True)
         self.negatives = negatives
         super().__init__(chunk.users, slots, model, backbone, method, settings, draw, chunk.batches,

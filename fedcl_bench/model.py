@@ -20,7 +20,8 @@ class Snapshot:
         dense: public parameters without item rows.
         local: each client's own trained copy of the public item tables, each (users, items, ...), if it keeps one.
         served: tables that the server made for each client, each (users, items, ...), if it does.
-        memory: what clients remember of their own data besides parameters, each (users, ...), see ``Backbone.remember``.
+        memory: what clients remember of their own data besides parameters, each (users, ...), if they do (see
+            ``Backbone.remember``).
     """
 
     public: Tables

@@ -1,7 +1,7 @@
 """Any RecBole model as a backbone: ``--backbone recbole:NAME``.
 
-A client trains RecBole's own model of one user with its own ``calculate_loss``, on the client's items of the block. What
-grows with users is private, what grows with items is a public table, the rest is public and dense
+A client trains RecBole's own model of one user with its own ``calculate_loss``, on the client's items of the block.
+What grows with users is private, what grows with items is a public table, the rest is public and dense
 (``recbole_parameters.py``). Clients are trained at once where ``torch.func.vmap`` takes the model, else one by one, to
 the same numbers (``recbole_probe.py`` finds out which).
 """
@@ -37,8 +37,8 @@ class RecBoleSettings(BackboneSettings):
     NAME: ClassVar[str]
 
     lr: float = setting(0.1, "learning rate of all parameters", above=0.0)
-    dim: int = setting(0, "length of embeddings and hidden states (RecBole's *embedding_size, hidden_size); 0: RecBole's "
-                       "own", low=0)
+    dim: int = setting(0, "length of embeddings and hidden states (RecBole's *embedding_size, hidden_size); 0: "
+                       "RecBole's own", low=0)
     max_length: int = setting(50, "longest sequence; earlier items are cut off", low=2)
     private: str = setting("", "patterns of more parameters to keep at the client, as output.*,item_bias.weight")
     model: str = setting("", "hyper-parameters of the model by RecBole's names, as {dropout_prob: 0.0}")

@@ -1,8 +1,8 @@
 """RecBole's general and sequential recommenders as modules of one client: which there are, and how one is built.
 
-A model is built for one user and N items; RecBole counts its padding id 0 besides both. In place of a dataset it gets a
-stub that knows these numbers and one user's own history. Whatever else a model asks for is not there: a model that needs
-the interactions of other users, or features, is refused with what it asked for.
+A model is built for one user and N items; RecBole counts its padding id 0 besides both. In place of a dataset it gets
+a stub that knows these numbers and one user's own history. Whatever else a model asks for is not there: a model that
+needs the interactions of other users, or features, is refused with what it asked for.
 """
 
 from __future__ import annotations
@@ -185,8 +185,8 @@ def check_trainable(name: str) -> None:
 
     cls = _classes()[name][1]
     if cls.type == ModelType.TRADITIONAL:
-        raise Refused("is one of RecBole's traditional models, which are not trained by gradients but computed at once, "
-                      "from the interactions of all users or from nothing")
+        raise Refused("is one of RecBole's traditional models, which are not trained by gradients but computed at "
+                      "once, from the interactions of all users or from nothing")
     transform = defaults(name).get("transform")
     if transform not in (None, "inverse_itemseq"):
         raise Refused(f"needs RecBole's transform '{transform}' of every batch")

@@ -1,8 +1,9 @@
 """Which of a RecBole model's parameters are public and which private, and how they start.
 
-A model is built at several sizes. A dimension that grows with the users makes a parameter private, one row per user; one
-that grows with the items makes it a public item table; a parameter with neither is public and dense. In our tables the
-item dimension comes first, and RecBole's padding row (and rows behind the last item) are dense parameters of their own.
+A model is built at several sizes. A dimension that grows with the users makes a parameter private, one row per user;
+one that grows with the items makes it a public item table; a parameter with neither is public and dense. In our tables
+the item dimension comes first, and RecBole's padding row (and rows behind the last item) are dense parameters of their
+own.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ _SIZES = (3, 20), (5, 20), (3, 27)
 
 @dataclass(frozen=True)
 class Law:
-    """The distribution of the numbers of a new row: constant, normal or uniform, with a mean, and the standard deviation
-    or the half width."""
+    """The distribution of the numbers of a new row: constant, normal or uniform, with a mean, and the standard
+    deviation or the half width."""
 
     kind: str
     mean: float

@@ -45,6 +45,17 @@ class _Watching(Caller):
         return Watched(fields)
 
 
+class _Keeping(Caller):
+    """Keeps what a model returns."""
+
+    raw: list[Tensor]
+
+    def call(self, *arguments):
+        result, mode = super().call(*arguments)
+        self.raw = [*getattr(self, "raw", []), result]
+        return result, mode
+
+
 def probe(build: Callable[..., nn.Module], parameters: Sequence[Parameter], width: int) -> Facts:
     """Try a model.
 
@@ -158,8 +169,7 @@ def _look_at_loss(trial: _Trial, facts: Facts) -> Facts:
     versions = {name: value._version for name, value in kept.items()}
     generators = _generators()
     try:
-        caller.call(host, "calculate_loss", one, (item[0] if facts.history else None), fields,
-                                 trial.keys[0], 0)
+        caller.call(host, "calculate_loss", one, item[0] if facts.history else None, fields, trial.keys[0], 0)
     except Refused:
         raise
     except Exception as error:
@@ -196,8 +206,9 @@ def _look_at_scores(trial: _Trial, facts: Facts) -> Facts:
     for method in ("full_sort_predict", "predict"):
         found = replace(facts, score=method)
         generators = _generators()
+        caller = trial.caller(replace(found, score_alone="trial"), _Keeping)
         try:
-            values = trial.caller(replace(found, score_alone="trial")).scores(trial.own, trial.history(found), ITEMS)
+            values = caller.scores(trial.own, trial.history(found), ITEMS)
         except NotImplementedError:
             continue
         except Exception as error:
@@ -208,8 +219,8 @@ def _look_at_scores(trial: _Trial, facts: Facts) -> Facts:
         elif values.shape != (CLIENTS, ITEMS):
             why = f"{method} gives scores of shape {tuple(values.shape[1:])} for {ITEMS} items"
         else:
-            total = values.sum(1)
-            found = replace(found, log=bool((values >= 0.0).all() and (total < 1.0).all() and (total > 0.5).all()))
+            found = replace(found, log=all(bool((raw >= 0.0).all()) and abs(float(raw.sum()) - 1.0) < 1e-9
+                                           for raw in caller.raw))
             alone = _blocked(lambda alone: [trial.caller(replace(found, score_alone=alone)).scores(
                 trial.own, trial.history(found), ITEMS)], "scoring")
             usable[method] = replace(found, score_alone=alone), values

@@ -14,7 +14,9 @@ from helpers import build, federation, finish, one_step, ragged
 from recbole.data.interaction import Interaction
 
 from fedcl_bench import cli, recbole_models
+from fedcl_bench.backbone import OwnBatch
 from fedcl_bench.config import make_config
+from fedcl_bench.datasets import load_stream
 from fedcl_bench.draws import client_keys, key
 from fedcl_bench.errors import UserError
 from fedcl_bench.evaluation import EvaluationSettings
@@ -315,7 +317,8 @@ def test_keyed_operators_do_not_move_global_generators_and_have_their_law():
     base = torch.tensor(5)
     calls = {"dropout": lambda: torch.nn.functional.dropout(torch.ones(count), 0.3),
              "uniform": lambda: torch.rand(count), "normal": lambda: torch.zeros(count).normal_(2.0, 3.0),
-             "randint": lambda: torch.randint(3, 7, (count,)), "bernoulli": lambda: torch.bernoulli(torch.full((count,), 0.2)),
+             "randint": lambda: torch.randint(3, 7, (count,)),
+             "bernoulli": lambda: torch.bernoulli(torch.full((count,), 0.2)),
              "exponential": lambda: torch.empty(count).exponential_(2.0),
              "multinomial": lambda: torch.multinomial(torch.tensor([1.0, 3.0]), count, replacement=True)}
     law = {"dropout": (1.0, (0.3 / 0.7) ** 0.5), "uniform": (0.5, 12 ** -0.5), "normal": (2.0, 3.0),
@@ -480,11 +483,10 @@ def test_a_counter_of_the_model_is_the_clients_own(registry, step):
     model = start(backbone, step)
     chunk = make_chunks(step, torch.tensor([1, 3]), LocalSettings(), 6, False, True,
                         own=backbone.own_samples(LocalSettings()))[0]
-    from fedcl_bench.backbone import OwnBatch
     losses = []
     for done in (0, 4, 9, 30):
-        batch = OwnBatch(chunk.users, chunk.positives, chunk.positives.repeat(1, 4), torch.zeros(2, 1, dtype=torch.int64),
-                         DrawKey(0, 0), done)
+        batch = OwnBatch(chunk.users, chunk.positives, chunk.positives.repeat(1, 4),
+                         torch.zeros(2, 1, dtype=torch.int64), DrawKey(0, 0), done)
         own = {name: value.expand(2, *value.shape) for name, value in {**model.dense}.items()}
         rows = {name: value.expand(2, *value.shape) for name, value in model.public.items()}
         losses.append(backbone.own_loss(own, rows, batch))
@@ -500,7 +502,7 @@ def test_one_by_one_says_so_once_and_names_the_operator(registry):
     assert vectorised.notes() == []
 
 
-# --------------------------------------------------------------------------------------------- names, records, bad input
+# -------------------------------------------------------------------------------------------- names, records, bad input
 
 def test_names_in_any_spelling_and_records_without_colon(registry):
     plugin = registry.get("backbone", "recbole:neumf")
@@ -562,7 +564,7 @@ def test_importing_recboles_models_changes_nothing_of_the_process(registry):
     assert random.getstate() == state[1] and np.random.get_state()[1].tolist() == state[2]
 
 
-# -------------------------------------------------------------------------------------------------------- the docs' page
+# ------------------------------------------------------------------------------------------------------- the docs' page
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "recbole-models.md"
 QUICK = ("BPR", "NeuMF", "CDAE", "LightGCN", "EASE", "RecVAE", "GRU4Rec", "SRGNN", "SASRecF", "BERT4Rec")
@@ -608,7 +610,7 @@ def test_enough_models_are_usable():
 
 
 # Autoencoders are wide, and ConvNCF's layers are made for one width.
-SLIM = {**{name: {"model": "{mlp_hidden_size: [16], latent_dimension: 8}"} for name in ("MultiDAE", "MultiVAE", "RaCT")},
+SLIM = {**dict.fromkeys(("MultiDAE", "MultiVAE", "RaCT"), {"model": "{mlp_hidden_size: [16], latent_dimension: 8}"}),
         "MacridVAE": {"dim": 8, "model": "{encoder_hidden_size: [16], kfac: 2}"},
         "ConvNCF": {"dim": 8, "model": "{cnn_channels: [1, 4], cnn_kernels: [4], cnn_strides: [4]}"}}
 
@@ -616,14 +618,14 @@ SLIM = {**{name: {"model": "{mlp_hidden_size: [16], latent_dimension: 8}"} for n
 @pytest.mark.long
 @pytest.mark.parametrize("name", usable())
 def test_two_blocks_of_ml_100k_equal_one_client_at_a_time(registry, name):
-    """FT on all, F3CRec on the general ones, in double precision."""
-    settings = {"blocks": 2, "k_core": 70, "rounds": 2, "precision": "float64", **SLIM.get(name, {"dim": 8})}
+    """FT on all, F3CRec on the general ones, in double precision; a tenth of the clients in each round."""
+    settings = {"blocks": 2, "k_core": 70, "rounds": 2, "client_ratio": 0.1, "precision": "float64",
+                **SLIM.get(name, {"dim": 8})}
     settings |= {"max_length": 8} if recbole_models.names()[name] == "sequential" else {}
     for method in ("ft", "f3crec") if recbole_models.names()[name] == "general" else ("ft",):
         found = []
         for alone in (False, True):
             config = make_config(registry, method, f"recbole:{name}", "ml-100k", overrides=[("test", settings)])
-            from fedcl_bench.datasets import load_stream
             f = config.federation(load_stream(config.source, config.stream))
             if alone:
                 f.backbone._caller.facts = replace(f.backbone.facts, loss_alone="a test", score_alone="a test")

@@ -15,7 +15,8 @@ def add(commands) -> None:
                                   description="Show all methods, backbones and datasets, or one in full.")
     listing.add_argument("name", nargs="?", help="a method, backbone or dataset; recbole: all of RecBole's models, and "
                          "whether they can be backbones (takes a minute); recbole:NAME: one of them")
-    listing.add_argument("--out", type=Path, metavar="FILE", help="with recbole: also write the table to FILE (Markdown)")
+    listing.add_argument("--out", type=Path, metavar="FILE",
+                         help="with recbole: also write the table to FILE (Markdown)")
     add_plugins(listing)
 
 
