@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from . import draws, recbole_models
+from . import recbole_models
 from .backbone import Backbone, BackboneSettings, OwnBatch, OwnSamples, Tables
 from .errors import UserError
 from .layers import same_for_all
