@@ -15,7 +15,7 @@ There are four kinds of parameters, each a dictionary of tensors by name:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Mapping
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -23,7 +23,48 @@ from torch import Tensor
 from .functional import weighted_bce
 from .settings import setting
 
+if TYPE_CHECKING:
+    from .method import DrawKey
+    from .sampling import LocalSettings
+    from .stream import Step
+
 Tables = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class OwnSamples:
+    """How a backbone with a loss of its own makes samples of a client's positives.
+
+    Attributes:
+        of: numbers of positives, int64, to numbers of samples per epoch.
+        per_batch: samples in a local batch.
+        elements: numbers held in memory per sample, and per sample and item known.
+    """
+
+    of: Callable[[Tensor], Tensor]
+    per_batch: int
+    elements: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class OwnBatch:
+    """One local batch of C clients that have equally many positives, for a backbone with a loss of its own.
+
+    Attributes:
+        users: ids, (C,).
+        positives: all training items of the client, in time order, (C, P).
+        negatives: those of the first positive first, (C, P k).
+        chosen: numbers of the samples in the batch, (C, b).
+        draw: key of the batch's random numbers.
+        done: local batches that each client has done in the block before this one.
+    """
+
+    users: Tensor
+    positives: Tensor
+    negatives: Tensor
+    chosen: Tensor
+    draw: DrawKey
+    done: int
 
 
 @dataclass(frozen=True)
@@ -152,6 +193,36 @@ class Backbone:
             Tensor of shape (C,) (Bayesian personalised ranking, Rendle et al., UAI 2009).
         """
         return (torch.nn.functional.softplus(negative - positive) * weights).sum(1)
+
+    def own_samples(self, settings: LocalSettings) -> OwnSamples | None:
+        """How samples are made of positives, for a backbone whose loss is ``own_loss``; None: scores and ``loss``.
+
+        Such a backbone needs ``whole_tables``. Its clients are trained in groups with equally many positives.
+        """
+        return None
+
+    def own_loss(self, clients: Tables, rows: Tables, batch: OwnBatch) -> Tensor:
+        """The whole recommendation loss of each client over one local batch, shape (C,), instead of ``score`` and
+        ``loss``.
+
+        Args:
+            clients, rows: as for ``score``, all items in order, without what clients remember.
+        """
+        raise NotImplementedError
+
+    def remember(self, step: Step, memory: Tables) -> Tables:
+        """What every client carries besides parameters: integer tables, each (users, ...), made at the start of a step.
+
+        They are not trained and never uploaded; ``score`` finds them among ``clients``.
+
+        Args:
+            memory: of the step before, with a row per user known there.
+        """
+        return {}
+
+    def notes(self) -> Iterable[str]:
+        """Sentences that the user should read before a run."""
+        return ()
 
     def regulariser(self, clients: Tables, rows: Tables, weights: Tensor, served: Tables, round_: int) -> Tensor | None:
         """A term of the backbone's own added to each client's loss: shape (C,), or None.

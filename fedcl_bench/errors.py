@@ -25,6 +25,7 @@ class RunFailed(Exception):
 def unknown(kind: str, found: str, known: Iterable[str]) -> UserError:
     """The error for a name that is not among ``known``, naming the nearest one."""
     known = sorted(known)
-    near = difflib.get_close_matches(found, known, n=1, cutoff=0.5)
-    hint = f"Did you mean '{near[0]}'? " if near else ""
+    spelled = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(found.lower(), spelled, n=1, cutoff=0.5)
+    hint = f"Did you mean '{spelled[near[0]]}'? " if near else ""
     return UserError(f"unknown {kind} '{found}'.\n{hint}Known: {', '.join(known) or 'none'}.")

@@ -175,6 +175,9 @@ class Federation:
                 and self.backbone.new_personal(0, range(0))):
             raise UserError(f"method '{self.method.name}' needs whole personal tables; let '{self.backbone.name}' "
                             f"train them with l2 above 0, or use ft.")
+        if sessions and self.backbone.own_samples(self.local) is not None:
+            raise UserError(f"backbone '{self.backbone.name}' trains on blocks or the static stream; use --set "
+                            f"stream=blocks, or one of the sequential backbones, as --backbone sasrec, with sessions.")
         if self.server.init == "per_client" and not sequential:
             raise UserError(f"setting 'init': found per_client, accepted: server with '{self.backbone.name}'; only "
                             f"sequential backbones can start at the clients.")

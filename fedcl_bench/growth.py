@@ -40,7 +40,8 @@ def grow(model: Snapshot, backbone: Backbone, seed: int, step: Step, dtype: torc
     dense = model.dense or grown({}, backbone.new_dense(seed))
     local = grown_each(model.local, public) if backbone.keeps_local_tables else {}
     served = grown_each(model.served, public) if backbone.serves_tables else {}
-    return Snapshot(public, {**grown(model.private, new_private), **personal}, dense, local, served)
+    return Snapshot(public, {**grown(model.private, new_private), **personal}, dense, local, served,
+                    backbone.remember(step, model.memory))
 
 
 def reset_private(model: Snapshot, backbone: Backbone, seed: int, users: Tensor) -> Snapshot:

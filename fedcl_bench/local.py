@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Iterator
+from functools import cached_property
+from typing import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from . import contract, draws
-from .backbone import Backbone, Tables
+from .backbone import Backbone, OwnBatch, Tables
 from .method import DrawKey, Method
 from .model import Snapshot
 from .optim import make_optimiser
@@ -30,20 +31,26 @@ class View:
         labels, weights: of each score, shape (C, n), for pointwise losses.
         pairs: positions of (positive, negative) in the scores, each (C, m), for pairwise losses; ``weights`` is then
             (C, m).
+        chosen: numbers of the samples, (C, b), for a backbone with a loss of its own.
     """
 
     slots: Tensor | None
     weights: Tensor
     labels: Tensor | None = None
     pairs: tuple[Tensor, Tensor] | None = None
+    chosen: Tensor | None = None
 
 
 class LocalBatch(Local):
     """What a method sees of C clients in one local batch."""
 
-    def __init__(self, trainer: "ListTrainer", view: View, scores: Tensor, draw: DrawKey):
+    def __init__(self, trainer: "ListTrainer", view: View, scores: Callable[[], Tensor], draw: DrawKey):
         super().__init__(trainer, draw)
-        self._view, self._scores = view, scores
+        self._view, self._score = view, scores
+
+    @cached_property
+    def _scores(self) -> Tensor:
+        return self._score()
 
     def replay_scores(self, clients: Tensor) -> Tensor:
         """Logits of the method's ``replayed_items`` for some clients, differentiable.
@@ -105,13 +112,24 @@ class ListTrainer(ChunkTrainer):
         if backbone.pairwise:  # a sample is a negative with its positive
             self.pairs = (slots.sample[:, of_positive[width:]], slots.sample[:, width:])
             self.valid = self.valid[:, width:]
+        self.own = backbone.own_samples(settings)
+        if self.own is not None:  # equally many for all
+            count = int(self.own.of(chunk.count[:1]))
+            self.valid = torch.ones(len(chunk.users), count, dtype=torch.bool, device=device)
         self.samples = self.valid.sum(1, keepdim=True)
+        self.negatives = negatives
         super().__init__(chunk.users, slots, model, backbone, method, settings, draw, chunk.batches,
                          protection=protection)
 
     def _epoch(self, epoch: int) -> Iterator[View]:
         """The local batches of one epoch, in order."""
         size, batches = self.settings.batch_size, self.batches
+        if self.own is not None:
+            order = self._shuffle(epoch).argsort(1) if batches > 1 else self.valid.cumsum(1) - 1
+            for chosen in order.split(self.own.per_batch, 1) if batches else ():
+                yield View(None, torch.full(chosen.shape, 1.0 / chosen.shape[1], dtype=self.dtype,
+                                            device=chosen.device), chosen=chosen)
+            return
         if batches == 1:
             yield self._covering(self.valid, self.samples)
             return
@@ -164,6 +182,30 @@ class ListTrainer(ChunkTrainer):
 
     def _loss(self, view: View, number: int) -> Tensor:
         """Each client's loss on a local batch, shape (C,)."""
+        draw = replace(self.draw, batch=number)
+        if self.own is not None:  # scores are made only if the method asks for them
+            loss, hook, own_term = self._own_loss(view, draw), "own_loss", None
+
+            def scores() -> Tensor:
+                return self.backbone.score({**self.clients, **self.memory}, self.rows)
+        else:
+            made, loss, own_term = self._scored_loss(view)
+            hook = "pair_loss" if view.pairs is not None else "loss"
+
+            def scores() -> Tensor:
+                return made
+        for plugin, name, term in ((self.backbone, hook, loss), (self.backbone, "regulariser", own_term),
+                                   (self.method, "local_loss",
+                                    self.method.local_loss(LocalBatch(self, view, scores, draw)))):
+            if term is None:
+                continue
+            contract.check_tensor(plugin, name, term, (len(self.users),), "(C,): one number per client")
+            if term is not loss:
+                loss = loss + term
+        return loss + self._penalty()
+
+    def _scored_loss(self, view: View) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Scores, the loss on them, and the backbone's own term."""
         rows, clients = self.rows, self.clients
         if view.slots is not None:
             rows, clients = self.gather(view.slots), {**clients, **self.gather(view.slots, self.own_rows)}
@@ -174,18 +216,13 @@ class ListTrainer(ChunkTrainer):
             loss = self.backbone.pair_loss(*(scores.gather(1, slots) for slots in view.pairs), view.weights)
         else:
             loss = self.backbone.loss(scores, view.labels, view.weights)
-        batch = LocalBatch(self, view, scores, replace(self.draw, batch=number))
-        for plugin, hook, term in (
-                (self.backbone, "pair_loss" if view.pairs is not None else "loss", loss),
-                (self.backbone, "regulariser",
-                 self.backbone.regulariser(clients, rows, view.weights, self.served, self.draw.round)),
-                (self.method, "local_loss", self.method.local_loss(batch))):
-            if term is None:
-                continue
-            contract.check_tensor(plugin, hook, term, (len(self.users),), "(C,): one number per client")
-            if term is not loss:
-                loss = loss + term
-        return loss + self._penalty()
+        return scores, loss, self.backbone.regulariser(clients, rows, view.weights, self.served, self.draw.round)
+
+    def _own_loss(self, view: View, draw: DrawKey) -> Tensor:
+        """The loss of a backbone that makes it itself."""
+        done = draw.round * self.batches * self.settings.local_epochs + draw.batch
+        return self.backbone.own_loss(self.clients, self.rows, OwnBatch(
+            self.users, self.chunk.positives, self.negatives, view.chosen, draw, done))
 
     def train(self) -> Tensor:
         """Run all local batches. Afterwards ``moved`` holds what they added to each slot's rows (0 where the slot is
@@ -247,7 +284,10 @@ class ListTrainer(ChunkTrainer):
                 change = (before - epoch_loss).abs() / before.abs().clamp(min=1e-12)
                 going &= ~(change < self.settings.tolerance)
                 before = epoch_loss
-        if self.draw.step == self.draw.round == 0:
+        for name, value in parameters.items():  # a client without a sample
+            if name not in self.moved:
+                self.moved[name] = torch.zeros_like(value)
+        if self.draw.step == self.draw.round == 0 and self.batches:
             contract.check_moved(self.backbone, "score", self.moved.values(), parameters.values(), self.users)
         self.method.end_local(Local(self, self.draw))
-        return total / batches
+        return total / batches.clamp(min=1)

@@ -20,6 +20,8 @@ class Snapshot:
         dense: public parameters without item rows.
         local: each client's own trained copy of the public item tables, each (users, items, ...), if it keeps one.
         served: tables that the server made for each client, each (users, items, ...), if it does.
+        memory: what clients remember of their own data besides parameters, each (users, ...), if they do (see
+            ``Backbone.remember``).
     """
 
     public: Tables
@@ -27,10 +29,11 @@ class Snapshot:
     dense: Tables = field(default_factory=dict)
     local: Tables = field(default_factory=dict)
     served: Tables = field(default_factory=dict)
+    memory: Tables = field(default_factory=dict)
 
     @property
     def n_users(self) -> int:
-        return len(next(iter(self.private.values())))
+        return len(next(iter((self.private or self.memory).values())))
 
     @property
     def n_items(self) -> int:
@@ -38,7 +41,7 @@ class Snapshot:
 
     def clients(self, users: Tensor) -> Tables:
         """Parameters of some clients as ``Backbone.score`` takes them, each (C, ...)."""
-        return {**{name: table[users] for name, table in self.private.items()},
+        return {**{name: table[users] for name, table in (self.private | self.memory).items()},
                 **{name: value.expand(len(users), *value.shape) for name, value in self.dense.items()}}
 
     def tables(self) -> Iterator[Tensor]:

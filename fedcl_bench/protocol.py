@@ -41,7 +41,7 @@ class Lists:
         """What the participants train on in a round; the same in every round unless they change."""
         backbone = self.f.backbone
         return make_chunks(self.step, users, self.f.local, row_width(model, backbone), backbone.pairwise,
-                           backbone.whole_tables)
+                           backbone.whole_tables, own=backbone.own_samples(self.f.local))
 
     def lengths(self, round_: int) -> Tensor:
         """Interactions each user trains on in a round, shape (users,)."""

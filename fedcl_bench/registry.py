@@ -7,6 +7,7 @@ error at once, because nobody could tell which of them made a number.
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -24,6 +25,7 @@ from .errors import UserError, unknown
 from .method import Method
 
 ENTRY_POINTS = "fedcl_bench.plugins"
+RECBOLE = "recbole:"  # before a RecBole model's name: see recbole_backbone.py
 _BASES = {"method": Method, "backbone": Backbone}
 
 
@@ -62,6 +64,8 @@ class Registry:
         """
         if (kind, name) in self.plugins:
             return self.plugins[kind, name]
+        if kind == "backbone" and name.startswith(RECBOLE):
+            return _recbole(spelled(name))
         for file in (name, name.replace("-", "_")):
             if file in self.broken:
                 raise UserError(f"{kind} '{name}' cannot be loaded: {self.broken[file]}")
@@ -84,6 +88,24 @@ class Registry:
                     raise UserError(f"two {kind} plugins are named '{value.name}': {other.path} and {path}.\n"
                                     f"Rename one of them.")
                 self.plugins[kind, value.name] = Plugin(kind, value.name, value, path, code_digest(path))
+
+
+@functools.cache
+def _recbole(name: str) -> Plugin:
+    """RecBole's model as a backbone; imported when asked for, as RecBole takes a second or two."""
+    from . import recbole_backbone
+
+    cls = recbole_backbone.backbone_class(name.removeprefix(RECBOLE))
+    return Plugin("backbone", name, cls, Path(recbole_backbone.__file__), recbole_backbone.digest(code_digest))
+
+
+def spelled(backbone: str) -> str:
+    """A backbone's name; of a RecBole model as RecBole writes it. Raises UserError if RecBole has no such model."""
+    if not backbone.startswith(RECBOLE):
+        return backbone
+    from .recbole_models import find
+
+    return RECBOLE + find(backbone.removeprefix(RECBOLE))
 
 
 def code_digest(path: Path) -> str:

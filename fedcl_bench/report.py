@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Iterable, Mapping
 
 import numpy as np
 from rich import box
@@ -13,9 +13,12 @@ from rich.table import Table
 from .config import RunConfig
 from .continual import SUMMARIES
 from .datasets import DatasetConfig, DatasetSource
-from .registry import Plugin, Registry
+from .registry import RECBOLE, Plugin, Registry
 from .settings import describe, flat
 from .stream import StreamSettings, idle_settings
+
+if TYPE_CHECKING:
+    from .recbole_survey import Outcome
 
 
 def _console() -> Console:
@@ -107,6 +110,8 @@ def show_listing(registry: Registry, datasets: Mapping[str, DatasetConfig]) -> N
             plugin = registry.plugins[kind, name].cls
             mark = " [re-implementation]" if getattr(plugin, "reimplementation", False) else ""
             console.print(f"  {name:<18}{plugin.title}{mark}", markup=False)
+        if kind == "backbone":
+            console.print(f"  {RECBOLE + 'NAME':<18}RecBole's own models; `list recbole` shows which", markup=False)
     console.print("datasets", style="bold")
     for name, config in datasets.items():
         console.print(f"  {name:<18}{config.title}", markup=False)
@@ -115,6 +120,14 @@ def show_listing(registry: Registry, datasets: Mapping[str, DatasetConfig]) -> N
         for name, error in registry.broken.items():
             console.print(f"  {name:<18}{error}", markup=False)
     console.print("\n`list NAME` shows one of them in full.", markup=False)
+
+
+def show_survey(outcomes: Iterable[Outcome]) -> None:
+    """Which RecBole models can be backbones."""
+    console = _console()
+    for o in outcomes:
+        console.print(f"  {o.name:<12}{o.kind:<12}{o.status}{': ' + o.why if o.why else ''}", markup=False)
+    console.print("\n`list recbole:NAME` shows a model's settings.", markup=False)
 
 
 def _show_settings(title: str, cls: type) -> None:

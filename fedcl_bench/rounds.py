@@ -253,4 +253,5 @@ def train_round(chunks: Sequence[Chunk | SessionChunk], model: Snapshot, backbon
                         {name: change[name] / whole for name in model.dense}), float(total) / participants, uploaded
     public, dense = ({name: table + change[name] / whole for name, table in kind.items()}
                      for kind in (model.public, model.dense))
-    return Snapshot(public, private, dense, local, model.served), float(total) / participants, uploaded
+    return (Snapshot(public, private, dense, local, model.served, model.memory), float(total) / participants,
+            uploaded)

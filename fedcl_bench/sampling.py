@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from . import draws
+from .backbone import OwnSamples
 from .optim import OPTIMISERS
 from .settings import setting
 from .stream import Ragged, Step
@@ -16,6 +17,8 @@ from .stream import Ragged, Step
 # Elements of stacked item rows per chunk: large enough that a chunk's work outweighs calling its operations, small
 # enough that memory stays bounded. It changes results by rounding only.
 CHUNK_ELEMENTS = 1 << 20
+# What a backbone's own loss makes on the way may be so many times larger.
+OWN_ELEMENTS = 16
 # Clients x items up to which the items that are no positives are listed (4 bytes each).
 LISTED_OTHERS = 1 << 26
 # Padding worth less than the fixed cost of one more chunk.
@@ -65,7 +68,7 @@ class Chunk:
 
 def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: int, pairwise: bool = False,
                 whole_tables: bool = False, chunk_elements: int = CHUNK_ELEMENTS,
-                positives: Ragged | None = None) -> list[Chunk]:
+                positives: Ragged | None = None, own: OwnSamples | None = None) -> list[Chunk]:
     """Group clients of similar size so that padding stays small and memory bounded.
 
     Args:
@@ -75,21 +78,26 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
         whole_tables: clients hold all item rows (see ``Backbone``).
         chunk_elements: target size of a chunk's stacked rows; a single client may exceed it.
         positives: what is trained on in this round, if not all of ``step.train``; no item of that is a negative.
+        own: of a backbone with a loss of its own; only clients with equally many positives come together then.
     """
     train, n_items = positives or step.train, step.n_items
     per_positive = 1 + settings.negatives
     samples = settings.negatives if pairwise else per_positive
     count, order = torch.sort(train.lengths[users], descending=True, stable=True)
-    batches = -(-count * samples // settings.batch_size)
+    batches = -(-count * samples // settings.batch_size) if own is None else -(-own.of(count) // own.per_batch)
     sizes, users = count.cpu(), users[order]
     chunks, start = [], 0
     while start < len(users):
         largest = int(sizes[start])
         rows = n_items if whole_tables else largest * per_positive
         limit = start + max(1, chunk_elements // (rows * row_width))
+        if own is not None:
+            alone, per_item = own.elements
+            made = (alone + per_item * n_items) * max(1, min(own.per_batch, int(own.of(count[start]))))
+            limit = min(limit, start + max(1, OWN_ELEMENTS * chunk_elements // made))
         # Sizes descend: stop before clients with fewer batches, and where padding would cost more than a new chunk.
         smallest = ((int(batches[start]) - 1) * settings.batch_size) // samples + 1
-        end = min(limit, int(torch.searchsorted(-sizes, -smallest, right=True)))
+        end = min(limit, int(torch.searchsorted(-sizes, -(smallest if own is None else largest), right=True)))
         padding = torch.cumsum(largest - sizes[start:end], 0) * per_positive * row_width
         end = start + int(torch.searchsorted(padding, PADDING_ELEMENTS, right=True))
         members = users[start:end]

@@ -13,7 +13,7 @@ from typing import Any, Iterable, Mapping
 
 from .config import effective, resolve
 from .errors import UserError
-from .registry import Registry
+from .registry import Registry, spelled
 
 Layers = list[tuple[str, Mapping[str, Any]]]
 
@@ -23,7 +23,7 @@ class RunSpec:
     """A run but for its seed.
 
     Attributes:
-        method, backbone, dataset: names.
+        method, backbone, dataset: names; a RecBole model's in any spelling.
         settings: (name, value) pairs that lie over all defaults and over tuned settings.
     """
 
@@ -31,6 +31,9 @@ class RunSpec:
     backbone: str
     dataset: str
     settings: tuple[tuple[str, Any], ...] = ()
+
+    def __post_init__(self):
+        object.__setattr__(self, "backbone", spelled(self.backbone))  # as records have it
 
     @property
     def title(self) -> str:
@@ -65,7 +68,7 @@ def expected_settings(registry: Registry, spec: RunSpec, tuned: Path | None = No
 
 def tuned_file(folder: Path, method: str, backbone: str, dataset: str) -> Path:
     """Where the tuned settings of a combination are."""
-    return folder / f"{dataset}-{backbone}-{method}.json"
+    return folder / f"{dataset}-{backbone.replace(':', '-')}-{method}.json"
 
 
 def tuned_settings(folder: Path, method: str, backbone: str, dataset: str) -> dict[str, Any]:

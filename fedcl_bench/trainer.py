@@ -130,6 +130,7 @@ class ChunkTrainer:
         if not backbone.whole_tables:  # of personal tables, a client touches the same rows
             self.private |= {name: table[users[:, None], slots.items] for name, table in self.personal.items()}
         self.dense = {name: value.expand(len(users), *value.shape).clone() for name, value in model.dense.items()}
+        self.memory = {name: table.index_select(0, users) for name, table in model.memory.items()}
         self.dtype = next(iter(self.rows.values())).dtype
         self.moved: Tables = {}
         self.uploads: Tables = {}

@@ -81,7 +81,8 @@ class SPP(Method):
         personal = set(backbone.new_personal(0, range(0)))
         old = Snapshot({name: table[:step.old_items] for name, table in model.public.items()},
                        {name: table[:step.old_users, :step.old_items] if name in personal
-                        else table[:step.old_users] for name, table in model.private.items()}, model.dense)
+                        else table[:step.old_users] for name, table in model.private.items()}, model.dense,
+                       memory={name: table[:step.old_users] for name, table in model.memory.items()})
         for proxy, weight in zip(PROXIES, (self.settings.stability, self.settings.plasticity)):
             for state, tables in ((self.server_state, {**old.public, **old.dense}), (self.client_state, old.private)):
                 for name, table in tables.items():

@@ -114,7 +114,8 @@ def run(args: argparse.Namespace) -> int:
             federation.check()
             step = streams[0].steps[0]
             users = participants(step, federation.server.client_ratio, federation.seed, 0)
-            for text in federation.method.notes(len(users)):  # what all seeds have in common is said once
+            # What all seeds have in common is said once.
+            for text in (*federation.backbone.notes(), *federation.method.notes(len(users))):
                 display.note(text)
         return streams[0]
 
