@@ -23,6 +23,7 @@ from .recbole_models import Refused
 # Users and items of the model whose initial values are measured: some laws depend on the size of a table.
 REFERENCE = 1000, 1000
 _SIZES = (3, 20), (5, 20), (3, 27)
+PADDING = "[padding]"  # ends the name of a table's padding row, which many models never read
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Parameter:
     @property
     def padding(self) -> str:
         """Name of the padding row of an item table."""
-        return f"{self.name}[padding]"
+        return self.name + PADDING
 
     @property
     def rest(self) -> str:

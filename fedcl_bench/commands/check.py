@@ -11,6 +11,7 @@ examples:
   run_bench.py check f3crec                        with a few partners, about half a minute
   run_bench.py check mymethod --plugins DIR --full with every backbone it goes with, and on a slice of ML-100K
   run_bench.py check fedmf --with ft,reg           a backbone with these methods
+  run_bench.py check recbole:NeuMF                 a model of RecBole as a backbone
   run_bench.py check --all --full                  every plugin
 
 what is tried, on small streams in which users and items are new in later steps:
@@ -41,7 +42,7 @@ def add(commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ..errors import UserError, unknown
-    from ..registry import discover
+    from ..registry import RECBOLE, discover
 
     if (args.name is None) == (not args.all):
         raise UserError("check: found " + ("a name and --all" if args.all else "no name") +
@@ -49,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
     registry = discover(args.plugins)
     if args.all:
         chosen = list(registry.plugins.values())
+    elif args.name.startswith(RECBOLE):
+        chosen = [registry.get("backbone", args.name)]
     elif args.name in registry.broken:
         raise UserError(f"'{args.name}' cannot be loaded: {registry.broken[args.name]}")
     else:

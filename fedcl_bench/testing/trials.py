@@ -81,7 +81,7 @@ class Pair:
     def parts(self, **settings) -> list[Any]:
         """The pair's settings: small sizes where the plugins have them, and those given."""
         own = {f.name for cls in (self.method_cls, self.backbone_cls) for f in dataclasses.fields(cls.Settings)}
-        small = {name: value for name, value in _SMALL.items() if name in own}
+        small = {name: value for name, value in _SMALL.items() if name in own - set(self.backbone_cls.ignored)}
         return resolve(self.registry, self.method, self.backbone, "ml-100k", [
             ("check", {**_COMMON, **_STREAMS[self.kind], **small, **self.settings, **settings})])
 
