@@ -320,6 +320,10 @@ def check(words: list[str], capsys, monkeypatch, done: set[tuple[str, ...]]) -> 
         else:
             assert words[1].startswith("benchmarks/"), "no known command"
             script(ROOT / words[1], words[2:], monkeypatch)
+    elif first == "cp":
+        *sources, target = words[1:]
+        missing = [name for name in sources if not (ROOT / name).is_file()]
+        assert sources and not missing and (ROOT / target).is_dir(), f"no file {missing} or folder {target}"
     elif first == "fedcl-bench":
         bench(words[1:], capsys, done)
     else:
@@ -373,6 +377,7 @@ def test_unknown_commands_are_found(capsys, monkeypatch, tmp_path):
     with pytest.raises(AssertionError, match="a fence"):
         blocks("- a list\n\n  ```bash\n  make bnech\n  ```\n")
     for line, expected in (("make bnech", "the Makefile has"), ("rm -rf results", "no known command"),
+                           ("cp none results", "no file"),
                            ("python other.py", "no known command"),
                            ("python -m pip install -c none.txt -e .", "no none.txt")):
         with pytest.raises(AssertionError, match=expected):

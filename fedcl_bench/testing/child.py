@@ -25,7 +25,7 @@ def main() -> None:
     np.random.seed(123)
     random.seed(123)
     registry = Registry()
-    for path in dict.fromkeys(path for _, _, path in spec["plugins"]):
+    for path in dict.fromkeys(spec["files"]):
         load_file(registry, Path(path))
     pair = Pair(registry, spec["method"], spec["backbone"], spec["kind"], spec["settings"])
     progress, _ = load_progress(Path(spec["start"]), "cpu")
