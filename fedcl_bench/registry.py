@@ -56,6 +56,14 @@ class Registry:
     def names(self, kind: str) -> list[str]:
         return sorted(name for k, name in self.plugins if k == kind)
 
+    def knows(self, kind: str, name: str) -> bool:
+        """Whether ``get`` finds it."""
+        try:
+            return (kind, name) in self.plugins or (
+                kind == "backbone" and name.startswith(RECBOLE) and bool(spelled(name)))
+        except UserError:
+            return False
+
     def get(self, kind: str, name: str) -> Plugin:
         """The plugin of this kind and name.
 

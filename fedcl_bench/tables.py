@@ -244,7 +244,7 @@ def find(source: Source, spec: RunSpec) -> tuple[list[Run], str]:
         UserError: for settings that do not exist, and records that contradict each other.
     """
     for kind, name in (("method", spec.method), ("backbone", spec.backbone)):
-        if (kind, name) not in source.registry.plugins:
+        if not source.registry.knows(kind, name):
             broken = source.registry.broken.get(name)
             return [], f"{kind} '{name}' " + (f"cannot be loaded ({broken})" if broken else "is not installed")
     if source.tuned is not None:

@@ -546,6 +546,20 @@ def test_unknown_models_name_the_nearest_and_idle_settings_are_refused(registry,
     assert "RecBole 1.2.0's general recommender BPR" in capsys.readouterr().out
 
 
+def test_in_grid_compare_check_and_tables(tmp_path, monkeypatch, capsys):
+    """Commands that read records find those of RecBole's models, in any spelling."""
+    monkeypatch.chdir(tmp_path)
+    small = ["--set", "rounds=1", "--set", "blocks=2", "--set", "k_core=70", "--set", "dim=4"]
+    cells = ["--backbones", "recbole:bpr", "--datasets", "ml-100k", *small]
+    assert cli.main(["grid", "--methods", "ft,kd", *cells, "--jobs", "1"]) == 0
+    assert cli.main(["compare", "kd", "ft", "--backbone", "recbole:BPR", *small]) == 0
+    assert "kd on recbole:BPR, ml-100k" in capsys.readouterr().out
+    assert cli.main(["compare", "kd", "ft", "--backbone", "recbole:BPRR", *small]) == 2
+    assert "Did you mean 'BPR'?" in capsys.readouterr().err
+    assert cli.main(["check", "recbole:bprr"]) == 2
+    assert "Did you mean 'BPR'?" in capsys.readouterr().err
+
+
 def test_streams_of_sessions_are_refused(registry):
     f = federation(registry, session_stream(session_log(30), 30), Method(NoSettings()), backbone_of(registry, "BPR"),
                    evaluation=EvaluationSettings(topk=(5,), valid_metric="ndcg@5"))
