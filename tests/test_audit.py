@@ -378,3 +378,13 @@ def test_bad_commands(capsys, arguments, words):
     assert captured.out == "" and len(captured.err.strip().splitlines()) <= 2 and "Traceback" not in message
     assert all(word in message for word in words), message
     assert not Path("results").exists()
+
+
+def test_a_recbole_model_is_audited_into_a_folder_without_colon(capsys):
+    assert main(["audit", "--method", "ft", "--backbone", "recbole:BPR", "--noise", "0", "--rounds", "1", "--set",
+                 "dim=4", "--set", "k_core=70", "--set", "blocks=2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["folder"] == "results/audits/ft-recbole-BPR-ml-100k" and Path(found["folder"], "audit.csv").is_file()
+    level, = found["levels"]
+    assert level["clients"] == 211  # of block 1, in which methods begin to act
+    assert level["size_auc"]["low"] > 0.5
