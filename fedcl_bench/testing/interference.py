@@ -47,7 +47,7 @@ def other_clients(pair: Pair) -> str:
                                f"never left them")
             if start.round == 0:
                 continue
-            moved = replace(start, model=replace(start.model, private=_of_others(start.model.private, others)),
+            moved = replace(start, model=_elsewhere(start.model, others),
                             client_state=_of_others(start.client_state, others))
             found = difference(world, client_round(pair.federation(), moved), half)
             if found:
@@ -65,6 +65,11 @@ def _of_others(tables: Tables, others: Tensor) -> Tables:
         values = table[rows.roll(1)]
         result[name] = table.index_copy(0, rows, values * 1.25 if table.is_floating_point() else values)
     return result
+
+
+def _elsewhere(model: Snapshot, others: Tensor) -> Snapshot:
+    """A model in which some clients have other private parameters, and remember other things."""
+    return replace(model, private=_of_others(model.private, others), memory=_of_others(model.memory, others))
 
 
 def uploads(pair: Pair) -> str:
@@ -111,13 +116,11 @@ def server_knows(pair: Pair) -> str:
 
         everybody = torch.ones(step.n_users, dtype=torch.bool)
         elsewhere = replace(start, client_state=_of_others(start.client_state, everybody),
-                            model=replace(start.model, private=_of_others(start.model.private, everybody)),
-                            best=replace(start.best, private=_of_others(start.best.private, everybody)))
+                            model=_elsewhere(start.model, everybody), best=_elsewhere(start.best, everybody))
         f = pair.federation(with_steps(pair.stream, {t.index: with_other_data(t)
                                                      for t in pair.stream.steps[:step.index + 1]}))
         place, _ = _begun(f, elsewhere, f.stream.steps[start.step])
-        other = _server_side(f, place, start, replace(model, private=_of_others(model.private, everybody)), sent,
-                             dict(f.method.server_state))
+        other = _server_side(f, place, start, _elsewhere(model, everybody), sent, dict(f.method.server_state))
         for hook, tables in mine.items():
             found = tables_differ(tables, other[hook])
             if found:
