@@ -1,0 +1,106 @@
+"""Seconds per round, cost per sample and peak memory of FedMF against the number of clients.
+
+    python benchmarks/scale.py [--clients 1000,10000,100000,1000000] [--items 100000] [--interactions-per-user 20]
+        [--dim 32] [--rounds 3] [--threads N]
+
+Clients, items and interactions are those of `run_bench.py data synth`, made in memory. Every size runs in a process of
+its own, so that its peak memory is its own: that includes making the data and the tables. A round is local training of
+all clients and the mean of their uploads, as in a run; validation, which ranks all items for all users, is not in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+
+import torch
+
+from fedcl_bench.commands.common import count, counts
+from fedcl_bench.growth import grow, row_width
+from fedcl_bench.memory import keep_freed_blocks, peak_mib
+from fedcl_bench.method import Method, NoSettings
+from fedcl_bench.model import Snapshot
+from fedcl_bench.parallel import workers
+from fedcl_bench.protection import OPEN
+from fedcl_bench.records import environment
+from fedcl_bench.registry import discover
+from fedcl_bench.rounds import train_round
+from fedcl_bench.sampling import LocalSettings, make_chunks
+from fedcl_bench.server import aggregate, participants
+from fedcl_bench.synth import World, as_step
+
+COLUMNS = ("clients", "samples", "chunks", "data s", "chunks s", "round s", "ns per sample", "data MiB", "peak MiB")
+
+
+def measure(clients: int, args) -> dict[str, float]:
+    """One size, in this process."""
+    began = time.perf_counter()
+    step = as_step(World(clients, args.items, args.interactions_per_user, activity=args.activity))
+    made = time.perf_counter() - began
+    data_peak = peak_mib()
+    torch.set_num_threads(args.threads)
+    keep_freed_blocks()
+    cls = discover().get("backbone", "fedmf").cls
+    backbone, local = cls(cls.Settings(dim=args.dim)), LocalSettings()
+    model = grow(Snapshot({}, {}), backbone, 0, step, torch.float32, torch.device("cpu"))
+    began = time.perf_counter()
+    users = participants(step, 1.0, 0, 0)
+    chunks = make_chunks(step, users, local, row_width(model, backbone))
+    chunked = time.perf_counter() - began
+    seconds = []
+    rounds = args.rounds + 1
+    while len(seconds) < rounds:
+        began = time.perf_counter()
+        with workers():
+            model, _, _ = train_round(chunks, model, backbone, Method(NoSettings()), local, 0, 0, len(seconds))
+            model = aggregate(backbone, model, users, OPEN, 0, 0, len(seconds))
+        seconds.append(time.perf_counter() - began)
+    samples = (1 + local.negatives) * len(step.train.values)
+    typical = statistics.median(seconds[1:])  # the first one gets its memory from the system
+    return dict(zip(COLUMNS, (clients, samples, len(chunks), made, chunked, typical, 1e9 * typical / samples, data_peak,
+                              peak_mib())))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=counts, default=(10 ** 3, 10 ** 4, 10 ** 5, 10 ** 6), metavar="N,N")
+    parser.add_argument("--items", type=count, default=10 ** 5)
+    parser.add_argument("--interactions-per-user", type=float, default=20.0)
+    parser.add_argument("--activity", type=float, default=World.activity,
+                        help="standard deviation of log interactions per user; 0: all have equally many")
+    parser.add_argument("--dim", type=count, default=32)
+    parser.add_argument("--rounds", type=count, default=3, help="timed rounds, after one that is not; medians are shown")
+    parser.add_argument("--threads", type=count, default=torch.get_num_threads())
+    parser.add_argument("--one", type=count, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        print(json.dumps(measure(args.one, args)))
+        return
+    torch.set_num_threads(args.threads)
+    env = environment("cpu")
+    print(f"{env['processor']}, {env['cores']} cores, {env['threads']} threads, Python {env['python']}, "
+          f"torch {env['torch']}")
+    print(f"FedMF, d {args.dim}, {args.items:,} items, {args.interactions_per_user:g} interactions per client on average "
+          f"(log-normal, sigma {args.activity:g}), 4 negatives each; median of {args.rounds} rounds\n")
+    print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS), flush=True)
+    rows = []
+    for clients in args.clients:
+        done = subprocess.run([sys.executable, __file__, *sys.argv[1:], "--one", str(clients)], stdout=subprocess.PIPE,
+                              text=True)
+        if done.returncode:
+            print(f"| {clients:,} | failed with status {done.returncode} |", flush=True)
+            continue
+        rows.append(json.loads(done.stdout))
+        print("| " + " | ".join(f"{value:,.0f}" if float(value).is_integer() or value >= 100 else f"{value:.3g}"
+                                for value in rows[-1].values()) + " |", flush=True)
+    costs = [row["ns per sample"] for row in rows]
+    if len(costs) > 1:
+        print(f"\ncost per sample, largest / smallest: {max(costs) / min(costs):.2f}")
+
+
+if __name__ == "__main__":
+    main()
