@@ -40,10 +40,7 @@ def measure(clients: int, args) -> dict[str, float]:
     """One size, in this process."""
     began = time.perf_counter()
     step = as_step(World(clients, args.items, args.interactions_per_user, activity=args.activity))
-    made = time.perf_counter() - began
-    data_peak = peak_mib()
-    torch.set_num_threads(args.threads)
-    keep_freed_blocks()
+    made, data_peak = time.perf_counter() - began, peak_mib()
     cls = discover().get("backbone", "fedmf").cls
     backbone, local = cls(cls.Settings(dim=args.dim)), LocalSettings()
     model = grow(Snapshot({}, {}), backbone, 0, step, torch.float32, torch.device("cpu"))
@@ -52,12 +49,10 @@ def measure(clients: int, args) -> dict[str, float]:
     chunks = make_chunks(step, users, local, row_width(model, backbone))
     chunked = time.perf_counter() - began
     seconds = []
-    rounds = args.rounds + 1
-    while len(seconds) < rounds:
+    for round_ in range(args.rounds + 1):
         began = time.perf_counter()
-        with workers():
-            model, _, _ = train_round(chunks, model, backbone, Method(NoSettings()), local, 0, 0, len(seconds))
-            model = aggregate(backbone, model, users, OPEN, 0, 0, len(seconds))
+        model, _, _ = train_round(chunks, model, backbone, Method(NoSettings()), local, 0, 0, round_)
+        model = aggregate(backbone, model, users, OPEN, 0, 0, round_)
         seconds.append(time.perf_counter() - began)
     samples = (1 + local.negatives) * len(step.train.values)
     typical = statistics.median(seconds[1:])  # the first one gets its memory from the system
@@ -77,10 +72,12 @@ def main():
     parser.add_argument("--threads", type=count, default=torch.get_num_threads())
     parser.add_argument("--one", type=count, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.one:
-        print(json.dumps(measure(args.one, args)))
-        return
     torch.set_num_threads(args.threads)
+    if args.one:
+        keep_freed_blocks()
+        with workers():
+            print(json.dumps(measure(args.one, args)))
+        return
     env = environment("cpu")
     print(f"{env['processor']}, {env['cores']} cores, {env['threads']} threads, Python {env['python']}, "
           f"torch {env['torch']}")

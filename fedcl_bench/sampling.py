@@ -86,6 +86,7 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
     count, order = torch.sort(train.lengths[users], descending=True, stable=True)
     batches = -(-count * samples // settings.batch_size) if own is None else -(-own.of(count) // own.per_batch)
     sizes, users = count.cpu(), users[order]
+    ascending = -sizes
     chunks, start = [], 0
     while start < len(users):
         largest = int(sizes[start])
@@ -97,7 +98,7 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
             limit = min(limit, start + max(1, OWN_ELEMENTS * chunk_elements // made))
         # Sizes descend: stop before clients with fewer batches, and where padding would cost more than a new chunk.
         smallest = ((int(batches[start]) - 1) * settings.batch_size) // samples + 1
-        end = min(limit, int(torch.searchsorted(-sizes, -(smallest if own is None else largest), right=True)))
+        end = min(limit, int(torch.searchsorted(ascending, -(smallest if own is None else largest), right=True)))
         padding = torch.cumsum(largest - sizes[start:end], 0) * per_positive * row_width
         end = start + int(torch.searchsorted(padding, PADDING_ELEMENTS, right=True))
         members = users[start:end]
@@ -114,7 +115,7 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
 def padded(lists: Ragged, users: Tensor, fill: Tensor | None = None) -> Tensor:
     """Lists as a matrix (C, longest), short ones padded with ``fill`` (C, 1) or their own first item."""
     row, item = lists.select(users)
-    n = lists.lengths[users]
+    n = lists.counts(users)
     column = torch.arange(len(row), device=row.device) - (torch.cumsum(n, 0) - n)[row]
     if fill is None:
         fill = lists.values[lists.indptr[users]][:, None]

@@ -84,13 +84,17 @@ class Ragged:
         """How many items each user has, shape (users,)."""
         return self.indptr[1:] - self.indptr[:-1]
 
+    def counts(self, users: Tensor) -> Tensor:
+        """How many items some users have, without a look at the others."""
+        return self.indptr[users + 1] - self.indptr[users]
+
     def of(self, user: int) -> Tensor:
         """The items of one user."""
         return self.values[self.indptr[user]:self.indptr[user + 1]]
 
     def select(self, users: Tensor) -> tuple[Tensor, Tensor]:
         """All (row, item) pairs of ``users``, where ``row`` is the position in ``users``."""
-        length = self.lengths[users]
+        length = self.counts(users)
         row = torch.repeat_interleave(torch.arange(len(users), device=users.device), length)
         first = torch.cumsum(length, 0) - length
         offset = torch.arange(len(row), device=users.device) - first[row]

@@ -5,8 +5,8 @@ What is in them, for a world of N users, M items, K interactions per user and B 
 - How many interactions a user has is log-normal with mean K, rounded, at least 1 and at most M / 2.
 - Popularity is Zipf: the item of rank r is proposed with a probability in proportion to r^-exponent. Which item has
   which rank follows a score per item.
-- A user's taste u and an item's properties v are vectors of standard normal numbers; a proposed item is taken with
-  probability sigmoid(taste u.v / sqrt(length)), else another one is proposed. No user has an item twice.
+- A user's taste u and an item's properties v are vectors of f standard normal numbers; a proposed item is taken with
+  probability sigmoid(taste (u.v / sqrt(f) - 1)), else another one is proposed. No user has an item twice.
 - From one block to the next the items' popularity scores and the users' tastes move:
   x <- sqrt(1 - drift^2) x + drift N(0, 1), so that neither gets larger or smaller.
 - Half of the users are there from the beginning, the others begin at a random time, and all stay. Times are scaled so
@@ -21,6 +21,7 @@ import math
 import os
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Callable, Iterator
 
@@ -29,13 +30,14 @@ import torch
 
 from . import draws
 from .errors import UserError
+from .parallel import in_order, workers
 from .stream import Ragged, Step, StreamSettings
 
-FACTORS = 8  # length of the vectors of tastes and properties
+FACTORS = 4  # length f of the vectors of tastes and properties
 LATE = 0.5  # share of the users who are not there from the beginning
 START, SPAN = 1577836800, 366 * 86400  # the year 2020, in seconds since 1970
-ROWS_AT_ONCE = 1 << 20
-_TASTEFUL = 40  # proposals of a place before anything the user does not have yet is taken
+ROWS_AT_ONCE = 1 << 17
+_TASTEFUL = 100  # proposals for a place before anything that the user does not have yet is taken
 _ROW = np.dtype([("second", np.int64), ("user", np.int64), ("item", np.int64)])
 
 
@@ -100,6 +102,14 @@ class Rows:
     user: np.ndarray
     item: np.ndarray
     second: np.ndarray
+
+
+@dataclass(frozen=True)
+class Written:
+    """Size of a file: rows, and how many different items are in them."""
+
+    rows: int
+    items: int
 
 
 def catalogue(world: World) -> Catalogue:
@@ -175,8 +185,8 @@ def _choices(world: World, items: Catalogue, ids: torch.Tensor, of_row: torch.Te
         if attempt < _TASTEFUL:
             rank = torch.searchsorted(items.cumulative, draws.uniform(first)).clamp_(max=world.items - 1)
             item = items.ranked[when, rank]
-            fit = (tastes[when, user] * items.properties[item]).sum(1) * (world.taste / math.sqrt(FACTORS))
-            willing = draws.uniform(coin) < torch.sigmoid(fit.double())
+            fit = (tastes[when, user] * items.properties[item]).sum(1).double() / math.sqrt(FACTORS)
+            willing = draws.uniform(coin) < torch.sigmoid(world.taste * (fit - 1.0))
         else:  # a user who has nearly all that is popular and to its taste
             item = draws.integers(first, world.items)
             willing = torch.ones_like(item, dtype=torch.bool)
@@ -195,18 +205,19 @@ def _choices(world: World, items: Catalogue, ids: torch.Tensor, of_row: torch.Te
     return chosen
 
 
-def pieces(world: World, rows_at_once: int = ROWS_AT_ONCE) -> Iterator[range]:
-    """All users, in groups of about so many interactions."""
+def all_interactions(world: World, rows_at_once: int = ROWS_AT_ONCE) -> Iterator[tuple[range, Rows]]:
+    """All users in ascending order, in groups of about so many interactions, and theirs."""
+    items = catalogue(world)
     size = max(1, int(rows_at_once / world.per_user))
-    for start in range(0, world.users, size):
-        yield range(start, min(start + size, world.users))
+    groups = [range(start, min(start + size, world.users)) for start in range(0, world.users, size)]
+    with workers():
+        yield from zip(groups, in_order(partial(interactions, world, items), groups, torch.device("cpu")))
 
 
 def as_step(world: World) -> Step:
     """All interactions of a world as the training data of one step, in memory (16 bytes each while it is made)."""
-    items, lengths, values = catalogue(world), [], []
-    for users in pieces(world):
-        rows = interactions(world, items, users)
+    lengths, values = [], []
+    for users, rows in all_interactions(world):
         lengths.append(np.bincount(rows.user - users.start, minlength=len(users)))
         values.append(rows.item)
     indptr = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
@@ -216,7 +227,7 @@ def as_step(world: World) -> Step:
 
 
 def write(world: World, path: Path, rows_at_once: int = ROWS_AT_ONCE,
-          done: Callable[[int], None] = lambda rows: None) -> int:
+          done: Callable[[int], None] = lambda rows: None) -> Written:
     """Write a world as a RecBole atomic file, rows in order of time, then user.
 
     Memory is bounded by ``rows_at_once``, which changes no byte of the file: rows are kept on disk by parts of the time
@@ -226,22 +237,19 @@ def write(world: World, path: Path, rows_at_once: int = ROWS_AT_ONCE,
         path: the file; written whole or not at all.
         done: called with numbers of rows: each row counts once when it is made and once when it is written.
 
-    Returns:
-        The number of rows.
-
     Raises:
         UserError: if the file cannot be written.
     """
     world.check()
-    parts = max(1, math.ceil(world.users * world.per_user / rows_at_once))
-    items, total = catalogue(world), 0
+    parts = max(1, math.ceil(world.users * world.per_user / (8 * rows_at_once)))
+    total, seen = 0, np.zeros(world.items, dtype=bool)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-            for users in pieces(world, rows_at_once):
-                rows = interactions(world, items, users)
+            for _, rows in all_interactions(world, rows_at_once):
                 _sort_in(rows, Path(folder), parts)
                 total += len(rows.user)
+                seen[rows.item] = True
                 done(len(rows.user))
             whole = Path(folder) / path.name
             with open(whole, "wb") as file:
@@ -254,7 +262,7 @@ def write(world: World, path: Path, rows_at_once: int = ROWS_AT_ONCE,
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror}); choose another folder with --out "
                         f"DIR.") from None
-    return total
+    return Written(total, int(seen.sum()))
 
 
 def _sort_in(rows: Rows, folder: Path, parts: int) -> None:

@@ -22,6 +22,9 @@ from .model import Snapshot
 from .protection import OPEN, Protection, upload_key
 from .sampling import LocalSettings
 
+# Clients x items of a chunk up to which a table per client finds the slots of one item, 8 bytes each; beyond, a sort.
+SLOT_TABLE = 1 << 22
+
 
 @dataclass(frozen=True)
 class Slots:
@@ -46,9 +49,7 @@ class Slots:
         """A slot for every sample and replayed item."""
         items = torch.cat([positives, negatives] + ([replayed] if replayed is not None else []), dim=1)
         slot = torch.arange(items.shape[1], device=items.device)
-        first = torch.empty(len(items), n_items, dtype=torch.int64, device=items.device)
-        first.scatter_reduce_(1, items, slot.expand_as(items), "amin", include_self=False)
-        canonical = first.gather(1, items)
+        canonical = first_slots(items, n_items)
         samples = positives.shape[1] + negatives.shape[1]
         return Slots(items, slot < positives.shape[1], canonical[:, :samples], canonical[:, samples:],
                      canonical == slot)
@@ -60,6 +61,25 @@ class Slots:
         positive = torch.zeros(items.shape, dtype=torch.bool, device=items.device).scatter_(1, positives, True)
         return Slots(items, positive, torch.cat([positives, negatives], 1),
                      replayed if replayed is not None else items[:, :0], torch.ones_like(positive))
+
+
+def first_slots(items: Tensor, n_items: int) -> Tensor:
+    """For each slot of ``items`` (C, slots) the first one of the client that holds the same item."""
+    slot = torch.arange(items.shape[1], device=items.device)
+    if len(items) * n_items <= SLOT_TABLE:
+        first = torch.empty(len(items), n_items, dtype=torch.int64, device=items.device)
+        first.scatter_reduce_(1, items, slot.expand_as(items), "amin", include_self=False)
+        return first.gather(1, items)
+    bits = items.shape[1].bit_length()
+    key = items.bitwise_left_shift(bits).bitwise_or_(slot)  # sorted by item, of one item by slot
+    if key.device.type == "cpu":
+        key.numpy().sort(axis=1)  # several times as fast as PyTorch's, which gives the order too
+    else:
+        key = key.sort(1).values
+    held = key.bitwise_and((1 << bits) - 1)
+    begins = torch.zeros_like(key)  # where the run of its item begins
+    begins[:, 1:] = slot[1:].where((key[:, 1:] >> bits) != (key[:, :-1] >> bits), 0)
+    return torch.empty_like(key).scatter_(1, held, held.gather(1, begins.cummax(1).values))
 
 
 class Local:

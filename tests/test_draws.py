@@ -6,12 +6,15 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from helpers import one_step
+from helpers import build, one_step, train_once
 from hypothesis import given, strategies as st
 from scipy import stats
 
-from fedcl_bench import draws
+from fedcl_bench import draws, sampling, trainer
+from fedcl_bench.growth import grow
+from fedcl_bench.model import Snapshot
 from fedcl_bench.sampling import LocalSettings, Others, draw_negatives, make_chunks
+from fedcl_bench.synth import World, as_step
 from fedcl_bench.testing.worlds import ragged
 
 
@@ -104,3 +107,29 @@ def test_a_clients_draws_do_not_depend_on_others():
 def test_integers_stay_in_range(high):
     found = draws.integers(draws.bits(torch.tensor(5), torch.arange(20000)), high)
     assert int(found.min()) >= 0 and int(found.max()) < high
+
+
+@pytest.mark.parametrize("table", [0, 1 << 22])
+def test_first_slots(monkeypatch, table):
+    """By a table and by sorting alike: the first slot of the same client that holds the same item."""
+    monkeypatch.setattr(trainer, "SLOT_TABLE", table)
+    items = torch.randint(7, (30, 16), generator=torch.Generator().manual_seed(0))
+    items[0] = 6
+    kept = items.clone()
+    found = trainer.first_slots(items, 7)
+    assert found.tolist() == [[row.index(item) for item in row] for row in items.tolist()]
+    assert torch.equal(items, kept)
+    assert trainer.first_slots(torch.zeros(2, 1, dtype=torch.int64), 1).tolist() == [[0], [0]]
+
+
+def test_a_round_is_the_same_by_table_and_by_sorting(registry, monkeypatch):
+    step = as_step(World(50, 120, per_user=15.0))
+    backbone = build(registry, "backbone", "fedmf", dim=4)
+    model = grow(Snapshot({}, {}), backbone, 0, step, torch.float32, torch.device("cpu"))
+    results = []
+    for table in (0, 1 << 22):
+        monkeypatch.setattr(trainer, "SLOT_TABLE", table)
+        monkeypatch.setattr(sampling, "LISTED_OTHERS", table)
+        results.append(train_once(backbone, model, step.train, LocalSettings(batch_size=40, local_epochs=2), step=step))
+    for one, other in zip(*(result[0].tables() for result in results)):
+        assert torch.equal(one, other)

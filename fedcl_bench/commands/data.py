@@ -1,4 +1,4 @@
-"""``data``: a dataset's statistics, and getting datasets: conversion and download."""
+"""``data``: a dataset's statistics, and getting datasets: conversion, download and synthesis."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import tempfile
 from pathlib import Path
 
 from ..errors import UserError, unknown
-from .common import add_dataset
+from .common import add_dataset, count, seed
 
-ACTIONS = ("show", "convert", "download")
+ACTIONS = ("show", "convert", "download", "synth")
 
 EXAMPLES = """\
 examples:
@@ -21,6 +21,7 @@ examples:
   run_bench.py data convert lastfm-2k --raw ~/hetrec2011-lastfm-2k.zip --out ~/atomic
   run_bench.py data lastfm-2k --data-dir ~/atomic                its statistics, from there
   run_bench.py data xing --set session_from=gap --set session_split=last     with sessions cut and split anew
+  run_bench.py data synth big --users 100000 --items 20000       synthetic interactions of any size
 """
 
 
@@ -36,10 +37,10 @@ def with_action(arguments: list[str]) -> list[str]:
 
 def add(commands) -> None:
     """Declare the command."""
-    data = commands.add_parser("data", help="show a dataset's blocks or sessions; convert or download datasets",
+    data = commands.add_parser("data", help="show a dataset's blocks or sessions; convert, download or make datasets",
                                epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
-                               description="Show a dataset's blocks or sessions, convert the publisher's files, or "
-                                           "download them.")
+                               description="Show a dataset's blocks or sessions, convert the publisher's files, "
+                                           "download them, or make synthetic ones.")
     actions = data.add_subparsers(dest="action", metavar="{" + ",".join(ACTIONS) + "}", required=True)
     show = actions.add_parser("show",
                               help="show a dataset's blocks or sessions and compare them with the expected counts",
@@ -65,11 +66,37 @@ def add(commands) -> None:
         parser.add_argument("--any-checksum", action="store_true",
                             help="warn instead of stopping if a file is not the published one byte for byte; rows, "
                                  "users and items are still counted")
+    _add_synth(actions)
+
+
+def _add_synth(actions) -> None:
+    synth = actions.add_parser("synth", help="make synthetic interactions of any size",
+                               description="Write OUT/NAME/NAME.inter with skewed, learnable, drifting interactions: "
+                                           "Zipf popularity, log-normal activity, tastes from latent factors that move "
+                                           "from block to block, users who arrive late. Memory stays bounded; the same "
+                                           "options give the same bytes.")
+    synth.add_argument("name", help="name of the new dataset")
+    synth.add_argument("--users", type=count, default=1000, metavar="N", help="default: %(default)s")
+    synth.add_argument("--items", type=count, default=1000, metavar="M",
+                       help="items to choose from (default: %(default)s)")
+    for option, default, text in (
+            ("interactions-per-user", 50.0, "mean of the log-normal distribution of a user's interactions"),
+            ("activity", 1.0, "standard deviation of their logarithm; 0: all users have equally many"),
+            ("exponent", 1.0, "of Zipf's law of popularity; 0: all items are equally popular"),
+            ("taste", 3.0, "how much a user's taste decides; 0: nothing but popularity does"),
+            ("drift", 0.3, "how much popularity and tastes change from block to block, from 0 (not at all) to 1 (all)"),
+            ("base-share", 0.6, "share of the interactions before the first change")):
+        synth.add_argument(f"--{option}", type=float, default=default, metavar="X", help=f"{text} (default: {default:g})")
+    synth.add_argument("--blocks", type=count, default=4, metavar="B", help="of the drift (default: %(default)s)")
+    synth.add_argument("--seed", type=seed, default=0, metavar="S", help="default: %(default)s")
+    synth.add_argument("--out", type=Path, default=Path("data"), metavar="DIR",
+                       help="where to write NAME/NAME.inter (default: ./data, where datasets are looked for)")
+    synth.add_argument("--force", action="store_true", help="replace a dataset of this name")
 
 
 def run(args: argparse.Namespace) -> int:
     try:
-        return {"show": _show, "convert": _convert, "download": _download}[args.action](args)
+        return {"show": _show, "convert": _convert, "download": _download, "synth": _synth}[args.action](args)
     except KeyboardInterrupt:
         print("run_bench.py: interrupted; no file is half written, the same command starts again.", file=sys.stderr)
         return 130
@@ -112,6 +139,36 @@ def _download(args: argparse.Namespace) -> int:
         fetch(config.raw.url, Path(folder) / file,
               f"Fetch it by hand, then run: {then} {file}{_out(args, '--out')}")
         return _report(args, Path(folder) / file, config.raw.url)
+
+
+def _synth(args: argparse.Namespace) -> int:
+    from ..progress import bar
+    from ..recbole_adapter import bundled
+    from ..datasets import configured
+    from ..stream import StreamSettings
+    from ..synth import World, write
+
+    if not args.name.replace("-", "").replace("_", "").isalnum() or args.name.startswith("-"):
+        raise UserError(f"data synth: found the name '{args.name}', accepted: letters, digits, - and _.")
+    if args.name in configured() or bundled(args.name):
+        raise UserError(f"data synth: '{args.name}' is a dataset that exists; choose another name.")
+    world = World(args.users, args.items, args.interactions_per_user, args.blocks, args.base_share, args.exponent,
+                  args.activity, args.taste, args.drift, args.seed)
+    world.check()
+    path = args.out / args.name / f"{args.name}.inter"
+    if path.exists() and not args.force:
+        raise UserError(f"{path}: exists; replace it with --force, or choose another name.")
+    with bar(args.name, int(2 * world.users * world.per_user), "rows made and written") as done:
+        made = write(world, path, done=done)
+    print(f"{args.name}: {made.rows:,} interactions of {world.users:,} users and {made.items:,} items"
+          + (f" ({world.items - made.items:,} others have none)" if made.items < world.items else ""))
+    print(f"wrote: {path}")
+    fields = {"blocks": world.blocks, "base_share": world.base_share}
+    settings = {"k_core": 0, **{name: value for name, value in fields.items() if value != getattr(StreamSettings, name)}}
+    needed = _out(args, "--data-dir") + "".join(f" --set {name}={value:g}" for name, value in settings.items())
+    print(f"next: run_bench.py data {args.name}{needed}")
+    print(f"then: run_bench.py --method f3crec --backbone fedmf --dataset {args.name}{needed}")
+    return 0
 
 
 def _out(args: argparse.Namespace, option: str) -> str:
