@@ -142,9 +142,9 @@ def _download(args: argparse.Namespace) -> int:
 
 
 def _synth(args: argparse.Namespace) -> int:
+    from ..datasets import configured
     from ..progress import bar
     from ..recbole_adapter import bundled
-    from ..datasets import configured
     from ..stream import StreamSettings
     from ..synth import World, write
 
