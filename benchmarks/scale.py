@@ -68,7 +68,7 @@ def main():
     parser.add_argument("--activity", type=float, default=World.activity,
                         help="standard deviation of log interactions per user; 0: all have equally many")
     parser.add_argument("--dim", type=count, default=32)
-    parser.add_argument("--rounds", type=count, default=3, help="timed rounds, after one that is not; medians are shown")
+    parser.add_argument("--rounds", type=count, default=3, help="timed, after one that is not; medians are shown")
     parser.add_argument("--threads", type=count, default=torch.get_num_threads())
     parser.add_argument("--one", type=count, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -81,8 +81,8 @@ def main():
     env = environment("cpu")
     print(f"{env['processor']}, {env['cores']} cores, {env['threads']} threads, Python {env['python']}, "
           f"torch {env['torch']}")
-    print(f"FedMF, d {args.dim}, {args.items:,} items, {args.interactions_per_user:g} interactions per client on average "
-          f"(log-normal, sigma {args.activity:g}), 4 negatives each; median of {args.rounds} rounds\n")
+    print(f"FedMF, d {args.dim}, {args.items:,} items, {args.interactions_per_user:g} interactions per client on "
+          f"average (log-normal, sigma {args.activity:g}), 4 negatives each; median of {args.rounds} rounds\n")
     print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS), flush=True)
     rows = []
     for clients in args.clients:

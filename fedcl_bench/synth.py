@@ -76,8 +76,8 @@ class World:
             if not low <= getattr(self, name) <= high:
                 raise UserError(f"--{name.replace('_', '-')}: found {getattr(self, name):g}, accepted: {text}.")
         if not 1.0 <= self.per_user <= self.items / 2:
-            raise UserError(f"--interactions-per-user: found {self.per_user:g}, accepted: 1 to {self.items / 2:g}, half "
-                            f"of the {self.items:,} items, since no user has an item twice.")
+            raise UserError(f"--interactions-per-user: found {self.per_user:g}, accepted: 1 to {self.items / 2:g}, "
+                            f"half of the {self.items:,} items, since no user has an item twice.")
 
 
 @dataclass(frozen=True)

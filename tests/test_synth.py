@@ -147,7 +147,8 @@ def test_memory_is_bounded(tmp_path):
     code = ("from fedcl_bench.synth import *; from fedcl_bench.memory import peak_mib; import sys\n"
             "for users in (5000, 50000):\n"
             "    write(World(users, 500, 20.0), Path(sys.argv[1]), 1 << 14); print(peak_mib())")
-    done = subprocess.run([sys.executable, "-c", code, tmp_path / "x.inter"], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "x.inter"], stdout=subprocess.PIPE, text=True,
+                          check=True)
     few, many = map(float, done.stdout.split())
     assert many < few + 12.0
 

@@ -86,7 +86,8 @@ def _add_synth(actions) -> None:
             ("taste", 3.0, "how much a user's taste decides; 0: nothing but popularity does"),
             ("drift", 0.3, "how much popularity and tastes change from block to block, from 0 (not at all) to 1 (all)"),
             ("base-share", 0.6, "share of the interactions before the first change")):
-        synth.add_argument(f"--{option}", type=float, default=default, metavar="X", help=f"{text} (default: {default:g})")
+        synth.add_argument(f"--{option}", type=float, default=default, metavar="X",
+                           help=f"{text} (default: {default:g})")
     synth.add_argument("--blocks", type=count, default=4, metavar="B", help="of the drift (default: %(default)s)")
     synth.add_argument("--seed", type=seed, default=0, metavar="S", help="default: %(default)s")
     synth.add_argument("--out", type=Path, default=Path("data"), metavar="DIR",
@@ -163,9 +164,9 @@ def _synth(args: argparse.Namespace) -> int:
     print(f"{args.name}: {made.rows:,} interactions of {world.users:,} users and {made.items:,} items"
           + (f" ({world.items - made.items:,} others have none)" if made.items < world.items else ""))
     print(f"wrote: {path}")
-    fields = {"blocks": world.blocks, "base_share": world.base_share}
-    settings = {"k_core": 0, **{name: value for name, value in fields.items() if value != getattr(StreamSettings, name)}}
-    needed = _out(args, "--data-dir") + "".join(f" --set {name}={value:g}" for name, value in settings.items())
+    settings = {"k_core": 0, "blocks": world.blocks, "base_share": world.base_share}
+    needed = _out(args, "--data-dir") + "".join(f" --set {name}={value}" for name, value in settings.items()
+                                                if value != getattr(StreamSettings, name))
     print(f"next: run_bench.py data {args.name}{needed}")
     print(f"then: run_bench.py --method f3crec --backbone fedmf --dataset {args.name}{needed}")
     return 0
