@@ -251,7 +251,7 @@ def train_round(chunks: Sequence[Chunk | SessionChunk], model: Snapshot, backbon
             change[name] += _untouched_start(backbone, seed, name, everyone - squares).to(change[name])
         return Snapshot({name: change[name] / whole for name in model.public}, private,
                         {name: change[name] / whole for name in model.dense}), float(total) / participants, uploaded
-    public, dense = ({name: table + change[name] / whole for name, table in kind.items()}
+    public, dense = ({name: change[name].div_(whole).add_(table) for name, table in kind.items()}  # in place: large
                      for kind in (model.public, model.dense))
     return (Snapshot(public, private, dense, local, model.served, model.memory), float(total) / participants,
             uploaded)
