@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Iterable
 
-import numpy as np
 import torch
 
 from . import recbole_models
@@ -13,10 +12,10 @@ from .errors import RunFailed, UserError
 from .evaluation import EvaluationSettings
 from .federation import Federation, FederationSettings, run
 from .method import Method, NoSettings
-from .recbole_adapter import Interactions
 from .recbole_backbone import RecBoleBackbone, backbone_class
 from .sampling import LocalSettings
-from .stream import Stream, StreamSettings, build_blocks
+from .stream import Stream
+from .testing.worlds import growing_stream
 
 SAMPLES = {"point": "item, label", "pair": "item, negative", "group": "item, all its negatives",
            "target": "sequence, next item", "target pair": "sequence, next item, negative", "user": "the whole history"}
@@ -42,17 +41,6 @@ class Outcome:
     private: tuple[str, ...] = ()
 
 
-def tiny_stream() -> Stream:
-    """Two blocks of 16 users and 24 items; both bring new ones."""
-    rng = np.random.default_rng(0)
-    lists = [rng.choice(24, rng.integers(6, 14), replace=False) for _ in range(16)]
-    user, item = np.repeat(np.arange(16), [len(items) for items in lists]), np.concatenate(lists)
-    time = rng.permutation(len(user)) + len(user) * ((user >= 13) | (item >= 21))
-    rows = Interactions(user, item, time.astype(float),
-                        np.arange(16).astype(str), np.arange(24).astype(str))
-    return build_blocks(rows, StreamSettings(blocks=2, k_core=0), "two made-up blocks")
-
-
 def try_model(name: str, stream: Stream) -> Outcome:
     """Build, check and train one model with RecBole's own hyper-parameters for two blocks of one round."""
     kind, cls = recbole_models.names()[name], backbone_class(name)
@@ -75,7 +63,7 @@ def try_model(name: str, stream: Stream) -> Outcome:
 
 def survey(names: Iterable[str] | None = None) -> list[Outcome]:
     """Try some models, or all."""
-    stream = tiny_stream()
+    stream = growing_stream(blocks=2)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # operations are tiny
     try:

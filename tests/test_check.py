@@ -9,6 +9,7 @@ import pytest
 
 from fedcl_bench.cli import main
 from fedcl_bench.testing import assert_passed, check_backbone, check_method, check_plugin
+from fedcl_bench.testing.worlds import growing_stream
 
 # (cheater, property that names it, part of the evidence)
 METHODS = [
@@ -16,7 +17,7 @@ METHODS = [
     (cheaters.ReadsOthersState, "(a) other clients' data", "never left them"),
     (cheaters.UploadsPrivate, "runs", "which is the private parameter 'user_embedding.weight'"),
     (cheaters.UploadsUndeclared, "runs", "sends 'norm', which uploads() does not declare"),
-    (cheaters.UploadsOtherShape, "runs", "expected (19,) = (C, ...)"),
+    (cheaters.UploadsOtherShape, "runs", "expected (18,) = (C, ...)"),
     (cheaters.UploadsInteractions, "(b) uploads", "marks exactly its training items"),
     (cheaters.KnowsPopularity, "(c) the server's knowledge", "aggregate: 'item_embedding.weight' differs"),
     (cheaters.CarriesPrivate, "(c) the server's knowledge", "end_step: 'mean' differs"),
@@ -131,3 +132,9 @@ def test_a_run_names_plugin_hook_and_expected_shape(tmp_path, monkeypatch, capsy
     arguments = [part for pair in command.items() for part in pair]
     assert main([*arguments, "--plugins", "mine", "--set", "k_core=70", "--set", "rounds=1", "--quiet"]) == 2
     assert evidence in capsys.readouterr().err
+
+
+def test_every_block_of_the_stream_brings_users_and_items():
+    steps = growing_stream().steps
+    assert [(step.n_users, step.n_items) for step in steps] == [(18, 41), (20, 43), (22, 45)]
+    assert all((step.split(kind).lengths > 0).any() for step in steps for kind in ("train", "valid", "test"))

@@ -27,12 +27,12 @@ from fedcl_bench.method import DrawKey, Method, NoSettings
 from fedcl_bench.model import Snapshot, score_users
 from fedcl_bench.parallel import workers
 from fedcl_bench.recbole_parameters import Law
-from fedcl_bench.recbole_survey import Outcome, markdown, survey, tiny_stream, try_model
+from fedcl_bench.recbole_survey import Outcome, markdown, survey, try_model
 from fedcl_bench.records import load_progress, save_progress
 from fedcl_bench.rounds import train_round
 from fedcl_bench.sampling import LocalSettings, draw_negatives, make_chunks
 from fedcl_bench.specs import RunSpec, tuned_file
-from fedcl_bench.testing.worlds import session_log, session_stream
+from fedcl_bench.testing.worlds import growing_stream, session_log, session_stream
 
 SEED, CPU = 3, torch.device("cpu")
 # Small sizes and no dropout: (settings of the backbone, RecBole's field names of a sample).
@@ -421,7 +421,7 @@ def small_federation(registry, stream, method, backbone, **settings):
 @pytest.mark.parametrize("method", ["ft", "f3crec", "spp"])
 @pytest.mark.parametrize("name", ["FISM", "MultiDAE", "GRU4Rec"])
 def test_blocks_bring_users_and_items_and_a_killed_run_goes_on(registry, tmp_path, name, method):
-    stream = tiny_stream()
+    stream = growing_stream(blocks=2)
     f = small_federation(registry, stream, method, backbone_of(registry, name))
     f.check()
     points = list(run(f))
@@ -438,7 +438,7 @@ def test_blocks_bring_users_and_items_and_a_killed_run_goes_on(registry, tmp_pat
 
 
 def test_clients_remember_their_own_items_of_their_latest_block(registry):
-    base, later = tiny_stream().steps
+    base, later = growing_stream(blocks=2).steps
     backbone = backbone_of(registry, "FISM")
     first = backbone.remember(base, {})["history"]
     second = backbone.remember(later, {"history": first})["history"]
@@ -605,7 +605,7 @@ def test_a_model_that_crashes_is_listed_with_the_reason(monkeypatch):
     monkeypatch.setattr(BPR, "calculate_loss", broken)
     from fedcl_bench import recbole_backbone
     recbole_backbone._design.cache_clear()
-    found = try_model("BPR", tiny_stream())
+    found = try_model("BPR", growing_stream(blocks=2))
     recbole_backbone._design.cache_clear()
     assert found == Outcome("BPR", "general", "refused", "its loss fails on one client: ZeroDivisionError: no luck")
 

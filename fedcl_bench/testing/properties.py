@@ -126,7 +126,7 @@ def settings_read(plugin: Plugin, pairs: list[Pair]) -> str:
                 parts[place] = _recording(parts[place], seen)
                 f = pair.federation(parts=parts)
                 finished(f)
-                f.method.privacy(), f.method.notes(5), f.method.uploads(f.backbone, 0)
+                list(f.method.privacy()), list(f.method.notes(5)), list(f.backbone.notes())
                 tried += 1
             except (UserError, RunFailed, Inapplicable):  # a choice that this pair refuses, or that diverges
                 continue

@@ -10,6 +10,7 @@ from rich.console import Console
 from ..registry import Plugin
 from .report import Outcome, Report
 
+
 class Board:
     """Shows outcomes as they come: a line that moves on a terminal, and every failure at once.
 

@@ -30,17 +30,17 @@ SESSION_ITEMS = 40
 ROUNDS = 2
 # float64, so that different orders of summation differ by rounding that is far below any real difference.
 _COMMON = {"rounds": ROUNDS, "patience": 0, "precision": "float64", "topk": "3,5", "valid_metric": "ndcg@5"}
-_STREAMS = {"blocks": {}, "sessions": {"stream": "sessions", "sampled_candidates": 10, "client_ratio": 1.0}}
+_STREAMS = {"blocks": {}, "sessions": {"stream": "sessions", "sampled_candidates": 10}}
 # Sizes, where a plugin has them under the usual names.
-_SMALL = {"dim": 6, "hidden": "8", "max_length": 5, "head_size": 5, "hidden_size": 6, "top_n": 8, "list_size": 8}
+_SMALL = {"dim": 6, "hidden": "8", "max_length": 5, "head_size": 5, "hidden_size": 6, "top_n": 8}
 TOLERANCE = 1e-8
 
 
-def with_plugin(cls: type, path: Path | None = None) -> tuple[Registry, Plugin]:
+def with_plugin(cls: type) -> tuple[Registry, Plugin]:
     """All plugins and the one under test, which may be a class that no folder holds."""
     kind = "method" if issubclass(cls, Method) else "backbone"
     registry = discover()
-    path = path or Path(inspect.getfile(cls))
+    path = Path(inspect.getfile(cls))
     plugin = Plugin(kind, cls.name, cls, path, code_digest(path))
     registry.plugins[kind, cls.name] = plugin
     return registry, plugin

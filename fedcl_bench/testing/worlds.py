@@ -39,19 +39,20 @@ def small_stream(seed: int = 0, blocks: int = 4, **shape) -> Stream:
     return build_blocks(small_interactions(seed, **shape), StreamSettings(blocks=blocks), "small")
 
 
-def growing_stream(seed: int = 1, users: int = 22, items: int = 45) -> Stream:
-    """Three blocks; three users and three items are first seen in the second one, and as many in the third."""
+def growing_stream(seed: int = 1, users: int = 22, items: int = 45, blocks: int = 3) -> Stream:
+    """60 % of the interactions, then equal parts of the rest: of three blocks the second and the third bring two new
+    users and items each, of two the second brings four."""
     rng = np.random.default_rng(seed)
     rows = []
     for user in range(users):
         for item in rng.permutation(items)[:rng.integers(12, 24)]:
             latest = max(user - users, item - items)
-            since = 0.0 if latest < -6 else 0.75 if latest < -3 else 0.93
+            since = 0.0 if latest < -4 else 0.84 if latest < -2 else 0.97
             rows.append((user, item, rng.uniform(since, 1.0)))
     user, item, time = map(np.array, zip(*rows))
     data = Interactions(user, item, time.astype(float), np.array([f"u{u}" for u in range(users)]),
                         np.array([f"i{i}" for i in range(items)]))
-    return build_blocks(data, StreamSettings(blocks=3), "growing")
+    return build_blocks(data, StreamSettings(blocks=blocks), "growing")
 
 
 def session_log(n_items: int) -> list:
