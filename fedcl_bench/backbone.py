@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from .functional import weighted_bce
+from .functional import dot, weighted_bce
 from .settings import setting
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ class BackboneSettings:
 class Backbone:
     """Base class of backbones.
 
-    Subclasses set ``name``, ``title``, ``reference`` and ``Settings`` and implement ``new_rows``, ``score`` and
-    ``learning_rates``; the other methods have defaults.
+    Subclasses set ``name``, ``title``, ``reference`` and ``Settings`` and implement ``new_rows``, ``score`` (or
+    ``factors``) and ``learning_rates``; the other methods have defaults.
 
     Attributes:
         defaults: values of the run's other settings that belong to this backbone's paper; a dataset's config and the
@@ -147,10 +147,32 @@ class Backbone:
         Returns:
             Tensor of shape (C, n).
         """
-        raise NotImplementedError
+        vectors, constants = self._factors(clients)
+        products = dot(vectors, next(iter(rows.values())))
+        return products if constants is None else products + constants
+
+    def factors(self, clients: Tables) -> tuple[Tensor, Tensor | None] | None:
+        """For a backbone whose logits are inner products with its only public table: each client's vector, (C, d),
+        and what it adds to every logit, (C, 1) or None. ``score`` and ``score_all`` follow from them, and clients are
+        trained without copies of item rows (see ``inner.py``).
+
+        Args:
+            clients: as for ``score``.
+        """
+        return None
+
+    def _factors(self, clients: Tables) -> tuple[Tensor, Tensor | None]:
+        found = self.factors(clients)
+        if found is None:
+            raise NotImplementedError(f"backbone '{self.name}' has neither score() nor factors()")
+        return found
 
     def score_all(self, clients: Tables, public: Tables) -> Tensor:
         """Logits of all items for C clients under one public table, shape (C, items)."""
+        if (found := self.factors(clients)) is not None:
+            vectors, constants = found
+            table = next(iter(public.values())).T
+            return vectors @ table if constants is None else torch.addmm(constants, vectors, table)
         count = len(next(iter(clients.values())))
         return self.score(clients, {name: table.expand(count, *table.shape) for name, table in public.items()})
 

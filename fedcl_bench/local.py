@@ -78,7 +78,7 @@ class LocalBatch(Local):
         """
         trainer = self._trainer
         covered = self._view.slots is None
-        if trainer.backbone.whole_tables:
+        if trainer.whole:
             return self._scores[clients].detach()
         own = {name: values[clients] for name, values in trainer.clients.items()}
         scores = trainer.backbone.score_all(own, trainer.model.public)
@@ -107,7 +107,8 @@ class ListTrainer(ChunkTrainer):
         replayed = method.replayed_items(chunk.users, draw)
         if replayed is not None:
             contract.check_items(method, "replayed_items", replayed, len(chunk.users), model.n_items)
-        layout = Slots.whole if backbone.whole_tables else Slots.touched
+        self.whole = backbone.whole_tables or chunk.dense  # slots are all items, in order
+        layout = Slots.whole if self.whole else Slots.touched
         slots = layout(chunk.positives, negatives, replayed, model.n_items)
         if backbone.pairwise:  # a sample is a negative with its positive
             self.pairs = (slots.sample[:, of_positive[width:]], slots.sample[:, width:])
@@ -134,7 +135,7 @@ class ListTrainer(ChunkTrainer):
             yield self._covering(self.valid, self.samples)
             return
         order_key = self._shuffle(epoch)
-        if batches <= _WEIGHTED_BATCHES or self.backbone.whole_tables:
+        if batches <= _WEIGHTED_BATCHES or self.whole:
             batch_of = torch.zeros_like(order_key)
             for batch in range(1, batches):
                 batch_of += order_key > order_key.kthvalue(batch * size, dim=1, keepdim=True).values
@@ -209,7 +210,7 @@ class ListTrainer(ChunkTrainer):
         rows, clients = self.rows, self.clients
         if view.slots is not None:
             rows, clients = self.gather(view.slots), {**clients, **self.gather(view.slots, self.own_rows)}
-        scores = self.backbone.score(clients, rows)
+        scores = self._score(clients, rows)
         contract.check_tensor(self.backbone, "score", scores, next(iter(rows.values())).shape[:2],
                               "(C, n): a logit per client and item row")
         if view.pairs is not None:
@@ -218,11 +219,23 @@ class ListTrainer(ChunkTrainer):
             loss = self.backbone.loss(scores, view.labels, view.weights)
         return scores, loss, self.backbone.regulariser(clients, rows, view.weights, self.served, self.draw.round)
 
+    def _score(self, clients: Tables, rows: Tables) -> Tensor:
+        return self.backbone.score(clients, rows)
+
     def _own_loss(self, view: View, draw: DrawKey) -> Tensor:
         """The loss of a backbone that makes it itself."""
         done = draw.round * self.batches * self.settings.local_epochs + draw.batch
         return self.backbone.own_loss(self.clients, self.rows, OwnBatch(
             self.users, self.chunk.positives, self.negatives, view.chosen, draw, done))
+
+    def _move(self, name: str, value: Tensor | None, update: Tensor) -> None:
+        """Add an update to a parameter, unless nothing reads it any more (None), and to what it has moved."""
+        if value is not None:
+            value += update
+        if name in self.moved:
+            self.moved[name] += update
+        else:
+            self.moved[name] = update
 
     def train(self) -> Tensor:
         """Run all local batches. Afterwards ``moved`` holds what they added to each slot's rows (0 where the slot is
@@ -268,12 +281,7 @@ class ListTrainer(ChunkTrainer):
                             for update in updates.values():
                                 update *= going.view(-1, *[1] * (update.dim() - 1))
                         for name, update in updates.items():
-                            if number < last or ends:
-                                parameters[name] += update
-                            if name in self.moved:
-                                self.moved[name] += update
-                            else:
-                                self.moved[name] = update
+                            self._move(name, parameters[name] if number < last or ends else None, update)
                     if turn == 0:
                         epoch_loss += loss.detach()
                     number += 1

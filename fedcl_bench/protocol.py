@@ -15,6 +15,7 @@ from .evaluation import UserScores, draw_candidates, parse_metric, rank_all
 from .method import DrawKey, Method
 from .model import Snapshot
 from .growth import row_width
+from .inner import is_inner
 from .sampling import Chunk, make_chunks
 from .sequential import SequentialBackbone
 from .session_evaluation import Found, draw_session_candidates, rank_sessions
@@ -41,7 +42,8 @@ class Lists:
         """What the participants train on in a round; the same in every round unless they change."""
         backbone = self.f.backbone
         return make_chunks(self.step, users, self.f.local, row_width(model, backbone), backbone.pairwise,
-                           backbone.whole_tables, own=backbone.own_samples(self.f.local))
+                           backbone.whole_tables, own=backbone.own_samples(self.f.local),
+                           inner=is_inner(backbone, self.method, model, self.f.local, self.f.server.protection))
 
     def lengths(self, round_: int) -> Tensor:
         """Interactions each user trains on in a round, shape (users,)."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from . import contract, draws
 from .backbone import Backbone, Tables
+from .inner import InnerTrainer, Outer
 from .local import ListTrainer
 from .method import DrawKey, Method
 from .model import Snapshot
@@ -114,7 +115,7 @@ class Trained:
         users: ids, shape (C,).
         slots: the item rows they held.
         moved: what they added to the parameters: item rows by slot, each (C, slots, ...), others (C, ...); beyond
-            ``shift``.
+            ``shift``. A table whose rows were not held has an ``Outer`` (see ``inner.py``).
         shift: how far rows that a client does not touch have moved alike for all (see ``_shift``).
         factors: by what clipping has multiplied each client's change of public parameters, shape (C,): that in
             ``moved`` already, ``shift`` not. None: nothing is clipped.
@@ -125,7 +126,7 @@ class Trained:
 
     users: Tensor
     slots: Slots
-    moved: Tables
+    moved: dict[str, Tensor | Outer]
     shift: Tables
     factors: Tensor | None
     kept: Tables
@@ -138,8 +139,8 @@ class Trained:
         result = {name: self.moved[name] for name in model.dense}
         for name, table in model.public.items():
             rows, items = self.moved[name], self.slots.items
-            if backbone.whole_tables:
-                result[name] = rows
+            if backbone.whole_tables or isinstance(rows, Outer):
+                result[name] = rows.rows() if isinstance(rows, Outer) else rows
                 continue
             change = self.shift.get(name, torch.zeros_like(table)).expand(len(items), *table.shape).clone()
             if self.factors is not None:
@@ -162,7 +163,7 @@ def trainer_of(chunks: Sequence[Chunk | SessionChunk], model: Snapshot, backbone
         if isinstance(chunk, SessionChunk):
             trainer = SessionTrainer(chunk, model, backbone, method, settings, place, own_start, protection)
         else:
-            trainer = ListTrainer(chunk, model, backbone, method, settings, place, protection)
+            trainer = (InnerTrainer if chunk.dense else ListTrainer)(chunk, model, backbone, method, settings, place, protection)
         loss = trainer.train()
         moved, shift = trainer.moved, shifts.get(chunk.batches, {})
         for name, table in shift.items():
@@ -225,6 +226,9 @@ def train_round(chunks: Sequence[Chunk | SessionChunk], model: Snapshot, backbon
         for name, shift in trained.shift.items():
             change[name] += shift * share
         for name, rows in trained.moved.items():
+            if isinstance(rows, Outer):
+                change[name] += rows.sum(None if weights is None else weights[users])
+                continue
             if weights is not None and name in change:
                 rows = rows * _beside(weights[users], rows)
             if name in personal:

@@ -23,6 +23,9 @@ OWN_ELEMENTS = 16
 LISTED_OTHERS = 1 << 26
 # Padding worth less than the fixed cost of one more chunk.
 PADDING_ELEMENTS = 1 << 17
+# Scoring all items instead of copying the rows of a client's samples is less work up to so many items per sample, over
+# the round's local batches; a sample then weighs as much as so many numbers of a row.
+DENSE_ITEMS, DENSE_WIDTH = 16, 4
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class Chunk:
         count: true number of positives, shape (C,).
         batches: local batches per epoch.
         others: for drawing negatives, see ``Others``.
+        dense: trained on the scores of all items instead of on copies of item rows (see ``inner.py``).
     """
 
     users: Tensor
@@ -64,11 +68,13 @@ class Chunk:
     count: Tensor
     batches: int
     others: "Others"
+    dense: bool = False
 
 
 def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: int, pairwise: bool = False,
                 whole_tables: bool = False, chunk_elements: int = CHUNK_ELEMENTS,
-                positives: Ragged | None = None, own: OwnSamples | None = None) -> list[Chunk]:
+                positives: Ragged | None = None, own: OwnSamples | None = None,
+                inner: bool = False) -> list[Chunk]:
     """Group clients of similar size so that padding stays small and memory bounded.
 
     Args:
@@ -79,6 +85,7 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
         chunk_elements: target size of a chunk's stacked rows; a single client may exceed it.
         positives: what is trained on in this round, if not all of ``step.train``; no item of that is a negative.
         own: of a backbone with a loss of its own; only clients with equally many positives come together then.
+        inner: clients can be trained without copies of item rows (see ``inner.py``), and are where that is less work.
     """
     train, n_items = positives or step.train, step.n_items
     per_positive = 1 + settings.negatives
@@ -91,7 +98,9 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
     while start < len(users):
         largest = int(sizes[start])
         rows = n_items if whole_tables else largest * per_positive
-        limit = start + max(1, chunk_elements // (rows * row_width))
+        dense = inner and n_items * int(batches[start]) * settings.local_epochs <= DENSE_ITEMS * rows
+        width = DENSE_WIDTH if dense else row_width
+        limit = start + max(1, chunk_elements // (rows * width))
         if own is not None:
             alone, per_item = own.elements
             made = (alone + per_item * n_items) * max(1, min(own.per_batch, int(own.of(count[start]))))
@@ -99,7 +108,7 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
         # Sizes descend: stop before clients with fewer batches, and where padding would cost more than a new chunk.
         smallest = ((int(batches[start]) - 1) * settings.batch_size) // samples + 1
         end = min(limit, int(torch.searchsorted(ascending, -(smallest if own is None else largest), right=True)))
-        padding = torch.cumsum(largest - sizes[start:end], 0) * per_positive * row_width
+        padding = torch.cumsum(largest - sizes[start:end], 0) * per_positive * width
         end = start + int(torch.searchsorted(padding, PADDING_ELEMENTS, right=True))
         members = users[start:end]
         matrix = padded(train, members)
@@ -107,7 +116,7 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
         if settings.negative_pool == "untouched":
             touched += [padded(step.split(name), members, matrix[:, :1]) for name in ("valid", "test")]
         others = Others.of(torch.cat(touched, 1), n_items, listed=len(users) * n_items <= LISTED_OTHERS)
-        chunks.append(Chunk(members, matrix, count[start:end], int(batches[start]), others))
+        chunks.append(Chunk(members, matrix, count[start:end], int(batches[start]), others, dense))
         start = end
     return chunks
 

@@ -139,12 +139,7 @@ class ChunkTrainer:
         self.users, self.slots, self.model, self.backbone, self.method = users, slots, model, backbone, method
         self.settings, self.draw, self.batches, self.n_items = settings, draw, batches, model.n_items
         self.personal = {name: model.private[name] for name in backbone.new_personal(0, range(0))}
-        if backbone.whole_tables:
-            self.rows = {name: table.expand(len(users), *table.shape).clone() for name, table in model.public.items()}
-        else:
-            flat = slots.items.reshape(-1)
-            self.rows = {name: table.index_select(0, flat).view(*slots.items.shape, *table.shape[1:])
-                         for name, table in model.public.items()}
+        self.rows = self._own_copies()
         self.private = {name: table.index_select(0, users) for name, table in model.private.items()
                         if name not in self.personal or backbone.whole_tables}
         if not backbone.whole_tables:  # of personal tables, a client touches the same rows
@@ -160,6 +155,15 @@ class ChunkTrainer:
             self._start_alone()
         self.clients = {**self.private, **self.dense}
         self.served = {name: table[users] for name, table in model.served.items()}
+
+    def _own_copies(self) -> Tables:
+        """The clients' own copies of the item rows they hold, each (C, slots, ...)."""
+        items, public = self.slots.items, self.model.public
+        if self.backbone.whole_tables:
+            return {name: table.expand(len(items), *table.shape).clone() for name, table in public.items()}
+        flat = items.reshape(-1)
+        return {name: table.index_select(0, flat).view(*items.shape, *table.shape[1:])
+                for name, table in public.items()}
 
     def _start_alone(self) -> None:
         """Replace what the server sent by each client's own random start."""

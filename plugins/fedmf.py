@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from fedcl_bench import draws
 from fedcl_bench.backbone import Backbone, BackboneSettings
-from fedcl_bench.functional import dot
 from fedcl_bench.recbole_adapter import build_model
 from fedcl_bench.settings import setting
 
@@ -42,11 +41,8 @@ class FedMF(Backbone):
                 for name, shape in shapes.items()}
         return {ITEM: rows[ITEM]}, {USER: rows[USER]}
 
-    def score(self, clients, rows):
-        return dot(clients[USER], rows[ITEM])
-
-    def score_all(self, clients, public):
-        return clients[USER] @ public[ITEM].T
+    def factors(self, clients):
+        return clients[USER], None
 
     def keys(self, clients, rows):
         return clients[USER].unsqueeze(1) * rows[ITEM]

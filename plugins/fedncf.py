@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 
 from fedcl_bench.backbone import Backbone, BackboneSettings
-from fedcl_bench.functional import dot
 from fedcl_bench.layers import ITEM, USER, apply_linear, apply_pair_linear, item_rows, perceptron, same_for_all
 from fedcl_bench.settings import setting
 
@@ -41,22 +40,19 @@ class FedNCF(Backbone):
                **perceptron(seed, "predictor", [2 * s.dim, *s.hidden, 1])}
         return {ITEM: item_rows(seed, ITEM, items, s.dim)}, same_for_all(one, users)
 
+    def factors(self, clients):
+        if self.settings.hidden:
+            return None
+        of_user, of_item = clients["predictor.0.weight"][:, 0].split(self.settings.dim, dim=1)
+        return of_item, (of_user * clients[USER]).sum(1, keepdim=True) + clients["predictor.0.bias"]
+
     def score(self, clients, rows):
         if not self.settings.hidden:
-            of_user, of_item = clients["predictor.0.weight"][:, 0].split(self.settings.dim, dim=1)
-            return (dot(of_item, rows[ITEM]) + (of_user * clients[USER]).sum(1, keepdim=True)
-                    + clients["predictor.0.bias"])
+            return super().score(clients, rows)
         x = apply_pair_linear(clients, "predictor.0", clients[USER], rows[ITEM])
         for k in range(len(self.settings.hidden)):
             x = apply_linear(clients, f"predictor.{k + 1}", torch.relu(x))
         return x.squeeze(2)
-
-    def score_all(self, clients, public):
-        if self.settings.hidden:
-            return super().score_all(clients, public)
-        of_user, of_item = clients["predictor.0.weight"][:, 0].split(self.settings.dim, dim=1)
-        constant = (of_user * clients[USER]).sum(1, keepdim=True) + clients["predictor.0.bias"]
-        return torch.addmm(constant, of_item, public[ITEM].T)
 
     def learning_rates(self, n_items, round_=0, batch=0):
         s = self.settings

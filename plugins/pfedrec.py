@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from fedcl_bench.backbone import Backbone, BackboneSettings
-from fedcl_bench.functional import dot
 from fedcl_bench.layers import ITEM, item_rows, linear, same_for_all
 from fedcl_bench.settings import setting
 
@@ -47,11 +44,8 @@ class PFedRec(Backbone):
     def groups(self, names):
         return [[name for name in names if name != ITEM], [ITEM]]
 
-    def score(self, clients, rows):
-        return dot(clients["score.weight"][:, 0], rows[ITEM]) + clients["score.bias"]
-
-    def score_all(self, clients, public):
-        return torch.addmm(clients["score.bias"], clients["score.weight"][:, 0], public[ITEM].T)
+    def factors(self, clients):
+        return clients["score.weight"][:, 0], clients["score.bias"]
 
     def learning_rates(self, n_items, round_=0, batch=0):
         s = self.settings

@@ -1,0 +1,122 @@
+"""Local training without copies of item rows, for backbones whose logits are inner products (``Backbone.factors``).
+
+The gradient of a logit v . q_i + b with respect to q_i is v, so under SGD a client's rows are the server's plus multiples
+of the vectors it has had: after K updates row i is q_i + sum_k a_ki v_k. A client thus holds K numbers per item instead
+of d; its logits of all items are one matrix product with the server's table, plus sum_k a_ki (v_k . v); and what C
+clients add to the table is one matrix product too. This is the mathematics of ``local.py``, summed in another order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .backbone import Backbone, Tables
+from .local import ListTrainer
+from .method import Method
+from .model import Snapshot
+from .optim import SGD, make_optimiser
+from .protection import Protection
+from .sampling import LocalSettings
+from .trainer import row_penalties
+
+
+@dataclass(frozen=True)
+class Outer:
+    """What C clients added to their copies of an item table: the sum of outer products of ``steps`` and ``vectors``.
+
+    Attributes:
+        table: the server's, (items, d).
+        steps: one per update, each (C, items).
+        vectors: one per update, each (C, d).
+    """
+
+    table: Tensor
+    steps: tuple[Tensor, ...]
+    vectors: tuple[Tensor, ...]
+
+    def __getitem__(self, part: slice | Tensor) -> "Outer":
+        """Of some clients."""
+        return Outer(self.table, tuple(step[part] for step in self.steps), tuple(v[part] for v in self.vectors))
+
+    def sum(self, weights: Tensor | None = None) -> Tensor:
+        """The sum over clients, with weights (C,) if given: shape (items, d)."""
+        total = torch.zeros_like(self.table)
+        for step, vector in zip(self.steps, self.vectors):
+            total.addmm_(step.T, vector if weights is None else vector * weights[:, None])
+        return total
+
+    def rows(self) -> Tensor:
+        """Of each client, (C, items, d)."""
+        return sum(step[:, :, None] * vector[:, None] for step, vector in zip(self.steps, self.vectors))
+
+
+class _Logits(torch.autograd.Function):
+    """vectors @ table.T + constants + sum_k steps_k (past_k . vectors), whose gradient with respect to ``own``, which
+    stands for what the client will have added to each logit's row, is that of the logits themselves."""
+
+    @staticmethod
+    def forward(ctx, vectors: Tensor, constants: Tensor | None, own: Tensor, outer: Outer) -> Tensor:
+        ctx.outer = outer
+        logits = (vectors @ outer.table.T if constants is None else torch.addmm(constants, vectors, outer.table.T))
+        for step, past in zip(outer.steps, outer.vectors):
+            logits.addcmul_(step, (past * vectors).sum(1, keepdim=True))
+        return logits
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        to_vectors = to_constants = None
+        if ctx.needs_input_grad[0]:
+            to_vectors = gradient @ ctx.outer.table
+            for step, past in zip(ctx.outer.steps, ctx.outer.vectors):
+                to_vectors.addcmul_((gradient * step).sum(1, keepdim=True), past)
+        if ctx.needs_input_grad[1]:
+            to_constants = gradient.sum(1, keepdim=True)
+        return to_vectors, to_constants, gradient if ctx.needs_input_grad[2] else None, None
+
+
+class InnerTrainer(ListTrainer):
+    """``ListTrainer`` whose item rows are not held; ``rows`` has one number per client and item in their place, whose
+    gradient is the logit's. ``moved`` holds an ``Outer`` for the table."""
+
+    def _own_copies(self) -> Tables:
+        (self.name, table), = self.model.public.items()
+        self.outer = Outer(table, (), ())
+        return {self.name: table.new_zeros(()).expand(len(self.users), len(table))}
+
+    def _score(self, clients: Tables, rows: Tables) -> Tensor:
+        vectors, constants = self.backbone.factors(clients)
+        self.vectors = vectors.detach().clone()  # the update changes parameters in place
+        return _Logits.apply(vectors, constants, rows[self.name], self.outer)
+
+    def _move(self, name: str, value: Tensor | None, update: Tensor) -> None:
+        if name != self.name:
+            super()._move(name, value, update)
+            return
+        self.outer = Outer(self.outer.table, (*self.outer.steps, update), (*self.outer.vectors, self.vectors))
+        self.moved[name] = update  # tells whether anything moved, until the round ends
+
+    def train(self) -> Tensor:
+        loss = super().train()
+        self.moved[self.name] = self.outer
+        return loss
+
+
+def is_inner(backbone: Backbone, method: Method, model: Snapshot, settings: LocalSettings,
+             protection: Protection) -> bool:
+    """Whether clients can be trained so: logits are inner products with the one public item table and nothing else
+    reads item rows, updates are multiples of gradients, and nobody asks for each client's own rows."""
+    return (len(model.public) == 1 and backbone.factors(model.clients(torch.arange(1))) is not None
+            and _defined_by(backbone, "factors", over="score") and type(backbone).regulariser is Backbone.regulariser
+            and not backbone.whole_tables and not backbone.keeps_local_tables
+            and isinstance(make_optimiser(settings), SGD) and backbone.weight_decay == 0.0
+            and not row_penalties(method, model.public) and protection.clip == 0.0)
+
+
+def _defined_by(backbone: Backbone, hook: str, over: str) -> bool:
+    """Whether the class with the last word on ``hook`` is that on the hook ``over`` too, or one derived from it: a
+    subclass that redefines only the latter means something else."""
+    owner = {name: next(cls for cls in type(backbone).__mro__ if name in vars(cls)) for name in (hook, over)}
+    return issubclass(owner[hook], owner[over])
