@@ -118,6 +118,8 @@ class ListTrainer(ChunkTrainer):
             count = int(self.own.of(chunk.count[:1]))
             self.valid = torch.ones(len(chunk.users), count, dtype=torch.bool, device=device)
         self.samples = self.valid.sum(1, keepdim=True)
+        each = -(-self.samples.flatten() // settings.batch_size)
+        self.own_batches = each if chunk.dense and bool((each < chunk.batches).any()) else None
         self.negatives = negatives
         super().__init__(chunk.users, slots, model, backbone, method, settings, draw, chunk.batches,
                          protection=protection)
@@ -140,7 +142,8 @@ class ListTrainer(ChunkTrainer):
             for batch in range(1, batches):
                 batch_of += order_key > order_key.kthvalue(batch * size, dim=1, keepdim=True).values
             for batch in range(batches):
-                yield self._covering((batch_of == batch) & self.valid, (self.samples - batch * size).clamp(max=size))
+                left = (self.samples - batch * size).clamp(min=1, max=size)
+                yield self._covering((batch_of == batch) & self.valid, left)
             return
         order = order_key.argsort(1)
         for batch in range(batches):
@@ -259,7 +262,9 @@ class ListTrainer(ChunkTrainer):
         number = batch = 0
         for epoch in range(self.settings.local_epochs):
             epoch_loss = torch.zeros_like(total)
-            for view in self._epoch(epoch):
+            for place, view in enumerate(self._epoch(epoch)):
+                taking = going if self.own_batches is None else going & (place < self.own_batches)
+                some_rest = self.settings.tolerance > 0.0 or self.own_batches is not None
                 rates = {**private_rates, **self.backbone.learning_rates(self.n_items, self.draw.round, batch)}
                 for turn, (group, optimiser) in enumerate(zip(groups, optimisers)):
                     some = {name: parameters[name] for name in group}
@@ -277,17 +282,17 @@ class ListTrainer(ChunkTrainer):
                             for name, gradient in gradients.items():
                                 gradient.add_(some[name], alpha=self.backbone.weight_decay)
                         updates = optimiser.updates(gradients, rates)
-                        if self.settings.tolerance > 0.0:
+                        if some_rest:
                             for update in updates.values():
-                                update *= going.view(-1, *[1] * (update.dim() - 1))
+                                update *= taking.view(-1, *[1] * (update.dim() - 1))
                         for name, update in updates.items():
                             self._move(name, parameters[name] if number < last or ends else None, update)
                     if turn == 0:
-                        epoch_loss += loss.detach()
+                        epoch_loss += loss.detach() * taking
                     number += 1
                 batch += 1
             total += epoch_loss * going
-            batches += self.batches * going
+            batches += (self.batches if self.own_batches is None else self.own_batches) * going
             if self.settings.tolerance > 0.0:
                 change = (before - epoch_loss).abs() / before.abs().clamp(min=1e-12)
                 going &= ~(change < self.settings.tolerance)

@@ -24,8 +24,8 @@ LISTED_OTHERS = 1 << 26
 # Padding worth less than the fixed cost of one more chunk.
 PADDING_ELEMENTS = 1 << 17
 # Scoring all items instead of copying the rows of a client's samples is less work up to so many items per sample, over
-# the round's local batches; a sample then weighs as much as so many numbers of a row.
-DENSE_ITEMS, DENSE_WIDTH = 16, 4
+# the round's local batches; a sample then weighs as much as so many numbers of a row, and an item in a local batch as so many.
+DENSE_ITEMS, DENSE_WIDTH, DENSE_COST = 16, 4, 4
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,14 @@ def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Clients trained together; all take the same number of local batches.
+    """Clients trained together; all take the same number of local batches, unless ``dense`` with one local epoch: then
+    clients with fewer sit out the others' last ones.
 
     Attributes:
         users: int64 ids, shape (C,).
         positives: training items, shape (C, P), short lists padded with their first item.
         count: true number of positives, shape (C,).
-        batches: local batches per epoch.
+        batches: local batches per epoch, of the client with most.
         others: for drawing negatives, see ``Others``.
         dense: trained on the scores of all items instead of on copies of item rows (see ``inner.py``).
     """
@@ -107,9 +108,13 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
             limit = min(limit, start + max(1, OWN_ELEMENTS * chunk_elements // made))
         # Sizes descend: stop before clients with fewer batches, and where padding would cost more than a new chunk.
         smallest = ((int(batches[start]) - 1) * settings.batch_size) // samples + 1
+        if dense and settings.local_epochs == 1:
+            smallest = 1
         end = min(limit, int(torch.searchsorted(ascending, -(smallest if own is None else largest), right=True)))
-        padding = torch.cumsum(largest - sizes[start:end], 0) * per_positive * width
-        end = start + int(torch.searchsorted(padding, PADDING_ELEMENTS, right=True))
+        padding = (largest - sizes[start:end]) * per_positive * width
+        if dense:  # sitting out a local batch costs what taking part does
+            padding += (batches[start] - batches[start:end]).cpu() * n_items * DENSE_COST
+        end = start + int(torch.searchsorted(padding.cumsum(0), PADDING_ELEMENTS, right=True))
         members = users[start:end]
         matrix = padded(train, members)
         touched = [matrix] if positives is None else [padded(step.train, members)]
@@ -171,7 +176,7 @@ class Others:
     def at(self, r: Tensor) -> Tensor:
         """The items at positions ``r`` (int64, shape (C, n)) of each client's list."""
         if self.gaps is None:
-            return self.items[self.start + r].long()
+            return self.items.index_select(0, (self.start + r).flatten()).view(r.shape).long()
         return r + torch.searchsorted(self.gaps, r, right=True)
 
 
