@@ -182,7 +182,12 @@ class ListTrainer(ChunkTrainer):
             return View(None, share, pairs=self.pairs)
         weights = torch.zeros(self.slots.items.shape, dtype=self.dtype, device=self.slots.items.device)
         weights.scatter_add_(1, self.slots.sample, share)
-        return View(None, weights, self.slots.positive.to(self.dtype).expand_as(weights))
+        return View(None, weights, self._labels)
+
+    @cached_property
+    def _labels(self) -> Tensor:
+        """1 at slots of positives and 0 elsewhere, (C, slots)."""
+        return self.slots.positive.to(self.dtype).expand_as(self.slots.items)
 
     def _loss(self, view: View, number: int) -> Tensor:
         """Each client's loss on a local batch, shape (C,)."""

@@ -56,5 +56,5 @@ class FedNCF(Backbone):
 
     def learning_rates(self, n_items, round_=0, batch=0):
         s = self.settings
-        predictor = perceptron(0, "predictor", [2 * s.dim, *s.hidden, 1])
+        predictor = [f"predictor.{k}.{part}" for k in range(len(s.hidden) + 1) for part in ("weight", "bias")]
         return {**dict.fromkeys(predictor, s.lr), USER: s.lr * s.lr_eta, ITEM: s.lr * n_items * s.lr_eta}

@@ -16,6 +16,8 @@ from fedcl_bench.method import DrawKey
 from fedcl_bench.model import Snapshot
 from fedcl_bench.parallel import workers
 from fedcl_bench.protection import OPEN
+from fedcl_bench import sampling
+from fedcl_bench.inner import is_inner
 from fedcl_bench.sampling import LocalSettings, make_chunks
 from fedcl_bench.server import aggregate
 
@@ -113,7 +115,7 @@ def method_and_oracle(registry, name, stream, previous, model, backbone, setting
 
 
 def compare(registry, stream, backbone_case, method_case, local, dtype=torch.float64, tolerance=1e-9, count=12,
-            weighted=False, **changes):
+            weighted=False, inner=False, **changes):
     name, settings, training = BACKBONES[backbone_case]
     backbone = make_backbone(registry, name, **{**settings, **changes})
     step = stream.steps[1]
@@ -122,7 +124,9 @@ def compare(registry, stream, backbone_case, method_case, local, dtype=torch.flo
     method, added = method_and_oracle(registry, method_name, stream, previous, model, backbone, method_settings)
     users = some_clients(step, count)
     train = LocalSettings(**{**local, **training})
-    chunks = make_chunks(step, users, train, 16, backbone.pairwise, backbone.whole_tables)
+    assert not inner or is_inner(backbone, method, model, train, OPEN)
+    chunks = make_chunks(step, users, train, 16, backbone.pairwise, backbone.whole_tables, inner=inner)
+    assert {chunk.dense for chunk in chunks} == {inner}
     weights = step.train.lengths.to(dtype) if weighted else None
     after, _, _ = train_round(chunks, model, backbone, method, train, SEED, 1, ROUND, weights)
 
@@ -170,6 +174,15 @@ def compare(registry, stream, backbone_case, method_case, local, dtype=torch.flo
 def test_fedmf_round_equals_oracle(registry, ml100k, method, local, optimiser):
     changes = {} if optimiser == "sgd" else {"lr": 0.01, "item_lr": "plain"}
     compare(registry, ml100k, "fedmf", method, {**LOCAL[local], "optimiser": optimiser}, **changes)
+
+
+@pytest.mark.parametrize("local", LOCAL)
+@pytest.mark.parametrize("method", ["ft", "kd", "f3crec", "rlp2", "spp"])
+@pytest.mark.parametrize("backbone", ["fedmf", "fedncf", "pfedrec"])
+def test_round_without_row_copies_equals_oracle(registry, ml100k, monkeypatch, backbone, method, local):
+    monkeypatch.setattr(sampling, "DENSE_ITEMS", 1 << 30)  # for light clients too
+    compare(registry, ml100k, backbone, method, LOCAL[local], count=8, inner=True)
+    compare(registry, ml100k, backbone, method, LOCAL[local], count=8, inner=True, weighted=True)
 
 
 @pytest.mark.parametrize("method", METHODS)
