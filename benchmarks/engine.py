@@ -157,7 +157,7 @@ def main():
     torch.manual_seed(0)
     env = environment("cpu")
     print(f"{env['processor']}, {env['cores']} cores, {env['threads']} threads, Python {env['python']}, "
-          f"torch {env['torch']}")
+          f"torch {env['torch']}", flush=True)
     for backbone in backbones:
         kinds, step = rounds_of(backbone)
         for run in kinds.values():

@@ -28,7 +28,7 @@ class Outer:
     """What C clients added to their copies of an item table: the sum of outer products of ``steps`` and ``vectors``.
 
     Attributes:
-        table: the server's, (items, d).
+        table: what the server sent, (items, d).
         steps: one per update, each (C, items).
         vectors: one per update, each (C, d).
     """
@@ -50,7 +50,7 @@ class Outer:
 
     def rows(self) -> Tensor:
         """Of each client, (C, items, d)."""
-        return sum(step[:, :, None] * vector[:, None] for step, vector in zip(self.steps, self.vectors))
+        return torch.stack(self.steps, 2) @ torch.stack(self.vectors, 1)
 
 
 class _Logits(torch.autograd.Function):
@@ -107,12 +107,11 @@ class InnerTrainer(ListTrainer):
 def is_inner(backbone: Backbone, method: Method, model: Snapshot, settings: LocalSettings,
              protection: Protection) -> bool:
     """Whether clients can be trained so: logits are inner products with the one public item table and nothing else
-    reads item rows, updates are multiples of gradients, and nobody asks for each client's own rows."""
+    reads item rows, updates are multiples of gradients, and no norm of each client's rows is needed."""
     return (len(model.public) == 1 and backbone.factors(model.clients(torch.arange(1))) is not None
             and _defined_by(backbone, "factors", over="score") and type(backbone).regulariser is Backbone.regulariser
-            and not backbone.whole_tables and not backbone.keeps_local_tables
-            and isinstance(make_optimiser(settings), SGD) and backbone.weight_decay == 0.0
-            and not row_penalties(method, model.public) and protection.clip == 0.0)
+            and not backbone.whole_tables and isinstance(make_optimiser(settings), SGD)
+            and backbone.weight_decay == 0.0 and not row_penalties(method, model.public) and protection.clip == 0.0)
 
 
 def _defined_by(backbone: Backbone, hook: str, over: str) -> bool:

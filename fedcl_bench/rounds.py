@@ -52,6 +52,8 @@ def _local_tables(trainer: ChunkTrainer, shifts: Tables) -> Tables:
     """Each client's own trained copy of the public tables, each (C, items, ...)."""
     if trainer.backbone.whole_tables:
         return {name: trainer.model.public[name] + trainer.moved[name] for name in trainer.rows}
+    if outer := [name for name, moved in trainer.moved.items() if isinstance(moved, Outer)]:
+        return {name: trainer.moved[name].rows() + trainer.model.public[name] for name in outer}
     result = {}
     for name, table in trainer.model.public.items():
         start = table + shifts[name] if name in shifts else table
