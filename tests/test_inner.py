@@ -1,0 +1,124 @@
+"""Training without copies of item rows against training with them; its mathematics is checked in test_oracle.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import build
+
+from fedcl_bench.backbone import Backbone
+from fedcl_bench.functional import dot
+from fedcl_bench.growth import grow
+from fedcl_bench.inner import Outer, is_inner
+from fedcl_bench.layers import ITEM, USER
+from fedcl_bench.method import DrawKey, Method, NoSettings
+from fedcl_bench.model import Snapshot
+from fedcl_bench.protection import OPEN, Protection
+from fedcl_bench.rounds import train_round, trainer_of
+from fedcl_bench.sampling import LocalSettings, make_chunks
+
+FT = Method(NoSettings())
+
+
+@pytest.fixture(scope="module")
+def step(ml100k):
+    return ml100k.steps[0]
+
+
+def start(backbone, step):
+    return grow(Snapshot({}, {}), backbone, 0, step, torch.float64, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", ["fedmf", "fedncf", "pfedrec"])
+def test_whole_block_equals_row_copies(registry, step, name):
+    """Clients with one to five local batches, some of which sit out the last ones of their chunk."""
+    backbone, settings = build(registry, "backbone", name), LocalSettings()
+    model, users = start(backbone, step), torch.arange(step.n_users)
+    copies, dense = (make_chunks(step, users, settings, 32, inner=inner) for inner in (False, True))
+    assert not any(chunk.dense for chunk in copies) and all(chunk.dense for chunk in dense)
+    assert any(int(chunk.count.min()) * 5 <= (chunk.batches - 1) * settings.batch_size for chunk in dense)
+    (expected, loss, _), (found, same_loss, _) = (train_round(chunks, model, backbone, FT, settings, 0, 0, 1)
+                                                  for chunks in (copies, dense))
+    assert same_loss == pytest.approx(loss, abs=1e-12)
+    for table, other in zip(found.tables(), expected.tables(), strict=True):
+        torch.testing.assert_close(table, other, atol=1e-12, rtol=1e-12)
+    assert not torch.equal(found.public[ITEM], model.public[ITEM])
+
+
+def test_each_clients_change_equals_row_copies(registry, step):
+    """What observers of a round see."""
+    backbone, settings = build(registry, "backbone", "fedmf"), LocalSettings(batch_size=128)
+    model, users = start(backbone, step), torch.arange(0, step.n_users, 40)
+    changes = []
+    for inner in (False, True):
+        found = torch.zeros(step.n_users, step.n_items, 32, dtype=torch.float64)
+        chunks = make_chunks(step, users, settings, 32, inner=inner)
+        train = trainer_of(chunks, model, backbone, FT, settings, DrawKey(0, 0, 1))
+        for trained in map(train, chunks):
+            found[trained.users] = trained.changes(model, backbone)[ITEM]
+        changes.append(found)
+    torch.testing.assert_close(changes[1], changes[0], atol=1e-13, rtol=1e-12)
+    assert float(changes[0].abs().max()) > 1e-3
+
+
+def test_result_does_not_depend_on_chunks(registry, step):
+    backbone, settings = build(registry, "backbone", "pfedrec"), LocalSettings(batch_size=64)
+    model, users = start(backbone, step), torch.arange(0, step.n_users, 10)
+    results = []
+    for elements in (1, 1 << 14, 1 << 20):
+        chunks = make_chunks(step, users, settings, 32, inner=True, chunk_elements=elements)
+        results.append((len(chunks), train_round(chunks, model, backbone, FT, settings, 0, 0, 0)[0]))
+    assert results[0][0] == len(users) > results[1][0] > results[2][0]
+    for _, found in results[1:]:
+        for table, expected in zip(found.tables(), results[0][1].tables(), strict=True):
+            torch.testing.assert_close(table, expected, atol=1e-12, rtol=1e-12)
+
+
+def test_outer_products():
+    """Two updates of two clients' tables of three items, d = 2."""
+    steps = (torch.tensor([[1.0, 0.0, 2.0], [0.0, 3.0, 0.0]]), torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]))
+    vectors = (torch.tensor([[1.0, 2.0], [1.0, 0.0]]), torch.tensor([[0.0, 1.0], [5.0, 7.0]]))
+    outer = Outer(torch.zeros(3, 2), steps, vectors)
+    rows = torch.tensor([[[1.0, 2.0], [0.0, 1.0], [2.0, 4.0]], [[5.0, 7.0], [3.0, 0.0], [0.0, 0.0]]])
+    assert torch.equal(outer.rows(), rows)
+    assert torch.equal(outer.sum(), rows.sum(0))
+    assert torch.equal(outer.sum(torch.tensor([2.0, -1.0])), 2.0 * rows[0] - rows[1])
+    assert torch.equal(outer[1:].rows(), rows[1:])
+
+
+def test_what_needs_row_copies(registry, step):
+    fedmf, ncf = build(registry, "backbone", "fedmf"), build(registry, "backbone", "fedncf", hidden=(4,))
+
+    class Scaled(type(fedmf)):
+        def score(self, clients, rows):
+            return 2.0 * dot(clients[USER], rows[ITEM])
+
+    class Penalised(type(fedmf)):
+        def regulariser(self, clients, rows, weights, served, round_):
+            return rows[ITEM].square().sum((1, 2))
+
+    plain, reg = LocalSettings(), build(registry, "method", "reg")
+    cases = {"inner": (fedmf, FT, plain, OPEN, True), "adam": (fedmf, FT, LocalSettings(optimiser="adam"), OPEN, False),
+             "penalty": (fedmf, reg, plain, OPEN, False), "hidden": (ncf, FT, plain, OPEN, False),
+             "score": (Scaled(fedmf.settings), FT, plain, OPEN, False),
+             "regulariser": (Penalised(fedmf.settings), FT, plain, OPEN, False),
+             "clip": (fedmf, FT, plain, Protection(1.0, 0.0, "laplace"), False)}
+    for name, (backbone, method, settings, protection, expected) in cases.items():
+        assert is_inner(backbone, method, start(backbone, step), settings, protection) == expected, name
+
+
+def test_few_samples_among_many_items_keep_row_copies(step):
+    """A client with one positive has 5 samples; 1,136 items are more than 16 times as many."""
+    light = (step.train.lengths > 0).nonzero().flatten()
+    chunks = make_chunks(step, light, LocalSettings(), 32, inner=True, chunk_elements=1)
+    dense = {int(chunk.count): chunk.dense for chunk in chunks}
+    least = -(-step.n_items // (16 * 5))
+    assert all(found == (count >= least) for count, found in dense.items() if count <= 102)
+
+
+def test_backbone_without_score_is_told():
+    class Neither(Backbone):
+        name = "neither"
+
+    with pytest.raises(NotImplementedError, match="backbone 'neither' has neither score"):
+        Neither(None).score({}, {ITEM: torch.zeros(1, 1, 1)})
