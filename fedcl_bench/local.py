@@ -118,8 +118,9 @@ class ListTrainer(ChunkTrainer):
             count = int(self.own.of(chunk.count[:1]))
             self.valid = torch.ones(len(chunk.users), count, dtype=torch.bool, device=device)
         self.samples = self.valid.sum(1, keepdim=True)
-        each = -(-self.samples.flatten() // settings.batch_size)
-        self.own_batches = each if chunk.dense and bool((each < chunk.batches).any()) else None
+        self.own_batches = None  # of each client, (C,), where some may have fewer than the chunk
+        if chunk.dense and chunk.batches > 1:
+            self.own_batches = -(-self.samples.flatten() // settings.batch_size)
         self.negatives = negatives
         super().__init__(chunk.users, slots, model, backbone, method, settings, draw, chunk.batches,
                          protection=protection)

@@ -165,7 +165,8 @@ def trainer_of(chunks: Sequence[Chunk | SessionChunk], model: Snapshot, backbone
         if isinstance(chunk, SessionChunk):
             trainer = SessionTrainer(chunk, model, backbone, method, settings, place, own_start, protection)
         else:
-            trainer = (InnerTrainer if chunk.dense else ListTrainer)(chunk, model, backbone, method, settings, place, protection)
+            kind = InnerTrainer if chunk.dense else ListTrainer
+            trainer = kind(chunk, model, backbone, method, settings, place, protection)
         loss = trainer.train()
         moved, shift = trainer.moved, shifts.get(chunk.batches, {})
         for name, table in shift.items():

@@ -24,7 +24,8 @@ LISTED_OTHERS = 1 << 26
 # Padding worth less than the fixed cost of one more chunk.
 PADDING_ELEMENTS = 1 << 17
 # Scoring all items instead of copying the rows of a client's samples is less work up to so many items per sample, over
-# the round's local batches; a sample then weighs as much as so many numbers of a row, and an item in a local batch as so many.
+# the round's local batches; for a chunk's size, a sample then counts as so many numbers, and an item that a client
+# scores in a local batch it sits out as so many.
 DENSE_ITEMS, DENSE_WIDTH, DENSE_COST = 16, 4, 4
 
 
