@@ -1,9 +1,10 @@
 """Local training without copies of item rows, for backbones whose logits are inner products (``Backbone.factors``).
 
-The gradient of a logit v . q_i + b with respect to q_i is v, so under SGD a client's rows are the server's plus multiples
-of the vectors it has had: after K updates row i is q_i + sum_k a_ki v_k. A client thus holds K numbers per item instead
-of d; its logits of all items are one matrix product with the server's table, plus sum_k a_ki (v_k . v); and what C
-clients add to the table is one matrix product too. This is the mathematics of ``local.py``, summed in another order.
+The gradient of a logit v . q_i + b with respect to q_i is v, so under SGD a client's rows are the server's plus
+multiples of the vectors it has had: after K updates row i is q_i + sum_k a_ki v_k. A client thus holds K numbers per
+item instead of d; its logits of all items are one matrix product with the server's table, plus sum_k a_ki (v_k . v);
+and what C clients add to the table is one matrix product per update too. This is the mathematics of ``local.py``, summed
+in another order.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from .local import ListTrainer
 from .method import Method
 from .model import Snapshot
 from .optim import SGD, make_optimiser
-from .protection import Protection
 from .sampling import LocalSettings
 
 
@@ -40,11 +40,15 @@ class Outer:
         """Of some clients."""
         return Outer(self.table, tuple(step[part] for step in self.steps), tuple(v[part] for v in self.vectors))
 
+    def scaled(self, factors: Tensor) -> "Outer":
+        """Each client's times its factor, (C,)."""
+        return Outer(self.table, self.steps, tuple(v * factors.to(v)[:, None] for v in self.vectors))
+
     def sum(self, weights: Tensor | None = None) -> Tensor:
         """The sum over clients, with weights (C,) if given: shape (items, d)."""
         total = torch.zeros_like(self.table)
-        for step, vector in zip(self.steps, self.vectors):
-            total.addmm_(step.T, vector if weights is None else vector * weights[:, None])
+        for step, vector in zip(self.steps, (self if weights is None else self.scaled(weights)).vectors):
+            total.addmm_(step.T, vector)
         return total
 
     def rows(self) -> Tensor:
@@ -103,15 +107,13 @@ class InnerTrainer(ListTrainer):
         return loss
 
 
-def is_inner(backbone: Backbone, method: Method, model: Snapshot, settings: LocalSettings,
-             protection: Protection) -> bool:
-    """Whether clients can be trained so: logits are inner products with the one public item table and nothing else
-    reads item rows, updates are multiples of gradients, and no norm of each client's rows is needed."""
+def is_inner(backbone: Backbone, method: Method, model: Snapshot, settings: LocalSettings) -> bool:
+    """Whether clients can be trained so: logits are inner products with the one public item table, nothing else reads
+    item rows, and updates are multiples of gradients."""
     return (len(model.public) == 1 and backbone.factors(model.clients(torch.arange(1))) is not None
             and _defined_by(backbone, "factors", over="score") and type(backbone).regulariser is Backbone.regulariser
             and not backbone.whole_tables and isinstance(make_optimiser(settings), SGD)
-            and backbone.weight_decay == 0.0 and type(method).row_penalty is Method.row_penalty
-            and protection.clip == 0.0)
+            and backbone.weight_decay == 0.0 and type(method).row_penalty is Method.row_penalty)
 
 
 def _defined_by(backbone: Backbone, hook: str, over: str) -> bool:

@@ -43,7 +43,7 @@ class Lists:
         backbone = self.f.backbone
         return make_chunks(self.step, users, self.f.local, row_width(model, backbone), backbone.pairwise,
                            backbone.whole_tables, own=backbone.own_samples(self.f.local),
-                           inner=is_inner(backbone, self.method, model, self.f.local, self.f.server.protection))
+                           inner=is_inner(backbone, self.method, model, self.f.local))
 
     def lengths(self, round_: int) -> Tensor:
         """Interactions each user trains on in a round, shape (users,)."""

@@ -88,7 +88,7 @@ def _clip_factors(moved: Tables, shift: Tables, slots: Slots, names: Iterable[st
     """
     sizes = torch.zeros(len(slots.items), dtype=torch.float64, device=slots.items.device)
     for name in names:
-        change = moved[name]
+        change = moved[name].rows() if isinstance(moved[name], Outer) else moved[name]
         if name in shift:
             change = change + _at_slots(shift[name], slots)
             each = protection.sizes(shift[name])
@@ -178,7 +178,9 @@ def trainer_of(chunks: Sequence[Chunk | SessionChunk], model: Snapshot, backbone
             names = [*model.public, *model.dense]
             factors = _clip_factors(moved, shift, trainer.slots, names, protection)
             for name in names:
-                moved[name] = moved[name] * _beside(factors.to(moved[name]), moved[name])
+                value = moved[name]
+                moved[name] = (value.scaled(factors) if isinstance(value, Outer) else
+                               value * _beside(factors.to(value), value))
         contract.check_sent(method, trainer.declared, trainer.uploads)
         return Trained(chunk.users, trainer.slots, moved, shift, factors, kept, loss, trainer.uploads)
 

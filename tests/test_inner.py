@@ -13,7 +13,6 @@ from fedcl_bench.inner import Outer, is_inner
 from fedcl_bench.layers import ITEM, USER
 from fedcl_bench.method import DrawKey, Method, NoSettings
 from fedcl_bench.model import Snapshot
-from fedcl_bench.protection import OPEN, Protection
 from fedcl_bench.rounds import train_round, trainer_of
 from fedcl_bench.sampling import LocalSettings, make_chunks
 
@@ -83,6 +82,7 @@ def test_outer_products():
     assert torch.equal(outer.rows(), rows)
     assert torch.equal(outer.sum(), rows.sum(0))
     assert torch.equal(outer.sum(torch.tensor([2.0, -1.0])), 2.0 * rows[0] - rows[1])
+    assert torch.equal(outer.scaled(torch.tensor([2.0, -1.0])).rows()[1], -rows[1])
     assert torch.equal(outer[1:].rows(), rows[1:])
 
 
@@ -98,13 +98,12 @@ def test_what_needs_row_copies(registry, step):
             return rows[ITEM].square().sum((1, 2))
 
     plain, reg = LocalSettings(), build(registry, "method", "reg")
-    cases = {"inner": (fedmf, FT, plain, OPEN, True), "adam": (fedmf, FT, LocalSettings(optimiser="adam"), OPEN, False),
-             "penalty": (fedmf, reg, plain, OPEN, False), "hidden": (ncf, FT, plain, OPEN, False),
-             "score": (Scaled(fedmf.settings), FT, plain, OPEN, False),
-             "regulariser": (Penalised(fedmf.settings), FT, plain, OPEN, False),
-             "clip": (fedmf, FT, plain, Protection(1.0, 0.0, "laplace"), False)}
-    for name, (backbone, method, settings, protection, expected) in cases.items():
-        assert is_inner(backbone, method, start(backbone, step), settings, protection) == expected, name
+    cases = {"inner": (fedmf, FT, plain, True), "adam": (fedmf, FT, LocalSettings(optimiser="adam"), False),
+             "penalty": (fedmf, reg, plain, False), "hidden": (ncf, FT, plain, False),
+             "score": (Scaled(fedmf.settings), FT, plain, False),
+             "regulariser": (Penalised(fedmf.settings), FT, plain, False)}
+    for name, (backbone, method, settings, expected) in cases.items():
+        assert is_inner(backbone, method, start(backbone, step), settings) == expected, name
 
 
 def test_few_samples_among_many_items_keep_row_copies(step):

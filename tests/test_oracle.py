@@ -124,7 +124,7 @@ def compare(registry, stream, backbone_case, method_case, local, dtype=torch.flo
     method, added = method_and_oracle(registry, method_name, stream, previous, model, backbone, method_settings)
     users = some_clients(step, count)
     train = LocalSettings(**{**local, **training})
-    assert not inner or is_inner(backbone, method, model, train, OPEN)
+    assert not inner or is_inner(backbone, method, model, train)
     chunks = make_chunks(step, users, train, 16, backbone.pairwise, backbone.whole_tables, inner=inner)
     assert {chunk.dense for chunk in chunks} == {inner}
     weights = step.train.lengths.to(dtype) if weighted else None
