@@ -20,6 +20,7 @@ from .method import Method
 from .model import Snapshot
 from .optim import SGD, make_optimiser
 from .sampling import LocalSettings
+from .trainer import row_penalties
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def is_inner(backbone: Backbone, method: Method, model: Snapshot, settings: Loca
     return (len(model.public) == 1 and backbone.factors(model.clients(torch.arange(1))) is not None
             and _defined_by(backbone, "factors", over="score") and type(backbone).regulariser is Backbone.regulariser
             and not backbone.whole_tables and isinstance(make_optimiser(settings), SGD)
-            and backbone.weight_decay == 0.0 and type(method).row_penalty is Method.row_penalty)
+            and backbone.weight_decay == 0.0 and not row_penalties(method, model.public))
 
 
 def _defined_by(backbone: Backbone, hook: str, over: str) -> bool:
