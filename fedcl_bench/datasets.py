@@ -8,7 +8,7 @@ from typing import Any, Mapping
 
 import yaml
 
-from . import sessions, stream as blocks
+from . import prepared, sessions, stream as blocks
 from .errors import UserError, unknown
 from .recbole_adapter import bundled, load_interactions
 from .registry import shipped
@@ -161,7 +161,17 @@ def locate(name: str, data_dir: Path | None, settings: StreamSettings) -> Datase
 
 
 def load_stream(source: DatasetSource, settings: StreamSettings) -> Stream:
-    """Build the dataset's stream. Raises UserError for bad files and settings that leave an empty block."""
+    """The dataset's stream: mapped if it was prepared (see ``prepared``), else built.
+
+    Raises:
+        UserError: for bad files, and settings that leave an empty block.
+    """
+    kept = prepared.folder_of(source, settings)
+    return prepared.load(kept) if kept.is_dir() else build_stream(source, settings)
+
+
+def build_stream(source: DatasetSource, settings: StreamSettings) -> Stream:
+    """The dataset's stream from its file of interactions; raises as ``load_stream``."""
     if settings.split_file:
         return read_split_file(source.path)
     config = source.config

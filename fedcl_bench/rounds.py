@@ -17,9 +17,11 @@ from .model import Snapshot
 from .optim import make_optimiser
 from .parallel import in_order
 from .protection import OPEN, Protection
-from .sampling import Chunk, LocalSettings
+from .sampling import Chunk, LaterChunk, LocalSettings
 from .session_local import SessionChunk, SessionTrainer
 from .trainer import ChunkTrainer, Slots, own_start_key, row_penalties, writable
+
+AnyChunk = Chunk | LaterChunk | SessionChunk
 
 
 def _shift(public: Tables, method: Method, backbone: Backbone, settings: LocalSettings, batches: int,
@@ -152,16 +154,18 @@ class Trained:
         return result
 
 
-def trainer_of(chunks: Sequence[Chunk | SessionChunk], model: Snapshot, backbone: Backbone, method: Method,
+def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, method: Method,
                settings: LocalSettings, place: DrawKey, own_start: bool = False,
-               protection: Protection = OPEN) -> Callable[[Chunk | SessionChunk], Trained]:
+               protection: Protection = OPEN) -> Callable[[AnyChunk], Trained]:
     """The function that trains the clients of one of a round's chunks; arguments as for ``train_round``."""
     shifts: dict[int, Tables] = {}
     if row_penalties(method, model.public) and not backbone.whole_tables:
         shifts = {batches: _shift(model.public, method, backbone, settings, batches, place.round)
                   for batches in {chunk.batches for chunk in chunks}}
 
-    def train(chunk: Chunk | SessionChunk) -> Trained:
+    def train(chunk: AnyChunk) -> Trained:
+        if isinstance(chunk, LaterChunk):
+            chunk = chunk.now()
         if isinstance(chunk, SessionChunk):
             trainer = SessionTrainer(chunk, model, backbone, method, settings, place, own_start, protection)
         else:
@@ -187,7 +191,7 @@ def trainer_of(chunks: Sequence[Chunk | SessionChunk], model: Snapshot, backbone
     return train
 
 
-def train_round(chunks: Sequence[Chunk | SessionChunk], model: Snapshot, backbone: Backbone, method: Method,
+def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, method: Method,
                 settings: LocalSettings, seed: int, step: int, round_: int, weights: Tensor | None = None,
                 own_start: bool = False, protection: Protection = OPEN,
                 observe: Callable[[Trained], None] = lambda trained: None) -> tuple[Snapshot, float, Tables]:

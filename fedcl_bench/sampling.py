@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Mapping
+from functools import partial
+from typing import Any, Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -21,6 +22,9 @@ CHUNK_ELEMENTS = 1 << 20
 OWN_ELEMENTS = 16
 # Clients x items up to which the items that are no positives are listed (4 bytes each).
 LISTED_OTHERS = 1 << 26
+# Interactions of a round's participants up to which their chunks are kept from round to round, 16 bytes each; beyond,
+# each is made when its turn comes.
+KEPT_POSITIVES = 1 << 24
 # Padding worth less than the fixed cost of one more chunk.
 PADDING_ELEMENTS = 1 << 17
 # Scoring all items instead of copying the rows of a client's samples is less work up to so many items per sample, over
@@ -73,10 +77,22 @@ class Chunk:
     dense: bool = False
 
 
+@dataclass(frozen=True)
+class LaterChunk:
+    """A chunk that is made when its clients are trained, and not kept; ``make`` is given its clients."""
+
+    users: Tensor
+    batches: int
+    make: Callable[[Tensor], Chunk]
+
+    def now(self) -> Chunk:
+        return self.make(self.users)
+
+
 def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: int, pairwise: bool = False,
                 whole_tables: bool = False, chunk_elements: int = CHUNK_ELEMENTS,
                 positives: Ragged | None = None, own: OwnSamples | None = None,
-                inner: bool = False) -> list[Chunk]:
+                inner: bool = False) -> list[Chunk | LaterChunk]:
     """Group clients of similar size so that padding stays small and memory bounded.
 
     Args:
@@ -96,6 +112,7 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
     batches = -(-count * samples // settings.batch_size) if own is None else -(-own.of(count) // own.per_batch)
     sizes, users = count.cpu(), users[order]
     ascending = -sizes
+    listed, keep = len(users) * n_items <= LISTED_OTHERS, int(sizes.sum()) <= KEPT_POSITIVES
     chunks, start = [], 0
     while start < len(users):
         largest = int(sizes[start])
@@ -116,15 +133,21 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
         if dense:  # sitting out a local batch costs what taking part does
             padding += (batches[start] - batches[start:end]).cpu() * n_items * DENSE_COST
         end = start + int(torch.searchsorted(padding.cumsum(0), PADDING_ELEMENTS, right=True))
-        members = users[start:end]
-        matrix = padded(train, members)
-        touched = [matrix] if positives is None else [padded(step.train, members)]
-        if settings.negative_pool == "untouched":
-            touched += [padded(step.split(name), members, matrix[:, :1]) for name in ("valid", "test")]
-        others = Others.of(torch.cat(touched, 1), n_items, listed=len(users) * n_items <= LISTED_OTHERS)
-        chunks.append(Chunk(members, matrix, count[start:end], int(batches[start]), others, dense))
+        chunk = LaterChunk(users[start:end], int(batches[start]),
+                           partial(_chunk, step, train, settings, int(batches[start]), dense, listed))
+        chunks.append(chunk.now() if keep else chunk)
         start = end
     return chunks
+
+
+def _chunk(step: Step, train: Ragged, settings: LocalSettings, batches: int, dense: bool, listed: bool,
+           members: Tensor) -> Chunk:
+    matrix = padded(train, members)
+    touched = [matrix] if train is step.train else [padded(step.train, members)]
+    if settings.negative_pool == "untouched":
+        touched += [padded(step.split(name), members, matrix[:, :1]) for name in ("valid", "test")]
+    others = Others.of(torch.cat(touched, 1), step.n_items, listed)
+    return Chunk(members, matrix, train.counts(members), batches, others, dense)
 
 
 def padded(lists: Ragged, users: Tensor, fill: Tensor | None = None) -> Tensor:

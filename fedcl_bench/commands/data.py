@@ -11,7 +11,7 @@ from pathlib import Path
 from ..errors import UserError, unknown
 from .common import add_dataset, count, seed
 
-ACTIONS = ("show", "convert", "download", "synth")
+ACTIONS = ("show", "convert", "download", "synth", "prepare")
 
 EXAMPLES = """\
 examples:
@@ -22,6 +22,7 @@ examples:
   run_bench.py data lastfm-2k --data-dir ~/atomic                its statistics, from there
   run_bench.py data xing --set session_from=gap --set session_split=last     with sessions cut and split anew
   run_bench.py data synth big --users 100000 --items 20000       synthetic interactions of any size
+  run_bench.py data prepare big --set k_core=0                   read and split once; runs then start at once
 """
 
 
@@ -67,6 +68,13 @@ def add(commands) -> None:
                             help="warn instead of stopping if a file is not the published one byte for byte; rows, "
                                  "users and items are still counted")
     _add_synth(actions)
+    prepare = actions.add_parser("prepare", help="read and split a large dataset once, for all runs on it",
+                                 description="Write the stream of a dataset under its settings as arrays beside its "
+                                             "file. Runs under these settings map them instead of reading the "
+                                             "interactions: they start at once, need memory only for what they look "
+                                             "at, and share it. Numbers are the same. Delete the folder to undo it.")
+    prepare.add_argument("name", help="dataset")
+    add_dataset(prepare)
 
 
 def _add_synth(actions) -> None:
@@ -97,26 +105,46 @@ def _add_synth(actions) -> None:
 
 def run(args: argparse.Namespace) -> int:
     try:
-        return {"show": _show, "convert": _convert, "download": _download, "synth": _synth}[args.action](args)
+        return {"show": _show, "convert": _convert, "download": _download, "synth": _synth,
+                "prepare": _prepare}[args.action](args)
     except KeyboardInterrupt:
         print("run_bench.py: interrupted; no file is half written, the same command starts again.", file=sys.stderr)
         return 130
 
 
-def _show(args: argparse.Namespace) -> int:
+def _located(args: argparse.Namespace):
+    """The dataset's file and the stream's settings that the command line asks for."""
     from ..config import CORE_SETTINGS, layers, refuse_idle
-    from ..datasets import load_config, load_stream, locate, statistics
-    from ..report import show_statistics
+    from ..datasets import locate
     from ..settings import assemble, parse_assignments
 
-    config = load_config(args.name)
-    changes = parse_assignments(args.assignments, "--set")
-    parts = assemble(CORE_SETTINGS, layers(args.name, [("--set", changes)]), "data")
-    refuse_idle(parts, [("--set", changes)])
-    settings = parts[0]
-    source = locate(args.name, args.data_dir, settings)
-    stream = load_stream(source, settings)
-    return show_statistics(source, settings, statistics(stream), config.expected if not changes else {})
+    changes = [("--set", parse_assignments(args.assignments, "--set"))]
+    parts = assemble(CORE_SETTINGS, layers(args.name, changes), "data")
+    refuse_idle(parts, changes)
+    return locate(args.name, args.data_dir, parts[0]), parts[0]
+
+
+def _show(args: argparse.Namespace) -> int:
+    from ..datasets import load_stream, statistics
+    from ..report import show_statistics
+
+    source, settings = _located(args)
+    return show_statistics(source, settings, statistics(load_stream(source, settings)),
+                           {} if args.assignments else source.config.expected)
+
+
+def _prepare(args: argparse.Namespace) -> int:
+    from .. import prepared
+    from ..datasets import build_stream
+
+    source, settings = _located(args)
+    stream = build_stream(source, settings)
+    folder = prepared.folder_of(source, settings)
+    size = prepared.save(stream, folder)
+    print(f"{args.name}: {sum(step.interactions for step in stream.steps):,} interactions in {len(stream.steps)} "
+          f"step{'s' * (len(stream.steps) > 1)}, {size / (1 << 20):,.1f} MiB")
+    print(f"wrote: {folder}")
+    return 0
 
 
 def _convert(args: argparse.Namespace) -> int:
