@@ -211,7 +211,7 @@ def pack_command(words, args, capsys):
 def data_command(words, args, capsys):
     if args.action == "synth":  # of the same name, smaller
         succeeds([*words, "--users", "50", "--items", "100", "--interactions-per-user", "10"])
-    elif args.action != "show":
+    elif args.action in ("convert", "download"):
         assert args.name in FORMATS
         assert args.action != "download" or load_config(args.name).raw.url, "it cannot be downloaded"
     elif on_this_machine(args.name):
