@@ -1,7 +1,9 @@
-"""Seconds per round, cost per sample and peak memory of FedMF against the number of clients.
+"""Seconds per round, cost per sample and peak memory of FedMF against clients, items, dimension and local epochs.
 
-    python benchmarks/scale.py [--clients 1000,10000,100000,1000000] [--items 100000] [--interactions-per-user 20]
-        [--dim 32] [--rounds 3] [--threads N]
+    python benchmarks/scale.py [--clients 1000,10000,100000,1000000] [--items 100000] [--dim 32] [--local-epochs 1]
+        [--interactions-per-user 20] [--rounds 3] [--threads N]
+
+Each of the first four takes several values, as `--dim 16,64,256`; every combination is a line.
 
 Clients, items and interactions are those of `run_bench.py data synth`, made in memory. Every size runs in a process of
 its own, so that its peak memory is its own: that includes making the data and the tables. A round is local training of
@@ -11,6 +13,7 @@ all clients and the mean of their uploads, as in a run; validation, which ranks 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -21,6 +24,7 @@ import torch
 
 from fedcl_bench.commands.common import count, counts
 from fedcl_bench.growth import grow, row_width
+from fedcl_bench.inner import is_inner
 from fedcl_bench.memory import keep_freed_blocks, peak_mib
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
@@ -33,20 +37,22 @@ from fedcl_bench.sampling import LocalSettings, make_chunks
 from fedcl_bench.server import aggregate, participants
 from fedcl_bench.synth import World, as_step
 
-COLUMNS = ("clients", "samples", "chunks", "data s", "chunks s", "round s", "ns per sample", "data MiB", "peak MiB")
+SIZES = ("clients", "items", "dim", "local_epochs")
+COLUMNS = (*SIZES, "samples", "chunks", "data s", "chunks s", "round s", "ns per sample", "data MiB", "peak MiB")
 
 
-def measure(clients: int, args) -> dict[str, float]:
+def measure(clients: int, items: int, dim: int, local_epochs: int, args) -> dict[str, float]:
     """One size, in this process."""
     began = time.perf_counter()
-    step = as_step(World(clients, args.items, args.interactions_per_user, activity=args.activity))
+    step = as_step(World(clients, items, args.interactions_per_user, activity=args.activity))
     made, data_peak = time.perf_counter() - began, peak_mib()
     cls = discover().get("backbone", "fedmf").cls
-    backbone, local = cls(cls.Settings(dim=args.dim)), LocalSettings()
+    backbone, local = cls(cls.Settings(dim=dim)), LocalSettings(local_epochs=local_epochs)
     model = grow(Snapshot({}, {}), backbone, 0, step, torch.float32, torch.device("cpu"))
     began = time.perf_counter()
     users = participants(step, 1.0, 0, 0)
-    chunks = make_chunks(step, users, local, row_width(model, backbone))
+    chunks = make_chunks(step, users, local, row_width(model, backbone),
+                         inner=is_inner(backbone, Method(NoSettings()), model, local))
     chunked = time.perf_counter() - began
     seconds = []
     for round_ in range(args.rounds + 1):
@@ -54,42 +60,43 @@ def measure(clients: int, args) -> dict[str, float]:
         model, _, _ = train_round(chunks, model, backbone, Method(NoSettings()), local, 0, 0, round_)
         model = aggregate(backbone, model, users, OPEN, 0, 0, round_)
         seconds.append(time.perf_counter() - began)
-    samples = (1 + local.negatives) * len(step.train.values)
+    samples = (1 + local.negatives) * local_epochs * len(step.train.values)
     typical = statistics.median(seconds[1:])  # the first one gets its memory from the system
-    return dict(zip(COLUMNS, (clients, samples, len(chunks), made, chunked, typical, 1e9 * typical / samples, data_peak,
-                              peak_mib())))
+    return dict(zip(COLUMNS, (clients, items, dim, local_epochs, samples, len(chunks), made, chunked, typical,
+                              1e9 * typical / samples, data_peak, peak_mib())))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=counts, default=(10 ** 3, 10 ** 4, 10 ** 5, 10 ** 6), metavar="N,N")
-    parser.add_argument("--items", type=count, default=10 ** 5)
+    parser.add_argument("--items", type=counts, default=(10 ** 5,), metavar="N,N")
+    parser.add_argument("--dim", type=counts, default=(32,), metavar="N,N")
+    parser.add_argument("--local-epochs", type=counts, default=(1,), metavar="N,N")
     parser.add_argument("--interactions-per-user", type=float, default=20.0)
     parser.add_argument("--activity", type=float, default=World.activity,
                         help="standard deviation of log interactions per user; 0: all have equally many")
-    parser.add_argument("--dim", type=count, default=32)
     parser.add_argument("--rounds", type=count, default=3, help="timed, after one that is not; medians are shown")
     parser.add_argument("--threads", type=count, default=torch.get_num_threads())
-    parser.add_argument("--one", type=count, help=argparse.SUPPRESS)
+    parser.add_argument("--one", type=counts, help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if args.one:
         keep_freed_blocks()
         with workers():
-            print(json.dumps(measure(args.one, args)))
+            print(json.dumps(measure(*args.one, args)))
         return
     env = environment("cpu")
     print(f"{env['processor']}, {env['cores']} cores, {env['threads']} threads, Python {env['python']}, "
           f"torch {env['torch']}")
-    print(f"FedMF, d {args.dim}, {args.items:,} items, {args.interactions_per_user:g} interactions per client on "
-          f"average (log-normal, sigma {args.activity:g}), 4 negatives each; median of {args.rounds} rounds\n")
+    print(f"FedMF, {args.interactions_per_user:g} interactions per client on average (log-normal, sigma "
+          f"{args.activity:g}), 4 negatives each; median of {args.rounds} rounds\n")
     print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS), flush=True)
     rows = []
-    for clients in args.clients:
-        done = subprocess.run([sys.executable, __file__, *sys.argv[1:], "--one", str(clients)], stdout=subprocess.PIPE,
-                              text=True)
+    for size in itertools.product(*(getattr(args, name) for name in SIZES)):
+        done = subprocess.run([sys.executable, __file__, *sys.argv[1:], "--one", ",".join(map(str, size))],
+                              stdout=subprocess.PIPE, text=True)
         if done.returncode:
-            print(f"| {clients:,} | failed with status {done.returncode} |", flush=True)
+            print(f"| {' | '.join(f'{n:,}' for n in size)} | failed with status {done.returncode} |", flush=True)
             continue
         rows.append(json.loads(done.stdout))
         print("| " + " | ".join(f"{value:,.0f}" if float(value).is_integer() or value >= 100 else f"{value:.3g}"
