@@ -97,10 +97,12 @@ def test_what_needs_row_copies(registry, step):
         def regulariser(self, clients, rows, weights, served, round_):
             return rows[ITEM].square().sum((1, 2))
 
-    plain, reg, off = LocalSettings(), build(registry, "method", "reg"), build(registry, "method", "reg", lambda_reg=0.0)
+    plain, reg = LocalSettings(), build(registry, "method", "reg")
+    off = build(registry, "method", "reg", lambda_reg=0.0)
     reg.server_state = start(fedmf, step).public
     cases = {"inner": (fedmf, FT, plain, True), "adam": (fedmf, FT, LocalSettings(optimiser="adam"), False),
-             "penalty": (fedmf, reg, plain, False), "no penalty": (fedmf, off, plain, True), "hidden": (ncf, FT, plain, False),
+             "penalty": (fedmf, reg, plain, False), "no penalty": (fedmf, off, plain, True),
+             "hidden": (ncf, FT, plain, False),
              "score": (Scaled(fedmf.settings), FT, plain, False),
              "regulariser": (Penalised(fedmf.settings), FT, plain, False)}
     for name, (backbone, method, settings, expected) in cases.items():
