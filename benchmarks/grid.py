@@ -2,9 +2,9 @@
 
     python benchmarks/grid.py [--jobs 1,2] [--methods ft,reg,kd] [--backbone fedmf] [--seeds 2] [--rounds 20]
 
-Each line is one `run_bench.py grid` in a process and with a results folder of its own, from start to exit, over ML-100K.
-"Alone" is the same runs where each one trains its own block 0: the same grid, one command and results folder per method.
-The grids are interleaved and repeated, so that a slow moment of the machine hits all; medians are shown.
+Each line is one `run_bench.py grid` in a process and with a results folder of its own, from start to exit, over
+ML-100K. "Alone" is the same runs where no two methods share a block 0: one command and results folder per method. The
+grids are interleaved and repeated, so that a slow moment of the machine hits all; medians are shown.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def main():
     env = environment("cpu")
     runs = len(args.methods) * args.seeds
     print(f"{env['processor']}, {env['cores']} cores, Python {env['python']}, torch {env['torch']}")
-    print(f"{runs} runs: {', '.join(args.methods)} on {args.backbone}, ML-100K, {args.seeds} seeds, {args.rounds} rounds "
-          f"a block, 1 thread each; median of {args.repeats}\n", flush=True)
+    print(f"{runs} runs: {', '.join(args.methods)} on {args.backbone}, ML-100K, {args.seeds} seeds, {args.rounds} "
+          f"rounds a block, 1 thread each; median of {args.repeats}\n", flush=True)
     kinds = {f"--jobs {jobs}": lambda jobs=jobs: grid(args.methods, jobs, args) for jobs in args.jobs}
     kinds[f"--jobs {args.jobs[0]}, block 0 alone"] = lambda: sum(grid([m], args.jobs[0], args) for m in args.methods)
     taken: dict[str, list[float]] = {name: [] for name in kinds}

@@ -83,6 +83,7 @@ class LaterChunk:
 
     users: Tensor
     batches: int
+    dense: bool
     make: Callable[[Tensor], Chunk]
 
     def now(self) -> Chunk:
@@ -133,7 +134,7 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
         if dense:  # sitting out a local batch costs what taking part does
             padding += (batches[start] - batches[start:end]).cpu() * n_items * DENSE_COST
         end = start + int(torch.searchsorted(padding.cumsum(0), PADDING_ELEMENTS, right=True))
-        chunk = LaterChunk(users[start:end], int(batches[start]),
+        chunk = LaterChunk(users[start:end], int(batches[start]), dense,
                            partial(_chunk, step, train, settings, int(batches[start]), dense, listed))
         chunks.append(chunk.now() if keep else chunk)
         start = end
