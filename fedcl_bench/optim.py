@@ -66,7 +66,10 @@ def stacked_optimiser(parameters: Mapping[str, Tensor], lr: Mapping[str, float],
 
     Its formula is that of ``make_optimiser``, rounded elsewhere.
     """
-    groups = [{"params": [value], "lr": lr[name]} for name, value in parameters.items()]
+    by_rate: dict[float, list[Tensor]] = {}
+    for name, value in parameters.items():
+        by_rate.setdefault(lr[name], []).append(value)
+    groups = [{"params": values, "lr": rate} for rate, values in by_rate.items()]
     if settings.optimiser == "adam":
         return torch.optim.Adam(groups, betas=(0.9, settings.adam_beta2), fused=True)
     return torch.optim.SGD(groups, fused=True)

@@ -8,6 +8,7 @@ trains. The first dimension of everything is clients.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, replace
 
@@ -101,23 +102,42 @@ class Dropout:
 
     Args:
         keys: one stream key per client, int64 of shape (C,); None: nothing is dropped, as in evaluation.
+        ahead: the entries per client of a pass's calls, as far as they are known: their numbers are drawn at once.
+
+    Attributes:
+        entries: the entries per client of the calls so far.
     """
 
-    def __init__(self, keys: Tensor | None = None):
-        self.keys, self.calls = keys, 0
+    def __init__(self, keys: Tensor | None = None, ahead: tuple[int, ...] = ()):
+        self.keys, self.ahead, self.entries = keys, ahead, ()
+        self._patterns = _patterns(keys, 0, ahead) if keys is not None and ahead else []
 
     def __call__(self, x: Tensor, share: float) -> Tensor:
         """x of shape (C, ...) with entries set to 0 at this rate and the others scaled up."""
         threshold = round(share * 65536)
         if self.keys is None or threshold == 0:
             return x
-        entries = x[0].numel()
-        words = -(-entries // 4)
-        index = torch.arange(words, device=x.device) + (self.calls << 32)
-        self.calls += 1
-        pattern = draws.bits(self.keys[:, None], index).view(torch.int16)[:, :entries]
-        factor = (pattern >= threshold - 32768).to(x.dtype).mul_(65536.0 / (65536.0 - threshold))
-        return x * factor.view(x.shape)
+        call, entries = len(self.entries), x[0].numel()
+        self.entries += (entries,)
+        pattern = (self._patterns[call] if self.ahead[call:call + 1] == (entries,) else
+                   _patterns(self.keys, call, (entries,))[0])
+        # 0 or 1 as pattern >= threshold - 32768 says, which PyTorch compares several times as slowly as it subtracts
+        factor = pattern.to(x.dtype).sub_(threshold - 32769).clamp_(0.0, 1.0)
+        return x * factor.mul_(65536.0 / (65536.0 - threshold)).view(x.shape)
+
+
+def _patterns(keys: Tensor, call: int, entries: tuple[int, ...]) -> list[Tensor]:
+    """For each of some calls of a pass, the first of which is number ``call``: int16 of shape (C, entries)."""
+    words = [-(-number // 4) for number in entries]
+    index = _word_index(call, tuple(words), keys.device)
+    every = draws.bits(keys[:, None], index).view(torch.int16).split([4 * number for number in words], dim=1)
+    return [pattern[:, :number] for pattern, number in zip(every, entries)]
+
+
+@functools.lru_cache(maxsize=64)
+def _word_index(call: int, words: tuple[int, ...], device: torch.device) -> Tensor:
+    """Where the words of consecutive calls stand in a client's stream."""
+    return torch.cat([torch.arange(number, device=device) + (k << 32) for k, number in enumerate(words, call)])
 
 
 class SequentialBackbone(Backbone):

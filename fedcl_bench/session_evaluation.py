@@ -12,6 +12,7 @@ from typing import Callable, Iterable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from . import draws
 from .backbone import Backbone
@@ -73,7 +74,7 @@ def _sequential_scores(backbone: SequentialBackbone, model: Snapshot, inputs: Te
                        method: Method, purpose: str, draw: DrawKey, protection: Protection) -> Tensor:
     """What the logits of users' next items are inner products with, (n, d)."""
     clients = model.clients(users)
-    rows = model.public[ITEM][inputs] * sequence.real.unsqueeze(2)
+    rows = embedding(inputs, model.public[ITEM]) * sequence.real.unsqueeze(2)
     features = backbone.encode(clients, rows, sequence, Dropout())
     queries = None
     if method.encodes_next_session:
@@ -115,7 +116,7 @@ def rank_sessions(backbone: Backbone, model: Snapshot, step: Step, purpose: str,
             every = output @ table.T if full or candidates is None else None
 
             def score(ids: Tensor) -> Tensor:
-                return torch.bmm(table[ids], output.unsqueeze(2)).squeeze(2)
+                return torch.bmm(embedding(ids, table), output.unsqueeze(2)).squeeze(2)
         else:
             every = method.rescore(some, score_users(backbone, model, some), model, backbone)
 

@@ -105,7 +105,8 @@ class LocalSessions(Local):
         """Representations of each client's next session under its present model: (C, L, d)."""
         trainer = self._trainer
         keys = self.draw.clients("dropout of the next session", self.users) if dropout else None
-        return self._encoded(trainer.inputs(trainer.slots.replay), trainer.next_sequence, Dropout(keys))
+        return self._encoded(trainer.inputs(trainer.slots.replay), trainer.next_sequence,
+                             Dropout(keys, trainer.dropped))
 
     @torch.no_grad()
     def _encoded(self, inputs: Tensor, sequence: Sequence, dropout: Dropout) -> Tensor:
@@ -130,6 +131,7 @@ class SessionTrainer(ChunkTrainer):
             replayed = following[:, :-1]
         super().__init__(users, Slots.touched(self.items, negatives, replayed, model.n_items), model, backbone, method,
                          settings, draw, own_start=own_start, protection=protection)
+        self.dropped: tuple[int, ...] = ()  # the entries that each dropout of a forward pass decides about
         self.local = LocalSessions(self)
 
     def inputs(self, slots: Tensor) -> Tensor:
@@ -184,9 +186,10 @@ class SessionTrainer(ChunkTrainer):
         local, real, length = self.local, self.sequence.real, self.sequence.real.shape[1]
         local.draw = replace(self.draw, batch=epoch)
         rows = self.inputs(self.slots.sample)  # of the session's items, then of the negatives
-        dropout = Dropout(local.draw.clients("dropout", self.users))
+        dropout = Dropout(local.draw.clients("dropout", self.users), self.dropped)
         local.features = self.backbone.encode(self.clients, rows[:, :length] * real.unsqueeze(2), self.sequence,
                                               dropout)
+        self.dropped = dropout.entries
         shape, meaning = (len(real), length, self.backbone.settings.dim), "(C, L, d): one vector per position"
         contract.check_tensor(self.backbone, "encode", local.features, shape, meaning)
         outputs = self.method.represent(Encoding(self.users, self.clients, local.features, "train", local.draw))

@@ -23,7 +23,7 @@ from .protection import OPEN, Protection, upload_key
 from .sampling import LocalSettings
 
 # Clients x items of a chunk up to which a table per client finds the slots of one item, 8 bytes each; beyond, a sort.
-SLOT_TABLE = 1 << 22
+SLOT_TABLE = 1 << 20
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from fedcl_bench import draws
 from fedcl_bench.layers import apply_linear
@@ -143,7 +144,7 @@ class FCUCR(Method):
         base, lengths, owner = (self.server_state[name] for name in ("prototypes", "length", "owner"))
         similarity, position = nearest(queries, users, base, lengths, owner, self.settings.neighbours)
         parts = zip(similarity.split(_FUSED_AT_ONCE), position.split(_FUSED_AT_ONCE))
-        return torch.cat([fuse(near, base[where], self.settings.fusion) for near, where in parts])
+        return torch.cat([fuse(near, embedding(where, base), self.settings.fusion) for near, where in parts])
 
     def answers(self, queries: Tensor, users: Tensor) -> Tensor:
         """``answer`` to all of a round's clients, on several threads."""
