@@ -123,6 +123,7 @@ class Trained:
         shift: how far rows that a client does not touch have moved alike for all (see ``_shift``).
         factors: by what clipping has multiplied each client's change of public parameters, shape (C,): that in
             ``moved`` already, ``shift`` not. None: nothing is clipped.
+        private: private parameters that are not in ``moved``, as they are after training, each (C, ...).
         kept: their own trained copies of the public item tables, if they keep them, each (C, items, ...).
         loss: each client's mean loss, shape (C,).
         uploads: what the method uploaded, each (C, ...).
@@ -133,6 +134,7 @@ class Trained:
     moved: dict[str, Tensor | Outer]
     shift: Tables
     factors: Tensor | None
+    private: Tables
     kept: Tables
     loss: Tensor
     uploads: Tables
@@ -186,7 +188,7 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, 
                 moved[name] = (value.scaled(factors) if isinstance(value, Outer) else
                                value * _beside(factors.to(value), value))
         contract.check_sent(method, trainer.declared, trainer.uploads)
-        return Trained(chunk.users, trainer.slots, moved, shift, factors, kept, loss, trainer.uploads)
+        return Trained(chunk.users, trainer.slots, moved, shift, factors, trainer.replaced, kept, loss, trainer.uploads)
 
     return train
 
@@ -218,7 +220,7 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
     whole = participants if weights is None else weights[everybody].sum()
     train = trainer_of(chunks, model, backbone, method, settings, DrawKey(seed, step, round_), own_start, protection)
     change = {name: torch.zeros_like(table) for name, table in {**model.public, **model.dense}.items()}
-    private = {name: table.clone() for name, table in model.private.items()}
+    private: Tables = {}
     local = {name: table.clone() for name, table in model.local.items()}
     personal = set() if backbone.whole_tables else set(backbone.new_personal(0, range(0)))
     total = torch.zeros((), dtype=torch.float64, device=device)
@@ -240,6 +242,8 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
                 continue
             if weights is not None and name in change:
                 rows = rows * _beside(weights[users], rows)
+            if name in model.private and name not in private:
+                private[name] = model.private[name].clone()
             if name in personal:
                 private[name].index_put_((users[:, None], items), rows, accumulate=True)
             elif name in private:
@@ -248,6 +252,11 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
                 change[name] += rows.sum(0)
             else:
                 change[name].index_add_(0, items.reshape(-1), rows.flatten(0, 1))
+        for name, values in trained.private.items():
+            if name not in private:
+                old = model.private[name]
+                private[name] = torch.empty_like(old) if participants == len(old) else old.clone()
+            private[name].index_copy_(0, users, values)
         for name, tables in trained.kept.items():
             local[name][users] = tables
         for name, values in trained.uploads.items():
@@ -256,6 +265,7 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
             own = torch.ones(len(items)) if weights is None else weights[users]
             first = trained.slots.first_copy
             squares.index_add_(0, items.reshape(-1), (first * own.to(squares)[:, None].square()).reshape(-1))
+    private = {name: private.get(name, table) for name, table in model.private.items()}
     order = everybody.argsort()
     uploaded = {name: torch.cat(parts)[order] for name, parts in uploads.items()}
     if own_start:  # nothing of the server's own start is left

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from . import contract, draws
 from .backbone import Backbone, Tables
@@ -140,8 +141,8 @@ class SessionTrainer(ChunkTrainer):
 
     def train(self) -> Tensor:
         """Run all local epochs, each one batch: the whole session. Leaves the trained parameters in ``rows``,
-        ``private`` and ``dense``, and in ``moved`` what they changed by (all of them, if the clients began with their
-        own).
+        ``private`` and ``dense``, in ``moved`` what the public ones changed by (all of them, if the clients began with
+        their own), and in ``replaced`` the private ones.
 
         Returns:
             Each client's loss averaged over the epochs, shape (C,).
@@ -169,17 +170,14 @@ class SessionTrainer(ChunkTrainer):
         for value in parameters.values():
             value.grad = None
         self.method.end_local(self.local)
-        for name, value in parameters.items():
-            self.moved[name] = value if name in self.moved else value - self.sent(name)
-        for name in self.rows:
-            self.moved[name] = self.moved[name] * self.slots.first_copy.unsqueeze(2)
+        self.replaced = self.private
+        for name in self.dense:
+            self.moved[name] = self.dense[name] if name in self.moved else self.dense[name] - self.model.dense[name]
+        for name, rows in self.rows.items():
+            if name not in self.moved:
+                rows = rows - embedding(self.slots.items, self.model.public[name])
+            self.moved[name] = rows * self.slots.first_copy.unsqueeze(2)
         return total / self.settings.local_epochs
-
-    def sent(self, name: str) -> Tensor:
-        """What the clients began the round with, of the shape of their own parameter or of one that fits it."""
-        if name in self.rows:
-            return self.model.public[name][self.slots.items]
-        return self.model.dense[name] if name in self.dense else self.model.private[name][self.users]
 
     def _loss(self, epoch: int) -> Tensor:
         """Each client's loss in an epoch, shape (C,)."""

@@ -130,6 +130,8 @@ class ChunkTrainer:
         protection: its noise is added to what the method uploads.
 
     Attributes:
+        moved: what training added to the parameters.
+        replaced: private parameters after training, of those that are not in ``moved``, each (C, ...).
         uploads: what the method uploaded, each (C, ...).
     """
 
@@ -148,6 +150,7 @@ class ChunkTrainer:
         self.memory = {name: table.index_select(0, users) for name, table in model.memory.items()}
         self.dtype = next(iter(self.rows.values())).dtype
         self.moved: Tables = {}
+        self.replaced: Tables = {}
         self.uploads: Tables = {}
         self.protection = protection
         self.declared = method.uploads(backbone, draw.round)

@@ -178,6 +178,8 @@ def client_round(f: Federation, progress: Progress,
 
 def _moved(trained, backbone: Backbone, model: Snapshot, name: str) -> Tensor:
     """How each client's private parameter changed, personal tables over all items."""
+    if name in trained.private:
+        return trained.private[name] - model.private[name][trained.users]
     rows = trained.moved.get(name)
     if rows is None:
         return torch.zeros(len(trained.users), dtype=torch.float64)
