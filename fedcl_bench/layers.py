@@ -36,9 +36,9 @@ def perceptron(seed: int, name: str, sizes: list[int]) -> Tables:
             for key, value in linear(seed, f"{name}.{k}", inputs, outputs).items()}
 
 
-def apply_linear(clients: Tables, name: str, inputs: Tensor) -> Tensor:
-    """(C, n, inputs) through each client's own layer: (C, n, outputs)."""
-    return functional.linear(inputs, clients[f"{name}.weight"], clients[f"{name}.bias"])
+def apply_linear(clients: Tables, name: str, inputs: Tensor, constant: Tensor | None = None) -> Tensor:
+    """(C, n, inputs) through each client's own layer: (C, n, outputs); ``constant`` as for ``functional.linear``."""
+    return functional.linear(inputs, clients[f"{name}.weight"], clients[f"{name}.bias"], constant)
 
 
 def apply_pair_linear(clients: Tables, name: str, user: Tensor, items: Tensor) -> Tensor:

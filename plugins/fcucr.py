@@ -49,6 +49,41 @@ class FCUCRSettings:
                            choices=("none", "tasd", "iupr", "both"))
 
 
+class Dice(torch.autograd.Function):
+    """p x + (1 - p) alpha x with p = sigmoid(weight centred / sqrt(var + eps) + bias), (C, L, h).
+
+    Args of ``apply``: x; weight, bias, alpha, each (C, h); centred, (C, L, h); var, (C, 1, h); whether x is centred by
+    its own mean over L and var its own variance, through which a gradient comes too. It takes half the passes over x
+    that autograd takes.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor, alpha: Tensor, centred: Tensor, var: Tensor,
+                own: bool) -> Tensor:
+        weight, bias, alpha = (of_all.unsqueeze(1) for of_all in (weight, bias, alpha))
+        scale = (var + BN_EPS).rsqrt_()
+        normed = centred * scale
+        p = torch.addcmul(bias, normed, weight).sigmoid_()
+        factor = torch.addcmul(alpha, p, 1.0 - alpha)
+        ctx.save_for_backward(x, normed, p, factor, scale, weight, alpha)
+        ctx.own = own
+        return x * factor
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        x, normed, p, factor, scale, weight, alpha = ctx.saved_tensors
+        rest = 1.0 - p
+        of_factor = gradient * x
+        of_alpha = torch.linalg.vecdot(of_factor, rest, dim=1)
+        inner = of_factor.mul_(p).mul_(rest).mul_(1.0 - alpha)  # gradient of the sigmoid's argument
+        of_weight, of_bias = torch.linalg.vecdot(inner, normed, dim=1), inner.sum(1)
+        if ctx.own:  # the gradient of the normalised x loses its parts along 1 and along itself
+            share = -1.0 / x.shape[1]
+            inner.add_(of_bias.unsqueeze(1), alpha=share).addcmul_(normed, of_weight.unsqueeze(1), value=share)
+        of_x = (gradient * factor).addcmul_(inner, scale * weight)
+        return of_x, of_weight, of_bias, of_alpha, None, None, None
+
+
 class FCUCR(Method):
     """L = L_rec + lambda MSE(H, H_teacher) with logits <psi([H ; rho]), q_i>.
 
@@ -97,27 +132,24 @@ class FCUCR(Method):
 
     def dice(self, encoding, x: Tensor) -> Tensor:
         """p x + (1 - p) alpha x with p = sigmoid(BatchNorm(x)), over the positions of one session, padding included."""
-        clients, state = encoding.clients, self.client_state
-        if encoding.purpose == "train":
+        state, users = self.client_state, encoding.users
+        own = [encoding.clients[f"head.{name}"] for name in ("norm.weight", "norm.bias", "alpha")]
+        if encoding.purpose != "train":
+            mean, var = (state[name][users].unsqueeze(1).to(x) for name in ("head.norm.mean", "head.norm.var"))
+            return Dice.apply(x, *own, x - mean, var, False)
+        with torch.no_grad():
             mean = x.mean(1, keepdim=True)
             centred = x - mean
             var = centred.square().mean(1, keepdim=True)
             unbiased = var * (x.shape[1] / max(x.shape[1] - 1, 1))
             for name, now in (("head.norm.mean", mean), ("head.norm.var", unbiased)):
-                moved = torch.lerp(state[name][encoding.users], now.detach().squeeze(1).to(state[name]), BN_MOMENTUM)
-                state[name].index_copy_(0, encoding.users, moved)
-        else:
-            mean, var = (state[name][encoding.users].unsqueeze(1).to(x) for name in ("head.norm.mean", "head.norm.var"))
-            centred = x - mean
-        normed = centred * torch.rsqrt(var + BN_EPS)
-        p = torch.sigmoid(torch.addcmul(clients["head.norm.bias"].unsqueeze(1), normed,
-                                        clients["head.norm.weight"].unsqueeze(1)))
-        return x * (p + (1.0 - p) * clients["head.alpha"].unsqueeze(1))
+                moved = torch.lerp(state[name][users], now.squeeze(1).to(state[name]), BN_MOMENTUM)
+                state[name].index_copy_(0, users, moved)
+        return Dice.apply(x, *own, centred, var, True)
 
     def represent(self, encoding):
-        both = torch.cat([encoding.features, self.received(encoding)], dim=2)
-        return apply_linear(encoding.clients, "head.1",
-                            self.dice(encoding, apply_linear(encoding.clients, "head.0", both)))
+        hidden = apply_linear(encoding.clients, "head.0", encoding.features, self.received(encoding))
+        return apply_linear(encoding.clients, "head.1", self.dice(encoding, hidden))
 
     # Inter-user prototype transfer.
 

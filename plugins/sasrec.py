@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import gelu
 
 from fedcl_bench.errors import UserError
-from fedcl_bench.functional import linear
+from fedcl_bench.functional import attention, linear
 from fedcl_bench.layers import apply_linear, feed_forward, layer_norm
 from fedcl_bench.sequential import SequentialBackbone, SequentialSettings, linear_start, norm_start, xavier, zeros
 from fedcl_bench.settings import setting
@@ -78,9 +78,8 @@ class SASRec(SequentialBackbone):
         """
         heads = self.settings.heads
         query, keys, values = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (query, keys, values))
-        scores = query @ keys.transpose(2, 3) / math.sqrt(query.shape[3])
-        attention = drop(scores.masked_fill(masked, -torch.inf).softmax(3))
-        return (attention @ values).transpose(1, 2).flatten(2)
+        weights = drop(attention(query @ keys.transpose(2, 3), masked, query.shape[3] ** -0.5))
+        return (weights @ values).transpose(1, 2).flatten(2)
 
     def encode(self, clients, inputs, sequence, dropout):
         drop = partial(dropout, share=self.settings.dropout)

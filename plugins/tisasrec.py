@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from fedcl_bench.functional import attention
 from fedcl_bench.layers import apply_linear, feed_forward, layer_norm
 from fedcl_bench.sequential import (Sequence, SequentialBackbone, SequentialSettings, linear_start, norm_start, xavier)
 from fedcl_bench.settings import setting
@@ -86,9 +87,8 @@ class TiSASRec(SequentialBackbone):
             values = apply_linear(clients, f"{k}.value", x) + at_value
             by_time = x.new_zeros(count, length * length).index_copy(
                 1, pair, (query.index_select(1, i) * since_key).sum(2)).view(count, length, length)
-            scores = torch.baddbmm(by_time, query, keys.transpose(1, 2)) / math.sqrt(d)
-            attention = drop(scores.masked_fill(future, -torch.inf).softmax(2))
-            of_pair = attention.flatten(1).index_select(1, pair).unsqueeze(2)
-            x = (q + attention @ values).index_add(1, i, of_pair * since_value)
+            weights = drop(attention(torch.baddbmm(by_time, query, keys.transpose(1, 2)), future, d ** -0.5))
+            of_pair = weights.flatten(1).index_select(1, pair).unsqueeze(2)
+            x = (q + weights @ values).index_add(1, i, of_pair * since_value)
             x = feed_forward(clients, f"{k}.ffn", layer_norm(clients, f"{k}.norm", x), drop) * real
         return layer_norm(clients, "norm", x)
