@@ -41,13 +41,22 @@ class _Linear(torch.autograd.Function):
         if constant is not None:
             inputs = torch.cat([inputs, constant], 2)
         ctx.save_for_backward(inputs, weight)
+        if _one_for_all(weight, bias):
+            return torch.nn.functional.linear(inputs, weight[0], bias[0])
         return torch.baddbmm(bias.unsqueeze(1), inputs, weight.transpose(1, 2))
 
     @staticmethod
     def backward(ctx, gradient: Tensor):
         inputs, weight = ctx.saved_tensors
-        to_inputs = torch.bmm(gradient, weight[:, :, :ctx.learned]) if ctx.needs_input_grad[0] else None
+        to_inputs = None
+        if ctx.needs_input_grad[0]:
+            to_inputs = torch.matmul(gradient, (weight[0] if _one_for_all(weight) else weight)[..., :ctx.learned])
         return to_inputs, torch.bmm(gradient.transpose(1, 2), inputs), gradient.sum(1), None
+
+
+def _one_for_all(*parameters: Tensor) -> bool:
+    """Whether they are one layer's, expanded to all clients: in an evaluation, and before clients train."""
+    return all(parameter.stride(0) == 0 for parameter in parameters)
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor, constant: Tensor | None = None) -> Tensor:
@@ -60,10 +69,6 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor, constant: Tensor | None
     Returns:
         (C, n, outputs).
     """
-    if constant is not None and not weight.requires_grad:
-        inputs, constant = torch.cat([inputs, constant], 2), None
-    if weight.stride(0) == 0 and bias.stride(0) == 0:  # one layer for all clients, as in an evaluation
-        return torch.nn.functional.linear(inputs, weight[0], bias[0])
     return _Linear.apply(inputs, weight, bias, constant)
 
 

@@ -124,6 +124,7 @@ class ListTrainer(ChunkTrainer):
         self.negatives = negatives
         super().__init__(chunk.users, slots, model, backbone, method, settings, draw, chunk.batches,
                          protection=protection)
+        self.part_dense()
 
     def _epoch(self, epoch: int) -> Iterator[View]:
         """The local batches of one epoch, in order."""

@@ -120,7 +120,7 @@ class SessionTrainer(ChunkTrainer):
     def __init__(self, chunk: SessionChunk, model: Snapshot, backbone: Backbone, method: Method,
                  settings: LocalSettings, draw: DrawKey, own_start: bool = False, protection: Protection = OPEN):
         length, sessions, users = backbone.settings.max_length, chunk.sessions, chunk.users
-        self.session = sessions.in_round(users, draw.round)
+        self.session, self.own_start = sessions.in_round(users, draw.round), own_start
         self.items, self.sequence = window(sessions, self.session, length)
         keys = draws.client_keys(draws.key(draw.seed, "negatives", draw.step, draw.round), users)[:, None]
         position = torch.arange(length, device=users.device)
@@ -152,7 +152,7 @@ class SessionTrainer(ChunkTrainer):
         self.penalties = row_penalties(self.method, self.rows)
         rates = {**dict.fromkeys(parameters, self.backbone.settings.lr),
                  **self.backbone.learning_rates(self.n_items, self.draw.round)}
-        optimiser = stacked_optimiser(parameters, rates, self.settings)
+        optimiser = None
         total = torch.zeros(len(self.users), dtype=torch.float64, device=self.users.device)
         for epoch in range(self.settings.local_epochs):
             for value in parameters.values():
@@ -162,6 +162,11 @@ class SessionTrainer(ChunkTrainer):
             gradients = torch.autograd.grad(loss.sum(), list(parameters.values()), allow_unused=True)
             if epoch == self.draw.round == 0:
                 contract.check_moved(self.backbone, "encode", gradients, parameters.values(), self.users)
+            if optimiser is None:
+                if not self.own_start:  # all looked at the server's: fewer numbers to read in the first epoch
+                    self.part_dense()
+                    parameters |= self.dense
+                optimiser = stacked_optimiser(parameters, rates, self.settings)
             for value, gradient in zip(parameters.values(), gradients):
                 value.requires_grad_(False)
                 value.grad = torch.zeros_like(value) if gradient is None else gradient.contiguous()

@@ -146,7 +146,7 @@ class ChunkTrainer:
                         if name not in self.personal or backbone.whole_tables}
         if not backbone.whole_tables:  # of personal tables, a client touches the same rows
             self.private |= {name: table[users[:, None], slots.items] for name, table in self.personal.items()}
-        self.dense = {name: value.expand(len(users), *value.shape).clone() for name, value in model.dense.items()}
+        self.dense = {name: value.expand(len(users), *value.shape) for name, value in model.dense.items()}
         self.memory = {name: table.index_select(0, users) for name, table in model.memory.items()}
         self.dtype = next(iter(self.rows.values())).dtype
         self.moved: Tables = {}
@@ -158,6 +158,11 @@ class ChunkTrainer:
             self._start_alone()
         self.clients = {**self.private, **self.dense}
         self.served = {name: table[users] for name, table in model.served.items()}
+
+    def part_dense(self) -> None:
+        """Give each client its own copy of the dense public parameters; until then all look at the server's."""
+        for name, value in self.dense.items():
+            self.dense[name] = self.clients[name] = value.detach().clone(memory_format=torch.contiguous_format)
 
     def _own_copies(self) -> Tables:
         """The clients' own copies of the item rows they hold, each (C, slots, ...)."""
