@@ -6,6 +6,7 @@ target has one sampled negative.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,9 +25,9 @@ from .sequential import Dropout, Sequence
 from .stream import Sessions, Step
 from .trainer import ChunkTrainer, Local, Slots, row_penalties
 
-# Clients per chunk: enough that a chunk's work outweighs calling its operations, few enough that their dense parameters
-# stay in the processor's cache. It changes results by rounding only.
-CHUNK_CLIENTS = 96
+# Most clients per chunk: enough that a chunk's work outweighs calling its operations, few enough that memory stays
+# bounded: a client's parameters, gradients and moments are half a megabyte. It changes results by rounding only.
+CHUNK_CLIENTS = 256
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,12 @@ class SessionChunk:
 
 
 def make_session_chunks(step: Step, users: Tensor, chunk_clients: int = CHUNK_CLIENTS) -> list[SessionChunk]:
-    """Group a round's participants; each has at least one training session."""
+    """Group a round's participants, each of whom has at least one training session, into chunks of equal size: an even
+    number, for two threads, unless they are few."""
     listed = len(users) * step.n_items <= LISTED_OTHERS
+    count = 1 if 4 * len(users) <= chunk_clients else 2 * math.ceil(len(users) / (2 * chunk_clients))
     return [SessionChunk(some, step.sessions["train"], Others.of(padded(step.train, some), step.n_items, listed))
-            for some in users.split(chunk_clients)]
+            for some in users.tensor_split(count)]
 
 
 def window(sessions: Sessions, chosen: Tensor, length: int) -> tuple[Tensor, Sequence]:
