@@ -58,8 +58,7 @@ def apply_pair_linear(clients: Tables, name: str, user: Tensor, items: Tensor) -
 
 def layer_norm(clients: Tables, name: str, x: Tensor, eps: float = 1e-8) -> Tensor:
     """(C, n, d) through each client's own layer normalisation."""
-    x = torch.nn.functional.layer_norm(x, x.shape[-1:], eps=eps)
-    return torch.addcmul(clients[f"{name}.bias"].unsqueeze(1), x, clients[f"{name}.weight"].unsqueeze(1))
+    return functional.layer_norm(x, clients[f"{name}.weight"], clients[f"{name}.bias"], eps)
 
 
 def feed_forward(clients: Tables, name: str, x: Tensor, drop: Callable[[Tensor], Tensor]) -> Tensor:

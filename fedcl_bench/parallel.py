@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Callable, Iterator, Sequence, TypeVar
 
 import torch
+from torch import Tensor
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
@@ -60,3 +61,11 @@ def in_order(function: Callable[[Piece], Result], pieces: Sequence[Piece], devic
     finally:
         for future in waiting:
             future.cancel()
+
+
+def even_pieces(values: Tensor, at_most: int) -> tuple[Tensor, ...]:
+    """Values in pieces of at most ``at_most``: an even number of them, whose sizes differ by one at most, so that two
+    threads end together. A quarter of that or less stays one piece."""
+    if 4 * len(values) <= at_most:
+        return (values,)
+    return values.tensor_split(min(len(values), 2 * -(-len(values) // (2 * at_most))))

@@ -94,6 +94,10 @@ class Sequence:
     times: Tensor
 
 
+# Entries of a forward pass whose dropout is drawn at once: beyond, what calling operations costs is little beside it.
+_DRAWN_AT_ONCE = 4096
+
+
 class Dropout:
     """Dropout whose draws are keyed by client: none depends on which other clients are trained beside it.
 
@@ -102,15 +106,17 @@ class Dropout:
 
     Args:
         keys: one stream key per client, int64 of shape (C,); None: nothing is dropped, as in evaluation.
-        ahead: the entries per client of a pass's calls, as far as they are known: their numbers are drawn at once.
+        ahead: the entries per client of a pass's calls, as far as they are known: if they are few, their numbers are
+            drawn at once.
 
     Attributes:
         entries: the entries per client of the calls so far.
     """
 
     def __init__(self, keys: Tensor | None = None, ahead: tuple[int, ...] = ()):
-        self.keys, self.ahead, self.entries = keys, ahead, ()
-        self._patterns = _patterns(keys, 0, ahead) if keys is not None and ahead else []
+        few = keys is not None and 0 < sum(ahead) <= _DRAWN_AT_ONCE
+        self.keys, self.ahead, self.entries = keys, ahead if few else (), ()
+        self._patterns = _patterns(keys, 0, ahead) if few else []
 
     def __call__(self, x: Tensor, share: float) -> Tensor:
         """x of shape (C, ...) with entries set to 0 at this rate and the others scaled up."""

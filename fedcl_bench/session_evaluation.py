@@ -20,7 +20,7 @@ from .evaluation import EvaluationSettings, UserScores, list_metrics
 from .layers import ITEM
 from .method import DrawKey, Encoding, Method
 from .model import Snapshot, score_users
-from .parallel import in_order
+from .parallel import even_pieces, in_order
 from .protection import OPEN, Protection, upload_key
 from .sampling import LISTED_OTHERS, Others, padded
 from .sequential import Dropout, SequentialBackbone
@@ -134,7 +134,9 @@ def rank_sessions(backbone: Backbone, model: Snapshot, step: Step, purpose: str,
             result |= whole if candidates is None else {FULL + name: values for name, values in whole.items()}
         return result, torch.sigmoid(wanted.double()).squeeze(1)
 
-    parts = list(in_order(rank, list(users.split(_USERS_AT_ONCE)), users.device))
+    # Scores of all items take more memory.
+    at_once = _USERS_AT_ONCE if full or candidates is None or not sequential else 2 * _USERS_AT_ONCE
+    parts = list(in_order(rank, even_pieces(users, at_once), users.device))
     return Found(UserScores(users, {name: torch.cat([part[name] for part, _ in parts]) for name in parts[0][0]}),
                  torch.cat([probability for _, probability in parts]))
 

@@ -6,7 +6,6 @@ target has one sampled negative.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,6 +18,7 @@ from .layers import ITEM
 from .method import DrawKey, Encoding, Method
 from .model import Snapshot
 from .optim import stacked_optimiser
+from .parallel import even_pieces
 from .protection import OPEN, Protection
 from .sampling import LISTED_OTHERS, LocalSettings, Others, padded
 from .sequential import Dropout, Sequence
@@ -48,12 +48,10 @@ class SessionChunk:
 
 
 def make_session_chunks(step: Step, users: Tensor, chunk_clients: int = CHUNK_CLIENTS) -> list[SessionChunk]:
-    """Group a round's participants, each of whom has at least one training session, into chunks of equal size: an even
-    number, for two threads, unless they are few."""
+    """Group a round's participants, each of whom has at least one training session, into chunks of equal size."""
     listed = len(users) * step.n_items <= LISTED_OTHERS
-    count = 1 if 4 * len(users) <= chunk_clients else 2 * math.ceil(len(users) / (2 * chunk_clients))
     return [SessionChunk(some, step.sessions["train"], Others.of(padded(step.train, some), step.n_items, listed))
-            for some in users.tensor_split(count)]
+            for some in even_pieces(users, chunk_clients)]
 
 
 def window(sessions: Sessions, chosen: Tensor, length: int) -> tuple[Tensor, Sequence]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedcl_bench.functional import linear
 from fedcl_bench.layers import apply_linear
 from fedcl_bench.sequential import SequentialBackbone, SequentialSettings, linear_start, xavier
 from fedcl_bench.settings import setting
@@ -93,6 +94,6 @@ class GRU4Rec(SequentialBackbone):
     def encode(self, clients, inputs, sequence, dropout):
         x = dropout(inputs, self.settings.dropout)
         for k in range(self.settings.layers):
-            gates = torch.bmm(x, clients[f"{k}.input.weight"].transpose(1, 2))
+            gates = linear(x, clients[f"{k}.input.weight"])
             x = Recurrence.apply(gates, clients[f"{k}.state.weight"])
         return apply_linear(clients, "out", x)
