@@ -149,11 +149,23 @@ class SessionTrainer(ChunkTrainer):
             Each client's loss averaged over the epochs, shape (C,).
         """
         self.method.begin_local(self.local)
-        parameters = {**self.clients, **self.rows}
         self.penalties = row_penalties(self.method, self.rows)
+        loss = self._epochs()
+        self.method.end_local(self.local)
+        self.replaced = self.private
+        for name in self.dense:
+            self.moved[name] = self.dense[name] if name in self.moved else self.dense[name] - self.model.dense[name]
+        for name, rows in self.rows.items():
+            if name not in self.moved:
+                rows = rows - embedding(self.slots.items, self.model.public[name])
+            self.moved[name] = rows * self.slots.first_copy.unsqueeze(2)
+        return loss
+
+    def _epochs(self) -> Tensor:
+        """Update all parameters in place; returns as ``train``."""
+        parameters, optimiser = {**self.clients, **self.rows}, None
         rates = {**dict.fromkeys(parameters, self.backbone.settings.lr),
                  **self.backbone.learning_rates(self.n_items, self.draw.round)}
-        optimiser = None
         total = torch.zeros(len(self.users), dtype=torch.float64, device=self.users.device)
         for epoch in range(self.settings.local_epochs):
             for value in parameters.values():
@@ -173,16 +185,9 @@ class SessionTrainer(ChunkTrainer):
                 value.grad = torch.zeros_like(value) if gradient is None else gradient.contiguous()
             optimiser.step()
             total += loss.detach()
-        for value in parameters.values():
-            value.grad = None
-        self.method.end_local(self.local)
-        self.replaced = self.private
-        for name in self.dense:
-            self.moved[name] = self.dense[name] if name in self.moved else self.dense[name] - self.model.dense[name]
-        for name, rows in self.rows.items():
-            if name not in self.moved:
-                rows = rows - embedding(self.slots.items, self.model.public[name])
-            self.moved[name] = rows * self.slots.first_copy.unsqueeze(2)
+            gradients = None  # their memory is the next epoch's
+            for value in parameters.values():
+                value.grad = None
         return total / self.settings.local_epochs
 
     def _loss(self, epoch: int) -> Tensor:

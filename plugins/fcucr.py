@@ -226,8 +226,7 @@ class FCUCR(Method):
         place = torch.full((1 + int(torch.cat([sessions, base["session"]]).max()),), -1, device=users.device)
         place[base["session"]] = torch.arange(len(base["session"]), device=users.device)
         for name, values in new.items():
-            old = base[name].index_copy(0, place[sessions[again]], values[again])
-            new[name] = torch.cat([old, values[~again]])
+            new[name] = torch.cat([base[name], values[~again]]).index_copy_(0, place[sessions[again]], values[again])
         if s.window > 0:
             keep = new["round"] > round_ - s.window
             if s.window_rule == "entries":  # entries stand in the order of their first insertion
