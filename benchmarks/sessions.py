@@ -11,6 +11,9 @@ knowledge base, adds the model to a running sum, and ranks the client's validati
 clients in turn with the engine, so that a slow moment of the machine hits both, and scaled to all of them. It has a
 process of its own, because the engine changes how memory is allocated, and 1 or --threads threads, whichever is faster
 for it.
+
+Beside the time, the table has the processor time of both, which other jobs on the machine disturb less, and both
+ratios. The engine's is that of all its threads.
 """
 
 from __future__ import annotations
@@ -213,15 +216,15 @@ def begin_loop(method: str, backbone: str, data_dir: Path) -> None:
     _loop = Loop(backbone, method == "fcucr", load_stream(config.source, config.stream).steps[0])
 
 
-def time_loop(users: list[int], round_: int, base: dict, threads: int) -> float:
-    """Seconds per client of a round, after one that warms up."""
+def time_loop(users: list[int], round_: int, base: dict, threads: int) -> tuple[float, float]:
+    """Seconds and processor seconds per client of a round, after one that warms up."""
     torch.set_num_threads(threads)
     base = {name: torch.from_numpy(value) for name, value in base.items()}
     _loop.client(users[0], round_, base)
-    began = time.perf_counter()
+    began, used = time.perf_counter(), time.process_time()
     for user in users:
         _loop.client(user, round_, base)
-    return (time.perf_counter() - began) / len(users)
+    return (time.perf_counter() - began) / len(users), (time.process_time() - used) / len(users)
 
 
 def configured(method: str, backbone: str, data_dir: Path):
@@ -238,27 +241,31 @@ def compare(method: str, backbone: str, args: argparse.Namespace) -> None:
     sample = torch.linspace(0, clients - 1, args.clients * args.repeats).long().view(args.repeats, -1).tolist()
     reset_peak()
     torch.set_num_threads(args.threads)
-    train, evaluate, each = [], [], []
+    train, evaluate, used, each = [], [], [], []
     rounds = run(federation)
     with ProcessPoolExecutor(1, get_context("spawn"), begin_loop, (method, backbone, args.data_dir)) as pool:
         for number in range(2 + args.repeats):
+            before = time.process_time()
             progress = next(rounds)
+            before = time.process_time() - before
             base = {name: progress.server_state[name].numpy() for name in ("prototypes", "owner")
                     if name in progress.server_state}
             if number == 1:  # small operations can take longer on several threads
                 trial = {threads: pool.submit(time_loop, sample[0][:3], 1, base, threads).result()
                          for threads in {1, args.threads}}
-                threads = min(trial, key=trial.get)
+                threads = min(trial, key=lambda threads: trial[threads][0])
             elif number > 1:
                 train.append(progress.curve[-1]["train_seconds"])
                 evaluate.append(progress.curve[-1]["evaluate_seconds"])
+                used.append(before)
                 each.append(pool.submit(time_loop, sample[number - 2], number, base, threads).result())
     rounds.close()
-    together = statistics.median(a + b for a, b in zip(train, evaluate))
-    client = statistics.median(each)
-    print(f"{method:8}{backbone:10}{1e3 * statistics.median(train):10.0f}{1e3 * statistics.median(evaluate):10.0f}"
-          f"{1e3 * together:10.0f}{peak_mib():10.0f}{threads:10}{1e3 * client:11.1f}{client * clients:11.1f}"
-          f"{client * clients / together:8.0f}x{os.getloadavg()[0]:9.1f}", flush=True)
+    together, busy = statistics.median(a + b for a, b in zip(train, evaluate)), statistics.median(used)
+    client, client_busy = (statistics.median(times) for times in zip(*each))
+    print(f"{method:6}{backbone:9}{1e3 * statistics.median(train):9.0f}{1e3 * statistics.median(evaluate):11.0f}"
+          f"{1e3 * together:9.0f}{1e3 * busy:8.0f}{peak_mib():7.0f}{threads:9}{1e3 * client:9.1f}{1e3 * client_busy:8.1f}"
+          f"{client * clients:9.1f}{client * clients / together:9.0f}x{client_busy * clients / busy:7.0f}x"
+          f"{os.getloadavg()[0]:7.1f}", flush=True)
 
 
 def main():
@@ -274,10 +281,10 @@ def main():
     print(f"{env['processor']}, {env['cores']} cores, {args.threads} threads, Python {env['python']}, "
           f"torch {env['torch']}; load {', '.join(f'{load:.1f}' for load in os.getloadavg())}")
     print(f"XING, default settings, medians of {args.repeats} rounds after 2; loop: {args.clients} clients each time")
-    print(f"{'':18}{'engine, ms per round':^30}{'peak':>10}{'loop:':>10}{'ms per':>11}{'s per':>11}{'engine':>9}"
-          f"{'load':>9}")
-    print(f"{'':18}{'training':>10}{'evaluation':>10}{'together':>10}{'MiB':>10}{'threads':>10}{'client':>11}"
-          f"{'round':>11}{'is':>9}")
+    print(f"{'':15}{'engine, ms per round':^37}{'peak':>7}{'loop:':>9}{'ms per client':^17}{'s per':>9}{'engine is':^18}"
+          f"{'load':>7}")
+    print(f"{'':15}{'training':>9}{'evaluation':>11}{'together':>9}{'CPU':>8}{'MiB':>7}{'threads':>9}{'time':>9}"
+          f"{'CPU':>8}{'round':>9}{'time':>10}{'CPU':>8}")
     for backbone in args.backbones.split(","):
         for method in args.methods.split(","):
             compare(method, backbone, args)
