@@ -263,7 +263,8 @@ def compare(method: str, backbone: str, args: argparse.Namespace) -> None:
     together, busy = statistics.median(a + b for a, b in zip(train, evaluate)), statistics.median(used)
     client, client_busy = (statistics.median(times) for times in zip(*each))
     print(f"{method:6}{backbone:9}{1e3 * statistics.median(train):9.0f}{1e3 * statistics.median(evaluate):11.0f}"
-          f"{1e3 * together:9.0f}{1e3 * busy:8.0f}{peak_mib():7.0f}{threads:9}{1e3 * client:9.1f}{1e3 * client_busy:8.1f}"
+          f"{1e3 * together:9.0f}{1e3 * busy:8.0f}{peak_mib():7.0f}"
+          f"{threads:9}{1e3 * client:9.1f}{1e3 * client_busy:8.1f}"
           f"{client * clients:9.1f}{client * clients / together:9.0f}x{client_busy * clients / busy:7.0f}x"
           f"{os.getloadavg()[0]:7.1f}", flush=True)
 
@@ -281,8 +282,8 @@ def main():
     print(f"{env['processor']}, {env['cores']} cores, {args.threads} threads, Python {env['python']}, "
           f"torch {env['torch']}; load {', '.join(f'{load:.1f}' for load in os.getloadavg())}")
     print(f"XING, default settings, medians of {args.repeats} rounds after 2; loop: {args.clients} clients each time")
-    print(f"{'':15}{'engine, ms per round':^37}{'peak':>7}{'loop:':>9}{'ms per client':^17}{'s per':>9}{'engine is':^18}"
-          f"{'load':>7}")
+    print(f"{'':15}{'engine, ms per round':^37}{'peak':>7}{'loop:':>9}{'ms per client':^17}{'s per':>9}"
+          f"{'engine is':^18}{'load':>7}")
     print(f"{'':15}{'training':>9}{'evaluation':>11}{'together':>9}{'CPU':>8}{'MiB':>7}{'threads':>9}{'time':>9}"
           f"{'CPU':>8}{'round':>9}{'time':>10}{'CPU':>8}")
     for backbone in args.backbones.split(","):

@@ -1,4 +1,4 @@
-"""The layers that clients of sessions train in few passes: they equal PyTorch's own, with gradients, client by client."""
+"""Layers of session clients, written in few passes: they equal PyTorch's own, with gradients, client by client."""
 
 from __future__ import annotations
 
