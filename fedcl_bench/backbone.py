@@ -91,6 +91,8 @@ class Backbone:
         keeps_local_tables: after its round a client keeps its own trained copy of the public item tables.
         scores_local_tables: it is evaluated with that copy. Both are attributes of the class or of the instance.
         serves_tables: the server makes item tables for each client (see ``serve``).
+        rest_follows: with ``whole_tables``, rows that are in none of a client's local batches move by ``weight_decay``
+            and ``pull`` alone; it then trains the others only (see ``partial.py``).
         weight_decay: added times the parameter to every gradient; needs ``whole_tables``.
     """
 
@@ -107,6 +109,7 @@ class Backbone:
     keeps_local_tables: bool = False
     scores_local_tables: bool = False
     serves_tables: bool = False
+    rest_follows: bool = False
     weight_decay: float = 0.0
 
     def __init__(self, settings: BackboneSettings):
@@ -255,6 +258,26 @@ class Backbone:
             round_: rounds done in the block.
         """
         return None
+
+    def pull(self, n_items: int) -> float:
+        """How strongly a client's public item rows are held near those that the server made for it (see ``serve``): the
+        loss gets half of it times the squared distance, summed over all rows."""
+        return 0.0
+
+    def sgd_step(self, clients: Tables, rows: Tables, labels: Tensor, weights: Tensor, rates: Tables,
+                 round_: int) -> Tensor:
+        """One local batch under SGD with all gradients by hand, in place: optional, and used if a client needs nothing
+        but ``score``, ``loss``, ``regulariser`` and ``weight_decay``, whose result it must have. It moves rows whose
+        weights are 0 by weight decay alone.
+
+        Args:
+            clients, rows, labels, weights, round_: as for ``regulariser`` and ``loss``; written.
+            rates: learning rates by name, each (C,); 0 where a client sits the batch out.
+
+        Returns:
+            Each client's loss before the step, (C,).
+        """
+        raise NotImplementedError
 
     def serve(self, uploads: Tables) -> tuple[Tables, Tables] | None:
         """A server that looks at each upload instead of at their mean only.

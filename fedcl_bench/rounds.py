@@ -15,6 +15,7 @@ from .local import ListTrainer
 from .method import DrawKey, Method
 from .model import Snapshot
 from .optim import make_optimiser
+from .partial import PartialTrainer, is_partial
 from .parallel import in_order
 from .protection import OPEN, Protection
 from .sampling import Chunk, LaterChunk, LocalSettings
@@ -52,6 +53,8 @@ def _shift(public: Tables, method: Method, backbone: Backbone, settings: LocalSe
 
 def _local_tables(trainer: ChunkTrainer, shifts: Tables) -> Tables:
     """Each client's own trained copy of the public tables, each (C, items, ...)."""
+    if isinstance(trainer, PartialTrainer):
+        return trainer.kept
     if trainer.backbone.whole_tables:
         return {name: trainer.model.public[name] + trainer.moved[name] for name in trainer.rows}
     if outer := [name for name, moved in trainer.moved.items() if isinstance(moved, Outer)]:
@@ -126,6 +129,9 @@ class Trained:
         kept: their own trained copies of the public item tables, if they keep them, each (C, items, ...).
         loss: each client's mean loss, shape (C,).
         uploads: what the method uploaded, each (C, ...).
+        rest: with whole tables of which clients held only a part (see ``partial.py``), by what a client's other rows
+            were multiplied, each (C,); ``moved`` is beyond that.
+        held: what has become of the rows that clients held of such personal tables, each (C, slots, ...).
     """
 
     users: Tensor
@@ -136,6 +142,8 @@ class Trained:
     kept: Tables
     loss: Tensor
     uploads: Tables
+    rest: Tables
+    held: Tables
 
     def changes(self, model: Snapshot, backbone: Backbone) -> Tables:
         """By how much each client's upload differs from what the server sent: public item tables, each (C, items, ...),
@@ -143,10 +151,15 @@ class Trained:
         result = {name: self.moved[name] for name in model.dense}
         for name, table in model.public.items():
             rows, items = self.moved[name], self.slots.items
-            if backbone.whole_tables or isinstance(rows, Outer):
+            if name in self.rest and name in self.kept:
+                result[name] = self.kept[name] - table
+                continue
+            if isinstance(rows, Outer) or (backbone.whole_tables and name not in self.rest):
                 result[name] = rows.rows() if isinstance(rows, Outer) else rows
                 continue
             change = self.shift.get(name, torch.zeros_like(table)).expand(len(items), *table.shape).clone()
+            if name in self.rest:
+                change += table * _beside(self.rest[name] - 1.0, change).to(change)
             if self.factors is not None:
                 change *= _beside(self.factors.to(change), change)
             index = items.view(*items.shape, *[1] * (table.dim() - 1)).expand_as(rows)
@@ -154,11 +167,17 @@ class Trained:
         return result
 
 
+def _others_rows(table: Tensor, users: Tensor) -> Tensor:
+    """A table like this with the rows of those who are not among ``users``; the others are to be written."""
+    return torch.empty_like(table) if len(users) == len(table) else table.clone()
+
+
 def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, method: Method,
                settings: LocalSettings, place: DrawKey, own_start: bool = False,
                protection: Protection = OPEN) -> Callable[[AnyChunk], Trained]:
     """The function that trains the clients of one of a round's chunks; arguments as for ``train_round``."""
     shifts: dict[int, Tables] = {}
+    partial = is_partial(backbone, method, settings, protection)
     if row_penalties(method, model.public) and not backbone.whole_tables:
         shifts = {batches: _shift(model.public, method, backbone, settings, batches, place.round)
                   for batches in {chunk.batches for chunk in chunks}}
@@ -169,7 +188,7 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, 
         if isinstance(chunk, SessionChunk):
             trainer = SessionTrainer(chunk, model, backbone, method, settings, place, own_start, protection)
         else:
-            kind = InnerTrainer if chunk.dense else ListTrainer
+            kind = InnerTrainer if chunk.dense else PartialTrainer if partial else ListTrainer
             trainer = kind(chunk, model, backbone, method, settings, place, protection)
         loss = trainer.train()
         moved, shift = trainer.moved, shifts.get(chunk.batches, {})
@@ -186,7 +205,10 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, 
                 moved[name] = (value.scaled(factors) if isinstance(value, Outer) else
                                value * _beside(factors.to(value), value))
         contract.check_sent(method, trainer.declared, trainer.uploads)
-        return Trained(chunk.users, trainer.slots, moved, shift, factors, kept, loss, trainer.uploads)
+        rest, held = {}, {}
+        if isinstance(trainer, PartialTrainer):
+            rest, held = trainer.rest, {name: trainer.private[name] for name in trainer.personal}
+        return Trained(chunk.users, trainer.slots, moved, shift, factors, kept, loss, trainer.uploads, rest, held)
 
     return train
 
@@ -218,9 +240,12 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
     whole = participants if weights is None else weights[everybody].sum()
     train = trainer_of(chunks, model, backbone, method, settings, DrawKey(seed, step, round_), own_start, protection)
     change = {name: torch.zeros_like(table) for name, table in {**model.public, **model.dense}.items()}
-    private = {name: table.clone() for name, table in model.private.items()}
-    local = {name: table.clone() for name, table in model.local.items()}
-    personal = set() if backbone.whole_tables else set(backbone.new_personal(0, range(0)))
+    partial = is_partial(backbone, method, settings, protection)
+    own_tables = set(backbone.new_personal(0, range(0)))
+    private = {name: _others_rows(table, everybody) if partial and name in own_tables else table.clone()
+               for name, table in model.private.items()}
+    local = {name: _others_rows(table, everybody) for name, table in model.local.items()}
+    personal = set() if backbone.whole_tables else own_tables
     total = torch.zeros((), dtype=torch.float64, device=device)
     squares = torch.zeros(model.n_items, dtype=torch.float64, device=device)  # of the weights that touched each item
 
@@ -234,7 +259,22 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
         share = len(users) if share is None else share.sum()
         for name, shift in trained.shift.items():
             change[name] += shift * share
+        for name, rest in trained.rest.items():
+            if name in own_tables:
+                own = model.private[name].index_select(0, users)
+                private[name].index_copy_(0, users, own.mul_(_beside(rest.to(own), own)))
+                rows = trained.held[name].flatten(0, 1)
+                private[name].flatten(0, 1).index_copy_(0, trained.slots.cells(users, model.n_items), rows)
+            elif name not in trained.kept:
+                share_of = 1.0 if weights is None else weights[users]
+                change[name] += model.public[name] * ((rest - 1.0) * share_of).sum().to(change[name])
         for name, rows in trained.moved.items():
+            if name in trained.rest and name in trained.kept:
+                sent = trained.kept[name]
+                if weights is not None:
+                    sent = sent * _beside(weights[users], sent)
+                change[name] += sent.sum(0) - model.public[name] * share
+                continue
             if isinstance(rows, Outer):
                 change[name] += rows.sum(None if weights is None else weights[users])
                 continue
@@ -244,7 +284,7 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
                 private[name].index_put_((users[:, None], items), rows, accumulate=True)
             elif name in private:
                 private[name].index_add_(0, users, rows)
-            elif name in model.dense or backbone.whole_tables:
+            elif name in model.dense or (backbone.whole_tables and not partial):
                 change[name] += rows.sum(0)
             else:
                 change[name].index_add_(0, items.reshape(-1), rows.flatten(0, 1))

@@ -66,7 +66,7 @@ class GPFedRec(Backbone):
     Settings = GPFedRecSettings
     defaults = {"init_from": "best", "batch_size": 256}
     session_defaults = {"dim": 8, "lr_eta": 10.0}  # whole tables of XING's items at every client, several times
-    whole_tables = True
+    whole_tables = rest_follows = True
     keeps_local_tables = True  # the server needs every upload
     serves_tables = True
 
@@ -89,8 +89,8 @@ class GPFedRec(Backbone):
             x = apply_linear(clients, f"predictor.{k}", torch.relu(x))
         return x.squeeze(2)
 
-    def regulariser(self, clients, rows, weights, served, round_):
-        return self.settings.reg * (rows[ITEM] - served[ITEM]).flatten(1).square().mean(1)
+    def pull(self, n_items):
+        return 2.0 * self.settings.reg / (n_items * self.settings.dim)  # a mean over the table's numbers
 
     def serve(self, uploads):
         s = self.settings
