@@ -90,27 +90,31 @@ class FedRAP(Backbone):
         return (per_item * weights).sum(1)
 
     def sgd_step(self, clients, rows, labels, weights, rates, round_):
+        # As few passes over the rows as possible, in three buffers beside the two tables.
         apart, sparse = (weight / self.settings.dim for weight in self.weights(round_))
         common, personal = rows[COMMON], clients[PERSONAL]
         vector, bias = clients["score.weight"], clients["score.bias"]
+        rate = rates[COMMON].view(-1, 1, 1)  # of both tables
+        batch, per_item = weights.unsqueeze(1), weights.unsqueeze(2)
+
         both = common + personal
         scores = torch.baddbmm(bias.unsqueeze(2), vector, both.transpose(1, 2)).squeeze(1)
-        gap = personal - common
-        if self.settings.sparsity == "l1":
-            size, slope = torch.linalg.vector_norm(common, 1, dim=2), torch.sign(common)
-        else:
-            size, slope = torch.linalg.vector_norm(common, dim=2).square(), 2.0 * common
-        per_item = sparse * size - apart * torch.linalg.vector_norm(gap, dim=2).square()
-        loss = weighted_bce(scores, labels, weights) + (per_item * weights).sum(1)
-
+        loss = weighted_bce(scores, labels, weights)
         error = torch.sigmoid(scores).sub_(labels).mul_(weights).unsqueeze(1)
         to_vector = torch.bmm(error, both)
-        rate = rates[COMMON].view(-1, 1, 1)  # that of both tables
-        pulled = torch.mul((error * -rate).transpose(1, 2), vector, out=both)  # both rows' share of the prediction
-        gap *= 2.0 * apart * (weights.unsqueeze(2) * rate)
-        personal.mul_(1.0 - rate * self.settings.l2).add_(pulled).add_(gap)
-        common.mul_(1.0 - rate * self.settings.l2).add_(pulled).sub_(gap)
-        common.addcmul_(slope, weights.unsqueeze(2) * rate, value=-sparse)
+
+        gap = personal - common
+        loss -= apart * torch.bmm(batch, torch.mul(gap, gap, out=both)).sum((1, 2))
+        l1 = self.settings.sparsity == "l1"
+        loss += sparse * torch.bmm(batch, torch.abs(common, out=both) if l1 else
+                                   torch.mul(common, common, out=both)).sum((1, 2))
+        slope = torch.sign(common) if l1 else 2.0 * common
+
+        pulled = torch.mul((error * -rate).transpose(1, 2), vector, out=both)  # the prediction's share of both updates
+        gap *= 2.0 * apart * (per_item * rate)
+        decay = 1.0 - rate * self.settings.l2
+        personal.mul_(decay).add_(pulled).add_(gap)
+        common.mul_(decay).add_(pulled.sub_(gap)).addcmul_(slope, per_item * rate, value=-sparse)
         vector.sub_(to_vector.add_(vector, alpha=self.settings.l2) * rates["score.weight"].view(-1, 1, 1))
         bias.sub_((error.sum(2) + self.settings.l2 * bias) * rates["score.bias"].view(-1, 1))
         return loss
