@@ -88,12 +88,12 @@ def main():
     train, evaluate = (statistics.median(row[name] for row in rows[1:]) for name in ("train_seconds",
                                                                                      "evaluate_seconds"))
     table = 4 * step.n_users * step.n_items * dim
-    print(f"{'training':24}{train:8.2f} s")
-    print(f"{'validation':24}{evaluate:8.2f} s")
-    print(f"{'a round':24}{second:8.2f} s   {statistics.median(processor[1:]):.2f} processor seconds")
-    print(f"{"authors' log":24}{AUTHORS:8.0f} s   {AUTHORS / second:.0f}x")
-    print(f"{'peak memory':24}{peak_mib() / 1024:8.1f} GiB; the personal tables take {table / 2 ** 30:.1f} GiB")
-    print(f"{'memory bound':24}{2 * table / speed:8.2f} s   to read and write them once at {speed / 1e9:.1f} GB/s")
+    print(f"training              {train:8.2f} s")
+    print(f"validation            {evaluate:8.2f} s")
+    print(f"a round               {second:8.2f} s    {statistics.median(processor[1:]):.2f} processor seconds")
+    print(f"the authors' log      {AUTHORS:8.0f} s    {AUTHORS / second:.0f}x")
+    print(f"peak memory           {peak_mib() / 1024:8.2f} GiB  the personal tables take {table / 2 ** 30:.2f} GiB")
+    print(f"memory bound          {2 * table / speed:8.2f} s    to read and write them once at {speed / 1e9:.1f} GB/s")
 
 
 if __name__ == "__main__":

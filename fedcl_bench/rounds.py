@@ -172,6 +172,17 @@ def _others_rows(table: Tensor, users: Tensor) -> Tensor:
     return torch.empty_like(table) if len(users) == len(table) else table.clone()
 
 
+def _multiply(table: Tensor, users: Tensor, factors: Tensor, result: Tensor) -> None:
+    """Write some users' rows (items, ...) of a table, each times its factor, into another of the same shape."""
+    factors = factors.to(table)
+    if table.device.type == "cpu":  # one user after the other: a single pass over memory
+        for user, factor in zip(users.tolist(), factors):
+            torch.mul(table[user], factor, out=result[user])
+    else:
+        own = table.index_select(0, users)
+        result.index_copy_(0, users, own.mul_(_beside(factors, own)))
+
+
 def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, method: Method,
                settings: LocalSettings, place: DrawKey, own_start: bool = False,
                protection: Protection = OPEN) -> Callable[[AnyChunk], Trained]:
@@ -261,8 +272,7 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
             change[name] += shift * share
         for name, rest in trained.rest.items():
             if name in own_tables:
-                own = model.private[name].index_select(0, users)
-                private[name].index_copy_(0, users, own.mul_(_beside(rest.to(own), own)))
+                _multiply(model.private[name], users, rest, private[name])
                 rows = trained.held[name].flatten(0, 1)
                 private[name].flatten(0, 1).index_copy_(0, trained.slots.cells(users, model.n_items), rows)
             elif name not in trained.kept:
