@@ -283,7 +283,7 @@ class Backbone:
         """A server that looks at each upload instead of at their mean only.
 
         Args:
-            uploads: the participants' public item tables, each (N, items, ...).
+            uploads: the participants' public item tables, each (N, items, ...); not to be written.
 
         Returns:
             None (the server averages), or (public tables, tables served to each participant, each (N, items, ...)).
