@@ -81,6 +81,8 @@ class LocalBatch(Local):
         if trainer.whole:
             return self._scores[clients].detach()
         own = {name: values[clients] for name, values in trainer.clients.items()}
+        if (tables := trainer.tables_now(clients)) is not None:
+            return trainer.backbone.score(own, tables)
         scores = trainer.backbone.score_all(own, trainer.model.public)
         if self.draw.batch > 0:  # before the first update every client's rows are the server's
             rows = (self._scores[clients] if covered else
@@ -295,6 +297,10 @@ class ListTrainer(ChunkTrainer):
                     self._move(name, parameters[name] if number < last or self.reads_end else None, update)
             first_loss = loss.detach() if first_loss is None else first_loss
         return first_loss
+
+    def tables_now(self, clients: Tensor | None = None) -> Tables | None:
+        """Whole public tables as clients have them now, if rows that they do not hold move too (see ``partial.py``)."""
+        return None
 
     def _pull(self, gradients: Tables, some: Tables) -> None:
         """Add the gradient of the pull towards the tables that the server made for the clients."""

@@ -17,11 +17,11 @@ from torch import Tensor
 from .backbone import Backbone, Tables
 from .inner import defined_by
 from .local import ListTrainer, View
-from .method import Method, does_something
+from .method import DrawKey, Method
 from .model import Snapshot
 from .optim import SGD, make_optimiser
 from .protection import OPEN, Protection
-from .sampling import LocalSettings
+from .sampling import Chunk, LocalSettings
 from .trainer import Slots
 
 
@@ -35,10 +35,10 @@ class PartialTrainer(ListTrainer):
 
     all_rows = False
 
-    def __init__(self, chunk, model: Snapshot, backbone: Backbone, *others, **named):
-        super().__init__(chunk, model, backbone, *others, **named)
-        self.by_hand = type(backbone).sgd_step is not Backbone.sgd_step and all(
-            defined_by(backbone, "sgd_step", over) for over in ("score", "loss", "regulariser", "learning_rates"))
+    def __init__(self, chunk: Chunk, model: Snapshot, backbone: Backbone, method: Method, settings: LocalSettings,
+                 draw: DrawKey, protection: Protection = OPEN):
+        super().__init__(chunk, model, backbone, method, settings, draw, protection)
+        self.by_hand = _by_hand(backbone, method)
         self.covering, self.reads_end = self.by_hand, True
         tables = [*model.public, *self.personal]
         self.rest = {name: torch.ones(len(self.users), dtype=torch.float64, device=self.users.device)
@@ -52,7 +52,7 @@ class PartialTrainer(ListTrainer):
                            for away in self.away.values())
 
     def _layout(self, positives: Tensor, negatives: Tensor, replayed: Tensor | None, n_items: int) -> Slots:
-        return Slots.distinct(positives, negatives, n_items)
+        return Slots.distinct(positives, negatives, replayed, n_items)
 
     @property
     def _cells(self) -> Tensor:
@@ -60,19 +60,18 @@ class PartialTrainer(ListTrainer):
         return self.slots.cells(torch.arange(len(self.users), device=self.users.device), self.n_items)
 
     def _local_batch(self, view: View, rates: Mapping[str, float], taking: Tensor | None, batch: int) -> Tensor:
-        beyond = 0.0
-        if self.pull > 0.0:
-            beyond = 0.5 * self.pull * self.squares * next(iter(self.rest.values())).square()
-        part = torch.ones_like(next(iter(self.rest.values()))) if taking is None else taking.double()
-        for name, factor in self.rest.items():
-            strength = self.backbone.weight_decay + (self.pull if name in self.away else 0.0)
-            factor *= 1.0 - rates[name] * strength * part
+        one = next(iter(self.rest.values()))
+        beyond = 0.5 * self.pull * self.squares * one.square()  # what the pull on the other rows adds to the loss
+        part = torch.ones_like(one) if taking is None else taking.double()
         if self.by_hand:
             own = {name: (rate * part).to(self.dtype) for name, rate in rates.items()}
             with torch.no_grad():
                 loss = self.backbone.sgd_step(self.clients, self.rows, view.labels, view.weights, own, self.draw.round)
         else:
             loss = super()._local_batch(view, rates, taking, batch)
+        for name, factor in self.rest.items():
+            strength = self.backbone.weight_decay + (self.pull if name in self.away else 0.0)
+            factor *= 1.0 - rates[name] * strength * part
         return loss + beyond
 
     @torch.no_grad()
@@ -85,23 +84,42 @@ class PartialTrainer(ListTrainer):
             rest = begun[name].mul_(factor) if name not in self.served else torch.lerp(
                 self.served[name], begun[name], factor)
             self.moved[name] = rows - rest
-        self.kept = self._kept() if self.backbone.keeps_local_tables else {}
+        self.kept = self.tables_now() if self.backbone.keeps_local_tables else {}
 
-    def _kept(self) -> Tables:
-        result = {}
-        for name, rows in self.rows.items():
-            table, factor = self.model.public[name], self.rest[name].to(rows).view(-1, *[1] * (rows.dim() - 1))
-            own = torch.sub(table, self.away[name].mul_(1.0 - factor)) if name in self.away else table * factor
-            own.flatten(0, 1).index_copy_(0, self._cells, rows.flatten(0, 1))
-            result[name] = own
+    def tables_now(self, clients: Tensor | None = None) -> Tables:
+        """Whole public tables as clients have them now, each (K, items, ...); ``clients``: positions (K,), None: all."""
+        some = slice(None) if clients is None else clients
+        items, result = self.slots.items[some], {}
+        for name, held in self.rows.items():
+            rows, table = held[some], self.model.public[name]
+            factor = self.rest[name][some].to(rows).view(-1, *[1] * (rows.dim() - 1))
+            own = table - (1.0 - factor) * self.away[name][some] if name in self.away else table * factor
+            result[name] = own.scatter_(1, items.view(*items.shape, *[1] * (rows.dim() - 2)).expand_as(rows), rows)
         return result
 
 
 def is_partial(backbone: Backbone, method: Method, settings: LocalSettings, protection: Protection = OPEN) -> bool:
-    """Whether clients can be trained so: nothing else reads or moves item rows, and updates are multiples of
-    gradients."""
+    """Whether clients can be trained so: updates are multiples of gradients, no other term concerns all rows, and no
+    hook of the method sees whole personal tables."""
+    seen = ["row_penalty"]
+    if backbone.new_personal(0, range(0)):
+        seen += ["begin_local", "local_loss", "replayed_items", "end_local"]
     return (backbone.whole_tables and backbone.rest_follows and isinstance(make_optimiser(settings), SGD)
-            and not does_something(method) and protection.clip == 0.0 and backbone.own_samples(settings) is None)
+            and not any(_own(method, hook) for hook in seen) and protection.clip == 0.0
+            and backbone.own_samples(settings) is None and not (backbone.serves_tables and backbone.weight_decay > 0.0))
+
+
+def _by_hand(backbone: Backbone, method: Method) -> bool:
+    """Whether a local batch is ``Backbone.sgd_step``'s: it has one that means what the backbone's other hooks do, and
+    the method adds nothing to it."""
+    meant = ("score", "loss", "regulariser", "learning_rates", "groups")
+    return (type(backbone).sgd_step is not Backbone.sgd_step
+            and all(defined_by(backbone, "sgd_step", over) for over in meant)
+            and not any(_own(method, hook) for hook in ("local_loss", "new_private")))
+
+
+def _own(method: Method, hook: str) -> bool:
+    return getattr(type(method), hook) is not getattr(Method, hook)
 
 
 def holds_whole(backbone: Backbone, method: Method, settings: LocalSettings, protection: Protection = OPEN) -> bool:

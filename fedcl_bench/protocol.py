@@ -43,7 +43,8 @@ class Lists:
         """What the participants train on in a round; the same in every round unless they change."""
         backbone = self.f.backbone
         whole = holds_whole(backbone, self.method, self.f.local, self.f.server.protection)
-        return make_chunks(self.step, users, self.f.local, row_width(model, backbone), backbone.pairwise, whole, own=backbone.own_samples(self.f.local),
+        return make_chunks(self.step, users, self.f.local, row_width(model, backbone), backbone.pairwise, whole,
+                           own=backbone.own_samples(self.f.local),
                            inner=is_inner(backbone, self.method, model, self.f.local))
 
     def lengths(self, round_: int) -> Tensor:

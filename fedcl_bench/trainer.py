@@ -59,18 +59,22 @@ class Slots:
                      canonical == slot)
 
     @staticmethod
-    def distinct(positives: Tensor, negatives: Tensor, n_items: int) -> "Slots":
+    def distinct(positives: Tensor, negatives: Tensor, replayed: Tensor | None, n_items: int) -> "Slots":
         """A slot for every item that a client looks up, once, in order; clients with fewer hold some of the others too,
         which are in no sample."""
-        samples = torch.cat([positives, negatives], 1)
-        mask = torch.zeros(len(samples), n_items, dtype=torch.bool, device=samples.device).scatter_(1, samples, True)
-        number = mask.cumsum(1)  # of the items looked up, from 1
+        if replayed is None:
+            replayed = positives[:, :0]
+        looked_up = torch.cat([positives, negatives, replayed], 1)
+        mask = torch.zeros(len(positives), n_items, dtype=torch.bool, device=positives.device)
+        number = mask.scatter_(1, looked_up, True).cumsum(1)  # of the items looked up, from 1
         held = number[:, -1:]
-        item = torch.arange(n_items, device=samples.device)
+        item = torch.arange(n_items, device=positives.device)
         slot = torch.where(mask, number - 1, held + item - number)
         items = torch.empty_like(slot).scatter_(1, slot, item.expand_as(slot))[:, :int(held.max())].contiguous()
         positive = torch.zeros_like(mask).scatter_(1, positives, True).gather(1, items)
-        return Slots(items, positive, slot.gather(1, samples), items[:, :0], torch.ones_like(positive))
+        slots = slot.gather(1, looked_up)
+        samples = positives.shape[1] + negatives.shape[1]
+        return Slots(items, positive, slots[:, :samples], slots[:, samples:], torch.ones_like(positive))
 
     @staticmethod
     def whole(positives: Tensor, negatives: Tensor, replayed: Tensor | None, n_items: int) -> "Slots":
