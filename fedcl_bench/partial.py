@@ -98,15 +98,15 @@ class PartialTrainer(ListTrainer):
         return result
 
 
-def is_partial(backbone: Backbone, method: Method, settings: LocalSettings, protection: Protection = OPEN) -> bool:
+def is_partial(backbone: Backbone, method: Method, settings: LocalSettings) -> bool:
     """Whether clients can be trained so: updates are multiples of gradients, no other term concerns all rows, and no
     hook of the method sees whole personal tables."""
     seen = ["row_penalty"]
     if backbone.new_personal(0, range(0)):
         seen += ["begin_local", "local_loss", "replayed_items", "end_local"]
     return (backbone.whole_tables and backbone.rest_follows and isinstance(make_optimiser(settings), SGD)
-            and not any(_own(method, hook) for hook in seen) and protection.clip == 0.0
-            and backbone.own_samples(settings) is None and not (backbone.serves_tables and backbone.weight_decay > 0.0))
+            and not any(_own(method, hook) for hook in seen) and backbone.own_samples(settings) is None
+            and not (backbone.serves_tables and backbone.weight_decay > 0.0))
 
 
 def _by_hand(backbone: Backbone, method: Method) -> bool:
@@ -122,7 +122,6 @@ def _own(method: Method, hook: str) -> bool:
     return getattr(type(method), hook) is not getattr(Method, hook)
 
 
-def holds_whole(backbone: Backbone, method: Method, settings: LocalSettings, protection: Protection = OPEN) -> bool:
+def holds_whole(backbone: Backbone, method: Method, settings: LocalSettings) -> bool:
     """Whether a chunk has memory for all item rows of each of its clients."""
-    return backbone.whole_tables and (backbone.keeps_local_tables
-                                      or not is_partial(backbone, method, settings, protection))
+    return backbone.whole_tables and (backbone.keeps_local_tables or not is_partial(backbone, method, settings))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, Iterable, Sequence
+from typing import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -86,10 +86,14 @@ def _untouched_start(backbone: Backbone, seed: int, name: str, weight: Tensor) -
     return rest * weight.clamp(min=0.0).sqrt().view(-1, *[1] * (rest.dim() - 1))
 
 
-def _clip_factors(moved: Tables, shift: Tables, slots: Slots, names: Iterable[str], protection: Protection) -> Tensor:
+def _clip_factors(moved: Tables, shift: Tables, rest: Mapping[str, tuple[Tensor, Tensor]], slots: Slots,
+                  names: Iterable[str], protection: Protection) -> Tensor:
     """By what each client multiplies its change of the public parameters to stay within the norm, (C,).
 
-    The shift of rows that a client does not touch counts too: it depends on its data through its local batches.
+    What moves rows that a client does not touch counts too: it depends on its data through its local batches.
+
+    Args:
+        rest: by table, what its rows are at rest as a share of what the server sent, (C,), less 1, and the table.
     """
     sizes = torch.zeros(len(slots.items), dtype=torch.float64, device=slots.items.device)
     for name in names:
@@ -99,6 +103,12 @@ def _clip_factors(moved: Tables, shift: Tables, slots: Slots, names: Iterable[st
             each = protection.sizes(shift[name])
             elsewhere = torch.ones(len(slots.items), len(each), dtype=each.dtype, device=each.device)
             sizes += elsewhere.scatter_(1, slots.items, 0.0) @ each
+        if name in rest:
+            share, table = rest[name]
+            change = change + _at_slots(table, slots) * _beside(share, change).to(change)
+            each = protection.sizes(table)
+            elsewhere = torch.ones(len(slots.items), len(each), dtype=each.dtype, device=each.device)
+            sizes += (elsewhere.scatter_(1, slots.items, 0.0) @ each) * protection.sizes(share)
         sizes += protection.sizes(change)
     return protection.factors(sizes)
 
@@ -188,7 +198,7 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, 
                protection: Protection = OPEN) -> Callable[[AnyChunk], Trained]:
     """The function that trains the clients of one of a round's chunks; arguments as for ``train_round``."""
     shifts: dict[int, Tables] = {}
-    partial = is_partial(backbone, method, settings, protection)
+    partial = is_partial(backbone, method, settings)
     if row_penalties(method, model.public) and not backbone.whole_tables:
         shifts = {batches: _shift(model.public, method, backbone, settings, batches, place.round)
                   for batches in {chunk.batches for chunk in chunks}}
@@ -207,18 +217,19 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, 
             # Rows the client did not touch moved by `shift` too, alike for all; its own copies count from there.
             moved[name] = moved[name] - _at_slots(table, trainer.slots)
         kept = _local_tables(trainer, shift) if backbone.keeps_local_tables else {}
+        rest, held = {}, {}
+        if isinstance(trainer, PartialTrainer):
+            rest, held = trainer.rest, {name: trainer.private[name] for name in trainer.personal}
         factors = None
         if protection.clip > 0.0:
             names = [*model.public, *model.dense]
-            factors = _clip_factors(moved, shift, trainer.slots, names, protection)
+            resting = {name: (rest[name] - 1.0, model.public[name]) for name in model.public if name in rest}
+            factors = _clip_factors(moved, shift, resting, trainer.slots, names, protection)
             for name in names:
                 value = moved[name]
                 moved[name] = (value.scaled(factors) if isinstance(value, Outer) else
                                value * _beside(factors.to(value), value))
         contract.check_sent(method, trainer.declared, trainer.uploads)
-        rest, held = {}, {}
-        if isinstance(trainer, PartialTrainer):
-            rest, held = trainer.rest, {name: trainer.private[name] for name in trainer.personal}
         return Trained(chunk.users, trainer.slots, moved, shift, factors, kept, loss, trainer.uploads, rest, held)
 
     return train
@@ -251,7 +262,7 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
     whole = participants if weights is None else weights[everybody].sum()
     train = trainer_of(chunks, model, backbone, method, settings, DrawKey(seed, step, round_), own_start, protection)
     change = {name: torch.zeros_like(table) for name, table in {**model.public, **model.dense}.items()}
-    partial = is_partial(backbone, method, settings, protection)
+    partial = is_partial(backbone, method, settings)
     own_tables = set(backbone.new_personal(0, range(0)))
     private = {name: _others_rows(table, everybody) if partial and name in own_tables else table.clone()
                for name, table in model.private.items()}
@@ -276,8 +287,9 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
                 rows = trained.held[name].flatten(0, 1)
                 private[name].flatten(0, 1).index_copy_(0, trained.slots.cells(users, model.n_items), rows)
             elif name not in trained.kept:
-                share_of = 1.0 if weights is None else weights[users]
-                change[name] += model.public[name] * ((rest - 1.0) * share_of).sum().to(change[name])
+                counts = (rest - 1.0) * (1.0 if weights is None else weights[users])
+                counts = counts if trained.factors is None else counts * trained.factors
+                change[name] += model.public[name] * counts.sum().to(change[name])
         for name, rows in trained.moved.items():
             if name in trained.rest and name in trained.kept:
                 sent = trained.kept[name]
