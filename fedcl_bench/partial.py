@@ -22,7 +22,7 @@ from .model import Snapshot
 from .optim import SGD, make_optimiser
 from .protection import OPEN, Protection
 from .sampling import Chunk, LocalSettings
-from .trainer import Slots
+from .trainer import Slots, row_penalties
 
 
 class PartialTrainer(ListTrainer):
@@ -98,14 +98,13 @@ class PartialTrainer(ListTrainer):
         return result
 
 
-def is_partial(backbone: Backbone, method: Method, settings: LocalSettings) -> bool:
+def is_partial(backbone: Backbone, method: Method, model: Snapshot, settings: LocalSettings) -> bool:
     """Whether clients can be trained so: updates are multiples of gradients, no other term concerns all rows, and no
     hook of the method sees whole personal tables."""
-    seen = ["row_penalty"]
-    if backbone.new_personal(0, range(0)):
-        seen += ["begin_local", "local_loss", "replayed_items", "end_local"]
+    sees = backbone.new_personal(0, range(0)) and any(
+        _own(method, hook) for hook in ("begin_local", "local_loss", "replayed_items", "end_local"))
     return (backbone.whole_tables and backbone.rest_follows and isinstance(make_optimiser(settings), SGD)
-            and not any(_own(method, hook) for hook in seen) and backbone.own_samples(settings) is None
+            and not sees and not row_penalties(method, model.public) and backbone.own_samples(settings) is None
             and not (backbone.serves_tables and backbone.weight_decay > 0.0))
 
 
@@ -122,6 +121,6 @@ def _own(method: Method, hook: str) -> bool:
     return getattr(type(method), hook) is not getattr(Method, hook)
 
 
-def holds_whole(backbone: Backbone, method: Method, settings: LocalSettings) -> bool:
+def holds_whole(backbone: Backbone, method: Method, model: Snapshot, settings: LocalSettings) -> bool:
     """Whether a chunk has memory for all item rows of each of its clients."""
-    return backbone.whole_tables and (backbone.keeps_local_tables or not is_partial(backbone, method, settings))
+    return backbone.whole_tables and (backbone.keeps_local_tables or not is_partial(backbone, method, model, settings))

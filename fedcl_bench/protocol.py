@@ -42,7 +42,7 @@ class Lists:
     def chunks(self, users: Tensor, round_: int, model: Snapshot) -> list[Chunk]:
         """What the participants train on in a round; the same in every round unless they change."""
         backbone = self.f.backbone
-        whole = holds_whole(backbone, self.method, self.f.local)
+        whole = holds_whole(backbone, self.method, model, self.f.local)
         return make_chunks(self.step, users, self.f.local, row_width(model, backbone), backbone.pairwise, whole,
                            own=backbone.own_samples(self.f.local),
                            inner=is_inner(backbone, self.method, model, self.f.local))
@@ -90,7 +90,7 @@ class SessionSteps:
             return make_session_chunks(self.step, users)
         sessions = self.step.sessions["train"]
         positives = sessions.as_lists(sessions.in_round(users, round_), self.step.n_users, users)
-        whole = holds_whole(backbone, self.method, self.f.local)
+        whole = holds_whole(backbone, self.method, model, self.f.local)
         return make_chunks(self.step, users, self.f.local, row_width(model, backbone), backbone.pairwise, whole,
                            positives=positives)
 

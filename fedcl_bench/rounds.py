@@ -198,7 +198,7 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, 
                protection: Protection = OPEN) -> Callable[[AnyChunk], Trained]:
     """The function that trains the clients of one of a round's chunks; arguments as for ``train_round``."""
     shifts: dict[int, Tables] = {}
-    partial = is_partial(backbone, method, settings)
+    partial = is_partial(backbone, method, model, settings)
     if row_penalties(method, model.public) and not backbone.whole_tables:
         shifts = {batches: _shift(model.public, method, backbone, settings, batches, place.round)
                   for batches in {chunk.batches for chunk in chunks}}
@@ -262,7 +262,7 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
     whole = participants if weights is None else weights[everybody].sum()
     train = trainer_of(chunks, model, backbone, method, settings, DrawKey(seed, step, round_), own_start, protection)
     change = {name: torch.zeros_like(table) for name, table in {**model.public, **model.dense}.items()}
-    partial = is_partial(backbone, method, settings)
+    partial = is_partial(backbone, method, model, settings)
     own_tables = set(backbone.new_personal(0, range(0)))
     private = {name: _others_rows(table, everybody) if partial and name in own_tables else table.clone()
                for name, table in model.private.items()}

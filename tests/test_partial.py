@@ -58,9 +58,9 @@ def slow(backbone):
 @pytest.mark.parametrize("case", BACKBONES)
 def test_a_round_equals_whole_tables(registry, step, case, local, weighted):
     backbone, settings = make(registry, case), LOCAL[local]
-    assert is_partial(backbone, FT, settings) and not is_partial(slow(backbone), FT, settings)
     model, users = start(backbone, step), torch.arange(0, step.n_users, 12)
-    chunks = make_chunks(step, users, settings, 8, whole_tables=holds_whole(backbone, FT, settings))
+    assert is_partial(backbone, FT, model, settings) and not is_partial(slow(backbone), FT, model, settings)
+    chunks = make_chunks(step, users, settings, 8, whole_tables=holds_whole(backbone, FT, model, settings))
     weights = step.train.lengths.double() if weighted else None
     (found, loss, _), (expected, same_loss, _) = (train_round(chunks, model, one, FT, settings, 0, 0, 1, weights)
                                                   for one in (backbone, slow(backbone)))
@@ -130,10 +130,12 @@ def test_a_step_by_hand_gives_way_to_what_a_subclass_means(registry, step):
     ("fedrap", "ft", {}, True), ("fedrap", "ft", {"optimiser": "adam"}, False), ("fedrap", "rlp2", {}, True),
     ("fedrap", "kd", {}, False), ("fedrap", "spp", {}, False), ("fedrap", "reg", {}, False),
     ("gpfedrec", "kd", {}, True), ("gpfedrec", "f3crec", {}, True), ("gpfedrec", "reg", {}, False)])
-def test_who_is_trained_so(registry, case, method, settings, expected):
-    backbone, acting = make(registry, case), build(registry, "method", method)
-    assert is_partial(backbone, acting, LocalSettings(**settings)) is expected
-    assert holds_whole(backbone, acting, LocalSettings(**settings)) is (case == "gpfedrec" or not expected)
+def test_who_is_trained_so(registry, step, case, method, settings, expected):
+    backbone, acting, local = make(registry, case), build(registry, "method", method), LocalSettings(**settings)
+    model = start(backbone, step)
+    acting.end_step(step, model, backbone, torch.arange(3), DrawKey(0, 0))
+    assert is_partial(backbone, acting, model, local) is expected
+    assert holds_whole(backbone, acting, model, local) is (case == "gpfedrec" or not expected)
 
 
 def test_slots_of_distinct_items():
