@@ -254,24 +254,25 @@ class Backbone:
 
         Args:
             clients, rows, weights: as for ``score`` and ``loss``.
-            served: the tables the server made for each of the clients (see ``serve``), each (C, items, ...).
+            served: the tables the server made for each of the clients (see ``serve``), each (C, items, ...); with
+                ``rest_follows``, of the same items as ``rows``.
             round_: rounds done in the block.
         """
         return None
 
     def pull(self, n_items: int) -> float:
         """How strongly a client's public item rows are held near those that the server made for it (see ``serve``): the
-        loss gets half of it times the squared distance, summed over all rows."""
+        loss gets half of it times the squared distance, summed over all rows. Needs ``whole_tables``."""
         return 0.0
 
     def sgd_step(self, clients: Tables, rows: Tables, labels: Tensor, weights: Tensor, rates: Tables,
                  round_: int) -> Tensor:
-        """One local batch under SGD with all gradients by hand, in place: optional, and used if a client needs nothing
-        but ``score``, ``loss``, ``regulariser`` and ``weight_decay``, whose result it must have. It moves rows whose
-        weights are 0 by weight decay alone.
+        """One local batch under SGD with all gradients by hand. Optional; with ``rest_follows`` it is used where the
+        loss is of ``score``, ``loss`` and ``regulariser`` alone, and must do what they and ``weight_decay`` do.
 
         Args:
-            clients, rows, labels, weights, round_: as for ``regulariser`` and ``loss``; written.
+            clients, rows: as for ``score``; changed in place.
+            labels, weights, round_: as for ``loss`` and ``regulariser``.
             rates: learning rates by name, each (C,); 0 where a client sits the batch out.
 
         Returns:

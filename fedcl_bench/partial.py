@@ -1,10 +1,10 @@
 """Local training of whole item tables by the rows that a client looks up.
 
 Weight decay, and the pull towards a table that the server made for a client, concern every row. Under SGD the rows that
-are in none of a client's local batches need not be trained for it: with learning rates eta_k, decay l and pull p, such a
-row q with served row r (0 without one; one of l and p is 0) ends at r + f (q - r), f = prod_k (1 - eta_k (l + p)). So a
-client holds the rows of its samples, and one factor f for all others. This is the mathematics of ``local.py`` on whole
-tables.
+are in none of a client's local batches need not be trained for it: with learning rates eta_k, decay l and pull p, such
+a row q with served row r (0 without one; one of l and p is 0) ends at r + f (q - r), f = prod_k (1 - eta_k (l + p)). So
+a client holds the rows of its samples, and one factor f for all others. This is the mathematics of ``local.py`` on
+whole tables.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Mapping
 import torch
 from torch import Tensor
 
+from . import contract
 from .backbone import Backbone, Tables
 from .inner import defined_by
 from .local import ListTrainer, View
@@ -54,6 +55,9 @@ class PartialTrainer(ListTrainer):
     def _layout(self, positives: Tensor, negatives: Tensor, replayed: Tensor | None, n_items: int) -> Slots:
         return Slots.distinct(positives, negatives, replayed, n_items)
 
+    def _served(self) -> Tables:
+        return {name: self._held(table) for name, table in self.model.served.items()}
+
     @property
     def _cells(self) -> Tensor:
         """Of the held rows, in a table with a row per client of the chunk and item."""
@@ -67,6 +71,7 @@ class PartialTrainer(ListTrainer):
             own = {name: (rate * part).to(self.dtype) for name, rate in rates.items()}
             with torch.no_grad():
                 loss = self.backbone.sgd_step(self.clients, self.rows, view.labels, view.weights, own, self.draw.round)
+            contract.check_tensor(self.backbone, "sgd_step", loss, tuple(one.shape), "(C,): one number per client")
         else:
             loss = super()._local_batch(view, rates, taking, batch)
         for name, factor in self.rest.items():
@@ -76,7 +81,8 @@ class PartialTrainer(ListTrainer):
 
     @torch.no_grad()
     def _finish(self) -> None:
-        """Make ``moved`` of what the parameters have become: of held rows, beyond what they would have moved at rest."""
+        """Make ``moved`` of what the parameters have become: of held rows, beyond what they would have moved at rest.
+        """
         self.moved = {name: self.clients[name] - start for name, start in self.start.items()}
         begun = self._own_copies()
         for name, rows in self.rows.items():
@@ -87,7 +93,8 @@ class PartialTrainer(ListTrainer):
         self.kept = self.tables_now() if self.backbone.keeps_local_tables else {}
 
     def tables_now(self, clients: Tensor | None = None) -> Tables:
-        """Whole public tables as clients have them now, each (K, items, ...); ``clients``: positions (K,), None: all."""
+        """Whole public tables as clients have them now, each (K, items, ...); ``clients``: positions, (K,); None: all.
+        """
         some = slice(None) if clients is None else clients
         items, result = self.slots.items[some], {}
         for name, held in self.rows.items():

@@ -70,7 +70,9 @@ class Slots:
         held = number[:, -1:]
         item = torch.arange(n_items, device=positives.device)
         slot = torch.where(mask, number - 1, held + item - number)
-        items = torch.empty_like(slot).scatter_(1, slot, item.expand_as(slot))[:, :int(held.max())].contiguous()
+        # On a GPU as many slots as may be needed, rather than waiting for the number.
+        most = int(held.max()) if held.device.type == "cpu" else min(n_items, looked_up.shape[1])
+        items = torch.empty_like(slot).scatter_(1, slot, item.expand_as(slot))[:, :most].contiguous()
         positive = torch.zeros_like(mask).scatter_(1, positives, True).gather(1, items)
         slots = slot.gather(1, looked_up)
         samples = positives.shape[1] + negatives.shape[1]
@@ -176,13 +178,16 @@ class ChunkTrainer:
         if own_start:
             self._start_alone()
         self.clients = {**self.private, **self.dense}
-        self.served = {name: table[users] if self.all_rows else self._held(table)
-                       for name, table in model.served.items()}
+        self.served = self._served()
 
     @property
     def all_rows(self) -> bool:
         """Whether every client holds all item rows, in order."""
         return self.backbone.whole_tables
+
+    def _served(self) -> Tables:
+        """The tables that the server made for the clients, each (C, items, ...)."""
+        return {name: table[self.users] for name, table in self.model.served.items()}
 
     def _held(self, tables: Tensor) -> Tensor:
         """Of tables with a row per user and item, the rows that the clients hold, (C, slots, ...)."""
