@@ -74,7 +74,8 @@ def main():
           f"torch {env['torch']}; load {', '.join(f'{load:.1f}' for load in os.getloadavg())}")
     step, dim = f.stream.steps[0], f.backbone.settings.dim
     print(f"FedRAP, ML-1M, static: {step.n_users:,} clients, {step.n_items:,} items, {len(step.train.values):,} "
-          f"training interactions, d {dim}, {args.local_epochs} local epochs; median of {args.rounds} rounds", flush=True)
+          f"training interactions, d {dim}, {args.local_epochs} local epochs; median of {args.rounds} rounds",
+          flush=True)
     speed = copy_speed()
     reset_peak()
     rounds, wall, processor, rows = run(f), [], [], []

@@ -355,8 +355,8 @@ def same_run(a, b, tolerance=0.0):
 
 @pytest.mark.parametrize("name", BACKBONES)
 def test_lambda_zero_is_ft(registry, stream, name):
-    """RLP2 and SPP with weight 0 are FT, bit by bit but for one case: tables, curve and every user's test scores; with a
-    weight not."""
+    """RLP2 and SPP with weight 0 are FT, bit by bit but for one case: tables, curve and every user's test scores; with
+    a weight not."""
     def whole(method, **settings):
         backbone = build(registry, "backbone", name.split("-")[0], **BACKBONES[name])
         local = LocalSettings(optimiser="adam" if backbone.pairwise else "sgd", batch_size=32)
