@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers import build, module_of
 
+from fedcl_bench.errors import PluginError
 from fedcl_bench.growth import grow
 from fedcl_bench.method import DrawKey, Method, NoSettings
 from fedcl_bench.model import Snapshot
@@ -124,6 +125,19 @@ def test_a_step_by_hand_gives_way_to_what_a_subclass_means(registry, step):
                             for one in (backbone, Same(backbone.settings), Twice(backbone.settings)))
     torch.testing.assert_close(same, by_hand, atol=1e-13, rtol=1e-12)
     assert float((twice - by_hand)[users].abs().max()) > 1e-4
+
+
+def test_a_step_by_hand_must_return_each_clients_loss(registry, step):
+    backbone, settings = make(registry, "fedrap"), LocalSettings()
+
+    class Summed(type(backbone)):
+        def sgd_step(self, *arguments):
+            return super().sgd_step(*arguments).sum()
+
+    model, users = start(backbone, step), torch.arange(3)
+    chunks = make_chunks(step, users, settings, 8)
+    with pytest.raises(PluginError, match="sgd_step returned a torch.float64 tensor of shape \\(\\),\nexpected"):
+        train_round(chunks, model, Summed(backbone.settings), FT, settings, 0, 0, 1)
 
 
 @pytest.mark.parametrize("case, method, settings, expected", [
