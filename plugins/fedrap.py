@@ -70,10 +70,6 @@ class FedRAP(Backbone):
     def score(self, clients, rows):
         return dot(clients["score.weight"][:, 0], rows[COMMON] + clients[PERSONAL]) + clients["score.bias"]
 
-    def score_all(self, clients, public):
-        vectors = clients["score.weight"][:, 0]
-        return dot(vectors, clients[PERSONAL]) + torch.addmm(clients["score.bias"], vectors, public[COMMON].T)
-
     def keys(self, clients, rows):
         return rows[COMMON] + clients[PERSONAL]
 
