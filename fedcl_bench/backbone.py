@@ -91,6 +91,8 @@ class Backbone:
         keeps_local_tables: after its round a client keeps its own trained copy of the public item tables.
         scores_local_tables: it is evaluated with that copy. Both are attributes of the class or of the instance.
         serves_tables: the server makes item tables for each client (see ``serve``).
+        rest_follows: with ``whole_tables``, rows that are in none of a client's local batches move by ``weight_decay``
+            and ``pull`` alone; it then trains the others only (see ``partial.py``).
         weight_decay: added times the parameter to every gradient; needs ``whole_tables``.
     """
 
@@ -107,6 +109,7 @@ class Backbone:
     keeps_local_tables: bool = False
     scores_local_tables: bool = False
     serves_tables: bool = False
+    rest_follows: bool = False
     weight_decay: float = 0.0
 
     def __init__(self, settings: BackboneSettings):
@@ -251,16 +254,37 @@ class Backbone:
 
         Args:
             clients, rows, weights: as for ``score`` and ``loss``.
-            served: the tables the server made for each of the clients (see ``serve``), each (C, items, ...).
+            served: the tables the server made for each of the clients (see ``serve``), each (C, items, ...); with
+                ``rest_follows``, of the same items as ``rows``.
             round_: rounds done in the block.
         """
         return None
+
+    def pull(self, n_items: int) -> float:
+        """How strongly a client's public item rows are held near those that the server made for it (see ``serve``): the
+        loss gets half of it times the squared distance, summed over all rows. Needs ``whole_tables``."""
+        return 0.0
+
+    def sgd_step(self, clients: Tables, rows: Tables, labels: Tensor, weights: Tensor, rates: Tables,
+                 round_: int) -> Tensor:
+        """One local batch under SGD with all gradients by hand. Optional; with ``rest_follows`` it is used where the
+        loss is of ``score``, ``loss`` and ``regulariser`` alone, and must do what they and ``weight_decay`` do.
+
+        Args:
+            clients, rows: as for ``score``; changed in place.
+            labels, weights, round_: as for ``loss`` and ``regulariser``.
+            rates: learning rates by name, each (C,); 0 where a client sits the batch out.
+
+        Returns:
+            Each client's loss before the step, (C,).
+        """
+        raise NotImplementedError
 
     def serve(self, uploads: Tables) -> tuple[Tables, Tables] | None:
         """A server that looks at each upload instead of at their mean only.
 
         Args:
-            uploads: the participants' public item tables, each (N, items, ...).
+            uploads: the participants' public item tables, each (N, items, ...); not to be written.
 
         Returns:
             None (the server averages), or (public tables, tables served to each participant, each (N, items, ...)).

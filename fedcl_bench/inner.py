@@ -112,12 +112,12 @@ def is_inner(backbone: Backbone, method: Method, model: Snapshot, settings: Loca
     """Whether clients can be trained so: logits are inner products with the one public item table, nothing else reads
     item rows, and updates are multiples of gradients."""
     return (len(model.public) == 1 and backbone.factors(model.clients(torch.arange(1))) is not None
-            and _defined_by(backbone, "factors", over="score") and type(backbone).regulariser is Backbone.regulariser
+            and defined_by(backbone, "factors", over="score") and type(backbone).regulariser is Backbone.regulariser
             and not backbone.whole_tables and isinstance(make_optimiser(settings), SGD)
             and backbone.weight_decay == 0.0 and not row_penalties(method, model.public))
 
 
-def _defined_by(backbone: Backbone, hook: str, over: str) -> bool:
+def defined_by(backbone: Backbone, hook: str, over: str) -> bool:
     """Whether the class with the last word on ``hook`` is that on the hook ``over`` too, or one derived from it: a
     subclass that redefines only the latter means something else."""
     owner = {name: next(cls for cls in type(backbone).__mro__ if name in vars(cls)) for name in (hook, over)}

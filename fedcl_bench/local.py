@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Callable, Iterator
+from typing import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -81,6 +81,8 @@ class LocalBatch(Local):
         if trainer.whole:
             return self._scores[clients].detach()
         own = {name: values[clients] for name, values in trainer.clients.items()}
+        if (tables := trainer.tables_now(clients)) is not None:
+            return trainer.backbone.score(own, tables)
         scores = trainer.backbone.score_all(own, trainer.model.public)
         if self.draw.batch > 0:  # before the first update every client's rows are the server's
             rows = (self._scores[clients] if covered else
@@ -96,7 +98,7 @@ class ListTrainer(ChunkTrainer):
 
     def __init__(self, chunk: Chunk, model: Snapshot, backbone: Backbone, method: Method, settings: LocalSettings,
                  draw: DrawKey, protection: Protection = OPEN):
-        self.chunk = chunk
+        self.chunk, self.backbone = chunk, backbone
         width, device = chunk.positives.shape[1], chunk.positives.device
         positive = torch.arange(width, device=device)
         # The positive that each sample belongs to: the positives themselves, then their negatives.
@@ -107,9 +109,8 @@ class ListTrainer(ChunkTrainer):
         replayed = method.replayed_items(chunk.users, draw)
         if replayed is not None:
             contract.check_items(method, "replayed_items", replayed, len(chunk.users), model.n_items)
-        self.whole = backbone.whole_tables or chunk.dense  # slots are all items, in order
-        layout = Slots.whole if self.whole else Slots.touched
-        slots = layout(chunk.positives, negatives, replayed, model.n_items)
+        self.whole = self.all_rows or chunk.dense  # slots are all items, in order
+        slots = self._layout(chunk.positives, negatives, replayed, model.n_items)
         if backbone.pairwise:  # a sample is a negative with its positive
             self.pairs = (slots.sample[:, of_positive[width:]], slots.sample[:, width:])
             self.valid = self.valid[:, width:]
@@ -122,9 +123,15 @@ class ListTrainer(ChunkTrainer):
         if chunk.dense and chunk.batches > 1:
             self.own_batches = -(-self.samples.flatten() // settings.batch_size)
         self.negatives = negatives
+        self.covering = self.whole  # every local batch scores all rows held
+        self.reads_end = type(method).end_local is not Method.end_local  # looks at the trained parameters
+        self.pull = backbone.pull(model.n_items)
         super().__init__(chunk.users, slots, model, backbone, method, settings, draw, chunk.batches,
                          protection=protection)
         self.part_dense()
+
+    def _layout(self, positives: Tensor, negatives: Tensor, replayed: Tensor | None, n_items: int) -> Slots:
+        return (Slots.whole if self.whole else Slots.touched)(positives, negatives, replayed, n_items)
 
     def _epoch(self, epoch: int) -> Iterator[View]:
         """The local batches of one epoch, in order."""
@@ -136,10 +143,10 @@ class ListTrainer(ChunkTrainer):
                                             device=chosen.device), chosen=chosen)
             return
         if batches == 1:
-            yield self._covering(self.valid, self.samples)
+            yield self._only_batch
             return
         order_key = self._shuffle(epoch)
-        if batches <= _WEIGHTED_BATCHES or self.whole:
+        if batches <= _WEIGHTED_BATCHES or self.covering:
             batch_of = torch.zeros_like(order_key)
             for batch in range(1, batches):
                 batch_of += order_key > order_key.kthvalue(batch * size, dim=1, keepdim=True).values
@@ -187,6 +194,11 @@ class ListTrainer(ChunkTrainer):
         return View(None, weights, self._labels)
 
     @cached_property
+    def _only_batch(self) -> View:
+        """The local batch of clients that have one per epoch."""
+        return self._covering(self.valid, self.samples)
+
+    @cached_property
     def _labels(self) -> Tensor:
         """1 at slots of positives and 0 elsewhere, (C, slots)."""
         return self.slots.positive.to(self.dtype).expand_as(self.slots.items)
@@ -213,7 +225,7 @@ class ListTrainer(ChunkTrainer):
             contract.check_tensor(plugin, name, term, (len(self.users),), "(C,): one number per client")
             if term is not loss:
                 loss = loss + term
-        return loss + self._penalty()
+        return loss + self._penalty() + self._distance()
 
     def _scored_loss(self, view: View) -> tuple[Tensor, Tensor, Tensor | None]:
         """Scores, the loss on them, and the backbone's own term."""
@@ -247,6 +259,70 @@ class ListTrainer(ChunkTrainer):
         else:
             self.moved[name] = update
 
+    def _local_batch(self, view: View, rates: Mapping[str, float], taking: Tensor | None, batch: int) -> Tensor:
+        """Train on one local batch: every group of parameters in turn.
+
+        Args:
+            rates: learning rates.
+            taking: which clients take part, bool of shape (C,); None: all.
+            batch: local batches done before.
+
+        Returns:
+            Each client's loss before it, shape (C,).
+        """
+        parameters = {**self.clients, **self.rows}
+        number = batch * len(self.groups)
+        last = self.batches * self.settings.local_epochs * len(self.groups) - 1
+        first_loss = None
+        for number, (group, optimiser) in enumerate(zip(self.groups, self.optimisers), start=number):
+            some = {name: parameters[name] for name in group}
+            for tensor in some.values():
+                tensor.requires_grad_()
+            loss = self._loss(view, number)
+            contract.require_gradient(self.backbone, loss)
+            gradients = torch.autograd.grad(loss.sum(), list(some.values()), allow_unused=True)
+            for tensor in some.values():
+                tensor.requires_grad_(False)
+            with torch.no_grad():
+                gradients = writable({name: torch.zeros_like(some[name]) if gradient is None else gradient
+                                      for name, gradient in zip(some, gradients)})
+                if self.backbone.weight_decay > 0.0:
+                    for name, gradient in gradients.items():
+                        gradient.add_(some[name], alpha=self.backbone.weight_decay)
+                self._pull(gradients, some)
+                updates = optimiser.updates(gradients, rates)
+                if taking is not None:
+                    for update in updates.values():
+                        update *= taking.view(-1, *[1] * (update.dim() - 1))
+                for name, update in updates.items():
+                    self._move(name, parameters[name] if number < last or self.reads_end else None, update)
+            first_loss = loss.detach() if first_loss is None else first_loss
+        return first_loss
+
+    def tables_now(self, clients: Tensor | None = None) -> Tables | None:
+        """Whole public tables as clients have them now, if rows that they do not hold move too (see ``partial.py``)."""
+        return None
+
+    def _pull(self, gradients: Tables, some: Tables) -> None:
+        """Add the gradient of the pull towards the tables that the server made for the clients."""
+        if self.pull > 0.0:
+            for name in gradients.keys() & self.served.keys():
+                gradients[name].add_(some[name], alpha=self.pull).sub_(self.served[name], alpha=self.pull)
+
+    @torch.no_grad()
+    def _distance(self) -> Tensor | float:
+        """What the pull adds to each client's loss, shape (C,)."""
+        if self.pull == 0.0:
+            return 0.0
+        return 0.5 * self.pull * sum(torch.linalg.vector_norm((self.rows[name] - served).flatten(1), dim=1).square()
+                                     for name, served in self.served.items())
+
+    def _finish(self) -> None:
+        """After the last local batch: complete ``moved``."""
+        for name, value in {**self.clients, **self.rows}.items():  # a client without a sample
+            if name not in self.moved:
+                self.moved[name] = torch.zeros_like(value)
+
     def train(self) -> Tensor:
         """Run all local batches. Afterwards ``moved`` holds what they added to each slot's rows (0 where the slot is
         not canonical) and to the other parameters.
@@ -256,47 +332,23 @@ class ListTrainer(ChunkTrainer):
         """
         self.method.begin_local(Local(self, self.draw))
         parameters = {**self.clients, **self.rows}
-        groups = self.backbone.groups(list(parameters))
-        optimisers = [make_optimiser(self.settings) for _ in groups]
+        self.groups = self.backbone.groups(list(parameters))
+        self.optimisers = [make_optimiser(self.settings) for _ in self.groups]
         private_rates = dict.fromkeys(parameters, self.backbone.settings.lr)  # of what a method adds
         self.penalties = row_penalties(self.method, self.rows)
-        last = self.batches * self.settings.local_epochs * len(groups) - 1
-        ends = type(self.method).end_local is not Method.end_local  # then the trained parameters are looked at
         total = torch.zeros(len(self.users), dtype=torch.float64, device=self.slots.items.device)
         batches = torch.zeros_like(total)
         going = torch.ones_like(total, dtype=torch.bool)  # clients that have not ended their round early
+        some_rest = self.settings.tolerance > 0.0 or self.own_batches is not None
         before = torch.full_like(total, torch.inf)
-        number = batch = 0
+        batch = 0
         for epoch in range(self.settings.local_epochs):
             epoch_loss = torch.zeros_like(total)
             for place, view in enumerate(self._epoch(epoch)):
                 taking = going if self.own_batches is None else going & (place < self.own_batches)
-                some_rest = self.settings.tolerance > 0.0 or self.own_batches is not None
                 rates = {**private_rates, **self.backbone.learning_rates(self.n_items, self.draw.round, batch)}
-                for turn, (group, optimiser) in enumerate(zip(groups, optimisers)):
-                    some = {name: parameters[name] for name in group}
-                    for tensor in some.values():
-                        tensor.requires_grad_()
-                    loss = self._loss(view, number)
-                    contract.require_gradient(self.backbone, loss)
-                    gradients = torch.autograd.grad(loss.sum(), list(some.values()), allow_unused=True)
-                    for tensor in some.values():
-                        tensor.requires_grad_(False)
-                    with torch.no_grad():
-                        gradients = writable({name: torch.zeros_like(some[name]) if gradient is None else gradient
-                                               for name, gradient in zip(some, gradients)})
-                        if self.backbone.weight_decay > 0.0:
-                            for name, gradient in gradients.items():
-                                gradient.add_(some[name], alpha=self.backbone.weight_decay)
-                        updates = optimiser.updates(gradients, rates)
-                        if some_rest:
-                            for update in updates.values():
-                                update *= taking.view(-1, *[1] * (update.dim() - 1))
-                        for name, update in updates.items():
-                            self._move(name, parameters[name] if number < last or ends else None, update)
-                    if turn == 0:
-                        epoch_loss += loss.detach() * taking
-                    number += 1
+                loss = self._local_batch(view, rates, taking if some_rest else None, batch)
+                epoch_loss += loss * taking
                 batch += 1
             total += epoch_loss * going
             batches += (self.batches if self.own_batches is None else self.own_batches) * going
@@ -304,9 +356,7 @@ class ListTrainer(ChunkTrainer):
                 change = (before - epoch_loss).abs() / before.abs().clamp(min=1e-12)
                 going &= ~(change < self.settings.tolerance)
                 before = epoch_loss
-        for name, value in parameters.items():  # a client without a sample
-            if name not in self.moved:
-                self.moved[name] = torch.zeros_like(value)
+        self._finish()
         if self.draw.step == self.draw.round == 0 and self.batches:
             contract.check_moved(self.backbone, "score", self.moved.values(), parameters.values(), self.users)
         self.method.end_local(Local(self, self.draw))

@@ -16,6 +16,7 @@ from .method import DrawKey, Method
 from .model import Snapshot
 from .growth import row_width
 from .inner import is_inner
+from .partial import holds_whole
 from .sampling import Chunk, make_chunks
 from .sequential import SequentialBackbone
 from .session_evaluation import Found, draw_session_candidates, rank_sessions
@@ -41,8 +42,9 @@ class Lists:
     def chunks(self, users: Tensor, round_: int, model: Snapshot) -> list[Chunk]:
         """What the participants train on in a round; the same in every round unless they change."""
         backbone = self.f.backbone
-        return make_chunks(self.step, users, self.f.local, row_width(model, backbone), backbone.pairwise,
-                           backbone.whole_tables, own=backbone.own_samples(self.f.local),
+        whole = holds_whole(backbone, self.method, model, self.f.local)
+        return make_chunks(self.step, users, self.f.local, row_width(model, backbone), backbone.pairwise, whole,
+                           own=backbone.own_samples(self.f.local),
                            inner=is_inner(backbone, self.method, model, self.f.local))
 
     def lengths(self, round_: int) -> Tensor:
@@ -88,8 +90,9 @@ class SessionSteps:
             return make_session_chunks(self.step, users)
         sessions = self.step.sessions["train"]
         positives = sessions.as_lists(sessions.in_round(users, round_), self.step.n_users, users)
-        return make_chunks(self.step, users, self.f.local, row_width(model, backbone), backbone.pairwise,
-                           backbone.whole_tables, positives=positives)
+        whole = holds_whole(backbone, self.method, model, self.f.local)
+        return make_chunks(self.step, users, self.f.local, row_width(model, backbone), backbone.pairwise, whole,
+                           positives=positives)
 
     def lengths(self, round_: int) -> Tensor:
         """Interactions of the session each user trains on in a round, shape (users,)."""

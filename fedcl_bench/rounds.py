@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, Iterable, Sequence
+from typing import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from .local import ListTrainer
 from .method import DrawKey, Method
 from .model import Snapshot
 from .optim import make_optimiser
+from .partial import PartialTrainer, is_partial
 from .parallel import in_order
 from .protection import OPEN, Protection
 from .sampling import Chunk, LaterChunk, LocalSettings
@@ -52,6 +53,8 @@ def _shift(public: Tables, method: Method, backbone: Backbone, settings: LocalSe
 
 def _local_tables(trainer: ChunkTrainer, shifts: Tables) -> Tables:
     """Each client's own trained copy of the public tables, each (C, items, ...)."""
+    if isinstance(trainer, PartialTrainer):
+        return trainer.kept
     if trainer.backbone.whole_tables:
         return {name: trainer.model.public[name] + trainer.moved[name] for name in trainer.rows}
     if outer := [name for name, moved in trainer.moved.items() if isinstance(moved, Outer)]:
@@ -83,10 +86,14 @@ def _untouched_start(backbone: Backbone, seed: int, name: str, weight: Tensor) -
     return rest * weight.clamp(min=0.0).sqrt().view(-1, *[1] * (rest.dim() - 1))
 
 
-def _clip_factors(moved: Tables, shift: Tables, slots: Slots, names: Iterable[str], protection: Protection) -> Tensor:
+def _clip_factors(moved: Tables, shift: Tables, rest: Mapping[str, tuple[Tensor, Tensor]], slots: Slots,
+                  names: Iterable[str], protection: Protection) -> Tensor:
     """By what each client multiplies its change of the public parameters to stay within the norm, (C,).
 
-    The shift of rows that a client does not touch counts too: it depends on its data through its local batches.
+    What moves rows that a client does not touch counts too: it depends on its data through its local batches.
+
+    Args:
+        rest: by table, what its rows are at rest as a share of what the server sent, (C,), less 1, and the table.
     """
     sizes = torch.zeros(len(slots.items), dtype=torch.float64, device=slots.items.device)
     for name in names:
@@ -96,6 +103,12 @@ def _clip_factors(moved: Tables, shift: Tables, slots: Slots, names: Iterable[st
             each = protection.sizes(shift[name])
             elsewhere = torch.ones(len(slots.items), len(each), dtype=each.dtype, device=each.device)
             sizes += elsewhere.scatter_(1, slots.items, 0.0) @ each
+        if name in rest:
+            share, table = rest[name]
+            change = change + _at_slots(table, slots) * _beside(share, change).to(change)
+            each = protection.sizes(table)
+            elsewhere = torch.ones(len(slots.items), len(each), dtype=each.dtype, device=each.device)
+            sizes += (elsewhere.scatter_(1, slots.items, 0.0) @ each) * protection.sizes(share)
         sizes += protection.sizes(change)
     return protection.factors(sizes)
 
@@ -127,6 +140,9 @@ class Trained:
         kept: their own trained copies of the public item tables, if they keep them, each (C, items, ...).
         loss: each client's mean loss, shape (C,).
         uploads: what the method uploaded, each (C, ...).
+        rest: with whole tables of which clients held only a part (see ``partial.py``), by what a client's other rows
+            were multiplied, each (C,); ``moved`` is beyond that.
+        held: what has become of the rows that clients held of such personal tables, each (C, slots, ...).
     """
 
     users: Tensor
@@ -138,6 +154,8 @@ class Trained:
     kept: Tables
     loss: Tensor
     uploads: Tables
+    rest: Tables
+    held: Tables
 
     def changes(self, model: Snapshot, backbone: Backbone) -> Tables:
         """By how much each client's upload differs from what the server sent: public item tables, each (C, items, ...),
@@ -145,10 +163,15 @@ class Trained:
         result = {name: self.moved[name] for name in model.dense}
         for name, table in model.public.items():
             rows, items = self.moved[name], self.slots.items
-            if backbone.whole_tables or isinstance(rows, Outer):
+            if name in self.rest and name in self.kept:
+                result[name] = self.kept[name] - table
+                continue
+            if isinstance(rows, Outer) or (backbone.whole_tables and name not in self.rest):
                 result[name] = rows.rows() if isinstance(rows, Outer) else rows
                 continue
             change = self.shift.get(name, torch.zeros_like(table)).expand(len(items), *table.shape).clone()
+            if name in self.rest:
+                change += table * _beside(self.rest[name] - 1.0, change).to(change)
             if self.factors is not None:
                 change *= _beside(self.factors.to(change), change)
             index = items.view(*items.shape, *[1] * (table.dim() - 1)).expand_as(rows)
@@ -156,11 +179,28 @@ class Trained:
         return result
 
 
+def _others_rows(table: Tensor, users: Tensor) -> Tensor:
+    """A table like this with the rows of those who are not among ``users``; the others are to be written."""
+    return torch.empty_like(table) if len(users) == len(table) else table.clone()
+
+
+def _multiply(table: Tensor, users: Tensor, factors: Tensor, result: Tensor) -> None:
+    """Write some users' rows (items, ...) of a table, each times its factor, into another of the same shape."""
+    factors = factors.to(table)
+    if table.device.type == "cpu":  # one user after the other: a single pass over memory
+        for user, factor in zip(users.tolist(), factors):
+            torch.mul(table[user], factor, out=result[user])
+    else:
+        own = table.index_select(0, users)
+        result.index_copy_(0, users, own.mul_(_beside(factors, own)))
+
+
 def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, method: Method,
                settings: LocalSettings, place: DrawKey, own_start: bool = False,
                protection: Protection = OPEN) -> Callable[[AnyChunk], Trained]:
     """The function that trains the clients of one of a round's chunks; arguments as for ``train_round``."""
     shifts: dict[int, Tables] = {}
+    partial = is_partial(backbone, method, model, settings)
     if row_penalties(method, model.public) and not backbone.whole_tables:
         shifts = {batches: _shift(model.public, method, backbone, settings, batches, place.round)
                   for batches in {chunk.batches for chunk in chunks}}
@@ -171,7 +211,7 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, 
         if isinstance(chunk, SessionChunk):
             trainer = SessionTrainer(chunk, model, backbone, method, settings, place, own_start, protection)
         else:
-            kind = InnerTrainer if chunk.dense else ListTrainer
+            kind = InnerTrainer if chunk.dense else PartialTrainer if partial else ListTrainer
             trainer = kind(chunk, model, backbone, method, settings, place, protection)
         loss = trainer.train()
         moved, shift = trainer.moved, shifts.get(chunk.batches, {})
@@ -179,16 +219,21 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, 
             # Rows the client did not touch moved by `shift` too, alike for all; its own copies count from there.
             moved[name] = moved[name] - _at_slots(table, trainer.slots)
         kept = _local_tables(trainer, shift) if backbone.keeps_local_tables else {}
+        rest, held = {}, {}
+        if isinstance(trainer, PartialTrainer):
+            rest, held = trainer.rest, {name: trainer.private[name] for name in trainer.personal}
         factors = None
         if protection.clip > 0.0:
             names = [*model.public, *model.dense]
-            factors = _clip_factors(moved, shift, trainer.slots, names, protection)
+            resting = {name: (rest[name] - 1.0, model.public[name]) for name in model.public if name in rest}
+            factors = _clip_factors(moved, shift, resting, trainer.slots, names, protection)
             for name in names:
                 value = moved[name]
                 moved[name] = (value.scaled(factors) if isinstance(value, Outer) else
                                value * _beside(factors.to(value), value))
         contract.check_sent(method, trainer.declared, trainer.uploads)
-        return Trained(chunk.users, trainer.slots, moved, shift, factors, trainer.replaced, kept, loss, trainer.uploads)
+        return Trained(chunk.users, trainer.slots, moved, shift, factors, trainer.replaced, kept, loss, trainer.uploads,
+                       rest, held)
 
     return train
 
@@ -220,9 +265,12 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
     whole = participants if weights is None else weights[everybody].sum()
     train = trainer_of(chunks, model, backbone, method, settings, DrawKey(seed, step, round_), own_start, protection)
     change = {name: torch.zeros_like(table) for name, table in {**model.public, **model.dense}.items()}
-    private: Tables = {}
-    local = {name: table.clone() for name, table in model.local.items()}
-    personal = set() if backbone.whole_tables else set(backbone.new_personal(0, range(0)))
+    partial = is_partial(backbone, method, model, settings)
+    own_tables = set(backbone.new_personal(0, range(0)))
+    private = {name: _others_rows(table, everybody) for name, table in model.private.items()
+               if partial and name in own_tables}
+    local = {name: _others_rows(table, everybody) for name, table in model.local.items()}
+    personal = set() if backbone.whole_tables else own_tables
     total = torch.zeros((), dtype=torch.float64, device=device)
     squares = torch.zeros(model.n_items, dtype=torch.float64, device=device)  # of the weights that touched each item
 
@@ -236,7 +284,22 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
         share = len(users) if share is None else share.sum()
         for name, shift in trained.shift.items():
             change[name] += shift * share
+        for name, rest in trained.rest.items():
+            if name in own_tables:
+                _multiply(model.private[name], users, rest, private[name])
+                rows = trained.held[name].flatten(0, 1)
+                private[name].flatten(0, 1).index_copy_(0, trained.slots.cells(users, model.n_items), rows)
+            elif name not in trained.kept:
+                counts = (rest - 1.0) * (1.0 if weights is None else weights[users])
+                counts = counts if trained.factors is None else counts * trained.factors
+                change[name] += model.public[name] * counts.sum().to(change[name])
         for name, rows in trained.moved.items():
+            if name in trained.rest and name in trained.kept:
+                sent = trained.kept[name]
+                if weights is not None:
+                    sent = sent * _beside(weights[users], sent)
+                change[name] += sent.sum(0) - model.public[name] * share
+                continue
             if isinstance(rows, Outer):
                 change[name] += rows.sum(None if weights is None else weights[users])
                 continue
@@ -248,7 +311,7 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
                 private[name].index_put_((users[:, None], items), rows, accumulate=True)
             elif name in private:
                 private[name].index_add_(0, users, rows)
-            elif name in model.dense or backbone.whole_tables:
+            elif name in model.dense or (backbone.whole_tables and not partial):
                 change[name] += rows.sum(0)
             else:
                 change[name].index_add_(0, items.reshape(-1), rows.flatten(0, 1))

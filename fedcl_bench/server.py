@@ -43,7 +43,9 @@ def aggregate(backbone: Backbone, model: Snapshot, users: Tensor, protection: Pr
             changed must not show.
     """
     if backbone.keeps_local_tables:
-        uploads = {name: table[users] for name, table in model.local.items()}
+        everybody = len(users) == model.n_users  # then nothing need be copied, and users are in their order
+        uploads = {name: table if everybody and protection.noise == 0.0 else table[users]
+                   for name, table in model.local.items()}
         if protection.noise > 0.0:
             for name, table in uploads.items():
                 key = upload_key(seed, name, step, round_)
@@ -51,8 +53,9 @@ def aggregate(backbone: Backbone, model: Snapshot, users: Tensor, protection: Pr
                     table[some] = protection.noisy(key, users[some], table[some])
         if (answer := backbone.serve(uploads)) is not None:
             public, served = answer
-            return replace(model, public=public, served={name: model.served[name].index_copy(0, users, table)
-                                                         for name, table in served.items()})
+            return replace(model, public=public, served={
+                name: table if everybody else model.served[name].index_copy(0, users, table)
+                for name, table in served.items()})
     if protection.noise > 0.0:
         def noisy(tables: Tables) -> Tables:
             return {name: table + protection.mean_noise(seed, step, round_, name, tuple(table.shape),

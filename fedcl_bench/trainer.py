@@ -44,6 +44,10 @@ class Slots:
     replay: Tensor
     first_copy: Tensor
 
+    def cells(self, clients: Tensor, n_items: int) -> Tensor:
+        """Where the slots lie in a table with a row per client and item, end to end; ``clients``: their rows, (C,)."""
+        return (clients[:, None] * n_items + self.items).reshape(-1)
+
     @staticmethod
     def touched(positives: Tensor, negatives: Tensor, replayed: Tensor | None, n_items: int) -> "Slots":
         """A slot for every sample and replayed item."""
@@ -53,6 +57,26 @@ class Slots:
         samples = positives.shape[1] + negatives.shape[1]
         return Slots(items, slot < positives.shape[1], canonical[:, :samples], canonical[:, samples:],
                      canonical == slot)
+
+    @staticmethod
+    def distinct(positives: Tensor, negatives: Tensor, replayed: Tensor | None, n_items: int) -> "Slots":
+        """A slot for every item that a client looks up, once, in order; clients with fewer hold some of the others too,
+        which are in no sample."""
+        if replayed is None:
+            replayed = positives[:, :0]
+        looked_up = torch.cat([positives, negatives, replayed], 1)
+        mask = torch.zeros(len(positives), n_items, dtype=torch.bool, device=positives.device)
+        number = mask.scatter_(1, looked_up, True).cumsum(1)  # of the items looked up, from 1
+        held = number[:, -1:]
+        item = torch.arange(n_items, device=positives.device)
+        slot = torch.where(mask, number - 1, held + item - number)
+        # On a GPU as many slots as may be needed, rather than waiting for the number.
+        most = int(held.max()) if held.device.type == "cpu" else min(n_items, looked_up.shape[1])
+        items = torch.empty_like(slot).scatter_(1, slot, item.expand_as(slot))[:, :most].contiguous()
+        positive = torch.zeros_like(mask).scatter_(1, positives, True).gather(1, items)
+        slots = slot.gather(1, looked_up)
+        samples = positives.shape[1] + negatives.shape[1]
+        return Slots(items, positive, slots[:, :samples], slots[:, samples:], torch.ones_like(positive))
 
     @staticmethod
     def whole(positives: Tensor, negatives: Tensor, replayed: Tensor | None, n_items: int) -> "Slots":
@@ -143,9 +167,9 @@ class ChunkTrainer:
         self.personal = {name: model.private[name] for name in backbone.new_personal(0, range(0))}
         self.rows = self._own_copies()
         self.private = {name: table.index_select(0, users) for name, table in model.private.items()
-                        if name not in self.personal or backbone.whole_tables}
-        if not backbone.whole_tables:  # of personal tables, a client touches the same rows
-            self.private |= {name: table[users[:, None], slots.items] for name, table in self.personal.items()}
+                        if name not in self.personal or self.all_rows}
+        if not self.all_rows:  # of personal tables, a client touches the same rows
+            self.private |= {name: self._held(table) for name, table in self.personal.items()}
         self.dense = {name: value.expand(len(users), *value.shape) for name, value in model.dense.items()}
         self.memory = {name: table.index_select(0, users) for name, table in model.memory.items()}
         self.dtype = next(iter(self.rows.values())).dtype
@@ -157,7 +181,21 @@ class ChunkTrainer:
         if own_start:
             self._start_alone()
         self.clients = {**self.private, **self.dense}
-        self.served = {name: table[users] for name, table in model.served.items()}
+        self.served = self._served()
+
+    @property
+    def all_rows(self) -> bool:
+        """Whether every client holds all item rows, in order."""
+        return self.backbone.whole_tables
+
+    def _served(self) -> Tables:
+        """The tables that the server made for the clients, each (C, items, ...)."""
+        return {name: table[self.users] for name, table in self.model.served.items()}
+
+    def _held(self, tables: Tensor) -> Tensor:
+        """Of tables with a row per user and item, the rows that the clients hold, (C, slots, ...)."""
+        cells = self.slots.cells(self.users, self.n_items)
+        return tables.flatten(0, 1).index_select(0, cells).view(*self.slots.items.shape, *tables.shape[2:])
 
     def part_dense(self) -> None:
         """Give each client its own copy of the dense public parameters; until then all look at the server's."""
@@ -167,7 +205,7 @@ class ChunkTrainer:
     def _own_copies(self) -> Tables:
         """The clients' own copies of the item rows they hold, each (C, slots, ...)."""
         items, public = self.slots.items, self.model.public
-        if self.backbone.whole_tables:
+        if self.all_rows:
             return {name: table.expand(len(items), *table.shape).clone() for name, table in public.items()}
         flat = items.reshape(-1)
         return {name: table.index_select(0, flat).view(*items.shape, *table.shape[1:])
@@ -187,8 +225,8 @@ class ChunkTrainer:
 
     @property
     def own_rows(self) -> Tables:
-        """The rows of personal tables that lie at the slots; none with ``whole_tables``."""
-        return {} if self.backbone.whole_tables else {name: self.private[name] for name in self.personal}
+        """The rows of personal tables that lie at the slots; none where clients hold all rows."""
+        return {} if self.all_rows else {name: self.private[name] for name in self.personal}
 
     def gather(self, slots: Tensor, tables: Tables | None = None) -> Tables:
         """Rows at ``slots`` (C, n) of every client, each (C, n, ...); of ``rows``, or of others laid out alike."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
+
 from fedcl_bench.backbone import Backbone, BackboneSettings
-from fedcl_bench.functional import dot
+from fedcl_bench.functional import dot, weighted_bce
 from fedcl_bench.layers import item_rows, linear, same_for_all
 from fedcl_bench.settings import setting
 
@@ -50,6 +52,7 @@ class FedRAP(Backbone):
     # Personal tables of XING's 24,390 items for each of its 877 clients take 85 MB per dimension.
     # With lambda .1 the unbounded term diverges there in round 23.
     session_defaults = {"l2": 0.0, "dim": 16, "lambda_apart": 1e-3}
+    rest_follows = True
     static_defaults = {"min_interactions": 10, "candidate_lists": "shared", "lr": 1e-4, "lr_items": 1e3}
 
     def __init__(self, settings):
@@ -81,6 +84,36 @@ class FedRAP(Backbone):
         size = common.abs() if self.settings.sparsity == "l1" else common.square()
         per_item = sparse * size.mean(2) - apart * (clients[PERSONAL] - common).square().mean(2)
         return (per_item * weights).sum(1)
+
+    def sgd_step(self, clients, rows, labels, weights, rates, round_):
+        # As few passes over the rows as possible, in three buffers beside the two tables.
+        apart, sparse = (weight / self.settings.dim for weight in self.weights(round_))
+        common, personal = rows[COMMON], clients[PERSONAL]
+        vector, bias = clients["score.weight"], clients["score.bias"]
+        rate = rates[COMMON].view(-1, 1, 1)  # of both tables
+        batch, per_item = weights.unsqueeze(1), weights.unsqueeze(2)
+
+        both = common + personal
+        scores = torch.baddbmm(bias.unsqueeze(2), vector, both.transpose(1, 2)).squeeze(1)
+        loss = weighted_bce(scores, labels, weights)
+        error = torch.sigmoid(scores).sub_(labels).mul_(weights).unsqueeze(1)
+        to_vector = torch.bmm(error, both)
+
+        gap = personal - common
+        loss -= apart * torch.bmm(batch, torch.mul(gap, gap, out=both)).sum((1, 2))
+        l1 = self.settings.sparsity == "l1"
+        loss += sparse * torch.bmm(batch, torch.abs(common, out=both) if l1 else
+                                   torch.mul(common, common, out=both)).sum((1, 2))
+        slope = torch.sign(common) if l1 else 2.0 * common
+
+        pulled = torch.mul((error * -rate).transpose(1, 2), vector, out=both)  # the prediction's share of both updates
+        gap *= 2.0 * apart * (per_item * rate)
+        decay = 1.0 - rate * self.settings.l2
+        personal.mul_(decay).add_(pulled).add_(gap)
+        common.mul_(decay).add_(pulled.sub_(gap)).addcmul_(slope, per_item * rate, value=-sparse)
+        vector.sub_(to_vector.add_(vector, alpha=self.settings.l2) * rates["score.weight"].view(-1, 1, 1))
+        bias.sub_((error.sum(2) + self.settings.l2 * bias) * rates["score.bias"].view(-1, 1))
+        return loss
 
     def learning_rates(self, n_items, round_=0, batch=0):
         s = self.settings

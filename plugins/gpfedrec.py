@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedcl_bench.backbone import Backbone, BackboneSettings
 from fedcl_bench.layers import ITEM, USER, apply_linear, apply_pair_linear, item_rows, perceptron, same_for_all
+from fedcl_bench.parallel import in_order
 from fedcl_bench.settings import setting
 
 
@@ -34,13 +35,41 @@ class GPFedRecSettings(BackboneSettings):
                                    "code) or with the averaged one", choices=("local", "global"))
 
 
+# Clients, and numbers per client, that one thread multiplies at a time: their order of summation is that of one thread.
+CLIENTS, COLUMNS = 128, 1 << 12
+
+
+def _products(rows: Tensor) -> Tensor:
+    """Inner products of all pairs of rows (N, k), shape (N, N)."""
+    result = rows.new_empty(len(rows), len(rows))
+    starts = range(0, len(rows), CLIENTS)
+    blocks = in_order(lambda at: rows[at:at + CLIENTS] @ rows[at:].T, starts, rows.device)
+    for at, block in zip(starts, blocks):  # the matrix is symmetric
+        result[at:at + CLIENTS, at:] = block
+        result[at:, at:at + CLIENTS] = block.T
+    return result
+
+
+def _mixed(graph: Tensor, rows: Tensor) -> Tensor:
+    """``graph`` (N, N) times rows (N, k)."""
+    result = torch.empty_like(rows)
+
+    def multiply(at: int) -> None:
+        torch.mm(graph, rows[:, at:at + COLUMNS], out=result[:, at:at + COLUMNS])
+
+    for _ in in_order(multiply, range(0, rows.shape[1], COLUMNS), rows.device):
+        pass
+    return result
+
+
 def user_graph(tables: Tensor, sign: str, neighbours: int, threshold: float) -> Tensor:
     """The row-normalised adjacency matrix (N, N) of clients' uploaded tables (N, items, d), by cosine similarity.
 
     Without a client above the threshold, a client is linked with itself alone.
     """
-    flat = torch.nn.functional.normalize(tables.flatten(1), dim=1)
-    similarity = flat @ flat.T
+    similarity = _products(tables.flatten(1))
+    sizes = similarity.diagonal().sqrt().clamp_(min=1e-12)
+    similarity /= sizes[:, None] * sizes
     if sign == "code":
         similarity = (1.0 - similarity).fill_diagonal_(0.0)
     if neighbours > 0:
@@ -66,7 +95,7 @@ class GPFedRec(Backbone):
     Settings = GPFedRecSettings
     defaults = {"init_from": "best", "batch_size": 256}
     session_defaults = {"dim": 8, "lr_eta": 10.0}  # whole tables of XING's items at every client, several times
-    whole_tables = True
+    whole_tables = rest_follows = True
     keeps_local_tables = True  # the server needs every upload
     serves_tables = True
 
@@ -89,8 +118,8 @@ class GPFedRec(Backbone):
             x = apply_linear(clients, f"predictor.{k}", torch.relu(x))
         return x.squeeze(2)
 
-    def regulariser(self, clients, rows, weights, served, round_):
-        return self.settings.reg * (rows[ITEM] - served[ITEM]).flatten(1).square().mean(1)
+    def pull(self, n_items):
+        return 2.0 * self.settings.reg / (n_items * self.settings.dim)  # a mean over the table's numbers
 
     def serve(self, uploads):
         s = self.settings
@@ -98,7 +127,7 @@ class GPFedRec(Backbone):
         graph = user_graph(tables, s.graph_sign, s.graph_neighbours, s.graph_threshold)
         smoothed = tables.flatten(1)
         for _ in range(s.graph_layers):
-            smoothed = graph @ smoothed
+            smoothed = _mixed(graph, smoothed)
         smoothed = smoothed.view_as(tables)
         return {ITEM: smoothed.mean(0)}, {ITEM: smoothed}
 

@@ -342,19 +342,21 @@ BACKBONES = {"fedmf": {}, "fedncf": {"lr": 0.01, "lr_eta": 20.0}, "pfedrec": {"l
              "biasmf": {}, "ncf": {"dim": 8, "hidden": (8,)}}
 
 
-def same_run(a, b):
+def same_run(a, b, tolerance=0.0):
     for kind in ("model", "best"):
         for x, y in zip(getattr(a, kind).tables(), getattr(b, kind).tables(), strict=True):
-            assert torch.equal(x, y)
+            torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance)
     for row, other in zip(a.curve, b.curve, strict=True):
-        assert (row["loss"], row["valid"]) == (other["loss"], other["valid"])
+        assert row["loss"] == pytest.approx(other["loss"], rel=tolerance, abs=0.0)
+        assert row["valid"] == other["valid"]
     for (*_, scores), (*_, others) in zip(a.tests, b.tests, strict=True):
         assert all(torch.equal(values, others.values[metric]) for metric, values in scores.values.items())
 
 
 @pytest.mark.parametrize("name", BACKBONES)
 def test_lambda_zero_is_ft(registry, stream, name):
-    """RLP2 and SPP with weight 0 are FT bit by bit: tables, curve and every user's test scores; with a weight not."""
+    """RLP2 and SPP with weight 0 are FT, bit by bit but for one case: tables, curve and every user's test scores; with
+    a weight not."""
     def whole(method, **settings):
         backbone = build(registry, "backbone", name.split("-")[0], **BACKBONES[name])
         local = LocalSettings(optimiser="adam" if backbone.pairwise else "sgd", batch_size=32)
@@ -362,11 +364,13 @@ def test_lambda_zero_is_ft(registry, stream, name):
                                  local=local, init_from="best"))
     ft = whole("ft")
     same_run(whole("rlp2", lambda_error=0.0), ft)
-    same_run(whole("spp", lambda_replay=0.0), ft)
-    same_run(whole("spp", stable_items=0, plastic_items=0), ft)
+    # Beside a method that may look at them, FedRAP's personal tables are trained as a whole: summed in another order.
+    tolerance = 1e-5 if name == "fedrap" else 0.0
+    same_run(whole("spp", lambda_replay=0.0), ft, tolerance)
+    same_run(whole("spp", stable_items=0, plastic_items=0), ft, tolerance)
     for method, settings in (("rlp2", {"lambda_error": 0.5}), ("spp", {"lambda_replay": 0.5})):
         with pytest.raises(AssertionError):
-            same_run(whole(method, **settings), ft)
+            same_run(whole(method, **settings), ft, tolerance)
 
 
 def test_rlp2_leaves_training_alone(registry, stream):

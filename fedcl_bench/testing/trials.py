@@ -180,6 +180,12 @@ def _moved(trained, backbone: Backbone, model: Snapshot, name: str) -> Tensor:
     """How each client's private parameter changed, personal tables over all items."""
     if name in trained.private:
         return trained.private[name] - model.private[name][trained.users]
+    if name in trained.held:
+        before = model.private[name][trained.users]
+        after = before * trained.rest[name].to(before).view(-1, *[1] * (before.dim() - 1))
+        cells = trained.slots.cells(torch.arange(len(before)), model.n_items)
+        after.flatten(0, 1).index_copy_(0, cells, trained.held[name].flatten(0, 1))
+        return after - before
     rows = trained.moved.get(name)
     if rows is None:
         return torch.zeros(len(trained.users), dtype=torch.float64)
