@@ -52,7 +52,7 @@ class EvaluationSettings:
     candidate_draw: str = setting("once", "sampled items are drawn once per seed, so that methods and rounds are "
                                   "comparable, or anew at every evaluation (FCUCR's released code)",
                                   choices=("once", "redraw"))
-    early_session: bool = setting(False, "after every round, also find the last item of each client's first training "
+    early_session: bool = setting(False, "in every validation, also find the last item of each client's first training "
                                   "session: its forgetting curve (FCUCR, Figure 2a)")
 
 
@@ -169,8 +169,7 @@ def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterabl
         raise UserError(f"setting 'topk': found {topk[-1]}, accepted: at most the number of items, {n_items}.")
     masks = list(masks)
     wanted = pairs_of(target, users, n_items)
-    alone = (candidates is not None and n_items > _ITEMS_PER_CANDIDATE * (candidates.shape[1] + 1)
-             and not backbone.whole_tables and (method is None or type(method).rescore is Method.rescore))
+    alone = candidates is not None and scores_alone(backbone, method, n_items, candidates.shape[1])
 
     def hits(place: Tensor) -> Tensor:
         with torch.no_grad():  # holds per thread
@@ -203,6 +202,13 @@ def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterabl
     parts = list(in_order(hits, places.tensor_split(pieces), users.device))
     relevant = torch.bincount(wanted.div(n_items, rounding_mode="floor"), minlength=len(users))
     return UserScores(users, list_metrics(torch.cat(parts), relevant, topk))
+
+
+def scores_alone(backbone: Backbone, method: Method | None, n_items: int, candidates: int) -> bool:
+    """Whether so many candidates per user are scored without the other items: if that is less work, and neither
+    backbone nor method looks at all items. Scores differ by rounding."""
+    return (n_items > _ITEMS_PER_CANDIDATE * (candidates + 1) and not backbone.whole_tables
+            and (method is None or type(method).rescore is Method.rescore))
 
 
 def users_at_once(backbone: Backbone, model: Snapshot) -> int:
