@@ -198,7 +198,8 @@ def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterabl
         return first, scores.gather(1, first) > -torch.inf
 
     places = torch.arange(len(users), device=users.device)
-    pieces = -(-len(users) // users_at_once(backbone, model))  # of equal size: products of few rows round otherwise
+    size = users_at_once(n_items, n_items > _MANY_ITEMS and is_product(backbone, model))
+    pieces = -(-len(users) // size)  # of equal size: products of few rows round otherwise
     parts = list(in_order(hits, places.tensor_split(pieces), users.device))
     relevant = torch.bincount(wanted.div(n_items, rounding_mode="floor"), minlength=len(users))
     return UserScores(users, list_metrics(torch.cat(parts), relevant, topk))
@@ -211,18 +212,21 @@ def scores_alone(backbone: Backbone, method: Method | None, n_items: int, candid
             and (method is None or type(method).rescore is Method.rescore))
 
 
-def users_at_once(backbone: Backbone, model: Snapshot) -> int:
-    """Users scored together by one thread. Where scores are one matrix product, enough for reading the item table to
-    pay also if it is long."""
-    fitting = max(1, _SCORES_AT_ONCE // model.n_items)
-    if model.n_items > _MANY_ITEMS and is_product(backbone, model):
-        return max(fitting, min(_USERS_PER_PRODUCT, _LARGEST_PRODUCT // model.n_items))
-    return fitting
+def users_at_once(n_items: int, product: bool) -> int:
+    """Users scored together by one thread.
+
+    Args:
+        product: their scores are one matrix product with a table that all share; then enough users for reading that
+            table to pay, also if it is long.
+    """
+    fitting = max(1, _SCORES_AT_ONCE // n_items)
+    return max(fitting, min(_USERS_PER_PRODUCT, _LARGEST_PRODUCT // n_items)) if product else fitting
 
 
 def is_product(backbone: Backbone, model: Snapshot) -> bool:
     """Whether the scores of all items are one matrix product with a table that all users share."""
-    return not backbone.scores_local_tables and backbone.factors(model.clients(torch.arange(1))) is not None
+    one = torch.zeros(1, dtype=torch.int64, device=next(model.tables()).device)
+    return not backbone.scores_local_tables and backbone.factors(model.clients(one)) is not None
 
 
 def _score_candidates(backbone: Backbone, model: Snapshot, users: Tensor, target: Ragged, masks: Iterable[Ragged],

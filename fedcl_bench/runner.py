@@ -6,9 +6,12 @@ import time
 from pathlib import Path
 from typing import Any, Callable
 
+import torch
+
 from .config import RunConfig
 from .errors import RunFailed, UserError
 from .federation import Progress, run
+from .memory_plan import require
 from .records import Corrupt, Record, load_progress, save_progress, summary
 from .server import most_rounds
 from .stream import Stream
@@ -59,7 +62,7 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, rerun:
         The content of ``run.json``, with ``record`` (its folder) and ``reused`` added.
 
     Raises:
-        UserError, RunFailed, Interrupted.
+        UserError: also if there is not enough memory. RunFailed, Interrupted.
     """
     began = time.perf_counter()
     record = Record(results / "runs" / config.name)
@@ -69,6 +72,7 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, rerun:
     stream = load()
     federation = config.federation(stream)
     federation.check()  # before anything is written
+    require(federation, torch.get_num_threads())
     with record.locked():
         if rerun:
             record.clear()

@@ -27,7 +27,7 @@ from .session_local import window
 from .stream import Step
 
 FULL = "all:"  # before the name of a metric under full ranking, beside sampled candidates
-_USERS_AT_ONCE = 64
+USERS_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def draw_session_candidates(step: Step, purpose: str, settings: EvaluationSettin
     number = torch.arange(settings.sampled_candidates, device=step.train.values.device)
     listed = step.n_users * step.n_items <= LISTED_OTHERS
     parts = []
-    for users in torch.arange(step.n_users, device=number.device).split(_USERS_AT_ONCE):
+    for users in torch.arange(step.n_users, device=number.device).split(USERS_AT_ONCE):
         others = Others.of(padded(step.train, users), step.n_items, listed)
         keys = draws.client_keys(drawn, users)[:, None]
         parts.append(others.at(draws.integers(draws.bits(keys, number), others.count)))
@@ -136,7 +136,7 @@ def rank_sessions(backbone: Backbone, model: Snapshot, step: Step, purpose: str,
             result |= whole if ids is None else {FULL + name: values for name, values in whole.items()}
         return result, torch.sigmoid(wanted.double()).squeeze(1)
 
-    parts = list(in_order(rank, list(users.split(_USERS_AT_ONCE)), users.device))
+    parts = list(in_order(rank, list(users.split(USERS_AT_ONCE)), users.device))
     return Found(UserScores(users, {name: torch.cat([part[name] for part, _ in parts]) for name in parts[0][0]}),
                  torch.cat([probability for _, probability in parts]))
 
