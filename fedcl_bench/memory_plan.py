@@ -67,7 +67,8 @@ class _Widths:
         personal: rows of personal item tables.
         local, served: tables with a row per user and item that clients keep, or that the server makes for each.
         drawn: private ones that differ between users from the start.
-        product: the scores of all items are one matrix product.
+        product: the scores of all items are one matrix product with a table that all users share.
+        inner: logits are inner products.
     """
 
     public: int
@@ -78,6 +79,7 @@ class _Widths:
     served: int
     drawn: int
     product: bool
+    inner: bool
 
     @staticmethod
     def of(f: Federation, step: Step) -> "_Widths":
@@ -88,10 +90,11 @@ class _Widths:
         private = {name: rows[:1] for name, rows in private.items()}
         private |= acting_in(f, step).new_private(f.seed, one, backbone)
         dense = backbone.new_dense(f.seed)
-        row = _numbers(public)
+        row, model = _numbers(public), Snapshot(public, private, dense)
         return _Widths(row, _numbers(private), _numbers(dense), _numbers(backbone.new_personal(f.seed, one)),
                        row if backbone.keeps_local_tables else 0, row if backbone.serves_tables else 0,
-                       _numbers(drawn) // 2, is_product(backbone, Snapshot(public, private, dense)))
+                       _numbers(drawn) // 2, is_product(backbone, model),
+                       backbone.factors(model.clients(torch.zeros(1, dtype=torch.int64))) is not None)
 
     @property
     def row(self) -> int:
@@ -155,22 +158,26 @@ def _lists(f: Federation, step: Step, widths: _Widths) -> int:
 def _training(f: Federation, step: Step, widths: _Widths, threads: int, number: int) -> int:
     """Chunks of lists."""
     backbone, local = f.backbone, f.local
-    per_client = step.n_items if backbone.whole_tables else (
-        int(step.train.lengths.max()) * (1 + local.negatives))
-    width = widths.row
-    elements = sampling.CHUNK_ELEMENTS
-    if widths.product and backbone.keeps_local_tables:  # held as outer products, and written out as tables at the end
-        elements *= -(-width // sampling.DENSE_WIDTH)
-    rows = max(elements // width, per_client)
-    kept = 3 + (2 if local.optimiser == "adam" else 0)  # rows, what they moved by, gradients; moments
-    if backbone.serves_tables:
-        kept += 1
-    adds_terms = type(backbone).regulariser is not Backbone.regulariser
-    chunk = rows * (number * width * (kept + (_ACTIVATIONS if adds_terms else _ACTIVATIONS // 2)) + 96)
+    per_client = step.n_items if backbone.whole_tables else int(step.train.lengths.max()) * (1 + local.negatives)
+    if widths.inner and backbone.keeps_local_tables:
+        # Held as outer products, and written out as tables at the end: those of all users that share a chunk.
+        row = number * widths.row
+        rows = max(sampling.CHUNK_ELEMENTS // sampling.DENSE_WIDTH, per_client)
+        return threads * 3 * rows * row + _waiting(threads) * rows * row
+    rows = max(sampling.CHUNK_ELEMENTS // widths.row, per_client)
+    # Own rows, what they moved by and gradients; Adam's moments; the server's tables.
+    held = 3 + 2 * (local.optimiser == "adam") + backbone.serves_tables
+    made = _ACTIVATIONS if type(backbone).regulariser is not Backbone.regulariser else _ACTIVATIONS // 2
+    chunk = rows * (number * widths.row * (held + made) + 96)
     if (own := backbone.own_samples(local)) is not None:
         chunk += number * sampling.OWN_ELEMENTS * max(sampling.CHUNK_ELEMENTS, sum(own.elements) * step.n_items)
-    waiting = rows * (number * width * (2 if backbone.keeps_local_tables else 1) + 32)
-    return threads * chunk + (2 * threads if threads > 1 else 0) * waiting
+    waiting = rows * (number * widths.row * (2 if backbone.keeps_local_tables else 1) + 32)
+    return threads * chunk + _waiting(threads) * waiting
+
+
+def _waiting(threads: int) -> int:
+    """Trained chunks that wait to be added up (see ``parallel.in_order``)."""
+    return 2 * threads if threads > 1 else 0
 
 
 def _sessions(f: Federation, step: Step, widths: _Widths, threads: int, number: int) -> int:
@@ -183,7 +190,7 @@ def _sessions(f: Federation, step: Step, widths: _Widths, threads: int, number: 
     chunk = number * clients * (parameters + activations)
     waiting = number * clients * (widths.dense + 3 * length * widths.public)
     slots = 16 * min(SLOT_TABLE, clients * step.n_items)
-    return threads * (chunk + slots) + (2 * threads if threads > 1 else 0) * waiting
+    return threads * (chunk + slots) + _waiting(threads) * waiting
 
 
 def _uploads(f: Federation, step: Step, widths: _Widths, number: int) -> int:
