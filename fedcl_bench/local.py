@@ -115,7 +115,7 @@ class ListTrainer(ChunkTrainer):
             self.valid = self.valid[:, width:]
         self.own = backbone.own_samples(settings)
         if self.own is not None:  # equally many for all
-            count = int(self.own.of(chunk.count[:1]))
+            count = int(self.own.of(torch.tensor([width])))
             self.valid = torch.ones(len(chunk.users), count, dtype=torch.bool, device=device)
         self.samples = self.valid.sum(1, keepdim=True)
         self.own_batches = None  # of each client, (C,), where some may have fewer than the chunk

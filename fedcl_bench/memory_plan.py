@@ -26,6 +26,7 @@ on XING 607 (463), FedMF with 100,000 users and items 423 (440), FedRAP with 10,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Iterable
 
 import torch
 
@@ -226,22 +227,21 @@ def require(f: Federation, threads: int) -> None:
     needed = plan(f, threads)
     if needed.total <= found.bytes:
         return
+    fewer = [f"--threads 1, which needs {_gib(plan(f, 1).total)} and changes no number"] if (
+        threads > 1 and f.device.type == "cpu" and plan(f, 1).total <= found.bytes) else []
+    raise UserError(f"not enough memory: {_gib(found.bytes)} are left ({found.limit}). {advice(f, threads, fewer)}")
+
+
+def advice(f: Federation, threads: int, first: Iterable[str] = ()) -> str:
+    """How much a run needs, for what, and what makes it need less; ``first`` stands before the general ways."""
+    needed = plan(f, threads)
     part, most = max(needed.parts.items(), key=lambda item: item[1])
-    step = f.stream.steps[-1]
-    text = (f"not enough memory: this run needs about {_gib(needed.total)} beyond what its data takes, {_gib(most)} of "
-            f"it for {part} ({step.n_users:,} users, {step.n_items:,} items), and {_gib(found.bytes)} are left "
-            f"({found.limit}).\n")
-    alone = plan(f, 1).total
-    helps = []
-    if threads > 1 and f.device.type == "cpu" and alone <= found.bytes:
-        helps.append(f"--threads 1, which needs {_gib(alone)} and changes no number")
-    if hasattr(f.backbone.settings, "dim"):
-        helps.append(f"a smaller --set dim=N (now {f.backbone.settings.dim})")
-    if f.server.precision == "float64":
-        helps.append("--set precision=float32")
-    if f.device.type == "cuda":
-        helps.append("--device cpu")
-    raise UserError(f"{text}What helps: {', '.join([*helps, 'a larger machine or fewer users and items'])}.")
+    step, settings = f.stream.steps[-1], f.backbone.settings
+    helps = [*first, *([f"a smaller --set dim=N (now {settings.dim})"] if hasattr(settings, "dim") else []),
+             *(["--set precision=float32"] if f.server.precision == "float64" else []),
+             *(["--device cpu"] if f.device.type == "cuda" else []), "a larger machine", "fewer users and items"]
+    return (f"This run needs about {_gib(needed.total)} beyond its data, {_gib(most)} of it for {part} "
+            f"({step.n_users:,} users, {step.n_items:,} items).\nWhat helps: {', '.join(helps)}.")
 
 
 def _gib(number: float) -> str:

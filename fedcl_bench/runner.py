@@ -9,9 +9,10 @@ from typing import Any, Callable
 import torch
 
 from .config import RunConfig
-from .errors import RunFailed, UserError
+from .errors import OutOfMemory, RunFailed, UserError
 from .federation import Progress, run
-from .memory_plan import require
+from .halving import first_words
+from .memory_plan import advice, require
 from .records import Corrupt, Record, load_progress, save_progress, summary
 from .server import most_rounds
 from .stream import Stream
@@ -119,6 +120,9 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, rerun:
         except RunFailed as error:
             record.fail(config, str(error))
             raise RunFailed(f"{error}\nMarked as failed: {record.folder}") from None
+        except (OutOfMemory, torch.OutOfMemoryError) as error:
+            words = str(error) if isinstance(error, OutOfMemory) else f"out of GPU memory: {first_words(str(error))}"
+            raise OutOfMemory(f"{words}\n{advice(federation, 1)}") from None
         except OSError as error:
             raise UserError(f"results folder {results}: cannot be written ({error.strerror}).") from None
         return {**content, "record": str(record.folder), "reused": False}

@@ -147,7 +147,7 @@ def test_a_run_that_does_not_fit_is_refused(registry, ml100k, monkeypatch):
     with pytest.raises(UserError) as error:
         require(f, 2)
     text = str(error.value)
-    assert f"needs about {need / 2 ** 30:.2f} GiB" in text and "GiB of it for tables (943 users, 1,152 items)" in text
+    assert f"needs about {need / 2 ** 30:.2f} GiB beyond its data" in text and "GiB of it for tables (943 users, 1,152 items)" in text
     assert f"--threads 1, which needs {alone / 2 ** 30:.2f} GiB and changes no number" in text
     assert "--set dim=N (now 32)" in text and "--set precision=float32" in text
     left(monkeypatch, alone - 1)
@@ -159,5 +159,5 @@ def test_a_run_that_does_not_fit_is_refused(registry, ml100k, monkeypatch):
 def test_the_command_refuses_before_anything_is_written(monkeypatch, tmp_path, capsys):
     left(monkeypatch, 50 << 20)
     assert main(["--method", "pfedrec", "--set", "rounds=1", "--results", str(tmp_path / "results")]) == 2
-    assert "not enough memory: this run needs about" in capsys.readouterr().err
+    assert "not enough memory: 0.05 GiB are left (available here). This run needs about" in capsys.readouterr().err
     assert not (tmp_path / "results").exists()
