@@ -80,8 +80,8 @@ def main():
     env = environment("cpu")
     print(f"{env['processor']}, {env['cores']} cores, {env['threads']} threads, Python {env['python']}, "
           f"torch {env['torch']}")
-    print(f"FedMF, d {args.dim}, {args.users:,} users, {args.items:,} items, top {args.topk}, {MASKED} items masked and "
-          f"{WANTED} to find\n")
+    print(f"FedMF, d {args.dim}, {args.users:,} users, {args.items:,} items, top {args.topk}, {MASKED} items masked "
+          f"and {WANTED} to find\n")
     before = peak_mib()
     took, peak = seconds(ours), peak_mib()
     sample = vectors[:SAMPLE]
@@ -93,7 +93,8 @@ def main():
     print("| | seconds | us per user | peak MiB |\n|---|---|---|---|")
     print(f"| evaluation | {took:.1f} and {again:.1f} | {1e6 * max(took, again) / args.users:.0f} | {peak:,.0f} "
           f"({before:,.0f} before it) |")
-    print(f"| bare product with top-k, {block} users at once, threads {'one block each' if own_threads else 'inside'} | "
+    how = "one block each" if own_threads else "inside"
+    print(f"| bare product with top-k, {block} users at once, threads {how} | "
           f"{alone:.1f} | {1e6 * alone / args.users:.0f} | |")
     print(f"\nevaluation / bare product: {max(took, again) / alone:.2f}")
 

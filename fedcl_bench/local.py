@@ -106,7 +106,7 @@ class ListTrainer(ChunkTrainer):
         negatives = torch.where(self.valid[:, width:], negatives, chunk.positives[:, :1])
         replayed = method.replayed_items(chunk.users, draw)
         if replayed is not None:
-            contract.check_items(method, "replayed_items", replayed, len(chunk.users), model.n_items)
+            contract.check_items(method, "replayed_items", replayed, len(chunk.users), model.n_items, draw.round)
         self.whole = backbone.whole_tables or chunk.dense  # slots are all items, in order
         layout = Slots.whole if self.whole else Slots.touched
         slots = layout(chunk.positives, negatives, replayed, model.n_items)

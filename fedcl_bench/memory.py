@@ -110,7 +110,8 @@ def _left_in(group: Path, limit: str, used: str, cached: str) -> Available | Non
     if not (most.isdecimal() and now.isdecimal()):  # none, or "max"
         return None
     files = sum(int(line.split()[1]) for line in _lines(group / "memory.stat") if line.split()[0] == cached)
-    return Available(max(int(most) - int(now) + files, 0), f"of this process's limit of {int(most) / (1 << 30):.2f} GiB")
+    left = max(int(most) - int(now) + files, 0)
+    return Available(left, f"of this process's limit of {int(most) / (1 << 30):.2f} GiB")
 
 
 def _lines(path: Path) -> list[str]:

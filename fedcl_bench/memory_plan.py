@@ -1,7 +1,7 @@
 """What a run will hold in memory at its peak, estimated before it starts, and whether that is there.
 
-The parts of ``plan`` are what a round and its evaluation hold at the same time, beyond the process and the stream, which
-are there already:
+The parts of ``plan`` are what a round and its evaluation hold at the same time, beyond the process and the stream,
+which are there already:
 
 - tables: the parameters of all clients and the server, as they were before the round, after it, and in the best round;
   from the second step on also those of the step before, whose memory the allocator does not give back for larger
@@ -134,7 +134,8 @@ def _of_step(f: Federation, step: Step, threads: int) -> Plan:
     lists = _lists(f, step, widths)
     working = {"training": _sessions(f, step, widths, threads, number)
                if isinstance(f.backbone, SequentialBackbone) else _training(f, step, widths, threads, number),
-               "uploads": _uploads(f, step, widths, number), "evaluation": _evaluation(f, step, widths, threads, number)}
+               "uploads": _uploads(f, step, widths, number),
+               "evaluation": _evaluation(f, step, widths, threads, number)}
     most = max(working, key=working.get)
     parts = {"tables": 3 * (tables + before), "making tables": making, "lists": lists, most: working[most],
              "metrics": _metrics(f, step), "process": _PROCESS * threads}

@@ -256,7 +256,7 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
         for name, values in trained.uploads.items():
             uploads.setdefault(name, []).append(values)
         if own_start:
-            own = torch.ones(len(items)) if weights is None else weights[users]
+            own = torch.ones(len(items), device=device) if weights is None else weights[users]
             first = trained.slots.first_copy
             squares.index_add_(0, items.reshape(-1), (first * own.to(squares)[:, None].square()).reshape(-1))
     order = everybody.argsort()

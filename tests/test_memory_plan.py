@@ -147,7 +147,8 @@ def test_a_run_that_does_not_fit_is_refused(registry, ml100k, monkeypatch):
     with pytest.raises(UserError) as error:
         require(f, 2)
     text = str(error.value)
-    assert f"needs about {need / 2 ** 30:.2f} GiB beyond its data" in text and "GiB of it for tables (943 users, 1,152 items)" in text
+    assert f"needs about {need / 2 ** 30:.2f} GiB beyond its data" in text
+    assert "GiB of it for tables (943 users, 1,152 items)" in text
     assert f"--threads 1, which needs {alone / 2 ** 30:.2f} GiB and changes no number" in text
     assert "--set dim=N (now 32)" in text and "--set precision=float32" in text
     left(monkeypatch, alone - 1)
