@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
+from contextlib import nullcontext
 from typing import Callable
 
 import torch
@@ -46,14 +47,15 @@ def lists(users: int, items: int, each: int, seed: int) -> Ragged:
 
 def bare(vectors: Tensor, table: Tensor, topk: int, block: int, own_threads: bool) -> None:
     """The product and its top-k, block by block."""
-    def one(some: Tensor) -> Tensor:
-        return torch.mm(some, table.T).topk(topk, dim=1).indices
+    best = torch.empty(len(vectors), topk, dtype=torch.int64)
 
-    if own_threads:
-        with workers():
-            torch.cat(list(in_order(one, vectors.split(block), vectors.device)))
-    else:
-        torch.cat([one(some) for some in vectors.split(block)])
+    def one(part: slice) -> None:
+        best[part] = torch.mm(vectors[part], table.T).topk(topk, dim=1).indices
+
+    parts = [slice(start, start + block) for start in range(0, len(vectors), block)]
+    with workers() if own_threads else nullcontext():
+        for _ in in_order(one, parts, vectors.device):
+            pass
 
 
 def main():

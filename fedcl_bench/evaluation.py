@@ -171,11 +171,13 @@ def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterabl
     wanted = pairs_of(target, users, n_items)
     alone = candidates is not None and scores_alone(backbone, method, n_items, candidates.shape[1])
 
-    def hits(place: Tensor) -> Tensor:
+    hits = torch.zeros(len(users), topk[-1], dtype=torch.bool, device=users.device)
+
+    def find(place: Tensor) -> None:
         with torch.no_grad():  # holds per thread
-            items, found = lists(users[place])
-            found &= contains(wanted, place[:, None] * n_items + items)
-        return torch.nn.functional.pad(found, (0, topk[-1] - found.shape[1]))  # fewer candidates than that
+            items, ranked = lists(users[place])
+            found = ranked & contains(wanted, place[:, None] * n_items + items)
+            hits[place, :found.shape[1]] = found  # in place: small results would lie between large freed blocks
 
     def lists(some: Tensor) -> tuple[Tensor, Tensor]:
         """Some users' items in order, and whether they are ranked at all, both (n, K)."""
@@ -200,9 +202,10 @@ def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterabl
     places = torch.arange(len(users), device=users.device)
     size = users_at_once(n_items, n_items > _MANY_ITEMS and is_product(backbone, model))
     pieces = -(-len(users) // size)  # of equal size: products of few rows round otherwise
-    parts = list(in_order(hits, places.tensor_split(pieces), users.device))
+    for _ in in_order(find, places.tensor_split(pieces), users.device):
+        pass
     relevant = torch.bincount(wanted.div(n_items, rounding_mode="floor"), minlength=len(users))
-    return UserScores(users, list_metrics(torch.cat(parts), relevant, topk))
+    return UserScores(users, list_metrics(hits, relevant, topk))
 
 
 def scores_alone(backbone: Backbone, method: Method | None, n_items: int, candidates: int) -> bool:

@@ -65,7 +65,7 @@ def serve(pipe: Connection, threads: int) -> None:
 def _run(job: Job, pipe: Connection, threads: int, streams: OrderedDict[Any, Any]) -> tuple[str, Any]:
     import torch
 
-    from .config import make_config
+    from .config import make_config, resolve_device
     from .datasets import load_stream
     from .errors import Busy, RunFailed, UserError
     from .memory import reset_peak
@@ -106,7 +106,7 @@ def _run(job: Job, pipe: Connection, threads: int, streams: OrderedDict[Any, Any
 
     try:
         config = make_config(discover(job.plugins), job.method, job.backbone, job.dataset, job.seed, job.layers,
-                             job.data_dir, job.device)
+                             job.data_dir, resolve_device(job.device))
         if config.hash != job.hash:
             raise UserError("its data, plugin or configuration file was changed since the grid began; start it again.")
         content = execute(config, load, job.results, on_progress=on_progress, stop=stop,
