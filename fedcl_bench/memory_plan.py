@@ -146,7 +146,8 @@ def _lists(f: Federation, step: Step, widths: _Widths) -> int:
     """Positives of all chunks, and the items that negatives are drawn from."""
     train = len(step.train.values)
     every = step.n_users * step.n_items
-    others = 8 * train
+    kept = 8 * train if train <= sampling.KEPT_POSITIVES else 0
+    others = kept
     if every <= sampling.LISTED_OTHERS:
         together = session_local.CHUNK_CLIENTS if isinstance(f.backbone, SequentialBackbone) else (
             sampling.CHUNK_ELEMENTS * step.n_users // (widths.row * (1 + f.local.negatives) * max(train, 1)))
@@ -154,7 +155,7 @@ def _lists(f: Federation, step: Step, widths: _Widths) -> int:
     candidates = 0
     if f.evaluation.candidates == "sampled":
         candidates = 8 * step.n_users * f.evaluation.sampled_candidates * 2
-    return 8 * train + 32 * step.n_users + others + candidates
+    return kept + 32 * step.n_users + others + candidates
 
 
 def _training(f: Federation, step: Step, widths: _Widths, threads: int, number: int) -> int:

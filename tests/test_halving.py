@@ -14,7 +14,7 @@ from fedcl_bench.errors import OutOfMemory
 from fedcl_bench.federation import run
 from fedcl_bench.halving import first_words, in_halves
 from fedcl_bench.method import Method, NoSettings
-from fedcl_bench.sampling import LocalSettings, draw_negatives, make_chunks
+from fedcl_bench.sampling import LaterChunk, LocalSettings, draw_negatives, make_chunks
 from fedcl_bench.testing.worlds import ragged
 
 TEXT = ("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 16.00 GiB of which 3.00 GiB is "
@@ -24,19 +24,29 @@ WORDS = ("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total cap
          "is free.")
 
 
+SIZES = [5, 3, 5, 4, 2, 5, 1]
+
+
 def chunk_of(sizes):
     step = one_step(ragged(*(range(n) for n in sizes)), 40)
     chunk, = make_chunks(step, torch.arange(len(sizes)), LocalSettings(), 1)
     return chunk
 
 
-def test_halves_hold_the_same_clients_and_draws():
-    chunk = chunk_of([5, 3, 5, 4, 2, 5, 1])
+@pytest.mark.parametrize("kept", [True, False])
+def test_halves_hold_the_same_clients_and_draws(monkeypatch, kept):
+    """Of chunks that are kept, and of those made when their turn comes."""
+    chunk = chunk_of(SIZES)
     whole = dict(zip(chunk.users.tolist(), draw_negatives(chunk, LocalSettings(), 0, 0, 0).tolist()))
     tried = []
+    if not kept:
+        monkeypatch.setattr("fedcl_bench.sampling.KEPT_POSITIVES", 0)
+        chunk = chunk_of(SIZES)
+        assert isinstance(chunk, LaterChunk)
 
     def train(part):
         tried.append(part.users.tolist())
+        part = part if kept else part.now()
         if len(part.users) > 2:
             raise torch.OutOfMemoryError(TEXT)
         return {user: (drawn, items, count) for user, drawn, items, count in zip(
@@ -47,7 +57,8 @@ def test_halves_hold_the_same_clients_and_draws():
     order = chunk.users.tolist()
     assert tried == [order, order[:3], order[:1], order[1:3], order[3:], order[3:5], order[5:]]
     assert [list(some) for some in found] == [order[:1], order[1:3], order[3:5], order[5:]]
-    assert {user: drawn for some in found for user, (drawn, _, _) in some.items()} == whole
+    for some in found:
+        assert all(drawn[:4 * count] == whole[user][:4 * count] for user, (drawn, _, count) in some.items())
     assert all(items[:count] == list(range(count)) for some in found for _, items, count in some.values())
 
 
