@@ -202,7 +202,7 @@ def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterabl
     places = torch.arange(len(users), device=users.device)
     size = users_at_once(n_items, n_items > _MANY_ITEMS and is_product(backbone, model))
     pieces = -(-len(users) // size)  # of equal size: products of few rows round otherwise
-    for _ in in_order(find, places.tensor_split(pieces), users.device):
+    for _ in in_order(find, places.tensor_split(pieces) if pieces else (), users.device):
         pass
     relevant = torch.bincount(wanted.div(n_items, rounding_mode="floor"), minlength=len(users))
     return UserScores(users, list_metrics(hits, relevant, topk))

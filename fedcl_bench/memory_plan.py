@@ -17,10 +17,11 @@ which are there already:
 Checkpoints are written without a copy. The numbers of hidden layers in training are not known beforehand; what a
 backbone makes of a row is taken to be ``_ACTIVATIONS`` times as long as the row.
 
-Measured growth of the process (2 threads; ``tests/test_memory_plan.py`` repeats two of them) against the plan:
-FedRAP on ML-100K 781 MiB (plan 1,075), GPFedRec on ML-100K 2,126 (2,027), SASRec on ML-100K's sessions 211 (222) and
-on XING 607 (463), FedMF with 100,000 users and items 423 (440), FedRAP with 10,000 users and 2,000 items, d 8, 1,540
-(2,137). Below about 200 MiB the plan is an upper bound only.
+Measured growth of the process in MiB (2 threads) and, in brackets, the plan: FedRAP on ML-100K 781 (1,106), GPFedRec on
+ML-100K 2,126 (2,042), SASRec on ML-100K's sessions 211 (222) and on XING 607 (463), PFedRec on XING 396 (365), FedMF
+with 100,000 users and items 423 (471), FedRAP with 10,000 users and 2,000 items, d 8, 1,540 (2,137). How chunks of
+several threads overlap, and what the allocator keeps, differ from run to run; below about 200 MiB the plan is an upper
+bound only. ``tests/test_memory_plan.py`` holds two runs of one block to 30 %.
 """
 
 from __future__ import annotations

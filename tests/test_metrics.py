@@ -116,6 +116,12 @@ def test_of_equal_scores_the_smaller_item_comes_first():
     assert result.values["mrr@3"].tolist() == [1.0, 1 / 3, 0.0]
 
 
+def test_nobody_with_an_item_to_find():
+    model = Snapshot({"items": torch.zeros(4, 1)}, {"scores": torch.zeros(2, 4)})
+    result = rank_all(TableBackbone(), model, ragged([], []), [ragged([0], [])], [2])
+    assert (len(result.users), result.values["ndcg@2"].shape) == (0, (0,))
+
+
 def test_an_item_to_find_twice_counts_once():
     model = Snapshot({"items": torch.zeros(4, 1)}, {"scores": torch.tensor([[4.0, 3.0, 2.0, 1.0]])})
     result = rank_all(TableBackbone(), model, ragged([0, 3, 0]), [], [2])

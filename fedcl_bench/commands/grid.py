@@ -78,9 +78,9 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
 
 def run(args: argparse.Namespace) -> int:
     from .. import grid
+    from ..config import resolve_device
     from ..grid_view import View, as_json, show_outcomes, show_plan
     from ..pool import Pool
-    from ..config import resolve_device
     from ..registry import discover
 
     began = time.perf_counter()
