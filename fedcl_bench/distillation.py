@@ -133,7 +133,7 @@ class TopNDistillation(Method):
         if self.settings.lambda_kd == 0.0:
             return None
         lists = self.client_state["lists"]
-        known = (batch.users < len(lists)).nonzero().flatten()
+        known = batch.known(len(lists))
         if len(known) == 0:
             return None
         users = batch.users[known]

@@ -18,6 +18,10 @@ class PluginError(UserError):
     """A plugin's hook returned something else than its contract says."""
 
 
+class OutOfMemory(UserError):
+    """The GPU's memory does not hold what cannot be made smaller."""
+
+
 class RunFailed(Exception):
     """A run that started and cannot go on (a loss that is not finite). Exit status 1."""
 

@@ -16,13 +16,22 @@ from . import contract, draws
 from .backbone import Backbone
 from .errors import UserError, unknown
 from .method import Method
-from .model import Snapshot, in_pieces, score_users
+from .model import Snapshot, in_pieces, score_pairs, score_users
 from .parallel import in_order
+from .sampling import padded
 from .settings import setting
 from .stream import Ragged, Step
 
 METRICS = ("ndcg", "recall", "hit", "precision", "mrr")
 _SCORES_AT_ONCE = 1 << 19  # users x items scored together by one thread: 2 MiB of float32
+# Where scores are a product with one table of more items than the first, at least so many users up to so many scores
+# (128 MiB).
+_MANY_ITEMS, _USERS_PER_PRODUCT, _LARGEST_PRODUCT = 1 << 14, 64, 1 << 25
+# With so many items for each sampled candidate, scoring the candidates alone is less work than scoring all items.
+_ITEMS_PER_CANDIDATE = 64
+# Columns in a group of `highest`, and the number of columns from which the larger size is the faster.
+_SMALL_GROUPS, _LARGE_GROUPS, _MANY_COLUMNS = 8, 32, 2048
+_LOW = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
@@ -43,7 +52,7 @@ class EvaluationSettings:
     candidate_draw: str = setting("once", "sampled items are drawn once per seed, so that methods and rounds are "
                                   "comparable, or anew at every evaluation (FCUCR's released code)",
                                   choices=("once", "redraw"))
-    early_session: bool = setting(False, "after every round, also find the last item of each client's first training "
+    early_session: bool = setting(False, "in every validation, also find the last item of each client's first training "
                                   "session: its forgetting curve (FCUCR, Figure 2a)")
 
 
@@ -142,7 +151,8 @@ def list_metrics(hits: Tensor, relevant: Tensor, topk: Iterable[int]) -> dict[st
 
 def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterable[Ragged], topk: Iterable[int],
              method: Method | None = None, candidates: Tensor | None = None) -> UserScores:
-    """Rank every item known to the model for each user with items to find.
+    """Rank every item known to the model for each user with items to find. Of equal scores, the smaller item id comes
+    first.
 
     Args:
         model: the tables to score with; candidates are all rows of its public tables.
@@ -158,9 +168,23 @@ def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterabl
     if topk[-1] > n_items:
         raise UserError(f"setting 'topk': found {topk[-1]}, accepted: at most the number of items, {n_items}.")
     masks = list(masks)
+    wanted = pairs_of(target, users, n_items)
+    alone = candidates is not None and scores_alone(backbone, method, n_items, candidates.shape[1])
 
-    @torch.no_grad()  # holds per thread
-    def score(some: Tensor) -> dict[str, Tensor]:
+    hits = torch.zeros(len(users), topk[-1], dtype=torch.bool, device=users.device)
+
+    def find(place: Tensor) -> None:
+        with torch.no_grad():  # holds per thread
+            items, ranked = lists(users[place])
+            found = ranked & contains(wanted, place[:, None] * n_items + items)
+            hits[place, :found.shape[1]] = found  # in place: small results would lie between large freed blocks
+
+    def lists(some: Tensor) -> tuple[Tensor, Tensor]:
+        """Some users' items in order, and whether they are ranked at all, both (n, K)."""
+        if alone:
+            items, scores = _score_candidates(backbone, model, some, target, masks, candidates)
+            first = highest(scores, topk[-1])
+            return items.gather(1, first), scores.gather(1, first) > -torch.inf
         scores = score_users(backbone, model, some)
         if method is not None:
             scores = method.rescore(some, scores, model, backbone)
@@ -172,12 +196,104 @@ def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterabl
             ranked.scatter_(1, candidates[some] % (n_items + 1), True)  # -1 becomes the column beyond the last item
             ranked[target.select(some)] = True
             scores = scores.masked_fill(~ranked[:, :n_items], -torch.inf)
-        find = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
-        find[target.select(some)] = True
-        value, item = scores.topk(topk[-1], dim=1)
-        hits = find.gather(1, item) & (value > -torch.inf)
-        return list_metrics(hits, find.sum(1), topk)
+        first = highest(scores, topk[-1])
+        return first, scores.gather(1, first) > -torch.inf
 
-    pieces = list(in_pieces(users, n_items, _SCORES_AT_ONCE))
-    parts = list(in_order(score, pieces, users.device))
-    return UserScores(users, {name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+    places = torch.arange(len(users), device=users.device)
+    size = users_at_once(n_items, n_items > _MANY_ITEMS and is_product(backbone, model))
+    pieces = -(-len(users) // size)  # of equal size: products of few rows round otherwise
+    for _ in in_order(find, places.tensor_split(pieces) if pieces else (), users.device):
+        pass
+    relevant = torch.bincount(wanted.div(n_items, rounding_mode="floor"), minlength=len(users))
+    return UserScores(users, list_metrics(hits, relevant, topk))
+
+
+def scores_alone(backbone: Backbone, method: Method | None, n_items: int, candidates: int) -> bool:
+    """Whether so many candidates per user are scored without the other items: if that is less work, and neither
+    backbone nor method looks at all items. Scores differ by rounding."""
+    return (n_items > _ITEMS_PER_CANDIDATE * (candidates + 1) and not backbone.whole_tables
+            and (method is None or type(method).rescore is Method.rescore))
+
+
+def users_at_once(n_items: int, product: bool) -> int:
+    """Users scored together by one thread.
+
+    Args:
+        product: their scores are one matrix product with a table that all share; then enough users for reading that
+            table to pay, also if it is long.
+    """
+    fitting = max(1, _SCORES_AT_ONCE // n_items)
+    return max(fitting, min(_USERS_PER_PRODUCT, _LARGEST_PRODUCT // n_items)) if product else fitting
+
+
+def is_product(backbone: Backbone, model: Snapshot) -> bool:
+    """Whether the scores of all items are one matrix product with a table that all users share."""
+    one = torch.zeros(1, dtype=torch.int64, device=next(model.tables()).device)
+    return not backbone.scores_local_tables and backbone.factors(model.clients(one)) is not None
+
+
+def _score_candidates(backbone: Backbone, model: Snapshot, users: Tensor, target: Ragged, masks: Iterable[Ragged],
+                      candidates: Tensor) -> tuple[Tensor, Tensor]:
+    """Each user's candidates and items to find in ascending order, and their scores, both (n, m): -inf for those that
+    are masked, that stand there a second time, or are none."""
+    items = torch.cat([candidates[users], padded(target, users)], 1).sort(1).values
+    scores = score_pairs(backbone, model, users, items.clamp(min=0))
+    out = items < 0
+    out[:, 1:] |= items[:, 1:] == items[:, :-1]
+    pair = torch.arange(len(users), device=users.device)[:, None] * model.n_items + items
+    for mask in masks:
+        out |= contains(pairs_of(mask, users, model.n_items), pair)
+    return items, scores.masked_fill(out, -torch.inf)
+
+
+def pairs_of(lists: Ragged, users: Tensor, n_items: int) -> Tensor:
+    """The (position in ``users``, item) pairs of some users' lists as numbers position * n_items + item, ascending and
+    each once."""
+    row, item = lists.select(users)
+    return torch.unique(row * n_items + item)
+
+
+def contains(ascending: Tensor, values: Tensor) -> Tensor:
+    """Whether each value is among ``ascending``: bool of the values' shape."""
+    if not len(ascending):
+        return torch.zeros_like(values, dtype=torch.bool)
+    return ascending[torch.searchsorted(ascending, values).clamp_(max=len(ascending) - 1)] == values
+
+
+def highest(scores: Tensor, k: int) -> Tensor:
+    """Columns of the k highest scores in each row, highest first, of equal ones the first: int64, (n, min(k, columns)).
+
+    What is no number counts as higher than any. The k highest are in the k groups of neighbouring columns with the
+    highest maxima (of equal ones the first), so only those are looked at closely; the maxima are one pass over the
+    scores, several times as fast as ``torch.topk``.
+    """
+    columns = scores.shape[1]
+    size = _SMALL_GROUPS if columns < _MANY_COLUMNS else _LARGE_GROUPS
+    while size * size * k < columns:
+        size *= 2
+    groups = columns // size
+    if groups < 2 * k:
+        return _first(scores, torch.arange(columns, device=scores.device), k)
+    maxima = scores[:, :groups * size].unflatten(1, (groups, size)).amax(2)
+    chosen = _first(maxima, torch.arange(groups, device=scores.device), k)
+    column = (chosen[:, :, None] * size + torch.arange(size, device=scores.device)).flatten(1)
+    rest = torch.arange(groups * size, columns, device=scores.device).expand(len(scores), -1)
+    column = torch.cat([column, rest], 1)
+    return _first(scores.gather(1, column), column, k)
+
+
+def _first(scores: Tensor, number: Tensor, k: int) -> Tensor:
+    """The numbers of the k highest scores in each row, highest first, of equal ones the smallest number first.
+
+    Args:
+        number: whole numbers below 2^31 that differ within a row, of the scores' shape (n, m) or (m,).
+    """
+    k = min(k, scores.shape[1])
+    if scores.dtype == torch.float64:  # too long for the keys below
+        number, order = number.expand_as(scores).sort(1)
+        best = scores.gather(1, order).sort(dim=1, descending=True, stable=True).indices[:, :k]
+        return number.gather(1, best)
+    bits = (scores.float() + 0.0).masked_fill_(scores.isnan(), torch.nan).view(torch.int32)  # neither -0 nor -nan
+    ascending = bits.bitwise_xor_((bits >> 31) & _LOW)  # as whole numbers in the order of the scores
+    key = (ascending.long() << 32) | (_LOW - number)
+    return _LOW - (key.topk(k, 1).values & _LOW)

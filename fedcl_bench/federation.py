@@ -38,6 +38,8 @@ class FederationSettings:
     rounds: int = setting(100, "most rounds per block", low=1)
     patience: int = setting(30, "rounds without a better validation metric before a block ends; 0: it never ends early",
                             low=0)
+    evaluate_every: int = setting(1, "rounds from one validation to the next; a block's last round is always validated."
+                                  " Patience still counts rounds, and a block ends early only in a validated one", low=1)
     best_round: str = setting("first", "of rounds with the same validation metric the first (F3CRec) or the latest "
                               "(PFedRec, GPFedRec) counts as the best", choices=("first", "latest"))
     client_ratio: float = setting(1.0, "share of the clients with data that take part in a round", above=0.0, high=1.0)
@@ -87,7 +89,7 @@ class Progress:
             before.
         best_value, stale: best validation metric and rounds since it.
         client_state, server_state: the method's.
-        curve: one row per round of every step so far.
+        curve: one row per round of every step so far; ``valid`` is nan where the round was not validated.
         tests: (trained step, tested step, per-user scores).
         analysis: (step, kind, ids of users or items, values), see ``analysis.py``.
         best_at, best_client_state, best_server_state: the round of ``best``, and the method's state after it: what a
@@ -113,8 +115,9 @@ class Progress:
 
     def best_round(self, step: int, which: str) -> int:
         """The number, from 1, of a step's best validation round; of equal ones the ``first`` or the ``latest``."""
-        values = [row["valid"] for row in self.curve if row["step"] == step]
-        best = [number for number, value in enumerate(values, start=1) if value == max(values)]
+        values = {row["round"] + 1: row["valid"] for row in self.curve if row["step"] == step
+                  and not math.isnan(row["valid"])}
+        best = [number for number, value in values.items() if value == max(values.values())]
         return best[0 if which == "first" else -1]
 
 
@@ -299,12 +302,16 @@ def _steps(federation: Federation, progress: Progress, observe: Observer) -> Ite
             trained_at = time.perf_counter()
 
             require_finite(loss, model, f, step, round_)
-            valid = protocol.validate(model, round_)
-            value = round(valid.mean(f.evaluation.valid_metric), f.evaluation.valid_decimals)
+            out_of_rounds = round_ + 1 >= f.server.rounds
+            validates = out_of_rounds or (round_ + 1) % f.server.evaluate_every == 0
+            value = math.nan  # neither better nor equal
+            if validates:
+                valid = protocol.validate(model, round_)
+                value = round(valid.mean(f.evaluation.valid_metric), f.evaluation.valid_decimals)
             better = value > progress.best_value
             equal = value == progress.best_value and f.server.best_round == "latest"
             stale = 0 if better else progress.stale + 1
-            last = (0 < f.server.patience <= stale) or round_ + 1 >= f.server.rounds
+            last = out_of_rounds or (validates and 0 < f.server.patience <= stale)
             state = dict(method.client_state), dict(method.server_state)
             best = model, round_, *state
             if not (better or equal or f.server.tested_round == "last"):
@@ -324,10 +331,11 @@ def _steps(federation: Federation, progress: Progress, observe: Observer) -> Ite
             row = {"step": step.index, "round": round_, "participants": len(users), "loss": loss, "valid": value,
                    "bytes_up": uploaded + sent, "bytes_down": downloaded, "train_seconds": trained_at - began,
                    "evaluate_seconds": time.perf_counter() - trained_at, **backbone.diagnostics(model.public),
-                   **protocol.extra(model, round_)}
+                   **(protocol.extra(model, round_) if validates else {})}
             progress = replace(
                 progress, round=round_ + 1, trained=last, model=model, best=best[0], best_at=best[1],
-                best_client_state=best[2], best_server_state=best[3], best_value=max(value, progress.best_value),
+                best_client_state=best[2], best_server_state=best[3],
+                best_value=value if better else progress.best_value,
                 stale=stale, curve=(*progress.curve, row), tests=(*progress.tests, *tests),
                 analysis=(*progress.analysis, *shifts, *found), client_state=state[0], server_state=state[1])
             yield progress

@@ -179,6 +179,7 @@ class Task:
         for name, value in {name: value for _, layer in self.layers for name, value in layer.items()}.items():
             words += ["--set", f"{name}={as_text(value)}"]
         words += ["--data-dir", str(data_dir)] if data_dir else []
+        words += ["--device", self.config.device] if self.config.device != "cpu" else []
         words += ["--results", str(results)] if results != Path("results") else []
         for folder in plugins:
             words += ["--plugins", str(folder)]
@@ -186,7 +187,7 @@ class Task:
 
 
 def plan(registry: Registry, specs: Iterable[RunSpec], seeds: Iterable[int], data_dir: Path | None = None,
-         tuned: Path | None = None) -> list[Task]:
+         tuned: Path | None = None, device: str = "cpu") -> list[Task]:
     """Every run of the specs and seeds once, seeds innermost: neighbours share no block 0 and can run side by side.
 
     Raises:
@@ -196,7 +197,7 @@ def plan(registry: Registry, specs: Iterable[RunSpec], seeds: Iterable[int], dat
     seeds = list(seeds)
     for spec in specs:
         layers = spec.layers(tuned)
-        config = make_config(registry, spec.method, spec.backbone, spec.dataset, seeds[0], layers, data_dir)
+        config = make_config(registry, spec.method, spec.backbone, spec.dataset, seeds[0], layers, data_dir, device)
         for seed in seeds:
             task = Task(spec, layers, replace(config, seed=seed))
             tasks.setdefault(task.config.hash, task)

@@ -111,7 +111,8 @@ class InnerTrainer(ListTrainer):
 def is_inner(backbone: Backbone, method: Method, model: Snapshot, settings: LocalSettings) -> bool:
     """Whether clients can be trained so: logits are inner products with the one public item table, nothing else reads
     item rows, and updates are multiples of gradients."""
-    return (len(model.public) == 1 and backbone.factors(model.clients(torch.arange(1))) is not None
+    one = torch.zeros(1, dtype=torch.int64, device=next(model.tables()).device)
+    return (len(model.public) == 1 and backbone.factors(model.clients(one)) is not None
             and defined_by(backbone, "factors", over="score") and type(backbone).regulariser is Backbone.regulariser
             and not backbone.whole_tables and isinstance(make_optimiser(settings), SGD)
             and backbone.weight_decay == 0.0 and not row_penalties(method, model.public))

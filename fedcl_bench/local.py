@@ -108,7 +108,7 @@ class ListTrainer(ChunkTrainer):
         negatives = torch.where(self.valid[:, width:], negatives, chunk.positives[:, :1])
         replayed = method.replayed_items(chunk.users, draw)
         if replayed is not None:
-            contract.check_items(method, "replayed_items", replayed, len(chunk.users), model.n_items)
+            contract.check_items(method, "replayed_items", replayed, len(chunk.users), model.n_items, draw.round)
         self.whole = self.all_rows or chunk.dense  # slots are all items, in order
         slots = self._layout(chunk.positives, negatives, replayed, model.n_items)
         if backbone.pairwise:  # a sample is a negative with its positive
@@ -116,7 +116,7 @@ class ListTrainer(ChunkTrainer):
             self.valid = self.valid[:, width:]
         self.own = backbone.own_samples(settings)
         if self.own is not None:  # equally many for all
-            count = int(self.own.of(chunk.count[:1]))
+            count = int(self.own.of(torch.tensor([width])))
             self.valid = torch.ones(len(chunk.users), count, dtype=torch.bool, device=device)
         self.samples = self.valid.sum(1, keepdim=True)
         self.own_batches = None  # of each client, (C,), where some may have fewer than the chunk

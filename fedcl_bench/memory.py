@@ -1,4 +1,4 @@
-"""Process memory: keeping freed blocks, and reading the peak."""
+"""Memory: keeping freed blocks, reading the process's peak, and how much there is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ import functools
 import gc
 import resource
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
@@ -50,3 +55,67 @@ def reset_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
     except (OSError, AttributeError, TypeError):
         pass
+
+
+@dataclass(frozen=True)
+class Available:
+    """Memory that can still be had.
+
+    Attributes:
+        bytes: how much.
+        limit: what ends it, in words.
+    """
+
+    bytes: int
+    limit: str
+
+
+def available(device: torch.device, root: Path = Path("/")) -> Available | None:
+    """Memory left on a device: of a GPU what is free on it; otherwise the least of what the system can give without
+    swapping and what each of the process's control groups still allows. None where the system does not say.
+
+    Args:
+        root: where ``proc`` and ``sys`` are.
+    """
+    if device.type == "cuda":
+        import torch
+        free = torch.cuda.mem_get_info(device)[0]
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return Available(free + held, "free on the GPU")
+    found = []
+    for line in _lines(root / "proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            found.append(Available(int(line.split()[1]) << 10, "available on this machine"))
+    for line in _lines(root / "proc/self/cgroup"):
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            names, base = ("memory.max", "memory.current", "inactive_file"), root / "sys/fs/cgroup"
+        elif "memory" in controllers.split(","):
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            base = root / "sys/fs/cgroup/memory"
+        else:
+            continue
+        folder = base / path.lstrip("/")
+        for group in (folder, *folder.parents):
+            if (left := _left_in(group, *names)) is not None:
+                found.append(left)
+            if group == base:
+                break
+    return min(found, key=lambda left: left.bytes, default=None)
+
+
+def _left_in(group: Path, limit: str, used: str, cached: str) -> Available | None:
+    """What a control group still allows, counting files it only keeps in memory as free; None without a limit."""
+    most, now = ("".join(_lines(group / name)).strip() for name in (limit, used))
+    if not (most.isdecimal() and now.isdecimal()):  # none, or "max"
+        return None
+    files = sum(int(line.split()[1]) for line in _lines(group / "memory.stat") if line.split()[0] == cached)
+    left = max(int(most) - int(now) + files, 0)
+    return Available(left, f"of this process's limit of {int(most) / (1 << 30):.2f} GiB")
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

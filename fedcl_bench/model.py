@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Iterator
 
 from torch import Tensor
@@ -58,16 +58,29 @@ def score_users(backbone: Backbone, model: Snapshot, users: Tensor) -> Tensor:
     return backbone.score_all(clients, model.public)
 
 
+def score_pairs(backbone: Backbone, model: Snapshot, users: Tensor, items: Tensor) -> Tensor:
+    """Logits of some users' pairs with the items (n, m), as the model is evaluated: shape (n, m). Not for backbones
+    with ``whole_tables``."""
+    return backbone.score(*_pairs(backbone, model, users, items))
+
+
 def pair_keys(backbone: Backbone, model: Snapshot, users: Tensor, items: Tensor) -> Tensor:
     """``Backbone.keys`` of some users' pairs with the items (n, m): shape (n, m, k)."""
+    return backbone.keys(*_pairs(backbone, model, users, items))
+
+
+def _pairs(backbone: Backbone, model: Snapshot, users: Tensor, items: Tensor) -> tuple[Tables, Tables]:
+    """Parameters of the users and item rows of their pairs, as ``Backbone.score`` takes them."""
     if backbone.scores_local_tables:
         rows = {name: table[users[:, None], items] for name, table in model.local.items()}
     else:
         rows = {name: table[items] for name, table in model.public.items()}
-    clients = model.clients(users)
-    for name in backbone.new_personal(0, range(0)):
+    personal = backbone.new_personal(0, range(0))
+    others = {name: table for name, table in model.private.items() if name not in personal}
+    clients = replace(model, private=others).clients(users)
+    for name in personal:
         clients[name] = model.private[name][users[:, None], items]
-    return backbone.keys(clients, rows)
+    return clients, rows
 
 
 def in_pieces(users: Tensor, n_items: int, scores_at_once: int = 1 << 21) -> Iterator[Tensor]:

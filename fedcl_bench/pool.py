@@ -226,7 +226,7 @@ class Pool:
     def _give(self, task: Task, board: Board) -> None:
         spec = task.spec
         job = Job(spec.method, spec.backbone, spec.dataset, task.config.seed, task.layers, self.data_dir, self.results,
-                  tuple(self.plugins), task.config.hash)
+                  tuple(self.plugins), task.config.hash, task.config.device)
         worker = next((w for w in self._workers if not w.running), None)
         if worker is None:
             self._workers.append(worker := _Worker(self.threads))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import contextmanager
 from typing import Callable, Iterator
@@ -64,9 +65,9 @@ class Display:
         size = stream.steps[step].interactions
         later = sum(s.interactions for s in stream.steps[step + 1:]) / size
         left = per_round * (rounds - progress.round + rounds * later)
-        last = progress.curve[-1]
+        valid = [row["valid"] for row in progress.curve if row["step"] == step and not math.isnan(row["valid"])]
         self._bar.update(self._task, completed=progress.round, status=(
-            f"validation {metric} {last['valid']:.4f}, best {progress.best_value:.4f}"
+            (f"validation {metric} {valid[-1]:.4f}, best {progress.best_value:.4f}" if valid else "not validated yet")
             + (f", at most {int(left) // 60}:{int(left) % 60:02d} left" if left else "")))
         if progress.trained:
             seconds = sum(row["train_seconds"] + row["evaluate_seconds"] for row in progress.curve

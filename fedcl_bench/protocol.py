@@ -70,7 +70,7 @@ class Lists:
                 for earlier in f.stream.steps[:step.index + 1]], []
 
     def extra(self, model: Snapshot, round_: int) -> dict[str, float]:
-        """More numbers of a round for its curve."""
+        """More numbers of a validated round for its curve."""
         return {}
 
 

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, BinaryIO, Iterator
 
 import numpy as np
 import pandas as pd
@@ -52,10 +52,17 @@ class Corrupt(Exception):
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that it is either the old one or wholly the new one, whenever the process dies."""
+    with _replacing(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file, for writing and reading, that takes the place of ``path`` when the block ends without an error."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
+        with os.fdopen(handle, "w+b") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
@@ -65,21 +72,29 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise
 
 
-def _digest(content: bytes) -> bytes:
+def _digest(content: bytes | memoryview) -> bytes:
     return hashlib.blake2b(content, digest_size=_DIGEST).digest()
 
 
-def _pack(value: Any) -> bytes:
-    """Tensors, numbers, texts and containers of them as bytes that carry their own hash."""
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return _digest(buffer.getvalue()) + buffer.getvalue()
+def _write_packed(path: Path, value: Any) -> None:
+    """Write tensors, numbers, texts and containers of them to a file that begins with the hash of the rest, without a
+    copy of it all in memory."""
+    with _replacing(path) as file:
+        file.write(bytes(_DIGEST))
+        torch.save(value, file)
+        file.seek(_DIGEST)
+        digest = hashlib.blake2b(digest_size=_DIGEST)
+        while part := file.read(1 << 22):
+            digest.update(part)
+        file.seek(0)
+        file.write(digest.digest())
 
 
 def _unpack(content: bytes, device: str) -> Any:
-    if _digest(content[_DIGEST:]) != content[:_DIGEST]:
+    packed = memoryview(content)[_DIGEST:]
+    if _digest(packed) != content[:_DIGEST]:
         raise Corrupt("its hash does not match its content")
-    return torch.load(io.BytesIO(content[_DIGEST:]), map_location=device, weights_only=True)
+    return torch.load(io.BytesIO(packed), map_location=device, weights_only=True)
 
 
 def save_progress(path: Path, progress: Progress, elapsed: float) -> None:
@@ -88,7 +103,7 @@ def save_progress(path: Path, progress: Progress, elapsed: float) -> None:
     for name in _SNAPSHOTS:
         content[name] = dict(vars(content[name]))
     content["tests"] = [(t, s, scores.users, scores.values) for t, s, scores in progress.tests]
-    write_atomically(path, _pack({"progress": content, "elapsed": elapsed}))
+    _write_packed(path, {"progress": content, "elapsed": elapsed})
 
 
 def load_progress(path: Path, device: str) -> tuple[Progress, float] | None:
@@ -260,7 +275,7 @@ class Record:
             buffer = io.BytesIO()
             table.to_parquet(buffer, index=False)
             blobs[name] = buffer.getvalue()
-        write_atomically(self.folder / MODEL, _pack(dict(vars(progress.best))))
+        _write_packed(self.folder / MODEL, dict(vars(progress.best)))
         for name in FILES:
             write_atomically(self.folder / name, blobs[name])
         content = {"schema": SCHEMA, "status": "finished", **content,

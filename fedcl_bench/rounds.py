@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Callable, Iterable, Mapping, Sequence
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from . import contract, draws
 from .backbone import Backbone, Tables
+from .halving import AnyChunk, can_run_out, in_halves
 from .inner import InnerTrainer, Outer
 from .local import ListTrainer
 from .method import DrawKey, Method
@@ -18,11 +20,9 @@ from .optim import make_optimiser
 from .partial import PartialTrainer, is_partial
 from .parallel import in_order
 from .protection import OPEN, Protection
-from .sampling import Chunk, LaterChunk, LocalSettings
+from .sampling import LaterChunk, LocalSettings
 from .session_local import SessionChunk, SessionTrainer
 from .trainer import ChunkTrainer, Slots, own_start_key, row_penalties, writable
-
-AnyChunk = Chunk | LaterChunk | SessionChunk
 
 
 def _shift(public: Tables, method: Method, backbone: Backbone, settings: LocalSettings, batches: int,
@@ -276,7 +276,10 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
 
     uploads: dict[str, list[Tensor]] = {}
 
-    for trained in in_order(train, chunks, device):
+    def attempt(chunk: AnyChunk) -> list[Trained]:
+        return in_halves(train, chunk, method) if can_run_out(device) else [train(chunk)]
+
+    for trained in chain.from_iterable(in_order(attempt, chunks, device)):
         observe(trained)
         total += trained.loss.sum()
         users, items = trained.users, trained.slots.items
@@ -325,7 +328,7 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
         for name, values in trained.uploads.items():
             uploads.setdefault(name, []).append(values)
         if own_start:
-            own = torch.ones(len(items)) if weights is None else weights[users]
+            own = torch.ones(len(items), device=device) if weights is None else weights[users]
             first = trained.slots.first_copy
             squares.index_add_(0, items.reshape(-1), (first * own.to(squares)[:, None].square()).reshape(-1))
     private = {name: private.get(name, table) for name, table in model.private.items()}

@@ -6,9 +6,13 @@ import time
 from pathlib import Path
 from typing import Any, Callable
 
+import torch
+
 from .config import RunConfig
-from .errors import RunFailed, UserError
+from .errors import OutOfMemory, RunFailed, UserError
 from .federation import Progress, run
+from .halving import first_words
+from .memory_plan import advice, require
 from .records import Corrupt, Record, load_progress, save_progress, summary
 from .server import most_rounds
 from .stream import Stream
@@ -59,7 +63,7 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, rerun:
         The content of ``run.json``, with ``record`` (its folder) and ``reused`` added.
 
     Raises:
-        UserError, RunFailed, Interrupted.
+        UserError: also if there is not enough memory. RunFailed, Interrupted.
     """
     began = time.perf_counter()
     record = Record(results / "runs" / config.name)
@@ -69,6 +73,7 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, rerun:
     stream = load()
     federation = config.federation(stream)
     federation.check()  # before anything is written
+    require(federation, torch.get_num_threads())
     with record.locked():
         if rerun:
             record.clear()
@@ -115,6 +120,9 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, rerun:
         except RunFailed as error:
             record.fail(config, str(error))
             raise RunFailed(f"{error}\nMarked as failed: {record.folder}") from None
+        except (OutOfMemory, torch.OutOfMemoryError) as error:
+            words = str(error) if isinstance(error, OutOfMemory) else f"out of GPU memory: {first_words(str(error))}"
+            raise OutOfMemory(f"{words}\n{advice(federation, 1)}") from None
         except OSError as error:
             raise UserError(f"results folder {results}: cannot be written ({error.strerror}).") from None
         return {**content, "record": str(record.folder), "reused": False}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Callable, Mapping
 
@@ -76,6 +76,11 @@ class Chunk:
     others: "Others"
     dense: bool = False
 
+    def part(self, clients: slice) -> "Chunk":
+        """Some of the clients; what they draw and train on is the same."""
+        return replace(self, users=self.users[clients], positives=self.positives[clients], count=self.count[clients],
+                       others=self.others.part(clients))
+
 
 @dataclass(frozen=True)
 class LaterChunk:
@@ -88,6 +93,10 @@ class LaterChunk:
 
     def now(self) -> Chunk:
         return self.make(self.users)
+
+    def part(self, clients: slice) -> "LaterChunk":
+        """Some of the clients; what they draw and train on is the same."""
+        return replace(self, users=self.users[clients])
 
 
 def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: int, pairwise: bool = False,
@@ -180,6 +189,11 @@ class Others:
     items: Tensor | None = None
     start: Tensor | None = None
     gaps: Tensor | None = None
+
+    def part(self, clients: slice) -> "Others":
+        """Of some of the clients."""
+        return Others(self.count[clients], self.items, None if self.start is None else self.start[clients],
+                      None if self.gaps is None else self.gaps[clients])
 
     @staticmethod
     def of(positives: Tensor, n_items: int, listed: bool) -> "Others":

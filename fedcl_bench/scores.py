@@ -137,10 +137,12 @@ class Curve:
 
 
 def validation_curves(runs: Sequence[Run], column: str = "valid") -> list[Curve]:
-    """One curve per block, of the validation metric or of another column of the runs' rounds."""
+    """One curve per block, of the validation metric or of another column of the runs' rounds. A round that was not
+    validated has the value of the last one that was; nan before the first."""
     curves = []
     for block in range(len(runs[0].meta["rounds"])):
-        valid = [run.rounds.loc[run.rounds["step"] == block].sort_values("round")[column].to_numpy() for run in runs]
+        valid = [run.rounds.loc[run.rounds["step"] == block].sort_values("round")[column].ffill().to_numpy()
+                 for run in runs]
         best = [run.meta["best_round"][block] for run in runs]
         points = [spread(v[i] for v in valid if len(v) > i) for i in range(max(map(len, valid)))]
         curves.append(Curve(np.array([p.mean for p in points]), np.array([p.deviation for p in points]),

@@ -8,7 +8,7 @@ that scores everything alike finds nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, Iterable
+from typing import Iterable
 
 import torch
 from torch import Tensor
@@ -16,10 +16,10 @@ from torch.nn.functional import embedding
 
 from . import draws
 from .backbone import Backbone
-from .evaluation import EvaluationSettings, UserScores, list_metrics
+from .evaluation import EvaluationSettings, UserScores, list_metrics, scores_alone
 from .layers import ITEM
 from .method import DrawKey, Encoding, Method
-from .model import Snapshot, score_users
+from .model import Snapshot, score_pairs, score_users
 from .parallel import even_pieces, in_order
 from .protection import OPEN, Protection, upload_key
 from .sampling import LISTED_OTHERS, Others, padded
@@ -28,7 +28,7 @@ from .session_local import window
 from .stream import Step
 
 FULL = "all:"  # before the name of a metric under full ranking, beside sampled candidates
-_USERS_AT_ONCE = 64
+USERS_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def draw_session_candidates(step: Step, purpose: str, settings: EvaluationSettin
     number = torch.arange(settings.sampled_candidates, device=step.train.values.device)
     listed = step.n_users * step.n_items <= LISTED_OTHERS
     parts = []
-    for users in torch.arange(step.n_users, device=number.device).split(_USERS_AT_ONCE):
+    for users in torch.arange(step.n_users, device=number.device).split(USERS_AT_ONCE):
         others = Others.of(padded(step.train, users), step.n_items, listed)
         keys = draws.client_keys(drawn, users)[:, None]
         parts.append(others.at(draws.integers(draws.bits(keys, number), others.count)))
@@ -108,34 +108,37 @@ def rank_sessions(backbone: Backbone, model: Snapshot, step: Step, purpose: str,
     def rank(some: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         items, sequence = window(sessions, sessions.of_user[some], length)
         target = items[:, -1:]
-        score: Callable[[Tensor], Tensor]
+        ids = None if candidates is None else candidates[some]
+        every = others = None
         if sequential:
             output = _sequential_scores(backbone, model, items[:, :-1], sequence, some, method, purpose, draw,
                                         protection)
             table = model.public[ITEM]
-            every = output @ table.T if full or candidates is None else None
 
             def score(ids: Tensor) -> Tensor:
                 return torch.bmm(embedding(ids, table), output.unsqueeze(2)).squeeze(2)
+
+            wanted, others = score(target), None if ids is None else score(ids)
+            every = output @ table.T if full or ids is None else None
+        elif ids is not None and not full and scores_alone(backbone, method, model.n_items, ids.shape[1]):
+            # At once, so that equal rows score alike.
+            wanted, others = score_pairs(backbone, model, some, torch.cat([target, ids], 1)).tensor_split([1], 1)
         else:
             every = method.rescore(some, score_users(backbone, model, some), model, backbone)
-
-            def score(ids: Tensor) -> Tensor:
-                return every.gather(1, ids)
-        wanted = score(target)
+            wanted, others = every.gather(1, target), None if ids is None else every.gather(1, ids)
         result = {}
-        if candidates is not None:
+        if ids is not None:
             # `not below` counts what is no number against the model.
-            above = ~(score(candidates[some]) < wanted) & (candidates[some] != target)
+            above = ~(others < wanted) & (ids != target)
             result = _metrics(above.sum(1), topk)
-        if every is not None and (full or candidates is None):
+        if every is not None and (full or ids is None):
             above = ~(every < every.gather(1, target))
             whole = _metrics(above.sum(1) - 1, topk)
-            result |= whole if candidates is None else {FULL + name: values for name, values in whole.items()}
+            result |= whole if ids is None else {FULL + name: values for name, values in whole.items()}
         return result, torch.sigmoid(wanted.double()).squeeze(1)
 
     # Scores of all items take more memory.
-    at_once = _USERS_AT_ONCE if full or candidates is None or not sequential else 2 * _USERS_AT_ONCE
+    at_once = USERS_AT_ONCE if full or candidates is None or not sequential else 2 * USERS_AT_ONCE
     parts = list(in_order(rank, even_pieces(users, at_once), users.device))
     return Found(UserScores(users, {name: torch.cat([part[name] for part, _ in parts]) for name in parts[0][0]}),
                  torch.cat([probability for _, probability in parts]))

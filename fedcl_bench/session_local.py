@@ -46,6 +46,10 @@ class SessionChunk:
     others: Others
     batches: int = 1
 
+    def part(self, clients: slice) -> "SessionChunk":
+        """Some of the clients; what they draw and train on is the same."""
+        return replace(self, users=self.users[clients], others=self.others.part(clients))
+
 
 def make_session_chunks(step: Step, users: Tensor, chunk_clients: int = CHUNK_CLIENTS) -> list[SessionChunk]:
     """Group a round's participants, each of whom has at least one training session, into chunks of equal size."""

@@ -96,9 +96,8 @@ class Ragged:
         """All (row, item) pairs of ``users``, where ``row`` is the position in ``users``."""
         length = self.counts(users)
         row = torch.repeat_interleave(torch.arange(len(users), device=users.device), length)
-        first = torch.cumsum(length, 0) - length
-        offset = torch.arange(len(row), device=users.device) - first[row]
-        return row, self.values[self.indptr[users][row] + offset]
+        shift = self.indptr[users] - (torch.cumsum(length, 0) - length)
+        return row, self.values[shift[row] + torch.arange(len(row), device=users.device)]
 
     def to(self, device: torch.device) -> "Ragged":
         return Ragged(self.indptr.to(device), self.values.to(device))

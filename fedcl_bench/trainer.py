@@ -120,6 +120,14 @@ class Local:
         self._trainer = trainer
         self.users, self.private, self.dense, self.draw = trainer.users, trainer.private, trainer.dense, draw
 
+    def known(self, n_users: int) -> Tensor:
+        """Positions of the clients that were among the first ``n_users``; looked up once a round, as a GPU has to be
+        waited for."""
+        found = self._trainer.known
+        if n_users not in found:
+            found[n_users] = (self.users < n_users).nonzero().flatten()
+        return found[n_users]
+
     @torch.no_grad()
     def upload(self, name: str, value: Tensor) -> None:
         """Send each client's row of ``value`` (C, ...) to the server, which gets it in ``Method.end_round``.
@@ -176,6 +184,7 @@ class ChunkTrainer:
         self.moved: Tables = {}
         self.replaced: Tables = {}
         self.uploads: Tables = {}
+        self.known: dict[int, Tensor] = {}
         self.protection = protection
         self.declared = method.uploads(backbone, draw.round)
         if own_start:

@@ -26,6 +26,7 @@ class Job:
 
     Attributes:
         layers: overrides for ``make_config``.
+        device: where it computes.
         hash: the run's hash in the parent; the worker refuses to run anything else.
     """
 
@@ -38,6 +39,7 @@ class Job:
     results: Path
     plugins: tuple[Path, ...]
     hash: str
+    device: str = "cpu"
 
 
 def serve(pipe: Connection, threads: int) -> None:
@@ -63,7 +65,7 @@ def serve(pipe: Connection, threads: int) -> None:
 def _run(job: Job, pipe: Connection, threads: int, streams: OrderedDict[Any, Any]) -> tuple[str, Any]:
     import torch
 
-    from .config import make_config
+    from .config import make_config, resolve_device
     from .datasets import load_stream
     from .errors import Busy, RunFailed, UserError
     from .memory import reset_peak
@@ -104,7 +106,7 @@ def _run(job: Job, pipe: Connection, threads: int, streams: OrderedDict[Any, Any
 
     try:
         config = make_config(discover(job.plugins), job.method, job.backbone, job.dataset, job.seed, job.layers,
-                             job.data_dir)
+                             job.data_dir, resolve_device(job.device))
         if config.hash != job.hash:
             raise UserError("its data, plugin or configuration file was changed since the grid began; start it again.")
         content = execute(config, load, job.results, on_progress=on_progress, stop=stop,

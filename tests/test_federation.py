@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -9,8 +10,8 @@ import pytest
 import torch
 
 from fedcl_bench.config import make_config
-from fedcl_bench.errors import RunFailed
-from fedcl_bench.evaluation import rank_all
+from fedcl_bench.errors import RunFailed, UserError
+from fedcl_bench.evaluation import UserScores, rank_all
 from fedcl_bench.federation import require_finite, run
 from fedcl_bench.model import Snapshot
 from fedcl_bench.server import participants
@@ -44,6 +45,51 @@ def test_sampled_clients(ml100k, federation):
     first = next(iter(run(f)))
     moved = (first.model.private[USER] != start).any(1).nonzero().flatten()
     assert torch.equal(moved, rounds[0]) and first.curve[0]["participants"] == len(moved)
+
+
+def last_of_block0(f):
+    return next(progress for progress in run(f) if progress.trained)
+
+
+def test_validation_every_few_rounds(federation):
+    """The same training with fewer validations: the last round's is among them, and the best round is one of them."""
+    every = last_of_block0(federation(rounds=11, patience=0))
+    some = last_of_block0(federation(rounds=11, patience=0, evaluate_every=4))
+    values = {row["round"]: row["valid"] for row in some.curve if not math.isnan(row["valid"])}
+    assert values == {number: every.curve[number]["valid"] for number in (3, 7, 10)}
+    assert [row["loss"] for row in some.curve] == [row["loss"] for row in every.curve]
+    assert some.best_round(0, "first") == 1 + max(values, key=values.get) == some.best_at + 1
+    assert some.best_value == max(values.values())
+    assert torch.equal(some.model.public[ITEM], every.model.public[ITEM])
+
+
+@pytest.mark.parametrize("patience,interval,validated,best", [
+    (2, 1, [0, 1, 2, 3], 1), (3, 1, [0, 1, 2, 3, 4, 5, 6, 7], 4), (1, 3, [2, 5, 8], 5), (3, 3, [2, 5, 8], 5),
+    (4, 3, [2, 5, 8, 9], 9), (0, 4, [3, 7, 9], 9), (9, 20, [9], 9)])
+def test_patience_counts_rounds_whatever_is_validated(federation, monkeypatch, patience, interval, validated, best):
+    """Which rounds are validated, and the best of them, both from 0, with these validation values."""
+    values = [0.1, 0.3, 0.2, 0.3, 0.5, 0.4, 0.1, 0.2, 0.3, 0.9]
+    seen = []
+
+    def validate(self, model, round_):
+        seen.append(round_)
+        return UserScores(torch.zeros(1), {"ndcg@20": torch.tensor([values[round_]], dtype=torch.float64)})
+
+    monkeypatch.setattr("fedcl_bench.protocol.Lists.validate", validate)
+    found = last_of_block0(federation(rounds=10, patience=patience, evaluate_every=interval))
+    assert seen == validated == [row["round"] for row in found.curve if not math.isnan(row["valid"])]
+    assert (found.round, found.best_at, found.best_value) == (validated[-1] + 1, best, values[best])
+
+
+def test_runs_that_validate_every_round_keep_their_names(registry):
+    """Records from before there was the setting are still found."""
+    def config(**settings):
+        return make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", settings)])
+
+    assert config(evaluate_every=1).hash == config().hash != config(evaluate_every=2).hash
+    assert "evaluate_every" not in config().settings and config(evaluate_every=2).settings["evaluate_every"] == 2
+    with pytest.raises(UserError, match="'evaluate_every' .*found 0, accepted: a whole number at least 1"):
+        config(evaluate_every=0)
 
 
 def test_early_stopping_counts_rounds_without_gain(federation):

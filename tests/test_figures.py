@@ -273,6 +273,13 @@ def test_curves_of_runs_that_stop_at_different_rounds():
     assert (curve.best_round, curve.best_value) == (pytest.approx(3.0), pytest.approx(0.4))
 
 
+def test_curves_of_runs_that_validate_every_few_rounds():
+    """The last value stays until the next; there is none before the first."""
+    nan = float("nan")
+    run = make_run("ft", 0, {0: {0: 0.5}}, valid=[[nan, 0.3, nan, nan, 0.4]])
+    assert scores.validation_curves([run])[0].mean == pytest.approx([nan, 0.3, 0.3, 0.3, 0.4], nan_ok=True)
+
+
 def test_variations_change_one_setting_only():
     spec = RunSpec("f3crec", "fedmf", "ml-100k")
     runs = [run for options in ({}, {"eps": 0.001}, {"eps": 0.001, "beta": 0.1}, {"beta": 0.5}, {"split_seed": 2},

@@ -109,6 +109,32 @@ def test_equal_runs_are_planned_once(registry):
     assert len(grid.merged([once, grid.plan(registry, specs[:1], (1, 2))])) == 3
 
 
+def test_the_device_is_part_of_every_run(registry, capsys, tmp_path, monkeypatch):
+    """It reaches the workers and the commands that are shown; without the device, nothing starts."""
+    spec, arguments = RunSpec("ft", "fedmf", "ml-100k"), ["grid", "--methods", "ft", "--backbones", "fedmf", "--device"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main([*arguments, "cuda", "--results", str(tmp_path)]) == 2
+    assert "--device cuda: PyTorch finds no CUDA device here" in capsys.readouterr().err
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    task, = grid.plan(registry, [spec], [3], device="cuda")
+    assert (task.config.device, task.config.seed) == ("cuda", 3)
+    assert task.command(Path("results"), None, ()) == \
+        "run_bench.py --method ft --backbone fedmf --dataset ml-100k --seed 3 --device cuda"
+    on_cpu, = grid.plan(registry, [spec], [3])
+    (found,), _ = grid_json(capsys, *arguments[1:], "auto", "--first-seed", "3", "--dry-run", "--results", str(tmp_path))
+    assert found["hash"] == task.config.hash != on_cpu.config.hash
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a CUDA device")
+def test_a_worker_has_the_device_of_its_run(registry, tmp_path, monkeypatch):
+    """Its process finds no GPU and says so, instead of computing on the processor."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    task, = grid.plan(registry, [RunSpec("ft", "fedmf", "ml-100k", (("rounds", 1),))], [0], device="cuda")
+    with Pool(tmp_path, None, (), jobs=1) as workers:
+        outcome, = workers.run([task])
+    assert (outcome.status, "PyTorch finds no CUDA device" in outcome.error) == ("error", True)
+
+
 def test_a_file_of_grids_and_the_command_line_over_it(tmp_path):
     path = tmp_path / "grid.yaml"
     path.write_text("backbones: [fedmf]\nseeds: 5\nset: {rounds: 50}\ngrids:\n"

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 import pytest
 import torch
-from helpers import TableBackbone
+from helpers import ITEM, USER, TableBackbone, build
 from hypothesis import given, settings, strategies as st
 
 from fedcl_bench.continual import summaries
 from fedcl_bench.errors import UserError
-from fedcl_bench.evaluation import list_metrics, parse_metric, rank_all
+from fedcl_bench.evaluation import highest, is_product, list_metrics, parse_metric, rank_all, users_at_once
 from fedcl_bench.model import Snapshot
 from fedcl_bench.testing.worlds import ragged
 
@@ -94,6 +95,81 @@ def test_lists_longer_than_the_items_are_refused():
     model = Snapshot({"items": torch.zeros(4, 1)}, {"scores": torch.zeros(1, 4)})
     with pytest.raises(UserError, match="at most the number of items, 4"):
         rank_all(TableBackbone(), model, ragged([0]), [], [5])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("columns", [1, 7, 40, 319, 320, 333, 2047, 2048, 5000, 50001])
+@pytest.mark.parametrize("k", [1, 20])
+def test_highest_are_those_of_a_stable_sort(columns, k, dtype):
+    """Few different values, so that nearly all are equal to others; some are not numbers, infinite or -0."""
+    generator = torch.Generator().manual_seed(columns)
+    special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, -torch.nan], dtype=dtype)
+    for values in (special, torch.arange(-3.0, 4.0, dtype=dtype), torch.randn(10 ** 6, generator=generator).to(dtype)):
+        scores = values[torch.randint(len(values), (5, columns), generator=generator)]
+        expected = scores.sort(dim=1, descending=True, stable=True).indices[:, :k]
+        assert torch.equal(highest(scores, k), expected)
+
+
+def test_of_equal_scores_the_smaller_item_comes_first():
+    model = Snapshot({"items": torch.zeros(50, 1)}, {"scores": torch.zeros(3, 50)})
+    result = rank_all(TableBackbone(), model, ragged([0], [4], [7]), [ragged([], [0, 2], [])], [3])
+    assert result.values["mrr@3"].tolist() == [1.0, 1 / 3, 0.0]
+
+
+def test_nobody_with_an_item_to_find():
+    model = Snapshot({"items": torch.zeros(4, 1)}, {"scores": torch.zeros(2, 4)})
+    result = rank_all(TableBackbone(), model, ragged([], []), [ragged([0], [])], [2])
+    assert (len(result.users), result.values["ndcg@2"].shape) == (0, (0,))
+
+
+def test_an_item_to_find_twice_counts_once():
+    model = Snapshot({"items": torch.zeros(4, 1)}, {"scores": torch.tensor([[4.0, 3.0, 2.0, 1.0]])})
+    result = rank_all(TableBackbone(), model, ragged([0, 3, 0]), [], [2])
+    assert result.values["recall@2"].tolist() == [0.5]
+
+
+def fedmf_of(registry, users, items, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return build(registry, "backbone", "fedmf"), Snapshot(
+        {ITEM: torch.randn(items, 32, generator=generator)}, {USER: torch.randn(users, 32, generator=generator)})
+
+
+@pytest.mark.parametrize("users", [1, 130])
+def test_many_items_are_ranked_in_large_pieces(registry, users):
+    """FedMF on 20,000 items against sorting the whole product; the pieces hold more users than fit into 2 MiB."""
+    backbone, model = fedmf_of(registry, users, 20000)
+    scores = model.private[USER] @ model.public[ITEM].T
+    order = scores.argsort(1, descending=True)
+    target, mask = order[:, [3, 9, 50]], order[:, [0, 5]]
+    found = rank_all(backbone, model, ragged(*target.tolist()), [ragged(*mask.tolist())], [10])
+    assert (users_at_once(20000, False), users_at_once(20000, is_product(backbone, model))) == (26, 64)
+    assert found.values["mrr@10"].tolist() == [1 / 3] * users  # one of the three items before it is masked
+    assert found.values["recall@10"].tolist() == pytest.approx([2 / 3] * users)
+
+
+def test_sampled_candidates_alone_rank_as_among_all_items(registry, monkeypatch):
+    """Masks, lists with gaps, items to find that are candidates or masked, and more places than candidates."""
+    users, items, m = 60, 700, 9
+    backbone, model = fedmf_of(registry, users, items)
+    rng = np.random.default_rng(0)
+    candidates = torch.from_numpy(rng.integers(-1, items, (users, m)))
+    target = [[int(candidates[u, 0].clamp(min=0)), *rng.integers(0, items, u % 3).tolist()] for u in range(users)]
+    masks = [ragged(*([int(candidates[u, 1].clamp(min=0)), *target[u][:u % 2]] for u in range(users)))]
+
+    def scored_items():
+        sizes = []
+        monkeypatch.setattr("fedcl_bench.evaluation.score_pairs", lambda *a: sizes.append(a[3].shape) or pairs(*a))
+        return sizes, rank_all(backbone, model, ragged(*target), masks, [5, 20], candidates=candidates)
+
+    pairs = sys.modules["fedcl_bench.evaluation"].score_pairs
+    sizes, alone = scored_items()
+    assert sizes == [(users, m + 3)]
+    monkeypatch.setattr("fedcl_bench.evaluation._ITEMS_PER_CANDIDATE", 100)
+    sizes, whole = scored_items()
+    assert sizes == []
+    assert set(alone.values["hit@5"].tolist()) == {0.0, 1.0}
+    for name in whole.values:
+        assert torch.equal(alone.values[name], whole.values[name])
 
 
 def test_metric_names():

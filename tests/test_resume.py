@@ -221,7 +221,7 @@ def test_checkpoint_of_another_version(uninterrupted, tmp_path, config, ml100k):
     """A checkpoint that is whole but has other fields is set aside too."""
     folder = tmp_path / "runs" / config().name
     folder.mkdir(parents=True)
-    records.write_atomically(folder / "checkpoint.pt", records._pack({"progress": {"epoch": 3}, "elapsed": 1.0}))
+    records._write_packed(folder / "checkpoint.pt", {"progress": {"epoch": 3}, "elapsed": 1.0})
     warnings = []
     execute(config(), lambda: ml100k, tmp_path, warn=warnings.append)
     assert len(warnings) == 1 and "not a checkpoint of this version" in warnings[0]

@@ -12,6 +12,7 @@ from fedcl_bench import draws, federation as rounds, protocol
 from fedcl_bench.config import make_config
 from fedcl_bench.datasets import load_stream
 from fedcl_bench.federation import run
+from fedcl_bench.model import score_pairs
 from fedcl_bench.records import load_progress, save_progress
 from fedcl_bench.recbole_adapter import bundled
 from fedcl_bench.sampling import draw_negatives
@@ -193,6 +194,22 @@ def test_candidates(registry, stream, draw, valid):
         assert items.shape == (108, 100)
         assert all(not set(row.tolist()) & set(trained.of(user).tolist()) for user, row in enumerate(items))
         assert all((items != other).float().mean() > 0.95 for other in every[:i])
+
+
+@pytest.mark.parametrize("backbone,settings", [("fedmf", {}), ("ncf", {}), ("fedrap", {"l2": 0.0}),
+                                               ("pfedrec", {"eval_item_table": "local"})])
+def test_candidates_alone_rank_as_among_all_items(registry, stream, monkeypatch, backbone, settings):
+    """Validation that scores the sampled items only, against one that scores all."""
+    def valid(items_per_candidate):
+        monkeypatch.setattr("fedcl_bench.evaluation._ITEMS_PER_CANDIDATE", items_per_candidate)
+        sizes = []
+        monkeypatch.setattr("fedcl_bench.session_evaluation.score_pairs",
+                            lambda *a: sizes.append(a[3].shape[1]) or score_pairs(*a))
+        curve = finish(federation(registry, stream, "ft", backbone, **settings)).curve
+        return [row["valid"] for row in curve], set(sizes)
+
+    alone, whole = valid(1), valid(10 ** 6)
+    assert alone == (whole[0], {101}) and whole[1] == set()
 
 
 def test_which_round_is_tested(registry, stream):

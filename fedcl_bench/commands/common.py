@@ -84,6 +84,11 @@ def add_pool(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=count, default=1, metavar="N", help="threads of PyTorch per run (default: 1)")
 
 
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """``--device``."""
+    parser.add_argument("--device", choices=("cpu", "cuda", "auto"), help="where to compute (default: cpu)")
+
+
 def add_quiet(parser: argparse.ArgumentParser) -> None:
     """``--quiet`` and ``--json``."""
     parser.add_argument("--quiet", action="store_true", help="no progress, only the result")

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from .common import (Extend, add_cells, add_paper, add_pool, add_quiet, add_set, count, interrupted, names, seed,
-                     stop_between_rounds)
+from .common import (Extend, add_cells, add_device, add_paper, add_pool, add_quiet, add_set, count, interrupted,
+                     names, seed, stop_between_rounds)
 
 EXAMPLES = """\
 examples:
@@ -54,6 +54,7 @@ def add(commands) -> None:
     grid.add_argument("--tuned", nargs="?", type=Path, const=True, metavar="DIR",
                       help="settings from `tune`, kept in DIR (default: tuned/ in the results folder)")
     add_pool(grid)
+    add_device(grid)
     grid.add_argument("--retry-failed", action="store_true", help="run those again whose record says that they failed")
     grid.add_argument("--dry-run", action="store_true", help="show which runs there are and which have records")
     add_quiet(grid)
@@ -77,6 +78,7 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
 
 def run(args: argparse.Namespace) -> int:
     from .. import grid
+    from ..config import resolve_device
     from ..grid_view import View, as_json, show_outcomes, show_plan
     from ..pool import Pool
     from ..registry import discover
@@ -85,8 +87,9 @@ def run(args: argparse.Namespace) -> int:
     parts = grid.read_parts(args.file, _given(args))
     registry = discover(args.plugins)
     tuned = args.results / "tuned" if args.tuned is True else args.tuned
+    device = resolve_device(args.device or "cpu")
     tasks = grid.merged(grid.plan(registry, part.specs(), range(part.first_seed, part.first_seed + part.seeds),
-                                  args.data_dir, tuned) for part in parts)
+                                  args.data_dir, tuned, device) for part in parts)
     if args.dry_run:
         states = [grid.state(task, args.results) for task in tasks]
         if args.json:

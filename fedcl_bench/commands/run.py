@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from .common import (add_dataset, add_plugins, add_quiet, add_results, count, seed, split_federated_recommender,
-                     stop_between_rounds)
+from .common import (add_dataset, add_device, add_plugins, add_quiet, add_results, count, seed,
+                     split_federated_recommender, stop_between_rounds)
 
 EXAMPLES = """\
 examples:
@@ -46,7 +46,7 @@ def add(commands) -> None:
                      help="YAML file of `name: value` lines: method, backbone, dataset, seed, seeds, device, data_dir "
                           "and any setting; the command line wins")
     add_dataset(run)
-    run.add_argument("--device", choices=("cpu", "cuda", "auto"), help="where to compute (default: cpu)")
+    add_device(run)
     run.add_argument("--threads", type=count, metavar="N", help="threads of PyTorch (default: all cores)")
     add_results(run)
     run.add_argument("--rerun", action="store_true", help="run again even if the record exists")
