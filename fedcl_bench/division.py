@@ -39,6 +39,12 @@ def check_divisible(federation: Federation) -> None:
         raise UserError("--device: found cuda, accepted: cpu with --shards.")
 
 
+def check(federation: Federation, parts: int) -> None:
+    """Raise UserError if a run's clients cannot be divided into so many parts."""
+    check_divisible(federation)
+    divide(federation.stream, parts)
+
+
 def divide(stream: Stream, parts: int) -> list[Tensor]:
     """The ids of the clients of each part, int64, ascending.
 

@@ -121,7 +121,8 @@ class Shard:
     step, ("progress", all of it) if the answer to that is ``GATHER``, ("error", (class, text)) and ("done", None).
     """
 
-    def __init__(self):
+    def __init__(self, threads: int = 1):
+        self._threads = threads
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
@@ -140,6 +141,7 @@ class Shard:
         return self._answers.get()
 
     def _run(self, plan: Plan) -> None:
+        torch.set_num_threads(self._threads)  # of this thread
         try:
             federation = replace(plan.federation(), together=Apart(self._ask))
             with draws.named(plan.names):

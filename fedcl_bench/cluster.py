@@ -1,0 +1,104 @@
+"""A Ray cluster (extra ``[ray]``): joining one, or starting one on this machine, with errors that say what to do."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Iterator
+
+from .errors import UserError
+
+REQUIREMENT = "ray>=2.60"  # the extra [ray]
+LOCAL = "local"
+REACH, JOIN = 5.0, 60.0  # seconds within which a cluster must answer, and let this machine in
+_ACCEPTED = f"accepted: {LOCAL}, or HOST:PORT of a cluster's head (`ray start --head` shows it)"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster that this process has joined.
+
+    Attributes:
+        ray: the package.
+        cores: processor cores of all machines, and of the largest.
+    """
+
+    ray: ModuleType
+    cores: int
+    most_cores: int
+
+    def check_threads(self, threads: int) -> None:
+        """Raise UserError if no machine has so many cores."""
+        if threads > self.most_cores:
+            raise UserError(f"--threads: found {threads}, accepted: at most {self.most_cores}, the cores of the "
+                            f"cluster's largest machine.")
+
+
+def _package() -> ModuleType:
+    """Ray, told to be quiet."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else a warning without a use
+    try:
+        import ray
+    except ImportError:
+        raise UserError(f"--ray: Ray is not installed; python -m pip install '{REQUIREMENT}'") from None
+    return ray
+
+
+def _check_address(address: str) -> None:
+    """Raise UserError unless a Ray cluster answers there, within seconds."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise UserError(f"--ray: found '{address}', {_ACCEPTED}.")
+    try:
+        socket.create_connection((host, int(port)), REACH).close()
+    except OSError as error:
+        raise UserError(f"--ray {address}: nothing answers there ({error.strerror or error}).\n"
+                        f"Start a cluster with `ray start --head` and use the address it shows, or --ray "
+                        f"{LOCAL}.") from None
+    # Ray itself waits for minutes on what is no cluster, and cannot be told not to.
+    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
+    try:
+        healthy = subprocess.run(command, capture_output=True, timeout=JOIN / 2).returncode == 0
+    except subprocess.TimeoutExpired:
+        healthy = False
+    if not healthy:
+        raise UserError(f"--ray {address}: what answers there is no Ray cluster of this version.\n"
+                        f"Use the address that `ray start --head` showed; every machine needs the same Ray and Python.")
+
+
+@contextmanager
+def joined(address: str, cores: int) -> Iterator[Cluster]:
+    """Join the cluster at an address, or start one of so many cores on this machine, and leave or end it afterwards.
+
+    Raises:
+        UserError: if Ray is not installed, or the cluster cannot be joined.
+    """
+    ray = _package()
+    quiet = {"log_to_driver": False, "logging_level": logging.CRITICAL, "configure_logging": True}
+    if address != LOCAL:
+        _check_address(address)
+    try:
+        if address == LOCAL:
+            ray.init(address=LOCAL, num_cpus=cores, include_dashboard=False, **quiet)
+        else:
+            ray.init(address=address, **quiet)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        ray.shutdown()
+        raise UserError(f"--ray {address}: cannot be joined ({(str(error).splitlines() or ['no reason given'])[0]}).\n"
+                        f"A command joins from a machine of the cluster: run `ray start --address HOST:PORT` on this "
+                        f"one first.") from None
+    try:
+        each = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+        if not sum(each):
+            raise UserError(f"--ray {address}: the cluster has no machine with processor cores; add one with "
+                            f"`ray start --address HOST:PORT`.")
+        yield Cluster(ray, sum(each), max(each))
+    finally:
+        ray.shutdown()
