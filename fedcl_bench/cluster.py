@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Iterator
@@ -77,6 +77,8 @@ def _check_address(address: str) -> None:
 def joined(address: str, cores: int) -> Iterator[Cluster]:
     """Join the cluster at an address, or start one of so many cores on this machine, and leave or end it afterwards.
 
+    Meanwhile nothing may be said on standard output: Ray's remarks on lost machines go there and are thrown away.
+
     Raises:
         UserError: if Ray is not installed, or the cluster cannot be joined.
     """
@@ -94,11 +96,12 @@ def joined(address: str, cores: int) -> Iterator[Cluster]:
         raise UserError(f"--ray {address}: cannot be joined ({(str(error).splitlines() or ['no reason given'])[0]}).\n"
                         f"A command joins from a machine of the cluster: run `ray start --address HOST:PORT` on this "
                         f"one first.") from None
-    try:
-        each = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
-        if not sum(each):
-            raise UserError(f"--ray {address}: the cluster has no machine with processor cores; add one with "
-                            f"`ray start --address HOST:PORT`.")
-        yield Cluster(ray, sum(each), max(each))
-    finally:
-        ray.shutdown()
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        try:
+            each = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+            if not sum(each):
+                raise UserError(f"--ray {address}: the cluster has no machine with processor cores; add one with "
+                                f"`ray start --address HOST:PORT`.")
+            yield Cluster(ray, sum(each), max(each))
+        finally:
+            ray.shutdown()

@@ -32,9 +32,12 @@ class Crew(Protocol):
 
     Attributes:
         tries: how often a run is begun whose worker dies.
+        keeps_idle: workers without a run are kept as long as the pool. If not, they make room for others that wait for
+            it as soon as no run is left to give them.
     """
 
     tries: int
+    keeps_idle: bool
 
     def hire(self) -> Worker:
         """One more worker."""
@@ -47,6 +50,7 @@ class Processes:
     """Processes of this machine, with so many of PyTorch's threads each."""
 
     tries = 1  # what killed one, as too little memory, would kill the next
+    keeps_idle = True
 
     def __init__(self, threads: int):
         self._threads = threads

@@ -156,6 +156,10 @@ class Pool:
                 board.waiting.clear()
             while len(board.running) < self.jobs and (task := self._next(board, retry_at)):
                 self._give(task, board)
+            if not board.waiting and not self.crew.keeps_idle:
+                for worker in [w for w in self._workers if not w.running]:
+                    self._workers.remove(worker)
+                    worker.end()
             self.show(board)
             for worker in self.crew.listen(self._busy(), TICK) if board.running else ():
                 self._listen(worker, board, retry_at)

@@ -79,6 +79,7 @@ class Actors:
     """The crew of a pool on a cluster (see ``crews.Crew``)."""
 
     tries = 4
+    keeps_idle = False  # after the loss of a machine, a new worker may wait for the cores that one of them holds
 
     def __init__(self, cluster: Cluster, threads: int, proof: Path):
         cluster.check_threads(threads)
