@@ -26,17 +26,23 @@ class Cluster:
 
     Attributes:
         ray: the package.
-        cores: processor cores of all machines, and of the largest.
     """
 
     ray: ModuleType
-    cores: int
-    most_cores: int
+
+    def machines(self) -> dict[str, int]:
+        """Processor cores of every machine that has some, by the machine's id in the cluster."""
+        found = {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in self.ray.nodes() if node["Alive"]}
+        return {name: cores for name, cores in found.items() if cores}
+
+    @property
+    def cores(self) -> int:
+        return sum(self.machines().values())
 
     def check_threads(self, threads: int) -> None:
         """Raise UserError if no machine has so many cores."""
-        if threads > self.most_cores:
-            raise UserError(f"--threads: found {threads}, accepted: at most {self.most_cores}, the cores of the "
+        if threads > (most := max(self.machines().values())):
+            raise UserError(f"--threads: found {threads}, accepted: at most {most}, the cores of the "
                             f"cluster's largest machine.")
 
 
@@ -46,6 +52,7 @@ def _package() -> ModuleType:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else a warning without a use
     try:
         import ray
+        import ray.util.scheduling_strategies
     except ImportError:
         raise UserError(f"--ray: Ray is not installed; python -m pip install '{REQUIREMENT}'") from None
     return ray
@@ -98,10 +105,10 @@ def joined(address: str, cores: int) -> Iterator[Cluster]:
                         f"one first.") from None
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         try:
-            each = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
-            if not sum(each):
+            cluster = Cluster(ray)
+            if not cluster.machines():
                 raise UserError(f"--ray {address}: the cluster has no machine with processor cores; add one with "
                                 f"`ray start --address HOST:PORT`.")
-            yield Cluster(ray, sum(each), max(each))
+            yield cluster
         finally:
             ray.shutdown()

@@ -154,18 +154,46 @@ def crew(cluster: Cluster, threads: int, results: Path) -> Iterator[Actors]:
         proof.unlink(missing_ok=True)
 
 
+class ShardStarter:
+    """Puts plans to work on a cluster, each in an actor with so many threads: the ``start`` of a ``Conductor``.
+
+    Machines get shards by their cores. For some seconds after a machine is lost, Ray takes it for alive: the next start
+    leaves out where an actor was when it died.
+    """
+
+    def __init__(self, cluster: Cluster, threads: int):
+        self._cluster, self._threads = cluster, threads
+        self._suspects: set[str] = set()
+
+    def __call__(self, plans: Sequence[Plan]) -> "ShardActors":
+        machines = self._cluster.machines()
+        trusted = {name: cores for name, cores in machines.items() if name not in self._suspects} or machines
+        self._suspects.clear()
+        # One per core of each machine in turn, over and over.
+        turns = [name for turn in range(max(trusted.values())) for name, cores in trusted.items() if turn < cores]
+        return ShardActors(self._cluster.ray, self._threads, plans, [turns[i % len(turns)] for i in range(len(plans))],
+                           self._suspects)
+
+
 class ShardActors:
     """The shards of a run as actors (see ``shards.Group``).
+
+    Args:
+        machines: where each is started.
+        suspects: gets the machine of an actor that dies.
 
     Raises:
         Died: if one of them does.
     """
 
-    def __init__(self, cluster: Cluster, threads: int, plans: Sequence[Plan]):
-        self._ray = cluster.ray
-        # They hold no cores, so that those of a lost machine can be started beside the others.
-        shard = cluster.ray.remote(Shard).options(scheduling_strategy="SPREAD")
-        self._actors = [shard.remote(threads) for _ in plans]
+    def __init__(self, ray: Any, threads: int, plans: Sequence[Plan], machines: Sequence[str], suspects: set[str]):
+        self._ray, self._machines, self._suspects = ray, machines, suspects
+        place = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        shard = ray.remote(Shard)
+        # They hold next to nothing of a core, so that those of a lost machine can be started beside the others. An actor
+        # that holds nothing at all is placed by way of any machine, perhaps the lost one.
+        self._actors = [shard.options(num_cpus=0.001, scheduling_strategy=place(machine, soft=True)).remote(threads)
+                        for machine in machines]
         self.requests: list[Request] = []
         try:
             self._wait([actor.begin.remote(plan) for actor, plan in zip(self._actors, plans)])
@@ -185,7 +213,10 @@ class ShardActors:
             self._ray.kill(actor)
 
     def _wait(self, replies: list[Any]) -> None:
-        try:
-            self.requests = self._ray.get(replies)
-        except self._ray.exceptions.RayError as error:
-            raise Died(lost(error)) from None
+        self.requests = []
+        for reply, machine in zip(replies, self._machines):
+            try:
+                self.requests.append(self._ray.get(reply))
+            except self._ray.exceptions.RayError as error:
+                self._suspects.add(machine)
+                raise Died(lost(error)) from None

@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
         with ExitStack() as stack:
             if args.ray:
                 from .. import cluster, division
-                from ..ray_workers import ShardActors
+                from ..ray_workers import ShardStarter
                 from ..shards import Conductor
                 joined = stack.enter_context(cluster.joined(args.ray, cores()))
                 joined.check_threads(args.threads or 1)
@@ -143,8 +143,8 @@ def run(args: argparse.Namespace) -> int:
             stop = stack.enter_context(stop_between_rounds())
             for config in configs:
                 with Display(config, quiet=args.quiet) as display:
-                    engine = Conductor(config, shards, plugins, lambda plans: ShardActors(
-                        joined, args.threads or 1, plans), display.warn) if args.ray else Here()
+                    engine = Conductor(config, shards, plugins, ShardStarter(joined, args.threads or 1),
+                                       display.warn) if args.ray else Here()
                     outcomes.append(execute(config, load, args.results, args.rerun, display.update, display.warn,
                                             display.note, stop, engine))
     except Interrupted as error:
