@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +15,6 @@ import torch
 
 from fedcl_bench import cluster as joining
 from fedcl_bench.cli import main
-from fedcl_bench.commands import run as run_command
 from fedcl_bench.grid_view import View
 from fedcl_bench.progress import Display
 from fedcl_bench.records import Record
@@ -24,7 +23,7 @@ from test_resume import same_numbers
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 pytest.importorskip("ray", reason="needs Ray: pip install '.[ray]'")
-ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks nodes' processes up in /proc")
 CELLS = ["--methods", "ft,kd", "--backbones", "fedmf", "--seeds", "2", "--set", "rounds=6"]
 RUN = ["--method", "f3crec", "--backbone", "fedmf", "--set", "rounds=6", "--set", "precision=float64"]
 
@@ -42,7 +41,7 @@ def nodes():
 
 @pytest.fixture
 def second(nodes):
-    """(address of a cluster of two nodes, a function that kills the second as a power cut would)."""
+    """(address of a cluster of two nodes, a function that kills the second and its workers as a power cut would)."""
     cluster, add = nodes
     node = add()
     alive = [True]
@@ -50,6 +49,10 @@ def second(nodes):
     def kill():
         if alive[0]:
             alive[0] = False
+            raylet = node.all_processes["raylet"][0].process.pid
+            children = Path(f"/proc/{raylet}/task/{raylet}/children").read_text().split()
+            for pid in (raylet, *map(int, children)):
+                os.kill(pid, signal.SIGKILL)
             cluster.remove_node(node, allow_graceful=False)
     yield cluster.address, kill
     kill()
@@ -62,13 +65,13 @@ def test_a_grid_loses_a_node(second, tmp_path, capsys, monkeypatch):
 
     def show(self, board):
         if not killed and board.count("finished") and len([r for r in board.running if r.at]) == 2:
-            killed.append({o.task.config.name: o.took for o in board.outcomes})
+            killed.append(True)
             kill()
     monkeypatch.setattr(View, "show", show)
     assert main(["grid", *CELLS, "--ray", address, "--results", str(tmp_path / "ray"), "--json"]) == 0
     captured = capsys.readouterr()
     found = json.loads(captured.out)
-    assert killed and re.search("of the cluster was lost|of the cluster died", captured.err)
+    assert killed and re.search("of the cluster (was lost|died); another goes on", captured.err)
     assert found["counts"]["finished"] == 4
     assert captured.err.count(" finished: ") == 4
     monkeypatch.undo()
@@ -110,3 +113,66 @@ def test_a_sharded_run_loses_a_node(second, tmp_path, capsys, monkeypatch):
     users = one.users()
     assert users.drop(columns="value").equals(other.users().drop(columns="value"))
     assert (users["value"] - other.users()["value"]).abs().max() <= 1e-9
+
+
+# What is wrong with the command
+
+@pytest.fixture
+def listener():
+    """HOST:PORT where something answers that is no cluster."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def refused(capsys, tmp_path, *arguments):
+    """The message, of one or two lines, of a command with exit status 2 that leaves nothing behind."""
+    results = tmp_path / "results"
+    assert main([*arguments, "--results", str(results), "--quiet"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and len(captured.err.strip().splitlines()) in (1, 2)
+    assert not [path for path in results.rglob("*") if path.is_file()]
+    return captured.err
+
+
+GRID = ["grid", "--methods", "ft", "--backbones", "fedmf"]
+
+
+@pytest.mark.parametrize("command", [GRID, RUN])
+@pytest.mark.parametrize("address, message", [
+    ("127.0.0.1:1", r"--ray 127.0.0.1:1: nothing answers there \(Connection refused\).\nStart a cluster with"),
+    ("nowhere", "--ray: found 'nowhere', accepted: local, or HOST:PORT"),
+    ("host:99999", "--ray: found 'host:99999', accepted"),
+    ("ray://127.0.0.1:10001", "--ray: found 'ray://127.0.0.1:10001', accepted")])
+def test_bad_addresses(capsys, tmp_path, command, address, message):
+    assert re.search(message, refused(capsys, tmp_path, *command, "--ray", address))
+
+
+def test_an_address_of_something_else(capsys, tmp_path, listener, monkeypatch):
+    monkeypatch.setattr(joining, "JOIN", 4.0)
+    assert "what answers there is no Ray cluster" in refused(capsys, tmp_path, *GRID, "--ray", listener)
+
+
+@pytest.mark.parametrize("command", [GRID, RUN])
+def test_ray_is_not_installed(capsys, tmp_path, monkeypatch, command):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert "--ray: Ray is not installed; python -m pip install 'ray>=2.60'" in refused(
+        capsys, tmp_path, *command, "--ray", "local")
+
+
+def test_shards_need_a_cluster(capsys, tmp_path):
+    assert "--shards: needs --ray" in refused(capsys, tmp_path, *RUN, "--shards", "2")
+
+
+@pytest.mark.parametrize("shards", ["0", "two"])
+def test_shards_are_a_number(capsys, shards):
+    assert main([*RUN, "--ray", "local", "--shards", shards]) == 2
+    assert f"found '{shards}', accepted: a whole number from 1" in capsys.readouterr().err
+
+
+def test_what_only_the_cluster_shows(nodes, capsys, tmp_path):
+    """More shards than clients, or threads than cores."""
+    def message(*arguments):
+        return refused(capsys, tmp_path, *arguments, "--ray", nodes[0].address)
+    assert "--shards: found 600, accepted: at most the number of clients, 587" in message(*RUN, "--shards", "600")
+    assert "--threads: found 2, accepted: at most 1, the cores" in message(*RUN, "--threads", "2")
+    assert "--threads: found 2, accepted: at most 1, the cores" in message(*GRID, "--threads", "2")
