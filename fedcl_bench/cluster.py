@@ -16,7 +16,7 @@ from .errors import UserError
 
 REQUIREMENT = "ray>=2.60"  # the extra [ray]
 LOCAL = "local"
-REACH, JOIN = 5.0, 60.0  # seconds within which a cluster must answer, and let this machine in
+REACH, JOIN = 5.0, 30.0  # seconds within which something must answer, and show that it is a cluster
 _ACCEPTED = f"accepted: {LOCAL}, or HOST:PORT of a cluster's head (`ray start --head` shows it)"
 
 
@@ -72,9 +72,13 @@ def _check_address(address: str) -> None:
     # Ray itself waits for minutes on what is no cluster, and cannot be told not to.
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
     try:
-        healthy = subprocess.run(command, capture_output=True, timeout=JOIN / 2).returncode == 0
+        found = subprocess.run(command, capture_output=True, text=True, timeout=JOIN)
+        healthy, said = found.returncode == 0, found.stderr
     except subprocess.TimeoutExpired:
-        healthy = False
+        healthy, said = False, ""
+    if "AuthenticationError" in said:
+        raise UserError(f"--ray {address}: the cluster asks for its token.\nHave ~/.ray/auth_token of its head on this "
+                        f"machine, and set RAY_AUTH_MODE=token in the environment.")
     if not healthy:
         raise UserError(f"--ray {address}: what answers there is no Ray cluster of this version.\n"
                         f"Use the address that `ray start --head` showed; every machine needs the same Ray and Python.")
