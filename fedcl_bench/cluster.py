@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import logging
 import os
 import socket
@@ -9,15 +11,33 @@ import subprocess
 import sys
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
 from types import ModuleType
 from typing import Iterator
 
+from . import __version__
 from .errors import UserError
 
 REQUIREMENT = "ray>=2.60"  # the extra [ray]
 LOCAL = "local"
 REACH, JOIN = 5.0, 30.0  # seconds within which something must answer, and show that it is a cluster
 _ACCEPTED = f"accepted: {LOCAL}, or HOST:PORT of a cluster's head (`ray start --head` shows it)"
+
+
+@functools.cache
+def versions() -> str:
+    """What must be the same wherever a run's parts are: the suite, to the byte, and PyTorch."""
+    digest = hashlib.blake2b(digest_size=4)
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return f"fedcl_bench {__version__} (code {digest.hexdigest()}), torch {version('torch').split('+')[0]}"
+
+
+def other_versions(expected: str) -> str:
+    """What is wrong with a worker that does not have the expected ``versions``; empty if nothing is."""
+    return "" if versions() == expected else (f"a worker has {versions()}, and this command {expected};\n"
+                                              f"install the same on every machine of the cluster.")
 
 
 @dataclass(frozen=True)

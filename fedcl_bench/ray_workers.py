@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Iterator, Sequence
 
-from .cluster import Cluster
+from .cluster import Cluster, other_versions, versions
 from .errors import UserError
 from .shards import Died, Plan, Request, Shard
 from .worker import STOP, Job, run_job
@@ -46,10 +46,11 @@ class Runner:
     Args:
         folder: the working folder of the command, where its machine is this one or has it too.
         proof: a file in the results folder that every machine must see.
+        versions: of the suite and of PyTorch at the command.
     """
 
-    def __init__(self, threads: int, folder: Path, proof: Path):
-        self._threads, self._proof = threads, proof
+    def __init__(self, threads: int, folder: Path, proof: Path, versions: str):
+        self._threads, self._proof, self._versions = threads, proof, versions
         self._streams: OrderedDict[Any, Any] = OrderedDict()
         self._mailbox = _Mailbox()
         if folder.is_dir():
@@ -57,6 +58,9 @@ class Runner:
 
     def run(self, job: Job) -> Iterator[tuple]:
         """Do a run; yields the messages of ``worker.serve``."""
+        if wrong := other_versions(self._versions):
+            yield "error", wrong
+            return
         if not self._proof.exists():
             yield "error", (f"machine {os.uname().nodename} does not have the results folder {job.results} of this "
                             f"command; share it under this path with every machine of the cluster.")
@@ -86,7 +90,7 @@ class Actors:
         self._ray = cluster.ray
         # Two calls at a time: a run, and the question to stop it.
         runner = cluster.ray.remote(Runner).options(num_cpus=threads, max_concurrency=2, scheduling_strategy="SPREAD")
-        self._new = lambda: runner.remote(threads, Path.cwd(), proof)
+        self._new = lambda: runner.remote(threads, Path.cwd(), proof, versions())
 
     def hire(self) -> "_Actor":
         return _Actor(self._ray, self._new())

@@ -22,8 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import NUMBERS_VERSION, __version__, draws, errors
+from . import draws, errors
 from .backbone import Tables
+from .cluster import other_versions, versions
 from .config import RunConfig
 from .division import check_divisible, divide, outline, progress_part, stream_part, whole_progress
 from .errors import UserError
@@ -67,7 +68,7 @@ class Plan:
 
     Attributes:
         method, backbone: name, hash of the code, and settings.
-        versions: of the suite and of PyTorch; a shard refuses to run with others.
+        versions: of the suite and of PyTorch (see ``cluster.versions``); a shard refuses to run with others.
         stream: the data of its clients. names: their ids.
         progress: what the run carries of them; None: it begins.
     """
@@ -79,7 +80,7 @@ class Plan:
     evaluation: EvaluationSettings
     seed: int
     plugins: tuple[Path, ...]
-    versions: dict[str, Any]
+    versions: str
     stream: Stream
     names: Tensor
     progress: Progress | None
@@ -92,9 +93,8 @@ class Plan:
         """
         from .registry import discover
 
-        if (found := versions()) != self.versions:
-            raise UserError(f"a worker has {_text(found)}, and this command {_text(self.versions)}; install the same "
-                            f"on every machine of the cluster.")
+        if wrong := other_versions(self.versions):
+            raise UserError(wrong)
         registry, made = discover(self.plugins), []
         for kind, (name, digest, settings) in (("backbone", self.backbone), ("method", self.method)):
             plugin = registry.get(kind, name)
@@ -103,15 +103,6 @@ class Plan:
                                 f"machine of the cluster.")
             made.append(plugin.cls(plugin.cls.Settings(**settings)))
         return Federation(self.stream, *made, self.local, self.server, self.evaluation, self.seed)
-
-
-def versions() -> dict[str, Any]:
-    """What must be the same at all shards."""
-    return {"fedcl_bench": __version__, "numbers": NUMBERS_VERSION, "torch": torch.__version__.split("+")[0]}
-
-
-def _text(found: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in found.items())
 
 
 class Shard:

@@ -17,7 +17,9 @@ from fedcl_bench import cluster as joining
 from fedcl_bench.cli import main
 from fedcl_bench.grid_view import View
 from fedcl_bench.progress import Display
+from fedcl_bench.ray_workers import Runner, lost
 from fedcl_bench.records import Record
+from fedcl_bench.worker import Job
 from test_grid import records
 from test_resume import same_numbers
 
@@ -176,3 +178,24 @@ def test_what_only_the_cluster_shows(nodes, capsys, tmp_path):
     assert "--shards: found 600, accepted: at most the number of clients, 587" in message(*RUN, "--shards", "600")
     assert "--threads: found 2, accepted: at most 1, the cores" in message(*RUN, "--threads", "2")
     assert "--threads: found 2, accepted: at most 1, the cores" in message(*GRID, "--threads", "2")
+
+
+def test_workers_that_lack_something(tmp_path):
+    """A worker refuses a run if it does not see the command's results folder, or has other code."""
+    job = Job("ft", "fedmf", "ml-100k", 0, [], None, tmp_path / "results", (), "")
+    (tmp_path / "proof").touch()
+    (kind, text), = Runner(1, Path.cwd(), tmp_path / "none", joining.versions()).run(job)
+    assert kind == "error" and re.search(f"does not have the results folder {job.results} of this command; share", text)
+    (kind, text), = Runner(1, Path.cwd(), tmp_path / "proof", "fedcl_bench 0").run(job)
+    assert kind == "error" and re.search(r"a worker has fedcl_bench .*, and this command fedcl_bench 0;\ninstall", text)
+    (kind, text), = Runner(1, Path.cwd(), tmp_path / "proof", joining.versions()).run(job)
+    assert (kind, text) == ("error", "its data, plugin or configuration file was changed since the grid began; "
+                                     "start it again.")
+
+
+@pytest.mark.parametrize("text, words", [
+    ("The actor died ... ModuleNotFoundError: No module named 'fedcl_bench'", "could not import fedcl_bench; install"),
+    ("The actor died because its node has died.", "a machine of the cluster was lost"),
+    ("The actor is dead because its process was killed", "a worker of the cluster died")])
+def test_why_a_worker_is_lost(text, words):
+    assert words in lost(RuntimeError(text))

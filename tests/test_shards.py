@@ -192,8 +192,8 @@ def test_errors_of_shards(made, tmp_path):
         finish(Conductor(other, 2, (), Threads), other, stream)
 
     def elsewhere(plans):
-        return Threads([replace(plan, versions={**plan.versions, "torch": "1.0"}) for plan in plans])
-    with pytest.raises(UserError, match="a worker has fedcl_bench .*, and this command .*torch 1.0"):
+        return Threads([replace(plan, versions="fedcl_bench 0, torch 1.0") for plan in plans])
+    with pytest.raises(UserError, match="a worker has fedcl_bench .*, and this command fedcl_bench 0, torch 1.0"):
         finish(Conductor(config, 2, (), elsewhere), config, stream)
 
 
