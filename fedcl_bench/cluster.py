@@ -122,7 +122,7 @@ def joined(address: str, cores: int) -> Iterator[Cluster]:
             ray.init(address=LOCAL, num_cpus=cores, include_dashboard=False, **quiet)
         else:
             ray.init(address=address, **quiet)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+    except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
         ray.shutdown()
         raise UserError(f"--ray {address}: cannot be joined ({(str(error).splitlines() or ['no reason given'])[0]}).\n"
                         f"A command joins from a machine of the cluster: run `ray start --address HOST:PORT` on this "

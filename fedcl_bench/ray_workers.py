@@ -24,14 +24,11 @@ _ENDS = ("finished", "failed", "error", "busy", "stopped")  # the last message a
 
 
 class _Mailbox:
-    """The pipe of a run in an actor: what it sends is taken from the actor, and it is asked to stop through it."""
+    """The pipe of a run in an actor, from which what it sends is taken; ``asked``: whether to stop."""
 
-    def __init__(self):
+    def __init__(self, asked: threading.Event):
         self.sent: queue.SimpleQueue[tuple] = queue.SimpleQueue()
-        self.asked = False
-
-    def poll(self) -> bool:
-        return self.asked
+        self.poll = asked.is_set
 
     def recv(self) -> str:
         return STOP
@@ -52,7 +49,7 @@ class Runner:
     def __init__(self, threads: int, folder: Path, proof: Path, versions: str):
         self._threads, self._proof, self._versions = threads, proof, versions
         self._streams: OrderedDict[Any, Any] = OrderedDict()
-        self._mailbox = _Mailbox()
+        self._asked = threading.Event()
         if folder.is_dir():
             os.chdir(folder)
 
@@ -65,7 +62,7 @@ class Runner:
             yield "error", (f"machine {os.uname().nodename} does not have the results folder {job.results} of this "
                             f"command; share it under this path with every machine of the cluster.")
             return
-        mailbox = self._mailbox = _Mailbox()
+        mailbox = _Mailbox(self._asked)
         threading.Thread(target=lambda: mailbox.send(run_job(job, mailbox, self._threads, self._streams)),
                          daemon=True).start()
         while True:
@@ -75,8 +72,8 @@ class Runner:
                 return
 
     def stop(self) -> None:
-        """Ask the run to stop after its round."""
-        self._mailbox.asked = True
+        """Ask the run to stop after its round; one that begins later, too, as this may overtake it."""
+        self._asked.set()
 
 
 class Actors:
@@ -134,8 +131,7 @@ def lost(error: Exception) -> str:
     text = str(error)
     if "ModuleNotFoundError" in text or "failed to be imported" in text:
         return "a worker could not import fedcl_bench; install it on every machine of the cluster"
-    return "a machine of the cluster was lost" if "node" in text.lower() and "died" in text.lower() else \
-        "a worker of the cluster died"
+    return "a machine of the cluster was lost" if "node has died" in text else "a worker of the cluster died"
 
 
 @contextmanager

@@ -79,8 +79,8 @@ def run(args: argparse.Namespace) -> int:
             show_outlook(rows)
         return 0
     with View(args.quiet) as view, stop_between_rounds() as stop, \
-            Pool(args.results, args.data_dir, args.plugins, args.jobs or cores(), args.threads, view.show, view.ended, view.warn,
-                 stop) as pool:
+            Pool(args.results, args.data_dir, args.plugins, args.jobs or cores(), args.threads, view.show, view.ended,
+                 view.warn, stop) as pool:
         results = tune.tune(registry, combinations, effort, folder, args.results, pool.run, args.data_dir, args.again)
     files = [str(tuned_file(folder, r.combination.method, r.combination.backbone, r.combination.dataset))
              for r in results]
