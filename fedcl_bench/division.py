@@ -72,8 +72,8 @@ def divide(stream: Stream, parts: int) -> list[Tensor]:
             here = some[some < step.n_users]
             for split in ("train", "valid", "test"):
                 if not bool((step.split(split).lengths[here] > 0).any()):
-                    raise UserError(f"--shards: found {parts}; one of so many shards has no client with {split} data in "
-                                    f"block {step.index}, use fewer.")
+                    raise UserError(f"--shards: found {parts}; one of so many shards has no client with {split} data "
+                                    f"in block {step.index}, use fewer.")
     return result
 
 

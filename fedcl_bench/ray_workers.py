@@ -190,8 +190,8 @@ class ShardActors:
         self._ray, self._machines, self._suspects = ray, machines, suspects
         place = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         shard = ray.remote(Shard)
-        # They hold next to nothing of a core, so that those of a lost machine can be started beside the others. An actor
-        # that holds nothing at all is placed by way of any machine, perhaps the lost one.
+        # They hold next to nothing of a core, so that those of a lost machine can be started beside the others. An
+        # actor that holds nothing at all is placed by way of any machine, perhaps the lost one.
         self._actors = [shard.options(num_cpus=0.001, scheduling_strategy=place(machine, soft=True)).remote(threads)
                         for machine in machines]
         self.requests: list[Request] = []

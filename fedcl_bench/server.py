@@ -55,8 +55,10 @@ def aggregate(backbone: Backbone, model: Snapshot, users: Tensor, protection: Pr
             return replace(model, public=public, served={name: model.served[name].index_copy(0, users, table)
                                                          for name, table in served.items()})
     if protection.noise > 0.0:
+        count = uploads or len(users)
+
         def noisy(tables: Tables) -> Tables:
             return {name: table + protection.mean_noise(seed, step, round_, name, tuple(table.shape),
-                                                        uploads or len(users)).to(table) for name, table in tables.items()}
+                                                        count).to(table) for name, table in tables.items()}
         model = replace(model, public=noisy(model.public), dense=noisy(model.dense))
     return model
