@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Callable
+
 import torch
 from torch import Tensor
 
-from .backbone import Backbone
+from .backbone import Backbone, Tables
 from .distillation import ranks_of
 from .model import Snapshot, in_pieces, score_users
 from .stream import Step
 
 SHIFT_TOP_N = 30
+PER_USER = ("user_shift", "target_probability")  # kinds whose ids are users; those of the others are items
+Add = Callable[[Tables], Tables]  # sums over all clients of a run, given those over the clients that are here
 
 
 @torch.no_grad()
@@ -39,7 +43,8 @@ def item_movement(previous: Snapshot, model: Snapshot) -> Tensor:
 
 
 @torch.no_grad()
-def item_rank_change(backbone: Backbone, previous: Snapshot, model: Snapshot, users: Tensor) -> Tensor:
+def item_rank_change(backbone: Backbone, previous: Snapshot, model: Snapshot, users: Tensor,
+                     add: Add = lambda sums: sums) -> Tensor:
     """Mean over users of |rank before - rank now| / rank before of every old item, float64 of shape (items,).
 
     Both ranks are 1-based among the old items; nothing is masked. nan without a user.
@@ -48,7 +53,9 @@ def item_rank_change(backbone: Backbone, previous: Snapshot, model: Snapshot, us
     for some in in_pieces(users, model.n_items):
         before, now = (_ranks(score_users(backbone, m, some)[:, :previous.n_items]) for m in (previous, model))
         total += ((before - now).abs() / before).sum(0)
-    return total / len(users) if len(users) else total * torch.nan
+    sums = add({"total": total, "users": torch.tensor(len(users))})
+    total, count = sums["total"], int(sums["users"])
+    return total / count if count else total * torch.nan
 
 
 def _ranks(scores: Tensor) -> Tensor:
@@ -60,13 +67,14 @@ def _ranks(scores: Tensor) -> Tensor:
 
 
 def analyse(backbone: Backbone, step: Step, earlier: Step | None, previous: Snapshot, first: Snapshot | None,
-            best: Snapshot | None) -> list[tuple[int, str, Tensor, Tensor]]:
+            best: Snapshot | None, add: Add = lambda sums: sums) -> list[tuple[int, str, Tensor, Tensor]]:
     """What a round adds to the analysis of a step, as (step, kind, ids, values).
 
     Args:
         earlier, previous: the step before and its best model; None: there is none to compare with.
         first: the model after the step's first round, if this is it; gives the users' preference shift.
         best: the step's best model, if its rounds are over; gives the items' movement.
+        add: adds up over clients that are elsewhere.
     """
     if earlier is None:
         return []
@@ -80,5 +88,5 @@ def analyse(backbone: Backbone, step: Step, earlier: Step | None, previous: Snap
         items = torch.arange(step.old_items, device=now.device)
         result.append((step.index, "item_phi", items, item_movement(previous, best)))
         result.append((step.index, "item_rank_change", items, item_rank_change(
-            backbone, previous, best, (before & ~now).nonzero().flatten())))
+            backbone, previous, best, (before & ~now).nonzero().flatten(), add)))
     return result

@@ -11,6 +11,7 @@ from typing import Callable, Iterable
 
 from packaging.requirements import Requirement
 
+from .cluster import REQUIREMENT as RAY
 from .errors import UserError
 
 # The same list as in setup.cfg, for a checkout that is not installed; a test compares the two.
@@ -101,6 +102,7 @@ def examine(results: Path, plugins: Iterable[Path]) -> int:
     """Print every check; return 0 if all pass, else 1."""
     checks: list[Callable[[], str]] = [_python, *(lambda r=r: _package(r) for r in _requirements()),
                                        lambda: _optional(ACCOUNTANT, "epsilons of clipped uploads are looser bounds"),
+                                       lambda: _optional(RAY, "--ray cannot be used"),
                                        lambda: _plugins(plugins), _data, _device, lambda: _results(results)]
     failed = 0
     for check in checks:

@@ -13,6 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Iterator
 
 import numpy as np
 import torch
@@ -56,9 +59,44 @@ def key(seed: int, purpose: str, *counters: int) -> int:
     return state
 
 
+_names: ContextVar[Tensor | None] = ContextVar("names", default=None)
+
+
+@contextmanager
+def named(names: Tensor | None) -> Iterator[None]:
+    """Within the block, client ``c`` draws as client ``names[c]``: some of a run's clients, numbered without gaps, draw
+    what they draw among all of them. None: every client draws by its own number.
+
+    Args:
+        names: int64, ascending, shape (clients,).
+    """
+    token = _names.set(names)
+    try:
+        yield
+    finally:
+        _names.reset(token)
+
+
+def names_of(clients: range) -> list[range]:
+    """By which numbers clients draw (see ``named``), as one or more ranges."""
+    names = _names.get()
+    if names is None:
+        return [clients]
+    some = names[clients.start:clients.stop]
+    ends = (some.diff() != 1).nonzero().flatten() + 1
+    parts = torch.tensor_split(some, ends.cpu()) if len(some) else ()
+    return [range(int(part[0]), int(part[-1]) + 1) for part in parts] or [range(0)]
+
+
 def client_keys(base: int, clients: Tensor) -> Tensor:
     """One stream key per client: ``key(..., client)`` for every id in ``clients`` (int64, any shape)."""
-    return _mix_in_place((clients + 1) * _signed(GAMMA) + _signed(base))
+    names = _names.get()
+    return row_keys(base, clients if names is None else names[clients])
+
+
+def row_keys(base: int, rows: Tensor) -> Tensor:
+    """One stream key per row of a table, as ``client_keys`` of what is no client."""
+    return _mix_in_place((rows + 1) * _signed(GAMMA) + _signed(base))
 
 
 def bits(keys: Tensor, index: Tensor) -> Tensor:
@@ -86,7 +124,7 @@ def normal_rows(seed: int, purpose: str, first_row: int, rows: int, columns: int
 
     So a table that grows later has the rows it would have had from the start.
     """
-    keys = client_keys(key(seed, purpose), torch.arange(first_row, first_row + rows))[:, None]
+    keys = row_keys(key(seed, purpose), torch.arange(first_row, first_row + rows))[:, None]
     return normals(keys, torch.arange(columns))
 
 

@@ -26,9 +26,10 @@ from .protocol import Lists, SessionSteps
 from .rounds import Trained, train_round
 from .sampling import LocalSettings
 from .sequential import SequentialBackbone
-from .server import aggregate, participants
+from .server import aggregate
 from .settings import setting
 from .stream import Step, Stream
+from .together import Together
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,7 @@ class Federation:
     evaluation: EvaluationSettings
     seed: int
     device: torch.device = torch.device("cpu")
+    together: Together = Together()
 
     def check(self) -> None:
         """Raise UserError if a setting does not fit the data."""
@@ -283,15 +285,15 @@ def _steps(federation: Federation, progress: Progress, observe: Observer) -> Ite
             began = time.perf_counter()
             round_ = progress.round
             if chunks is None or f.server.client_ratio < 1.0 or protocol.changes_every_round:
-                users = participants(step, f.server.client_ratio, f.seed, round_)
-                chunks = protocol.chunks(users, round_, progress.model)
+                users, uploading = f.together.participants(step, f.server.client_ratio, f.seed, round_)
+                chunks = protocol.chunks(users, round_, progress.model) if len(users) else []
             weights = protocol.lengths(round_).to(dtype) if f.server.weighting == "interactions" else None
             acting.begin_round(step, round_, backbone)
             model, loss, uploads = train_round(
                 chunks, progress.model, backbone, acting, f.local, f.seed, step.index, round_, weights,
                 round_ == 0 and f.server.init == "per_client", f.server.protection,
-                partial(observe, DrawKey(f.seed, step.index, round_), progress.model))
-            model = aggregate(backbone, model, users, f.server.protection, f.seed, step.index, round_)
+                partial(observe, DrawKey(f.seed, step.index, round_), progress.model), f.together.sum)
+            model = aggregate(backbone, model, users, f.server.protection, f.seed, step.index, round_, uploading)
             uploaded = _bytes(model.public, model.dense)
             model = replace(model, public=contract.checked_aggregate(acting, model.public))
             received = contract.checked_answers(acting, acting.end_round(round_, users, uploads), len(users))
@@ -307,7 +309,7 @@ def _steps(federation: Federation, progress: Progress, observe: Observer) -> Ite
             value = math.nan  # neither better nor equal
             if validates:
                 valid = protocol.validate(model, round_)
-                value = round(valid.mean(f.evaluation.valid_metric), f.evaluation.valid_decimals)
+                value = round(f.together.mean(valid, f.evaluation.valid_metric), f.evaluation.valid_decimals)
             better = value > progress.best_value
             equal = value == progress.best_value and f.server.best_round == "latest"
             stale = 0 if better else progress.stale + 1
@@ -322,13 +324,13 @@ def _steps(federation: Federation, progress: Progress, observe: Observer) -> Ite
                 tests, found = protocol.test(*best[:2])
                 method.client_state, method.server_state = map(dict, state)
             shifts = analyse(backbone, step, earlier, progress.previous, model if round_ == 0 else None,
-                             best[0] if last else None)
+                             best[0] if last else None, f.together.sum)
             sent, answered = (_bytes({name: values[0] for name, values in extra.items()})
                               for extra in (uploads, received))
             downloaded = uploaded + answered + _bytes({name: table[0] for name, table in model.served.items()})
             if round_ == 0 and acting.downloads_previous_model():
                 downloaded += _bytes({name: table[:step.old_items] for name, table in model.public.items()})
-            row = {"step": step.index, "round": round_, "participants": len(users), "loss": loss, "valid": value,
+            row = {"step": step.index, "round": round_, "participants": uploading, "loss": loss, "valid": value,
                    "bytes_up": uploaded + sent, "bytes_down": downloaded, "train_seconds": trained_at - began,
                    "evaluate_seconds": time.perf_counter() - trained_at, **backbone.diagnostics(model.public),
                    **(protocol.extra(model, round_) if validates else {})}

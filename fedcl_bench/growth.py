@@ -7,10 +7,20 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from . import draws
 from .backbone import Backbone, Tables
 from .method import Method
 from .model import Snapshot
 from .stream import Step
+
+
+def _new_rows(backbone: Backbone, seed: int, users: range, items: range) -> tuple[Tables, Tables]:
+    """``Backbone.new_rows``, of clients by the numbers they draw by (see ``draws.named``)."""
+    first, *others = draws.names_of(users)
+    with draws.named(None):
+        public, private = backbone.new_rows(seed, first, items)
+        parts = [private, *(backbone.new_rows(seed, some, range(0))[1] for some in others)]
+    return public, {name: torch.cat([part[name] for part in parts]) for name in private} if others else private
 
 
 def grow(model: Snapshot, backbone: Backbone, seed: int, step: Step, dtype: torch.dtype, device: torch.device,
@@ -31,10 +41,13 @@ def grow(model: Snapshot, backbone: Backbone, seed: int, step: Step, dtype: torc
         return result
 
     users, items = range(step.old_users, step.n_users), range(step.old_items, step.n_items)
-    new_public, new_private = backbone.new_rows(seed, users, items)
+    new_public, new_private = _new_rows(backbone, seed, users, items)
     if method is not None:
-        new_private = {**new_private, **method.new_private(seed, users, backbone)}
-        method.client_state = {name: values.to(device) for name, values in method.client_state.items()}
+        (named,) = draws.names_of(users)
+        with draws.named(None):
+            new_private = {**new_private, **method.new_private(seed, named, backbone)}
+        # A method may make state up to the last number it is told; there are no more than the clients that are here.
+        method.client_state = {name: values[:step.n_users].to(device) for name, values in method.client_state.items()}
     public = grown(model.public, new_public)
     personal = grown_each(model.private, backbone.new_personal(seed, range(step.n_items)))
     dense = model.dense or grown({}, backbone.new_dense(seed))
@@ -46,7 +59,7 @@ def grow(model: Snapshot, backbone: Backbone, seed: int, step: Step, dtype: torc
 
 def reset_private(model: Snapshot, backbone: Backbone, seed: int, users: Tensor) -> Snapshot:
     """Give some users the private parameters (but for personal tables) that they started with."""
-    fresh = backbone.new_rows(seed, range(model.n_users), range(0))[1]
+    fresh = _new_rows(backbone, seed, range(model.n_users), range(0))[1]
     return replace(model, private={
         name: table.index_copy(0, users, fresh[name].to(table)[users]) if name in fresh else table
         for name, table in model.private.items()})

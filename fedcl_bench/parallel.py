@@ -11,6 +11,7 @@ import functools
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from typing import Callable, Iterator, Sequence, TypeVar
 
 import torch
@@ -53,7 +54,7 @@ def in_order(function: Callable[[Piece], Result], pieces: Sequence[Piece], devic
     waiting: deque[Future] = deque()
     try:
         for piece in pieces:
-            waiting.append(pool.submit(function, piece))
+            waiting.append(pool.submit(copy_context().run, function, piece))
             if len(waiting) > 2 * threads:  # bounds the memory of results not yet taken
                 yield waiting.popleft().result()
         while waiting:

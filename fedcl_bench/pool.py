@@ -1,23 +1,20 @@
-"""Runs in parallel processes: who runs next, what becomes of it, and how long the rest will take.
+"""Runs at several workers: who runs next, what becomes of it, and how long the rest will take.
 
-Workers are kept over many runs. One that dies costs only the run it was at.
+Workers are kept over many runs. One that dies costs only the run it was at. What a worker is, a process or an actor on
+a cluster, is its crew's business (``crews.py``).
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
 import time
 from dataclasses import dataclass, field
-from multiprocessing import resource_tracker
-from multiprocessing.connection import wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import fmean
 from typing import Callable, Iterable, Mapping, Sequence
 
+from .crews import Crew, Processes, Worker
 from .grid import Task, state
-from .worker import STOP, Job, serve
+from .worker import STOP, Job
 
 TICK = 0.25  # seconds between two looks at the clock, the display and Ctrl-C
 BUSY_WAIT = 5.0  # seconds until a run that another process was at is tried once more
@@ -93,65 +90,27 @@ class Board:
         return max([rest / max(min(self.jobs, len(begun) + len(self.waiting)), 1), *begun])
 
 
-class _Worker:
-    """A process and this end of its pipe."""
-
-    def __init__(self, threads: int):
-        context = multiprocessing.get_context("spawn")  # a fork would inherit PyTorch's threads in an undefined state
-        self.pipe, theirs = context.Pipe()
-        self.process: BaseProcess = context.Process(target=serve, args=(theirs, threads), daemon=True)
-        # Ctrl-C reaches the whole process group; what workers do about it is the parent's decision. The mask is
-        # inherited, so it holds from the worker's first instruction on, unless starting the tracker lifts it.
-        resource_tracker.ensure_running()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-        try:
-            self.process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        theirs.close()  # so that the pipe ends when the worker does
-        self.running: Running | None = None
-
-    def send(self, message: Job | str) -> None:
-        """Send; a worker that has died takes no message, and says so when listened to."""
-        try:
-            self.pipe.send(message)
-        except OSError:
-            pass
-
-    def end(self, kill: bool = False) -> int | None:
-        """Close the pipe, which ends an idle worker; returns the exit code."""
-        self.pipe.close()
-        if kill:
-            self.process.kill()
-        self.process.join()
-        return self.process.exitcode
-
-
-def _died(code: int | None) -> str:
-    if code is not None and code < 0:
-        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-        hint = " (out of memory?)" if -code == signal.SIGKILL else ""
-        return f"the worker was killed by {name}{hint}; the same command goes on from the run's last checkpoint."
-    return f"the worker ended with exit code {code}; the same command goes on from the run's last checkpoint."
-
-
 class Pool:
-    """Worker processes for the runs of one results folder, used as a context manager.
+    """Workers for the runs of one results folder, used as a context manager.
 
     Args:
         jobs: how many runs at once. threads: PyTorch's threads of each.
         show: called with the board a few times per second. ended: called with every outcome and the board.
         warn: called with a line of text when a record is set aside.
         stop: asked all the time; once true, the workers end their rounds, save and stop.
+        crew: of whom workers are hired; None: processes of this machine.
     """
 
     def __init__(self, results: Path, data_dir: Path | None, plugins: Sequence[Path], jobs: int, threads: int = 1,
                  show: Callable[[Board], None] = lambda board: None,
                  ended: Callable[[Outcome, Board], None] = lambda outcome, board: None,
-                 warn: Callable[[str], None] = lambda message: None, stop: Callable[[], bool] = lambda: False):
-        self.results, self.data_dir, self.plugins, self.jobs, self.threads = results, data_dir, plugins, jobs, threads
+                 warn: Callable[[str], None] = lambda message: None, stop: Callable[[], bool] = lambda: False,
+                 crew: Crew | None = None):
+        self.results, self.data_dir, self.plugins, self.jobs = results, data_dir, plugins, jobs
+        self.crew = crew or Processes(threads)
         self.show, self.ended, self.warn, self.stop = show, ended, warn, stop
-        self._workers: list[_Worker] = []
+        self._workers: list[Worker] = []
+        self._lost: dict[str, int] = {}  # workers that died at a run, by its hash
 
     def __enter__(self) -> "Pool":
         return self
@@ -197,14 +156,18 @@ class Pool:
                 board.waiting.clear()
             while len(board.running) < self.jobs and (task := self._next(board, retry_at)):
                 self._give(task, board)
+            if not board.waiting and not self.crew.keeps_idle:
+                for worker in [w for w in self._workers if not w.running]:
+                    self._workers.remove(worker)
+                    worker.end()
             self.show(board)
-            for pipe in wait([worker.pipe for worker in self._busy()], TICK) if board.running else ():
-                self._listen(next(w for w in self._workers if w.pipe is pipe), board, retry_at)
+            for worker in self.crew.listen(self._busy(), TICK) if board.running else ():
+                self._listen(worker, board, retry_at)
             if not board.running and board.waiting:
                 time.sleep(TICK)  # only runs that another process is at are left
         self.show(board)
 
-    def _busy(self) -> list[_Worker]:
+    def _busy(self) -> list[Worker]:
         return [worker for worker in self._workers if worker.running]
 
     def _next(self, board: Board, retry_at: Mapping[str, float]) -> Task | None:
@@ -229,19 +192,19 @@ class Pool:
                   tuple(self.plugins), task.config.hash, task.config.device)
         worker = next((w for w in self._workers if not w.running), None)
         if worker is None:
-            self._workers.append(worker := _Worker(self.threads))
+            self._workers.append(worker := self.crew.hire())
         worker.running = Running(task, time.monotonic())
         board.running.append(worker.running)
         worker.send(job)
 
-    def _listen(self, worker: _Worker, board: Board, retry_at: dict[str, float]) -> None:
+    def _listen(self, worker: Worker, board: Board, retry_at: dict[str, float]) -> None:
         """Take one message of a worker that has something to say, or note its death."""
         running = worker.running
         try:
-            kind, *content = worker.pipe.recv()
+            kind, *content = worker.receive()
         except (EOFError, OSError):
             self._workers.remove(worker)
-            kind, content = "error", [_died(worker.end())]
+            kind, content = "died", [worker.end()]
         if kind == "progress":
             running.at = tuple(content)
             return
@@ -250,6 +213,14 @@ class Pool:
             return
         worker.running = None
         board.running.remove(running)
+        if kind == "died":
+            name = running.task.config.hash
+            self._lost[name] = self._lost.get(name, 0) + 1
+            if self._lost[name] < self.crew.tries and not self.stop():
+                self.warn(f"{running.task.label}: {content[0]}; another goes on from its last checkpoint.")
+                board.waiting.insert(0, running.task)
+                return
+            kind, content = "error", [f"{content[0]}; the same command goes on from the run's last checkpoint."]
         if kind == "busy" and running.task.config.hash not in retry_at:
             # Perhaps a worker of a grid that was just killed, still in its last round.
             retry_at[running.task.config.hash] = time.monotonic() + BUSY_WAIT

@@ -122,4 +122,4 @@ class SessionSteps:
             return {}
         k = parse_metric(self.f.evaluation.valid_metric)[1]
         scores = self._rank(model, "early", round_, [k]).scores
-        return {f"early_{name}@{k}": scores.mean(f"{name}@{k}") for name in ("hit", "ndcg")}
+        return {f"early_{name}@{k}": self.f.together.mean(scores, f"{name}@{k}") for name in ("hit", "ndcg")}

@@ -282,6 +282,8 @@ class Record:
                    "files": {name: _digest(blobs[name]).hex() for name in FILES}}
         write_atomically(self.folder / "run.json", json.dumps(content, indent=1).encode())
         self.checkpoint.unlink(missing_ok=True)
+        for leftover in self.folder.glob(".*.*"):  # of a file that was being written when a process was killed
+            leftover.unlink()
         return content
 
     def fail(self, config: RunConfig, message: str) -> None:

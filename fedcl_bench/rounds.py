@@ -82,7 +82,7 @@ def _untouched_start(backbone: Backbone, seed: int, name: str, weight: Tensor) -
     """
     items = torch.arange(len(weight), device=weight.device)
     rest = backbone.item_starts(len(weight))[name].draw(
-        draws.client_keys(own_start_key(seed, name + " elsewhere"), items))
+        draws.row_keys(own_start_key(seed, name + " elsewhere"), items))
     return rest * weight.clamp(min=0.0).sqrt().view(-1, *[1] * (rest.dim() - 1))
 
 
@@ -241,7 +241,8 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, 
 def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, method: Method,
                 settings: LocalSettings, seed: int, step: int, round_: int, weights: Tensor | None = None,
                 own_start: bool = False, protection: Protection = OPEN,
-                observe: Callable[[Trained], None] = lambda trained: None) -> tuple[Snapshot, float, Tables]:
+                observe: Callable[[Trained], None] = lambda trained: None,
+                add: Callable[[Tables], Tables] = lambda sums: sums) -> tuple[Snapshot, float, Tables]:
     """Local training of all participants and the mean of what they upload.
 
     Chunks are trained on several threads and added up in their own order, so the numbers do not depend on how many.
@@ -254,15 +255,14 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
         protection: changes are clipped, and its noise is on what a method uploads; that on parameters is added to their
             mean later (see ``server.aggregate``).
         observe: called with every chunk's clients after their training.
+        add: adds what the clients add up to and what those elsewhere do: sums of changes, losses, weights and numbers.
 
     Returns:
         (public parameters averaged over the participants, private ones after the round, local tables if the backbone
         keeps them; mean local loss; what the method uploaded, each (N, ...) in ascending order of users).
     """
-    device = chunks[0].users.device
-    participants = sum(len(chunk.users) for chunk in chunks)
-    everybody = torch.cat([chunk.users for chunk in chunks])
-    whole = participants if weights is None else weights[everybody].sum()
+    device = next(iter(model.public.values())).device
+    everybody = torch.cat([torch.zeros(0, dtype=torch.int64, device=device), *(chunk.users for chunk in chunks)])
     train = trainer_of(chunks, model, backbone, method, settings, DrawKey(seed, step, round_), own_start, protection)
     change = {name: torch.zeros_like(table) for name, table in {**model.public, **model.dense}.items()}
     partial = is_partial(backbone, method, model, settings)
@@ -321,7 +321,7 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
         for name, values in trained.private.items():
             if name not in private:
                 old = model.private[name]
-                private[name] = torch.empty_like(old) if participants == len(old) else old.clone()
+                private[name] = torch.empty_like(old) if len(everybody) == len(old) else old.clone()
             private[name].index_copy_(0, users, values)
         for name, tables in trained.kept.items():
             local[name][users] = tables
@@ -334,10 +334,15 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
     private = {name: private.get(name, table) for name, table in model.private.items()}
     order = everybody.argsort()
     uploaded = {name: torch.cat(parts)[order] for name, parts in uploads.items()}
+    own = torch.ones(len(everybody), dtype=torch.float64, device=device) if weights is None else weights[everybody]
+    sums = add({**change, " loss": total, " clients": torch.tensor(len(everybody)), " weight": own.sum(),
+                **({" squares": squares, " all squares": own.double().square().sum()} if own_start else {})})
+    change, participants = {name: sums[name] for name in change}, int(sums[" clients"])
+    total, whole = sums[" loss"], participants if weights is None else sums[" weight"]
     if own_start:  # nothing of the server's own start is left
-        everyone = participants if weights is None else float(weights[everybody].double().square().sum())
         for name in model.public:
-            change[name] += _untouched_start(backbone, seed, name, everyone - squares).to(change[name])
+            rest = float(sums[" all squares"]) - sums[" squares"]
+            change[name] += _untouched_start(backbone, seed, name, rest).to(change[name])
         return Snapshot({name: change[name] / whole for name in model.public}, private,
                         {name: change[name] / whole for name in model.dense}), float(total) / participants, uploaded
     public, dense = ({name: change[name].div_(whole).add_(table) for name, table in kind.items()}  # in place: large

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Iterator, Protocol
 
 import torch
 
 from .config import RunConfig
 from .errors import OutOfMemory, RunFailed, UserError
-from .federation import Progress, run
+from .federation import Federation, Progress, run
 from .halving import first_words
 from .memory_plan import advice, require
 from .records import Corrupt, Record, load_progress, save_progress, summary
@@ -18,6 +18,32 @@ from .server import most_rounds
 from .stream import Stream
 
 SAVE_EVERY = 60.0  # seconds between checkpoints inside a block
+
+
+class Engine(Protocol):
+    """What trains a run: this process, or the shards of ``shards.py``."""
+
+    def check(self, federation: Federation) -> None:
+        """Raise UserError, before anything is written, if it cannot: there is not enough memory, say."""
+
+    def run(self, federation: Federation, progress: Progress | None) -> Iterator[Progress]:
+        """The progress after every round and step, from ``progress`` on, at least as much of it as is shown."""
+
+    def whole(self, progress: Progress) -> Progress:
+        """All of the progress that ``run`` has yielded last."""
+
+
+class Here:
+    """Trains a run in this process."""
+
+    def check(self, federation: Federation) -> None:
+        require(federation, torch.get_num_threads())
+
+    def run(self, federation: Federation, progress: Progress | None) -> Iterator[Progress]:
+        return run(federation, progress)
+
+    def whole(self, progress: Progress) -> Progress:
+        return progress
 
 
 class Interrupted(Exception):
@@ -47,7 +73,7 @@ def _finished(record: Record, on_corrupt: Callable[[Corrupt], None]) -> dict[str
 def execute(config: RunConfig, load: Callable[[], Stream], results: Path, rerun: bool = False,
             on_progress: Callable[[Stream, Progress], None] = lambda stream, progress: None,
             warn: Callable[[str], None] = lambda message: None, note: Callable[[str], None] = lambda message: None,
-            stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+            stop: Callable[[], bool] = lambda: False, engine: Engine = Here()) -> dict[str, Any]:
     """Run a configuration, or return its record if it is already finished.
 
     Args:
@@ -58,6 +84,7 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, rerun:
         warn: called with a line of text when a record is set aside.
         note: called with a line of text when a run is resumed or block 0 is shared.
         stop: asked after every round; when true, the checkpoint is written and Interrupted raised.
+        engine: what trains it; no number and no hash depends on it but by rounding.
 
     Returns:
         The content of ``run.json``, with ``record`` (its folder) and ``reused`` added.
@@ -73,7 +100,7 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, rerun:
     stream = load()
     federation = config.federation(stream)
     federation.check()  # before anything is written
-    require(federation, torch.get_num_threads())
+    engine.check(federation)
     with record.locked():
         if rerun:
             record.clear()
@@ -102,13 +129,15 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, rerun:
 
         step = progress.step if progress else 0
         try:
-            for progress in run(federation, progress):
+            for progress in engine.run(federation, progress):
                 on_progress(stream, progress)
                 if progress.trained and progress.step == 0 and shares_base:
                     base.parent.mkdir(parents=True, exist_ok=True)
+                    progress = engine.whole(progress)
                     save_progress(base, progress, elapsed())
                 asked = stop()
                 if asked or progress.step != step or time.perf_counter() - last_saved > SAVE_EVERY:
+                    progress = engine.whole(progress)
                     save_progress(record.checkpoint, progress, elapsed())
                     step, last_saved = progress.step, time.perf_counter()
                 if asked and progress.step < len(stream.steps):

@@ -34,31 +34,34 @@ def most_rounds(stream: Stream, curve: Iterable[Mapping[str, Any]], ratio: float
 
 
 def aggregate(backbone: Backbone, model: Snapshot, users: Tensor, protection: Protection, seed: int, step: int,
-              round_: int) -> Snapshot:
+              round_: int, uploads: int | None = None) -> Snapshot:
     """Upload noise, and the backbone's own server if it has one, on the mean of the uploads of ``users``.
 
     Args:
         model: after local training; with local tables if the backbone keeps them.
         protection: its noise is on every uploaded number, of item rows that a client left alone too: which ones it
             changed must not show.
+        uploads: how many there are, if not only those of ``users``.
     """
     if backbone.keeps_local_tables:
         everybody = len(users) == model.n_users  # then nothing need be copied, and users are in their order
-        uploads = {name: table if everybody and protection.noise == 0.0 else table[users]
-                   for name, table in model.local.items()}
+        tables = {name: table if everybody and protection.noise == 0.0 else table[users]
+                  for name, table in model.local.items()}
         if protection.noise > 0.0:
-            for name, table in uploads.items():
+            for name, table in tables.items():
                 key = upload_key(seed, name, step, round_)
                 for some in in_pieces(torch.arange(len(users), device=users.device), table[0].numel()):
                     table[some] = protection.noisy(key, users[some], table[some])
-        if (answer := backbone.serve(uploads)) is not None:
+        if (answer := backbone.serve(tables)) is not None:
             public, served = answer
             return replace(model, public=public, served={
                 name: table if everybody else model.served[name].index_copy(0, users, table)
                 for name, table in served.items()})
     if protection.noise > 0.0:
+        count = uploads or len(users)
+
         def noisy(tables: Tables) -> Tables:
             return {name: table + protection.mean_noise(seed, step, round_, name, tuple(table.shape),
-                                                        len(users)).to(table) for name, table in tables.items()}
+                                                        count).to(table) for name, table in tables.items()}
         model = replace(model, public=noisy(model.public), dense=noisy(model.dense))
     return model

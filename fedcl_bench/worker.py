@@ -1,4 +1,4 @@
-"""The child process of a grid: takes runs from a pipe one after the other, and reports on each.
+"""A worker of a grid: takes runs from a pipe one after the other, and reports on each.
 
 The parent's end of the pipe is the only thing a worker depends on: a message on it while a run is going on, or its end
 when the parent is gone, makes the worker stop after the current round with the checkpoint saved.
@@ -13,7 +13,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, Mapping, Protocol
 
 STOP = "stop"
 REPORT_EVERY = 0.25  # seconds between two progress messages
@@ -57,12 +57,27 @@ def serve(pipe: Connection, threads: int) -> None:
         while True:
             job = pipe.recv()
             if job != STOP:  # asked to stop when the last job had just ended
-                pipe.send(_run(job, pipe, threads, streams))
+                pipe.send(run_job(job, pipe, threads, streams))
     except (EOFError, OSError):
         pass  # the parent is gone
 
 
-def _run(job: Job, pipe: Connection, threads: int, streams: OrderedDict[Any, Any]) -> tuple[str, Any]:
+class Pipe(Protocol):
+    """What ``run_job`` needs of a pipe's end, which need not be one of the operating system."""
+
+    def poll(self) -> bool: ...
+
+    def recv(self) -> Any: ...
+
+    def send(self, message: tuple) -> None: ...
+
+
+def run_job(job: Job, pipe: Pipe, threads: int, streams: OrderedDict[Any, Any]) -> tuple[str, Any]:
+    """Do a run; returns the last message about it, and sends the others (see ``serve``).
+
+    Args:
+        streams: streams of earlier jobs, by what they were made of; kept up to date.
+    """
     import torch
 
     from .config import make_config, resolve_device

@@ -137,6 +137,10 @@ def resolve_all(registry: Registry, specs: Iterable[RunSpec], tuned: Path | None
 
 
 def run_command(words, args, capsys):
+    if args.ray:  # tests/test_ray.py has a cluster
+        left_out = {place for option in ("--ray", "--shards") if option in words
+                    for place in (words.index(option), words.index(option) + 1)}
+        words = [word for place, word in enumerate(words) if place not in left_out]
     changes = parse_assignments(args.assignments, "--set")
     if args.config is None and on_this_machine(args.dataset or "ml-100k"):
         # Seeds and rounds are cut: the last of repeated options counts.
@@ -277,6 +281,12 @@ def pip(words: list[str]) -> None:
         assert not extra or extra in setup["options.extras_require"], f"setup.cfg has no extra '{extra}'"
 
 
+def ray(words: list[str]) -> None:
+    """``ray start --head``: Ray has the command and its options; nothing is started."""
+    scripts = pytest.importorskip("ray.scripts.scripts", reason="needs Ray: pip install '.[ray]'")
+    scripts.cli.commands[words[0]].make_context(words[0], words[1:])
+
+
 class Parsed(Exception):
     """The parser of a script accepted its options."""
 
@@ -322,6 +332,10 @@ def check(words: list[str], capsys, monkeypatch, done: set[tuple[str, ...]]) -> 
         else:
             assert words[1].startswith("benchmarks/"), "no known command"
             script(ROOT / words[1], words[2:], monkeypatch)
+    elif first == "ray":
+        ray(words[1:])
+    elif first == "export":
+        assert words[1:] == ["RAY_AUTH_MODE=token"]
     elif first == "cp":
         *sources, target = words[1:]
         missing = [name for name in sources if not (ROOT / name).is_file()]

@@ -114,13 +114,14 @@ def test_one_setting_name_cannot_mean_two_things(tmp_path):
 def test_doctor_and_setup_agree():
     import configparser
 
-    from fedcl_bench.doctor import ACCOUNTANT, REQUIREMENTS
+    from fedcl_bench.doctor import ACCOUNTANT, RAY, REQUIREMENTS
     parser = configparser.ConfigParser()
     parser.read(shipped("plugins").parent / "setup.cfg")
     lines = [line for line in parser["options"]["install_requires"].splitlines() if line and not line.startswith("#")]
     assert lines == list(REQUIREMENTS)
-    assert ACCOUNTANT in parser["options.extras_require"]["privacy"].splitlines()
-    assert ACCOUNTANT in parser["options.extras_require"]["test"].splitlines()
+    for extra, requirement in (("privacy", ACCOUNTANT), ("ray", RAY)):
+        assert requirement in parser["options.extras_require"][extra].splitlines()
+        assert requirement in parser["options.extras_require"]["test"].splitlines()
 
 
 def test_settings_accept_what_they_say():

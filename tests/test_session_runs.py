@@ -16,6 +16,7 @@ from fedcl_bench.model import score_pairs
 from fedcl_bench.records import load_progress, save_progress
 from fedcl_bench.recbole_adapter import bundled
 from fedcl_bench.sampling import draw_negatives
+from fedcl_bench.server import participants
 
 ITEM = "item_embedding.weight"
 CUT = {"stream": "sessions", "min_session_length": 5, "min_sessions": 4}  # and the default gap of 30 minutes
@@ -251,7 +252,7 @@ def test_some_clients_per_round(registry, stream):
             seen.append(progress)
         if progress.trained:
             break
-    users = [rounds.participants(stream.steps[0], 0.5, 0, r) for r in range(3)]
+    users = [participants(stream.steps[0], 0.5, 0, r) for r in range(3)]
     assert [len(some) for some in users] == [54] * 3 == [row["participants"] for row in progress.curve]
     assert sorted(seen[0].server_state["owner"].tolist()) == users[0].tolist()
     for before, after, some in zip(seen, seen[1:], users[1:]):

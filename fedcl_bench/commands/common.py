@@ -79,14 +79,21 @@ def add_pool(parser: argparse.ArgumentParser) -> None:
     add_data_dir(parser)
     add_results(parser)
     add_plugins(parser)
-    parser.add_argument("--jobs", type=count, default=cores(), metavar="N",
-                        help="runs at the same time (default: number of cores, here %(default)s)")
+    parser.add_argument("--jobs", type=count, metavar="N",
+                        help=f"runs at the same time (default: number of cores, here {cores()})")
     parser.add_argument("--threads", type=count, default=1, metavar="N", help="threads of PyTorch per run (default: 1)")
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
     """``--device``."""
     parser.add_argument("--device", choices=("cpu", "cuda", "auto"), help="where to compute (default: cpu)")
+
+
+def add_ray(parser: argparse.ArgumentParser, spread: str) -> None:
+    """``--ray``."""
+    parser.add_argument("--ray", metavar="ADDRESS",
+                        help=f"spread {spread} over a Ray cluster: `local` starts one on this machine, HOST:PORT joins "
+                             f"that of a head; see docs/cluster.md")
 
 
 def add_quiet(parser: argparse.ArgumentParser) -> None:

@@ -6,12 +6,13 @@ import argparse
 import json
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from .common import (Extend, add_cells, add_device, add_paper, add_pool, add_quiet, add_set, count, interrupted,
-                     names, seed, stop_between_rounds)
+from .common import (Extend, add_cells, add_device, add_paper, add_pool, add_quiet, add_ray, add_set, cores, count,
+                     interrupted, names, seed, stop_between_rounds)
 
 EXAMPLES = """\
 examples:
@@ -20,6 +21,7 @@ examples:
   run_bench.py grid --paper f3crec --table 2 --datasets ml-100k --seeds 5 --tuned     the missing cells of a table
   run_bench.py grid --paper fcucr --table 2,3 --datasets xing --data-dir DIR --seeds 5 --set init=server
   run_bench.py grid --file grid.yaml --dry-run                                        what would be run
+  run_bench.py grid --file grid.yaml --ray 10.0.0.1:6379                              on a Ray cluster
 
 A grid file holds the same names, and under `grids` a list of grids for which the names beside it are defaults:
   backbones: [fedmf]
@@ -55,6 +57,7 @@ def add(commands) -> None:
                       help="settings from `tune`, kept in DIR (default: tuned/ in the results folder)")
     add_pool(grid)
     add_device(grid)
+    add_ray(grid, "the runs")
     grid.add_argument("--retry-failed", action="store_true", help="run those again whose record says that they failed")
     grid.add_argument("--dry-run", action="store_true", help="show which runs there are and which have records")
     add_quiet(grid)
@@ -100,9 +103,19 @@ def run(args: argparse.Namespace) -> int:
         else:
             show_plan(tasks, states)
         return 0
-    with View(args.quiet) as view, stop_between_rounds() as stop, \
-            Pool(args.results, args.data_dir, args.plugins, args.jobs, args.threads, view.show, view.ended, view.warn,
-                 stop) as pool:
+    with ExitStack() as stack:
+        results, data_dir, plugins, jobs, crew = args.results, args.data_dir, args.plugins, args.jobs or cores(), None
+        if args.ray:
+            from .. import cluster, ray_workers
+            joined = stack.enter_context(cluster.joined(args.ray, cores()))
+            crew = stack.enter_context(ray_workers.crew(joined, args.threads, results))
+            jobs = args.jobs or max(1, joined.cores // args.threads)
+            results, data_dir = results.absolute(), data_dir and data_dir.absolute()
+            plugins = [folder.absolute() for folder in plugins]
+        view = stack.enter_context(View(args.quiet))
+        stop = stack.enter_context(stop_between_rounds())
+        pool = stack.enter_context(Pool(results, data_dir, plugins, jobs, args.threads, view.show, view.ended,
+                                        view.warn, stop, crew))
         outcomes = pool.run(tasks, args.retry_failed)
     seconds = time.perf_counter() - began
     if args.json:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from .common import (add_dataset, add_device, add_plugins, add_quiet, add_results, count, seed,
+from .common import (add_dataset, add_device, add_plugins, add_quiet, add_ray, add_results, cores, count, seed,
                      split_federated_recommender, stop_between_rounds)
 
 EXAMPLES = """\
@@ -21,6 +22,7 @@ examples:
   run_bench.py --method pfedrec                              a federated recommender alone: FT on that backbone
   run_bench.py --method pfedrec --set stream=static          in its own paper's protocol: leave-one-out, sampled ranking
   run_bench.py --method kd --backbone fedmf --dataset ml-latest-small --data-dir ~/atomic
+  run_bench.py --method ft --backbone fedmf --ray local --shards 2        the clients spread over two workers
   run_bench.py list              methods, backbones and datasets
   run_bench.py list f3crec       the settings of one of them, their ranges and the paper's search
   run_bench.py data ml-100k      block statistics of a dataset
@@ -47,7 +49,11 @@ def add(commands) -> None:
                           "and any setting; the command line wins")
     add_dataset(run)
     add_device(run)
-    run.add_argument("--threads", type=count, metavar="N", help="threads of PyTorch (default: all cores)")
+    run.add_argument("--threads", type=count, metavar="N",
+                     help="threads of PyTorch (default: all cores; with --ray 1 per shard)")
+    add_ray(run, "the clients of each run")
+    run.add_argument("--shards", type=count, metavar="N",
+                     help="with --ray: into so many parts (default: the cores of the cluster)")
     add_results(run)
     run.add_argument("--rerun", action="store_true", help="run again even if the record exists")
     add_quiet(run)
@@ -85,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     from ..progress import Display
     from ..registry import discover
     from ..report import combined, show_result
-    from ..runner import Interrupted, execute
+    from ..runner import Here, Interrupted, execute
     from ..server import participants
     from ..settings import parse_assignments
 
@@ -96,7 +102,9 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, kind) is None:
             raise UserError(f"--{kind} is missing. Known: {', '.join(registry.names(kind))}.\n"
                             f"The main job is: run_bench.py --method f3crec --backbone fedmf")
-    if args.threads:
+    if args.shards and not args.ray:
+        raise UserError("--shards: needs --ray, as --ray local, or --ray HOST:PORT of a cluster's head.")
+    if args.threads and not args.ray:
         import torch
         torch.set_num_threads(args.threads)
     overrides = [(str(args.config), from_file), ("--set", parse_assignments(args.assignments, "--set"))]
@@ -112,6 +120,8 @@ def run(args: argparse.Namespace) -> int:
             streams.append(load_stream(configs[0].source, configs[0].stream))
             federation = configs[0].federation(streams[0])
             federation.check()
+            if args.ray:
+                division.check(federation, shards)
             step = streams[0].steps[0]
             users = participants(step, federation.server.client_ratio, federation.seed, 0)
             # What all seeds have in common is said once.
@@ -121,11 +131,22 @@ def run(args: argparse.Namespace) -> int:
 
     outcomes = []
     try:
-        with stop_between_rounds() as stop:
+        with ExitStack() as stack:
+            if args.ray:
+                from .. import cluster, division
+                from ..ray_workers import ShardStarter
+                from ..shards import Conductor
+                joined = stack.enter_context(cluster.joined(args.ray, cores()))
+                joined.check_threads(args.threads or 1)
+                shards = args.shards or joined.cores
+                plugins = tuple(folder.absolute() for folder in args.plugins)
+            stop = stack.enter_context(stop_between_rounds())
             for config in configs:
                 with Display(config, quiet=args.quiet) as display:
+                    engine = Conductor(config, shards, plugins, ShardStarter(joined, args.threads or 1),
+                                       display.warn) if args.ray else Here()
                     outcomes.append(execute(config, load, args.results, args.rerun, display.update, display.warn,
-                                            display.note, stop))
+                                            display.note, stop, engine))
     except Interrupted as error:
         print(f"run_bench.py: {error}", file=sys.stderr)
         return 130

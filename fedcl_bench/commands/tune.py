@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from ..errors import UserError
-from .common import (add_cells, add_paper, add_pool, add_quiet, add_set, count, interrupted, seed,
+from .common import (add_cells, add_paper, add_pool, add_quiet, add_set, cores, count, interrupted, seed,
                      stop_between_rounds)
 
 MAIN_TABLE = 2  # of both papers: the comparison of all methods on all backbones and datasets
@@ -79,8 +79,8 @@ def run(args: argparse.Namespace) -> int:
             show_outlook(rows)
         return 0
     with View(args.quiet) as view, stop_between_rounds() as stop, \
-            Pool(args.results, args.data_dir, args.plugins, args.jobs, args.threads, view.show, view.ended, view.warn,
-                 stop) as pool:
+            Pool(args.results, args.data_dir, args.plugins, args.jobs or cores(), args.threads, view.show, view.ended,
+                 view.warn, stop) as pool:
         results = tune.tune(registry, combinations, effort, folder, args.results, pool.run, args.data_dir, args.again)
     files = [str(tuned_file(folder, r.combination.method, r.combination.backbone, r.combination.dataset))
              for r in results]

@@ -1,0 +1,106 @@
+"""Who does the runs of a pool: processes of this machine. ``ray_workers.py`` has workers on a cluster."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from multiprocessing import resource_tracker
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from typing import Any, Protocol, Sequence
+
+from .worker import Job, serve
+
+
+class Worker(Protocol):
+    """Does one run at a time, and reports on it with the messages of ``worker.serve``."""
+
+    running: Any  # what the pool notes of the worker's run; None: it has none
+
+    def send(self, message: Job | str) -> None:
+        """Give a run, or ask to stop it; a worker that has died takes no message, and says so when listened to."""
+
+    def receive(self) -> tuple:
+        """A message. Raises EOFError or OSError if the worker has died."""
+
+    def end(self, kill: bool = False) -> str:
+        """End an idle worker, or one that has died, or any; returns why it ended."""
+
+
+class Crew(Protocol):
+    """Workers of one kind.
+
+    Attributes:
+        tries: how often a run is begun whose worker dies.
+        keeps_idle: workers without a run are kept as long as the pool. If not, they make room for others that wait for
+            it as soon as no run is left to give them.
+    """
+
+    tries: int
+    keeps_idle: bool
+
+    def hire(self) -> Worker:
+        """One more worker."""
+
+    def listen(self, workers: Sequence[Worker], seconds: float) -> list[Worker]:
+        """Those that have something to say, or have died; waits for so long until there is one."""
+
+
+class Processes:
+    """Processes of this machine, with so many of PyTorch's threads each."""
+
+    tries = 1  # what killed one, as too little memory, would kill the next
+    keeps_idle = True
+
+    def __init__(self, threads: int):
+        self._threads = threads
+
+    def hire(self) -> "_Process":
+        return _Process(self._threads)
+
+    def listen(self, workers: "Sequence[_Process]", seconds: float) -> "list[_Process]":
+        ready = wait([worker.pipe for worker in workers], seconds)
+        return [worker for worker in workers if worker.pipe in ready]
+
+
+class _Process:
+    """A process and this end of its pipe."""
+
+    def __init__(self, threads: int):
+        context = multiprocessing.get_context("spawn")  # a fork would inherit PyTorch's threads in an undefined state
+        self.pipe, theirs = context.Pipe()
+        self.process: BaseProcess = context.Process(target=serve, args=(theirs, threads), daemon=True)
+        # Ctrl-C reaches the whole process group; what workers do about it is the parent's decision. The mask is
+        # inherited, so it holds from the worker's first instruction on, unless starting the tracker lifts it.
+        resource_tracker.ensure_running()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()  # so that the pipe ends when the worker does
+        self.running: Any = None
+
+    def send(self, message: Job | str) -> None:
+        try:
+            self.pipe.send(message)
+        except OSError:
+            pass
+
+    def receive(self) -> tuple:
+        return self.pipe.recv()
+
+    def end(self, kill: bool = False) -> str:
+        self.pipe.close()
+        if kill:
+            self.process.kill()
+        self.process.join()
+        return _ended(self.process.exitcode)
+
+
+def _ended(code: int | None) -> str:
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        hint = " (out of memory?)" if -code == signal.SIGKILL else ""
+        return f"the worker was killed by {name}{hint}"
+    return f"the worker ended with exit code {code}"
