@@ -37,11 +37,12 @@ from fedcl_bench.model import Snapshot
 from fedcl_bench.parallel import workers
 from fedcl_bench.protection import OPEN
 from fedcl_bench.protocol import Lists
-from fedcl_bench.records import environment
 from fedcl_bench.registry import discover
 from fedcl_bench.rounds import train_round
 from fedcl_bench.server import aggregate, participants
 from fedcl_bench.stream import Step
+
+from machine import copy_bandwidth, heading
 
 
 class Client(nn.Module):
@@ -226,15 +227,6 @@ def seconds(function) -> float:
     return time.perf_counter() - began
 
 
-def copy_bandwidth(threads: int, mib: int = 256, repeats: int = 5) -> float:
-    """Bytes read and written per second when all threads copy memory: the best of several times."""
-    source = torch.ones(mib << 18)
-    target = torch.empty_like(source)
-    torch.set_num_threads(threads)
-    best = min(seconds(lambda: target.copy_(source)) for _ in range(repeats + 1))
-    return 2 * source.numel() * source.element_size() / best
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backbones", default="fedmf", help=f"separated by commas, of {', '.join(MODELS)}")
@@ -247,9 +239,7 @@ def main():
     torch.set_num_threads(args.threads)
     keep_freed_blocks()
     torch.manual_seed(0)
-    env = environment("cpu")
-    print(f"{env['processor']}, {env['cores']} cores, {env['threads']} threads, Python {env['python']}, "
-          f"torch {env['torch']}", flush=True)
+    print(heading(args.threads), flush=True)
     for backbone in backbones:
         kinds, step, samples, dim = rounds_of(backbone)
         for run in kinds.values():
@@ -264,7 +254,7 @@ def main():
         for name, value in median.items():
             ratio = "" if name == "engine" else f"{value / median['engine']:13.1f}x"
             print(f"{name:24}{1e3 * value:14.1f}{ratio}")
-        moved, bandwidth = 12 * dim * samples, copy_bandwidth(args.threads)
+        moved, bandwidth = 12 * dim * samples, copy_bandwidth()
         print(f"{'roofline':24}{1e3 * moved / bandwidth:14.1f}{median['engine'] * bandwidth / moved:13.1f}x its time "
               f"({moved / 1e6:.0f} MB at {bandwidth / 1e9:.1f} GB/s)")
 

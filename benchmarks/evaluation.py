@@ -25,9 +25,10 @@ from fedcl_bench.layers import ITEM, USER
 from fedcl_bench.memory import keep_freed_blocks, peak_mib
 from fedcl_bench.model import Snapshot
 from fedcl_bench.parallel import in_order, workers
-from fedcl_bench.records import environment
 from fedcl_bench.registry import discover
 from fedcl_bench.stream import Ragged
+
+from machine import heading
 
 MASKED, WANTED, SAMPLE = 20, 5, 2048
 BLOCKS = (16, 32, 64, 128, 256, 512)
@@ -79,9 +80,7 @@ def main():
         with workers():
             rank_all(backbone, model, wanted, [masked], [args.topk])
 
-    env = environment("cpu")
-    print(f"{env['processor']}, {env['cores']} cores, {env['threads']} threads, Python {env['python']}, "
-          f"torch {env['torch']}")
+    print(heading(args.threads), flush=True)
     print(f"FedMF, d {args.dim}, {args.users:,} users, {args.items:,} items, top {args.topk}, {MASKED} items masked "
           f"and {WANTED} to find\n")
     before = peak_mib()

@@ -10,7 +10,6 @@ tables cannot be written faster than memory allows: that bound is printed too, w
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import time
@@ -25,9 +24,9 @@ from fedcl_bench.datasets import find_file, load_stream
 from fedcl_bench.errors import UserError
 from fedcl_bench.federation import run
 from fedcl_bench.memory import keep_freed_blocks, peak_mib, reset_peak
-from fedcl_bench.parallel import in_order, workers
-from fedcl_bench.records import environment
 from fedcl_bench.registry import discover
+
+from machine import copy_bandwidth, heading
 
 AUTHORS = 660.0  # seconds per round, 10 local epochs, in the authors' log
 
@@ -47,18 +46,6 @@ def federation(args: argparse.Namespace):
     return result
 
 
-def copy_speed(mib: int = 1024) -> float:
-    """Bytes read and written per second when all threads copy large tensors."""
-    pieces = [(torch.ones(mib << 15), torch.empty(mib << 15)) for _ in range(8)]
-    seconds = []
-    with workers():
-        for _ in range(4):
-            began = time.perf_counter()
-            list(in_order(lambda pair: pair[1].copy_(pair[0]), pieces, torch.device("cpu")))
-            seconds.append(time.perf_counter() - began)
-    return 2 * 4 * (mib << 15) * len(pieces) / min(seconds)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, required=True, help="folder with ml-1m/ml-1m.inter")
@@ -69,14 +56,12 @@ def main():
     torch.set_num_threads(args.threads)
     keep_freed_blocks()
     f = federation(args)
-    env = environment("cpu")
-    print(f"{env['processor']}, {env['cores']} cores, {args.threads} threads, Python {env['python']}, "
-          f"torch {env['torch']}; load {', '.join(f'{load:.1f}' for load in os.getloadavg())}")
+    print(heading(args.threads), flush=True)
     step, dim = f.stream.steps[0], f.backbone.settings.dim
     print(f"FedRAP, ML-1M, static: {step.n_users:,} clients, {step.n_items:,} items, {len(step.train.values):,} "
           f"training interactions, d {dim}, {args.local_epochs} local epochs; median of {args.rounds} rounds",
           flush=True)
-    speed = copy_speed()
+    speed = copy_bandwidth()
     reset_peak()
     rounds, wall, processor, rows = run(f), [], [], []
     for number in range(args.rounds + 1):

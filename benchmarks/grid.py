@@ -18,7 +18,8 @@ import time
 from pathlib import Path
 
 from fedcl_bench.commands.common import count, counts, names
-from fedcl_bench.records import environment
+
+from machine import heading
 
 BENCH = Path(__file__).resolve().parents[1] / "run_bench.py"
 
@@ -45,9 +46,8 @@ def main():
     parser.add_argument("--rounds", type=count, default=20, help="rounds of every block")
     parser.add_argument("--repeats", type=count, default=3)
     args = parser.parse_args()
-    env = environment("cpu")
     runs = len(args.methods) * args.seeds
-    print(f"{env['processor']}, {env['cores']} cores, Python {env['python']}, torch {env['torch']}")
+    print(heading(), flush=True)
     print(f"{runs} runs: {', '.join(args.methods)} on {args.backbone}, ML-100K, {args.seeds} seeds, {args.rounds} "
           f"rounds a block, 1 thread each; median of {args.repeats}\n", flush=True)
     kinds = {f"--jobs {jobs}": lambda jobs=jobs: grid(args.methods, jobs, args) for jobs in args.jobs}

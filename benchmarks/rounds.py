@@ -25,10 +25,11 @@ from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.parallel import workers
 from fedcl_bench.protection import OPEN
-from fedcl_bench.records import environment
 from fedcl_bench.registry import discover
 from fedcl_bench.sampling import make_chunks
 from fedcl_bench.server import aggregate, participants
+
+from machine import heading
 
 
 def one_round(name: str, args, streams: dict):
@@ -73,9 +74,7 @@ def main():
     for _ in range(args.repeats):  # interleaved, so that a slow moment of the machine hits all of them
         for name, run in rounds.items():
             times[name].append(run())
-    env = environment("cpu")
-    print(f"{env['processor']}, {env['cores']} cores, {env['threads']} threads, Python {env['python']}, "
-          f"torch {env['torch']}")
+    print(heading(args.threads), flush=True)
     print(f"{args.dataset}, block {args.block}, FT, median of {args.repeats}; ms per round")
     print(f"{'':12}{'training':>10}{'evaluation':>12}{'together':>10}{'ratio':>8}")
     first = None

@@ -31,12 +31,13 @@ from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.parallel import workers
 from fedcl_bench.protection import OPEN
-from fedcl_bench.records import environment
 from fedcl_bench.registry import discover
 from fedcl_bench.rounds import train_round
 from fedcl_bench.sampling import LocalSettings, make_chunks
 from fedcl_bench.server import aggregate, participants
 from fedcl_bench.synth import World, as_step
+
+from machine import heading
 
 SIZES = ("clients", "items", "dim", "local_epochs")
 COLUMNS = (*SIZES, "samples", "dense", "chunks", "data s", "chunks s", "round s", "ns per sample", "data MiB",
@@ -88,9 +89,7 @@ def main():
         with workers():
             print(json.dumps(measure(*args.one, args)))
         return
-    env = environment("cpu")
-    print(f"{env['processor']}, {env['cores']} cores, {env['threads']} threads, Python {env['python']}, "
-          f"torch {env['torch']}")
+    print(heading(args.threads), flush=True)
     print(f"FedMF, {args.interactions_per_user:g} interactions per client on average (log-normal, sigma "
           f"{args.activity:g}), 4 negatives each; median of {args.rounds} rounds\n")
     print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS), flush=True)

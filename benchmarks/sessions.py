@@ -35,8 +35,9 @@ from fedcl_bench.config import make_config
 from fedcl_bench.datasets import load_stream
 from fedcl_bench.federation import run
 from fedcl_bench.memory import peak_mib, reset_peak
-from fedcl_bench.records import environment
 from fedcl_bench.registry import discover
+
+from machine import heading
 
 D, LENGTH, SPAN, HIDDEN, DROPOUT, NEIGHBOURS, CAP = 50, 15, 256, 80, 0.2, 20, 10.0  # the defaults of the plugins
 
@@ -278,9 +279,7 @@ def main():
     parser.add_argument("--clients", type=int, default=20, help="clients of the loop per repeat, others in each")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     args = parser.parse_args()
-    env = environment("cpu")
-    print(f"{env['processor']}, {env['cores']} cores, {args.threads} threads, Python {env['python']}, "
-          f"torch {env['torch']}; load {', '.join(f'{load:.1f}' for load in os.getloadavg())}")
+    print(heading(args.threads), flush=True)
     print(f"XING, default settings, medians of {args.repeats} rounds after 2; loop: {args.clients} clients each time")
     print(f"{'':15}{'engine, ms per round':^37}{'peak':>7}{'loop:':>9}{'ms per client':^17}{'s per':>9}"
           f"{'engine is':^18}{'load':>7}")
