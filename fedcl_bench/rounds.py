@@ -335,17 +335,17 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
     order = everybody.argsort()
     uploaded = {name: torch.cat(parts)[order] for name, parts in uploads.items()}
     own = torch.ones(len(everybody), dtype=torch.float64, device=device) if weights is None else weights[everybody]
-    sums = add({**change, " loss": total, " clients": torch.tensor(len(everybody)), " weight": own.sum(),
+    clients = torch.full((), len(everybody), dtype=torch.float64, device=device)
+    sums = add({**change, " loss": total, " clients": clients, " weight": own.sum(),
                 **({" squares": squares, " all squares": own.double().square().sum()} if own_start else {})})
-    change, participants = {name: sums[name] for name in change}, int(sums[" clients"])
-    total, whole = sums[" loss"], participants if weights is None else sums[" weight"]
+    change = {name: sums[name] for name in change}
+    whole, loss = sums[" weight"], float(sums[" loss"] / sums[" clients"])
     if own_start:  # nothing of the server's own start is left
         for name in model.public:
             rest = float(sums[" all squares"]) - sums[" squares"]
             change[name] += _untouched_start(backbone, seed, name, rest).to(change[name])
         return Snapshot({name: change[name] / whole for name in model.public}, private,
-                        {name: change[name] / whole for name in model.dense}), float(total) / participants, uploaded
+                        {name: change[name] / whole for name in model.dense}), loss, uploaded
     public, dense = ({name: change[name].div_(whole).add_(table) for name, table in kind.items()}  # in place: large
                      for kind in (model.public, model.dense))
-    return (Snapshot(public, private, dense, local, model.served, model.memory), float(total) / participants,
-            uploaded)
+    return Snapshot(public, private, dense, local, model.served, model.memory), loss, uploaded

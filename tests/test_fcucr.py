@@ -357,7 +357,7 @@ def test_dropout_does_not_depend_on_chunks_or_threads(registry, backbone, settin
         torch.set_num_threads(threads)
         try:
             with (patch.object(protocol, "make_session_chunks", partial(make_session_chunks, chunk_clients=chunk)),
-                  patch.object(session_evaluation, "_USERS_AT_ONCE", at_once)):
+                  patch.object(session_evaluation, "USERS_AT_ONCE", at_once)):
                 return after_each_round(federation(registry, 2, backbone, dropout, "per_client", **settings))[-1]
         finally:
             torch.set_num_threads(before)
