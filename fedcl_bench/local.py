@@ -148,8 +148,8 @@ class ListTrainer(ChunkTrainer):
         order_key = self._shuffle(epoch)
         if batches <= _WEIGHTED_BATCHES or self.covering:
             batch_of = torch.zeros_like(order_key)
-            for batch in range(1, batches):
-                batch_of += order_key > order_key.kthvalue(batch * size, dim=1, keepdim=True).values
+            for last in draws.smallest(order_key, range(size, batches * size, size)):
+                batch_of += order_key > last
             for batch in range(batches):
                 left = (self.samples - batch * size).clamp(min=1, max=size)
                 yield self._covering((batch_of == batch) & self.valid, left)

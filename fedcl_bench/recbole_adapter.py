@@ -7,6 +7,7 @@ Files are checked before RecBole sees them, because it would fill a missing time
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import sys
@@ -14,6 +15,7 @@ import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Collection, Iterator, Mapping
 
 import numpy as np
@@ -126,6 +128,38 @@ def read_table(path: Path, required: Mapping[str, str], optional: Mapping[str, s
     return frame
 
 
+class _Later(ModuleType):
+    """Stands in for a module of scikit-learn while RecBole is imported; what is called is looked up then."""
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name.endswith("Warning"):
+            return type(name, (UserWarning,), {})
+
+        def call(*args, **kwargs):
+            return getattr(importlib.import_module(self.__name__), name)(*args, **kwargs)
+        return call
+
+
+@contextmanager
+def _without_sklearn() -> Iterator[None]:
+    """RecBole imports scikit-learn for a few metrics and two models, none of which is used here. That alone takes
+    longer than reading a dataset."""
+    if "sklearn" in sys.modules:
+        yield
+        return
+    names = ("sklearn", *(f"sklearn.{part}" for part in ("metrics", "linear_model", "exceptions", "utils",
+                                                         "utils.extmath")))
+    sys.modules |= {name: _Later(name) for name in names}
+    try:
+        yield
+    finally:
+        for name in names:
+            if isinstance(sys.modules.get(name), _Later):
+                del sys.modules[name]
+
+
 @contextmanager
 def _fenced() -> Iterator[None]:
     """Hide the command line from RecBole and undo what its Config does to the process."""
@@ -201,10 +235,11 @@ def load_interactions(path: Path, k_core: int, fields: Mapping[str, str], keep: 
     Raises:
         UserError: for a bad file, or when the filters leave no interaction.
     """
-    from recbole.config import Config
-    from recbole.data.dataset import Dataset
-    from recbole.model.general_recommender import BPR
-    from recbole.utils.enum_type import FeatureSource, FeatureType
+    with _without_sklearn():
+        from recbole.config import Config
+        from recbole.data.dataset import Dataset
+        from recbole.model.general_recommender import BPR
+        from recbole.utils.enum_type import FeatureSource, FeatureType
 
     user, item, time = fields["user"], fields["item"], fields["time"]
     read = _read(path, fields, keep, drop_events)

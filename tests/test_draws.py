@@ -133,3 +133,14 @@ def test_a_round_is_the_same_by_table_and_by_sorting(registry, monkeypatch):
         results.append(train_once(backbone, model, step.train, LocalSettings(batch_size=40, local_epochs=2), step=step))
     for one, other in zip(*(result[0].tables() for result in results)):
         assert torch.equal(one, other)
+
+
+@given(st.integers(1, 5), st.integers(1, 60), st.data())
+def test_smallest_are_the_sorted_ones(rows, columns, data):
+    keys = torch.tensor(data.draw(st.lists(st.lists(st.integers(-2 ** 63, 2 ** 63 - 1), min_size=columns,
+                                                    max_size=columns), min_size=rows, max_size=rows)))
+    ranks = data.draw(st.lists(st.integers(1, columns), min_size=1, max_size=4))
+    before = keys.clone()
+    for rank, found in zip(ranks, draws.smallest(keys, ranks), strict=True):
+        assert torch.equal(found, keys.sort(1).values[:, rank - 1:rank])
+    assert torch.equal(keys, before)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -169,3 +171,20 @@ def test_ragged_select(ml100k):
     row, item = train.select(users)
     for k, user in enumerate(users.tolist()):
         assert torch.equal(item[row == k], train.of(user))
+
+
+def test_recbole_is_imported_without_scikit_learn_and_its_metrics_still_work():
+    """RecBole's import of scikit-learn takes longer than reading ML-100K."""
+    code = ("import sys\n"
+            "from fedcl_bench.config import make_config\nfrom fedcl_bench.datasets import load_stream\n"
+            "from fedcl_bench.registry import discover\n"
+            "config = make_config(discover(), 'ft', 'fedmf', 'ml-100k')\n"
+            "load_stream(config.source, config.stream)\nconfig.backbone.cls(config.backbone_settings).new_rows(0, "
+            "range(2), range(3))\n"
+            "assert not [name for name in sys.modules if name.split('.')[0] == 'sklearn']\n"
+            "from recbole.evaluator import metrics\n"
+            "assert metrics.sk_auc([0.0, 1.0], [0.0, 1.0]) == 0.5 and 'sklearn.metrics' in sys.modules\n"
+            "from sklearn.metrics import mean_squared_error\nassert mean_squared_error([1.0], [3.0]) == 4.0\n")
+    root = Path(__file__).resolve().parents[1]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
+    assert done.returncode == 0, done.stderr
