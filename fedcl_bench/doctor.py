@@ -15,7 +15,7 @@ from .cluster import REQUIREMENT as RAY
 from .errors import UserError
 
 # The same list as in setup.cfg, for a checkout that is not installed; a test compares the two.
-REQUIREMENTS = ("recbole==1.2.0", "kmeans-pytorch>=0.3", "torch>=2.2", "numpy>=1.24,<2", "pandas>=2.0,<3",
+REQUIREMENTS = ("recbole==1.2.0", "kmeans-pytorch>=0.3", "torch>=2.4", "numpy>=1.24,<2", "pandas>=2.0,<3",
                 "scipy>=1.10", "pyyaml>=6", "pyarrow>=14,<26", "rich>=13",
                 "packaging>=21", "matplotlib>=3.7")
 ACCOUNTANT = "dp-accounting>=0.6"  # the extra [privacy]
