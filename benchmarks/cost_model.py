@@ -5,10 +5,11 @@
 Reads the tables that `benchmarks/scale.py` prints, finds the time that each kind of work takes (least squares of
 relative errors, none negative), and shows every measurement beside what the model says. A round costs
 
-    samples (a + b d)          of clients trained on copies of item rows: draws, and bytes of rows
-    clients x items (e + f d)  of clients trained on the scores of all items
-    items x d g                tables that every round writes as a whole
-    chunks h                   operations called once per chunk
+    samples (a + b d)               once a round: draws, copies of item rows, adding changes up
+    samples x local epochs (c + e d)   training of clients on copies of item rows
+    clients x items x local epochs f   of clients trained on the scores of all items
+    items x d g                     tables that every round writes as a whole
+    chunks h                        operations called once per chunk
 
 Memory follows from sizes alone (see docs/scaling.md).
 """
@@ -22,8 +23,9 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import nnls
 
-TERMS = ("a, ns per sample", "b, ns per sample and dimension", "e, ns per client and item",
-         "f, ns per client, item and dimension", "g, ns per item and dimension", "h, us per chunk")
+TERMS = ("a, ns per sample", "b, ns per sample and dimension", "c, ns per sample and local epoch",
+         "e, ns per sample, local epoch and dimension", "f, ns per client, item and local epoch",
+         "g, ns per item and dimension", "h, us per chunk")
 MIB = 1 << 20
 
 
@@ -45,16 +47,18 @@ class Round:
 
     def work(self) -> np.ndarray:
         """How much of each of ``TERMS`` there is, in units that make seconds."""
-        copied, scored = self.samples * (1.0 - self.dense), self.clients * self.dense * self.items * self.local_epochs
-        return np.array([copied, copied * self.dim, scored, scored * self.dim, self.items * self.dim,
+        copied = self.samples * (1.0 - self.dense)
+        drawn, scored = copied / self.local_epochs, self.clients * self.dense * self.items * self.local_epochs
+        return np.array([drawn, drawn * self.dim, copied, copied * self.dim, scored, self.items * self.dim,
                          1e3 * self.chunks]) * 1e-9
 
     def memory(self, threads: int = 2) -> float:
-        """MiB that the round adds to the process."""
-        tables = 4.0 * self.dim * (3.0 * self.items + 2.0 * self.clients)
+        """MiB that the process grows by: while initial rows are drawn, or in a round, whichever is more."""
+        drawing = 4.0 * self.dim * (self.items + self.clients) + 16.0 * self.dim * max(self.items, self.clients)
+        tables = 4.0 * self.dim * (3.0 * self.items + 3.0 * self.clients)
         positives = self.samples / (5.0 * self.local_epochs)
         kept = 16.0 * positives if positives <= 1 << 24 else 0.0
-        return (tables + kept) / MIB + 24.0 * 3 * threads
+        return max(drawing, tables + kept) / MIB + 24.0 * 3 * threads
 
 
 def read(paths: list[Path]) -> list[Round]:

@@ -25,6 +25,8 @@ GAMMA = 0x9E3779B97F4A7C15
 _MIX1 = 0xBF58476D1CE4E5B9
 _MIX2 = 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
+# Normal numbers drawn at once: several arrays of this length live on the way, and should stay in the cache.
+_DRAWN_AT_ONCE = 1 << 16
 
 
 def _signed(value: int) -> int:
@@ -125,7 +127,10 @@ def normal_rows(seed: int, purpose: str, first_row: int, rows: int, columns: int
     So a table that grows later has the rows it would have had from the start.
     """
     keys = row_keys(key(seed, purpose), torch.arange(first_row, first_row + rows))[:, None]
-    return normals(keys, torch.arange(columns))
+    result = torch.empty(rows, columns, dtype=torch.float64)
+    for part, some in zip(*(tensor.split(max(1, _DRAWN_AT_ONCE // columns)) for tensor in (result, keys))):
+        part.copy_(normals(some, torch.arange(columns)))
+    return result
 
 
 def normals(keys: Tensor, index: Tensor) -> Tensor:

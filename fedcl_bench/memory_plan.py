@@ -43,7 +43,7 @@ from .session_evaluation import USERS_AT_ONCE
 from .stream import Step
 from .trainer import SLOT_TABLE
 
-_DRAWN = 6  # arrays of 8 bytes that live while normal numbers are drawn
+_DRAWN = 2  # arrays of 8 bytes that live while normal numbers are drawn and scaled
 _ACTIVATIONS = 8
 _SESSION_ACTIVATIONS = 48  # vectors per position and layer that a sequential backbone keeps for its gradient
 _PROCESS = 40 << 20  # what PyTorch and the allocator take for each thread when work begins
