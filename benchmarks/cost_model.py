@@ -5,11 +5,11 @@
 Reads the tables that `benchmarks/scale.py` prints, finds the time that each kind of work takes (least squares of
 relative errors, none negative), and shows every measurement beside what the model says. A round costs
 
-    samples (a + b d)               once a round: draws, copies of item rows, adding changes up
+    samples (a + b d)                  once a round: draws, copies of item rows, adding changes up
     samples x local epochs (c + e d)   training of clients on copies of item rows
     clients x items x local epochs f   of clients trained on the scores of all items
-    items x d g                     tables that every round writes as a whole
-    chunks h                        operations called once per chunk
+    items x d g                        tables that every round writes as a whole
+    chunks h                           operations called once per chunk
 
 Memory follows from sizes alone (see docs/scaling.md).
 """
@@ -58,7 +58,9 @@ class Round:
         tables = 4.0 * self.dim * (3.0 * self.items + 3.0 * self.clients)
         positives = self.samples / (5.0 * self.local_epochs)
         kept = 16.0 * positives if positives <= 1 << 24 else 0.0
-        return max(drawing, tables + kept) / MIB + 24.0 * 3 * threads
+        pairs = self.clients * self.items
+        listed = 4.0 * pairs if pairs <= 1 << 26 else 0.0
+        return max(drawing, tables + kept + listed) / MIB + 24.0 * 3 * threads
 
 
 def read(paths: list[Path]) -> list[Round]:
@@ -110,12 +112,13 @@ def main():
           f"to {max(memory):.2f}\n")
     print(f"On {args.nodes:,} nodes like this one, {args.bandwidth:g} Gbit/s each; 20 interactions per client, d 32, "
           f"10^6 items:\n")
-    print("| clients | round s, one node | s on all nodes | of which network s | GiB per node |\n|---|---|---|---|---|")
+    print("| clients | round s, one node | s on all nodes | of which sums s | GiB per node |\n|---|---|---|---|---|")
     for clients in (1e6, 1e7, 1e8, 1e9):
         whole = Round(clients, 1e6, 32, 1, 100 * clients, 0.0, clients / 325, 0.0, 0.0, 0.0)
         share = Round(clients / args.nodes, 1e6, 32, 1, 100 * clients / args.nodes, 0.0, clients / args.nodes / 325,
                       0.0, 0.0, 0.0)
-        network = 2 * 4 * 32 * 1e6 * 8 / (args.bandwidth * 1e9) * max(1.0, np.log2(args.nodes))
+        # Sums go to the command and back over its one link; it adds up about 10^9 numbers a second.
+        network = args.nodes * 32 * 1e6 * (2 * 4 * 8 / (args.bandwidth * 1e9) + 1e-9)
         gib = (share.memory() + 8 * (share.clients + share.samples / 5) / MIB) / 1024
         print(f"| {clients:,.0f} | {whole.work() @ times:,.0f} | {share.work() @ times + network:,.1f} "
               f"| {network:,.1f} | {gib:,.1f} |")

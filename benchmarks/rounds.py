@@ -17,16 +17,15 @@ import torch
 
 from fedcl_bench.config import make_config
 from fedcl_bench.datasets import load_stream
-from fedcl_bench.growth import grow, row_width
-from fedcl_bench.evaluation import rank_all
+from fedcl_bench.growth import grow
 from fedcl_bench.rounds import train_round
 from fedcl_bench.memory import keep_freed_blocks
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.parallel import workers
 from fedcl_bench.protection import OPEN
+from fedcl_bench.protocol import Lists
 from fedcl_bench.registry import discover
-from fedcl_bench.sampling import make_chunks
 from fedcl_bench.server import aggregate, participants
 
 from machine import heading
@@ -41,16 +40,17 @@ def one_round(name: str, args, streams: dict):
     whole = replace(step, old_users=0, old_items=0)
     model = grow(Snapshot({}, {}), f.backbone, 0, whole, torch.float32, torch.device("cpu"))
     users = participants(step, 1.0, 0, 0)
-    chunks = make_chunks(step, users, f.local, row_width(model, f.backbone), f.backbone.pairwise,
-                         f.backbone.whole_tables)
+    method = Method(NoSettings())
+    protocol = Lists(f, step, method)
+    chunks = protocol.chunks(users, 0, model)
 
     def run():
         began = time.perf_counter()
         with workers():
-            after, _, _ = train_round(chunks, model, f.backbone, Method(NoSettings()), f.local, 0, args.block, 0)
+            after, _, _ = train_round(chunks, model, f.backbone, method, f.local, 0, args.block, 0)
             after = aggregate(f.backbone, after, users, OPEN, 0, args.block, 0)
             trained = time.perf_counter()
-            rank_all(f.backbone, after, step.valid, [step.train], [20])
+            protocol.validate(after, 0)
         return trained - began, time.perf_counter() - trained
     return run
 
