@@ -167,7 +167,8 @@ def _training(f: Federation, step: Step, widths: _Widths, threads: int, number: 
         # Held as outer products, and written out as tables at the end: those of all users that share a chunk.
         row = number * widths.row
         rows = max(sampling.CHUNK_ELEMENTS // sampling.DENSE_WIDTH, per_client)
-        return threads * 3 * rows * row + _waiting(threads) * rows * row
+        waiting = min(_waiting(threads) * rows, max(step.n_users * step.n_items - threads * rows, 0))
+        return (threads * 3 * rows + waiting) * row
     rows = max(sampling.CHUNK_ELEMENTS // widths.row, per_client)
     # Own rows, what they moved by and gradients; Adam's moments; the server's tables.
     held = 3 + 2 * (local.optimiser == "adam") + backbone.serves_tables
