@@ -36,6 +36,7 @@ MAKES = (torch.arange, torch.ones, torch.zeros, torch.full, torch.empty, torch.e
 # number on the CPU only.
 ON_HOST = ("uniform_values", "normal_rows", "distinct")
 ROOT = Path(fedcl_bench.__file__).parents[1]
+OURS = (ROOT / "fedcl_bench", ROOT / "plugins", Path(__file__).parent)  # not all of it: an environment may be in there
 NAMES = discover()
 SESSIONS = {"stream": "sessions", "min_session_length": 5, "min_sessions": 4}
 BLOCKS = {"blocks": 2, "base_share": 0.5, "k_core": 70}
@@ -56,7 +57,8 @@ def combinations():
 
 def caller():
     """The function of this project that is being executed."""
-    return next(frame.name for frame in reversed(traceback.extract_stack()) if Path(frame.filename).is_relative_to(ROOT)
+    return next(frame.name for frame in reversed(traceback.extract_stack())
+                if any(Path(frame.filename).is_relative_to(folder) for folder in OURS)
                 and frame.name not in ("caller", "__torch_dispatch__", "__torch_function__"))
 
 
