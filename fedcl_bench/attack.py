@@ -111,9 +111,9 @@ def some_of(trained: Trained, part: slice | Tensor) -> Trained:
     slots = trained.slots
     positive = slots.positive[part] if slots.positive.dim() == 2 else slots.positive
     slots = Slots(slots.items[part], positive, slots.sample[part], slots.replay[part], slots.first_copy[part])
-    return replace(trained, users=trained.users[part], slots=slots, moved=of(trained.moved),
-                   private=of(trained.private), kept=of(trained.kept), loss=trained.loss[part],
-                   factors=None if trained.factors is None else trained.factors[part], uploads=of(trained.uploads))
+    tables = {kind: of(getattr(trained, kind)) for kind in ("moved", "private", "kept", "uploads", "rest", "held")}
+    return replace(trained, users=trained.users[part], slots=slots, loss=trained.loss[part],
+                   factors=None if trained.factors is None else trained.factors[part], **tables)
 
 
 def item_changes(place: DrawKey, model: Snapshot, trained: Trained, backbone: Backbone, protection: Protection,

@@ -107,6 +107,27 @@ def test_uploads_average_to_the_next_model(registry, case):
         torch.testing.assert_close(model.public[name] + total[name] / clients, table, atol=1e-12, rtol=1e-9)
 
 
+@pytest.mark.parametrize("case", [*CASES, "gpfedrec", "ncf"])
+def test_some_clients_of_a_chunk_are_those_clients(registry, case):
+    """Everything that a chunk keeps of its clients is cut to the chosen ones."""
+    settings, server = CASES.get(case, ({}, {}))
+    f = federation(registry, small_stream(), build(registry, "method", case if case == "reg" else "ft"),
+                   build(registry, "backbone", "fedmf" if case == "reg" else case, **settings), precision="float64",
+                   rounds=2, **server)
+    seen, _ = observed(f, 1 if case == "reg" else 0)
+    _, model, trained = max(seen, key=lambda one: len(one[2].users))
+    part = torch.arange(len(trained.users)) % 3 == 1
+    assert 0 < int(part.sum()) < len(part)
+    some = attack.some_of(trained, part)
+    whole, cut = trained.changes(model, f.backbone), some.changes(model, f.backbone)
+    assert whole.keys() == cut.keys()
+    for name, change in whole.items():
+        torch.testing.assert_close(cut[name], change[part], atol=1e-15, rtol=1e-13)
+    for kind in ("private", "kept", "uploads", "rest", "held"):
+        for name, values in getattr(trained, kind).items():
+            assert torch.equal(getattr(some, kind)[name], values[part]), (kind, name)
+
+
 def test_noisy_uploads_of_a_server_that_looks_at_each(registry):
     """GPFedRec's server serves a function of the noisy uploads: they are those of the attack, to the bit."""
     backbone = build(registry, "backbone", "gpfedrec", dim=4)
