@@ -117,8 +117,8 @@ def main():
         whole = Round(clients, 1e6, 32, 1, 100 * clients, 0.0, clients / 325, 0.0, 0.0, 0.0)
         share = Round(clients / args.nodes, 1e6, 32, 1, 100 * clients / args.nodes, 0.0, clients / args.nodes / 325,
                       0.0, 0.0, 0.0)
-        # Sums go to the command and back over its one link; it adds up about 10^9 numbers a second.
-        network = args.nodes * 32 * 1e6 * (2 * 4 * 8 / (args.bandwidth * 1e9) + 1e-9)
+        # Sums go to the command and back over its one link; it adds up 3 x 10^9 numbers a second.
+        network = args.nodes * 32 * 1e6 * (2 * 4 * 8 / (args.bandwidth * 1e9) + 1e-9 / 3)
         gib = (share.memory() + 8 * (share.clients + share.samples / 5) / MIB) / 1024
         print(f"| {clients:,.0f} | {whole.work() @ times:,.0f} | {share.work() @ times + network:,.1f} "
               f"| {network:,.1f} | {gib:,.1f} |")

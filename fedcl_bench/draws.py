@@ -128,7 +128,7 @@ def normal_rows(seed: int, purpose: str, first_row: int, rows: int, columns: int
     """
     keys = row_keys(key(seed, purpose), torch.arange(first_row, first_row + rows))[:, None]
     result = torch.empty(rows, columns, dtype=torch.float64)
-    for part, some in zip(*(tensor.split(max(1, _DRAWN_AT_ONCE // columns)) for tensor in (result, keys))):
+    for part, some in zip(*(tensor.split(max(1, _DRAWN_AT_ONCE // max(1, columns))) for tensor in (result, keys))):
         part.copy_(normals(some, torch.arange(columns)))
     return result
 

@@ -151,7 +151,7 @@ def _without_sklearn() -> Iterator[None]:
         return
     names = ("sklearn", *(f"sklearn.{part}" for part in ("metrics", "linear_model", "exceptions", "utils",
                                                          "utils.extmath")))
-    sys.modules |= {name: _Later(name) for name in names}
+    sys.modules.update({name: _Later(name) for name in names})
     try:
         yield
     finally:
