@@ -15,7 +15,8 @@ def heading(threads: int | None = None) -> str:
     """Processor, versions and load, in one line; ``threads`` if the benchmark has any of its own."""
     env = environment("cpu")
     return (f"{env['processor']}, {env['cores']} cores, {f'{threads} threads, ' if threads else ''}"
-            f"Python {env['python']}, torch {env['torch']}; load "
+            f"Python {env['python']}, torch {env['torch']}, "
+            f"{'with' if env['compiled_kernels'] else 'without'} compiled kernels; load "
             + ", ".join(f"{load:.1f}" for load in os.getloadavg()))
 
 

@@ -29,7 +29,7 @@ _ACCEPTED = f"accepted: {LOCAL}, or HOST:PORT of a cluster's head (`ray start --
 def versions() -> str:
     """What must be the same wherever a run's parts are: the suite, to the byte, and PyTorch."""
     digest = hashlib.blake2b(digest_size=4)
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
+    for path in sorted(path for path in Path(__file__).parent.rglob("*") if path.suffix in (".py", ".c", ".h")):
         digest.update(path.read_bytes())
     return f"fedcl_bench {__version__} (code {digest.hexdigest()}), torch {version('torch').split('+')[0]}"
 

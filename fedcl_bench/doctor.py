@@ -79,6 +79,14 @@ def _device() -> str:
     return f"no CUDA device, --device cpu is used; {threads}"
 
 
+def _kernels() -> str:
+    from . import kernels
+
+    if (why := kernels.why_not()) is not None:
+        return f"optional: {why}; rounds on the processor take two to three times as long without compiled kernels"
+    return "compiled kernels for this processor"
+
+
 def _results(folder: Path) -> str:
     parent = folder if folder.exists() else folder.absolute().parent
     try:
@@ -103,7 +111,8 @@ def examine(results: Path, plugins: Iterable[Path]) -> int:
     checks: list[Callable[[], str]] = [_python, *(lambda r=r: _package(r) for r in _requirements()),
                                        lambda: _optional(ACCOUNTANT, "epsilons of clipped uploads are looser bounds"),
                                        lambda: _optional(RAY, "--ray cannot be used"),
-                                       lambda: _plugins(plugins), _data, _device, lambda: _results(results)]
+                                       lambda: _plugins(plugins), _data, _device, _kernels,
+                                       lambda: _results(results)]
     failed = 0
     for check in checks:
         try:

@@ -15,7 +15,7 @@ import hashlib
 import math
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Iterator, Sequence
+from typing import Iterator
 
 import numpy as np
 import torch
@@ -175,16 +175,3 @@ def gaussian(base: int, clients: Tensor, shape: tuple[int, ...], scale: float) -
     """Independent N(0, scale^2) float64 of shape (C, *shape), keyed by ``base`` (see ``key``) and each client."""
     index = torch.arange(math.prod(shape), device=clients.device)
     return (scale * normals(client_keys(base, clients)[:, None], index)).view(len(clients), *shape)
-
-
-def smallest(keys: Tensor, ranks: Sequence[int]) -> list[Tensor]:
-    """The k-th smallest number of each row, for each k of ``ranks`` (from 1): int64 of shape (C, 1).
-
-    Args:
-        keys: int64 of shape (C, n), n at least the largest rank.
-    """
-    if keys.device.type != "cpu":
-        return [keys.kthvalue(k, dim=1, keepdim=True).values for k in ranks]
-    # NumPy finds all of them at once, in half the time.
-    parted = np.partition(keys.numpy(), [k - 1 for k in ranks], axis=1)
-    return [torch.from_numpy(parted[:, k - 1:k]) for k in ranks]

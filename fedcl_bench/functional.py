@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from . import kernels
+
 
 class _Dot(torch.autograd.Function):
     """Inner products of one vector with many rows per client.
@@ -158,6 +160,11 @@ def plus_constant(scores: Tensor, constants: Tensor) -> Tensor:
 class _WeightedBCE(torch.autograd.Function):
     @staticmethod
     def forward(ctx, scores: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        ctx.compiled = scores.dtype == torch.float32 and kernels.serve(scores)
+        if ctx.compiled:
+            loss, slopes = kernels.weighted_bce(scores, targets, weights)
+            ctx.save_for_backward(slopes)
+            return loss
         ctx.save_for_backward(scores, targets, weights)
         # softplus(s) - s y; the threshold is where log(1 + e^s) equals s in double precision too.
         loss = torch.nn.functional.softplus(scores, threshold=40.0).addcmul_(scores, targets, value=-1.0)
@@ -165,6 +172,9 @@ class _WeightedBCE(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor):
+        if ctx.compiled:
+            slopes, = ctx.saved_tensors
+            return slopes * gradient.unsqueeze(1), None, None
         scores, targets, weights = ctx.saved_tensors
         return torch.sigmoid(scores).sub_(targets).mul_(weights).mul_(gradient.unsqueeze(1)), None, None
 

@@ -9,11 +9,12 @@ in another order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from . import kernels
 from .backbone import Backbone, Tables
 from .local import ListTrainer
 from .method import Method
@@ -29,31 +30,36 @@ class Outer:
 
     Attributes:
         table: what the server sent, (items, d).
-        steps: one per update, each (C, items).
+        items: the items that they have steps for, (C, slots), each at most once with a step; None: all of them, in
+            order.
+        steps: one per update, each (C, slots).
         vectors: one per update, each (C, d).
     """
 
     table: Tensor
-    steps: tuple[Tensor, ...]
-    vectors: tuple[Tensor, ...]
+    items: Tensor | None
+    steps: tuple[Tensor, ...] = ()
+    vectors: tuple[Tensor, ...] = ()
 
     def __getitem__(self, part: slice | Tensor) -> "Outer":
         """Of some clients."""
-        return Outer(self.table, tuple(step[part] for step in self.steps), tuple(v[part] for v in self.vectors))
+        return Outer(self.table, None if self.items is None else self.items[part],
+                     tuple(step[part] for step in self.steps), tuple(v[part] for v in self.vectors))
 
     def scaled(self, factors: Tensor) -> "Outer":
         """Each client's times its factor, (C,)."""
-        return Outer(self.table, self.steps, tuple(v * factors.to(v)[:, None] for v in self.vectors))
+        return replace(self, vectors=tuple(v * factors.to(v)[:, None] for v in self.vectors))
 
-    def sum(self, weights: Tensor | None = None) -> Tensor:
-        """The sum over clients, with weights (C,) if given: shape (items, d)."""
-        total = torch.zeros_like(self.table)
-        for step, vector in zip(self.steps, (self if weights is None else self.scaled(weights)).vectors):
-            total.addmm_(step.T, vector)
-        return total
+    def add_to(self, total: Tensor) -> None:
+        """Add the sum over clients to a table of shape (items, d)."""
+        for step, vector in zip(self.steps, self.vectors):
+            if self.items is None:
+                total.addmm_(step.T, vector)
+            else:
+                kernels.add_products(total, self.items, step, vector)
 
     def rows(self) -> Tensor:
-        """Of each client, (C, items, d)."""
+        """Of each client, (C, slots, d)."""
         return torch.stack(self.steps, 2) @ torch.stack(self.vectors, 1)
 
 
@@ -64,17 +70,23 @@ class _Logits(torch.autograd.Function):
     @staticmethod
     def forward(ctx, vectors: Tensor, constants: Tensor | None, own: Tensor, outer: Outer) -> Tensor:
         ctx.outer = outer
-        logits = (vectors @ outer.table.T if constants is None else torch.addmm(constants, vectors, outer.table.T))
+        if outer.items is not None:
+            logits = kernels.row_products(outer.table, outer.items, vectors, constants)
+        elif constants is None:
+            logits = vectors @ outer.table.T
+        else:
+            logits = torch.addmm(constants, vectors, outer.table.T)
         for step, past in zip(outer.steps, outer.vectors):
             logits.addcmul_(step, (past * vectors).sum(1, keepdim=True))
         return logits
 
     @staticmethod
     def backward(ctx, gradient: Tensor):
-        to_vectors = to_constants = None
+        to_vectors, to_constants, outer = None, None, ctx.outer
         if ctx.needs_input_grad[0]:
-            to_vectors = gradient @ ctx.outer.table
-            for step, past in zip(ctx.outer.steps, ctx.outer.vectors):
+            to_vectors = (gradient @ outer.table if outer.items is None else
+                          kernels.row_sums(outer.table, outer.items, gradient))
+            for step, past in zip(outer.steps, outer.vectors):
                 to_vectors.addcmul_((gradient * step).sum(1, keepdim=True), past)
         if ctx.needs_input_grad[1]:
             to_constants = gradient.sum(1, keepdim=True)
@@ -82,13 +94,13 @@ class _Logits(torch.autograd.Function):
 
 
 class InnerTrainer(ListTrainer):
-    """``ListTrainer`` whose item rows are not held; ``rows`` has one number per client and item in their place, whose
+    """``ListTrainer`` whose item rows are not held; ``rows`` has one number per client and slot in their place, whose
     gradient is the logit's. ``moved`` holds an ``Outer`` for the table."""
 
     def _own_copies(self) -> Tables:
         (self.name, table), = self.model.public.items()
-        self.outer = Outer(table, (), ())
-        return {self.name: table.new_zeros(()).expand(len(self.users), len(table))}
+        self.outer = Outer(table, None if self.whole else self.slots.items.contiguous())
+        return {self.name: table.new_zeros(()).expand(self.slots.items.shape)}
 
     def _score(self, clients: Tables, rows: Tables) -> Tensor:
         vectors, constants = self.backbone.factors(clients)
@@ -99,7 +111,8 @@ class InnerTrainer(ListTrainer):
         if name != self.name:
             super()._move(name, value, update)
             return
-        self.outer = Outer(self.outer.table, (*self.outer.steps, update), (*self.outer.vectors, self.vectors))
+        self.outer = replace(self.outer, steps=(*self.outer.steps, update),
+                             vectors=(*self.outer.vectors, self.vectors))
         self.moved[name] = update  # tells whether anything moved, until the round ends
 
     def train(self) -> Tensor:

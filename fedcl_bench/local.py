@@ -9,17 +9,14 @@ from typing import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from . import contract, draws
+from . import contract, draws, kernels
 from .backbone import Backbone, OwnBatch, Tables
 from .method import DrawKey, Method
 from .model import Snapshot
 from .optim import make_optimiser
 from .protection import OPEN, Protection
-from .sampling import Chunk, LocalSettings, draw_negatives
+from .sampling import WEIGHTED_BATCHES, Chunk, LocalSettings, draw_negatives
 from .trainer import ChunkTrainer, Local, Slots, row_penalties, writable
-
-# Clients with at most this many local batches score all their rows in each batch instead of copying the batch's out.
-_WEIGHTED_BATCHES = 4
 
 
 @dataclass(frozen=True)
@@ -105,7 +102,6 @@ class ListTrainer(ChunkTrainer):
         of_positive = torch.cat([positive, positive.repeat_interleave(settings.negatives)])
         self.valid = of_positive < chunk.count[:, None]
         negatives = draw_negatives(chunk, settings, draw.seed, draw.step, draw.round)
-        negatives = torch.where(self.valid[:, width:], negatives, chunk.positives[:, :1])
         replayed = method.replayed_items(chunk.users, draw)
         if replayed is not None:
             contract.check_items(method, "replayed_items", replayed, len(chunk.users), model.n_items, draw.round)
@@ -145,16 +141,10 @@ class ListTrainer(ChunkTrainer):
         if batches == 1:
             yield self._only_batch
             return
-        order_key = self._shuffle(epoch)
-        if batches <= _WEIGHTED_BATCHES or self.covering:
-            batch_of = torch.zeros_like(order_key)
-            for last in draws.smallest(order_key, range(size, batches * size, size)):
-                batch_of += order_key > last
-            for batch in range(batches):
-                left = (self.samples - batch * size).clamp(min=1, max=size)
-                yield self._covering((batch_of == batch) & self.valid, left)
+        if batches <= WEIGHTED_BATCHES or self.covering:
+            yield from map(self._covering, self._epoch_weights(epoch))
             return
-        order = order_key.argsort(1)
+        order = self._shuffle(epoch).argsort(1)
         for batch in range(batches):
             some = order[:, batch * size:(batch + 1) * size]
             left = (self.samples - batch * size).clamp(max=size)
@@ -167,41 +157,69 @@ class ListTrainer(ChunkTrainer):
                 labels = (some < self.chunk.positives.shape[1]).to(self.dtype)
                 yield View(self.slots.sample.gather(1, some), weights, labels)
 
+    def _shuffle_keys(self, epoch: int) -> Tensor:
+        """Keys of the streams that shuffle each client's samples in an epoch, shape (C,)."""
+        d = self.draw
+        return draws.client_keys(draws.key(d.seed, "shuffle", d.step, d.round, epoch), self.users)
+
+    @property
+    def _first_shifted(self) -> int:
+        """From which sample on ``_shift`` counts."""
+        return self.valid.shape[1] if self.backbone.pairwise else self.chunk.positives.shape[1]
+
+    @cached_property
+    def _shift(self) -> Tensor:
+        """What leads from the number of a sample that is no positive to that in its client's own list, positives then
+        negatives, whatever the padding: shape (C,)."""
+        return self.chunk.count - self.chunk.positives.shape[1]
+
     def _shuffle(self, epoch: int) -> Tensor:
         """Random keys whose order is each client's order of samples in an epoch; padding comes last."""
-        d = self.draw
-        keys = draws.client_keys(draws.key(d.seed, "shuffle", d.step, d.round, epoch), self.users)
-        # Number of each sample in its client's own list, positives then negatives, whatever the padding.
+        keys = self._shuffle_keys(epoch)
         own = torch.arange(self.valid.shape[1], device=keys.device).expand_as(self.valid).clone()
-        if not self.backbone.pairwise:
-            width = self.chunk.positives.shape[1]
-            own[:, width:] += self.chunk.count[:, None] - width
+        own[:, self._first_shifted:] += self._shift[:, None]
         order_key = draws.sort_keys(draws.bits(keys[:, None], own))
         return order_key.masked_fill_(~self.valid, torch.iinfo(torch.int64).max)
 
-    def _covering(self, members: Tensor, size: Tensor) -> View:
-        """A batch over all the client's rows: the same sum in another order, without copying rows.
-
-        Args:
-            members: which samples are in the batch, shape (C, samples).
-            size: how many they are, shape (C, 1).
-        """
-        share = members / size.to(self.dtype)
+    def _covering(self, weights: Tensor) -> View:
+        """A batch over all the client's rows: the same sum in another order, without copying rows."""
         if self.backbone.pairwise:
-            return View(None, share, pairs=self.pairs)
-        weights = torch.zeros(self.slots.items.shape, dtype=self.dtype, device=self.slots.items.device)
-        weights.scatter_add_(1, self.slots.sample, share)
+            return View(None, weights, pairs=self.pairs)
         return View(None, weights, self._labels)
+
+    def _epoch_weights(self, epoch: int) -> Iterator[Tensor]:
+        """Weights of all slots, or pairs, in the local batches of an epoch, (C, slots) or (C, samples)."""
+        slots = None if self.backbone.pairwise else self.slots.sample
+        width, size = (self.valid if slots is None else self.slots.items).shape[1], self.settings.batch_size
+        compiled = kernels.serve(self.valid)
+        if compiled:
+            order = kernels.group(self._shuffle_keys(epoch), self._shift, self._first_shifted, self.valid, slots, size)
+        elif self.batches > 1:
+            order_key = self._shuffle(epoch)
+            batch_of = torch.zeros_like(order_key)
+            for last in range(size, self.batches * size, size):
+                batch_of += order_key > order_key.kthvalue(last, dim=1, keepdim=True).values
+        for batch in range(self.batches):
+            left = (self.samples - batch * size).clamp(min=1, max=size).to(self.dtype)
+            if compiled:
+                yield kernels.batch_weights(order, batch * size, (batch + 1) * size, left.reciprocal(), width)
+                continue
+            share = ((batch_of == batch) & self.valid if self.batches > 1 else self.valid) / left
+            if slots is None:
+                yield share
+            else:
+                yield torch.zeros(self.slots.items.shape, dtype=self.dtype, device=slots.device).scatter_add_(
+                    1, slots, share)
 
     @cached_property
     def _only_batch(self) -> View:
         """The local batch of clients that have one per epoch."""
-        return self._covering(self.valid, self.samples)
+        return self._covering(next(self._epoch_weights(0)))
 
     @cached_property
     def _labels(self) -> Tensor:
         """1 at slots of positives and 0 elsewhere, (C, slots)."""
-        return self.slots.positive.to(self.dtype).expand_as(self.slots.items)
+        return self.slots.positive.to(self.dtype).expand_as(self.slots.items).contiguous()
 
     def _loss(self, view: View, number: int) -> Tensor:
         """Each client's loss on a local batch, shape (C,)."""

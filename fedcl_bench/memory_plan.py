@@ -166,7 +166,7 @@ def _training(f: Federation, step: Step, widths: _Widths, threads: int, number: 
     if widths.inner and backbone.keeps_local_tables:
         # Held as outer products, and written out as tables at the end: those of all users that share a chunk.
         row = number * widths.row
-        rows = max(sampling.CHUNK_ELEMENTS // sampling.DENSE_WIDTH, per_client)
+        rows = max(sampling.CHUNK_ELEMENTS // sampling.INNER_WIDTH, per_client)
         waiting = min(_waiting(threads) * rows, max(step.n_users * step.n_items - threads * rows, 0))
         return (threads * 3 * rows + waiting) * row
     rows = max(sampling.CHUNK_ELEMENTS // widths.row, per_client)

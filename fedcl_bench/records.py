@@ -30,7 +30,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from . import __version__, privacy
+from . import __version__, kernels, privacy
 from .config import RunConfig
 from .continual import summaries
 from .errors import Busy, UserError
@@ -146,6 +146,7 @@ def environment(device: str) -> dict[str, Any]:
     packages = {name: version(name) for name in ("torch", "recbole", "numpy", "pandas", "scipy")}
     return {"fedcl_bench": __version__, "python": platform.python_version(), **packages,
             "system": f"{platform.system()} {platform.machine()}", "processor": _processor(),
+            "compiled_kernels": kernels.why_not() is None,
             "cores": os.cpu_count(), "threads": torch.get_num_threads(),
             "accelerator": torch.cuda.get_device_name() if device == "cuda" else None}
 

@@ -14,6 +14,7 @@ from .backbone import Backbone, Tables
 from .halving import AnyChunk, can_run_out, in_halves
 from .inner import InnerTrainer, Outer
 from .local import ListTrainer
+from .memory import empty_like
 from .method import DrawKey, Method
 from .model import Snapshot
 from .optim import make_optimiser
@@ -51,20 +52,32 @@ def _shift(public: Tables, method: Method, backbone: Backbone, settings: LocalSe
     return {name: table[0] - public[name] for name, table in tables.items()}
 
 
+def _rows(moved: Tensor | Outer) -> Tensor:
+    """What clients added to item rows, (C, slots, ...)."""
+    return moved.rows() if isinstance(moved, Outer) else moved
+
+
+def _of_all_items(moved: Tensor | Outer) -> bool:
+    """Whether it has a row per item, though clients did not hold whole tables."""
+    return isinstance(moved, Outer) and moved.items is None
+
+
 def _local_tables(trainer: ChunkTrainer, shifts: Tables) -> Tables:
     """Each client's own trained copy of the public tables, each (C, items, ...)."""
     if isinstance(trainer, PartialTrainer):
         return trainer.kept
     if trainer.backbone.whole_tables:
         return {name: trainer.model.public[name] + trainer.moved[name] for name in trainer.rows}
-    if outer := [name for name, moved in trainer.moved.items() if isinstance(moved, Outer)]:
-        return {name: trainer.moved[name].rows() + trainer.model.public[name] for name in outer}
     result = {}
     for name, table in trainer.model.public.items():
+        moved = _rows(trainer.moved[name])
+        if _of_all_items(trainer.moved[name]):
+            result[name] = moved + table
+            continue
         start = table + shifts[name] if name in shifts else table
         own = start.expand(len(trainer.users), *table.shape).clone()
         index = trainer.slots.items.view(*trainer.slots.items.shape, *[1] * (table.dim() - 1))
-        result[name] = own.scatter_add_(1, index.expand_as(trainer.moved[name]), trainer.moved[name])
+        result[name] = own.scatter_add_(1, index.expand_as(moved), moved)
     return result
 
 
@@ -97,7 +110,7 @@ def _clip_factors(moved: Tables, shift: Tables, rest: Mapping[str, tuple[Tensor,
     """
     sizes = torch.zeros(len(slots.items), dtype=torch.float64, device=slots.items.device)
     for name in names:
-        change = moved[name].rows() if isinstance(moved[name], Outer) else moved[name]
+        change = _rows(moved[name])
         if name in shift:
             change = change + _at_slots(shift[name], slots)
             each = protection.sizes(shift[name])
@@ -162,12 +175,12 @@ class Trained:
         and dense public parameters, each (C, ...). With ``init=per_client`` it is the whole upload in round 0."""
         result = {name: self.moved[name] for name in model.dense}
         for name, table in model.public.items():
-            rows, items = self.moved[name], self.slots.items
+            rows, items = _rows(self.moved[name]), self.slots.items
             if name in self.rest and name in self.kept:
                 result[name] = self.kept[name] - table
                 continue
-            if isinstance(rows, Outer) or (backbone.whole_tables and name not in self.rest):
-                result[name] = rows.rows() if isinstance(rows, Outer) else rows
+            if _of_all_items(self.moved[name]) or (backbone.whole_tables and name not in self.rest):
+                result[name] = rows
                 continue
             change = self.shift.get(name, torch.zeros_like(table)).expand(len(items), *table.shape).clone()
             if name in self.rest:
@@ -181,7 +194,8 @@ class Trained:
 
 def _others_rows(table: Tensor, users: Tensor) -> Tensor:
     """A table like this with the rows of those who are not among ``users``; the others are to be written."""
-    return torch.empty_like(table) if len(users) == len(table) else table.clone()
+    result = empty_like(table)
+    return result if len(users) == len(table) else result.copy_(table)
 
 
 def _multiply(table: Tensor, users: Tensor, factors: Tensor, result: Tensor) -> None:
@@ -211,7 +225,7 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, 
         if isinstance(chunk, SessionChunk):
             trainer = SessionTrainer(chunk, model, backbone, method, settings, place, own_start, protection)
         else:
-            kind = InnerTrainer if chunk.dense else PartialTrainer if partial else ListTrainer
+            kind = InnerTrainer if chunk.inner else PartialTrainer if partial else ListTrainer
             trainer = kind(chunk, model, backbone, method, settings, place, protection)
         loss = trainer.train()
         moved, shift = trainer.moved, shifts.get(chunk.batches, {})
@@ -264,7 +278,7 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
     device = next(iter(model.public.values())).device
     everybody = torch.cat([torch.zeros(0, dtype=torch.int64, device=device), *(chunk.users for chunk in chunks)])
     train = trainer_of(chunks, model, backbone, method, settings, DrawKey(seed, step, round_), own_start, protection)
-    change = {name: torch.zeros_like(table) for name, table in {**model.public, **model.dense}.items()}
+    change = {name: empty_like(table).zero_() for name, table in {**model.public, **model.dense}.items()}
     partial = is_partial(backbone, method, model, settings)
     own_tables = set(backbone.new_personal(0, range(0)))
     private = {name: _others_rows(table, everybody) for name, table in model.private.items()
@@ -304,12 +318,12 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
                 change[name] += sent.sum(0) - model.public[name] * share
                 continue
             if isinstance(rows, Outer):
-                change[name] += rows.sum(None if weights is None else weights[users])
+                (rows if weights is None else rows.scaled(weights[users])).add_to(change[name])
                 continue
             if weights is not None and name in change:
                 rows = rows * _beside(weights[users], rows)
             if name in model.private and name not in private:
-                private[name] = model.private[name].clone()
+                private[name] = empty_like(model.private[name]).copy_(model.private[name])
             if name in personal:
                 private[name].index_put_((users[:, None], items), rows, accumulate=True)
             elif name in private:
@@ -320,8 +334,7 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
                 change[name].index_add_(0, items.reshape(-1), rows.flatten(0, 1))
         for name, values in trained.private.items():
             if name not in private:
-                old = model.private[name]
-                private[name] = torch.empty_like(old) if len(everybody) == len(old) else old.clone()
+                private[name] = _others_rows(model.private[name], everybody)
             private[name].index_copy_(0, users, values)
         for name, tables in trained.kept.items():
             local[name][users] = tables

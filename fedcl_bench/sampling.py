@@ -9,7 +9,7 @@ from typing import Any, Callable, Mapping
 import torch
 from torch import Tensor
 
-from . import draws
+from . import draws, kernels
 from .backbone import OwnSamples
 from .optim import OPTIMISERS
 from .settings import setting
@@ -28,9 +28,14 @@ KEPT_POSITIVES = 1 << 24
 # Padding worth less than the fixed cost of one more chunk.
 PADDING_ELEMENTS = 1 << 17
 # Scoring all items instead of copying the rows of a client's samples is less work up to so many items per sample, over
-# the round's local batches; for a chunk's size, a sample then counts as so many numbers, and an item that a client
-# scores in a local batch it sits out as so many.
-DENSE_ITEMS, DENSE_WIDTH, DENSE_COST = 16, 4, 4
+# the round's local batches; instead of reading them where they are, up to so many items per sample, whatever the number
+# of local batches. For a chunk's size, a sample then counts as so many numbers, and an item that a client scores in a
+# local batch it sits out as so many.
+DENSE_ITEMS, DENSE_ITEMS_COMPILED, INNER_WIDTH, DENSE_COST = 16, 3, 4, 4
+# Clients with at most this many local batches score all their rows in each batch instead of copying the batch's out.
+WEIGHTED_BATCHES = 4
+# Local batches in a round up to which every update is kept apart, instead of added to copies of item rows.
+MOST_UPDATES = 32
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,8 @@ class Chunk:
         count: true number of positives, shape (C,).
         batches: local batches per epoch, of the client with most.
         others: for drawing negatives, see ``Others``.
-        dense: trained on the scores of all items instead of on copies of item rows (see ``inner.py``).
+        inner: trained without copies of item rows (see ``inner.py``).
+        dense: trained so, on the scores of all items.
     """
 
     users: Tensor
@@ -74,6 +80,7 @@ class Chunk:
     count: Tensor
     batches: int
     others: "Others"
+    inner: bool = False
     dense: bool = False
 
     def part(self, clients: slice) -> "Chunk":
@@ -88,7 +95,6 @@ class LaterChunk:
 
     users: Tensor
     batches: int
-    dense: bool
     make: Callable[[Tensor], Chunk]
 
     def now(self) -> Chunk:
@@ -113,7 +119,7 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
         chunk_elements: target size of a chunk's stacked rows; a single client may exceed it.
         positives: what is trained on in this round, if not all of ``step.train``; no item of that is a negative.
         own: of a backbone with a loss of its own; only clients with equally many positives come together then.
-        inner: clients can be trained without copies of item rows (see ``inner.py``), and are where that is less work.
+        inner: clients can be trained without copies of item rows, and are where that is less work.
     """
     train, n_items = positives or step.train, step.n_items
     per_positive = 1 + settings.negatives
@@ -122,13 +128,17 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
     batches = -(-count * samples // settings.batch_size) if own is None else -(-own.of(count) // own.per_batch)
     sizes, users = count.cpu(), users[order]
     ascending = -sizes
+    compiled = inner and kernels.serve(users)
     listed, keep = len(users) * n_items <= LISTED_OTHERS, int(sizes.sum()) <= KEPT_POSITIVES
     chunks, start = [], 0
     while start < len(users):
         largest = int(sizes[start])
         rows = n_items if whole_tables else largest * per_positive
-        dense = inner and n_items * int(batches[start]) * settings.local_epochs <= DENSE_ITEMS * rows
-        width = DENSE_WIDTH if dense else row_width
+        sparse = (compiled and batches[start] <= WEIGHTED_BATCHES
+                  and int(batches[start]) * settings.local_epochs <= MOST_UPDATES)
+        dense = inner and (n_items <= DENSE_ITEMS_COMPILED * rows if sparse else
+                           n_items * int(batches[start]) * settings.local_epochs <= DENSE_ITEMS * rows)
+        width = INNER_WIDTH if dense or sparse else row_width
         limit = start + max(1, chunk_elements // (rows * width))
         if own is not None:
             alone, per_item = own.elements
@@ -143,21 +153,20 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
         if dense:  # sitting out a local batch costs what taking part does
             padding += (batches[start] - batches[start:end]).cpu() * n_items * DENSE_COST
         end = start + int(torch.searchsorted(padding.cumsum(0), PADDING_ELEMENTS, right=True))
-        chunk = LaterChunk(users[start:end], int(batches[start]), dense,
-                           partial(_chunk, step, train, settings, int(batches[start]), dense, listed))
+        chunk = LaterChunk(users[start:end], int(batches[start]), partial(
+            _chunk, step, train, settings, listed, batches=int(batches[start]), inner=dense or sparse, dense=dense))
         chunks.append(chunk.now() if keep else chunk)
         start = end
     return chunks
 
 
-def _chunk(step: Step, train: Ragged, settings: LocalSettings, batches: int, dense: bool, listed: bool,
-           members: Tensor) -> Chunk:
+def _chunk(step: Step, train: Ragged, settings: LocalSettings, listed: bool, members: Tensor, **layout) -> Chunk:
     matrix = padded(train, members)
     touched = [matrix] if train is step.train else [padded(step.train, members)]
     if settings.negative_pool == "untouched":
         touched += [padded(step.split(name), members, matrix[:, :1]) for name in ("valid", "test")]
     others = Others.of(torch.cat(touched, 1), step.n_items, listed)
-    return Chunk(members, matrix, train.counts(members), batches, others, dense)
+    return Chunk(members, matrix, train.counts(members), others=others, **layout)
 
 
 def padded(lists: Ragged, users: Tensor, fill: Tensor | None = None) -> Tensor:
@@ -224,20 +233,37 @@ def draw_negatives(chunk: Chunk, settings: LocalSettings, seed: int, step: int, 
 
     Returns:
         int64 of shape (C, P * negatives); client c's own are the first ``negatives * count[c]``, those of its first
-        positive first.
+        positive first; the rest are that positive.
     """
-    keys = draws.client_keys(draws.key(seed, "negatives", step, round_), chunk.users)[:, None]
-    slot = torch.arange(chunk.positives.shape[1] * settings.negatives, device=keys.device)
+    keys = draws.client_keys(draws.key(seed, "negatives", step, round_), chunk.users)
+    n, own, others = chunk.positives.shape[1] * settings.negatives, chunk.count * settings.negatives, chunk.others
+    if settings.negative_draw == "repeated" and kernels.serve(keys):
+        return kernels.negatives(keys, own, others.count, others.items, others.start, others.gaps, chunk.positives, n)
+    slot = torch.arange(n, device=keys.device)
+    pattern = draws.bits(keys[:, None], slot)
     if settings.negative_draw == "repeated":
-        return chunk.others.at(draws.integers(draws.bits(keys, slot), chunk.others.count))
-    # Without replacement: the j-th of a positive counts positions that the ones before it have left.
-    pattern = draws.bits(keys, slot).view(len(keys), -1, settings.negatives)
-    taken = torch.empty(*pattern.shape[:2], 0, dtype=torch.int64, device=keys.device)
+        position = draws.integers(pattern, others.count)
+    else:
+        position = _distinct(pattern.view(len(keys), -1, settings.negatives), others.count)
+    return torch.where(slot < own[:, None], others.at(position), chunk.positives[:, :1])
+
+
+def _distinct(pattern: Tensor, count: Tensor) -> Tensor:
+    """Without replacement: the j-th of a positive counts positions that the ones before it have left.
+
+    Args:
+        pattern: random bits, shape (C, P, negatives).
+        count: how many positions there are, shape (C, 1).
+
+    Returns:
+        Shape (C, P * negatives).
+    """
+    taken = torch.empty(*pattern.shape[:2], 0, dtype=torch.int64, device=pattern.device)
     columns = []
-    for j in range(settings.negatives):
-        position = draws.integers(pattern[:, :, j], (chunk.others.count - j).clamp(min=1))
+    for j in range(pattern.shape[2]):
+        position = draws.integers(pattern[:, :, j], (count - j).clamp(min=1))
         for i in range(j):
             position += position >= taken[:, :, i]
         columns.append(position)
         taken = torch.cat([taken, position[:, :, None]], 2).sort(2).values
-    return chunk.others.at(torch.stack(columns, 2).flatten(1))
+    return torch.stack(columns, 2).flatten(1)

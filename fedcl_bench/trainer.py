@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from . import contract, draws
+from . import contract, draws, kernels
 from .backbone import Backbone, Tables
 from .method import DrawKey, Method
 from .model import Snapshot
@@ -89,17 +89,15 @@ class Slots:
 
 def first_slots(items: Tensor, n_items: int) -> Tensor:
     """For each slot of ``items`` (C, slots) the first one of the client that holds the same item."""
+    if kernels.serve(items):
+        return kernels.first_slots(items, n_items)
     slot = torch.arange(items.shape[1], device=items.device)
     if len(items) * n_items <= SLOT_TABLE:
         first = torch.empty(len(items), n_items, dtype=torch.int64, device=items.device)
         first.scatter_reduce_(1, items, slot.expand_as(items), "amin", include_self=False)
         return first.gather(1, items)
     bits = items.shape[1].bit_length()
-    key = items.bitwise_left_shift(bits).bitwise_or_(slot)  # sorted by item, of one item by slot
-    if key.device.type == "cpu":
-        key.numpy().sort(axis=1)  # several times as fast as PyTorch's, which gives the order too
-    else:
-        key = key.sort(1).values
+    key = items.bitwise_left_shift(bits).bitwise_or_(slot).sort(1).values  # by item, of one item by slot
     held = key.bitwise_and((1 << bits) - 1)
     begins = torch.zeros_like(key)  # where the run of its item begins
     begins[:, 1:] = slot[1:].where((key[:, 1:] >> bits) != (key[:, :-1] >> bits), 0)

@@ -10,7 +10,7 @@ from helpers import build, one_step, train_once
 from hypothesis import given, strategies as st
 from scipy import stats
 
-from fedcl_bench import draws, sampling, trainer
+from fedcl_bench import draws, kernels, sampling, trainer
 from fedcl_bench.growth import grow
 from fedcl_bench.model import Snapshot
 from fedcl_bench.sampling import LocalSettings, Others, draw_negatives, make_chunks
@@ -109,10 +109,12 @@ def test_integers_stay_in_range(high):
     assert int(found.min()) >= 0 and int(found.max()) < high
 
 
-@pytest.mark.parametrize("table", [0, 1 << 22])
+@pytest.mark.parametrize("table", [0, 1 << 22, None])
 def test_first_slots(monkeypatch, table):
-    """By a table and by sorting alike: the first slot of the same client that holds the same item."""
-    monkeypatch.setattr(trainer, "SLOT_TABLE", table)
+    """By a table, by sorting and by kernel alike: the first slot of the same client that holds the same item."""
+    if table is not None:
+        monkeypatch.setattr(kernels, "why_not", lambda: "switched off")
+        monkeypatch.setattr(trainer, "SLOT_TABLE", table)
     items = torch.randint(7, (30, 16), generator=torch.Generator().manual_seed(0))
     items[0] = 6
     kept = items.clone()
@@ -126,6 +128,7 @@ def test_a_round_is_the_same_by_table_and_by_sorting(registry, monkeypatch):
     step = as_step(World(50, 120, per_user=15.0))
     backbone = build(registry, "backbone", "fedmf", dim=4)
     model = grow(Snapshot({}, {}), backbone, 0, step, torch.float32, torch.device("cpu"))
+    monkeypatch.setattr(kernels, "why_not", lambda: "switched off")
     results = []
     for table in (0, 1 << 22):
         monkeypatch.setattr(trainer, "SLOT_TABLE", table)
@@ -133,14 +136,3 @@ def test_a_round_is_the_same_by_table_and_by_sorting(registry, monkeypatch):
         results.append(train_once(backbone, model, step.train, LocalSettings(batch_size=40, local_epochs=2), step=step))
     for one, other in zip(*(result[0].tables() for result in results)):
         assert torch.equal(one, other)
-
-
-@given(st.integers(1, 5), st.integers(1, 60), st.data())
-def test_smallest_are_the_sorted_ones(rows, columns, data):
-    keys = torch.tensor(data.draw(st.lists(st.lists(st.integers(-2 ** 63, 2 ** 63 - 1), min_size=columns,
-                                                    max_size=columns), min_size=rows, max_size=rows)))
-    ranks = data.draw(st.lists(st.integers(1, columns), min_size=1, max_size=4))
-    before = keys.clone()
-    for rank, found in zip(ranks, draws.smallest(keys, ranks), strict=True):
-        assert torch.equal(found, keys.sort(1).values[:, rank - 1:rank])
-    assert torch.equal(keys, before)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers import build
 
+from fedcl_bench import kernels
 from fedcl_bench.backbone import Backbone
 from fedcl_bench.functional import dot
 from fedcl_bench.growth import grow
@@ -33,11 +34,11 @@ def test_whole_block_equals_row_copies(registry, step, name):
     """Clients with one to five local batches, some of which sit out the last ones of their chunk."""
     backbone, settings = build(registry, "backbone", name), LocalSettings()
     model, users = start(backbone, step), torch.arange(step.n_users)
-    copies, dense = (make_chunks(step, users, settings, 32, inner=inner) for inner in (False, True))
-    assert not any(chunk.dense for chunk in copies) and all(chunk.dense for chunk in dense)
-    assert any(int(chunk.count.min()) * 5 <= (chunk.batches - 1) * settings.batch_size for chunk in dense)
+    copies, inner = (make_chunks(step, users, settings, 32, inner=kind) for kind in (False, True))
+    assert not any(chunk.inner for chunk in copies) and all(chunk.inner for chunk in inner)
+    assert any(int(chunk.count.min()) * 5 <= (chunk.batches - 1) * settings.batch_size for chunk in inner)
     (expected, loss, _), (found, same_loss, _) = (train_round(chunks, model, backbone, FT, settings, 0, 0, 1)
-                                                  for chunks in (copies, dense))
+                                                  for chunks in (copies, inner))
     assert same_loss == pytest.approx(loss, abs=1e-12)
     for table, other in zip(found.tables(), expected.tables(), strict=True):
         torch.testing.assert_close(table, other, atol=1e-12, rtol=1e-12)
@@ -77,11 +78,13 @@ def test_outer_products():
     """Two updates of two clients' tables of three items, d = 2."""
     steps = (torch.tensor([[1.0, 0.0, 2.0], [0.0, 3.0, 0.0]]), torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]))
     vectors = (torch.tensor([[1.0, 2.0], [1.0, 0.0]]), torch.tensor([[0.0, 1.0], [5.0, 7.0]]))
-    outer = Outer(torch.zeros(3, 2), steps, vectors)
+    outer = Outer(torch.zeros(3, 2), None, steps, vectors)
     rows = torch.tensor([[[1.0, 2.0], [0.0, 1.0], [2.0, 4.0]], [[5.0, 7.0], [3.0, 0.0], [0.0, 0.0]]])
     assert torch.equal(outer.rows(), rows)
-    assert torch.equal(outer.sum(), rows.sum(0))
-    assert torch.equal(outer.sum(torch.tensor([2.0, -1.0])), 2.0 * rows[0] - rows[1])
+    for some, expected in ((outer, rows.sum(0)), (outer.scaled(torch.tensor([2.0, -1.0])), 2.0 * rows[0] - rows[1])):
+        total = torch.ones(3, 2)
+        some.add_to(total)
+        assert torch.equal(total, 1.0 + expected)
     assert torch.equal(outer.scaled(torch.tensor([2.0, -1.0])).rows()[1], -rows[1])
     assert torch.equal(outer[1:].rows(), rows[1:])
 
@@ -109,13 +112,30 @@ def test_what_needs_row_copies(registry, step):
         assert is_inner(backbone, method, start(backbone, step), settings) == expected, name
 
 
-def test_few_samples_among_many_items_keep_row_copies(step):
+@pytest.fixture
+def uncompiled(monkeypatch):
+    monkeypatch.setattr(kernels, "why_not", lambda: "switched off")
+
+
+def test_few_samples_among_many_items_keep_row_copies(step, uncompiled):
     """A client with one positive has 5 samples; 1,136 items are more than 16 times as many."""
     light = (step.train.lengths > 0).nonzero().flatten()
     chunks = make_chunks(step, light, LocalSettings(), 32, inner=True, chunk_elements=1)
     dense = {int(chunk.count): chunk.dense for chunk in chunks}
     least = -(-step.n_items // (16 * 5))
     assert all(found == (count >= least) for count, found in dense.items() if count <= 102)
+
+
+@pytest.mark.skipif(kernels.why_not() is not None, reason=f"no compiled kernels: {kernels.why_not()}")
+def test_few_samples_among_many_items_are_read_in_place(step):
+    """The same with kernels, which need no copies; 1,136 items are more than 3 times as many as 375 samples."""
+    chunks = make_chunks(step, (step.train.lengths > 0).nonzero().flatten(), LocalSettings(), 32, inner=True,
+                         chunk_elements=1)
+    assert all(chunk.inner for chunk in chunks if chunk.batches <= 4)
+    assert all(chunk.dense == (int(chunk.count) >= 76) for chunk in chunks if chunk.batches <= 4)
+    many = make_chunks(step, (step.train.lengths > 0).nonzero().flatten(), LocalSettings(local_epochs=33), 32,
+                       inner=True)
+    assert not any(chunk.inner for chunk in many)  # every update would be kept
 
 
 def test_backbone_without_score_is_told():

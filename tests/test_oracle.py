@@ -9,16 +9,16 @@ import oracle
 import pytest
 import torch
 
+from fedcl_bench import kernels, sampling
+from fedcl_bench import local as local_training
 from fedcl_bench.growth import grow
-from fedcl_bench.local import _WEIGHTED_BATCHES
-from fedcl_bench.rounds import train_round
+from fedcl_bench.inner import is_inner
 from fedcl_bench.method import DrawKey
 from fedcl_bench.model import Snapshot
 from fedcl_bench.parallel import workers
 from fedcl_bench.protection import OPEN
-from fedcl_bench import sampling
-from fedcl_bench.inner import is_inner
-from fedcl_bench.sampling import LocalSettings, make_chunks
+from fedcl_bench.rounds import train_round
+from fedcl_bench.sampling import WEIGHTED_BATCHES, LocalSettings, make_chunks
 from fedcl_bench.server import aggregate
 
 ITEM = "item_embedding.weight"
@@ -115,7 +115,7 @@ def method_and_oracle(registry, name, stream, previous, model, backbone, setting
 
 
 def compare(registry, stream, backbone_case, method_case, local, dtype=torch.float64, tolerance=1e-9, count=12,
-            weighted=False, inner=False, **changes):
+            weighted=False, layout="rows", **changes):
     name, settings, training = BACKBONES[backbone_case]
     backbone = make_backbone(registry, name, **{**settings, **changes})
     step = stream.steps[1]
@@ -124,9 +124,10 @@ def compare(registry, stream, backbone_case, method_case, local, dtype=torch.flo
     method, added = method_and_oracle(registry, method_name, stream, previous, model, backbone, method_settings)
     users = some_clients(step, count)
     train = LocalSettings(**{**local, **training})
+    inner = layout != "rows"
     assert not inner or is_inner(backbone, method, model, train)
     chunks = make_chunks(step, users, train, 16, backbone.pairwise, backbone.whole_tables, inner=inner)
-    assert {chunk.dense for chunk in chunks} == {inner}
+    assert {(chunk.inner, chunk.dense) for chunk in chunks} == {(inner, layout == "all items")}
     weights = step.train.lengths.to(dtype) if weighted else None
     after, _, _ = train_round(chunks, model, backbone, method, train, SEED, 1, ROUND, weights)
 
@@ -179,10 +180,35 @@ def test_fedmf_round_equals_oracle(registry, ml100k, method, local, optimiser):
 @pytest.mark.parametrize("local", LOCAL)
 @pytest.mark.parametrize("method", ["ft", "kd", "f3crec", "rlp2", "spp"])
 @pytest.mark.parametrize("backbone", ["fedmf", "fedncf", "pfedrec"])
-def test_round_without_row_copies_equals_oracle(registry, ml100k, monkeypatch, backbone, method, local):
+def test_round_on_scores_of_all_items_equals_oracle(registry, ml100k, monkeypatch, backbone, method, local):
     monkeypatch.setattr(sampling, "DENSE_ITEMS", 1 << 30)  # for light clients too
-    compare(registry, ml100k, backbone, method, LOCAL[local], count=8, inner=True)
-    compare(registry, ml100k, backbone, method, LOCAL[local], count=8, inner=True, weighted=True)
+    monkeypatch.setattr(sampling, "DENSE_ITEMS_COMPILED", 1 << 30)
+    compare(registry, ml100k, backbone, method, LOCAL[local], count=8, layout="all items")
+    compare(registry, ml100k, backbone, method, LOCAL[local], count=8, layout="all items", weighted=True)
+
+
+@pytest.mark.skipif(kernels.why_not() is not None, reason=f"no compiled kernels: {kernels.why_not()}")
+@pytest.mark.parametrize("local", LOCAL)
+@pytest.mark.parametrize("method", ["ft", "kd", "f3crec", "rlp2", "spp"])
+@pytest.mark.parametrize("backbone", ["fedmf", "fedncf", "pfedrec"])
+def test_round_on_rows_read_in_place_equals_oracle(registry, ml100k, monkeypatch, backbone, method, local):
+    monkeypatch.setattr(sampling, "DENSE_ITEMS", 0)
+    monkeypatch.setattr(sampling, "DENSE_ITEMS_COMPILED", 0)
+    for module in (sampling, local_training):
+        monkeypatch.setattr(module, "WEIGHTED_BATCHES", 1 << 30)  # for heavy clients too
+    monkeypatch.setattr(sampling, "MOST_UPDATES", 1 << 30)
+    compare(registry, ml100k, backbone, method, LOCAL[local], count=8, layout="in place")
+    compare(registry, ml100k, backbone, method, LOCAL[local], count=8, layout="in place", weighted=True)
+
+
+@pytest.mark.parametrize("local", ["batch512x1", "batch48x1"])
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_round_without_compiled_kernels_equals_oracle(registry, ml100k, monkeypatch, backbone, local):
+    monkeypatch.setattr(kernels, "why_not", lambda: "switched off")
+    compare(registry, ml100k, backbone, "ft", LOCAL[local], count=8)
+    if backbone in ("fedmf", "fedncf", "pfedrec"):
+        monkeypatch.setattr(sampling, "DENSE_ITEMS", 1 << 30)
+        compare(registry, ml100k, backbone, "f3crec", LOCAL[local], count=8, layout="all items")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -220,8 +246,8 @@ def test_every_path_of_the_engine_is_compared(ml100k):
     for count in (12, 10):
         chunks = make_chunks(step, some_clients(step, count), LocalSettings(batch_size=48), 16)
         batches = {chunk.batches for chunk in chunks}
-        assert min(batches) == 1 and max(batches) > _WEIGHTED_BATCHES
-        assert any(1 < b <= _WEIGHTED_BATCHES for b in batches)
+        assert min(batches) == 1 and max(batches) > WEIGHTED_BATCHES
+        assert any(1 < b <= WEIGHTED_BATCHES for b in batches)
         assert any(len(chunk.users) > 1 for chunk in chunks)
 
 

@@ -1,0 +1,216 @@
+/* Inner loops of local training on the processor; kernels.py says what each is given and returns.
+
+   Whole numbers come out as from PyTorch's operations, to the bit. Floating-point numbers are computed in an order that
+   is written out here, in lanes, so that they do not depend on the width of a processor's registers: compile without
+   contraction of products and sums (-ffp-contract=off) and without any "fast" mathematics. */
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LANES 16  /* at a time */
+#define AHEAD 24  /* rows of tables asked for before they are needed */
+
+/* ---- counter-based random numbers: see draws.py ---- */
+
+static const uint64_t GAMMA = 0x9E3779B97F4A7C15ULL;
+
+static inline uint64_t mix(uint64_t z) {
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
+    return z ^ (z >> 31);
+}
+
+/* How many of n ascending numbers are at most r. */
+static inline int64_t at_most(const int64_t *ascending, int64_t n, int64_t r) {
+    int64_t low = 0;
+    while (n > 0) {
+        int64_t half = n / 2;
+        if (ascending[low + half] <= r) { low += half + 1; n -= half + 1; } else n = half;
+    }
+    return low;
+}
+
+void negatives(const uint64_t *keys, const int64_t *own, const int64_t *others, const int32_t *listed,
+               const int64_t *start, const int64_t *gaps, int64_t n_gaps, const int64_t *positives, int64_t width,
+               int64_t clients, int64_t n, int64_t *result) {
+    for (int64_t c = 0; c < clients; c++) {
+        int64_t *row = result + c * n, mine = own[c] < n ? own[c] : n;
+        const uint64_t key = keys[c], high = (uint64_t)others[c];
+        for (int64_t i = 0; i < mine; i++)
+            row[i] = (int64_t)(((mix(key + (uint64_t)(i + 1) * GAMMA) >> 32) * high) >> 32);
+        if (listed) {
+            const int32_t *list = listed + start[c];
+            for (int64_t i = 0; i < mine; i++) row[i] = list[row[i]];
+        } else {
+            for (int64_t i = 0; i < mine; i++) row[i] += at_most(gaps + c * n_gaps, n_gaps, row[i]);
+        }
+        for (int64_t i = mine; i < n; i++) row[i] = positives[c * width];
+    }
+}
+
+/* ---- local batches ---- */
+
+#define MOST_BUCKETS 4096
+
+typedef struct { uint64_t key; int64_t sample; int32_t bucket; } Between;
+
+/* Returns 0, or -1 without memory. */
+int group(const uint64_t *keys, const int64_t *shift, int64_t first, const uint8_t *valid, const int64_t *slots,
+          int64_t clients, int64_t n, int64_t size, int32_t *result) {
+    int bits = 1;
+    while ((1 << bits) < n && (1 << bits) < MOST_BUCKETS) bits++;
+    const int buckets = 1 << bits;
+    uint64_t *key = malloc((n + 1) * sizeof *key);
+    int32_t *begin = malloc((buckets + 1) * sizeof *begin), *number = malloc(buckets * sizeof *number);
+    Between *between = malloc((n + 1) * sizeof *between);
+    int64_t *next = malloc((n / size + 2) * sizeof *next);
+    int failed = !key || !begin || !number || !between || !next;
+    for (int64_t c = 0; c < clients && !failed; c++) {
+        const uint8_t *real = valid + c * n;
+        const int64_t *slot = slots ? slots + c * n : NULL;
+        int32_t *row = result + c * n;
+        int64_t samples = 0;
+        for (int64_t j = 0; j < n; j++) samples += real[j];
+        if (samples <= size) {  /* one local batch */
+            int64_t at = 0;
+            for (int64_t j = 0; j < n; j++) if (real[j]) row[at++] = (int32_t)(slot ? slot[j] : j);
+            for (; at < n; at++) row[at] = -1;
+            continue;
+        }
+        const uint64_t base = keys[c];
+        const int64_t head = first < n ? first : n;
+        for (int64_t j = 0; j < head; j++) key[j] = mix(base + (uint64_t)(j + 1) * GAMMA) >> 1;
+        for (int64_t j = head; j < n; j++) key[j] = mix(base + (uint64_t)(j + shift[c] + 1) * GAMMA) >> 1;
+        /* Keys are uniform, so buckets of their upper bits hold few each; only in those across which a local batch ends
+           are keys compared. */
+        memset(begin, 0, (buckets + 1) * sizeof *begin);
+        for (int64_t j = 0; j < n; j++) begin[(key[j] >> (63 - bits)) + 1] += real[j];
+        for (int b = 0; b < buckets; b++) {
+            begin[b + 1] += begin[b];
+            int64_t low = begin[b] / size, high = (begin[b + 1] - 1) / size;
+            number[b] = begin[b + 1] > begin[b] && low != high ? -1 : (int32_t)low;
+        }
+        int64_t batches = (samples + size - 1) / size, split = 0;
+        for (int64_t j = 0; j < n; j++) {
+            int32_t bucket = (int32_t)(key[j] >> (63 - bits));
+            if (real[j] && number[bucket] < 0) between[split++] = (Between){key[j], j, bucket};
+        }
+        for (int64_t b = 0; b < batches; b++) next[b] = b * size;
+        int64_t ahead = 0;
+        for (int64_t j = 0; j < n; j++) {
+            if (!real[j]) continue;
+            int64_t batch;
+            if (ahead < split && between[ahead].sample == j) {
+                const Between *mine = between + ahead++;
+                int64_t rank = begin[mine->bucket];
+                for (int64_t i = 0; i < split; i++)
+                    rank += between[i].bucket == mine->bucket
+                            && (between[i].key < mine->key || (between[i].key == mine->key && i < ahead - 1));
+                batch = rank / size;
+            } else {
+                batch = number[key[j] >> (63 - bits)];
+            }
+            row[next[batch]++] = (int32_t)(slot ? slot[j] : j);
+        }
+        for (int64_t j = samples; j < n; j++) row[j] = -1;
+    }
+    free(key); free(begin); free(number); free(between); free(next);
+    return failed ? -1 : 0;
+}
+
+void first_slots(const int64_t *items, int64_t clients, int64_t n, int32_t *table, int64_t *result) {
+    /* table: all -1, and again when done */
+    for (int64_t c = 0; c < clients; c++) {
+        const int64_t *row = items + c * n;
+        for (int64_t j = 0; j < n; j++) {
+            int32_t held = table[row[j]];
+            if (held < 0) table[row[j]] = held = (int32_t)j;
+            result[c * n + j] = held;
+        }
+        for (int64_t j = 0; j < n; j++) table[row[j]] = -1;
+    }
+}
+
+/* ---- in single and double precision ---- */
+
+/* A macro: GCC drops calls of functions that do nothing else. */
+#define FETCH(row, bytes) do { \
+        for (size_t at = 0; at < (size_t)(bytes); at += 64) __builtin_prefetch((const char *)(row) + at); \
+    } while (0)
+
+#define REAL float
+#define NAME(name) name##_float
+#include "kernels_real.h"
+#undef REAL
+#undef NAME
+#define REAL double
+#define NAME(name) name##_double
+#include "kernels_real.h"
+
+/* ---- cross-entropy, in single precision ---- */
+
+typedef float Floats __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef int32_t Ints __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+
+static inline Floats either(Ints condition, Floats yes, Floats no) {
+    return (Floats)((condition & (Ints)yes) | (~condition & (Ints)no));
+}
+
+/* e^x for x <= 0: 2^k e^r with |r| <= log(2) / 2, the Taylor polynomial of degree 7 (error below 1e-8). */
+static inline Floats exp_negative(Floats x) {
+    Floats least = (Floats){0} - 87.0f;
+    x = either(x < least, least, x);
+    Ints k = __builtin_convertvector(x * 1.44269504f - 0.5f, Ints);
+    Floats whole = __builtin_convertvector(k, Floats), r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
+    Floats p = r * 1.98412698e-4f + 1.38888889e-3f;
+    p = p * r + 8.33333333e-3f;
+    p = p * r + 4.16666667e-2f;
+    p = p * r + 1.66666667e-1f;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    return p * (Floats)((k + 127) << 23);
+}
+
+/* log(1 + t) for 0 <= t <= 1: 2 artanh(s), s = t / (2 + t) <= 1/3. */
+static inline Floats log_one_plus(Floats t) {
+    Floats s = t / (t + 2.0f), q = s * s;
+    Floats p = q * (1.0f / 15.0f) + 1.0f / 13.0f;
+    p = p * q + 1.0f / 11.0f;
+    p = p * q + 1.0f / 9.0f;
+    p = p * q + 1.0f / 7.0f;
+    p = p * q + 1.0f / 5.0f;
+    p = p * q + 1.0f / 3.0f;
+    p = p * q + 1.0f;
+    return s * p * 2.0f;
+}
+
+/* weight (softplus(score) - score target) */
+static inline Floats cross_entropy(Floats score, Floats target, Floats weight, Floats *slope) {
+    Floats zero = {0};
+    Ints below = score < zero;
+    Floats t = exp_negative(either(below, score, -score)), share = 1.0f / (t + 1.0f);
+    *slope = (either(below, t * share, share) - target) * weight;
+    return (either(below, zero, score) + log_one_plus(t) - score * target) * weight;
+}
+
+void weighted_bce(const float *scores, const float *targets, const float *weights, int64_t clients, int64_t n,
+                  float *loss, float *slopes) {
+    for (int64_t c = 0; c < clients; c++) {
+        const int64_t start = c * n, whole = start + n / LANES * LANES, left = n % LANES;
+        Floats sum = {0};
+        for (int64_t j = start; j < whole; j += LANES)
+            sum += cross_entropy(*(const Floats *)(scores + j), *(const Floats *)(targets + j),
+                                 *(const Floats *)(weights + j), (Floats *)(slopes + j));
+        if (left) {
+            Floats score = {0}, target = {0}, weight = {0}, slope;
+            memcpy(&score, scores + whole, left * 4);
+            memcpy(&target, targets + whole, left * 4);
+            memcpy(&weight, weights + whole, left * 4);
+            sum += cross_entropy(score, target, weight, &slope);
+            memcpy(slopes + whole, &slope, left * 4);
+        }
+        loss[c] = sum_float(sum);
+    }
+}

@@ -1,0 +1,195 @@
+"""Compiled kernels against PyTorch's operations, and what happens where there are none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import build
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcl_bench import draws, kernels
+from fedcl_bench.functional import weighted_bce
+from fedcl_bench.growth import grow
+from fedcl_bench.local import ListTrainer
+from fedcl_bench.method import DrawKey, Method, NoSettings
+from fedcl_bench.model import Snapshot
+from fedcl_bench.sampling import LocalSettings, draw_negatives, make_chunks
+from fedcl_bench.synth import World, as_step
+
+ROOT = Path(__file__).parents[1]
+compiled = pytest.mark.skipif(kernels.why_not() is not None, reason=f"no compiled kernels: {kernels.why_not()}")
+
+
+@pytest.fixture(scope="module")
+def step():
+    return as_step(World(200, 150, per_user=40.0, activity=1.0))
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """Runs a function without kernels."""
+    def run(function):
+        with monkeypatch.context() as patch:
+            patch.setattr(kernels, "why_not", lambda: "switched off")
+            return function()
+    return run
+
+
+@compiled
+@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize("pool", ["untrained", "untouched"])
+def test_negatives_to_the_bit(step, without, monkeypatch, listed, pool):
+    monkeypatch.setattr("fedcl_bench.sampling.LISTED_OTHERS", 1 << 30 if listed else 0)
+    local, users = LocalSettings(negative_pool=pool), torch.arange(step.n_users)
+    for chunk in make_chunks(step, users, local, 8):
+        assert (chunk.others.gaps is None) == listed
+        expected = without(lambda: draw_negatives(chunk, local, 1, 2, 3))
+        assert torch.equal(draw_negatives(chunk, local, 1, 2, 3), expected)
+        if len(chunk.users) > 2:
+            part = chunk.part(slice(1, 3))
+            assert torch.equal(draw_negatives(part, local, 1, 2, 3), expected[1:3])
+
+
+@compiled
+@pytest.mark.parametrize("backbone", ["fedmf", "biasmf"])  # pointwise, pairwise
+@pytest.mark.parametrize("size", [1, 7, 40, 10 ** 6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weights_of_local_batches_to_the_bit(registry, step, without, backbone, size, dtype):
+    backbone, local = build(registry, "backbone", backbone, dim=4), LocalSettings(batch_size=size)
+    model = grow(Snapshot({}, {}), backbone, 0, step, dtype, torch.device("cpu"))
+    users = torch.arange(0, step.n_users, 1 if size > 1 else 40)
+    for chunk in make_chunks(step, users, local, 8, backbone.pairwise):
+        trainer = ListTrainer(chunk, model, backbone, Method(NoSettings()), local, DrawKey(3, 1, 2))
+        found, expected = (list(trainer._epoch_weights(1)), without(lambda: list(trainer._epoch_weights(1))))
+        assert len(found) == len(expected) == chunk.batches
+        for one, other in zip(found, expected):
+            assert torch.equal(one, other)
+        # Every sample is in one local batch: its share times the batch's size adds up to 1.
+        total = sum(weights.double() * (trainer.samples - batch * size).clamp(max=size)
+                    for batch, weights in enumerate(found))
+        torch.testing.assert_close(total.sum(1, keepdim=True), trainer.samples.double(), atol=1e-3, rtol=0.0)
+
+
+@compiled
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 3), st.integers(1, 300), st.integers(1, 320), st.data())
+def test_local_batches_follow_the_order_of_keys(clients, samples, size, data):
+    seed = data.draw(st.integers(0, 2 ** 31))
+    generator = torch.Generator().manual_seed(seed)
+    valid = torch.rand(clients, samples, generator=generator) < 0.7
+    keys = draws.client_keys(seed, torch.arange(clients))
+    first = data.draw(st.integers(0, samples))
+    shift = torch.randint(-3, 1, (clients,), generator=generator)
+    found = kernels.group(keys, shift, first, valid, None, size)
+    number = torch.arange(samples)[None] + (torch.arange(samples) >= first) * shift[:, None]
+    order_key = draws.sort_keys(draws.bits(keys[:, None], number))
+    for row, key, real in zip(found.tolist(), order_key.tolist(), valid.tolist()):
+        mine = [j for j in range(samples) if real[j]]
+        ranked = sorted(mine, key=lambda j: (key[j], j))
+        expected = [j for start in range(0, len(mine), size) for j in sorted(ranked[start:start + size])]
+        assert row == expected + [-1] * (samples - len(mine))
+
+
+@compiled
+def test_cross_entropy_and_slopes():
+    """Against double precision, for logits from vanishing to overflowing; entries beyond a multiple of 16 too."""
+    generator = torch.Generator().manual_seed(0)
+    for columns in (1, 16, 37, 1000):
+        scores = torch.randn(5, columns, generator=generator) * torch.tensor([[1e-4], [1.0], [10.0], [60.0], [1e4]])
+        targets, weights = (torch.rand(5, columns, generator=generator) for _ in range(2))
+        targets[:, ::2] = (targets[:, ::2] > 0.5).float()
+        scores.requires_grad_()
+        loss = weighted_bce(scores, targets, weights)
+        slopes, = torch.autograd.grad((loss * torch.arange(1.0, 6.0)).sum(), scores)
+        exact = scores.detach().double().requires_grad_()
+        expected = (torch.nn.functional.binary_cross_entropy_with_logits(exact, targets.double(), reduction="none")
+                    * weights).sum(1)
+        steep, = torch.autograd.grad((expected * torch.arange(1.0, 6.0)).sum(), exact)
+        torch.testing.assert_close(loss.double(), expected, rtol=3e-6, atol=1e-7)
+        torch.testing.assert_close(slopes.double(), steep, rtol=0.0, atol=1e-6)
+
+
+@compiled
+def test_numbers_that_are_none_stay_so():
+    """A diverged client has to show."""
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        scores = torch.zeros(2, 40)
+        scores[1, 3] = bad
+        loss, slopes = kernels.weighted_bce(scores, torch.full_like(scores, 0.5), torch.ones_like(scores))
+        assert loss[0].isfinite() and not loss[1].isfinite()
+        assert slopes[1, 3].isnan() == (bad is torch.nan)
+        assert slopes.isfinite().sum() == 80 - (bad is torch.nan)
+
+
+@compiled
+@pytest.mark.parametrize("dim", [1, 5, 16, 33, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_products_with_rows_read_in_place(dim, dtype):
+    generator = torch.Generator().manual_seed(dim)
+    table, vectors = (torch.randn(n, dim, generator=generator, dtype=dtype) for n in (50, 4))
+    items = torch.randint(50, (4, 30), generator=generator)
+    factors = torch.randn(4, 30, generator=generator, dtype=dtype).masked_fill_(items % 5 == 0, 0.0)
+    constants = torch.randn(4, 1, generator=generator, dtype=dtype)
+    near = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 1e-12, "rtol": 1e-12}
+    expected = torch.einsum("cd,cnd->cn", vectors, table[items])
+    torch.testing.assert_close(kernels.row_products(table, items, vectors, None), expected, **near)
+    torch.testing.assert_close(kernels.row_products(table, items, vectors, constants), expected + constants, **near)
+    torch.testing.assert_close(kernels.row_sums(table, items, factors),
+                               torch.einsum("cn,cnd->cd", factors, table[items]), **near)
+    total = table.clone()
+    kernels.add_products(total, items, factors, vectors)
+    added = (factors[:, :, None] * vectors[:, None]).flatten(0, 1)
+    torch.testing.assert_close(total, table.index_add(0, items.flatten(), added), **near)
+    assert torch.equal(total[~torch.isin(torch.arange(50), items)], table[~torch.isin(torch.arange(50), items)])
+
+
+@compiled
+def test_tensors_have_to_be_contiguous():
+    with pytest.raises(ValueError, match="row_products_float: a tensor of shape .* is not contiguous"):
+        kernels.row_products(torch.zeros(4, 3), torch.zeros(6, 2, dtype=torch.int64).T, torch.zeros(2, 3), None)
+
+
+def found_in(tmp_path, **environment):
+    """Whether another process finds kernels, and how they came to be."""
+    said = subprocess.run([sys.executable, "-c", "import json; from fedcl_bench import kernels; "
+                           "print(json.dumps(kernels.why_not()))"], capture_output=True, text=True, check=True,
+                          env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path), **environment})
+    return json.loads(said.stdout)
+
+
+@compiled
+def test_kernels_are_made_once(tmp_path):
+    assert found_in(tmp_path) is None
+    made, = (tmp_path / "fedcl_bench").iterdir()
+    before = made.stat().st_mtime_ns
+    assert found_in(tmp_path, CC="false") is None  # no compiler is called again
+    assert made.stat().st_mtime_ns == before
+
+
+def test_without_a_compiler(tmp_path):
+    assert found_in(tmp_path, PATH="/nowhere", CC="") == ("no C compiler found (cc, gcc or clang, or the environment "
+                                                         "variable CC)")
+    assert "no-such-compiler" in found_in(tmp_path, CC="no-such-compiler")
+    assert found_in(tmp_path, CC="false").startswith("false failed")
+    assert found_in(tmp_path, FEDCL_BENCH_KERNELS="0") == "switched off by FEDCL_BENCH_KERNELS=0"
+
+
+def test_without_a_cache(tmp_path):
+    (tmp_path / "fedcl_bench").write_text("a file in the folder's place")
+    assert "fedcl_bench" in found_in(tmp_path)
+
+
+@compiled
+def test_a_broken_file_in_the_cache_is_replaced(tmp_path):
+    assert found_in(tmp_path) is None
+    made, = (tmp_path / "fedcl_bench").iterdir()
+    made.write_bytes(b"not a library")
+    assert "false failed" in found_in(tmp_path, CC="false")
+    assert found_in(tmp_path) is None and made.stat().st_size > 1000
