@@ -210,7 +210,7 @@ def rounds_of(name: str) -> tuple[dict, Step, int, int]:
     def engine():
         with workers():
             for _ in range(5):
-                after, _, _ = train_round(chunks, model, f.backbone, method, f.local, 0, 0, 0)
+                after, _, _ = train_round(chunks, model, f.backbone, method, f.local, 0, 0, 1)
                 aggregate(f.backbone, after, users, OPEN, 0, 0, 0)
 
     def loop(with_loader: bool):

@@ -25,7 +25,7 @@ import torch
 
 from fedcl_bench.commands.common import count, counts
 from fedcl_bench.growth import grow, row_width
-from fedcl_bench.inner import is_inner
+from fedcl_bench.inner import is_inner, scores_samples_only
 from fedcl_bench.memory import keep_freed_blocks, peak_mib
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
@@ -50,17 +50,18 @@ def measure(clients: int, items: int, dim: int, local_epochs: int, args) -> dict
     step = as_step(World(clients, items, args.interactions_per_user, activity=args.activity))
     made, data_peak = time.perf_counter() - began, peak_mib()
     cls = discover().get("backbone", "fedmf").cls
-    backbone, local = cls(cls.Settings(dim=dim)), LocalSettings(local_epochs=local_epochs)
+    backbone, local, method = cls(cls.Settings(dim=dim)), LocalSettings(local_epochs=local_epochs), Method(NoSettings())
     model = grow(Snapshot({}, {}), backbone, 0, step, torch.float32, torch.device("cpu"))
     began = time.perf_counter()
     users = participants(step, 1.0, 0, 0)
     chunks = make_chunks(step, users, local, row_width(model, backbone),
-                         inner=is_inner(backbone, Method(NoSettings()), model, local))
+                         inner=is_inner(backbone, method, model, local),
+                         samples_only=scores_samples_only(backbone, method))
     chunked = time.perf_counter() - began
     seconds = []
     for round_ in range(args.rounds + 1):
         began = time.perf_counter()
-        model, _, _ = train_round(chunks, model, backbone, Method(NoSettings()), local, 0, 0, round_)
+        model, _, _ = train_round(chunks, model, backbone, method, local, 0, 0, round_)
         model = aggregate(backbone, model, users, OPEN, 0, 0, round_)
         seconds.append(time.perf_counter() - began)
     samples = (1 + local.negatives) * local_epochs * len(step.train.values)

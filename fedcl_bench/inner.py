@@ -10,13 +10,16 @@ in another order.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from . import kernels
+from . import contract, kernels
 from .backbone import Backbone, Tables
-from .local import ListTrainer
+from .kernels import Members
+from .local import ListTrainer, LocalBatch, View
 from .method import Method
 from .model import Snapshot
 from .optim import SGD, make_optimiser
@@ -34,17 +37,20 @@ class Outer:
             order.
         steps: one per update, each (C, slots).
         vectors: one per update, each (C, d).
+        members: the local batch of each update, if it has no steps for other slots.
     """
 
     table: Tensor
     items: Tensor | None
     steps: tuple[Tensor, ...] = ()
     vectors: tuple[Tensor, ...] = ()
+    members: tuple[Members | None, ...] = ()
 
     def __getitem__(self, part: slice | Tensor) -> "Outer":
         """Of some clients."""
         return Outer(self.table, None if self.items is None else self.items[part],
-                     tuple(step[part] for step in self.steps), tuple(v[part] for v in self.vectors))
+                     tuple(step[part] for step in self.steps), tuple(v[part] for v in self.vectors),
+                     (None,) * len(self.steps))
 
     def scaled(self, factors: Tensor) -> "Outer":
         """Each client's times its factor, (C,)."""
@@ -52,11 +58,13 @@ class Outer:
 
     def add_to(self, total: Tensor) -> None:
         """Add the sum over clients to a table of shape (items, d)."""
+        if not self.steps:
+            return
+        if self.items is not None or (self.members and None not in self.members):
+            kernels.add_outer(total, self.items, self.steps, self.vectors, self.members)
+            return
         for step, vector in zip(self.steps, self.vectors):
-            if self.items is None:
-                total.addmm_(step.T, vector)
-            else:
-                kernels.add_products(total, self.items, step, vector)
+            total.addmm_(step.T, vector)
 
     def rows(self) -> Tensor:
         """Of each client, (C, slots, d)."""
@@ -100,25 +108,81 @@ class InnerTrainer(ListTrainer):
     def _own_copies(self) -> Tables:
         (self.name, table), = self.model.public.items()
         self.outer = Outer(table, None if self.whole else self.slots.items.contiguous())
+        self.members: Members | None = None  # of the latest gradients, if they concern no other slots
+        self.fused = kernels.serve(table) and _usual_loss(self.backbone)
         return {self.name: table.new_zeros(()).expand(self.slots.items.shape)}
+
+    def _epoch(self, epoch: int) -> Iterator[View]:
+        if not self.fused:
+            return super()._epoch(epoch)
+        members = self._only_members if self.batches == 1 else self._epoch_members(epoch)
+        return (View(None, None, members=some) for some in members)
+
+    @cached_property
+    def _only_members(self) -> list[Members]:
+        """Of the local batch of clients that have one per epoch."""
+        return list(self._epoch_members(0))
 
     def _score(self, clients: Tables, rows: Tables) -> Tensor:
         vectors, constants = self.backbone.factors(clients)
         self.vectors = vectors.detach().clone()  # the update changes parameters in place
         return _Logits.apply(vectors, constants, rows[self.name], self.outer)
 
+    def _gradients(self, view: View, some: Tables, number: int) -> tuple[Tensor, Sequence[Tensor | None]]:
+        if view.members is None:
+            return super()._gradients(view, some, number)
+        term = None
+        if type(self.method).local_loss is not Method.local_loss:
+            batch = LocalBatch(self, view, lambda: self._score(self.clients, self.rows),
+                               replace(self.draw, batch=number))
+            term = self.method.local_loss(batch)
+        self.members = view.members if term is None else None
+        self.idle_are_still = term is None and self.settings.tolerance == 0.0
+        if term is not None:
+            contract.check_tensor(self.method, "local_loss", term, (len(self.users),), "(C,): one number per client")
+            loss = self.backbone.loss(batch.scores, self._labels, view.members.weights()) + term
+            return loss, torch.autograd.grad(loss.sum(), list(some.values()), allow_unused=True)
+        vectors, constants = self.backbone.factors(self.clients)
+        self.vectors = vectors.detach().clone()
+        members, outer = view.members, self.outer
+        factors = [factor for factor in (vectors, constants) if factor is not None and factor.requires_grad]
+        loss, to_vectors, to_constants, to_rows = kernels.inner_batch(
+            outer.table, outer.items, self.vectors, None if constants is None else constants.detach().contiguous(),
+            outer.steps, outer.vectors, members, self.slots.positive, vectors.requires_grad,
+            constants is not None and constants.requires_grad, self.name in some)
+        names = [name for name in some if name != self.name]
+        if not names:
+            return loss, [to_rows]
+        if len(names) == 1 and vectors is some[names[0]]:  # needs no graph
+            gradients = {names[0]: to_vectors}
+        else:
+            gradients = dict(zip(names, torch.autograd.grad(
+                factors, [some[name] for name in names], [g for g in (to_vectors, to_constants) if g is not None],
+                allow_unused=True)))
+        return loss, [to_rows if name == self.name else gradients[name] for name in some]
+
     def _move(self, name: str, value: Tensor | None, update: Tensor) -> None:
         if name != self.name:
             super()._move(name, value, update)
             return
-        self.outer = replace(self.outer, steps=(*self.outer.steps, update),
-                             vectors=(*self.outer.vectors, self.vectors))
+        outer = self.outer
+        self.outer = replace(outer, steps=(*outer.steps, update), vectors=(*outer.vectors, self.vectors),
+                             members=(*outer.members, self.members))
         self.moved[name] = update  # tells whether anything moved, until the round ends
 
     def train(self) -> Tensor:
         loss = super().train()
         self.moved[self.name] = self.outer
         return loss
+
+
+def _usual_loss(backbone: Backbone) -> bool:
+    return type(backbone).loss is Backbone.loss and not backbone.pairwise
+
+
+def scores_samples_only(backbone: Backbone, method: Method) -> bool:
+    """Whether nothing looks at logits of other items than a local batch's, so that compiled kernels make no others."""
+    return _usual_loss(backbone) and type(method).local_loss is Method.local_loss
 
 
 def is_inner(backbone: Backbone, method: Method, model: Snapshot, settings: LocalSettings) -> bool:

@@ -4,6 +4,7 @@
    is written out here, in lanes, so that they do not depend on the width of a processor's registers: compile without
    contraction of products and sums (-ffp-contract=off) and without any "fast" mathematics. */
 
+#include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,9 +34,9 @@ static inline int64_t at_most(const int64_t *ascending, int64_t n, int64_t r) {
 
 void negatives(const uint64_t *keys, const int64_t *own, const int64_t *others, const int32_t *listed,
                const int64_t *start, const int64_t *gaps, int64_t n_gaps, const int64_t *positives, int64_t width,
-               int64_t clients, int64_t n, int64_t *result) {
+               int64_t clients, int64_t n, int64_t *result, int64_t stride) {
     for (int64_t c = 0; c < clients; c++) {
-        int64_t *row = result + c * n, mine = own[c] < n ? own[c] : n;
+        int64_t *row = result + c * stride, mine = own[c] < n ? own[c] : n;
         const uint64_t key = keys[c], high = (uint64_t)others[c];
         for (int64_t i = 0; i < mine; i++)
             row[i] = (int64_t)(((mix(key + (uint64_t)(i + 1) * GAMMA) >> 32) * high) >> 32);
@@ -56,7 +57,7 @@ void negatives(const uint64_t *keys, const int64_t *own, const int64_t *others, 
 typedef struct { uint64_t key; int64_t sample; int32_t bucket; } Between;
 
 /* Returns 0, or -1 without memory. */
-int group(const uint64_t *keys, const int64_t *shift, int64_t first, const uint8_t *valid, const int64_t *slots,
+int group(const uint64_t *keys, int64_t head, const int64_t *head_own, const int64_t *tail_own, const int64_t *slots,
           int64_t clients, int64_t n, int64_t size, int32_t *result) {
     int bits = 1;
     while ((1 << bits) < n && (1 << bits) < MOST_BUCKETS) bits++;
@@ -67,59 +68,60 @@ int group(const uint64_t *keys, const int64_t *shift, int64_t first, const uint8
     int64_t *next = malloc((n / size + 2) * sizeof *next);
     int failed = !key || !begin || !number || !between || !next;
     for (int64_t c = 0; c < clients && !failed; c++) {
-        const uint8_t *real = valid + c * n;
+        const int64_t first = head_own ? head_own[c] : 0, samples = first + tail_own[c];
         const int64_t *slot = slots ? slots + c * n : NULL;
         int32_t *row = result + c * n;
-        int64_t samples = 0;
-        for (int64_t j = 0; j < n; j++) samples += real[j];
+        for (int64_t i = samples; i < n; i++) row[i] = -1;
+/* The column of a client's i-th sample, and what stands for it in the result. */
+#define COLUMN(i) ((i) < first ? (i) : (i) - first + head)
+#define SLOT(i) ((int32_t)(slot ? slot[COLUMN(i)] : COLUMN(i)))
         if (samples <= size) {  /* one local batch */
-            int64_t at = 0;
-            for (int64_t j = 0; j < n; j++) if (real[j]) row[at++] = (int32_t)(slot ? slot[j] : j);
-            for (; at < n; at++) row[at] = -1;
+            for (int64_t i = 0; i < samples; i++) row[i] = SLOT(i);
             continue;
         }
-        const uint64_t base = keys[c];
-        const int64_t head = first < n ? first : n;
-        for (int64_t j = 0; j < head; j++) key[j] = mix(base + (uint64_t)(j + 1) * GAMMA) >> 1;
-        for (int64_t j = head; j < n; j++) key[j] = mix(base + (uint64_t)(j + shift[c] + 1) * GAMMA) >> 1;
         /* Keys are uniform, so buckets of their upper bits hold few each; only in those across which a local batch ends
            are keys compared. */
         memset(begin, 0, (buckets + 1) * sizeof *begin);
-        for (int64_t j = 0; j < n; j++) begin[(key[j] >> (63 - bits)) + 1] += real[j];
+        for (int64_t i = 0; i < samples; i++) key[i] = mix(keys[c] + (uint64_t)(i + 1) * GAMMA) >> 1;
+        for (int64_t i = 0; i < samples; i++) begin[(key[i] >> (63 - bits)) + 1]++;
+        int64_t low = 0, left = size;  /* the local batch that a bucket begins in, and how many more it takes */
         for (int b = 0; b < buckets; b++) {
+            const int32_t held = begin[b + 1];
             begin[b + 1] += begin[b];
-            int64_t low = begin[b] / size, high = (begin[b + 1] - 1) / size;
-            number[b] = begin[b + 1] > begin[b] && low != high ? -1 : (int32_t)low;
+            if (held <= left) {
+                number[b] = (int32_t)low;
+                left -= held;
+            } else {
+                number[b] = -1;
+                low = (begin[b + 1] - 1) / size;
+                left = (low + 1) * size - begin[b + 1];
+            }
+            if (left == 0) { low++; left = size; }
         }
-        int64_t batches = (samples + size - 1) / size, split = 0;
-        for (int64_t j = 0; j < n; j++) {
-            int32_t bucket = (int32_t)(key[j] >> (63 - bits));
-            if (real[j] && number[bucket] < 0) between[split++] = (Between){key[j], j, bucket};
+        int64_t batches = (samples + size - 1) / size, split = 0, ahead = 0;
+        for (int64_t i = 0; i < samples; i++) {
+            const int32_t bucket = (int32_t)(key[i] >> (63 - bits));
+            if (number[bucket] < 0) between[split++] = (Between){key[i], i, bucket};
         }
         for (int64_t b = 0; b < batches; b++) next[b] = b * size;
-        int64_t ahead = 0;
-        for (int64_t j = 0; j < n; j++) {
-            if (!real[j]) continue;
-            int64_t batch;
-            if (ahead < split && between[ahead].sample == j) {
+        for (int64_t i = 0; i < samples; i++) {
+            int64_t batch = number[key[i] >> (63 - bits)];
+            if (batch < 0) {
                 const Between *mine = between + ahead++;
                 int64_t rank = begin[mine->bucket];
-                for (int64_t i = 0; i < split; i++)
-                    rank += between[i].bucket == mine->bucket
-                            && (between[i].key < mine->key || (between[i].key == mine->key && i < ahead - 1));
+                for (int64_t o = 0; o < split; o++)
+                    rank += between[o].bucket == mine->bucket
+                            && (between[o].key < mine->key || (between[o].key == mine->key && o < ahead - 1));
                 batch = rank / size;
-            } else {
-                batch = number[key[j] >> (63 - bits)];
             }
-            row[next[batch]++] = (int32_t)(slot ? slot[j] : j);
+            row[next[batch]++] = SLOT(i);
         }
-        for (int64_t j = samples; j < n; j++) row[j] = -1;
     }
     free(key); free(begin); free(number); free(between); free(next);
     return failed ? -1 : 0;
 }
 
-void first_slots(const int64_t *items, int64_t clients, int64_t n, int32_t *table, int64_t *result) {
+void first_slots(const int64_t *items, int64_t clients, int64_t n, int32_t *table, int64_t *result, uint8_t *first) {
     /* table: all -1, and again when done */
     for (int64_t c = 0; c < clients; c++) {
         const int64_t *row = items + c * n;
@@ -127,28 +129,13 @@ void first_slots(const int64_t *items, int64_t clients, int64_t n, int32_t *tabl
             int32_t held = table[row[j]];
             if (held < 0) table[row[j]] = held = (int32_t)j;
             result[c * n + j] = held;
+            first[c * n + j] = held == j;
         }
         for (int64_t j = 0; j < n; j++) table[row[j]] = -1;
     }
 }
 
-/* ---- in single and double precision ---- */
-
-/* A macro: GCC drops calls of functions that do nothing else. */
-#define FETCH(row, bytes) do { \
-        for (size_t at = 0; at < (size_t)(bytes); at += 64) __builtin_prefetch((const char *)(row) + at); \
-    } while (0)
-
-#define REAL float
-#define NAME(name) name##_float
-#include "kernels_real.h"
-#undef REAL
-#undef NAME
-#define REAL double
-#define NAME(name) name##_double
-#include "kernels_real.h"
-
-/* ---- cross-entropy, in single precision ---- */
+/* ---- cross-entropy of LANES scores ---- */
 
 typedef float Floats __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
@@ -194,6 +181,46 @@ static inline Floats cross_entropy(Floats score, Floats target, Floats weight, F
     *slope = (either(below, t * share, share) - target) * weight;
     return (either(below, zero, score) + log_one_plus(t) - score * target) * weight;
 }
+
+static inline void cross_entropies_float(const float *scores, const float *targets, const float *weights, float *loss,
+                                         float *slopes) {
+    *(Floats *)loss += cross_entropy(*(const Floats *)scores, *(const Floats *)targets, *(const Floats *)weights,
+                                     (Floats *)slopes);
+}
+
+static inline void cross_entropies_double(const double *scores, const double *targets, const double *weights,
+                                          double *loss, double *slopes) {
+    for (int l = 0; l < LANES; l++) {
+        double t = exp(-fabs(scores[l])), share = 1.0 / (1.0 + t);
+        slopes[l] = ((scores[l] < 0.0 ? t * share : share) - targets[l]) * weights[l];
+        loss[l] += ((scores[l] > 0.0 ? scores[l] : 0.0) + log1p(t) - scores[l] * targets[l]) * weights[l];
+    }
+}
+
+/* ---- in single and double precision ---- */
+
+/* A macro: GCC drops calls of functions that do nothing else. */
+#define FETCH(row, bytes) do { \
+        for (size_t at = 0; at < (size_t)(bytes); at += 64) __builtin_prefetch((const char *)(row) + at); \
+    } while (0)
+
+/* Usual dimensions are compiled for themselves. */
+#define FOR_DIMENSION(statement) \
+    switch (d) { \
+        case 16: { enum { DIMENSION = 16 }; statement; break; } \
+        case 32: { enum { DIMENSION = 32 }; statement; break; } \
+        case 64: { enum { DIMENSION = 64 }; statement; break; } \
+        default: { const int64_t DIMENSION = d; statement; } \
+    }
+
+#define REAL float
+#define NAME(name) name##_float
+#include "kernels_real.h"
+#undef REAL
+#undef NAME
+#define REAL double
+#define NAME(name) name##_double
+#include "kernels_real.h"
 
 void weighted_bce(const float *scores, const float *targets, const float *weights, int64_t clients, int64_t n,
                   float *loss, float *slopes) {

@@ -16,6 +16,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -60,7 +61,7 @@ def _build(target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:  # others may be at it at the same time
         made = Path(folder) / target.name
         for native in _NATIVE:
-            command = [*compiler.split(), *_FLAGS, *filter(None, [native]), str(_SOURCES[0]), "-o", str(made)]
+            command = [*compiler.split(), *_FLAGS, *filter(None, [native]), str(_SOURCES[0]), "-o", str(made), "-lm"]
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode == 0:
                 os.replace(made, target)
@@ -100,7 +101,14 @@ def serve(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and why_not() is None
 
 
-def _call(name: str, *arguments: Tensor | int | None) -> int:
+@dataclass(frozen=True)
+class _Rows:
+    """A tensor whose rows may lie apart."""
+
+    of: Tensor
+
+
+def _call(name: str, *arguments: Tensor | _Rows | tuple[Tensor, ...] | int | None) -> int:
     """A function of ``kernels.c``; tensors, which have to be contiguous, are passed by address and numbers as int64."""
     passed = []
     for argument in arguments:
@@ -108,6 +116,10 @@ def _call(name: str, *arguments: Tensor | int | None) -> int:
             passed.append(ctypes.c_int64(argument))
         elif argument is None:
             passed.append(ctypes.c_void_p())
+        elif isinstance(argument, _Rows):
+            passed.append(ctypes.c_void_p(argument.of.data_ptr()))
+        elif isinstance(argument, tuple):
+            passed.append((ctypes.c_void_p * len(argument))(*(tensor.data_ptr() for tensor in argument)))
         elif argument.is_contiguous():
             passed.append(ctypes.c_void_p(argument.data_ptr()))
         else:
@@ -120,32 +132,32 @@ def _real(name: str, tensor: Tensor) -> str:
 
 
 def negatives(keys: Tensor, own: Tensor, others: Tensor, listed: Tensor | None, start: Tensor | None,
-              gaps: Tensor | None, positives: Tensor, n: int) -> Tensor:
-    """The first ``own`` of ``n`` draws from each client's other items, then its first positive.
+              gaps: Tensor | None, positives: Tensor, result: Tensor) -> None:
+    """The first ``own`` draws from each client's other items, then its first positive.
 
     Args:
         keys: of the clients' streams, shape (C,).
         own: how many each needs, shape (C,).
         others, listed, start, gaps: ``count``, ``items``, ``start`` and ``gaps`` of ``sampling.Others``.
         positives: shape (C, P).
-
-    Returns:
-        int64 of shape (C, n).
+        result: int64 of shape (C, n), written to; its rows may lie apart.
     """
-    result = positives.new_empty(len(keys), n)
+    if result.stride(1) != 1:
+        raise ValueError("negatives: the numbers of a row have to lie together")
     _call("negatives", keys, own, others, listed, start, None if gaps is None else gaps.contiguous(),
-          0 if gaps is None else gaps.shape[1], positives, positives.shape[1], len(keys), n, result)
-    return result
+          0 if gaps is None else gaps.shape[1], positives, positives.shape[1], *result.shape, _Rows(result),
+          result.stride(0))
 
 
-def group(keys: Tensor, shift: Tensor, first: int, valid: Tensor, slots: Tensor | None, size: int) -> Tensor:
+def group(keys: Tensor, head: int, head_own: Tensor | None, tail_own: Tensor, slots: Tensor | None, n: int,
+          size: int) -> Tensor:
     """Each client's samples, or their slots, by local batch: the b-th of ``size`` is that of the b-th smallest keys.
 
     Args:
-        keys: of the clients' streams, shape (C,). A sample's own key is number j of the stream, for the j-th sample of
-            the chunk, j + ``shift`` (C,) from number ``first`` on.
-        valid: which samples are a client's own, shape (C, n).
-        slots: of the samples, int64 of shape (C, n); None: their numbers.
+        keys: of the clients' streams, shape (C,); the key of a client's own i-th sample is the stream's i-th number.
+        head, head_own: in how many columns positives lie, and how many of these are a client's own, (C,); None: none.
+        tail_own: how many of the columns after that are its own, (C,).
+        slots: of the samples, int64 of shape (C, n); None: their columns.
 
     Returns:
         int32 of shape (C, n), padded with -1; within a local batch, in the order of samples.
@@ -153,27 +165,44 @@ def group(keys: Tensor, shift: Tensor, first: int, valid: Tensor, slots: Tensor 
     Raises:
         MemoryError: if there is none.
     """
-    result = torch.empty(valid.shape, dtype=torch.int32)
-    if _call("group", keys, shift, first, valid.contiguous(), None if slots is None else slots.contiguous(), len(keys),
-             valid.shape[1], size, result):
-        raise MemoryError(f"no memory to shuffle {valid.shape[1]:,} samples")
+    result = torch.empty(len(keys), n, dtype=torch.int32)
+    if _call("group", keys, head, head_own, tail_own, None if slots is None else slots.contiguous(), len(keys), n, size,
+             result):
+        raise MemoryError(f"no memory to shuffle {n:,} samples")
     return result
 
 
-def batch_weights(order: Tensor, start: int, end: int, share: Tensor, n_slots: int) -> Tensor:
-    """Slots' weights in a local batch: ``share`` (C,) for each time that they stand in columns ``start`` to ``end`` of
-    ``order`` (see ``group``): shape (C, n_slots)."""
-    result = share.new_empty(len(order), n_slots)
-    _call(_real("batch_weights", share), order, start, min(end, order.shape[1]), share, len(order), order.shape[1],
-          n_slots, result)
-    return result
+@dataclass(frozen=True)
+class Members:
+    """The samples of a local batch.
+
+    Attributes:
+        order: slots by local batch (see ``group``), (C, n).
+        start, end: the columns of this one.
+        share: a sample's weight, (C, 1).
+        n_slots: how many slots there are.
+    """
+
+    order: Tensor
+    start: int
+    end: int
+    share: Tensor
+    n_slots: int
+
+    def weights(self) -> Tensor:
+        """Of all slots: a sample's weight for each time that they are in the batch, (C, slots)."""
+        (clients, n), result = self.order.shape, self.share.new_empty(len(self.order), self.n_slots)
+        _call(_real("batch_weights", self.share), self.order, self.start, min(self.end, n), self.share, clients, n,
+              self.n_slots, result)
+        return result
 
 
-def first_slots(items: Tensor, n_items: int) -> Tensor:
+def first_slots(items: Tensor, n_items: int) -> tuple[Tensor, Tensor]:
     """As ``trainer.first_slots``."""
-    result = torch.empty_like(items, memory_format=torch.contiguous_format)
-    _call("first_slots", items.contiguous(), *items.shape, torch.full((n_items,), -1, dtype=torch.int32), result)
-    return result
+    items, result = items.contiguous(), torch.empty_like(items, memory_format=torch.contiguous_format)
+    is_first = torch.empty(items.shape, dtype=torch.bool)
+    _call("first_slots", items, *items.shape, torch.full((n_items,), -1, dtype=torch.int32), result, is_first)
+    return result, is_first
 
 
 def weighted_bce(scores: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -198,7 +227,53 @@ def row_sums(table: Tensor, items: Tensor, factors: Tensor) -> Tensor:
     return result
 
 
-def add_products(table: Tensor, items: Tensor, factors: Tensor, vectors: Tensor) -> None:
-    """Add each client's vector, (C, d), times ``factors`` (C, n) to rows ``items`` (C, n) of a table, in order."""
-    _call(_real("add_products", table), table, items, factors.contiguous(), vectors.contiguous(), *items.shape,
-          table.shape[1])
+def add_outer(table: Tensor, items: Tensor | None, steps: tuple[Tensor, ...], vectors: tuple[Tensor, ...],
+              members: tuple[Members | None, ...]) -> None:
+    """Add clients' steps times vectors to rows of a table, client by client.
+
+    Args:
+        table: (items, d).
+        items: of each client's slots, (C, slots); None: all, in order.
+        steps, vectors: of each update, (C, slots) and (C, d).
+        members: the only slots for which an update has steps, if known.
+    """
+    if not len(steps) == len(vectors) == len(members):
+        raise ValueError(f"add_outer: {len(steps)} steps, {len(vectors)} vectors, {len(members)} local batches")
+    orders = [some.order for some in members if some is not None]
+    if any(order is not orders[0] for order in orders):  # of several epochs
+        orders, members = [], (None,) * len(steps)
+    n = orders[0].shape[1] if orders else 0
+    starts, ends = (torch.tensor([-1 if some is None else value(some) for some in members])
+                    for value in (lambda some: some.start, lambda some: min(some.end, n)))
+    if _call(_real("add_outer", table), table, items, orders[0] if orders else None, len(steps), starts, ends, steps,
+             tuple(v.contiguous() for v in vectors), *steps[0].shape, n, table.shape[1]):
+        raise MemoryError(f"no memory for {steps[0].shape[1]:,} slots")
+
+
+def inner_batch(table: Tensor, items: Tensor | None, vectors: Tensor, constants: Tensor | None,
+                steps: tuple[Tensor, ...], past: tuple[Tensor, ...], members: Members, positive: Tensor,
+                to_vectors: bool, to_constants: bool,
+                to_rows: bool) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Cross-entropy of a local batch whose logits are inner products, and its gradients.
+
+    Args:
+        table: item rows, (items, d).
+        items: of each client's slots, (C, slots); None: all, in order.
+        vectors, constants: a logit is the client's vector (C, d) times the item's row, plus its constant (C, 1).
+        steps, past: by what updates so far have moved the clients' rows: a step (C, slots) times a vector (C, d) each.
+        positive: whether a slot's item is a positive, (slots,) or (C, slots).
+        to_vectors, to_constants, to_rows: which gradients are needed.
+
+    Returns:
+        losses (C,); gradients of the vectors (C, d), of the constants (C, 1), and of the slots' logits (C, slots).
+    """
+    (clients, d), (_, n) = vectors.shape, members.order.shape
+    loss = vectors.new_empty(clients)
+    made = (vectors.new_empty(clients, d) if to_vectors else None,
+            vectors.new_empty(clients, 1) if to_constants else None,
+            vectors.new_empty(clients, members.n_slots) if to_rows else None)
+    if _call(_real("inner_batch", table), table, items, members.n_slots, vectors, constants, len(steps), steps, past,
+             members.order, members.start, min(members.end, n), members.share, positive,
+             members.n_slots if positive.dim() == 2 else 0, clients, n, d, loss, *made):
+        raise MemoryError(f"no memory for {len(steps):,} updates")
+    return loss, *made

@@ -36,6 +36,19 @@ static inline void NAME(add)(REAL *restrict to, REAL factor, const REAL *restric
     for (; k < d; k++) to[k] += factor * from[k];
 }
 
+/* to += the sum of factors times rows; m at most LANES */
+static inline __attribute__((always_inline)) void NAME(add_rows)(REAL *to, const REAL *factors, const REAL *const *rows,
+                                                                 int m, int64_t d) {
+    int64_t k = 0;
+    for (; k + LANES <= d; k += LANES) {
+        NAME(Lanes) sum = *(NAME(Lanes) *)(to + k);
+        for (int l = 0; l < m; l++) sum += factors[l] * *(const NAME(Lanes) *)(rows[l] + k);
+        *(NAME(Lanes) *)(to + k) = sum;
+    }
+    for (; k < d; k++)
+        for (int l = 0; l < m; l++) to[k] += factors[l] * rows[l][k];
+}
+
 void NAME(row_products)(const REAL *table, const int64_t *items, const REAL *vectors, const REAL *constants,
                         int64_t clients, int64_t n, int64_t d, REAL *result) {
     for (int64_t c = 0; c < clients; c++) {
@@ -51,19 +64,115 @@ void NAME(row_sums)(const REAL *table, const int64_t *items, const REAL *factors
                     REAL *result) {
     memset(result, 0, clients * d * sizeof *result);
     for (int64_t c = 0; c < clients; c++)
-        for (int64_t j = 0; j < n; j++) {
-            if (c * n + j + AHEAD < clients * n) FETCH(table + items[c * n + j + AHEAD] * d, d * sizeof(REAL));
-            if (factors[c * n + j] != 0)
-                NAME(add)(result + c * d, factors[c * n + j], table + items[c * n + j] * d, d);
+        for (int64_t j = 0; j < n; j += LANES) {
+            const REAL *rows[LANES];
+            int m = 0;
+            for (; m < LANES && j + m < n; m++) {
+                const int64_t at = c * n + j + m;
+                if (at + AHEAD < clients * n) FETCH(table + items[at + AHEAD] * d, d * sizeof(REAL));
+                rows[m] = table + items[at] * d;
+            }
+            NAME(add_rows)(result + c * d, factors + c * n + j, rows, m, d);
         }
 }
 
-void NAME(add_products)(REAL *table, const int64_t *items, const REAL *factors, const REAL *vectors, int64_t clients,
-                        int64_t n, int64_t d) {
-    for (int64_t c = 0; c < clients; c++)
-        for (int64_t j = 0; j < n; j++) {
-            if (c * n + j + AHEAD < clients * n) FETCH(table + items[c * n + j + AHEAD] * d, d * sizeof(REAL));
-            if (factors[c * n + j] != 0)
-                NAME(add)(table + items[c * n + j] * d, factors[c * n + j], vectors + c * d, d);
+static inline __attribute__((always_inline)) int NAME(add_outer_of)(
+        REAL *table, const int64_t *items, const int32_t *order, int64_t updates, const int64_t *starts,
+        const int64_t *ends, const REAL *const *steps, const REAL *const *vectors, int64_t clients, int64_t n_slots,
+        int64_t n, int64_t d) {
+    uint8_t *done = malloc(n_slots + 1);
+    if (!done) return -1;
+    for (int64_t c = 0; c < clients; c++) {
+        const int64_t *item = items ? items + c * n_slots : NULL;
+#define ITEM(slot) (item ? item[slot] : (slot))
+        for (int64_t p = 0; p < updates; p++) {
+            const REAL *step = steps[p] + c * n_slots, *vector = vectors[p] + c * d;
+            if (starts[p] < 0) {
+                for (int64_t s = 0; s < n_slots; s++)
+                    if (step[s] != 0) NAME(add)(table + ITEM(s) * d, step[s], vector, d);
+                continue;
+            }
+            const int32_t *row = order + c * n;
+            memset(done, 0, n_slots);
+            for (int64_t k = starts[p]; k < ends[p] && row[k] >= 0; k++) {
+                const int64_t slot = row[k], ahead = k + AHEAD;
+                if (ahead < n && row[ahead] >= 0) FETCH(table + ITEM(row[ahead]) * d, d * sizeof(REAL));
+                if (done[slot]) continue;
+                done[slot] = 1;
+                NAME(add)(table + ITEM(slot) * d, step[slot], vector, d);
+            }
         }
+    }
+    free(done);
+#undef ITEM
+    return 0;
+}
+
+/* Returns 0, or -1 without memory. */
+int NAME(add_outer)(REAL *table, const int64_t *items, const int32_t *order, int64_t updates, const int64_t *starts,
+                    const int64_t *ends, const REAL *const *steps, const REAL *const *vectors, int64_t clients,
+                    int64_t n_slots, int64_t n, int64_t d) {
+    FOR_DIMENSION(return NAME(add_outer_of)(table, items, order, updates, starts, ends, steps, vectors, clients,
+                                            n_slots, n, DIMENSION))
+}
+
+/* Returns 0, or -1 without memory. */
+static inline __attribute__((always_inline)) int NAME(inner_batch_of)(
+        const REAL *table, const int64_t *items, int64_t n_slots, const REAL *vectors,
+                      const REAL *constants, int64_t updates, const REAL *const *steps, const REAL *const *past,
+                      const int32_t *order, int64_t start, int64_t end, const REAL *share, const uint8_t *positive,
+                      int64_t positive_stride, int64_t clients, int64_t n, int64_t d, REAL *loss, REAL *to_vectors,
+                      REAL *to_constants, REAL *step) {
+    REAL *moved = malloc((2 * updates + 1) * sizeof *moved), *back = moved + updates;
+    if (!moved) return -1;
+    for (int64_t c = 0; c < clients; c++) {
+        const REAL *vector = vectors + c * d, constant = constants ? constants[c] : 0;
+        const int32_t *row = order + c * n;
+        REAL *to = to_vectors ? to_vectors + c * d : NULL, *own = step ? step + c * n_slots : NULL, slope_sum = 0;
+        NAME(Lanes) losses = {0};
+        for (int64_t p = 0; p < updates; p++) {
+            moved[p] = NAME(dot)(past[p] + c * d, vector, d);
+            back[p] = 0;
+        }
+        if (to) memset(to, 0, d * sizeof *to);
+        if (own) memset(own, 0, n_slots * sizeof *own);
+        for (int64_t k = start; k < end && row[k] >= 0; k += LANES) {
+            const REAL *held[LANES];
+            REAL score[LANES] = {0}, target[LANES] = {0}, weight[LANES] = {0}, slope[LANES];
+            int m = 0;
+            for (; m < LANES && k + m < end && row[k + m] >= 0; m++) {
+                const int64_t slot = row[k + m], ahead = k + m + AHEAD;
+                held[m] = table + (items ? items[c * n_slots + slot] : slot) * d;
+                if (items && ahead < end && row[ahead] >= 0)
+                    FETCH(table + items[c * n_slots + row[ahead]] * d, d * sizeof(REAL));
+                score[m] = NAME(dot)(held[m], vector, d) + constant;
+                for (int64_t p = 0; p < updates; p++) score[m] += steps[p][c * n_slots + slot] * moved[p];
+                target[m] = positive[c * positive_stride + slot];
+                weight[m] = share[c];
+            }
+            NAME(cross_entropies)(score, target, weight, (REAL *)&losses, slope);
+            if (to) NAME(add_rows)(to, slope, held, m, d);
+            for (int l = 0; l < m; l++) {
+                const int64_t slot = row[k + l];
+                if (own) own[slot] += slope[l];
+                for (int64_t p = 0; p < updates; p++) back[p] += slope[l] * steps[p][c * n_slots + slot];
+                slope_sum += slope[l];
+            }
+        }
+        if (to) for (int64_t p = 0; p < updates; p++) NAME(add)(to, back[p], past[p] + c * d, d);
+        if (to_constants) to_constants[c] = slope_sum;
+        loss[c] = NAME(sum)(losses);
+    }
+    free(moved);
+    return 0;
+}
+
+int NAME(inner_batch)(const REAL *table, const int64_t *items, int64_t n_slots, const REAL *vectors,
+                      const REAL *constants, int64_t updates, const REAL *const *steps, const REAL *const *past,
+                      const int32_t *order, int64_t start, int64_t end, const REAL *share, const uint8_t *positive,
+                      int64_t positive_stride, int64_t clients, int64_t n, int64_t d, REAL *loss, REAL *to_vectors,
+                      REAL *to_constants, REAL *step) {
+    FOR_DIMENSION(return NAME(inner_batch_of)(table, items, n_slots, vectors, constants, updates, steps, past, order,
+                                              start, end, share, positive, positive_stride, clients, n, DIMENSION,
+                                              loss, to_vectors, to_constants, step))
 }

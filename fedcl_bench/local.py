@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Callable, Iterator, Mapping
+from typing import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from . import contract, draws, kernels
 from .backbone import Backbone, OwnBatch, Tables
+from .kernels import Members
 from .method import DrawKey, Method
 from .model import Snapshot
 from .optim import make_optimiser
@@ -28,12 +29,14 @@ class View:
         labels, weights: of each score, shape (C, n), for pointwise losses.
         pairs: positions of (positive, negative) in the scores, each (C, m), for pairwise losses; ``weights`` is then
             (C, m).
+        members: which samples it takes, where no weights are made beforehand.
         chosen: numbers of the samples, (C, b), for a backbone with a loss of its own.
     """
 
     slots: Tensor | None
-    weights: Tensor
+    weights: Tensor | None
     labels: Tensor | None = None
+    members: Members | None = None
     pairs: tuple[Tensor, Tensor] | None = None
     chosen: Tensor | None = None
 
@@ -46,8 +49,10 @@ class LocalBatch(Local):
         self._view, self._score = view, scores
 
     @cached_property
-    def _scores(self) -> Tensor:
-        return self._score()
+    def scores(self) -> Tensor:
+        """Logits of the slots that the batch scores, (C, n), differentiable."""
+        with torch.enable_grad():  # whoever asks first
+            return self._score()
 
     def replay_scores(self, clients: Tensor) -> Tensor:
         """Logits of the method's ``replayed_items`` for some clients, differentiable.
@@ -60,7 +65,7 @@ class LocalBatch(Local):
         """
         trainer = self._trainer
         if self._view.slots is None:
-            return self._scores.gather(1, trainer.slots.replay)[clients]
+            return self.scores.gather(1, trainer.slots.replay)[clients]
         return trainer.backbone.score(trainer.clients, trainer.gather(trainer.slots.replay))[clients]
 
     @torch.no_grad()
@@ -76,13 +81,13 @@ class LocalBatch(Local):
         trainer = self._trainer
         covered = self._view.slots is None
         if trainer.whole:
-            return self._scores[clients].detach()
+            return self.scores[clients].detach()
         own = {name: values[clients] for name, values in trainer.clients.items()}
         if (tables := trainer.tables_now(clients)) is not None:
             return trainer.backbone.score(own, tables)
         scores = trainer.backbone.score_all(own, trainer.model.public)
         if self.draw.batch > 0:  # before the first update every client's rows are the server's
-            rows = (self._scores[clients] if covered else
+            rows = (self.scores[clients] if covered else
                     trainer.backbone.score(own, {name: rows[clients] for name, rows in trainer.rows.items()}))
             # Every slot of an item gets its canonical slot's score, so that the order of writing does not matter.
             slots = torch.cat([trainer.slots.sample, trainer.slots.replay], 1)[clients]
@@ -96,38 +101,47 @@ class ListTrainer(ChunkTrainer):
     def __init__(self, chunk: Chunk, model: Snapshot, backbone: Backbone, method: Method, settings: LocalSettings,
                  draw: DrawKey, protection: Protection = OPEN):
         self.chunk, self.backbone = chunk, backbone
-        width, device = chunk.positives.shape[1], chunk.positives.device
-        positive = torch.arange(width, device=device)
-        # The positive that each sample belongs to: the positives themselves, then their negatives.
-        of_positive = torch.cat([positive, positive.repeat_interleave(settings.negatives)])
-        self.valid = of_positive < chunk.count[:, None]
-        negatives = draw_negatives(chunk, settings, draw.seed, draw.step, draw.round)
+        width, each = chunk.positives.shape[1], settings.negatives
+        samples = chunk.positives.new_empty(len(chunk.users), width * (1 + each))
+        samples[:, :width] = chunk.positives
+        self.negatives = draw_negatives(chunk, settings, draw.seed, draw.step, draw.round, samples[:, width:])
         replayed = method.replayed_items(chunk.users, draw)
         if replayed is not None:
             contract.check_items(method, "replayed_items", replayed, len(chunk.users), model.n_items, draw.round)
         self.whole = self.all_rows or chunk.dense  # slots are all items, in order
-        slots = self._layout(chunk.positives, negatives, replayed, model.n_items)
+        slots = self._layout(samples, width, replayed, model.n_items)
         if backbone.pairwise:  # a sample is a negative with its positive
-            self.pairs = (slots.sample[:, of_positive[width:]], slots.sample[:, width:])
-            self.valid = self.valid[:, width:]
+            of_positive = torch.arange(width, device=samples.device).repeat_interleave(each)
+            self.pairs = (slots.sample[:, of_positive], slots.sample[:, width:])
         self.own = backbone.own_samples(settings)
         if self.own is not None:  # equally many for all
-            count = int(self.own.of(torch.tensor([width])))
-            self.valid = torch.ones(len(chunk.users), count, dtype=torch.bool, device=device)
-        self.samples = self.valid.sum(1, keepdim=True)
+            self.samples = self.own.of(chunk.count)[:, None]
+        else:
+            self.samples = (chunk.count * (each if backbone.pairwise else 1 + each))[:, None]
         self.own_batches = None  # of each client, (C,), where some may have fewer than the chunk
-        if chunk.dense and chunk.batches > 1:
+        if chunk.inner and chunk.batches > 1:
             self.own_batches = -(-self.samples.flatten() // settings.batch_size)
-        self.negatives = negatives
         self.covering = self.whole  # every local batch scores all rows held
         self.reads_end = type(method).end_local is not Method.end_local  # looks at the trained parameters
         self.pull = backbone.pull(model.n_items)
+        self.idle_are_still = False  # clients that sit out have no gradient
         super().__init__(chunk.users, slots, model, backbone, method, settings, draw, chunk.batches,
                          protection=protection)
         self.part_dense()
 
-    def _layout(self, positives: Tensor, negatives: Tensor, replayed: Tensor | None, n_items: int) -> Slots:
-        return (Slots.whole if self.whole else Slots.touched)(positives, negatives, replayed, n_items)
+    def _layout(self, samples: Tensor, positives: int, replayed: Tensor | None, n_items: int) -> Slots:
+        return (Slots.whole if self.whole else Slots.touched)(samples, positives, replayed, n_items)
+
+    @cached_property
+    def valid(self) -> Tensor:
+        """Which samples, or pairs, are a client's own and no padding: bool of shape (C, samples)."""
+        if self.own is not None:
+            return torch.ones(len(self.users), int(self.samples[0]), dtype=torch.bool, device=self.users.device)
+        positive = torch.arange(self.chunk.positives.shape[1], device=self.users.device)
+        of_positive = positive.repeat_interleave(self.settings.negatives)
+        if not self.backbone.pairwise:
+            of_positive = torch.cat([positive, of_positive])
+        return of_positive < self.chunk.count[:, None]
 
     def _epoch(self, epoch: int) -> Iterator[View]:
         """The local batches of one epoch, in order."""
@@ -162,22 +176,14 @@ class ListTrainer(ChunkTrainer):
         d = self.draw
         return draws.client_keys(draws.key(d.seed, "shuffle", d.step, d.round, epoch), self.users)
 
-    @property
-    def _first_shifted(self) -> int:
-        """From which sample on ``_shift`` counts."""
-        return self.valid.shape[1] if self.backbone.pairwise else self.chunk.positives.shape[1]
-
-    @cached_property
-    def _shift(self) -> Tensor:
-        """What leads from the number of a sample that is no positive to that in its client's own list, positives then
-        negatives, whatever the padding: shape (C,)."""
-        return self.chunk.count - self.chunk.positives.shape[1]
-
     def _shuffle(self, epoch: int) -> Tensor:
         """Random keys whose order is each client's order of samples in an epoch; padding comes last."""
         keys = self._shuffle_keys(epoch)
+        # Number of each sample in its client's own list, positives then negatives, whatever the padding.
         own = torch.arange(self.valid.shape[1], device=keys.device).expand_as(self.valid).clone()
-        own[:, self._first_shifted:] += self._shift[:, None]
+        if not self.backbone.pairwise:
+            width = self.chunk.positives.shape[1]
+            own[:, width:] += self.chunk.count[:, None] - width
         order_key = draws.sort_keys(draws.bits(keys[:, None], own))
         return order_key.masked_fill_(~self.valid, torch.iinfo(torch.int64).max)
 
@@ -189,27 +195,42 @@ class ListTrainer(ChunkTrainer):
 
     def _epoch_weights(self, epoch: int) -> Iterator[Tensor]:
         """Weights of all slots, or pairs, in the local batches of an epoch, (C, slots) or (C, samples)."""
-        slots = None if self.backbone.pairwise else self.slots.sample
-        width, size = (self.valid if slots is None else self.slots.items).shape[1], self.settings.batch_size
-        compiled = kernels.serve(self.valid)
-        if compiled:
-            order = kernels.group(self._shuffle_keys(epoch), self._shift, self._first_shifted, self.valid, slots, size)
-        elif self.batches > 1:
+        if kernels.serve(self.users):
+            yield from (members.weights() for members in self._epoch_members(epoch))
+            return
+        if self.batches > 1:
             order_key = self._shuffle(epoch)
             batch_of = torch.zeros_like(order_key)
-            for last in range(size, self.batches * size, size):
+            for last in range(self.settings.batch_size, self.batches * self.settings.batch_size,
+                              self.settings.batch_size):
                 batch_of += order_key > order_key.kthvalue(last, dim=1, keepdim=True).values
-        for batch in range(self.batches):
-            left = (self.samples - batch * size).clamp(min=1, max=size).to(self.dtype)
-            if compiled:
-                yield kernels.batch_weights(order, batch * size, (batch + 1) * size, left.reciprocal(), width)
-                continue
-            share = ((batch_of == batch) & self.valid if self.batches > 1 else self.valid) / left
-            if slots is None:
-                yield share
+        for batch, share in enumerate(self._shares):
+            members = (batch_of == batch) & self.valid if self.batches > 1 else self.valid
+            if self.backbone.pairwise:
+                yield members * share
             else:
-                yield torch.zeros(self.slots.items.shape, dtype=self.dtype, device=slots.device).scatter_add_(
-                    1, slots, share)
+                yield torch.zeros(self.slots.items.shape, dtype=self.dtype, device=share.device).scatter_add_(
+                    1, self.slots.sample, members * share)
+
+    def _epoch_members(self, epoch: int) -> Iterator[Members]:
+        """The samples, or pairs, in the local batches of an epoch."""
+        size, count, own = self.settings.batch_size, self.chunk.count, self.chunk.count * self.settings.negatives
+        keys = self._shuffle_keys(epoch)
+        if self.backbone.pairwise:
+            width = self.negatives.shape[1]
+            order = kernels.group(keys, 0, None, own, None, width, size)
+        else:
+            width, slots = self.slots.items.shape[1], self.slots.sample
+            order = kernels.group(keys, self.chunk.positives.shape[1], count, own, slots, slots.shape[1], size)
+        for batch, share in enumerate(self._shares):
+            yield Members(order, batch * size, (batch + 1) * size, share, width)
+
+    @cached_property
+    def _shares(self) -> Tensor:
+        """Of each local batch, what a sample counts in its client's mean, (batches, C, 1)."""
+        size = self.settings.batch_size
+        before = torch.arange(0, self.batches * size, size, device=self.users.device)
+        return (self.samples - before[:, None, None]).clamp(min=1, max=size).to(self.dtype).reciprocal()
 
     @cached_property
     def _only_batch(self) -> View:
@@ -296,9 +317,7 @@ class ListTrainer(ChunkTrainer):
             some = {name: parameters[name] for name in group}
             for tensor in some.values():
                 tensor.requires_grad_()
-            loss = self._loss(view, number)
-            contract.require_gradient(self.backbone, loss)
-            gradients = torch.autograd.grad(loss.sum(), list(some.values()), allow_unused=True)
+            loss, gradients = self._gradients(view, some, number)
             for tensor in some.values():
                 tensor.requires_grad_(False)
             with torch.no_grad():
@@ -309,13 +328,19 @@ class ListTrainer(ChunkTrainer):
                         gradient.add_(some[name], alpha=self.backbone.weight_decay)
                 self._pull(gradients, some)
                 updates = optimiser.updates(gradients, rates)
-                if taking is not None:
+                if taking is not None and not self.idle_are_still:
                     for update in updates.values():
                         update *= taking.view(-1, *[1] * (update.dim() - 1))
                 for name, update in updates.items():
                     self._move(name, parameters[name] if number < last or self.reads_end else None, update)
             first_loss = loss.detach() if first_loss is None else first_loss
         return first_loss
+
+    def _gradients(self, view: View, some: Tables, number: int) -> tuple[Tensor, Sequence[Tensor | None]]:
+        """Each client's loss on a local batch, (C,), and its gradients with respect to some parameters."""
+        loss = self._loss(view, number)
+        contract.require_gradient(self.backbone, loss)
+        return loss, torch.autograd.grad(loss.sum(), list(some.values()), allow_unused=True)
 
     def tables_now(self, clients: Tensor | None = None) -> Tables | None:
         """Whole public tables as clients have them now, if rows that they do not hold move too (see ``partial.py``)."""

@@ -52,8 +52,8 @@ class PartialTrainer(ListTrainer):
         self.squares = sum(torch.linalg.vector_norm(away.flatten(1), dim=1).double().square()
                            for away in self.away.values())
 
-    def _layout(self, positives: Tensor, negatives: Tensor, replayed: Tensor | None, n_items: int) -> Slots:
-        return Slots.distinct(positives, negatives, replayed, n_items)
+    def _layout(self, samples: Tensor, positives: int, replayed: Tensor | None, n_items: int) -> Slots:
+        return Slots.distinct(samples, positives, replayed, n_items)
 
     def _served(self) -> Tables:
         return {name: self._held(table) for name, table in self.model.served.items()}

@@ -15,7 +15,7 @@ from .evaluation import UserScores, draw_candidates, parse_metric, rank_all
 from .method import DrawKey, Method
 from .model import Snapshot
 from .growth import row_width
-from .inner import is_inner
+from .inner import is_inner, scores_samples_only
 from .partial import holds_whole
 from .sampling import Chunk, make_chunks
 from .sequential import SequentialBackbone
@@ -45,7 +45,8 @@ class Lists:
         whole = holds_whole(backbone, self.method, model, self.f.local)
         return make_chunks(self.step, users, self.f.local, row_width(model, backbone), backbone.pairwise, whole,
                            own=backbone.own_samples(self.f.local),
-                           inner=is_inner(backbone, self.method, model, self.f.local))
+                           inner=is_inner(backbone, self.method, model, self.f.local),
+                           samples_only=scores_samples_only(backbone, self.method))
 
     def lengths(self, round_: int) -> Tensor:
         """Interactions each user trains on in a round, shape (users,)."""

@@ -62,8 +62,8 @@ def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Clients trained together; all take the same number of local batches, unless ``dense`` with one local epoch: then
-    clients with fewer sit out the others' last ones.
+    """Clients trained together; all take the same number of local batches, unless ``inner`` with one local epoch: then
+    clients with fewer may sit out the others' last ones.
 
     Attributes:
         users: int64 ids, shape (C,).
@@ -108,7 +108,7 @@ class LaterChunk:
 def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: int, pairwise: bool = False,
                 whole_tables: bool = False, chunk_elements: int = CHUNK_ELEMENTS,
                 positives: Ragged | None = None, own: OwnSamples | None = None,
-                inner: bool = False) -> list[Chunk | LaterChunk]:
+                inner: bool = False, samples_only: bool = False) -> list[Chunk | LaterChunk]:
     """Group clients of similar size so that padding stays small and memory bounded.
 
     Args:
@@ -120,6 +120,7 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
         positives: what is trained on in this round, if not all of ``step.train``; no item of that is a negative.
         own: of a backbone with a loss of its own; only clients with equally many positives come together then.
         inner: clients can be trained without copies of item rows, and are where that is less work.
+        samples_only: and nothing looks at other logits than the samples' (see ``inner.py``).
     """
     train, n_items = positives or step.train, step.n_items
     per_positive = 1 + settings.negatives
@@ -134,10 +135,11 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
     while start < len(users):
         largest = int(sizes[start])
         rows = n_items if whole_tables else largest * per_positive
-        sparse = (compiled and batches[start] <= WEIGHTED_BATCHES
-                  and int(batches[start]) * settings.local_epochs <= MOST_UPDATES)
-        dense = inner and (n_items <= DENSE_ITEMS_COMPILED * rows if sparse else
-                           n_items * int(batches[start]) * settings.local_epochs <= DENSE_ITEMS * rows)
+        updates = int(batches[start]) * settings.local_epochs
+        sparse = (compiled and updates <= MOST_UPDATES
+                  and (samples_only or int(batches[start]) <= WEIGHTED_BATCHES))
+        dense = inner and not (sparse and samples_only) and (
+            n_items <= DENSE_ITEMS_COMPILED * rows if sparse else n_items * updates <= DENSE_ITEMS * rows)
         width = INNER_WIDTH if dense or sparse else row_width
         limit = start + max(1, chunk_elements // (rows * width))
         if own is not None:
@@ -146,7 +148,7 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
             limit = min(limit, start + max(1, OWN_ELEMENTS * chunk_elements // made))
         # Sizes descend: stop before clients with fewer batches, and where padding would cost more than a new chunk.
         smallest = ((int(batches[start]) - 1) * settings.batch_size) // samples + 1
-        if dense and settings.local_epochs == 1:
+        if (dense or (sparse and samples_only)) and settings.local_epochs == 1:
             smallest = 1
         end = min(limit, int(torch.searchsorted(ascending, -(smallest if own is None else largest), right=True)))
         padding = (largest - sizes[start:end]) * per_positive * width
@@ -228,8 +230,12 @@ class Others:
         return r + torch.searchsorted(self.gaps, r, right=True)
 
 
-def draw_negatives(chunk: Chunk, settings: LocalSettings, seed: int, step: int, round_: int) -> Tensor:
+def draw_negatives(chunk: Chunk, settings: LocalSettings, seed: int, step: int, round_: int,
+                   result: Tensor | None = None) -> Tensor:
     """Negatives of one round: uniform over ``chunk.others``.
+
+    Args:
+        result: what they are written to.
 
     Returns:
         int64 of shape (C, P * negatives); client c's own are the first ``negatives * count[c]``, those of its first
@@ -237,15 +243,18 @@ def draw_negatives(chunk: Chunk, settings: LocalSettings, seed: int, step: int, 
     """
     keys = draws.client_keys(draws.key(seed, "negatives", step, round_), chunk.users)
     n, own, others = chunk.positives.shape[1] * settings.negatives, chunk.count * settings.negatives, chunk.others
+    if result is None:
+        result = chunk.positives.new_empty(len(keys), n)
     if settings.negative_draw == "repeated" and kernels.serve(keys):
-        return kernels.negatives(keys, own, others.count, others.items, others.start, others.gaps, chunk.positives, n)
+        kernels.negatives(keys, own, others.count, others.items, others.start, others.gaps, chunk.positives, result)
+        return result
     slot = torch.arange(n, device=keys.device)
     pattern = draws.bits(keys[:, None], slot)
     if settings.negative_draw == "repeated":
         position = draws.integers(pattern, others.count)
     else:
         position = _distinct(pattern.view(len(keys), -1, settings.negatives), others.count)
-    return torch.where(slot < own[:, None], others.at(position), chunk.positives[:, :1])
+    return result.copy_(torch.where(slot < own[:, None], others.at(position), chunk.positives[:, :1]))
 
 
 def _distinct(pattern: Tensor, count: Tensor) -> Tensor:

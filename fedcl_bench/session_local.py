@@ -135,8 +135,9 @@ class SessionTrainer(ChunkTrainer):
         if method.encodes_next_session:
             following, self.next_sequence = window(sessions, sessions.in_round(users, draw.round + 1), length)
             replayed = following[:, :-1]
-        super().__init__(users, Slots.touched(self.items, negatives, replayed, model.n_items), model, backbone, method,
-                         settings, draw, own_start=own_start, protection=protection)
+        slots = Slots.touched(torch.cat([self.items, negatives], 1), length + 1, replayed, model.n_items)
+        super().__init__(users, slots, model, backbone, method, settings, draw, own_start=own_start,
+                         protection=protection)
         self.dropped: tuple[int, ...] = ()  # the entries that each dropout of a forward pass decides about
         self.local = LocalSessions(self)
 

@@ -49,59 +49,58 @@ class Slots:
         return (clients[:, None] * n_items + self.items).reshape(-1)
 
     @staticmethod
-    def touched(positives: Tensor, negatives: Tensor, replayed: Tensor | None, n_items: int) -> "Slots":
-        """A slot for every sample and replayed item."""
-        items = torch.cat([positives, negatives] + ([replayed] if replayed is not None else []), dim=1)
-        slot = torch.arange(items.shape[1], device=items.device)
-        canonical = first_slots(items, n_items)
-        samples = positives.shape[1] + negatives.shape[1]
-        return Slots(items, slot < positives.shape[1], canonical[:, :samples], canonical[:, samples:],
-                     canonical == slot)
+    def touched(samples: Tensor, positives: int, replayed: Tensor | None, n_items: int) -> "Slots":
+        """A slot for every sample and replayed item; so many ``positives`` come first in ``samples``, (C, n)."""
+        items = samples if replayed is None else torch.cat([samples, replayed], 1)
+        canonical, first_copy = first_slots(items, n_items)
+        return Slots(items, torch.arange(items.shape[1], device=items.device) < positives,
+                     canonical[:, :samples.shape[1]], canonical[:, samples.shape[1]:], first_copy)
 
     @staticmethod
-    def distinct(positives: Tensor, negatives: Tensor, replayed: Tensor | None, n_items: int) -> "Slots":
+    def distinct(samples: Tensor, positives: int, replayed: Tensor | None, n_items: int) -> "Slots":
         """A slot for every item that a client looks up, once, in order; clients with fewer hold some of the others too,
         which are in no sample."""
-        if replayed is None:
-            replayed = positives[:, :0]
-        looked_up = torch.cat([positives, negatives, replayed], 1)
-        mask = torch.zeros(len(positives), n_items, dtype=torch.bool, device=positives.device)
+        looked_up = samples if replayed is None else torch.cat([samples, replayed], 1)
+        mask = torch.zeros(len(samples), n_items, dtype=torch.bool, device=samples.device)
         number = mask.scatter_(1, looked_up, True).cumsum(1)  # of the items looked up, from 1
         held = number[:, -1:]
-        item = torch.arange(n_items, device=positives.device)
+        item = torch.arange(n_items, device=samples.device)
         slot = torch.where(mask, number - 1, held + item - number)
         # On a GPU as many slots as may be needed, rather than waiting for the number.
         most = int(held.max()) if held.device.type == "cpu" else min(n_items, looked_up.shape[1])
         items = torch.empty_like(slot).scatter_(1, slot, item.expand_as(slot))[:, :most].contiguous()
-        positive = torch.zeros_like(mask).scatter_(1, positives, True).gather(1, items)
-        slots = slot.gather(1, looked_up)
-        samples = positives.shape[1] + negatives.shape[1]
-        return Slots(items, positive, slots[:, :samples], slots[:, samples:], torch.ones_like(positive))
+        positive = torch.zeros_like(mask).scatter_(1, samples[:, :positives], True).gather(1, items)
+        slots, n = slot.gather(1, looked_up), samples.shape[1]
+        return Slots(items, positive, slots[:, :n], slots[:, n:], torch.ones_like(positive))
 
     @staticmethod
-    def whole(positives: Tensor, negatives: Tensor, replayed: Tensor | None, n_items: int) -> "Slots":
+    def whole(samples: Tensor, positives: int, replayed: Tensor | None, n_items: int) -> "Slots":
         """A slot for every item, in order."""
-        items = torch.arange(n_items, device=positives.device).expand(len(positives), n_items)
-        positive = torch.zeros(items.shape, dtype=torch.bool, device=items.device).scatter_(1, positives, True)
-        return Slots(items, positive, torch.cat([positives, negatives], 1),
-                     replayed if replayed is not None else items[:, :0], torch.ones_like(positive))
+        items = torch.arange(n_items, device=samples.device).expand(len(samples), n_items)
+        positive = torch.zeros(items.shape, dtype=torch.bool, device=items.device)
+        positive.scatter_(1, samples[:, :positives], True)
+        return Slots(items, positive, samples, replayed if replayed is not None else items[:, :0],
+                     torch.ones_like(positive))
 
 
-def first_slots(items: Tensor, n_items: int) -> Tensor:
-    """For each slot of ``items`` (C, slots) the first one of the client that holds the same item."""
+def first_slots(items: Tensor, n_items: int) -> tuple[Tensor, Tensor]:
+    """For each slot of ``items`` (C, slots) the first one of the client that holds the same item, and whether it is
+    that one."""
     if kernels.serve(items):
         return kernels.first_slots(items, n_items)
     slot = torch.arange(items.shape[1], device=items.device)
     if len(items) * n_items <= SLOT_TABLE:
         first = torch.empty(len(items), n_items, dtype=torch.int64, device=items.device)
         first.scatter_reduce_(1, items, slot.expand_as(items), "amin", include_self=False)
-        return first.gather(1, items)
+        found = first.gather(1, items)
+        return found, found == slot
     bits = items.shape[1].bit_length()
     key = items.bitwise_left_shift(bits).bitwise_or_(slot).sort(1).values  # by item, of one item by slot
     held = key.bitwise_and((1 << bits) - 1)
     begins = torch.zeros_like(key)  # where the run of its item begins
     begins[:, 1:] = slot[1:].where((key[:, 1:] >> bits) != (key[:, :-1] >> bits), 0)
-    return torch.empty_like(key).scatter_(1, held, held.gather(1, begins.cummax(1).values))
+    found = torch.empty_like(key).scatter_(1, held, held.gather(1, begins.cummax(1).values))
+    return found, found == slot
 
 
 class Local:

@@ -118,10 +118,11 @@ def test_first_slots(monkeypatch, table):
     items = torch.randint(7, (30, 16), generator=torch.Generator().manual_seed(0))
     items[0] = 6
     kept = items.clone()
-    found = trainer.first_slots(items, 7)
+    found, is_first = trainer.first_slots(items, 7)
     assert found.tolist() == [[row.index(item) for item in row] for row in items.tolist()]
+    assert torch.equal(is_first, found == torch.arange(16))
     assert torch.equal(items, kept)
-    assert trainer.first_slots(torch.zeros(2, 1, dtype=torch.int64), 1).tolist() == [[0], [0]]
+    assert trainer.first_slots(torch.zeros(2, 1, dtype=torch.int64), 1)[0].tolist() == [[0], [0]]
 
 
 def test_a_round_is_the_same_by_table_and_by_sorting(registry, monkeypatch):

@@ -78,23 +78,26 @@ def test_weights_of_local_batches_to_the_bit(registry, step, without, backbone, 
 
 
 @compiled
-@settings(max_examples=60, deadline=None)
-@given(st.integers(1, 3), st.integers(1, 300), st.integers(1, 320), st.data())
-def test_local_batches_follow_the_order_of_keys(clients, samples, size, data):
+@settings(max_examples=80, deadline=None)
+@given(st.integers(1, 3), st.integers(0, 60), st.integers(1, 300), st.integers(1, 320), st.data())
+def test_local_batches_follow_the_order_of_keys(clients, head, tail, size, data):
+    """The b-th ``size`` smallest keys, of the columns that are a client's own, in the order of columns."""
     seed = data.draw(st.integers(0, 2 ** 31))
     generator = torch.Generator().manual_seed(seed)
-    valid = torch.rand(clients, samples, generator=generator) < 0.7
+    head_own = torch.randint(head + 1, (clients,), generator=generator)
+    tail_own = torch.randint(tail + 1, (clients,), generator=generator)
+    slots = torch.randint(10 ** 6, (clients, head + tail), generator=generator)
     keys = draws.client_keys(seed, torch.arange(clients))
-    first = data.draw(st.integers(0, samples))
-    shift = torch.randint(-3, 1, (clients,), generator=generator)
-    found = kernels.group(keys, shift, first, valid, None, size)
-    number = torch.arange(samples)[None] + (torch.arange(samples) >= first) * shift[:, None]
-    order_key = draws.sort_keys(draws.bits(keys[:, None], number))
-    for row, key, real in zip(found.tolist(), order_key.tolist(), valid.tolist()):
-        mine = [j for j in range(samples) if real[j]]
-        ranked = sorted(mine, key=lambda j: (key[j], j))
-        expected = [j for start in range(0, len(mine), size) for j in sorted(ranked[start:start + size])]
-        assert row == expected + [-1] * (samples - len(mine))
+    found = kernels.group(keys, head, head_own, tail_own, slots, head + tail, size)
+    for client, row in enumerate(found.tolist()):
+        columns = [*range(int(head_own[client])), *(head + j for j in range(int(tail_own[client])))]
+        order_key = draws.sort_keys(draws.bits(keys[client], torch.arange(len(columns)))).tolist()
+        ranked = sorted(range(len(columns)), key=lambda i: (order_key[i], i))
+        expected = [int(slots[client, columns[i]]) for start in range(0, len(columns), size)
+                    for i in sorted(ranked[start:start + size])]
+        assert row == expected + [-1] * (head + tail - len(columns))
+    alone = kernels.group(keys, 0, None, tail_own, None, tail, 10 ** 9)
+    assert alone.tolist() == [[*range(n)] + [-1] * (tail - n) for n in tail_own.tolist()]
 
 
 @compiled
@@ -143,9 +146,9 @@ def test_products_with_rows_read_in_place(dim, dtype):
     torch.testing.assert_close(kernels.row_products(table, items, vectors, constants), expected + constants, **near)
     torch.testing.assert_close(kernels.row_sums(table, items, factors),
                                torch.einsum("cn,cnd->cd", factors, table[items]), **near)
-    total = table.clone()
-    kernels.add_products(total, items, factors, vectors)
-    added = (factors[:, :, None] * vectors[:, None]).flatten(0, 1)
+    total, again = table.clone(), factors.flip(0)
+    kernels.add_outer(total, items, (factors, again), (vectors, constants * vectors), (None, None))
+    added = (factors[:, :, None] * vectors[:, None] + again[:, :, None] * (constants * vectors)[:, None]).flatten(0, 1)
     torch.testing.assert_close(total, table.index_add(0, items.flatten(), added), **near)
     assert torch.equal(total[~torch.isin(torch.arange(50), items)], table[~torch.isin(torch.arange(50), items)])
 
@@ -154,6 +157,12 @@ def test_products_with_rows_read_in_place(dim, dtype):
 def test_tensors_have_to_be_contiguous():
     with pytest.raises(ValueError, match="row_products_float: a tensor of shape .* is not contiguous"):
         kernels.row_products(torch.zeros(4, 3), torch.zeros(6, 2, dtype=torch.int64).T, torch.zeros(2, 3), None)
+
+
+@compiled
+def test_every_update_has_its_step_vector_and_batch():
+    with pytest.raises(ValueError, match="1 steps, 1 vectors, 0 local batches"):
+        kernels.add_outer(torch.zeros(4, 3), None, (torch.zeros(2, 4),), (torch.zeros(2, 3),), ())
 
 
 def found_in(tmp_path, **environment):

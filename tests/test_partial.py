@@ -154,8 +154,8 @@ def test_who_is_trained_so(registry, step, case, method, settings, expected):
 
 def test_slots_of_distinct_items():
     """Two clients of seven items: the second looks up fewer, and holds its first other item too."""
-    positives, negatives = torch.tensor([[5, 2], [3, 3]]), torch.tensor([[0, 5, 6], [4, 4, 3]])
-    slots = Slots.distinct(positives, negatives, torch.tensor([[6], [1]]), 7)
+    samples = torch.tensor([[5, 2, 0, 5, 6], [3, 3, 4, 4, 3]])  # two positives and three negatives
+    slots = Slots.distinct(samples, 2, torch.tensor([[6], [1]]), 7)
     assert slots.items.tolist() == [[0, 2, 5, 6], [1, 3, 4, 0]]
     assert slots.positive.tolist() == [[False, True, True, False], [False, True, False, False]]
     assert slots.sample.tolist() == [[2, 1, 0, 2, 3], [1, 1, 2, 2, 1]] and slots.replay.tolist() == [[3], [0]]
