@@ -5,11 +5,10 @@
 Reads the tables that `benchmarks/scale.py` prints, finds the time that each kind of work takes (least squares of
 relative errors, none negative), and shows every measurement beside what the model says. A round costs
 
-    samples (a + b d)                  once a round: draws, copies of item rows, adding changes up
-    samples x local epochs (c + e d)   training of clients on copies of item rows
-    clients x items x local epochs f   of clients trained on the scores of all items
-    items x d g                        tables that every round writes as a whole
-    chunks h                           operations called once per chunk
+    samples (a + b d)                  once a round: draws, adding changes up
+    samples x local epochs (c + e d)   training on item rows where they are
+    items x d f                        tables that every round writes as a whole
+    chunks g                           operations called once per chunk
 
 Memory follows from sizes alone (see docs/scaling.md).
 """
@@ -24,8 +23,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 TERMS = ("a, ns per sample", "b, ns per sample and dimension", "c, ns per sample and local epoch",
-         "e, ns per sample, local epoch and dimension", "f, ns per client, item and local epoch",
-         "g, ns per item and dimension", "h, us per chunk")
+         "e, ns per sample, local epoch and dimension", "f, ns per item and dimension", "g, us per chunk")
 MIB = 1 << 20
 
 
@@ -39,7 +37,6 @@ class Round:
     dim: float
     local_epochs: float
     samples: float
-    dense: float
     chunks: float
     seconds: float
     data: float
@@ -47,9 +44,8 @@ class Round:
 
     def work(self) -> np.ndarray:
         """How much of each of ``TERMS`` there is, in units that make seconds."""
-        copied = self.samples * (1.0 - self.dense)
-        drawn, scored = copied / self.local_epochs, self.clients * self.dense * self.items * self.local_epochs
-        return np.array([drawn, drawn * self.dim, copied, copied * self.dim, scored, self.items * self.dim,
+        drawn = self.samples / self.local_epochs
+        return np.array([drawn, drawn * self.dim, self.samples, self.samples * self.dim, self.items * self.dim,
                          1e3 * self.chunks]) * 1e-9
 
     def memory(self, threads: int = 2) -> float:
@@ -74,7 +70,7 @@ def read(paths: list[Path]) -> list[Round]:
             elif header and len(cells) == len(header) and cells[0].replace(",", "").isdigit():
                 row = {name: float(cell.replace(",", "")) for name, cell in zip(header, cells)}
                 rounds.append(Round(*(row[name] for name in ("clients", "items", "dim", "local_epochs", "samples",
-                                                             "dense", "chunks", "round s", "data MiB", "peak MiB"))))
+                                                             "chunks", "round s", "data MiB", "peak MiB"))))
             elif not cells:
                 header = []
     return rounds
@@ -114,8 +110,8 @@ def main():
           f"10^6 items:\n")
     print("| clients | round s, one node | s on all nodes | of which sums s | GiB per node |\n|---|---|---|---|---|")
     for clients in (1e6, 1e7, 1e8, 1e9):
-        whole = Round(clients, 1e6, 32, 1, 100 * clients, 0.0, clients / 325, 0.0, 0.0, 0.0)
-        share = Round(clients / args.nodes, 1e6, 32, 1, 100 * clients / args.nodes, 0.0, clients / args.nodes / 325,
+        whole = Round(clients, 1e6, 32, 1, 100 * clients, clients / 2000, 0.0, 0.0, 0.0)
+        share = Round(clients / args.nodes, 1e6, 32, 1, 100 * clients / args.nodes, clients / args.nodes / 2000,
                       0.0, 0.0, 0.0)
         # Sums go to the command and back over its one link; it adds up 3 x 10^9 numbers a second.
         network = args.nodes * 32 * 1e6 * (2 * 4 * 8 / (args.bandwidth * 1e9) + 1e-9 / 3)

@@ -8,7 +8,6 @@ Each of the first four takes several values, as `--dim 16,64,256`; every combina
 Clients, items and interactions are those of `run_bench.py data synth`, made in memory. Every size runs in a process of
 its own, so that its peak memory is its own: that includes making the data and the tables. A round is local training of
 all clients and the mean of their uploads, as in a run; validation, which ranks all items for all users, is not in it.
-"dense" is the share of clients trained on the scores of all items instead of on copies of item rows.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from fedcl_bench.synth import World, as_step
 from machine import heading
 
 SIZES = ("clients", "items", "dim", "local_epochs")
-COLUMNS = (*SIZES, "samples", "dense", "chunks", "data s", "chunks s", "round s", "ns per sample", "data MiB",
+COLUMNS = (*SIZES, "samples", "chunks", "data s", "chunks s", "round s", "ns per sample", "data MiB",
            "peak MiB")
 
 
@@ -66,8 +65,7 @@ def measure(clients: int, items: int, dim: int, local_epochs: int, args) -> dict
         seconds.append(time.perf_counter() - began)
     samples = (1 + local.negatives) * local_epochs * len(step.train.values)
     typical = statistics.median(seconds[1:])  # the first one gets its memory from the system
-    dense = sum(len(chunk.users) for chunk in chunks if chunk.dense) / len(users)
-    return dict(zip(COLUMNS, (clients, items, dim, local_epochs, samples, dense, len(chunks), made, chunked, typical,
+    return dict(zip(COLUMNS, (clients, items, dim, local_epochs, samples, len(chunks), made, chunked, typical,
                               1e9 * typical / samples, data_peak, peak_mib())))
 
 

@@ -31,7 +31,7 @@ from typing import Iterable
 
 import torch
 
-from . import sampling, session_local
+from . import kernels, sampling, session_local
 from .backbone import Backbone, Tables
 from .errors import UserError
 from .evaluation import METRICS, is_product, users_at_once
@@ -165,8 +165,11 @@ def _training(f: Federation, step: Step, widths: _Widths, threads: int, number: 
     per_client = step.n_items if backbone.whole_tables else int(step.train.lengths.max()) * (1 + local.negatives)
     if widths.inner and backbone.keeps_local_tables:
         # Held as outer products, and written out as tables at the end: those of all users that share a chunk.
-        row = number * widths.row
-        rows = max(sampling.CHUNK_ELEMENTS // sampling.INNER_WIDTH, per_client)
+        row, rows = number * widths.row, max(sampling.CHUNK_ELEMENTS // sampling.INNER_WIDTH, per_client)
+        if f.device.type == "cpu" and kernels.why_not() is None:  # by rows looked up, then by all items
+            usual = max(1, int(step.train.lengths.double().mean()) * (1 + local.negatives))
+            clients = min((threads + _waiting(threads)) * -(-rows // usual), step.n_users)
+            return (threads * rows + clients * step.n_items) * row
         waiting = min(_waiting(threads) * rows, max(step.n_users * step.n_items - threads * rows, 0))
         return (threads * 3 * rows + waiting) * row
     rows = max(sampling.CHUNK_ELEMENTS // widths.row, per_client)

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedcl_bench
-from fedcl_bench import contract
+from fedcl_bench import contract, kernels
 from fedcl_bench.config import make_config
 from fedcl_bench.datasets import load_stream
 from fedcl_bench.evaluation import pairs_of
@@ -113,6 +113,7 @@ def opened(f):
 @pytest.mark.parametrize("method,backbone", list(combinations()))
 def test_a_round_waits_once(registry, monkeypatch, method, backbone):
     """For its mean loss. Methods that distil lists of the users known before ask once per chunk who they are."""
+    monkeypatch.setattr(kernels, "why_not", lambda: "as on a GPU")
     settings = SESSIONS if is_sequential(backbone) else BLOCKS
     config = make_config(registry, method, backbone, "ml-100k", overrides=[("test", settings)])
     f = config.federation(load_stream(config.source, config.stream))
