@@ -2,9 +2,12 @@
 
 The gradient of a logit v . q_i + b with respect to q_i is v, so under SGD a client's rows are the server's plus
 multiples of the vectors it has had: after K updates row i is q_i + sum_k a_ki v_k. A client thus holds K numbers per
-item instead of d; its logits of all items are one matrix product with the server's table, plus sum_k a_ki (v_k . v);
-and what C clients add to the table is one matrix product per update too. This is the mathematics of ``local.py``, summed
-in another order.
+item instead of d. This is the mathematics of ``local.py``, summed in another order.
+
+With compiled kernels, a local batch whose only loss is the usual one is one call (``kernels.inner_batch``), which reads
+the rows of its samples in the server's table. Where a method asks for other logits, those of all slots are made; and
+where clients have many samples among few items, slots are all items, and these logits are one matrix product with the
+table, plus sum_k a_ki (v_k . v).
 """
 
 from __future__ import annotations
@@ -123,9 +126,19 @@ class InnerTrainer(ListTrainer):
         """Of the local batch of clients that have one per epoch."""
         return list(self._epoch_members(0))
 
-    def _score(self, clients: Tables, rows: Tables) -> Tensor:
+    def _factors(self, clients: Tables) -> tuple[Tensor, Tensor | None]:
+        """The backbone's factors of the logits; ``vectors`` are their values before the next update."""
         vectors, constants = self.backbone.factors(clients)
-        self.vectors = vectors.detach().clone()  # the update changes parameters in place
+        table, number = self.outer.table, len(self.users)
+        shape = (number, table.shape[1])
+        contract.check_tensor(self.backbone, "factors", vectors, shape, "(C, d): a vector per client")
+        if constants is not None:
+            contract.check_tensor(self.backbone, "factors", constants, (number, 1), "(C, 1): a constant per client")
+        self.vectors = vectors.detach().to(table).clone(memory_format=torch.contiguous_format)
+        return vectors, constants
+
+    def _score(self, clients: Tables, rows: Tables) -> Tensor:
+        vectors, constants = self._factors(clients)
         return _Logits.apply(vectors, constants, rows[self.name], self.outer)
 
     def _gradients(self, view: View, some: Tables, number: int) -> tuple[Tensor, Sequence[Tensor | None]]:
@@ -142,17 +155,18 @@ class InnerTrainer(ListTrainer):
             contract.check_tensor(self.method, "local_loss", term, (len(self.users),), "(C,): one number per client")
             loss = self.backbone.loss(batch.scores, self._labels, view.members.weights()) + term
             return loss, torch.autograd.grad(loss.sum(), list(some.values()), allow_unused=True)
-        vectors, constants = self.backbone.factors(self.clients)
-        self.vectors = vectors.detach().clone()
+        vectors, constants = self._factors(self.clients)
         members, outer = view.members, self.outer
         factors = [factor for factor in (vectors, constants) if factor is not None and factor.requires_grad]
+        added = None if constants is None else constants.detach().to(outer.table).contiguous()
         loss, to_vectors, to_constants, to_rows = kernels.inner_batch(
-            outer.table, outer.items, self.vectors, None if constants is None else constants.detach().contiguous(),
-            outer.steps, outer.vectors, members, self.slots.positive, vectors.requires_grad,
-            constants is not None and constants.requires_grad, self.name in some)
+            outer.table, outer.items, self.vectors, added, outer.steps, outer.vectors, members, self.slots.positive,
+            vectors.requires_grad, constants is not None and constants.requires_grad, self.name in some)
         names = [name for name in some if name != self.name]
         if not names:
             return loss, [to_rows]
+        if not factors:
+            contract.require_gradient(self.backbone, vectors)
         if len(names) == 1 and vectors is some[names[0]]:  # needs no graph
             gradients = {names[0]: to_vectors}
         else:

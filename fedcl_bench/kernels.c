@@ -22,14 +22,15 @@ static inline uint64_t mix(uint64_t z) {
     return z ^ (z >> 31);
 }
 
-/* How many of n ascending numbers are at most r. */
+/* How many of n ascending numbers are at most r, without branches to mispredict. */
 static inline int64_t at_most(const int64_t *ascending, int64_t n, int64_t r) {
-    int64_t low = 0;
-    while (n > 0) {
-        int64_t half = n / 2;
-        if (ascending[low + half] <= r) { low += half + 1; n -= half + 1; } else n = half;
+    const int64_t *low = ascending;
+    while (n > 1) {
+        const int64_t half = n / 2;
+        low += half & -(int64_t)(low[half - 1] <= r);
+        n -= half;
     }
-    return low;
+    return low - ascending + (n == 1 && *low <= r);
 }
 
 void negatives(const uint64_t *keys, const int64_t *own, const int64_t *others, const int32_t *listed,
@@ -198,6 +199,12 @@ static inline void cross_entropies_double(const double *scores, const double *ta
 }
 
 /* ---- in single and double precision ---- */
+
+/* Where a client's samples of a local batch end. */
+static inline int64_t stop_of(const int32_t *row, int64_t start, int64_t end) {
+    while (end > start && row[end - 1] < 0) end--;
+    return end;
+}
 
 /* A macro: GCC drops calls of functions that do nothing else. */
 #define FETCH(row, bytes) do { \

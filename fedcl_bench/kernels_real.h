@@ -92,11 +92,15 @@ static inline __attribute__((always_inline)) int NAME(add_outer_of)(
                     if (step[s] != 0) NAME(add)(table + ITEM(s) * d, step[s], vector, d);
                 continue;
             }
-            const int32_t *row = order + c * n;
+            const int32_t *row = order + c * n, *row_after = row + n;
+            const int64_t stop = stop_of(row, starts[p], ends[p]);
             memset(done, 0, n_slots);
-            for (int64_t k = starts[p]; k < ends[p] && row[k] >= 0; k++) {
-                const int64_t slot = row[k], ahead = k + AHEAD;
-                if (ahead < n && row[ahead] >= 0) FETCH(table + ITEM(row[ahead]) * d, d * sizeof(REAL));
+            for (int64_t k = starts[p]; k < stop; k++) {
+                const int64_t slot = row[k], ahead = k + AHEAD, next = ahead - stop;
+                if (ahead < n && row[ahead] >= 0)
+                    FETCH(table + ITEM(row[ahead]) * d, d * sizeof(REAL));
+                else if (item && c + 1 < clients && next < n && row_after[next] >= 0)
+                    FETCH(table + items[(c + 1) * n_slots + row_after[next]] * d, d * sizeof(REAL));
                 if (done[slot]) continue;
                 done[slot] = 1;
                 NAME(add)(table + ITEM(slot) * d, step[slot], vector, d);
@@ -127,7 +131,8 @@ static inline __attribute__((always_inline)) int NAME(inner_batch_of)(
     if (!moved) return -1;
     for (int64_t c = 0; c < clients; c++) {
         const REAL *vector = vectors + c * d, constant = constants ? constants[c] : 0;
-        const int32_t *row = order + c * n;
+        const int32_t *row = order + c * n, *row_after = row + n;
+        const int64_t stop = stop_of(row, start, end);
         REAL *to = to_vectors ? to_vectors + c * d : NULL, *own = step ? step + c * n_slots : NULL, slope_sum = 0;
         NAME(Lanes) losses = {0};
         for (int64_t p = 0; p < updates; p++) {
@@ -136,15 +141,17 @@ static inline __attribute__((always_inline)) int NAME(inner_batch_of)(
         }
         if (to) memset(to, 0, d * sizeof *to);
         if (own) memset(own, 0, n_slots * sizeof *own);
-        for (int64_t k = start; k < end && row[k] >= 0; k += LANES) {
+        for (int64_t k = start; k < stop; k += LANES) {
             const REAL *held[LANES];
             REAL score[LANES] = {0}, target[LANES] = {0}, weight[LANES] = {0}, slope[LANES];
             int m = 0;
-            for (; m < LANES && k + m < end && row[k + m] >= 0; m++) {
-                const int64_t slot = row[k + m], ahead = k + m + AHEAD;
+            for (; m < LANES && k + m < stop; m++) {
+                const int64_t slot = row[k + m], ahead = k + m + AHEAD, next = start + ahead - stop;
                 held[m] = table + (items ? items[c * n_slots + slot] : slot) * d;
-                if (items && ahead < end && row[ahead] >= 0)
+                if (items && ahead < stop)
                     FETCH(table + items[c * n_slots + row[ahead]] * d, d * sizeof(REAL));
+                else if (items && c + 1 < clients && next < end && row_after[next] >= 0)
+                    FETCH(table + items[(c + 1) * n_slots + row_after[next]] * d, d * sizeof(REAL));
                 score[m] = NAME(dot)(held[m], vector, d) + constant;
                 for (int64_t p = 0; p < updates; p++) score[m] += steps[p][c * n_slots + slot] * moved[p];
                 target[m] = positive[c * positive_stride + slot];

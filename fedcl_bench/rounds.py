@@ -26,6 +26,9 @@ from .session_local import SessionChunk, SessionTrainer
 from .trainer import ChunkTrainer, Slots, own_start_key, row_penalties, writable
 
 
+_ROWS_AT_ONCE = 1 << 13  # of tables that are read and written in several passes
+
+
 def _shift(public: Tables, method: Method, backbone: Backbone, settings: LocalSettings, batches: int,
            round_: int) -> Tables:
     """How far a penalty that acts on every row takes the rows that a client does not touch.
@@ -252,6 +255,15 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, 
     return train
 
 
+def _mean(change: Tensor, whole: Tensor, table: Tensor) -> Tensor:
+    """What the server sent plus the mean change, in the sum's memory; in pieces that stay in the cache."""
+    if change.dim() == 0:
+        return change.div_(whole).add_(table)
+    pieces = list(zip(change.split(_ROWS_AT_ONCE), table.split(_ROWS_AT_ONCE)))
+    list(in_order(lambda piece: piece[0].div_(whole).add_(piece[1]), pieces, change.device))
+    return change
+
+
 def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, method: Method,
                 settings: LocalSettings, seed: int, step: int, round_: int, weights: Tensor | None = None,
                 own_start: bool = False, protection: Protection = OPEN,
@@ -359,6 +371,6 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
             change[name] += _untouched_start(backbone, seed, name, rest).to(change[name])
         return Snapshot({name: change[name] / whole for name in model.public}, private,
                         {name: change[name] / whole for name in model.dense}), loss, uploaded
-    public, dense = ({name: change[name].div_(whole).add_(table) for name, table in kind.items()}  # in place: large
+    public, dense = ({name: _mean(change[name], whole, table) for name, table in kind.items()}
                      for kind in (model.public, model.dense))
     return Snapshot(public, private, dense, local, model.served, model.memory), loss, uploaded

@@ -8,6 +8,7 @@ from helpers import build
 
 from fedcl_bench import kernels
 from fedcl_bench.backbone import Backbone
+from fedcl_bench.errors import PluginError
 from fedcl_bench.functional import dot
 from fedcl_bench.growth import grow
 from fedcl_bench.inner import Outer, is_inner
@@ -136,6 +137,24 @@ def test_few_samples_among_many_items_are_read_in_place(step):
     many = make_chunks(step, (step.train.lengths > 0).nonzero().flatten(), LocalSettings(local_epochs=33), 32,
                        inner=True)
     assert not any(chunk.inner for chunk in many)  # every update would be kept
+
+
+@pytest.mark.parametrize("factors,message", [
+    (lambda user: (torch.cat([user, user], 1), None), r"factors returned .*\s*expected .* of shape \(8, 32\)"),
+    (lambda user: (user, user.sum(1)), r"factors returned .*\s*expected .* of shape \(8, 1\)"),
+    (lambda user: (user.detach(), None), "cut off from all parameters")])
+def test_wrong_factors_are_told(registry, step, factors, message):
+    """Before kernels read them as if they were right."""
+    fedmf = build(registry, "backbone", "fedmf")
+
+    class Wrong(type(fedmf)):
+        def factors(self, clients):
+            return factors(clients[USER])
+
+    backbone, settings, users = Wrong(fedmf.settings), LocalSettings(), torch.arange(8)
+    chunks = make_chunks(step, users, settings, 32, inner=True, samples_only=True)
+    with pytest.raises(PluginError, match=message):
+        train_round(chunks, start(backbone, step), backbone, FT, settings, 0, 0, 0)
 
 
 def test_backbone_without_score_is_told():
