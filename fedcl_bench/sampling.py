@@ -11,6 +11,7 @@ from torch import Tensor
 
 from . import draws, kernels
 from .backbone import OwnSamples
+from .errors import UserError
 from .optim import OPTIMISERS
 from .settings import setting
 from .stream import Ragged, Step
@@ -168,6 +169,11 @@ def _chunk(step: Step, train: Ragged, settings: LocalSettings, listed: bool, mem
     if settings.negative_pool == "untouched":
         touched += [padded(step.split(name), members, matrix[:, :1]) for name in ("valid", "test")]
     others = Others.of(torch.cat(touched, 1), step.n_items, listed)
+    if not bool(others.count.all()):
+        user = int(members[others.count.flatten().argmin()])
+        raise UserError(f"block {step.index}: client {user} (counted from 0) has all {step.n_items} items known: no "
+                        f"negative is left to draw for it.\nTake a dataset with more items, or a lower k_core, which "
+                        f"leaves out items that few users have.")
     return Chunk(members, matrix, train.counts(members), others=others, **layout)
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, strategies as st
 from scipy import stats
 
 from fedcl_bench import draws, kernels, sampling, trainer
+from fedcl_bench.errors import UserError
 from fedcl_bench.growth import grow
 from fedcl_bench.model import Snapshot
 from fedcl_bench.sampling import LocalSettings, Others, draw_negatives, make_chunks
@@ -137,3 +138,12 @@ def test_a_round_is_the_same_by_table_and_by_sorting(registry, monkeypatch):
         results.append(train_once(backbone, model, step.train, LocalSettings(batch_size=40, local_epochs=2), step=step))
     for one, other in zip(*(result[0].tables() for result in results)):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_client_with_all_items_is_told(monkeypatch, listed):
+    """There is no negative for it; reading on would take another client's."""
+    monkeypatch.setattr(sampling, "LISTED_OTHERS", 1 << 30 if listed else 0)
+    step = one_step(ragged([0, 1], [2, 0, 1], [1]), 3)
+    with pytest.raises(UserError, match=r"block 0: client 1 .* all 3 items"):
+        make_chunks(step, torch.arange(3), LocalSettings(), 8)
