@@ -149,6 +149,21 @@ def negatives(keys: Tensor, own: Tensor, others: Tensor, listed: Tensor | None, 
           result.stride(0))
 
 
+def padded(indptr: Tensor, values: Tensor, users: Tensor, fill: Tensor | None, width: int) -> Tensor:
+    """As ``sampling.padded``, of lists that ``stream.Ragged`` describes; ``fill``: (C, 1). int64 of shape (C, width)."""
+    result = users.new_empty(len(users), width)
+    _call("padded", indptr, values, users.contiguous(), None if fill is None else fill.contiguous(), len(users), width,
+          result)
+    return result
+
+
+def gaps(ascending: Tensor, n_items: int) -> tuple[Tensor, Tensor]:
+    """``gaps`` and ``count`` of ``sampling.Others``, given each client's positives in ascending order, (C, P)."""
+    result, count = torch.empty_like(ascending), ascending.new_empty(len(ascending), 1)
+    _call("gaps", ascending, *ascending.shape, n_items, result, count)
+    return result, count
+
+
 def group(keys: Tensor, head: int, head_own: Tensor | None, tail_own: Tensor, slots: Tensor | None, n: int,
           size: int) -> Tensor:
     """Each client's samples, or their slots, by local batch: the b-th of ``size`` is that of the b-th smallest keys.

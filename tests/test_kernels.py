@@ -20,8 +20,9 @@ from fedcl_bench.growth import grow
 from fedcl_bench.local import ListTrainer
 from fedcl_bench.method import DrawKey, Method, NoSettings
 from fedcl_bench.model import Snapshot
-from fedcl_bench.sampling import LocalSettings, draw_negatives, make_chunks
+from fedcl_bench.sampling import LocalSettings, Others, draw_negatives, make_chunks, padded
 from fedcl_bench.synth import World, as_step
+from fedcl_bench.testing.worlds import ragged
 
 ROOT = Path(__file__).parents[1]
 compiled = pytest.mark.skipif(kernels.why_not() is not None, reason=f"no compiled kernels: {kernels.why_not()}")
@@ -55,6 +56,22 @@ def test_negatives_to_the_bit(step, without, monkeypatch, listed, pool):
         if len(chunk.users) > 2:
             part = chunk.part(slice(1, 3))
             assert torch.equal(draw_negatives(part, local, 1, 2, 3), expected[1:3])
+
+
+@compiled
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=12), min_size=1, max_size=5), st.data())
+def test_lists_as_matrices_to_the_bit(lists, data):
+    """With repeated items, with another client's fill, and what is left to draw."""
+    lists, users = ragged(*lists), torch.tensor(data.draw(st.permutations(range(len(lists)))))
+    with pytest.MonkeyPatch.context() as patch:
+        found = padded(lists, users), padded(lists, users, users[:, None])
+        others = Others.of(found[0], 10, listed=False)
+        patch.setattr(kernels, "why_not", lambda: "switched off")
+        assert torch.equal(found[0], padded(lists, users))
+        assert torch.equal(found[1], padded(lists, users, users[:, None]))
+        expected = Others.of(found[0], 10, listed=False)
+    assert torch.equal(others.count, expected.count) and torch.equal(others.gaps, expected.gaps)
 
 
 @compiled
