@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from . import kernels
 from .backbone import Backbone
 from .errors import UserError
 from .functional import weighted_bce
@@ -76,6 +77,8 @@ def ranks_of(scores: Tensor, items: Tensor) -> Tensor:
     Returns:
         int64 of shape (C, N).
     """
+    if kernels.serve(scores):
+        return kernels.ranks(scores, items)
     listed, order = scores.gather(1, items).sort(dim=1)
     below = torch.searchsorted(listed, scores)  # listed scores strictly below each item's score
     count = torch.zeros(len(scores), items.shape[1] + 1, dtype=torch.int64, device=scores.device)

@@ -292,3 +292,10 @@ def inner_batch(table: Tensor, items: Tensor | None, vectors: Tensor, constants:
              members.n_slots if positive.dim() == 2 else 0, clients, n, d, loss, *made):
         raise MemoryError(f"no memory for {len(steps):,} updates")
     return loss, *made
+
+
+def ranks(scores: Tensor, items: Tensor) -> Tensor:
+    """As ``distillation.ranks_of``."""
+    result = torch.empty_like(items, memory_format=torch.contiguous_format)
+    _call(_real("ranks", scores), scores.contiguous(), items.contiguous(), *scores.shape, items.shape[1], result)
+    return result

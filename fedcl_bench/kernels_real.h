@@ -183,3 +183,14 @@ int NAME(inner_batch)(const REAL *table, const int64_t *items, int64_t n_slots, 
                                               start, end, share, positive, positive_stride, clients, n, DIMENSION,
                                               loss, to_vectors, to_constants, step))
 }
+
+void NAME(ranks)(const REAL *scores, const int64_t *items, int64_t clients, int64_t n, int64_t listed,
+                 int64_t *result) {
+    for (int64_t c = 0; c < clients; c++)
+        for (int64_t k = 0; k < listed; k++) {
+            const REAL *row = scores + c * n, mine = row[items[c * listed + k]];
+            int32_t higher = 0;
+            for (int64_t i = 0; i < n; i++) higher += row[i] > mine;
+            result[c * listed + k] = 1 + higher;
+        }
+}

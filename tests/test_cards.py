@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers import ITEM, USER, build, federation, finish, module_of, train_once
 
+from fedcl_bench import kernels
 from fedcl_bench.distillation import distillation_loss, ranks_of, refresh_teacher
 from fedcl_bench.errors import UserError
 from fedcl_bench.federation import run
@@ -244,12 +245,17 @@ def test_f3crec_replay_ends_near_a_shift_of_566(registry):
     assert sizes.tolist() == [1, 0, 0]
 
 
-def test_f3crec_ranks_match_sorting():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_f3crec_ranks_match_sorting(monkeypatch, dtype):
     torch.manual_seed(4)
-    scores = torch.randn(20, 300)
+    scores = torch.randn(20, 300, dtype=dtype)
     items = torch.stack([torch.randperm(300)[:30] for _ in range(20)])
     expected = scores.argsort(1, descending=True).argsort(1).gather(1, items) + 1
-    assert torch.equal(ranks_of(scores, items), expected)
+    some_equal = (4 * scores).round()
+    found = ranks_of(scores, items), ranks_of(some_equal, items)
+    monkeypatch.setattr(kernels, "why_not", lambda: "switched off")
+    assert torch.equal(found[0], expected) and torch.equal(ranks_of(scores, items), expected)
+    assert torch.equal(found[1], ranks_of(some_equal, items))
 
 
 def test_f3crec_temporal_weight(registry):
