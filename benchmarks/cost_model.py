@@ -5,10 +5,10 @@
 Reads the tables that `benchmarks/scale.py` prints, finds the time that each kind of work takes (least squares of
 relative errors, none negative), and shows every measurement beside what the model says. A round costs
 
-    samples (a + b d)                  once a round: draws, adding changes up
-    samples x local epochs (c + e d)   training on item rows where they are
-    items x d f                        tables that every round writes as a whole
-    chunks g                           operations called once per chunk
+    samples x local epochs (a d + b log2 t)  draws, training on item rows where they are, adding changes up; where the
+                                             table of items is t > 1 times the processor's cache of 1 MiB
+    items x d c                              tables that every round writes as a whole
+    chunks h                                 operations called once per chunk
 
 Memory follows from sizes alone (see docs/scaling.md).
 """
@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import nnls
 
-TERMS = ("a, ns per sample", "b, ns per sample and dimension", "c, ns per sample and local epoch",
-         "e, ns per sample, local epoch and dimension", "f, ns per item and dimension", "g, us per chunk")
+TERMS = ("a, ns per sample, local epoch and dimension", "b, ns per sample, local epoch and doubling of the table",
+         "c, ns per item and dimension", "h, us per chunk")
 MIB = 1 << 20
 
 
@@ -44,8 +44,8 @@ class Round:
 
     def work(self) -> np.ndarray:
         """How much of each of ``TERMS`` there is, in units that make seconds."""
-        drawn = self.samples / self.local_epochs
-        return np.array([drawn, drawn * self.dim, self.samples, self.samples * self.dim, self.items * self.dim,
+        beyond = max(0.0, np.log2(4.0 * self.items * self.dim / MIB))
+        return np.array([self.samples * self.dim, self.samples * beyond, self.items * self.dim,
                          1e3 * self.chunks]) * 1e-9
 
     def memory(self, threads: int = 2) -> float:
@@ -110,8 +110,8 @@ def main():
           f"10^6 items:\n")
     print("| clients | round s, one node | s on all nodes | of which sums s | GiB per node |\n|---|---|---|---|---|")
     for clients in (1e6, 1e7, 1e8, 1e9):
-        whole = Round(clients, 1e6, 32, 1, 100 * clients, clients / 2000, 0.0, 0.0, 0.0)
-        share = Round(clients / args.nodes, 1e6, 32, 1, 100 * clients / args.nodes, clients / args.nodes / 2000,
+        whole = Round(clients, 1e6, 32, 1, 100 * clients, clients / 2600, 0.0, 0.0, 0.0)
+        share = Round(clients / args.nodes, 1e6, 32, 1, 100 * clients / args.nodes, clients / args.nodes / 2600,
                       0.0, 0.0, 0.0)
         # Sums go to the command and back over its one link; it adds up 3 x 10^9 numbers a second.
         network = args.nodes * 32 * 1e6 * (2 * 4 * 8 / (args.bandwidth * 1e9) + 1e-9 / 3)
