@@ -142,6 +142,8 @@ int group(const uint64_t *keys, int64_t head, const int64_t *head_own, const int
             row[next[batch]++] = SLOT(i);
         }
     }
+#undef COLUMN
+#undef SLOT
     free(key); free(begin); free(number); free(between); free(next);
     return failed ? -1 : 0;
 }
@@ -232,7 +234,7 @@ static inline int64_t stop_of(const int32_t *row, int64_t start, int64_t end) {
 
 /* A macro: GCC drops calls of functions that do nothing else. */
 #define FETCH(row, bytes) do { \
-        for (size_t at = 0; at < (size_t)(bytes); at += 64) __builtin_prefetch((const char *)(row) + at); \
+        for (size_t byte_ = 0; byte_ < (size_t)(bytes); byte_ += 64) __builtin_prefetch((const char *)(row) + byte_); \
     } while (0)
 
 /* Usual dimensions are compiled for themselves. */

@@ -110,6 +110,11 @@ class _Rows:
 
 def _call(name: str, *arguments: Tensor | _Rows | tuple[Tensor, ...] | int | None) -> int:
     """A function of ``kernels.c``; tensors, which have to be contiguous, are passed by address and numbers as int64."""
+    def address(tensor: Tensor) -> int:
+        if not tensor.is_contiguous():
+            raise ValueError(f"{name}: a tensor of shape {tuple(tensor.shape)} is not contiguous")
+        return tensor.data_ptr()
+
     passed = []
     for argument in arguments:
         if isinstance(argument, int):
@@ -119,11 +124,9 @@ def _call(name: str, *arguments: Tensor | _Rows | tuple[Tensor, ...] | int | Non
         elif isinstance(argument, _Rows):
             passed.append(ctypes.c_void_p(argument.of.data_ptr()))
         elif isinstance(argument, tuple):
-            passed.append((ctypes.c_void_p * len(argument))(*(tensor.data_ptr() for tensor in argument)))
-        elif argument.is_contiguous():
-            passed.append(ctypes.c_void_p(argument.data_ptr()))
+            passed.append((ctypes.c_void_p * len(argument))(*map(address, argument)))
         else:
-            raise ValueError(f"{name}: a tensor of shape {tuple(argument.shape)} is not contiguous")
+            passed.append(ctypes.c_void_p(address(argument)))
     return getattr(_loaded(), name)(*passed)
 
 

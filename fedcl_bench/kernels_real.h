@@ -120,13 +120,11 @@ int NAME(add_outer)(REAL *table, const int64_t *items, const int32_t *order, int
                                             n_slots, n, DIMENSION))
 }
 
-/* Returns 0, or -1 without memory. */
 static inline __attribute__((always_inline)) int NAME(inner_batch_of)(
-        const REAL *table, const int64_t *items, int64_t n_slots, const REAL *vectors,
-                      const REAL *constants, int64_t updates, const REAL *const *steps, const REAL *const *past,
-                      const int32_t *order, int64_t start, int64_t end, const REAL *share, const uint8_t *positive,
-                      int64_t positive_stride, int64_t clients, int64_t n, int64_t d, REAL *loss, REAL *to_vectors,
-                      REAL *to_constants, REAL *step) {
+        const REAL *table, const int64_t *items, int64_t n_slots, const REAL *vectors, const REAL *constants,
+        int64_t updates, const REAL *const *steps, const REAL *const *past, const int32_t *order, int64_t start,
+        int64_t end, const REAL *share, const uint8_t *positive, int64_t positive_stride, int64_t clients, int64_t n,
+        int64_t d, REAL *loss, REAL *to_vectors, REAL *to_constants, REAL *step) {
     REAL *moved = malloc((2 * updates + 1) * sizeof *moved), *back = moved + updates;
     if (!moved) return -1;
     for (int64_t c = 0; c < clients; c++) {
@@ -174,6 +172,7 @@ static inline __attribute__((always_inline)) int NAME(inner_batch_of)(
     return 0;
 }
 
+/* Returns 0, or -1 without memory. */
 int NAME(inner_batch)(const REAL *table, const int64_t *items, int64_t n_slots, const REAL *vectors,
                       const REAL *constants, int64_t updates, const REAL *const *steps, const REAL *const *past,
                       const int32_t *order, int64_t start, int64_t end, const REAL *share, const uint8_t *positive,
