@@ -182,6 +182,20 @@ def test_every_update_has_its_step_vector_and_batch():
         kernels.add_outer(torch.zeros(4, 3), None, (torch.zeros(2, 4),), (torch.zeros(2, 3),), ())
 
 
+@compiled
+def test_kernels_stay_within_their_memory(tmp_path):
+    """On random sizes, under the sanitizers of the compiler."""
+    program = tmp_path / "kernels_memory"
+    made = subprocess.run([*os.environ.get("CC", "cc").split(), "-g", "-O1", "-fsanitize=address,undefined",
+                           "-fno-sanitize-recover", "-ffp-contract=off", "-Wno-psabi",
+                           str(ROOT / "tests/kernels_memory.c"), "-o", str(program), "-lm"],
+                          capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"the compiler has no sanitizers: {made.stderr[-200:]}")
+    done = subprocess.run([program], capture_output=True, text=True, env={"ASAN_OPTIONS": "detect_leaks=0"})
+    assert done.returncode == 0, done.stderr
+
+
 def found_in(tmp_path, **environment):
     """Whether another process finds kernels, and how they came to be."""
     said = subprocess.run([sys.executable, "-c", "import json; from fedcl_bench import kernels; "

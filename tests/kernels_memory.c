@@ -1,0 +1,97 @@
+/* Every kernel on random sizes, to be run under sanitizers: none may read or write beyond what it is given. */
+
+#include "../fedcl_bench/kernels.c"
+
+#include <stdio.h>
+
+static uint64_t state = 1;
+static void *held[4096];
+static int n_held = 0;
+
+static int64_t below(int64_t n) {
+    state += GAMMA;
+    return (int64_t)(mix(state) % (uint64_t)n);
+}
+
+static void *make(int64_t n, size_t size) { return held[n_held++] = malloc(n * size); }
+
+#define INTEGERS(n) ((int64_t *)make(n, sizeof(int64_t)))
+
+static float *floats(int64_t n) {
+    float *result = make(n, sizeof *result);
+    for (int64_t i = 0; i < n; i++) result[i] = 1e-3f * (float)(below(2000) - 1000);
+    return result;
+}
+
+/* Clients of at most p positives with k negatives each, among m items; d numbers per row. Returns what failed. */
+static const char *round_of(int64_t clients, int64_t p, int64_t k, int64_t m, int64_t d, int64_t size) {
+    const int64_t n = p * (1 + k), batches = (n + size - 1) / size;
+    int64_t *keys = INTEGERS(clients), *count = INTEGERS(clients), *own = INTEGERS(clients), *users = INTEGERS(clients);
+    int64_t *indptr = INTEGERS(clients + 1), *values = INTEGERS(clients * p), *others = INTEGERS(clients);
+    indptr[0] = 0;
+    for (int64_t c = 0; c < clients; c++) {
+        keys[c] = below(INT64_MAX);
+        users[c] = c;
+        count[c] = 1 + below(p);
+        own[c] = k * count[c];
+        indptr[c + 1] = indptr[c] + count[c];
+        for (int64_t j = 0, item = 0; j < count[c]; j++) values[indptr[c] + j] = item += item < m - 3 ? below(3) : 0;
+    }
+    int64_t *positives = INTEGERS(clients * p), *gap = INTEGERS(clients * p), *items = INTEGERS(clients * n);
+    padded(indptr, values, users, count, clients, p, positives);
+    padded(indptr, values, users, NULL, clients, p, positives);
+    int64_t *ascending = INTEGERS(clients * p);
+    for (int64_t i = 0; i < clients * p; i++)
+        ascending[i] = i % p && positives[i] < ascending[i - 1] ? ascending[i - 1] : positives[i];
+    gaps(ascending, clients, p, m, gap, others);
+    for (int64_t i = 0; i < clients * n; i++) items[i] = i % n < p ? ascending[i / n * p + i % n] : -1;
+    negatives((uint64_t *)keys, own, others, NULL, NULL, gap, p, ascending, p, clients, n - p, items + p, n);
+    for (int64_t i = 0; i < clients * n; i++) if (items[i] < 0 || items[i] >= m) return "negatives";
+
+    int64_t *canonical = INTEGERS(clients * n);
+    int32_t *table_of_slots = make(m, 4), *order = make(clients * n, 4);
+    uint8_t *first = make(clients * n, 1), *positive = make(n, 1);
+    memset(table_of_slots, -1, 4 * m);
+    first_slots(items, clients, n, table_of_slots, canonical, first);
+    if (group((uint64_t *)keys, 0, NULL, own, NULL, clients, n - p, size, order)) return "group of pairs";
+    if (group((uint64_t *)keys, p, count, own, canonical, clients, n, size, order)) return "group";
+    for (int64_t j = 0; j < n; j++) positive[j] = j < p;
+
+    float *table = floats(m * d), *share = floats(clients), *loss = floats(clients), *constants = floats(clients);
+    float *weights = floats(clients * n), *to = floats(clients * d), *slopes = floats(clients * n);
+    const float **steps = make(batches, sizeof *steps), **past = make(batches, sizeof *past);
+    int64_t *starts = INTEGERS(batches), *ends = INTEGERS(batches);
+    for (int64_t b = 0; b < batches; b++) {
+        float *vectors = floats(clients * d), *step = floats(clients * n);
+        const int64_t start = b * size, end = start + size < n ? start + size : n;
+        batch_weights_float(order, start, end, share, clients, n, n, weights);
+        if (inner_batch_float(table, items, n, vectors, b % 2 ? constants : NULL, b, steps, past, order, start, end,
+                              share, positive, 0, clients, n, d, loss, b % 3 ? to : NULL, b % 2 ? constants : NULL,
+                              step))
+            return "inner_batch";
+        steps[b] = step;
+        past[b] = vectors;
+        starts[b] = b % 3 == 2 ? -1 : start;
+        ends[b] = end;
+    }
+    if (add_outer_float(table, items, order, batches, starts, ends, steps, past, clients, n, n, d)) return "add_outer";
+    row_products_float(table, items, past[0], constants, clients, n, d, weights);
+    row_sums_float(table, items, weights, clients, n, d, to);
+    weighted_bce(weights, weights, weights, clients, n, loss, slopes);
+    ranks_float(weights, canonical, clients, n, n, items);
+    return NULL;
+}
+
+int main(void) {
+    const int64_t dims[] = {1, 5, 16, 32, 33, 64};
+    for (int trial = 0; trial < 200; trial++) {
+        const char *failed = round_of(1 + below(5), 1 + below(20), 1 + below(4), 70 + below(200), dims[trial % 6],
+                                      1 + below(60));
+        if (failed) {
+            fprintf(stderr, "%s\n", failed);
+            return 1;
+        }
+        while (n_held) free(held[--n_held]);
+    }
+    return 0;
+}
