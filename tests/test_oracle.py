@@ -184,7 +184,8 @@ def test_round_on_scores_of_all_items_equals_oracle(registry, ml100k, monkeypatc
     monkeypatch.setattr(sampling, "DENSE_ITEMS", 1 << 30)  # for light clients too
     monkeypatch.setattr(sampling, "DENSE_ITEMS_COMPILED", 1 << 30)
     compare(registry, ml100k, backbone, method, LOCAL[local], count=8, layout="all items")
-    compare(registry, ml100k, backbone, method, LOCAL[local], count=8, layout="all items", weighted=True)
+    if method == "ft":
+        compare(registry, ml100k, backbone, method, LOCAL[local], count=8, layout="all items", weighted=True)
 
 
 @pytest.mark.skipif(kernels.why_not() is not None, reason=f"no compiled kernels: {kernels.why_not()}")
@@ -198,7 +199,8 @@ def test_round_on_rows_read_in_place_equals_oracle(registry, ml100k, monkeypatch
         monkeypatch.setattr(module, "WEIGHTED_BATCHES", 1 << 30)  # for heavy clients too
     monkeypatch.setattr(sampling, "MOST_UPDATES", 1 << 30)
     compare(registry, ml100k, backbone, method, LOCAL[local], count=8, layout="in place")
-    compare(registry, ml100k, backbone, method, LOCAL[local], count=8, layout="in place", weighted=True)
+    if method == "ft":
+        compare(registry, ml100k, backbone, method, LOCAL[local], count=8, layout="in place", weighted=True)
 
 
 @pytest.mark.parametrize("local", ["batch512x1", "batch48x1"])
