@@ -83,8 +83,8 @@ def _kernels() -> str:
     from . import kernels
 
     if (why := kernels.why_not()) is not None:
-        return (f"optional: {why}; rounds on the processor take about twice as long without compiled kernels, large ones "
-                f"more")
+        return (f"optional: {why}; rounds on the processor take about twice as long without compiled kernels, "
+                f"large ones more")
     return "compiled kernels for this processor"
 
 
