@@ -45,6 +45,9 @@ from fedcl_bench.stream import Step
 from machine import copy_bandwidth, heading
 
 
+ROUNDS = 20  # of the engine one after the other, as in a run
+
+
 class Client(nn.Module):
     """A client's whole model; ``groups`` are the parameters of each optimiser, which step in turns, ``shared`` the item
     table that it uploads."""
@@ -209,7 +212,7 @@ def rounds_of(name: str) -> tuple[dict, Step, int, int]:
 
     def engine():
         with workers():
-            for _ in range(5):
+            for _ in range(ROUNDS):
                 after, _, _ = train_round(chunks, model, f.backbone, method, f.local, 0, 0, 1)
                 aggregate(f.backbone, after, users, OPEN, 0, 0, 0)
 
@@ -247,7 +250,7 @@ def main():
         times = {name: [] for name in kinds}
         for _ in range(args.repeats):  # interleaved, so that a slow moment of the machine hits all of them
             for name, run in kinds.items():
-                times[name].append(seconds(run) / (5 if name == "engine" else 1))
+                times[name].append(seconds(run) / (ROUNDS if name == "engine" else 1))
         median = {name: statistics.median(values) for name, values in times.items()}
         print(f"{backbone}, ML-100K block 0: {step.n_users} clients, {samples:,} samples per round")
         print(f"{'':24}{'ms per round':>14}{'engine is':>14}")

@@ -65,14 +65,14 @@ _names: ContextVar[Tensor | None] = ContextVar("names", default=None)
 
 
 @contextmanager
-def named(names: Tensor | None) -> Iterator[None]:
-    """Within the block, client ``c`` draws as client ``names[c]``: some of a run's clients, numbered without gaps, draw
+def named(numbers: Tensor | None) -> Iterator[None]:
+    """Within the block, client ``c`` draws as client ``numbers[c]``: some of a run's clients, numbered without gaps, draw
     what they draw among all of them. None: every client draws by its own number.
 
     Args:
-        names: int64, ascending, shape (clients,).
+        numbers: int64, ascending, shape (clients,).
     """
-    token = _names.set(names)
+    token = _names.set(numbers)
     try:
         yield
     finally:
@@ -81,19 +81,24 @@ def named(names: Tensor | None) -> Iterator[None]:
 
 def names_of(clients: range) -> list[range]:
     """By which numbers clients draw (see ``named``), as one or more ranges."""
-    names = _names.get()
-    if names is None:
+    numbers = _names.get()
+    if numbers is None:
         return [clients]
-    some = names[clients.start:clients.stop]
+    some = numbers[clients.start:clients.stop]
     ends = (some.diff() != 1).nonzero().flatten() + 1
     parts = torch.tensor_split(some, ends.cpu()) if len(some) else ()
     return [range(int(part[0]), int(part[-1]) + 1) for part in parts] or [range(0)]
 
 
+def names(clients: Tensor) -> Tensor:
+    """The numbers by which clients draw (see ``named``), int64."""
+    found = _names.get()
+    return clients if found is None else found[clients]
+
+
 def client_keys(base: int, clients: Tensor) -> Tensor:
     """One stream key per client: ``key(..., client)`` for every id in ``clients`` (int64, any shape)."""
-    names = _names.get()
-    return row_keys(base, clients if names is None else names[clients])
+    return row_keys(base, names(clients))
 
 
 def row_keys(base: int, rows: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from .local import ListTrainer, LocalBatch, View
 from .method import Method
 from .model import Snapshot
 from .optim import SGD, make_optimiser
-from .sampling import LocalSettings
+from .sampling import WEIGHTED_BATCHES, LocalSettings
 from .trainer import row_penalties
 
 
@@ -38,40 +38,42 @@ class Outer:
         table: what the server sent, (items, d).
         items: the items that they have steps for, (C, slots), each at most once with a step; None: all of them, in
             order.
-        steps: one per update, each (C, slots).
-        vectors: one per update, each (C, d).
-        members: the local batch of each update, if it has no steps for other slots.
+        steps: of each update, (C, slots, updates).
+        vectors: of each update, (C, updates, d).
+        held: in how many slots, the first, a client has steps that are not 0, (C,), if known.
     """
 
     table: Tensor
     items: Tensor | None
-    steps: tuple[Tensor, ...] = ()
-    vectors: tuple[Tensor, ...] = ()
-    members: tuple[Members | None, ...] = ()
+    steps: Tensor
+    vectors: Tensor
+    held: Tensor | None = None
 
     def __getitem__(self, part: slice | Tensor) -> "Outer":
         """Of some clients."""
-        return Outer(self.table, None if self.items is None else self.items[part],
-                     tuple(step[part] for step in self.steps), tuple(v[part] for v in self.vectors),
-                     (None,) * len(self.steps))
+        return Outer(self.table, None if self.items is None else self.items[part], self.steps[part], self.vectors[part],
+                     None if self.held is None else self.held[part])
+
+    def first(self, updates: int) -> "Outer":
+        """Of the first updates only."""
+        return replace(self, steps=self.steps[:, :, :updates], vectors=self.vectors[:, :updates])
 
     def scaled(self, factors: Tensor) -> "Outer":
         """Each client's times its factor, (C,)."""
-        return replace(self, vectors=tuple(v * factors.to(v)[:, None] for v in self.vectors))
+        return replace(self, vectors=self.vectors * factors.to(self.vectors)[:, None, None])
 
     def add_to(self, total: Tensor) -> None:
         """Add the sum over clients to a table of shape (items, d)."""
-        if not self.steps:
+        many = self.steps.shape[2] > WEIGHTED_BATCHES  # then most steps are 0
+        if self.items is not None or (many and kernels.serve(total)):
+            kernels.add_outer(total, self.items, self.held, self.steps.contiguous(), self.vectors)
             return
-        if self.items is not None or (self.members and None not in self.members):
-            kernels.add_outer(total, self.items, self.steps, self.vectors, self.members)
-            return
-        for step, vector in zip(self.steps, self.vectors):
+        for step, vector in zip(self.steps.unbind(2), self.vectors.unbind(1)):
             total.addmm_(step.T, vector)
 
     def rows(self) -> Tensor:
         """Of each client, (C, slots, d)."""
-        return torch.stack(self.steps, 2) @ torch.stack(self.vectors, 1)
+        return self.steps @ self.vectors
 
 
 class _Logits(torch.autograd.Function):
@@ -87,7 +89,7 @@ class _Logits(torch.autograd.Function):
             logits = vectors @ outer.table.T
         else:
             logits = torch.addmm(constants, vectors, outer.table.T)
-        for step, past in zip(outer.steps, outer.vectors):
+        for step, past in zip(outer.steps.unbind(2), outer.vectors.unbind(1)):
             logits.addcmul_(step, (past * vectors).sum(1, keepdim=True))
         return logits
 
@@ -97,7 +99,7 @@ class _Logits(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             to_vectors = (gradient @ outer.table if outer.items is None else
                           kernels.row_sums(outer.table, outer.items, gradient))
-            for step, past in zip(outer.steps, outer.vectors):
+            for step, past in zip(outer.steps.unbind(2), outer.vectors.unbind(1)):
                 to_vectors.addcmul_((gradient * step).sum(1, keepdim=True), past)
         if ctx.needs_input_grad[1]:
             to_constants = gradient.sum(1, keepdim=True)
@@ -110,8 +112,10 @@ class InnerTrainer(ListTrainer):
 
     def _own_copies(self) -> Tables:
         (self.name, table), = self.model.public.items()
-        self.outer = Outer(table, None if self.whole else self.slots.items.contiguous())
-        self.members: Members | None = None  # of the latest gradients, if they concern no other slots
+        slots, updates = self.slots.items, self.batches * self.settings.local_epochs
+        self.outer = Outer(table, None if self.whole else slots.contiguous(), table.new_empty(*slots.shape, updates),
+                           table.new_empty(len(slots), updates, table.shape[1]))
+        self.done = 0  # updates so far
         self.fused = kernels.serve(table) and _usual_loss(self.backbone)
         return {self.name: table.new_zeros(()).expand(self.slots.items.shape)}
 
@@ -139,7 +143,7 @@ class InnerTrainer(ListTrainer):
 
     def _score(self, clients: Tables, rows: Tables) -> Tensor:
         vectors, constants = self._factors(clients)
-        return _Logits.apply(vectors, constants, rows[self.name], self.outer)
+        return _Logits.apply(vectors, constants, rows[self.name], self.outer.first(self.done))
 
     def _gradients(self, view: View, some: Tables, number: int) -> tuple[Tensor, Sequence[Tensor | None]]:
         if view.members is None:
@@ -149,7 +153,6 @@ class InnerTrainer(ListTrainer):
             batch = LocalBatch(self, view, lambda: self._score(self.clients, self.rows),
                                replace(self.draw, batch=number))
             term = self.method.local_loss(batch)
-        self.members = view.members if term is None else None
         self.idle_are_still = term is None and self.settings.tolerance == 0.0
         if term is not None:
             contract.check_tensor(self.method, "local_loss", term, (len(self.users),), "(C,): one number per client")
@@ -159,9 +162,11 @@ class InnerTrainer(ListTrainer):
         members, outer = view.members, self.outer
         factors = [factor for factor in (vectors, constants) if factor is not None and factor.requires_grad]
         added = None if constants is None else constants.detach().to(outer.table).contiguous()
-        loss, to_vectors, to_constants, to_rows = kernels.inner_batch(
-            outer.table, outer.items, self.vectors, added, outer.steps, outer.vectors, members, self.slots.positive,
-            vectors.requires_grad, constants is not None and constants.requires_grad, self.name in some)
+        loss, to_vectors, to_constants = kernels.inner_batch(
+            outer.table, outer.items, self.vectors, added, outer.steps, outer.vectors, self.done, members,
+            self.slots.positive, vectors.requires_grad, constants is not None and constants.requires_grad,
+            self.name in some)
+        to_rows = outer.steps[:, :, self.done] if self.name in some else None
         names = [name for name in some if name != self.name]
         if not names:
             return loss, [to_rows]
@@ -179,14 +184,16 @@ class InnerTrainer(ListTrainer):
         if name != self.name:
             super()._move(name, value, update)
             return
-        outer = self.outer
-        self.outer = replace(outer, steps=(*outer.steps, update), vectors=(*outer.vectors, self.vectors),
-                             members=(*outer.members, self.members))
+        step = self.outer.steps[:, :, self.done]
+        if update.data_ptr() != step.data_ptr():  # or it has been written in its place
+            step.copy_(update)
+        self.outer.vectors[:, self.done] = self.vectors
+        self.done += 1
         self.moved[name] = update  # tells whether anything moved, until the round ends
 
     def train(self) -> Tensor:
         loss = super().train()
-        self.moved[self.name] = self.outer
+        self.moved[self.name] = self.outer.first(self.done)
         return loss
 
 

@@ -4,12 +4,17 @@
    is written out here, in lanes, so that they do not depend on the width of a processor's registers: compile without
    contraction of products and sums (-ffp-contract=off) and without any "fast" mathematics. */
 
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("tree-vectorize", "vect-cost-model=dynamic")  /* as in -O3, which takes three times as long */
+#endif
+
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define LANES 16  /* at a time */
+#define TOGETHER (4 * LANES)  /* samples of a client, whose operations do not wait for each other */
 #define AHEAD 24  /* rows of tables asked for before they are needed */
 
 /* ---- counter-based random numbers: see draws.py ---- */
@@ -22,6 +27,9 @@ static inline uint64_t mix(uint64_t z) {
     return z ^ (z >> 31);
 }
 
+/* The key of a client's stream, given the key without it. */
+static inline uint64_t of_client(uint64_t key, int64_t name) { return mix(key + (uint64_t)(name + 1) * GAMMA); }
+
 /* How many of n ascending numbers are at most r, without branches to mispredict. */
 static inline int64_t at_most(const int64_t *ascending, int64_t n, int64_t r) {
     const int64_t *low = ascending;
@@ -33,20 +41,25 @@ static inline int64_t at_most(const int64_t *ascending, int64_t n, int64_t r) {
     return low - ascending + (n == 1 && *low <= r);
 }
 
+/* The first draws of a stream from a client's other items, which are listed or counted between its positives. */
+static __attribute__((noinline)) void draw(uint64_t key, uint64_t others, const int32_t *list, const int64_t *gaps, int64_t n_gaps,
+                        int64_t draws, int64_t *result) {
+    for (int64_t i = 0; i < draws; i++)
+        result[i] = (int64_t)(((mix(key + (uint64_t)(i + 1) * GAMMA) >> 32) * others) >> 32);
+    if (list) {
+        for (int64_t i = 0; i < draws; i++) result[i] = list[result[i]];
+    } else {
+        for (int64_t i = 0; i < draws; i++) result[i] += at_most(gaps, n_gaps, result[i]);
+    }
+}
+
 void negatives(const uint64_t *keys, const int64_t *own, const int64_t *others, const int32_t *listed,
                const int64_t *start, const int64_t *gaps, int64_t n_gaps, const int64_t *positives, int64_t width,
                int64_t clients, int64_t n, int64_t *result, int64_t stride) {
     for (int64_t c = 0; c < clients; c++) {
         int64_t *row = result + c * stride, mine = own[c] < n ? own[c] : n;
-        const uint64_t key = keys[c], high = (uint64_t)others[c];
-        for (int64_t i = 0; i < mine; i++)
-            row[i] = (int64_t)(((mix(key + (uint64_t)(i + 1) * GAMMA) >> 32) * high) >> 32);
-        if (listed) {
-            const int32_t *list = listed + start[c];
-            for (int64_t i = 0; i < mine; i++) row[i] = list[row[i]];
-        } else {
-            for (int64_t i = 0; i < mine; i++) row[i] += at_most(gaps + c * n_gaps, n_gaps, row[i]);
-        }
+        draw(keys[c], (uint64_t)others[c], listed ? listed + start[c] : NULL, listed ? NULL : gaps + c * n_gaps, n_gaps,
+             mine, row);
         for (int64_t i = mine; i < n; i++) row[i] = positives[c * width];
     }
 }
@@ -77,75 +90,102 @@ void gaps(const int64_t *ascending, int64_t clients, int64_t n, int64_t n_items,
 
 /* ---- local batches ---- */
 
-#define MOST_BUCKETS 4096
+#define MOST_BUCKETS 1024
 
 typedef struct { uint64_t key; int64_t sample; int32_t bucket; } Between;
+
+/* Memory for dealing a client's samples out to local batches. */
+typedef struct {
+    uint64_t *key;
+    int32_t begin[MOST_BUCKETS + 1], number[MOST_BUCKETS];
+    Between *between;
+    int64_t *next;
+} Deal;
+
+static int deal_begin(Deal *deal, int64_t samples, int64_t size) {
+    deal->key = malloc((samples + 1) * sizeof *deal->key);
+    deal->between = malloc((samples + 1) * sizeof *deal->between);
+    deal->next = malloc((samples / size + 2) * sizeof *deal->next);
+    return deal->key && deal->between && deal->next;
+}
+
+static void deal_end(Deal *deal) {
+    free(deal->key); free(deal->between); free(deal->next);
+}
+
+/* Write the slots of a client's samples by local batch: those in the first columns, and those in the columns from head
+   on. */
+static __attribute__((noinline)) void deal_out(Deal *deal, uint64_t stream, int64_t first, int64_t head, int64_t samples, const int64_t *slot,
+                     int64_t size, int32_t *row) {
+/* The column of a client's i-th sample, and what stands for it in the result. */
+#define COLUMN(i) ((i) < first ? (i) : (i) - first + head)
+#define SLOT(i) ((int32_t)(slot ? slot[COLUMN(i)] : COLUMN(i)))
+    if (samples <= size) {  /* one local batch */
+        for (int64_t i = 0; i < samples; i++) row[i] = SLOT(i);
+        return;
+    }
+    /* Keys are uniform, so buckets of their upper bits hold few each; only in those across which a local batch ends are
+       keys compared. */
+    int bits = 1;
+    while ((4 << bits) < samples && (1 << bits) < MOST_BUCKETS) bits++;
+    const int buckets = 1 << bits;
+    uint64_t *key = deal->key;
+    int32_t *begin = deal->begin, *number = deal->number;
+    memset(begin, 0, (buckets + 1) * sizeof *begin);
+    for (int64_t i = 0; i < samples; i++) key[i] = mix(stream + (uint64_t)(i + 1) * GAMMA) >> 1;
+    for (int64_t i = 0; i < samples; i++) begin[(key[i] >> (63 - bits)) + 1]++;
+    int64_t low = 0, left = size;  /* the local batch that a bucket begins in, and how many more it takes */
+    for (int b = 0; b < buckets; b++) {
+        const int32_t held = begin[b + 1];
+        begin[b + 1] += begin[b];
+        if (held <= left) {
+            number[b] = (int32_t)low;
+            left -= held;
+        } else {
+            number[b] = -1;
+            low = (begin[b + 1] - 1) / size;
+            left = (low + 1) * size - begin[b + 1];
+        }
+        if (left == 0) { low++; left = size; }
+    }
+    const int64_t batches = (samples + size - 1) / size;
+    int64_t split = 0, ahead = 0, *next = deal->next;
+    Between *between = deal->between;
+    for (int64_t i = 0; i < samples; i++) {
+        const int32_t bucket = (int32_t)(key[i] >> (63 - bits));
+        between[split] = (Between){key[i], i, bucket};
+        split += number[bucket] < 0;
+    }
+    for (int64_t b = 0; b < batches; b++) next[b] = b * size;
+    for (int64_t i = 0; i < samples; i++) {
+        int64_t batch = number[key[i] >> (63 - bits)];
+        if (batch < 0) {
+            const Between *mine = between + ahead++;
+            int64_t rank = begin[mine->bucket];
+            for (int64_t o = 0; o < split; o++)
+                rank += between[o].bucket == mine->bucket
+                        && (between[o].key < mine->key || (between[o].key == mine->key && o < ahead - 1));
+            batch = rank / size;
+        }
+        row[next[batch]++] = SLOT(i);
+    }
+#undef COLUMN
+#undef SLOT
+}
 
 /* Returns 0, or -1 without memory. */
 int group(const uint64_t *keys, int64_t head, const int64_t *head_own, const int64_t *tail_own, const int64_t *slots,
           int64_t clients, int64_t n, int64_t size, int32_t *result) {
-    int bits = 1;
-    while ((1 << bits) < n && (1 << bits) < MOST_BUCKETS) bits++;
-    const int buckets = 1 << bits;
-    uint64_t *key = malloc((n + 1) * sizeof *key);
-    int32_t *begin = malloc((buckets + 1) * sizeof *begin), *number = malloc(buckets * sizeof *number);
-    Between *between = malloc((n + 1) * sizeof *between);
-    int64_t *next = malloc((n / size + 2) * sizeof *next);
-    int failed = !key || !begin || !number || !between || !next;
-    for (int64_t c = 0; c < clients && !failed; c++) {
+    Deal deal;
+    const int ready = deal_begin(&deal, n, size);
+    for (int64_t c = 0; c < clients && ready; c++) {
         const int64_t first = head_own ? head_own[c] : 0, samples = first + tail_own[c];
-        const int64_t *slot = slots ? slots + c * n : NULL;
         int32_t *row = result + c * n;
         for (int64_t i = samples; i < n; i++) row[i] = -1;
-/* The column of a client's i-th sample, and what stands for it in the result. */
-#define COLUMN(i) ((i) < first ? (i) : (i) - first + head)
-#define SLOT(i) ((int32_t)(slot ? slot[COLUMN(i)] : COLUMN(i)))
-        if (samples <= size) {  /* one local batch */
-            for (int64_t i = 0; i < samples; i++) row[i] = SLOT(i);
-            continue;
-        }
-        /* Keys are uniform, so buckets of their upper bits hold few each; only in those across which a local batch ends
-           are keys compared. */
-        memset(begin, 0, (buckets + 1) * sizeof *begin);
-        for (int64_t i = 0; i < samples; i++) key[i] = mix(keys[c] + (uint64_t)(i + 1) * GAMMA) >> 1;
-        for (int64_t i = 0; i < samples; i++) begin[(key[i] >> (63 - bits)) + 1]++;
-        int64_t low = 0, left = size;  /* the local batch that a bucket begins in, and how many more it takes */
-        for (int b = 0; b < buckets; b++) {
-            const int32_t held = begin[b + 1];
-            begin[b + 1] += begin[b];
-            if (held <= left) {
-                number[b] = (int32_t)low;
-                left -= held;
-            } else {
-                number[b] = -1;
-                low = (begin[b + 1] - 1) / size;
-                left = (low + 1) * size - begin[b + 1];
-            }
-            if (left == 0) { low++; left = size; }
-        }
-        int64_t batches = (samples + size - 1) / size, split = 0, ahead = 0;
-        for (int64_t i = 0; i < samples; i++) {
-            const int32_t bucket = (int32_t)(key[i] >> (63 - bits));
-            if (number[bucket] < 0) between[split++] = (Between){key[i], i, bucket};
-        }
-        for (int64_t b = 0; b < batches; b++) next[b] = b * size;
-        for (int64_t i = 0; i < samples; i++) {
-            int64_t batch = number[key[i] >> (63 - bits)];
-            if (batch < 0) {
-                const Between *mine = between + ahead++;
-                int64_t rank = begin[mine->bucket];
-                for (int64_t o = 0; o < split; o++)
-                    rank += between[o].bucket == mine->bucket
-                            && (between[o].key < mine->key || (between[o].key == mine->key && o < ahead - 1));
-                batch = rank / size;
-            }
-            row[next[batch]++] = SLOT(i);
-        }
+        deal_out(&deal, keys[c], first, head, samples, slots ? slots + c * n : NULL, size, row);
     }
-#undef COLUMN
-#undef SLOT
-    free(key); free(begin); free(number); free(between); free(next);
-    return failed ? -1 : 0;
+    deal_end(&deal);
+    return ready ? 0 : -1;
 }
 
 void first_slots(const int64_t *items, int64_t clients, int64_t n, int32_t *table, int64_t *result, uint8_t *first) {
@@ -232,12 +272,19 @@ static inline int64_t stop_of(const int32_t *row, int64_t start, int64_t end) {
     return end;
 }
 
+/* Lanes of two vectors by number. */
+#if defined(__clang__) || __GNUC__ >= 12
+#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define PICK(a, b, ...) __builtin_shuffle(a, b, (NAME(Numbers)){__VA_ARGS__})
+#endif
+
 /* A macro: GCC drops calls of functions that do nothing else. */
 #define FETCH(row, bytes) do { \
         for (size_t byte_ = 0; byte_ < (size_t)(bytes); byte_ += 64) __builtin_prefetch((const char *)(row) + byte_); \
     } while (0)
 
-/* Usual dimensions are compiled for themselves. */
+/* Usual dimensions are compiled for themselves, in single precision. */
 #define FOR_DIMENSION(statement) \
     switch (d) { \
         case 16: { enum { DIMENSION = 16 }; statement; break; } \
@@ -251,6 +298,8 @@ static inline int64_t stop_of(const int32_t *row, int64_t start, int64_t end) {
 #include "kernels_real.h"
 #undef REAL
 #undef NAME
+#undef FOR_DIMENSION
+#define FOR_DIMENSION(statement) { const int64_t DIMENSION = d; statement; }
 #define REAL double
 #define NAME(name) name##_double
 #include "kernels_real.h"

@@ -18,13 +18,14 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Sequence
 
 import torch
 from torch import Tensor
 
 _SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.c", "kernels_real.h"))
 # No contraction of products and sums: results do not depend on the processor.
-_FLAGS = "-O3", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"
+_FLAGS = "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"
 _NATIVE = "-march=native", "-mcpu=native", ""  # for this processor, as far as the compiler can
 SWITCH = "FEDCL_BENCH_KERNELS"
 
@@ -108,25 +109,22 @@ class _Rows:
     of: Tensor
 
 
-def _call(name: str, *arguments: Tensor | _Rows | tuple[Tensor, ...] | int | None) -> int:
+def _call(name: str, *arguments: Tensor | _Rows | ctypes.Array | int | None) -> int:
     """A function of ``kernels.c``; tensors, which have to be contiguous, are passed by address and numbers as int64."""
-    def address(tensor: Tensor) -> int:
-        if not tensor.is_contiguous():
-            raise ValueError(f"{name}: a tensor of shape {tuple(tensor.shape)} is not contiguous")
-        return tensor.data_ptr()
-
     passed = []
     for argument in arguments:
         if isinstance(argument, int):
             passed.append(ctypes.c_int64(argument))
+        elif isinstance(argument, ctypes.Array):
+            passed.append(argument)
         elif argument is None:
             passed.append(ctypes.c_void_p())
         elif isinstance(argument, _Rows):
             passed.append(ctypes.c_void_p(argument.of.data_ptr()))
-        elif isinstance(argument, tuple):
-            passed.append((ctypes.c_void_p * len(argument))(*map(address, argument)))
+        elif not argument.is_contiguous():
+            raise ValueError(f"{name}: a tensor of shape {tuple(argument.shape)} is not contiguous")
         else:
-            passed.append(ctypes.c_void_p(address(argument)))
+            passed.append(ctypes.c_void_p(argument.data_ptr()))
     return getattr(_loaded(), name)(*passed)
 
 
@@ -245,56 +243,113 @@ def row_sums(table: Tensor, items: Tensor, factors: Tensor) -> Tensor:
     return result
 
 
-def add_outer(table: Tensor, items: Tensor | None, steps: tuple[Tensor, ...], vectors: tuple[Tensor, ...],
-              members: tuple[Members | None, ...]) -> None:
+def add_outer(table: Tensor, items: Tensor | None, held: Tensor | None, steps: Tensor, vectors: Tensor) -> None:
     """Add clients' steps times vectors to rows of a table, client by client.
 
     Args:
         table: (items, d).
         items: of each client's slots, (C, slots); None: all, in order.
-        steps, vectors: of each update, (C, slots) and (C, d).
-        members: the only slots for which an update has steps, if known.
+        held: how many of them, the first, have steps that are not 0, (C,); None: any may.
+        steps, vectors: of each update, (C, slots, updates) and (C, updates, d).
     """
-    if not len(steps) == len(vectors) == len(members):
-        raise ValueError(f"add_outer: {len(steps)} steps, {len(vectors)} vectors, {len(members)} local batches")
-    orders = [some.order for some in members if some is not None]
-    if any(order is not orders[0] for order in orders):  # of several epochs
-        orders, members = [], (None,) * len(steps)
-    n = orders[0].shape[1] if orders else 0
-    starts, ends = (torch.tensor([-1 if some is None else value(some) for some in members])
-                    for value in (lambda some: some.start, lambda some: min(some.end, n)))
-    if _call(_real("add_outer", table), table, items, orders[0] if orders else None, len(steps), starts, ends, steps,
-             tuple(v.contiguous() for v in vectors), *steps[0].shape, n, table.shape[1]):
-        raise MemoryError(f"no memory for {steps[0].shape[1]:,} slots")
+    (clients, slots, updates), d = steps.shape, table.shape[1]
+    if vectors.shape != (clients, updates, d):
+        raise ValueError(f"add_outer: vectors of shape {tuple(vectors.shape)}, expected {(clients, updates, d)}")
+    _call(_real("add_outer", table), table, items, held, steps, vectors.contiguous(), updates, clients, slots,
+          d)
 
 
-def inner_batch(table: Tensor, items: Tensor | None, vectors: Tensor, constants: Tensor | None,
-                steps: tuple[Tensor, ...], past: tuple[Tensor, ...], members: Members, positive: Tensor,
-                to_vectors: bool, to_constants: bool,
-                to_rows: bool) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+def inner_batch(table: Tensor, items: Tensor | None, vectors: Tensor, constants: Tensor | None, steps: Tensor,
+                past: Tensor, done: int, members: Members, positive: Tensor, to_vectors: bool, to_constants: bool,
+                to_rows: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Cross-entropy of a local batch whose logits are inner products, and its gradients.
 
     Args:
         table: item rows, (items, d).
         items: of each client's slots, (C, slots); None: all, in order.
         vectors, constants: a logit is the client's vector (C, d) times the item's row, plus its constant (C, 1).
-        steps, past: by what updates so far have moved the clients' rows: a step (C, slots) times a vector (C, d) each.
+        steps, past, done: the first ``done`` updates have moved a client's rows, by steps (C, slots, updates) times
+            vectors (C, updates, d). The slots' logits' gradients are written to the next step, if ``to_rows``.
         positive: whether a slot's item is a positive, (slots,) or (C, slots).
         to_vectors, to_constants, to_rows: which gradients are needed.
 
     Returns:
-        losses (C,); gradients of the vectors (C, d), of the constants (C, 1), and of the slots' logits (C, slots).
+        losses (C,); gradients of the vectors (C, d) and of the constants (C, 1).
     """
     (clients, d), (_, n) = vectors.shape, members.order.shape
     loss = vectors.new_empty(clients)
     made = (vectors.new_empty(clients, d) if to_vectors else None,
-            vectors.new_empty(clients, 1) if to_constants else None,
-            vectors.new_empty(clients, members.n_slots) if to_rows else None)
-    if _call(_real("inner_batch", table), table, items, members.n_slots, vectors, constants, len(steps), steps, past,
-             members.order, members.start, min(members.end, n), members.share, positive,
-             members.n_slots if positive.dim() == 2 else 0, clients, n, d, loss, *made):
-        raise MemoryError(f"no memory for {len(steps):,} updates")
+            vectors.new_empty(clients, 1) if to_constants else None)
+    if _call(_real("inner_batch", table), table, items, members.n_slots, vectors, constants, steps, past,
+             steps.shape[2], done, int(to_rows), members.order, members.start, min(members.end, n), members.share,
+             positive, members.n_slots if positive.dim() == 2 else 0, clients, n, d, loss, *made):
+        raise MemoryError(f"no memory for {done:,} updates")
     return loss, *made
+
+
+@dataclass(frozen=True)
+class InnerRound:
+    """What ``inner_round`` has made of C clients.
+
+    Attributes:
+        items, sample, positive, first_copy: of ``trainer.Slots``, each (C, n).
+        held: how many items each looks up, (C,).
+        steps, vectors: what updates added to the rows at the slots, as in ``inner.Outer``: a step, of shape
+            (C, n, updates), times a vector, of shape (C, updates, d), each.
+        moved: what was added to the vectors (C, d) and constants (C, 1), if there are any.
+        loss: float64 of shape (C,): the mean over a client's local batches.
+    """
+
+    items: Tensor
+    held: Tensor
+    sample: Tensor
+    positive: Tensor
+    first_copy: Tensor
+    steps: Tensor
+    vectors: Tensor
+    moved: tuple[Tensor, Tensor | None]
+    loss: Tensor
+
+
+def inner_round(table: Tensor, positives: Tensor, count: Tensor, each: int, names: Tensor, draws: int,
+                shuffles: Sequence[int], others: tuple[Tensor, Tensor | None, Tensor | None, Tensor | None],
+                batches: int, size: int, turns: Tensor, rates: Tensor, vectors: Tensor,
+                constants: Tensor | None) -> InnerRound:
+    """All that clients do in a round whose logits are inner products, plus a constant: draw negatives, deal samples out
+    to local batches, and train on each.
+
+    Args:
+        table: item rows, (items, d).
+        positives, count: of each client, (C, P), and how many are its own, (C,).
+        each: negatives per positive.
+        names: the numbers by which clients draw, (C,).
+        draws, shuffles: keys of negatives, and of the order of samples in each epoch, without the client.
+        others: ``count``, ``items``, ``start`` and ``gaps`` of ``sampling.Others``.
+        batches, size: local batches per epoch of the client with most, and samples in each.
+        turns: what takes its step one after the other in a local batch: 1 vectors and constants, 2 rows, 3 all.
+        rates: factors of the gradients of vectors, constants and rows in each local batch, (epochs * batches, 3).
+        vectors, constants: of the clients, (C, d) and (C, 1) or None.
+
+    Raises:
+        MemoryError: if there is none.
+    """
+    (clients, width), (n_items, d), epochs = positives.shape, table.shape, len(shuffles)
+    n, updates = width * (1 + each), epochs * batches * int((turns >= 2).sum())
+    items, sample = positives.new_empty(2, clients, n).unbind()
+    positive, first = torch.empty(2, clients, n, dtype=torch.bool).unbind()
+    result = InnerRound(
+        items, torch.empty_like(count), sample, positive, first, table.new_empty(clients, n, updates),
+        table.new_empty(clients, updates, d),
+        (torch.empty_like(vectors), None if constants is None else torch.empty_like(constants)),
+        torch.empty(clients, dtype=torch.float64))
+    left, listed, start, gaps = others
+    if _call(_real("inner_round", table), table, n_items, positives, width, count, each, names, draws, left, listed,
+             start, gaps, 0 if gaps is None else gaps.shape[1], (ctypes.c_uint64 * epochs)(*shuffles), epochs, batches,
+             size, turns, len(turns), updates, rates, clients, d, vectors, constants, result.items, result.held,
+             result.sample, result.positive, result.first_copy, result.steps, result.vectors, *result.moved,
+             result.loss):
+        raise MemoryError(f"no memory to train on {n:,} samples of a client")
+    return result
 
 
 def ranks(scores: Tensor, items: Tensor) -> Tensor:

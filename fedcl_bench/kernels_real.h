@@ -29,6 +29,36 @@ static inline REAL NAME(dot)(const REAL *a, const REAL *b, int64_t d) {
     return result;
 }
 
+/* Inner products of LANES rows with a vector, each as by dot. */
+static inline __attribute__((always_inline)) NAME(Lanes) NAME(dots)(const REAL *const *rows, const REAL *vector,
+                                                                    int64_t d) {
+    if (d % LANES || sizeof(REAL) > sizeof(float)) {
+        NAME(Lanes) result;
+        for (int l = 0; l < LANES; l++) result[l] = NAME(dot)(rows[l], vector, d);
+        return result;
+    }
+    /* Lanes are added up as in sum, those of two rows at once in each step; the order of rows lets them come out in
+       their own. */
+    NAME(Lanes) lanes[LANES], half[LANES / 2], quarter[LANES / 4], pair[2];
+    for (int l = 0; l < LANES; l++) {
+        const REAL *row = rows[l % 4 * 4 + l / 4];
+        lanes[l] = *(const NAME(Lanes) *)row * *(const NAME(Lanes) *)vector;
+        for (int64_t k = LANES; k < d; k += LANES)
+            lanes[l] += *(const NAME(Lanes) *)(row + k) * *(const NAME(Lanes) *)(vector + k);
+    }
+    for (int l = 0; l < LANES / 2; l++)
+        half[l] = PICK(lanes[2 * l], lanes[2 * l + 1], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23)
+                  + PICK(lanes[2 * l], lanes[2 * l + 1], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+    for (int l = 0; l < LANES / 4; l++)
+        quarter[l] = PICK(half[2 * l], half[2 * l + 1], 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27)
+                     + PICK(half[2 * l], half[2 * l + 1], 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    for (int l = 0; l < 2; l++)
+        pair[l] = PICK(quarter[2 * l], quarter[2 * l + 1], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29)
+                  + PICK(quarter[2 * l], quarter[2 * l + 1], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+    return PICK(pair[0], pair[1], 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30)
+           + PICK(pair[0], pair[1], 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31);
+}
+
 /* to += factor * from */
 static inline void NAME(add)(REAL *restrict to, REAL factor, const REAL *restrict from, int64_t d) {
     int64_t k = 0;
@@ -76,111 +106,240 @@ void NAME(row_sums)(const REAL *table, const int64_t *items, const REAL *factors
         }
 }
 
-static inline __attribute__((always_inline)) int NAME(add_outer_of)(
-        REAL *table, const int64_t *items, const int32_t *order, int64_t updates, const int64_t *starts,
-        const int64_t *ends, const REAL *const *steps, const REAL *const *vectors, int64_t clients, int64_t n_slots,
-        int64_t n, int64_t d) {
-    uint8_t *done = malloc(n_slots + 1);
-    if (!done) return -1;
-    for (int64_t c = 0; c < clients; c++) {
-        const int64_t *item = items ? items + c * n_slots : NULL;
-#define ITEM(slot) (item ? item[slot] : (slot))
-        for (int64_t p = 0; p < updates; p++) {
-            const REAL *step = steps[p] + c * n_slots, *vector = vectors[p] + c * d;
-            if (starts[p] < 0) {
-                for (int64_t s = 0; s < n_slots; s++)
-                    if (step[s] != 0) NAME(add)(table + ITEM(s) * d, step[s], vector, d);
-                continue;
-            }
-            const int32_t *row = order + c * n, *row_after = row + n;
-            const int64_t stop = stop_of(row, starts[p], ends[p]);
-            memset(done, 0, n_slots);
-            for (int64_t k = starts[p]; k < stop; k++) {
-                const int64_t slot = row[k], ahead = k + AHEAD, next = ahead - stop;
-                if (ahead < n && row[ahead] >= 0)
-                    FETCH(table + ITEM(row[ahead]) * d, d * sizeof(REAL));
-                else if (item && c + 1 < clients && next < n && row_after[next] >= 0)
-                    FETCH(table + items[(c + 1) * n_slots + row_after[next]] * d, d * sizeof(REAL));
-                if (done[slot]) continue;
-                done[slot] = 1;
-                NAME(add)(table + ITEM(slot) * d, step[slot], vector, d);
-            }
+/* to += the sum of n factors times rows that lie one after the other */
+static inline __attribute__((always_inline)) void NAME(add_products)(REAL *restrict to, const REAL *factors,
+                                                                     const REAL *rows, int64_t n, int64_t d) {
+    int64_t k = 0;
+    for (; k + 2 * LANES <= d; k += 2 * LANES) {
+        NAME(Lanes) low = *(NAME(Lanes) *)(to + k), high = *(NAME(Lanes) *)(to + k + LANES);
+        for (int64_t p = 0; p < n; p++) {
+            low += factors[p] * *(const NAME(Lanes) *)(rows + p * d + k);
+            high += factors[p] * *(const NAME(Lanes) *)(rows + p * d + k + LANES);
         }
+        *(NAME(Lanes) *)(to + k) = low;
+        *(NAME(Lanes) *)(to + k + LANES) = high;
     }
-    free(done);
-#undef ITEM
-    return 0;
+    for (int64_t p = 0; p < n; p++) NAME(add)(to + k, factors[p], rows + p * d + k, d - k);
 }
 
-/* Returns 0, or -1 without memory. */
-int NAME(add_outer)(REAL *table, const int64_t *items, const int32_t *order, int64_t updates, const int64_t *starts,
-                    const int64_t *ends, const REAL *const *steps, const REAL *const *vectors, int64_t clients,
-                    int64_t n_slots, int64_t n, int64_t d) {
-    FOR_DIMENSION(return NAME(add_outer_of)(table, items, order, updates, starts, ends, steps, vectors, clients,
-                                            n_slots, n, DIMENSION))
+static inline __attribute__((always_inline)) void NAME(add_outer_of)(
+        REAL *table, const int64_t *items, const int64_t *held, const REAL *steps, const REAL *vectors, int64_t updates,
+        int64_t clients, int64_t n_slots, int64_t d) {
+    for (int64_t c = 0; c < clients; c++) {
+        const int64_t *item = items ? items + c * n_slots : NULL, slots = held ? held[c] : n_slots;
+        const REAL *step = steps + c * n_slots * updates, *vector = vectors + c * updates * d;
+        for (int64_t s = 0; s < slots; s++, step += updates) {
+            if (item && s + AHEAD < slots)
+                FETCH(table + item[s + AHEAD] * d, d * sizeof(REAL));
+            else if (item && c + 1 < clients && s + AHEAD - slots < n_slots)
+                FETCH(table + item[n_slots + s + AHEAD - slots] * d, d * sizeof(REAL));
+            int64_t p = 0;
+            if (!held) while (p < updates && step[p] == 0) p++;
+            if (p < updates) NAME(add_products)(table + (item ? item[s] : s) * d, step, vector, updates, d);
+        }
+    }
 }
 
-static inline __attribute__((always_inline)) int NAME(inner_batch_of)(
-        const REAL *table, const int64_t *items, int64_t n_slots, const REAL *vectors, const REAL *constants,
-        int64_t updates, const REAL *const *steps, const REAL *const *past, const int32_t *order, int64_t start,
-        int64_t end, const REAL *share, const uint8_t *positive, int64_t positive_stride, int64_t clients, int64_t n,
-        int64_t d, REAL *loss, REAL *to_vectors, REAL *to_constants, REAL *step) {
-    REAL *moved = malloc((2 * updates + 1) * sizeof *moved), *back = moved + updates;
-    if (!moved) return -1;
-    for (int64_t c = 0; c < clients; c++) {
-        const REAL *vector = vectors + c * d, constant = constants ? constants[c] : 0;
-        const int32_t *row = order + c * n, *row_after = row + n;
-        const int64_t stop = stop_of(row, start, end);
-        REAL *to = to_vectors ? to_vectors + c * d : NULL, *own = step ? step + c * n_slots : NULL, slope_sum = 0;
-        NAME(Lanes) losses = {0};
-        for (int64_t p = 0; p < updates; p++) {
-            moved[p] = NAME(dot)(past[p] + c * d, vector, d);
-            back[p] = 0;
-        }
-        if (to) memset(to, 0, d * sizeof *to);
-        if (own) memset(own, 0, n_slots * sizeof *own);
-        for (int64_t k = start; k < stop; k += LANES) {
-            const REAL *held[LANES];
-            REAL score[LANES] = {0}, target[LANES] = {0}, weight[LANES] = {0}, slope[LANES];
-            int m = 0;
-            for (; m < LANES && k + m < stop; m++) {
-                const int64_t slot = row[k + m], ahead = k + m + AHEAD, next = start + ahead - stop;
-                held[m] = table + (items ? items[c * n_slots + slot] : slot) * d;
-                if (items && ahead < stop)
-                    FETCH(table + items[c * n_slots + row[ahead]] * d, d * sizeof(REAL));
-                else if (items && c + 1 < clients && next < end && row_after[next] >= 0)
-                    FETCH(table + items[(c + 1) * n_slots + row_after[next]] * d, d * sizeof(REAL));
-                score[m] = NAME(dot)(held[m], vector, d) + constant;
-                for (int64_t p = 0; p < updates; p++) score[m] += steps[p][c * n_slots + slot] * moved[p];
-                target[m] = positive[c * positive_stride + slot];
-                weight[m] = share[c];
-            }
-            NAME(cross_entropies)(score, target, weight, (REAL *)&losses, slope);
-            if (to) NAME(add_rows)(to, slope, held, m, d);
-            for (int l = 0; l < m; l++) {
-                const int64_t slot = row[k + l];
-                if (own) own[slot] += slope[l];
-                for (int64_t p = 0; p < updates; p++) back[p] += slope[l] * steps[p][c * n_slots + slot];
-                slope_sum += slope[l];
-            }
-        }
-        if (to) for (int64_t p = 0; p < updates; p++) NAME(add)(to, back[p], past[p] + c * d, d);
-        if (to_constants) to_constants[c] = slope_sum;
-        loss[c] = NAME(sum)(losses);
+void NAME(add_outer)(REAL *table, const int64_t *items, const int64_t *held, const REAL *steps, const REAL *vectors,
+                     int64_t updates, int64_t clients, int64_t n_slots, int64_t d) {
+    FOR_DIMENSION(NAME(add_outer_of)(table, items, held, steps, vectors, updates, clients, n_slots, DIMENSION))
+}
+
+/* One client's local batch of logits that are inner products; returns its loss.
+
+   item: of each slot, or NULL: all, in order
+   row: slots by local batch, of which this one has those from start to stop
+   next_item, next_row, next_end: of the client that comes next and whose rows are fetched meanwhile, or NULL
+   steps, past, done: by what updates so far have moved rows: the slot's row by steps[slot * updates + p] * past[p]
+   positive: whether a slot's item is a positive
+   moved: room for 2 * done numbers
+   to: gradient of the vector, or NULL
+   own: to which the slopes of slots are added, at own[slot * updates], or NULL
+   slopes: their sum, or NULL */
+static inline __attribute__((always_inline)) REAL NAME(batch_of)(
+        const REAL *table, const int64_t *item, const int32_t *row, int64_t start, int64_t stop,
+        const int64_t *next_item, const int32_t *next_row, int64_t next_end, const REAL *vector, REAL constant,
+        const REAL *steps, const REAL *past, int64_t updates, int64_t done, REAL share, const uint8_t *positive,
+        int64_t d, REAL *moved, REAL *to, REAL *own, REAL *slopes) {
+    REAL *back = moved + done;
+    NAME(Lanes) losses = {0};
+    for (int64_t p = 0; p < done; p++) {
+        moved[p] = NAME(dot)(past + p * d, vector, d);
+        back[p] = 0;
     }
-    free(moved);
-    return 0;
+    if (to) memset(to, 0, d * sizeof *to);
+    if (slopes) *slopes = 0;
+    for (int64_t k = start; k < stop; k += TOGETHER) {
+        const int m = stop - k < TOGETHER ? (int)(stop - k) : TOGETHER, whole = (m + LANES - 1) / LANES * LANES;
+        const REAL *held[TOGETHER] = {0}, *step[TOGETHER];
+        REAL score[TOGETHER], target[TOGETHER], weight[TOGETHER], slope[TOGETHER];
+        for (int l = 0; l < m; l++) {
+            const int64_t slot = row[k + l], ahead = k + l + AHEAD, next = start + ahead - stop;
+            held[l] = table + (item ? item[slot] : slot) * d;
+            step[l] = steps + slot * updates;
+            target[l] = positive[slot];
+            weight[l] = share;
+            if (next_item && ahead < stop)
+                FETCH(table + item[row[ahead]] * d, d * sizeof(REAL));
+            else if (next_item && next < next_end && next_row[next] >= 0)
+                FETCH(table + next_item[next_row[next]] * d, d * sizeof(REAL));
+        }
+        for (int l = m; l < whole; l++) {
+            held[l] = held[0];
+            target[l] = weight[l] = 0;
+        }
+        for (int l = 0; l < whole; l += LANES)
+            *(NAME(Lanes) *)(score + l) = NAME(dots)(held + l, vector, d) + constant;
+        if (done)
+            for (int l = 0; l < m; l++)
+                for (int64_t p = 0; p < done; p++) score[l] += step[l][p] * moved[p];
+        for (int l = m; l < whole; l++) score[l] = 0;
+        for (int l = 0; l < whole; l += LANES)
+            NAME(cross_entropies)(score + l, target + l, weight + l, (REAL *)&losses, slope + l);
+        if (to)
+            for (int l = 0; l < m; l += LANES) {
+                if (l + LANES <= m) NAME(add_rows)(to, slope + l, held + l, LANES, d);
+                else NAME(add_rows)(to, slope + l, held + l, m - l, d);
+            }
+        for (int64_t p = 0; p < done; p++) {
+            REAL sum = back[p];
+            for (int l = 0; l < m; l++) sum += slope[l] * step[l][p];
+            back[p] = sum;
+        }
+        if (slopes) for (int l = 0; l < m; l++) *slopes += slope[l];
+        if (own) for (int l = 0; l < m; l++) own[row[k + l] * updates] += slope[l];
+    }
+    if (to) for (int64_t p = 0; p < done; p++) NAME(add)(to, back[p], past + p * d, d);
+    return NAME(sum)(losses);
+}
+
+static __attribute__((noinline)) REAL NAME(batch)(
+        const REAL *table, const int64_t *item, const int32_t *row, int64_t start, int64_t stop,
+        const int64_t *next_item, const int32_t *next_row, int64_t next_end, const REAL *vector, REAL constant,
+        const REAL *steps, const REAL *past, int64_t updates, int64_t done, REAL share, const uint8_t *positive,
+        int64_t d, REAL *moved, REAL *to, REAL *own, REAL *slopes) {
+    FOR_DIMENSION(return NAME(batch_of)(table, item, row, start, stop, next_item, next_row, next_end, vector, constant,
+                                        steps, past, updates, done, share, positive, DIMENSION, moved, to, own, slopes))
 }
 
 /* Returns 0, or -1 without memory. */
 int NAME(inner_batch)(const REAL *table, const int64_t *items, int64_t n_slots, const REAL *vectors,
-                      const REAL *constants, int64_t updates, const REAL *const *steps, const REAL *const *past,
-                      const int32_t *order, int64_t start, int64_t end, const REAL *share, const uint8_t *positive,
-                      int64_t positive_stride, int64_t clients, int64_t n, int64_t d, REAL *loss, REAL *to_vectors,
-                      REAL *to_constants, REAL *step) {
-    FOR_DIMENSION(return NAME(inner_batch_of)(table, items, n_slots, vectors, constants, updates, steps, past, order,
-                                              start, end, share, positive, positive_stride, clients, n, DIMENSION,
-                                              loss, to_vectors, to_constants, step))
+                      const REAL *constants, REAL *steps, const REAL *past, int64_t updates, int64_t done,
+                      int64_t moves, const int32_t *order, int64_t start, int64_t end, const REAL *share,
+                      const uint8_t *positive, int64_t positive_stride, int64_t clients, int64_t n, int64_t d,
+                      REAL *loss, REAL *to_vectors, REAL *to_constants) {
+    REAL *moved = malloc((2 * done + 1) * sizeof *moved);
+    for (int64_t c = 0; c < clients && moved; c++) {
+        const int64_t *item = items ? items + c * n_slots : NULL, *next = items && c + 1 < clients ? item + n_slots : 0;
+        const int32_t *row = order + c * n;
+        REAL *step = steps + c * n_slots * updates, *own = moves ? step + done : NULL;
+        if (own) for (int64_t s = 0; s < n_slots; s++) own[s * updates] = 0;
+        loss[c] = NAME(batch)(table, item, row, start, stop_of(row, start, end), next, row + n, end, vectors + c * d,
+                              constants ? constants[c] : 0, step, past + c * updates * d, updates, done, share[c],
+                              positive + c * positive_stride, d, moved, to_vectors ? to_vectors + c * d : NULL, own,
+                              to_constants ? to_constants + c : NULL);
+    }
+    free(moved);
+    return moved ? 0 : -1;
+}
+
+/* Write the slots of n items, which are new ones if a client has none yet; returns how many it then holds.
+
+   slot_of: of each item that it holds, -1 for others */
+static __attribute__((noinline)) int64_t NAME(slots_of)(const int64_t *wanted, int64_t n, int64_t held,
+                                                        int32_t *slot_of, int64_t *item, int64_t *result,
+                                                        const REAL *table, int64_t d) {
+    for (int64_t i = 0; i < n; i++) {
+        const int32_t found = slot_of[wanted[i]], slot = found < 0 ? (int32_t)held : found;
+        FETCH(table + wanted[i] * d, d * sizeof(REAL));
+        slot_of[wanted[i]] = slot;
+        item[held] = wanted[i];
+        result[i] = slot;
+        held += found < 0;
+    }
+    return held;
+}
+
+static __attribute__((noinline)) void NAME(scale)(REAL *values, int64_t n, int64_t stride, REAL factor) {
+    for (int64_t i = 0; i < n; i++) values[i * stride] *= factor;
+}
+
+/* A client's items as slots, and its samples in them; returns how many there are. */
+static inline int64_t NAME(lay_out)(const REAL *table, const int64_t *positives, int64_t own, int64_t width,
+                                    const int64_t *negatives, int64_t drawn, int64_t n, int64_t d, int32_t *slot_of,
+                                    int64_t *item, int64_t *sample, uint8_t *positive, uint8_t *first) {
+    const int64_t known = NAME(slots_of)(positives, own, 0, slot_of, item, sample, table, d);
+    const int64_t held = NAME(slots_of)(negatives, drawn, known, slot_of, item, sample + width, table, d);
+    for (int64_t i = own; i < width; i++) sample[i] = 0;
+    for (int64_t i = width + drawn; i < n; i++) sample[i] = 0;
+    for (int64_t s = 0; s < held; s++) slot_of[item[s]] = -1;
+    for (int64_t s = held; s < n; s++) item[s] = item[0];
+    for (int64_t s = 0; s < n; s++) positive[s] = s < known;
+    for (int64_t s = 0; s < n; s++) first[s] = s < held;
+    return held;
+}
+
+/* See kernels.py: clients draw from the streams of their names, own batches may be fewer than batches, and updates
+   counts those of rows. Returns 0, or -1 without memory. */
+int NAME(inner_round)(const REAL *table, int64_t n_items, const int64_t *positives, int64_t width, const int64_t *count,
+                      int64_t each, const int64_t *names, uint64_t draws, const int64_t *others, const int32_t *listed,
+                      const int64_t *starts, const int64_t *gaps, int64_t n_gaps, const uint64_t *shuffles,
+                      int64_t epochs, int64_t batches, int64_t size, const uint8_t *turns, int64_t n_turns,
+                      int64_t updates, const REAL *rates, int64_t clients, int64_t d, const REAL *vectors,
+                      const REAL *constants, int64_t *items, int64_t *held, int64_t *samples, uint8_t *positive,
+                      uint8_t *first, REAL *steps, REAL *past, REAL *moved_vectors, REAL *moved_constants,
+                      double *loss) {
+    const int64_t n = width * (1 + each);
+    Deal deal;
+    int64_t *negative = malloc((width * each + 1) * sizeof *negative);
+    int32_t *slot_of = malloc(n_items * sizeof *slot_of), *row = malloc((n + 1) * sizeof *row);
+    REAL *room = malloc((2 * updates + 2 * d + 1) * sizeof *room), *vector = room + 2 * updates, *to = vector + d;
+    const int ready = deal_begin(&deal, n, size) && negative && slot_of && row && room;
+    if (ready) memset(slot_of, -1, n_items * sizeof *slot_of);
+    for (int64_t c = 0; c < clients && ready; c++) {
+        const int64_t drawn = count[c] * each, own = count[c] + drawn, own_batches = (own + size - 1) / size;
+        int64_t *item = items + c * n, *sample = samples + c * n;
+        draw(of_client(draws, names[c]), (uint64_t)others[c], listed ? listed + starts[c] : NULL,
+             listed ? NULL : gaps + c * n_gaps, n_gaps, drawn, negative);
+        held[c] = NAME(lay_out)(table, positives + c * width, count[c], width, negative, drawn, n, d, slot_of, item,
+                                sample, positive + c * n, first + c * n);
+        REAL *step = steps + c * n * updates, *before = past + c * updates * d, *moved = moved_vectors + c * d;
+        REAL constant = constants ? constants[c] : 0, moved_constant = 0, slopes;
+        double total = 0;
+        int64_t done = 0;
+        memset(step, 0, n * updates * sizeof *step);
+        memset(moved, 0, d * sizeof *moved);
+        memcpy(vector, vectors + c * d, d * sizeof *vector);
+        for (int64_t e = 0; e < epochs; e++) {
+            double epoch = 0;
+            deal_out(&deal, of_client(shuffles[e], names[c]), count[c], width, own, sample, size, row);
+            for (int64_t b = 0; b < own_batches; b++) {
+                const int64_t start = b * size, stop = start + size < own ? start + size : own;
+                const REAL share = 1 / (REAL)(stop - start), *rate = rates + 3 * (e * batches + b);
+                for (int64_t t = 0; t < n_turns; t++) {
+                    const int of_vectors = turns[t] & 1, of_rows = turns[t] & 2;
+                    if (of_rows) memcpy(before + done * d, vector, d * sizeof *vector);
+                    const REAL found = NAME(batch)(table, item, row, start, stop, NULL, NULL, 0, vector, constant, step,
+                                                   before, updates, done, share, positive + c * n, d, room,
+                                                   of_vectors ? to : NULL, of_rows ? step + done : NULL,
+                                                   constants ? &slopes : NULL);
+                    if (t == 0) epoch += found;
+                    if (of_vectors) {
+                        for (int64_t k = 0; k < d; k++) to[k] *= rate[0];
+                        for (int64_t k = 0; k < d; k++) { vector[k] += to[k]; moved[k] += to[k]; }
+                    }
+                    if (of_vectors && constants) { constant += slopes * rate[1]; moved_constant += slopes * rate[1]; }
+                    if (of_rows) NAME(scale)(step + done++, held[c], updates, rate[2]);
+                }
+            }
+            total += epoch;
+        }
+        memset(before + done * d, 0, (updates - done) * d * sizeof *before);
+        if (constants) moved_constants[c] = moved_constant;
+        loss[c] = total / (double)(own_batches * epochs > 1 ? own_batches * epochs : 1);
+    }
+    deal_end(&deal); free(negative); free(slot_of); free(row); free(room);
+    return ready ? 0 : -1;
 }
 
 void NAME(ranks)(const REAL *scores, const int64_t *items, int64_t clients, int64_t n, int64_t listed,

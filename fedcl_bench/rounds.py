@@ -13,6 +13,7 @@ from . import contract, draws
 from .backbone import Backbone, Tables
 from .halving import AnyChunk, can_run_out, in_halves
 from .inner import InnerTrainer, Outer
+from .inner_round import RoundTrainer, plan_of
 from .local import ListTrainer
 from .memory import empty_like
 from .method import DrawKey, Method
@@ -217,7 +218,7 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, 
                protection: Protection = OPEN) -> Callable[[AnyChunk], Trained]:
     """The function that trains the clients of one of a round's chunks; arguments as for ``train_round``."""
     shifts: dict[int, Tables] = {}
-    partial = is_partial(backbone, method, model, settings)
+    partial, plan = is_partial(backbone, method, model, settings), plan_of(backbone, method, model, settings)
     if row_penalties(method, model.public) and not backbone.whole_tables:
         shifts = {batches: _shift(model.public, method, backbone, settings, batches, place.round)
                   for batches in {chunk.batches for chunk in chunks}}
@@ -227,6 +228,8 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, 
             chunk = chunk.now()
         if isinstance(chunk, SessionChunk):
             trainer = SessionTrainer(chunk, model, backbone, method, settings, place, own_start, protection)
+        elif chunk.inner and not chunk.dense and plan is not None:
+            trainer = RoundTrainer(chunk, model, backbone, method, settings, place, plan)
         else:
             kind = InnerTrainer if chunk.inner else PartialTrainer if partial else ListTrainer
             trainer = kind(chunk, model, backbone, method, settings, place, protection)

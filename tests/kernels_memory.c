@@ -59,23 +59,36 @@ static const char *round_of(int64_t clients, int64_t p, int64_t k, int64_t m, in
 
     float *table = floats(m * d), *share = floats(clients), *loss = floats(clients), *constants = floats(clients);
     float *weights = floats(clients * n), *to = floats(clients * d), *slopes = floats(clients * n);
-    const float **steps = make(batches, sizeof *steps), **past = make(batches, sizeof *past);
-    int64_t *starts = INTEGERS(batches), *ends = INTEGERS(batches);
+    float *steps = floats(clients * n * batches), *past = floats(clients * batches * d), *vectors = floats(clients * d);
     for (int64_t b = 0; b < batches; b++) {
-        float *vectors = floats(clients * d), *step = floats(clients * n);
         const int64_t start = b * size, end = start + size < n ? start + size : n;
         batch_weights_float(order, start, end, share, clients, n, n, weights);
-        if (inner_batch_float(table, items, n, vectors, b % 2 ? constants : NULL, b, steps, past, order, start, end,
-                              share, positive, 0, clients, n, d, loss, b % 3 ? to : NULL, b % 2 ? constants : NULL,
-                              step))
+        if (inner_batch_float(table, items, n, vectors, b % 2 ? constants : NULL, steps, past, batches, b, b % 3 != 1,
+                              order, start, end, share, positive, 0, clients, n, d, loss, b % 3 ? to : NULL,
+                              b % 2 ? constants : NULL))
             return "inner_batch";
-        steps[b] = step;
-        past[b] = vectors;
-        starts[b] = b % 3 == 2 ? -1 : start;
-        ends[b] = end;
     }
-    if (add_outer_float(table, items, order, batches, starts, ends, steps, past, clients, n, n, d)) return "add_outer";
-    row_products_float(table, items, past[0], constants, clients, n, d, weights);
+    for (int64_t c = 0; c < clients; c++) users[c] = below(n + 1);
+    add_outer_float(table, items, below(2) ? users : NULL, steps, past, batches, clients, n, d);
+    const int64_t epochs = 1 + below(3), turns = 1 + below(2), updates = epochs * batches;
+    const uint8_t both[] = {3}, alternating[] = {1, 2};
+    uint64_t *shuffles = make(epochs, 8);
+    for (int64_t e = 0; e < epochs; e++) shuffles[e] = (uint64_t)below(INT64_MAX);
+    float *rates = floats(3 * updates), *all_steps = floats(clients * n * updates);
+    float *all_past = floats(clients * updates * d), *moved = floats(clients * d), *moved_constants = floats(clients);
+    int64_t *held_items = INTEGERS(clients * n), *n_held = INTEGERS(clients), *samples = INTEGERS(clients * n);
+    uint8_t *positives_of = make(clients * n, 1), *first_of = make(clients * n, 1);
+    double *losses = make(clients, sizeof *losses);
+    if (inner_round_float(table, m, ascending, p, count, k, keys, 7, others, NULL, NULL, gap, p, shuffles, epochs,
+                          batches, size, turns == 1 ? both : alternating, turns, updates, rates, clients, d, vectors,
+                          below(2) ? constants : NULL, held_items, n_held, samples, positives_of, first_of, all_steps,
+                          all_past, moved, moved_constants, losses))
+        return "inner_round";
+    for (int64_t i = 0; i < clients * n; i++)
+        if (held_items[i] < 0 || held_items[i] >= m || samples[i] < 0 || samples[i] >= n_held[i / n])
+            return "slots of inner_round";
+    add_outer_float(table, held_items, n_held, all_steps, all_past, updates, clients, n, d);
+    row_products_float(table, items, vectors, constants, clients, n, d, weights);
     row_sums_float(table, items, weights, clients, n, d, to);
     weighted_bce(weights, weights, weights, clients, n, loss, slopes);
     ranks_float(weights, canonical, clients, n, n, items);

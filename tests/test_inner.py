@@ -79,7 +79,7 @@ def test_outer_products():
     """Two updates of two clients' tables of three items, d = 2."""
     steps = (torch.tensor([[1.0, 0.0, 2.0], [0.0, 3.0, 0.0]]), torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]))
     vectors = (torch.tensor([[1.0, 2.0], [1.0, 0.0]]), torch.tensor([[0.0, 1.0], [5.0, 7.0]]))
-    outer = Outer(torch.zeros(3, 2), None, steps, vectors)
+    outer = Outer(torch.zeros(3, 2), None, torch.stack(steps, 2), torch.stack(vectors, 1))
     rows = torch.tensor([[[1.0, 2.0], [0.0, 1.0], [2.0, 4.0]], [[5.0, 7.0], [3.0, 0.0], [0.0, 0.0]]])
     assert torch.equal(outer.rows(), rows)
     for some, expected in ((outer, rows.sum(0)), (outer.scaled(torch.tensor([2.0, -1.0])), 2.0 * rows[0] - rows[1])):

@@ -163,11 +163,16 @@ def test_products_with_rows_read_in_place(dim, dtype):
     torch.testing.assert_close(kernels.row_products(table, items, vectors, constants), expected + constants, **near)
     torch.testing.assert_close(kernels.row_sums(table, items, factors),
                                torch.einsum("cn,cnd->cd", factors, table[items]), **near)
-    total, again = table.clone(), factors.flip(0)
-    kernels.add_outer(total, items, (factors, again), (vectors, constants * vectors), (None, None))
-    added = (factors[:, :, None] * vectors[:, None] + again[:, :, None] * (constants * vectors)[:, None]).flatten(0, 1)
-    torch.testing.assert_close(total, table.index_add(0, items.flatten(), added), **near)
-    assert torch.equal(total[~torch.isin(torch.arange(50), items)], table[~torch.isin(torch.arange(50), items)])
+    steps, past = torch.stack([factors, factors.flip(0)], 2), torch.stack([vectors, constants * vectors], 1)
+    held = torch.tensor([30, 0, 7, 29])
+    for some in (None, held):
+        total, by_client = table.clone(), (steps @ past)
+        kernels.add_outer(total, items, some, steps, past)
+        if some is not None:
+            by_client *= (torch.arange(30) < held[:, None])[:, :, None]
+        torch.testing.assert_close(total, table.index_add(0, items.flatten(), by_client.flatten(0, 1)), **near)
+        untouched = ~torch.isin(torch.arange(50), items)
+        assert torch.equal(total[untouched], table[untouched])
 
 
 @compiled
@@ -177,9 +182,9 @@ def test_tensors_have_to_be_contiguous():
 
 
 @compiled
-def test_every_update_has_its_step_vector_and_batch():
-    with pytest.raises(ValueError, match="1 steps, 1 vectors, 0 local batches"):
-        kernels.add_outer(torch.zeros(4, 3), None, (torch.zeros(2, 4),), (torch.zeros(2, 3),), ())
+def test_every_update_has_its_vector():
+    with pytest.raises(ValueError, match=r"vectors of shape \(2, 1, 3\), expected \(2, 5, 3\)"):
+        kernels.add_outer(torch.zeros(4, 3), None, None, torch.zeros(2, 4, 5), torch.zeros(2, 1, 3))
 
 
 @compiled

@@ -9,7 +9,7 @@ import oracle
 import pytest
 import torch
 
-from fedcl_bench import kernels, sampling
+from fedcl_bench import kernels, rounds, sampling
 from fedcl_bench import local as local_training
 from fedcl_bench.growth import grow
 from fedcl_bench.inner import is_inner
@@ -199,7 +199,10 @@ def test_round_on_rows_read_in_place_equals_oracle(registry, ml100k, monkeypatch
         monkeypatch.setattr(module, "WEIGHTED_BATCHES", 1 << 30)  # for heavy clients too
     monkeypatch.setattr(sampling, "MOST_UPDATES", 1 << 30)
     compare(registry, ml100k, backbone, method, LOCAL[local], count=8, layout="in place")
-    if method == "ft":
+    if method == "ft":  # FedMF's and PFedRec's clients were trained in one call; now local batch by local batch
+        compare(registry, ml100k, backbone, method, LOCAL[local], count=8, layout="in place", weighted=True)
+        monkeypatch.setattr(rounds, "plan_of", lambda *_: None)
+        compare(registry, ml100k, backbone, method, LOCAL[local], count=8, layout="in place")
         compare(registry, ml100k, backbone, method, LOCAL[local], count=8, layout="in place", weighted=True)
 
 

@@ -1,0 +1,139 @@
+"""The whole round of a chunk's clients as one call of compiled kernels, where nothing else has a say in it.
+
+So it is for backbones whose logits are inner products (see ``inner.py``) of item rows and a private parameter itself,
+plus a private constant or none, trained by SGD on the usual loss: FedMF and PFedRec. What a method adds to training, a
+loss of its own or a look at parameters before and after, needs the local batches one by one; ``InnerTrainer`` has them,
+and the numbers are the same to the bit.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import contract, draws, kernels
+from .backbone import Backbone, Tables
+from .inner import Outer, scores_samples_only
+from .method import DrawKey, Method
+from .model import Snapshot
+from .sampling import Chunk, LocalSettings
+from .trainer import Slots
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is trained, and when.
+
+    Attributes:
+        item, vector, constant: names of the item table, of the private parameter that item rows are multiplied with,
+            and of what is added, or None.
+        turns: of the groups of parameters that take their steps one after the other in a local batch, whether the
+            private ones (1), item rows (2) or both (3) are in it; uint8.
+    """
+
+    item: str
+    vector: str
+    constant: str | None
+    turns: Tensor
+
+
+def plan_of(backbone: Backbone, method: Method, model: Snapshot, settings: LocalSettings) -> Plan | None:
+    """How to train clients that are trained without copies of item rows (``inner.is_inner``) in one call; None: they
+    cannot be."""
+    if (len(model.public) != 1 or not kernels.serve(table := next(iter(model.public.values())))
+            or model.dense or model.served or model.memory or not scores_samples_only(backbone, method)
+            or settings.tolerance > 0.0 or settings.negative_draw != "repeated" or backbone.pull(model.n_items) > 0.0
+            or any(getattr(type(method), hook) is not getattr(Method, hook)
+                   for hook in ("begin_local", "end_local", "replayed_items", "uploads"))):
+        return None
+    names = _factors(backbone, table.shape[1], tuple((name, value.shape[1:]) for name, value in model.private.items()))
+    if names is None:
+        return None
+    item, (vector, constant) = next(iter(model.public)), names
+    private = set(model.private)
+    if private != {vector, constant} - {None}:
+        return None
+    turns = []
+    for group in map(set, backbone.groups([*model.private, item])):
+        if not group or group & private not in (set(), private):
+            return None
+        turns.append((1 if group & private else 0) + (2 if item in group else 0))
+    return Plan(item, vector, constant, torch.tensor(turns, dtype=torch.uint8))
+
+
+@functools.lru_cache(maxsize=16)
+def _factors(backbone: Backbone, dim: int, private: tuple[tuple[str, torch.Size], ...]) -> list[str | None] | None:
+    """The names of the private parameters that the factors of logits are, None for a constant there is not; None: the
+    factors are made of parameters.
+
+    Args:
+        private: names and shapes of a client's parameters.
+    """
+    one = {name: torch.zeros(1, *shape, requires_grad=True) for name, shape in private}
+    with torch.enable_grad():
+        found = backbone.factors(one)
+    if found is None or not one:
+        return None
+    names = [None if factor is None else _itself(factor, shape, one)
+             for factor, shape in zip(found, ((1, dim), (1, 1)))]
+    return None if any(name is None and factor is not None for name, factor in zip(names, found)) else names
+
+
+def _itself(factor: Tensor, shape: tuple[int, ...], parameters: Tables) -> str | None:
+    """The parameter that a factor is, its gradient too; None: it is made of parameters."""
+    for name, value in parameters.items():
+        if value.data_ptr() == factor.data_ptr() and factor.shape == shape and value.numel() == factor.numel() \
+                and factor.requires_grad:
+            slopes = torch.arange(1.0, 1.0 + factor.numel()).to(factor).view(shape)
+            passed, = torch.autograd.grad(factor, value, slopes, allow_unused=True)
+            return name if passed is not None and torch.equal(passed.view(shape), slopes) else None
+    return None
+
+
+class RoundTrainer:
+    """Local training of one chunk; arguments and attributes as of ``trainer.ChunkTrainer``."""
+
+    def __init__(self, chunk: Chunk, model: Snapshot, backbone: Backbone, method: Method, settings: LocalSettings,
+                 draw: DrawKey, plan: Plan):
+        self.chunk, self.model, self.backbone, self.settings, self.draw, self.plan = (chunk, model, backbone, settings,
+                                                                                      draw, plan)
+        self.users = chunk.users
+        self.moved: dict[str, Tensor | Outer] = {}
+        self.replaced: Tables = {}
+        self.uploads: Tables = {}
+        self.declared = method.uploads(backbone, draw.round)
+
+    def _rates(self) -> Tensor:
+        """By what gradients of vectors, constants and item rows are multiplied in each local batch, (batches, 3)."""
+        usual, names = self.backbone.settings.lr, (self.plan.vector, self.plan.constant, self.plan.item)
+        rates = [self.backbone.learning_rates(self.model.n_items, self.draw.round, batch)
+                 for batch in range(self.chunk.batches * self.settings.local_epochs)]
+        return torch.tensor([[-rate.get(name, usual) for name in names] for rate in rates],
+                            dtype=self.model.public[self.plan.item].dtype)
+
+    def train(self) -> Tensor:
+        """Run all local batches: fills ``slots`` and ``moved``.
+
+        Returns:
+            Each client's loss averaged over its local batches, shape (C,).
+        """
+        chunk, plan, place, table = self.chunk, self.plan, self.draw, self.model.public[self.plan.item]
+        names = [name for name in (plan.vector, plan.constant) if name is not None]
+        own = {name: self.model.private[name].index_select(0, self.users) for name in names}
+        others, epochs = chunk.others, range(self.settings.local_epochs)
+        done = kernels.inner_round(
+            table, chunk.positives, chunk.count, self.settings.negatives, draws.names(self.users),
+            draws.key(place.seed, "negatives", place.step, place.round),
+            [draws.key(place.seed, "shuffle", place.step, place.round, epoch) for epoch in epochs],
+            (others.count, others.items, others.start, others.gaps), chunk.batches, self.settings.batch_size,
+            plan.turns, self._rates(), own[plan.vector].view(-1, table.shape[1]), own.get(plan.constant))
+        self.slots = Slots(done.items, done.positive, done.sample, done.items[:, :0], done.first_copy)
+        for name, moved in zip(names, done.moved):
+            self.moved[name] = moved.view_as(own[name])
+        self.moved[plan.item] = Outer(table, done.items, done.steps, done.vectors, done.held)
+        if place.step == place.round == 0:
+            contract.check_moved(self.backbone, "score", [*done.moved, done.steps], own.values(), self.users)
+        return done.loss
