@@ -78,14 +78,15 @@ def run_job(job: Job, pipe: Pipe, threads: int, streams: OrderedDict[Any, Any]) 
     Args:
         streams: streams of earlier jobs, by what they were made of; kept up to date.
     """
-    import torch
+    from .memory import importing, reset_peak
+    with importing():
+        import torch
 
-    from .config import make_config, resolve_device
-    from .datasets import load_stream
-    from .errors import Busy, RunFailed, UserError
-    from .memory import reset_peak
-    from .registry import discover
-    from .runner import Interrupted, execute
+        from .config import make_config, resolve_device
+        from .datasets import load_stream
+        from .errors import Busy, RunFailed, UserError
+        from .registry import discover
+        from .runner import Interrupted, execute
 
     torch.set_num_threads(threads)
     reset_peak()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..memory import importing
 from .common import (add_dataset, add_device, add_plugins, add_quiet, add_ray, add_results, cores, count, seed,
                      split_federated_recommender, stop_between_rounds)
 
@@ -86,14 +87,15 @@ def _merge_config_file(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..config import make_config, resolve_device
-    from ..datasets import load_stream
-    from ..progress import Display
-    from ..registry import discover
-    from ..report import combined, show_result
-    from ..runner import Here, Interrupted, execute
-    from ..server import participants
-    from ..settings import parse_assignments
+    with importing():
+        from ..config import make_config, resolve_device
+        from ..datasets import load_stream
+        from ..progress import Display
+        from ..registry import discover
+        from ..report import combined, show_result
+        from ..runner import Here, Interrupted, execute
+        from ..server import participants
+        from ..settings import parse_assignments
 
     from_file = _merge_config_file(args)
     registry = discover(args.plugins)
