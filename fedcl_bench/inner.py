@@ -26,7 +26,7 @@ from .local import ListTrainer, LocalBatch, View
 from .method import Method
 from .model import Snapshot
 from .optim import SGD, make_optimiser
-from .sampling import WEIGHTED_BATCHES, LocalSettings
+from .sampling import LocalSettings
 from .trainer import row_penalties
 
 
@@ -41,6 +41,7 @@ class Outer:
         steps: of each update, (C, slots, updates).
         vectors: of each update, (C, updates, d).
         held: in how many slots, the first, a client has steps that are not 0, (C,), if known.
+        few: updates have steps for the samples of a local batch only.
     """
 
     table: Tensor
@@ -48,11 +49,12 @@ class Outer:
     steps: Tensor
     vectors: Tensor
     held: Tensor | None = None
+    few: bool = False
 
     def __getitem__(self, part: slice | Tensor) -> "Outer":
         """Of some clients."""
-        return Outer(self.table, None if self.items is None else self.items[part], self.steps[part], self.vectors[part],
-                     None if self.held is None else self.held[part])
+        return replace(self, items=None if self.items is None else self.items[part], steps=self.steps[part],
+                       vectors=self.vectors[part], held=None if self.held is None else self.held[part])
 
     def first(self, updates: int) -> "Outer":
         """Of the first updates only."""
@@ -64,8 +66,7 @@ class Outer:
 
     def add_to(self, total: Tensor) -> None:
         """Add the sum over clients to a table of shape (items, d)."""
-        many = self.steps.shape[2] > WEIGHTED_BATCHES  # then most steps are 0
-        if self.items is not None or (many and kernels.serve(total)):
+        if self.items is not None or (self.few and kernels.serve(total)):
             kernels.add_outer(total, self.items, self.held, self.steps.contiguous(), self.vectors)
             return
         for step, vector in zip(self.steps.unbind(2), self.vectors.unbind(1)):
@@ -76,33 +77,40 @@ class Outer:
         return self.steps @ self.vectors
 
 
+def _logits(vectors: Tensor, constants: Tensor | None, outer: Outer) -> Tensor:
+    """vectors @ table.T + constants + sum_k steps_k (past_k . vectors) of each slot, (C, slots)."""
+    if outer.items is not None:
+        logits = kernels.row_products(outer.table, outer.items, vectors, constants)
+    elif constants is None:
+        logits = vectors @ outer.table.T
+    else:
+        logits = torch.addmm(constants, vectors, outer.table.T)
+    for step, past in zip(outer.steps.unbind(2), outer.vectors.unbind(1)):
+        logits.addcmul_(step, (past * vectors).sum(1, keepdim=True))
+    return logits
+
+
+def _to_vectors(gradient: Tensor, outer: Outer) -> Tensor:
+    """The gradient of the vectors, (C, d), given that of the logits."""
+    result = gradient @ outer.table if outer.items is None else kernels.row_sums(outer.table, outer.items, gradient)
+    for step, past in zip(outer.steps.unbind(2), outer.vectors.unbind(1)):
+        result.addcmul_((gradient * step).sum(1, keepdim=True), past)
+    return result
+
+
 class _Logits(torch.autograd.Function):
-    """vectors @ table.T + constants + sum_k steps_k (past_k . vectors), whose gradient with respect to ``own``, which
-    stands for what the client will have added to each logit's row, is that of the logits themselves."""
+    """``_logits``, whose gradient with respect to ``own``, which stands for what the client will have added to each
+    logit's row, is that of the logits themselves."""
 
     @staticmethod
     def forward(ctx, vectors: Tensor, constants: Tensor | None, own: Tensor, outer: Outer) -> Tensor:
         ctx.outer = outer
-        if outer.items is not None:
-            logits = kernels.row_products(outer.table, outer.items, vectors, constants)
-        elif constants is None:
-            logits = vectors @ outer.table.T
-        else:
-            logits = torch.addmm(constants, vectors, outer.table.T)
-        for step, past in zip(outer.steps.unbind(2), outer.vectors.unbind(1)):
-            logits.addcmul_(step, (past * vectors).sum(1, keepdim=True))
-        return logits
+        return _logits(vectors, constants, outer)
 
     @staticmethod
     def backward(ctx, gradient: Tensor):
-        to_vectors, to_constants, outer = None, None, ctx.outer
-        if ctx.needs_input_grad[0]:
-            to_vectors = (gradient @ outer.table if outer.items is None else
-                          kernels.row_sums(outer.table, outer.items, gradient))
-            for step, past in zip(outer.steps.unbind(2), outer.vectors.unbind(1)):
-                to_vectors.addcmul_((gradient * step).sum(1, keepdim=True), past)
-        if ctx.needs_input_grad[1]:
-            to_constants = gradient.sum(1, keepdim=True)
+        to_vectors = _to_vectors(gradient, ctx.outer) if ctx.needs_input_grad[0] else None
+        to_constants = gradient.sum(1, keepdim=True) if ctx.needs_input_grad[1] else None
         return to_vectors, to_constants, gradient if ctx.needs_input_grad[2] else None, None
 
 
@@ -113,10 +121,10 @@ class InnerTrainer(ListTrainer):
     def _own_copies(self) -> Tables:
         (self.name, table), = self.model.public.items()
         slots, updates = self.slots.items, self.batches * self.settings.local_epochs
-        self.outer = Outer(table, None if self.whole else slots.contiguous(), table.new_empty(*slots.shape, updates),
-                           table.new_empty(len(slots), updates, table.shape[1]))
-        self.done = 0  # updates so far
         self.fused = kernels.serve(table) and _usual_loss(self.backbone)
+        self.outer = Outer(table, None if self.whole else slots.contiguous(), table.new_empty(*slots.shape, updates),
+                           table.new_empty(len(slots), updates, table.shape[1]), few=self.fused)
+        self.done = 0  # updates so far
         return {self.name: table.new_zeros(()).expand(self.slots.items.shape)}
 
     def _epoch(self, epoch: int) -> Iterator[View]:
@@ -148,37 +156,49 @@ class InnerTrainer(ListTrainer):
     def _gradients(self, view: View, some: Tables, number: int) -> tuple[Tensor, Sequence[Tensor | None]]:
         if view.members is None:
             return super()._gradients(view, some, number)
+        vectors, constants = self._factors(self.clients)
+        added = None if constants is None else constants.detach().to(self.vectors).contiguous()
+        names = [name for name in some if name != self.name]
         term = None
         if type(self.method).local_loss is not Method.local_loss:
-            batch = LocalBatch(self, view, lambda: self._score(self.clients, self.rows),
-                               replace(self.draw, batch=number))
+            batch = LocalBatch(self, view, lambda: _logits(self.vectors, added, self.outer.first(self.done))
+                               .requires_grad_(), replace(self.draw, batch=number))
             term = self.method.local_loss(batch)
         self.idle_are_still = term is None and self.settings.tolerance == 0.0
-        if term is not None:
+        direct: Sequence[Tensor | None] = [None] * len(names)  # gradients other than through the logits
+        if term is None:
+            loss, to_vectors, to_constants = kernels.inner_batch(
+                self.outer.table, self.outer.items, self.vectors, added, self.outer.steps, self.outer.vectors, self.done,
+                view.members, self.slots.positive, vectors.requires_grad,
+                constants is not None and constants.requires_grad, self.name in some)
+            to_rows = self.outer.steps[:, :, self.done] if self.name in some else None
+        else:
+            self.outer = replace(self.outer, few=False)
             contract.check_tensor(self.method, "local_loss", term, (len(self.users),), "(C,): one number per client")
             loss = self.backbone.loss(batch.scores, self._labels, view.members.weights()) + term
-            return loss, torch.autograd.grad(loss.sum(), list(some.values()), allow_unused=True)
-        vectors, constants = self._factors(self.clients)
-        members, outer = view.members, self.outer
+            to_rows, *direct = torch.autograd.grad(loss.sum(), [batch.scores, *(some[name] for name in names)],
+                                                   allow_unused=True)
+            to_vectors = _to_vectors(to_rows, self.outer.first(self.done)) if vectors.requires_grad else None
+            to_constants = to_rows.sum(1, keepdim=True) if constants is not None and constants.requires_grad else None
+        gradients = dict(zip(names, self._through(vectors, constants, to_vectors, to_constants,
+                                                  [some[name] for name in names])))
+        for name, gradient in zip(names, direct):
+            if gradient is not None:
+                gradients[name] = gradient if gradients[name] is None else gradients[name] + gradient
+        return loss, [to_rows if name == self.name else gradients[name] for name in some]
+
+    def _through(self, vectors: Tensor, constants: Tensor | None, to_vectors: Tensor | None,
+                 to_constants: Tensor | None, parameters: list[Tensor]) -> Sequence[Tensor | None]:
+        """The gradients of the parameters that factors are made of, given the factors'."""
         factors = [factor for factor in (vectors, constants) if factor is not None and factor.requires_grad]
-        added = None if constants is None else constants.detach().to(outer.table).contiguous()
-        loss, to_vectors, to_constants = kernels.inner_batch(
-            outer.table, outer.items, self.vectors, added, outer.steps, outer.vectors, self.done, members,
-            self.slots.positive, vectors.requires_grad, constants is not None and constants.requires_grad,
-            self.name in some)
-        to_rows = outer.steps[:, :, self.done] if self.name in some else None
-        names = [name for name in some if name != self.name]
-        if not names:
-            return loss, [to_rows]
+        if not parameters:
+            return []
         if not factors:
             contract.require_gradient(self.backbone, vectors)
-        if len(names) == 1 and vectors is some[names[0]]:  # needs no graph
-            gradients = {names[0]: to_vectors}
-        else:
-            gradients = dict(zip(names, torch.autograd.grad(
-                factors, [some[name] for name in names], [g for g in (to_vectors, to_constants) if g is not None],
-                allow_unused=True)))
-        return loss, [to_rows if name == self.name else gradients[name] for name in some]
+        if len(parameters) == 1 and vectors is parameters[0]:  # needs no graph
+            return [to_vectors]
+        return torch.autograd.grad(factors, parameters, [g for g in (to_vectors, to_constants) if g is not None],
+                                   allow_unused=True)
 
     def _move(self, name: str, value: Tensor | None, update: Tensor) -> None:
         if name != self.name:
