@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from . import kernels
+
 GAMMA = 0x9E3779B97F4A7C15
 _MIX1 = 0xBF58476D1CE4E5B9
 _MIX2 = 0x94D049BB133111EB
@@ -40,6 +42,9 @@ def _shift(z: Tensor, bits: int) -> Tensor:
 
 def _mix_in_place(z: Tensor) -> Tensor:
     """SplitMix64's finaliser on int64 bit patterns of any shape; overwrites ``z``."""
+    if kernels.serve(z) and z.is_contiguous():
+        kernels.mixed(z)
+        return z
     z.bitwise_xor_(_shift(z, 30)).mul_(_signed(_MIX1))
     z.bitwise_xor_(_shift(z, 27)).mul_(_signed(_MIX2))
     return z.bitwise_xor_(_shift(z, 31))

@@ -27,6 +27,10 @@ static inline uint64_t mix(uint64_t z) {
     return z ^ (z >> 31);
 }
 
+void mixed(uint64_t *numbers, int64_t n) {
+    for (int64_t i = 0; i < n; i++) numbers[i] = mix(numbers[i]);
+}
+
 /* The key of a client's stream, given the key without it. */
 static inline uint64_t of_client(uint64_t key, int64_t name) { return mix(key + (uint64_t)(name + 1) * GAMMA); }
 

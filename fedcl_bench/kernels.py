@@ -109,12 +109,15 @@ class _Rows:
     of: Tensor
 
 
-def _call(name: str, *arguments: Tensor | _Rows | ctypes.Array | int | None) -> int:
-    """A function of ``kernels.c``; tensors, which have to be contiguous, are passed by address and numbers as int64."""
+def _call(name: str, *arguments: Tensor | _Rows | ctypes.Array | int | float | None) -> int:
+    """A function of ``kernels.c``; tensors, which have to be contiguous, are passed by address and numbers as int64 or
+    double."""
     passed = []
     for argument in arguments:
         if isinstance(argument, int):
             passed.append(ctypes.c_int64(argument))
+        elif isinstance(argument, float):
+            passed.append(ctypes.c_double(argument))
         elif isinstance(argument, ctypes.Array):
             passed.append(argument)
         elif argument is None:
@@ -130,6 +133,11 @@ def _call(name: str, *arguments: Tensor | _Rows | ctypes.Array | int | None) -> 
 
 def _real(name: str, tensor: Tensor) -> str:
     return f"{name}_{ {torch.float32: 'float', torch.float64: 'double'}[tensor.dtype]}"
+
+
+def mixed(numbers: Tensor) -> None:
+    """``draws.mix`` of every number, in its place; int64 of any shape."""
+    _call("mixed", numbers, numbers.numel())
 
 
 def negatives(keys: Tensor, own: Tensor, others: Tensor, listed: Tensor | None, start: Tensor | None,
@@ -255,8 +263,12 @@ def add_outer(table: Tensor, items: Tensor | None, held: Tensor | None, steps: T
     (clients, slots, updates), d = steps.shape, table.shape[1]
     if vectors.shape != (clients, updates, d):
         raise ValueError(f"add_outer: vectors of shape {tuple(vectors.shape)}, expected {(clients, updates, d)}")
-    _call(_real("add_outer", table), table, items, held, steps, vectors.contiguous(), updates, clients, slots,
-          d)
+    _call(_real("add_outer", table), table, items, held, steps, vectors.contiguous(), updates, clients, slots, d)
+
+
+def mean(sums: Tensor, table: Tensor, whole: float) -> None:
+    """Write over sums: ``sums / whole + table``."""
+    _call(_real("mean", sums), sums, table, whole, sums.numel())
 
 
 def inner_batch(table: Tensor, items: Tensor | None, vectors: Tensor, constants: Tensor | None, steps: Tensor,

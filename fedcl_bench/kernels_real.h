@@ -145,6 +145,11 @@ void NAME(add_outer)(REAL *table, const int64_t *items, const int64_t *held, con
     FOR_DIMENSION(NAME(add_outer_of)(table, items, held, steps, vectors, updates, clients, n_slots, DIMENSION))
 }
 
+void NAME(mean)(REAL *sums, const REAL *table, double whole, int64_t n) {
+    const REAL divisor = (REAL)whole;
+    for (int64_t i = 0; i < n; i++) sums[i] = sums[i] / divisor + table[i];
+}
+
 /* One client's local batch of logits that are inner products; returns its loss.
 
    item: of each slot, or NULL: all, in order
@@ -297,12 +302,15 @@ int NAME(inner_round)(const REAL *table, int64_t n_items, const int64_t *positiv
     const int ready = deal_begin(&deal, n, size) && negative && slot_of && row && room;
     if (ready) memset(slot_of, -1, n_items * sizeof *slot_of);
     for (int64_t c = 0; c < clients && ready; c++) {
-        const int64_t drawn = count[c] * each, own = count[c] + drawn, own_batches = (own + size - 1) / size;
-        int64_t *item = items + c * n, *sample = samples + c * n;
-        draw(of_client(draws, names[c]), (uint64_t)others[c], listed ? listed + starts[c] : NULL,
-             listed ? NULL : gaps + c * n_gaps, n_gaps, drawn, negative);
-        held[c] = NAME(lay_out)(table, positives + c * width, count[c], width, negative, drawn, n, d, slot_of, item,
-                                sample, positive + c * n, first + c * n);
+        for (int64_t next = c ? c + 1 : 0; next <= c + 1 && next < clients; next++) {  /* whose rows are fetched */
+            draw(of_client(draws, names[next]), (uint64_t)others[next], listed ? listed + starts[next] : NULL,
+                 listed ? NULL : gaps + next * n_gaps, n_gaps, count[next] * each, negative);
+            held[next] = NAME(lay_out)(table, positives + next * width, count[next], width, negative,
+                                       count[next] * each, n, d, slot_of, items + next * n, samples + next * n,
+                                       positive + next * n, first + next * n);
+        }
+        const int64_t own = count[c] * (1 + each), own_batches = (own + size - 1) / size;
+        const int64_t *item = items + c * n, *sample = samples + c * n;
         REAL *step = steps + c * n * updates, *before = past + c * updates * d, *moved = moved_vectors + c * d;
         REAL constant = constants ? constants[c] : 0, moved_constant = 0, slopes;
         double total = 0;

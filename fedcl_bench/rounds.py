@@ -9,7 +9,7 @@ from typing import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from . import contract, draws
+from . import contract, draws, kernels
 from .backbone import Backbone, Tables
 from .halving import AnyChunk, can_run_out, in_halves
 from .inner import InnerTrainer, Outer
@@ -22,12 +22,13 @@ from .optim import make_optimiser
 from .partial import PartialTrainer, is_partial
 from .parallel import in_order
 from .protection import OPEN, Protection
-from .sampling import LaterChunk, LocalSettings
+from .sampling import Chunk, LaterChunk, LocalSettings
 from .session_local import SessionChunk, SessionTrainer
 from .trainer import ChunkTrainer, Slots, own_start_key, row_penalties, writable
 
 
-_ROWS_AT_ONCE = 1 << 13  # of tables that are read and written in several passes
+_AT_ONCE = 1 << 19  # numbers of a table
+_SHORT = 1 << 18  # samples of a round
 
 
 def _shift(public: Tables, method: Method, backbone: Backbone, settings: LocalSettings, batches: int,
@@ -259,12 +260,20 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, 
 
 
 def _mean(change: Tensor, whole: Tensor, table: Tensor) -> Tensor:
-    """What the server sent plus the mean change, in the sum's memory; in pieces that stay in the cache."""
-    if change.dim() == 0:
+    """What the server sent plus the mean change, in the sum's memory; in pieces that threads take in turns."""
+    if not (kernels.serve(change) and table.is_contiguous()):
         return change.div_(whole).add_(table)
-    pieces = list(zip(change.split(_ROWS_AT_ONCE), table.split(_ROWS_AT_ONCE)))
-    list(in_order(lambda piece: piece[0].div_(whole).add_(piece[1]), pieces, change.device))
+    pieces = zip(change.view(-1).split(_AT_ONCE), table.view(-1).split(_AT_ONCE))
+    list(in_order(lambda piece: kernels.mean(*piece, float(whole)), list(pieces), change.device))
     return change
+
+
+def _is_short(chunks: Sequence[AnyChunk], method: Method, settings: LocalSettings) -> bool:
+    """Whether threads would only wait for each other: a method's own loss on little data is many short operations,
+    which Python calls one at a time."""
+    if type(method).local_loss is Method.local_loss or not all(isinstance(c, Chunk) and c.inner for c in chunks):
+        return False
+    return sum(chunk.positives.numel() for chunk in chunks) * (1 + settings.negatives) < _SHORT
 
 
 def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, method: Method,
@@ -308,7 +317,8 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
     def attempt(chunk: AnyChunk) -> list[Trained]:
         return in_halves(train, chunk, method) if can_run_out(device) else [train(chunk)]
 
-    for trained in chain.from_iterable(in_order(attempt, chunks, device)):
+    trained_in_order = map(attempt, chunks) if _is_short(chunks, method, settings) else in_order(attempt, chunks, device)
+    for trained in chain.from_iterable(trained_in_order):
         observe(trained)
         total += trained.loss.sum()
         users, items = trained.users, trained.slots.items

@@ -88,6 +88,8 @@ static const char *round_of(int64_t clients, int64_t p, int64_t k, int64_t m, in
         if (held_items[i] < 0 || held_items[i] >= m || samples[i] < 0 || samples[i] >= n_held[i / n])
             return "slots of inner_round";
     add_outer_float(table, held_items, n_held, all_steps, all_past, updates, clients, n, d);
+    mean_float(weights, steps, 3.0, clients * n);
+    mixed((uint64_t *)keys, clients);
     row_products_float(table, items, vectors, constants, clients, n, d, weights);
     row_sums_float(table, items, weights, clients, n, d, to);
     weighted_bce(weights, weights, weights, clients, n, loss, slopes);

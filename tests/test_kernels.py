@@ -176,6 +176,25 @@ def test_products_with_rows_read_in_place(dim, dtype):
 
 
 @compiled
+def test_keys_to_the_bit(without):
+    def drawn():
+        keys = draws.client_keys(5, torch.arange(40))
+        return keys, draws.bits(keys[:, None], torch.arange(12))
+
+    assert all(map(torch.equal, drawn(), without(drawn)))
+    assert draws.client_keys(draws.key(5, "x"), torch.tensor([7])).item() % 2 ** 64 == draws.key(5, "x", 7)
+
+
+@compiled
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_mean_to_the_bit(dtype):
+    sums, table = torch.randn(2, 999, generator=torch.Generator().manual_seed(0), dtype=dtype).unbind()
+    expected = sums.clone().div_(torch.tensor(587.3, dtype=torch.float64)).add_(table)
+    kernels.mean(sums, table, 587.3)
+    assert torch.equal(sums, expected)
+
+
+@compiled
 def test_tensors_have_to_be_contiguous():
     with pytest.raises(ValueError, match="row_products_float: a tensor of shape .* is not contiguous"):
         kernels.row_products(torch.zeros(4, 3), torch.zeros(6, 2, dtype=torch.int64).T, torch.zeros(2, 3), None)
