@@ -46,6 +46,7 @@ def plan_of(backbone: Backbone, method: Method, model: Snapshot, settings: Local
     if (len(model.public) != 1 or not kernels.serve(table := next(iter(model.public.values())))
             or model.dense or model.served or model.memory or not scores_samples_only(backbone, method)
             or settings.tolerance > 0.0 or settings.negative_draw != "repeated" or backbone.pull(model.n_items) > 0.0
+            or any(value.dtype != table.dtype for value in model.private.values())
             or any(getattr(type(method), hook) is not getattr(Method, hook)
                    for hook in ("begin_local", "end_local", "replayed_items", "uploads"))):
         return None
