@@ -27,7 +27,7 @@ def rounds(model):
 
 
 def test_every_size_is_there(rounds):
-    assert len(rounds) == 15
+    assert len(rounds) == 19
     assert {r.clients for r in rounds} == {1e3, 1e4, 3e4, 1e5, 1e6}
     assert {r.items for r in rounds} == {1e3, 1e4, 1e5, 1e6}
     assert {r.dim for r in rounds} == {16, 32, 64, 128, 256}
