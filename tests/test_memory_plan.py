@@ -162,3 +162,16 @@ def test_the_command_refuses_before_anything_is_written(monkeypatch, tmp_path, c
     assert main(["--method", "pfedrec", "--set", "rounds=1", "--results", str(tmp_path / "results")]) == 2
     assert "not enough memory: 0.05 GiB are left (available here). This run needs about" in capsys.readouterr().err
     assert not (tmp_path / "results").exists()
+
+
+def test_imports_are_not_searched_for_garbage_later():
+    """What PyTorch's import leaves is frozen, once; what comes later is not."""
+    said = subprocess.run([sys.executable, "-c", "import gc\n"
+                           "from fedcl_bench.memory import importing\n"
+                           "with importing():\n    import torch\n    assert not gc.isenabled()\n"
+                           "frozen = gc.get_freeze_count()\n"
+                           "with importing():\n    assert gc.isenabled()\n"
+                           "later = [[] for _ in range(1000)]\n"
+                           "print(gc.isenabled(), frozen > 50_000, gc.get_freeze_count() == frozen)"],
+                          capture_output=True, text=True, check=True)
+    assert said.stdout.split() == ["True"] * 3
