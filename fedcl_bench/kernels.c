@@ -298,13 +298,16 @@ static inline int64_t stop_of(const int32_t *row, int64_t start, int64_t end) {
     }
 
 #define REAL float
+#define INTEGER int32_t
 #define NAME(name) name##_float
 #include "kernels_real.h"
 #undef REAL
+#undef INTEGER
 #undef NAME
 #undef FOR_DIMENSION
 #define FOR_DIMENSION(statement) { const int64_t DIMENSION = d; statement; }
 #define REAL double
+#define INTEGER int64_t
 #define NAME(name) name##_double
 #include "kernels_real.h"
 

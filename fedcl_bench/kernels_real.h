@@ -1,6 +1,7 @@
-/* Loops of kernels.c for numbers of type REAL. */
+/* Loops of kernels.c for numbers of type REAL, as wide as INTEGER. */
 
 typedef REAL NAME(Lanes) __attribute__((vector_size(LANES * sizeof(REAL)), aligned(sizeof(REAL)), may_alias));
+typedef INTEGER NAME(Numbers) __attribute__((vector_size(LANES * sizeof(INTEGER))));
 typedef REAL NAME(Half) __attribute__((vector_size(LANES / 2 * sizeof(REAL))));
 typedef REAL NAME(Quarter) __attribute__((vector_size(LANES / 4 * sizeof(REAL))));
 
