@@ -5,7 +5,7 @@
    contraction of products and sums (-ffp-contract=off) and without any "fast" mathematics. */
 
 #if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("tree-vectorize", "vect-cost-model=dynamic")  /* as in -O3, which takes three times as long */
+#pragma GCC optimize("tree-vectorize", "vect-cost-model=dynamic")  /* as in -O3, which takes more than twice as long */
 #endif
 
 #include <math.h>

@@ -50,11 +50,14 @@ def both_ways(step, backbone, local, model, **options):
     chunks = make_chunks(step, torch.arange(step.n_users), local, 32, inner=True, samples_only=True,
                          chunk_elements=1 << 15)
     assert all(chunk.inner and not chunk.dense for chunk in chunks)
-    assert plan_of(backbone, FT, model, local) is not None
-    results = [train_round(chunks, model, backbone, FT, local, 3, 1, 2, **options)]
+    calls, one_call, results = [], kernels.inner_round, []
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "inner_round", lambda *arguments: calls.append(arguments) or one_call(*arguments))
+        results.append(train_round(chunks, model, backbone, FT, local, 3, 1, 2, **options))
+        assert len(calls) == len(chunks)
         patch.setattr(rounds, "plan_of", lambda *_: None)
         results.append(train_round(chunks, model, backbone, FT, local, 3, 1, 2, **options))
+        assert len(calls) == len(chunks)
     return results
 
 
@@ -163,9 +166,6 @@ def test_what_needs_local_batches(registry, step):
             pass
 
     class Adds(Method):
-        def new_private(self, seed, users, backbone):
-            return {}
-
         def local_loss(self, batch):
             return batch.scores.sum(1)
 

@@ -198,8 +198,11 @@ def test_round_on_rows_read_in_place_equals_oracle(registry, ml100k, monkeypatch
     for module in (sampling, local_training):
         monkeypatch.setattr(module, "WEIGHTED_BATCHES", 1 << 30)  # for heavy clients too
     monkeypatch.setattr(sampling, "MOST_UPDATES", 1 << 30)
+    calls, one_call = [], kernels.inner_round
+    monkeypatch.setattr(kernels, "inner_round", lambda *arguments: calls.append(arguments) or one_call(*arguments))
     compare(registry, ml100k, backbone, method, LOCAL[local], count=8, layout="in place")
-    if method == "ft":  # FedMF's and PFedRec's clients were trained in one call; now local batch by local batch
+    assert bool(calls) == (method in ("ft", "rlp2") and backbone != "fedncf")
+    if method == "ft":  # then local batch by local batch
         compare(registry, ml100k, backbone, method, LOCAL[local], count=8, layout="in place", weighted=True)
         monkeypatch.setattr(rounds, "plan_of", lambda *_: None)
         compare(registry, ml100k, backbone, method, LOCAL[local], count=8, layout="in place")
