@@ -13,7 +13,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LANES 16  /* at a time */
+#define LANES 16  /* partial sums of a sum; their number, unlike that of a register's, is part of the result */
+
+/* How many bytes registers hold. Wider vectors would go through memory. */
+#if defined(__AVX512F__)
+#define BYTES 64
+#elif defined(__AVX__)
+#define BYTES 32
+#else
+#define BYTES 16
+#endif
+
+#define UNROLL _Pragma("GCC unroll 16")  /* keeps arrays of vectors in registers */
 #define TOGETHER (4 * LANES)  /* samples of a client, whose operations do not wait for each other */
 #define AHEAD 24  /* rows of tables asked for before they are needed */
 
@@ -206,10 +217,10 @@ void first_slots(const int64_t *items, int64_t clients, int64_t n, int32_t *tabl
     }
 }
 
-/* ---- cross-entropy of LANES scores ---- */
+/* ---- cross-entropy ---- */
 
-typedef float Floats __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-typedef int32_t Ints __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef float Floats __attribute__((vector_size(BYTES), aligned(4), may_alias));
+typedef int32_t Ints __attribute__((vector_size(BYTES), aligned(4), may_alias));
 
 static inline Floats either(Ints condition, Floats yes, Floats no) {
     return (Floats)((condition & (Ints)yes) | (~condition & (Ints)no));
@@ -253,10 +264,12 @@ static inline Floats cross_entropy(Floats score, Floats target, Floats weight, F
     return (either(below, zero, score) + log_one_plus(t) - score * target) * weight;
 }
 
+/* Of LANES scores; losses are added up by lane. */
 static inline void cross_entropies_float(const float *scores, const float *targets, const float *weights, float *loss,
                                          float *slopes) {
-    *(Floats *)loss += cross_entropy(*(const Floats *)scores, *(const Floats *)targets, *(const Floats *)weights,
-                                     (Floats *)slopes);
+    UNROLL for (int l = 0; l < LANES; l += BYTES / 4)
+        *(Floats *)(loss + l) += cross_entropy(*(const Floats *)(scores + l), *(const Floats *)(targets + l),
+                                               *(const Floats *)(weights + l), (Floats *)(slopes + l));
 }
 
 static inline void cross_entropies_double(const double *scores, const double *targets, const double *weights,
@@ -315,17 +328,16 @@ void weighted_bce(const float *scores, const float *targets, const float *weight
                   float *loss, float *slopes) {
     for (int64_t c = 0; c < clients; c++) {
         const int64_t start = c * n, whole = start + n / LANES * LANES, left = n % LANES;
-        Floats sum = {0};
+        Vector_float sum[VECTORS_float] = {0};
         for (int64_t j = start; j < whole; j += LANES)
-            sum += cross_entropy(*(const Floats *)(scores + j), *(const Floats *)(targets + j),
-                                 *(const Floats *)(weights + j), (Floats *)(slopes + j));
+            cross_entropies_float(scores + j, targets + j, weights + j, (float *)sum, slopes + j);
         if (left) {
-            Floats score = {0}, target = {0}, weight = {0}, slope;
-            memcpy(&score, scores + whole, left * 4);
-            memcpy(&target, targets + whole, left * 4);
-            memcpy(&weight, weights + whole, left * 4);
-            sum += cross_entropy(score, target, weight, &slope);
-            memcpy(slopes + whole, &slope, left * 4);
+            float score[LANES] = {0}, target[LANES] = {0}, weight[LANES] = {0}, slope[LANES];
+            memcpy(score, scores + whole, left * 4);
+            memcpy(target, targets + whole, left * 4);
+            memcpy(weight, weights + whole, left * 4);
+            cross_entropies_float(score, target, weight, (float *)sum, slope);
+            memcpy(slopes + whole, slope, left * 4);
         }
         loss[c] = sum_float(sum);
     }

@@ -1,14 +1,26 @@
 /* Loops of kernels.c for numbers of type REAL, as wide as INTEGER. */
 
-typedef REAL NAME(Lanes) __attribute__((vector_size(LANES * sizeof(REAL)), aligned(sizeof(REAL)), may_alias));
-typedef INTEGER NAME(Numbers) __attribute__((vector_size(LANES * sizeof(INTEGER))));
-typedef REAL NAME(Half) __attribute__((vector_size(LANES / 2 * sizeof(REAL))));
-typedef REAL NAME(Quarter) __attribute__((vector_size(LANES / 4 * sizeof(REAL))));
+enum { NAME(WIDE) = BYTES / sizeof(REAL), NAME(VECTORS) = LANES / NAME(WIDE) };
 
-static inline REAL NAME(sum)(NAME(Lanes) lanes) {
-    union { NAME(Lanes) all; NAME(Half) half[2]; } whole = {lanes};
-    union { NAME(Half) all; NAME(Quarter) half[2]; } part = {whole.half[0] + whole.half[1]};
-    NAME(Quarter) last = part.half[0] + part.half[1];
+typedef REAL NAME(Vector) __attribute__((vector_size(BYTES), aligned(sizeof(REAL)), may_alias));
+typedef REAL NAME(Half) __attribute__((vector_size(LANES / 2 * sizeof(REAL)), may_alias));
+typedef REAL NAME(Quarter) __attribute__((vector_size(LANES / 4 * sizeof(REAL)), may_alias));
+typedef INTEGER NAME(Numbers) __attribute__((vector_size(LANES / 2 * sizeof(INTEGER))));
+
+#define AT(numbers) (*(NAME(Vector) *)(numbers))
+#define FROM(numbers) (*(const NAME(Vector) *)(numbers))
+
+/* Of LANES numbers: one half is added to the other until one number is left. */
+static inline REAL NAME(sum)(const NAME(Vector) *numbers) {
+    NAME(Vector) lanes[NAME(VECTORS)];
+    UNROLL for (int v = 0; v < NAME(VECTORS); v++) lanes[v] = numbers[v];
+    UNROLL for (int n = NAME(VECTORS) / 2; n; n /= 2)
+        UNROLL for (int v = 0; v < n; v++) lanes[v] += lanes[v + n];
+    if (NAME(WIDE) == 2) return lanes[0][0] + lanes[0][1];
+    union { NAME(Vector) all; NAME(Half) half[2]; NAME(Quarter) quarter[2]; } of = {lanes[0]};
+    if (NAME(WIDE) == 16) of.half[0] += of.half[1];
+    if (NAME(WIDE) >= 8) of.quarter[0] += of.quarter[1];
+    const NAME(Quarter) last = of.quarter[0];
     return (last[0] + last[2]) + (last[1] + last[3]);
 }
 
@@ -21,49 +33,54 @@ void NAME(batch_weights)(const int32_t *order, int64_t from, int64_t to, const R
     }
 }
 
+/* lanes += products of LANES numbers each */
+static inline __attribute__((always_inline)) void NAME(multiply)(NAME(Vector) *lanes, const REAL *a, const REAL *b) {
+    UNROLL for (int v = 0; v < NAME(VECTORS); v++) lanes[v] += FROM(a + v * NAME(WIDE)) * FROM(b + v * NAME(WIDE));
+}
+
 static inline REAL NAME(dot)(const REAL *a, const REAL *b, int64_t d) {
-    NAME(Lanes) lanes = {0};
+    NAME(Vector) lanes[NAME(VECTORS)] = {0};
     int64_t k = 0;
-    for (; k + LANES <= d; k += LANES) lanes += *(const NAME(Lanes) *)(a + k) * *(const NAME(Lanes) *)(b + k);
+    for (; k + LANES <= d; k += LANES) NAME(multiply)(lanes, a + k, b + k);
     REAL result = NAME(sum)(lanes);
     for (; k < d; k++) result += a[k] * b[k];
     return result;
 }
 
 /* Inner products of LANES rows with a vector, each as by dot. */
-static inline __attribute__((always_inline)) NAME(Lanes) NAME(dots)(const REAL *const *rows, const REAL *vector,
-                                                                    int64_t d) {
-    if (d % LANES || sizeof(REAL) > sizeof(float)) {
-        NAME(Lanes) result;
+static inline __attribute__((always_inline)) void NAME(dots)(const REAL *const *rows, const REAL *vector, int64_t d,
+                                                             REAL *result) {
+    if (d % LANES || sizeof(REAL) > sizeof(float) || NAME(WIDE) < 8) {
         for (int l = 0; l < LANES; l++) result[l] = NAME(dot)(rows[l], vector, d);
-        return result;
+        return;
     }
     /* Lanes are added up as in sum, those of two rows at once in each step; the order of rows lets them come out in
        their own. */
-    NAME(Lanes) lanes[LANES], half[LANES / 2], quarter[LANES / 4], pair[2];
-    for (int l = 0; l < LANES; l++) {
-        const REAL *row = rows[l % 4 * 4 + l / 4];
-        lanes[l] = *(const NAME(Lanes) *)row * *(const NAME(Lanes) *)vector;
-        for (int64_t k = LANES; k < d; k += LANES)
-            lanes[l] += *(const NAME(Lanes) *)(row + k) * *(const NAME(Lanes) *)(vector + k);
+    NAME(Half) lanes[LANES], quarter[LANES / 2], pair[LANES / 4];
+    UNROLL for (int l = 0; l < LANES; l++) {
+        const REAL *row = rows[l / 8 * 8 + l % 2 * 4 + l / 2 % 4];
+        NAME(Vector) whole[NAME(VECTORS)] = {0};
+        for (int64_t k = 0; k < d; k += LANES) NAME(multiply)(whole, row + k, vector + k);
+        union { NAME(Vector) all[NAME(VECTORS)]; NAME(Half) half[2]; } *of = (void *)whole;
+        lanes[l] = of->half[0] + of->half[1];
     }
-    for (int l = 0; l < LANES / 2; l++)
-        half[l] = PICK(lanes[2 * l], lanes[2 * l + 1], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23)
-                  + PICK(lanes[2 * l], lanes[2 * l + 1], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-    for (int l = 0; l < LANES / 4; l++)
-        quarter[l] = PICK(half[2 * l], half[2 * l + 1], 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27)
-                     + PICK(half[2 * l], half[2 * l + 1], 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-    for (int l = 0; l < 2; l++)
-        pair[l] = PICK(quarter[2 * l], quarter[2 * l + 1], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29)
-                  + PICK(quarter[2 * l], quarter[2 * l + 1], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-    return PICK(pair[0], pair[1], 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30)
-           + PICK(pair[0], pair[1], 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31);
+    UNROLL for (int l = 0; l < LANES / 2; l++)
+        quarter[l] = PICK(lanes[2 * l], lanes[2 * l + 1], 0, 1, 2, 3, 8, 9, 10, 11)
+                     + PICK(lanes[2 * l], lanes[2 * l + 1], 4, 5, 6, 7, 12, 13, 14, 15);
+    UNROLL for (int l = 0; l < LANES / 4; l++)
+        pair[l] = PICK(quarter[2 * l], quarter[2 * l + 1], 0, 1, 8, 9, 4, 5, 12, 13)
+                  + PICK(quarter[2 * l], quarter[2 * l + 1], 2, 3, 10, 11, 6, 7, 14, 15);
+    UNROLL for (int l = 0; l < LANES / 8; l++) {
+        const NAME(Half) eight = PICK(pair[2 * l], pair[2 * l + 1], 0, 2, 8, 10, 4, 6, 12, 14)
+                                 + PICK(pair[2 * l], pair[2 * l + 1], 1, 3, 9, 11, 5, 7, 13, 15);
+        memcpy(result + 8 * l, &eight, sizeof eight);
+    }
 }
 
 /* to += factor * from */
 static inline void NAME(add)(REAL *restrict to, REAL factor, const REAL *restrict from, int64_t d) {
     int64_t k = 0;
-    for (; k + LANES <= d; k += LANES) *(NAME(Lanes) *)(to + k) += factor * *(const NAME(Lanes) *)(from + k);
+    for (; k + NAME(WIDE) <= d; k += NAME(WIDE)) AT(to + k) += factor * FROM(from + k);
     for (; k < d; k++) to[k] += factor * from[k];
 }
 
@@ -71,10 +88,10 @@ static inline void NAME(add)(REAL *restrict to, REAL factor, const REAL *restric
 static inline __attribute__((always_inline)) void NAME(add_rows)(REAL *to, const REAL *factors, const REAL *const *rows,
                                                                  int m, int64_t d) {
     int64_t k = 0;
-    for (; k + LANES <= d; k += LANES) {
-        NAME(Lanes) sum = *(NAME(Lanes) *)(to + k);
-        for (int l = 0; l < m; l++) sum += factors[l] * *(const NAME(Lanes) *)(rows[l] + k);
-        *(NAME(Lanes) *)(to + k) = sum;
+    for (; k + NAME(WIDE) <= d; k += NAME(WIDE)) {
+        NAME(Vector) sum = AT(to + k);
+        for (int l = 0; l < m; l++) sum += factors[l] * FROM(rows[l] + k);
+        AT(to + k) = sum;
     }
     for (; k < d; k++)
         for (int l = 0; l < m; l++) to[k] += factors[l] * rows[l][k];
@@ -110,15 +127,14 @@ void NAME(row_sums)(const REAL *table, const int64_t *items, const REAL *factors
 /* to += the sum of n factors times rows that lie one after the other */
 static inline __attribute__((always_inline)) void NAME(add_products)(REAL *restrict to, const REAL *factors,
                                                                      const REAL *rows, int64_t n, int64_t d) {
+    enum { AT_ONCE = 2 * NAME(VECTORS) };
     int64_t k = 0;
-    for (; k + 2 * LANES <= d; k += 2 * LANES) {
-        NAME(Lanes) low = *(NAME(Lanes) *)(to + k), high = *(NAME(Lanes) *)(to + k + LANES);
-        for (int64_t p = 0; p < n; p++) {
-            low += factors[p] * *(const NAME(Lanes) *)(rows + p * d + k);
-            high += factors[p] * *(const NAME(Lanes) *)(rows + p * d + k + LANES);
-        }
-        *(NAME(Lanes) *)(to + k) = low;
-        *(NAME(Lanes) *)(to + k + LANES) = high;
+    for (; k + AT_ONCE * NAME(WIDE) <= d; k += AT_ONCE * NAME(WIDE)) {
+        NAME(Vector) sum[AT_ONCE];
+        UNROLL for (int v = 0; v < AT_ONCE; v++) sum[v] = AT(to + k + v * NAME(WIDE));
+        for (int64_t p = 0; p < n; p++)
+            UNROLL for (int v = 0; v < AT_ONCE; v++) sum[v] += factors[p] * FROM(rows + p * d + k + v * NAME(WIDE));
+        UNROLL for (int v = 0; v < AT_ONCE; v++) AT(to + k + v * NAME(WIDE)) = sum[v];
     }
     for (int64_t p = 0; p < n; p++) NAME(add)(to + k, factors[p], rows + p * d + k, d - k);
 }
@@ -168,7 +184,7 @@ static inline __attribute__((always_inline)) REAL NAME(batch_of)(
         const REAL *steps, const REAL *past, int64_t updates, int64_t done, REAL share, const uint8_t *positive,
         int64_t d, REAL *moved, REAL *to, REAL *own, REAL *slopes) {
     REAL *back = moved + done;
-    NAME(Lanes) losses = {0};
+    NAME(Vector) losses[NAME(VECTORS)] = {0};
     for (int64_t p = 0; p < done; p++) {
         moved[p] = NAME(dot)(past + p * d, vector, d);
         back[p] = 0;
@@ -194,14 +210,14 @@ static inline __attribute__((always_inline)) REAL NAME(batch_of)(
             held[l] = held[0];
             target[l] = weight[l] = 0;
         }
-        for (int l = 0; l < whole; l += LANES)
-            *(NAME(Lanes) *)(score + l) = NAME(dots)(held + l, vector, d) + constant;
+        for (int l = 0; l < whole; l += LANES) NAME(dots)(held + l, vector, d, score + l);
+        for (int l = 0; l < whole; l++) score[l] += constant;
         if (done)
             for (int l = 0; l < m; l++)
                 for (int64_t p = 0; p < done; p++) score[l] += step[l][p] * moved[p];
         for (int l = m; l < whole; l++) score[l] = 0;
         for (int l = 0; l < whole; l += LANES)
-            NAME(cross_entropies)(score + l, target + l, weight + l, (REAL *)&losses, slope + l);
+            NAME(cross_entropies)(score + l, target + l, weight + l, (REAL *)losses, slope + l);
         if (to)
             for (int l = 0; l < m; l += LANES) {
                 if (l + LANES <= m) NAME(add_rows)(to, slope + l, held + l, LANES, d);
@@ -361,3 +377,6 @@ void NAME(ranks)(const REAL *scores, const int64_t *items, int64_t clients, int6
             result[c * listed + k] = 1 + higher;
         }
 }
+
+#undef AT
+#undef FROM

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import platform
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -202,3 +205,33 @@ def test_dead_clients_are_told(registry, step):
     model.private[USER][7] = 1.0
     with pytest.raises(PluginError, match=r"leaves 1 of . clients \(user 7 first\) without gradient"):
         train_round(chunks, model, dead, FT, LocalSettings(), 0, 0, 0)
+
+
+@pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="names processors of this kind")
+@pytest.mark.parametrize("processor", ["x86-64", "x86-64-v3", "x86-64-v4"])  # registers of 16, 32 and 64 bytes
+def test_numbers_do_not_depend_on_the_width_of_registers(registry, step, monkeypatch, tmp_path, processor):
+    needed = {"x86-64": "", "x86-64-v3": "avx2", "x86-64-v4": "avx512vl"}[processor]
+    if needed not in kernels._processor():
+        pytest.skip(f"this processor has no {needed}")
+    items = torch.randint(step.n_items, (step.n_users, 50), generator=torch.Generator().manual_seed(1))
+    local = LocalSettings(batch_size=70)
+    chunks = make_chunks(step, torch.arange(step.n_users), local, 32, inner=True, samples_only=True)
+
+    def numbers():
+        for dim, dtype in product((20, 32), (torch.float32, torch.float64)):
+            backbone = build(registry, "backbone", "fedmf", dim=dim)
+            model = start(backbone, step, dtype)
+            trained, *_ = train_round(chunks, model, backbone, FT, local, 3, 1, 2)
+            yield from trained.tables()
+            table = model.public[ITEM]
+            scores = kernels.row_products(table, items, model.private[USER], None)
+            yield from (scores, kernels.row_sums(table, items, scores))
+            if dtype == torch.float32:
+                yield from kernels.weighted_bce(scores, scores.sigmoid(), scores.square())
+
+    expected = list(numbers())
+    monkeypatch.setattr(kernels, "_NATIVE", (f"-march={processor}",))
+    kernels._build(tmp_path / "kernels.so")
+    monkeypatch.setattr(kernels, "_loaded", lambda narrow=ctypes.CDLL(str(tmp_path / "kernels.so")): narrow)
+    for found, number in zip(numbers(), expected, strict=True):
+        assert torch.equal(found, number)
