@@ -139,7 +139,6 @@ class SessionTrainer(ChunkTrainer):
         super().__init__(users, slots, model, backbone, method, settings, draw, own_start=own_start,
                          protection=protection)
         self.dropped: tuple[int, ...] = ()  # the entries that each dropout of a forward pass decides about
-        self.local = LocalSessions(self)
 
     def inputs(self, slots: Tensor) -> Tensor:
         """Item rows at slots (C, n): (C, n, d)."""
@@ -153,10 +152,11 @@ class SessionTrainer(ChunkTrainer):
         Returns:
             Each client's loss averaged over the epochs, shape (C,).
         """
-        self.method.begin_local(self.local)
+        local = LocalSessions(self)  # not kept here: in a circle they would live until Python looks for such
+        self.method.begin_local(local)
         self.penalties = row_penalties(self.method, self.rows)
-        loss = self._epochs()
-        self.method.end_local(self.local)
+        loss = self._epochs(local)
+        self.method.end_local(local)
         self.replaced = self.private
         for name in self.dense:
             self.moved[name] = self.dense[name] if name in self.moved else self.dense[name] - self.model.dense[name]
@@ -166,7 +166,7 @@ class SessionTrainer(ChunkTrainer):
             self.moved[name] = rows * self.slots.first_copy.unsqueeze(2)
         return loss
 
-    def _epochs(self) -> Tensor:
+    def _epochs(self, local: LocalSessions) -> Tensor:
         """Update all parameters in place; returns as ``train``."""
         parameters, optimiser = {**self.clients, **self.rows}, None
         rates = {**dict.fromkeys(parameters, self.backbone.settings.lr),
@@ -175,7 +175,7 @@ class SessionTrainer(ChunkTrainer):
         for epoch in range(self.settings.local_epochs):
             for value in parameters.values():
                 value.requires_grad_()
-            loss = self._loss(epoch)
+            loss = self._loss(local, epoch)
             contract.require_gradient(self.backbone, loss)
             gradients = torch.autograd.grad(loss.sum(), list(parameters.values()), allow_unused=True)
             if epoch == self.draw.round == 0:
@@ -195,9 +195,9 @@ class SessionTrainer(ChunkTrainer):
                 value.grad = None
         return total / self.settings.local_epochs
 
-    def _loss(self, epoch: int) -> Tensor:
+    def _loss(self, local: LocalSessions, epoch: int) -> Tensor:
         """Each client's loss in an epoch, shape (C,)."""
-        local, real, length = self.local, self.sequence.real, self.sequence.real.shape[1]
+        real, length = self.sequence.real, self.sequence.real.shape[1]
         local.draw = replace(self.draw, batch=epoch)
         rows = self.inputs(self.slots.sample)  # of the session's items, then of the negatives
         dropout = Dropout(local.draw.clients("dropout", self.users), self.dropped)

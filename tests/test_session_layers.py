@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from helpers import build
@@ -17,6 +19,7 @@ from fedcl_bench.sampling import LocalSettings
 from fedcl_bench.sequential import Dropout
 from fedcl_bench.session_local import make_session_chunks
 from fedcl_bench.testing.worlds import session_log, session_stream
+from fedcl_bench.trainer import ChunkTrainer
 
 C, N, D = 3, 5, 4
 
@@ -111,6 +114,22 @@ def test_even_pieces(number, at_most, sizes):
     pieces = even_pieces(torch.arange(number), at_most)
     assert [len(piece) for piece in pieces] == sizes
     assert torch.cat(list(pieces)).tolist() == list(range(number))
+
+
+def test_a_chunk_is_freed_with_its_round(registry):
+    """At once, not when Python next looks for circles: its parameters, gradients and moments are most of the memory."""
+    step = session_stream(session_log(40), 40).steps[0]
+    backbone, method = build(registry, "backbone", "sasrec", dim=6, max_length=5), build(registry, "method", "fcucr")
+    model = grow(Snapshot({}, {}), backbone, 5, step, torch.float32, torch.device("cpu"), method)
+    method.begin_round(step, 0, backbone)
+    gc.collect()
+    gc.disable()
+    try:
+        train_round(make_session_chunks(step, torch.arange(step.n_users)), model, backbone, method,
+                    LocalSettings("adam"), 5, 0, 0)
+        assert not [entry for entry in gc.get_objects() if issubclass(type(entry), ChunkTrainer)]
+    finally:
+        gc.enable()
 
 
 def test_private_parameters_of_those_who_sit_out_stay(registry):
