@@ -45,6 +45,8 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(inputs, weight)
         if _one_for_all(weight) and (bias is None or _one_for_all(bias)):
             return torch.nn.functional.linear(inputs, weight[0], None if bias is None else bias[0])
+        if kernels.serve_linear(inputs, weight) and not _one_for_all(weight):
+            return kernels.linear(inputs, weight, bias)
         if bias is None:
             return torch.bmm(inputs, weight.transpose(1, 2))
         return torch.baddbmm(bias.unsqueeze(1), inputs, weight.transpose(1, 2))
@@ -52,11 +54,14 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient: Tensor):
         inputs, weight = ctx.saved_tensors
-        to_inputs = None
-        if ctx.needs_input_grad[0]:
+        compiled, to_inputs = kernels.serve_linear(inputs, weight), None
+        if ctx.needs_input_grad[0] and compiled and not _one_for_all(weight):
+            to_inputs = kernels.linear_to_inputs(gradient, weight, ctx.learned)
+        elif ctx.needs_input_grad[0]:
             to_inputs = torch.matmul(gradient, (weight[0] if _one_for_all(weight) else weight)[..., :ctx.learned])
-        to_bias = gradient.sum(1) if ctx.needs_input_grad[2] else None
-        return to_inputs, torch.bmm(gradient.transpose(1, 2), inputs), to_bias, None
+        to_weight = (kernels.linear_to_weight(gradient, inputs) if compiled else
+                     torch.bmm(gradient.transpose(1, 2), inputs))
+        return to_inputs, to_weight, gradient.sum(1) if ctx.needs_input_grad[2] else None, None
 
 
 def _one_for_all(parameter: Tensor) -> bool:

@@ -291,9 +291,9 @@ static inline int64_t stop_of(const int32_t *row, int64_t start, int64_t end) {
 
 /* Lanes of two vectors by number. */
 #if defined(__clang__) || __GNUC__ >= 12
-#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#define PICK(Numbers, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
-#define PICK(a, b, ...) __builtin_shuffle(a, b, (NAME(Numbers)){__VA_ARGS__})
+#define PICK(Numbers, a, b, ...) __builtin_shuffle(a, b, (Numbers){__VA_ARGS__})
 #endif
 
 /* A macro: GCC drops calls of functions that do nothing else. */
@@ -342,3 +342,5 @@ void weighted_bce(const float *scores, const float *targets, const float *weight
         loss[c] = sum_float(sum);
     }
 }
+
+#include "kernels_linear.h"

@@ -23,8 +23,8 @@ from typing import Sequence
 import torch
 from torch import Tensor
 
-_SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.c", "kernels_real.h"))
-# No contraction of products and sums: results do not depend on the processor.
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.c", "kernels_real.h", "kernels_linear.h"))
+# No contraction of products and sums: results do not depend on the processor; but see kernels_linear.h.
 _FLAGS = "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"
 _NATIVE = "-march=native", "-mcpu=native", ""  # for this processor, as far as the compiler can
 SWITCH = "FEDCL_BENCH_KERNELS"
@@ -234,6 +234,59 @@ def weighted_bce(scores: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tens
     loss, slopes = scores.new_empty(len(scores)), torch.empty_like(scores, memory_format=torch.contiguous_format)
     _call("weighted_bce", scores.contiguous(), targets.contiguous(), weights.contiguous(), *scores.shape, loss, slopes)
     return loss, slopes
+
+
+_MOST_INPUTS, _MOST_POSITIONS = 512, 64  # of a linear layer; libraries are as fast with larger ones
+
+
+def serve_linear(inputs: Tensor, weight: Tensor) -> bool:
+    """Whether there are kernels for linear layers of these sizes, (C, n, inputs) and (C, outputs, inputs)."""
+    return (inputs.dtype == weight.dtype == torch.float32 and max(weight.shape[1:]) <= _MOST_INPUTS
+            and inputs.shape[1] <= _MOST_POSITIONS and serve(inputs))
+
+
+def _each_in_one_piece(weight: Tensor) -> Tensor:
+    """Weights (C, outputs, inputs) of which each client's lie together."""
+    return weight if weight.stride()[1:] == (weight.shape[2], 1) else weight.contiguous()
+
+
+def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """As ``functional.linear`` of layers that differ between clients, in single precision."""
+    weight, (clients, n, size), outputs = _each_in_one_piece(weight), inputs.shape, weight.shape[1]
+    result = inputs.new_empty(clients, n, outputs)
+    if _call("linear", inputs.contiguous(), _Rows(weight), weight.stride(0), None if bias is None else bias.contiguous(),
+             clients, n, size, outputs, result):
+        raise MemoryError(f"no memory for a layer of {outputs:,} x {size:,} weights")
+    return result
+
+
+def linear_to_inputs(gradient: Tensor, weight: Tensor, used: int) -> Tensor:
+    """The gradient of a linear layer's first ``used`` inputs, (C, n, used), given that of its outputs."""
+    weight, (clients, n, outputs), size = _each_in_one_piece(weight), gradient.shape, weight.shape[2]
+    result = gradient.new_empty(clients, n, used)
+    if _call("linear_to_inputs", gradient.contiguous(), _Rows(weight), weight.stride(0), clients, n, size, outputs,
+             used, result):
+        raise MemoryError(f"no memory for a layer of {outputs:,} x {size:,} weights")
+    return result
+
+
+def linear_to_weight(gradient: Tensor, inputs: Tensor) -> Tensor:
+    """The gradient of a linear layer's weights, (C, outputs, inputs), given that of its outputs."""
+    (clients, n, size), outputs = inputs.shape, gradient.shape[2]
+    result = gradient.new_empty(clients, outputs, size)
+    if _call("linear_to_weight", gradient.contiguous(), inputs.contiguous(), clients, n, size, outputs, result):
+        raise MemoryError(f"no memory for {n:,} inputs of length {size:,}")
+    return result
+
+
+def adam(value: Tensor, gradient: Tensor, first: Tensor, second: Tensor, betas: tuple[float, float], eps: float,
+         lr: float, step: int, last: bool) -> None:
+    """Adam's step number ``step``, from 1, on ``value``, in single precision.
+
+    Args:
+        first, second: the moments, which need not be set before step 1 and are not after the last.
+    """
+    _call("adam", value, gradient, first, second, value.numel(), *betas, eps, lr, step, int(last))
 
 
 def row_products(table: Tensor, items: Tensor, vectors: Tensor, constants: Tensor | None) -> Tensor:

@@ -65,14 +65,14 @@ static inline __attribute__((always_inline)) void NAME(dots)(const REAL *const *
         lanes[l] = of->half[0] + of->half[1];
     }
     UNROLL for (int l = 0; l < LANES / 2; l++)
-        quarter[l] = PICK(lanes[2 * l], lanes[2 * l + 1], 0, 1, 2, 3, 8, 9, 10, 11)
-                     + PICK(lanes[2 * l], lanes[2 * l + 1], 4, 5, 6, 7, 12, 13, 14, 15);
+        quarter[l] = PICK(NAME(Numbers), lanes[2 * l], lanes[2 * l + 1], 0, 1, 2, 3, 8, 9, 10, 11)
+                     + PICK(NAME(Numbers), lanes[2 * l], lanes[2 * l + 1], 4, 5, 6, 7, 12, 13, 14, 15);
     UNROLL for (int l = 0; l < LANES / 4; l++)
-        pair[l] = PICK(quarter[2 * l], quarter[2 * l + 1], 0, 1, 8, 9, 4, 5, 12, 13)
-                  + PICK(quarter[2 * l], quarter[2 * l + 1], 2, 3, 10, 11, 6, 7, 14, 15);
+        pair[l] = PICK(NAME(Numbers), quarter[2 * l], quarter[2 * l + 1], 0, 1, 8, 9, 4, 5, 12, 13)
+                  + PICK(NAME(Numbers), quarter[2 * l], quarter[2 * l + 1], 2, 3, 10, 11, 6, 7, 14, 15);
     UNROLL for (int l = 0; l < LANES / 8; l++) {
-        const NAME(Half) eight = PICK(pair[2 * l], pair[2 * l + 1], 0, 2, 8, 10, 4, 6, 12, 14)
-                                 + PICK(pair[2 * l], pair[2 * l + 1], 1, 3, 9, 11, 5, 7, 13, 15);
+        const NAME(Half) eight = PICK(NAME(Numbers), pair[2 * l], pair[2 * l + 1], 0, 2, 8, 10, 4, 6, 12, 14)
+                                 + PICK(NAME(Numbers), pair[2 * l], pair[2 * l + 1], 1, 3, 9, 11, 5, 7, 13, 15);
         memcpy(result + 8 * l, &eight, sizeof eight);
     }
 }

@@ -6,10 +6,13 @@ stack many clients is every client's own optimiser. A row whose gradient is alwa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Mapping
+from itertools import count
+from typing import TYPE_CHECKING, Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
+
+from . import kernels
 
 if TYPE_CHECKING:
     from .sampling import LocalSettings
@@ -61,15 +64,44 @@ def make_optimiser(settings: LocalSettings) -> SGD | Adam:
 
 
 def stacked_optimiser(parameters: Mapping[str, Tensor], lr: Mapping[str, float],
-                      settings: LocalSettings) -> torch.optim.Optimizer:
-    """PyTorch's fused local optimiser on parameters that stack many clients: one pass over the memory of each.
+                      settings: LocalSettings) -> Callable[[Sequence[Tensor | None], bool], None]:
+    """A local optimiser that takes its steps in place, on parameters that stack many clients: one pass over the memory
+    of each.
 
     Its formula is that of ``make_optimiser``, rounded elsewhere.
+
+    Returns:
+        Its step, given the gradients of all parameters in their order, and whether it is the last.
     """
+    values = list(parameters.values())
+    if settings.optimiser == "adam" and all(kernels.serve(value) and value.dtype == torch.float32 for value in values):
+        return _compiled_adam(values, [lr[name] for name in parameters], settings.adam_beta2)
     by_rate: dict[float, list[Tensor]] = {}
     for name, value in parameters.items():
         by_rate.setdefault(lr[name], []).append(value)
     groups = [{"params": values, "lr": rate} for rate, values in by_rate.items()]
-    if settings.optimiser == "adam":
-        return torch.optim.Adam(groups, betas=(0.9, settings.adam_beta2), fused=True)
-    return torch.optim.SGD(groups, fused=True)
+    optimiser = (torch.optim.Adam(groups, betas=(0.9, settings.adam_beta2), fused=True)
+                 if settings.optimiser == "adam" else torch.optim.SGD(groups, fused=True))
+
+    def step(gradients: Sequence[Tensor | None], last: bool) -> None:
+        for value, gradient in zip(values, gradients, strict=True):
+            value.grad = torch.zeros_like(value) if gradient is None else gradient.contiguous()
+        optimiser.step()
+        for value in values:
+            value.grad = None
+
+    return step
+
+
+def _compiled_adam(values: Sequence[Tensor], rates: Sequence[float],
+                   beta2: float) -> Callable[[Sequence[Tensor | None], bool], None]:
+    moments = [[torch.empty_like(value) for value in values] for _ in range(2)]
+    numbers = count(1)
+
+    def step(gradients: Sequence[Tensor | None], last: bool) -> None:
+        number = next(numbers)
+        for value, gradient, first, second, rate in zip(values, gradients, *moments, rates, strict=True):
+            gradient = torch.zeros_like(value) if gradient is None else gradient.contiguous()
+            kernels.adam(value, gradient, first, second, (0.9, beta2), 1e-8, rate, number, last)
+
+    return step

@@ -168,7 +168,7 @@ class SessionTrainer(ChunkTrainer):
 
     def _epochs(self, local: LocalSessions) -> Tensor:
         """Update all parameters in place; returns as ``train``."""
-        parameters, optimiser = {**self.clients, **self.rows}, None
+        parameters, step = {**self.clients, **self.rows}, None
         rates = {**dict.fromkeys(parameters, self.backbone.settings.lr),
                  **self.backbone.learning_rates(self.n_items, self.draw.round)}
         total = torch.zeros(len(self.users), dtype=torch.float64, device=self.users.device)
@@ -180,19 +180,16 @@ class SessionTrainer(ChunkTrainer):
             gradients = torch.autograd.grad(loss.sum(), list(parameters.values()), allow_unused=True)
             if epoch == self.draw.round == 0:
                 contract.check_moved(self.backbone, "encode", gradients, parameters.values(), self.users)
-            if optimiser is None:
+            if step is None:
                 if not self.own_start:  # all looked at the server's: fewer numbers to read in the first epoch
                     self.part_dense()
                     parameters |= self.dense
-                optimiser = stacked_optimiser(parameters, rates, self.settings)
-            for value, gradient in zip(parameters.values(), gradients):
+                step = stacked_optimiser(parameters, rates, self.settings)
+            for value in parameters.values():
                 value.requires_grad_(False)
-                value.grad = torch.zeros_like(value) if gradient is None else gradient.contiguous()
-            optimiser.step()
+            step(gradients, epoch == self.settings.local_epochs - 1)
             total += loss.detach()
             gradients = None  # their memory is the next epoch's
-            for value in parameters.values():
-                value.grad = None
         return total / self.settings.local_epochs
 
     def _loss(self, local: LocalSessions, epoch: int) -> Tensor:

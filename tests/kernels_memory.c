@@ -97,11 +97,28 @@ static const char *round_of(int64_t clients, int64_t p, int64_t k, int64_t m, in
     return NULL;
 }
 
+/* Linear layers of part of larger weights, and Adam. Returns what failed. */
+static const char *layers_of(int64_t clients, int64_t n, int64_t in, int64_t out, int64_t used) {
+    const int64_t rows = out + below(3), weights = clients * rows * in;
+    float *inputs = floats(clients * n * in), *weight = floats(weights), *bias = floats(clients * out);
+    float *result = floats(clients * n * out), *to_inputs = floats(clients * n * used), *to = floats(clients * out * in);
+    const float *part = weight + (rows - out) * in;
+    if (linear(inputs, part, rows * in, below(2) ? bias : NULL, clients, n, in, out, result)) return "linear";
+    if (linear_to_inputs(result, part, rows * in, clients, n, in, out, used, to_inputs)) return "linear_to_inputs";
+    if (linear_to_weight(result, inputs, clients, n, in, out, to)) return "linear_to_weight";
+    float *first = make(clients * out * in, 4), *second = make(clients * out * in, 4), *value = floats(clients * out * in);
+    for (int64_t step = 1; step <= 3; step++)
+        adam(value, to, first, second, clients * out * in, 0.9, 0.98, 1e-8, 0.1, step, step == 3);
+    return NULL;
+}
+
 int main(void) {
     const int64_t dims[] = {1, 5, 16, 32, 33, 64};
     for (int trial = 0; trial < 200; trial++) {
         const char *failed = round_of(1 + below(5), 1 + below(20), 1 + below(4), 70 + below(200), dims[trial % 6],
                                       1 + below(60));
+        const int64_t in = 1 + below(70);
+        if (!failed) failed = layers_of(1 + below(3), 1 + below(40), in, 1 + below(70), 1 + below(in));
         if (failed) {
             fprintf(stderr, "%s\n", failed);
             return 1;

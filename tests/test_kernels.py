@@ -176,6 +176,36 @@ def test_products_with_rows_read_in_place(dim, dtype):
 
 
 @compiled
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 40), st.integers(1, 70), st.integers(1, 70), st.booleans(), st.data())
+def test_linear_layers(clients, n, size, outputs, with_bias, data):
+    """Of all sizes, with weights that are part of larger ones, and gradients of the first inputs only."""
+    used, before = data.draw(st.integers(1, size)), data.draw(st.integers(0, 3))
+    generator = torch.Generator().manual_seed(n)
+    inputs, gradient = (torch.randn(clients, n, k, generator=generator) for k in (size, outputs))
+    weight = torch.randn(clients, before + outputs, size, generator=generator)[:, before:]
+    bias = torch.randn(clients, outputs, generator=generator) if with_bias else None
+    exact = torch.einsum("cni,coi->cno", inputs.double(), weight.double()) + (bias[:, None] if with_bias else 0.0)
+    near = {"rtol": 1e-5, "atol": 2e-5}
+    torch.testing.assert_close(kernels.linear(inputs, weight, bias).double(), exact, **near)
+    torch.testing.assert_close(kernels.linear_to_inputs(gradient, weight, used),
+                               torch.einsum("cno,coi->cni", gradient, weight)[..., :used], **near)
+    torch.testing.assert_close(kernels.linear_to_weight(gradient, inputs),
+                               torch.einsum("cno,cni->coi", gradient, inputs), **near)
+
+
+@compiled
+def test_a_diverged_client_is_alone():
+    """Others see nothing of numbers that are none, though vectors reach beyond a client's rows."""
+    inputs, weight, gradient = torch.ones(3, 15, 50), torch.ones(3, 30, 50), torch.ones(3, 15, 30)
+    for tensor in (inputs, weight, gradient):
+        tensor[1] = torch.nan
+    for found in (kernels.linear(inputs, weight, None), kernels.linear_to_inputs(gradient, weight, 50),
+                  kernels.linear_to_weight(gradient, inputs)):
+        assert found[1].isnan().all() and found[::2].isfinite().all()
+
+
+@compiled
 def test_keys_to_the_bit(without):
     def drawn():
         keys = draws.client_keys(5, torch.arange(40))

@@ -99,12 +99,29 @@ def test_dropout_drawn_ahead_is_the_same(monkeypatch):
     assert drawn == [(0, entries)]
 
 
-def test_parameters_of_one_rate_are_one_group():
-    settings = LocalSettings("adam", adam_beta2=0.98)
-    parameters = {name: randn(C, D) for name in "abc"}
-    optimiser = stacked_optimiser(parameters, {"a": 0.1, "b": 0.2, "c": 0.1}, settings)
-    assert [(group["lr"], [id(p) for p in group["params"]]) for group in optimiser.param_groups] == [
-        (0.1, [id(parameters["a"]), id(parameters["c"])]), (0.2, [id(parameters["b"])])]
+@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_local_optimisers(optimiser, dtype):
+    """On parameters of several rates, one of which has no gradient at times."""
+    settings, steps = LocalSettings(optimiser, adam_beta2=0.98), 4
+    rates = {"a": 0.1, "b": 0.2, "c": 0.1}
+    start = {name: randn(C, 7 + k, D).to(dtype) for k, name in enumerate(rates)}
+    gradients = [{name: 10.0 ** (3 * k - 6) * randn(k + 1, *value.shape)[k]
+                  for name, value in start.items()} for k in range(steps)]
+    found = {name: value.clone() for name, value in start.items()}
+    step = stacked_optimiser(found, rates, settings)
+    for k, of_all in enumerate(gradients):
+        step([None if name == "c" and k % 2 == 0 else of_all[name].to(dtype) for name in found], k == steps - 1)
+    for name, value in start.items():
+        expected = value.to(torch.float64, copy=True).requires_grad_()
+        kind = torch.optim.Adam([expected], rates[name], (0.9, 0.98)) if optimiser == "adam" else torch.optim.SGD(
+            [expected], rates[name])
+        for k, of_all in enumerate(gradients):
+            expected.grad = of_all[name] if name != "c" or k % 2 else torch.zeros_like(expected)
+            kind.step()
+        near = 1e-5 if dtype == torch.float32 else 1e-12
+        torch.testing.assert_close(found[name].double(), expected.detach(), rtol=near, atol=near)
+        assert found[name].grad is None and not torch.equal(found[name], value)
 
 
 @pytest.mark.parametrize("number, at_most, sizes", [
