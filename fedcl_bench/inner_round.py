@@ -32,17 +32,28 @@ class Plan:
             and of what is added, or None.
         turns: of the groups of parameters that take their steps one after the other in a local batch, whether the
             private ones (1), item rows (2) or both (3) are in it; uint8.
+        rates: by what gradients of vectors, constants and item rows are multiplied in each local batch, (batches, 3).
+        negatives, shuffles: keys of the round's draws of negatives, and of the order of samples in each epoch.
     """
 
     item: str
     vector: str
     constant: str | None
     turns: Tensor
+    rates: Tensor
+    negatives: int
+    shuffles: list[int]
 
 
-def plan_of(backbone: Backbone, method: Method, model: Snapshot, settings: LocalSettings) -> Plan | None:
+def plan_of(backbone: Backbone, method: Method, model: Snapshot, settings: LocalSettings, place: DrawKey,
+            batches: int) -> Plan | None:
     """How to train clients that are trained without copies of item rows (``inner.is_inner``) in one call; None: they
-    cannot be."""
+    cannot be.
+
+    Args:
+        place: the round.
+        batches: local batches per epoch, of the client with most.
+    """
     if (len(model.public) != 1 or not kernels.serve(table := next(iter(model.public.values())))
             or model.dense or model.served or model.memory or not scores_samples_only(backbone, method)
             or settings.tolerance > 0.0 or settings.negative_draw != "repeated" or backbone.pull(model.n_items) > 0.0
@@ -62,7 +73,13 @@ def plan_of(backbone: Backbone, method: Method, model: Snapshot, settings: Local
         if not group or group & private not in (set(), private):
             return None
         turns.append((1 if group & private else 0) + (2 if item in group else 0))
-    return Plan(item, vector, constant, torch.tensor(turns, dtype=torch.uint8))
+    epochs, usual = range(settings.local_epochs), backbone.settings.lr
+    rates = [backbone.learning_rates(model.n_items, place.round, batch) for batch in range(batches * len(epochs))]
+    return Plan(
+        item, vector, constant, torch.tensor(turns, dtype=torch.uint8),
+        torch.tensor([[-rate.get(name, usual) for name in (vector, constant, item)] for rate in rates], dtype=table.dtype),
+        draws.key(place.seed, "negatives", place.step, place.round),
+        [draws.key(place.seed, "shuffle", place.step, place.round, epoch) for epoch in epochs])
 
 
 @functools.lru_cache(maxsize=16)
@@ -107,14 +124,6 @@ class RoundTrainer:
         self.uploads: Tables = {}
         self.declared = method.uploads(backbone, draw.round)
 
-    def _rates(self) -> Tensor:
-        """By what gradients of vectors, constants and item rows are multiplied in each local batch, (batches, 3)."""
-        usual, names = self.backbone.settings.lr, (self.plan.vector, self.plan.constant, self.plan.item)
-        rates = [self.backbone.learning_rates(self.model.n_items, self.draw.round, batch)
-                 for batch in range(self.chunk.batches * self.settings.local_epochs)]
-        return torch.tensor([[-rate.get(name, usual) for name in names] for rate in rates],
-                            dtype=self.model.public[self.plan.item].dtype)
-
     def train(self) -> Tensor:
         """Run all local batches: fills ``slots`` and ``moved``.
 
@@ -124,13 +133,12 @@ class RoundTrainer:
         chunk, plan, place, table = self.chunk, self.plan, self.draw, self.model.public[self.plan.item]
         names = [name for name in (plan.vector, plan.constant) if name is not None]
         own = {name: self.model.private[name].index_select(0, self.users) for name in names}
-        others, epochs = chunk.others, range(self.settings.local_epochs)
+        others = chunk.others
         done = kernels.inner_round(
-            table, chunk.positives, chunk.count, self.settings.negatives, draws.names(self.users),
-            draws.key(place.seed, "negatives", place.step, place.round),
-            [draws.key(place.seed, "shuffle", place.step, place.round, epoch) for epoch in epochs],
-            (others.count, others.items, others.start, others.gaps), chunk.batches, self.settings.batch_size,
-            plan.turns, self._rates(), own[plan.vector].view(-1, table.shape[1]), own.get(plan.constant))
+            table, chunk.positives, chunk.count, self.settings.negatives, draws.names(self.users), plan.negatives,
+            plan.shuffles, (others.count, others.items, others.start, others.gaps), chunk.batches,
+            self.settings.batch_size, plan.turns, plan.rates, own[plan.vector].view(-1, table.shape[1]),
+            own.get(plan.constant))
         self.slots = Slots(done.items, done.positive, done.sample, done.items[:, :0], done.first_copy)
         for name, moved in zip(names, done.moved):
             self.moved[name] = moved.view_as(own[name])

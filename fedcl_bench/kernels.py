@@ -392,7 +392,8 @@ def inner_round(table: Tensor, positives: Tensor, count: Tensor, each: int, name
         others: ``count``, ``items``, ``start`` and ``gaps`` of ``sampling.Others``.
         batches, size: local batches per epoch of the client with most, and samples in each.
         turns: what takes its step one after the other in a local batch: 1 vectors and constants, 2 rows, 3 all.
-        rates: factors of the gradients of vectors, constants and rows in each local batch, (epochs * batches, 3).
+        rates: factors of the gradients of vectors, constants and rows in each local batch, (epochs * batches, 3) or
+            more.
         vectors, constants: of the clients, (C, d) and (C, 1) or None.
 
     Raises:

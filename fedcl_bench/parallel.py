@@ -12,6 +12,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
+from itertools import islice
 from typing import Callable, Iterator, Sequence, TypeVar
 
 import torch
@@ -45,23 +46,48 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 
 def in_order(function: Callable[[Piece], Result], pieces: Sequence[Piece], device: torch.device) -> Iterator[Result]:
-    """``map(function, pieces)`` on several threads inside ``workers``; on a GPU, or outside, one after the other."""
+    """``map(function, pieces)`` on several threads inside ``workers``; on a GPU, or outside, one after the other.
+
+    The others begin at once. The thread that takes the results is one of them: waking another takes about as long as a
+    small piece.
+    """
     threads = min(_workers, len(pieces))
     if threads <= 1 or device.type != "cpu":
-        yield from map(function, pieces)
-        return
-    pool = _pool(threads)
-    waiting: deque[Future] = deque()
-    try:
-        for piece in pieces:
-            waiting.append(pool.submit(copy_context().run, function, piece))
-            if len(waiting) > 2 * threads:  # bounds the memory of results not yet taken
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        for future in waiting:
-            future.cancel()
+        return map(function, pieces)
+    pool, coming = _pool(threads - 1), iter(pieces)
+    waiting: deque[tuple[Future, Piece]] = deque()
+
+    def submit(some: int) -> None:
+        for piece in islice(coming, some):
+            waiting.append((pool.submit(copy_context().run, function, piece), piece))
+
+    def results() -> Iterator[Result]:
+        try:
+            while waiting:
+                while not waiting[0][0].done() and _do_one(function, waiting):
+                    pass
+                yield waiting.popleft()[0].result()
+                submit(1)
+        finally:
+            for future, _ in waiting:
+                future.cancel()
+
+    submit(2 * threads)  # bounds the memory of results not yet taken
+    return results()
+
+
+def _do_one(function: Callable[[Piece], Result], waiting: deque[tuple[Future, Piece]]) -> bool:
+    """Do the first piece that nobody has begun, here; False: there is none."""
+    for number, (future, piece) in enumerate(waiting):
+        if future.cancel():
+            mine = Future()
+            try:
+                mine.set_result(function(piece))
+            except Exception as error:  # comes when it is its turn
+                mine.set_exception(error)
+            waiting[number] = mine, piece
+            return True
+    return False
 
 
 def even_pieces(values: Tensor, at_most: int) -> tuple[Tensor, ...]:

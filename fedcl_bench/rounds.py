@@ -219,7 +219,8 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, 
                protection: Protection = OPEN) -> Callable[[AnyChunk], Trained]:
     """The function that trains the clients of one of a round's chunks; arguments as for ``train_round``."""
     shifts: dict[int, Tables] = {}
-    partial, plan = is_partial(backbone, method, model, settings), plan_of(backbone, method, model, settings)
+    partial = is_partial(backbone, method, model, settings)
+    plan = plan_of(backbone, method, model, settings, place, max((chunk.batches for chunk in chunks), default=0))
     if row_penalties(method, model.public) and not backbone.whole_tables:
         shifts = {batches: _shift(model.public, method, backbone, settings, batches, place.round)
                   for batches in {chunk.batches for chunk in chunks}}
@@ -302,6 +303,11 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
     device = next(iter(model.public.values())).device
     everybody = torch.cat([torch.zeros(0, dtype=torch.int64, device=device), *(chunk.users for chunk in chunks)])
     train = trainer_of(chunks, model, backbone, method, settings, DrawKey(seed, step, round_), own_start, protection)
+
+    def attempt(chunk: AnyChunk) -> list[Trained]:
+        return in_halves(train, chunk, method) if can_run_out(device) else [train(chunk)]
+
+    trained_in_order = map(attempt, chunks) if _is_short(chunks, method, settings) else in_order(attempt, chunks, device)
     change = {name: empty_like(table).zero_() for name, table in {**model.public, **model.dense}.items()}
     partial = is_partial(backbone, method, model, settings)
     own_tables = set(backbone.new_personal(0, range(0)))
@@ -311,13 +317,7 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
     personal = set() if backbone.whole_tables else own_tables
     total = torch.zeros((), dtype=torch.float64, device=device)
     squares = torch.zeros(model.n_items, dtype=torch.float64, device=device)  # of the weights that touched each item
-
     uploads: dict[str, list[Tensor]] = {}
-
-    def attempt(chunk: AnyChunk) -> list[Trained]:
-        return in_halves(train, chunk, method) if can_run_out(device) else [train(chunk)]
-
-    trained_in_order = map(attempt, chunks) if _is_short(chunks, method, settings) else in_order(attempt, chunks, device)
     for trained in chain.from_iterable(trained_in_order):
         observe(trained)
         total += trained.loss.sum()

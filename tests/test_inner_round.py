@@ -28,7 +28,7 @@ from fedcl_bench.synth import World, as_step
 from fedcl_bench.testing.worlds import ragged
 
 pytestmark = pytest.mark.skipif(kernels.why_not() is not None, reason=f"no compiled kernels: {kernels.why_not()}")
-FT = Method(NoSettings())
+FT, PLACE = Method(NoSettings()), DrawKey(3, 1, 2)
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_any_lists(registry, lists, size, epochs, negatives):
     local = LocalSettings(batch_size=size, local_epochs=epochs, negatives=negatives)
     model, users = start(backbone, step, torch.float64), torch.arange(len(lists))
     chunks = make_chunks(step, users, local, 3, inner=True, samples_only=True)
-    plan = plan_of(backbone, FT, model, local)
+    plan = plan_of(backbone, FT, model, local, PLACE, 3)
     for chunk in chunks:
         if chunk.dense or not chunk.inner:  # more updates than are kept apart
             continue
@@ -188,10 +188,10 @@ def test_what_needs_local_batches(registry, step):
              "flipped": (changed(fedmf, factors=lambda self, c: (Flipped.apply(c[USER]), None)), FT, plain, False),
              "pull": (changed(fedmf, pull=lambda self, n_items: 0.1), FT, plain, False)}
     for name, (backbone, method, local, expected) in cases.items():
-        assert (plan_of(backbone, method, start(backbone, step), local) is not None) == expected, name
+        assert (plan_of(backbone, method, start(backbone, step), local, PLACE, 1) is not None) == expected, name
     more = start(fedmf, step)
     more.private["another"] = torch.zeros(step.n_users, 1)
-    assert plan_of(fedmf, FT, more, plain) is None
+    assert plan_of(fedmf, FT, more, plain, PLACE, 1) is None
 
 
 def test_dead_clients_are_told(registry, step):
