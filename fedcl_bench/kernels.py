@@ -1,6 +1,6 @@
 """Compiled inner loops for the processor (``kernels.c``), and PyTorch's own operations where there are none.
 
-The C compiler of the machine makes them when they are first needed, in about two seconds, and keeps them in the user's
+The C compiler of the machine makes them when they are first needed, in about three seconds, and keeps them in the user's
 cache by their source and processor. Without a compiler, on a GPU, or with ``FEDCL_BENCH_KERNELS=0`` the callers do the
 same in PyTorch: integers to the bit, floating-point numbers up to rounding. Calls release Python's lock, so that
 threads run side by side.
