@@ -149,9 +149,9 @@ static void transpose(const float *from, int64_t rows, int64_t columns, int64_t 
         }
 }
 
-/* Rows with room for whole vectors behind the last; reading beyond the others finds numbers that are not stored. */
-static const float *with_room(const float *from, int64_t numbers, int64_t last, float *room) {
-    return last ? memcpy(room, from, numbers * sizeof *room) : from;
+/* Numbers with room for a vector behind them: what is read there is not stored. After these there are so many more. */
+static const float *with_room(const float *from, int64_t numbers, int64_t more, float *room) {
+    return more < WIDE ? memcpy(room, from, numbers * sizeof *room) : from;
 }
 
 /* Below, of each client: inputs (n, in), weight (out, in), whose first number lies of_weight after that of the client
@@ -177,7 +177,8 @@ int linear_to_inputs(const float *gradient, const float *weight, int64_t of_weig
     float *room = calloc(out * in + WIDE, sizeof *room);
     for (int64_t c = 0; c < clients && room; c++)
         product(n, used, out, gradient + c * n * out, out, 1,
-                with_room(weight + c * of_weight, out * in, c + 1 == clients, room), in, NULL, result + c * n * used, used);
+                with_room(weight + c * of_weight, out * in, (clients - 1 - c) * of_weight, room), in, NULL,
+                result + c * n * used, used);
     free(room);
     return room ? 0 : -1;
 }
@@ -188,7 +189,8 @@ int linear_to_weight(const float *gradient, const float *inputs, int64_t clients
     float *room = calloc(n * in + WIDE, sizeof *room);
     for (int64_t c = 0; c < clients && room; c++)
         product(out, in, n, gradient + c * n * out, 1, out,
-                with_room(inputs + c * n * in, n * in, c + 1 == clients, room), in, NULL, result + c * out * in, in);
+                with_room(inputs + c * n * in, n * in, (clients - 1 - c) * n * in, room), in, NULL,
+                result + c * out * in, in);
     free(room);
     return room ? 0 : -1;
 }

@@ -61,8 +61,13 @@ static inline __attribute__((always_inline)) void NAME(dots)(const REAL *const *
         const REAL *row = rows[l / 8 * 8 + l % 2 * 4 + l / 2 % 4];
         NAME(Vector) whole[NAME(VECTORS)] = {0};
         for (int64_t k = 0; k < d; k += LANES) NAME(multiply)(whole, row + k, vector + k);
-        union { NAME(Vector) all[NAME(VECTORS)]; NAME(Half) half[2]; } *of = (void *)whole;
-        lanes[l] = of->half[0] + of->half[1];
+        if (NAME(VECTORS) == 1) {
+            union { NAME(Vector) all; NAME(Half) half[2]; } of = {whole[0]};
+            lanes[l] = of.half[0] + of.half[1];
+        } else {
+            union { NAME(Vector) all; NAME(Half) half; } of = {whole[0] + whole[NAME(VECTORS) - 1]};
+            lanes[l] = of.half;
+        }
     }
     UNROLL for (int l = 0; l < LANES / 2; l++)
         quarter[l] = PICK(NAME(Numbers), lanes[2 * l], lanes[2 * l + 1], 0, 1, 2, 3, 8, 9, 10, 11)

@@ -117,8 +117,8 @@ int main(void) {
     for (int trial = 0; trial < 200; trial++) {
         const char *failed = round_of(1 + below(5), 1 + below(20), 1 + below(4), 70 + below(200), dims[trial % 6],
                                       1 + below(60));
-        const int64_t in = 1 + below(70);
-        if (!failed) failed = layers_of(1 + below(3), 1 + below(40), in, 1 + below(70), 1 + below(in));
+        const int64_t most = trial % 2 ? 70 : 4, in = 1 + below(most);
+        if (!failed) failed = layers_of(1 + below(6), 1 + below(most / 2), in, 1 + below(most), 1 + below(in));
         if (failed) {
             fprintf(stderr, "%s\n", failed);
             return 1;
