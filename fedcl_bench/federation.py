@@ -241,7 +241,7 @@ def run(federation: Federation, progress: Progress | None = None, observe: Obser
     """
     keep_freed_blocks()
     with workers():
-        yield from _steps(federation, progress or Progress(), observe or (lambda place, model, trained: None))
+        yield from _steps(federation, progress or Progress(), observe)
 
 
 def acting_in(f: Federation, step: Step) -> Method:
@@ -265,7 +265,7 @@ def open_step(f: Federation, step: Step, acting: Method, progress: Progress) -> 
     return replace(progress, model=model, best=model, previous=progress.best, best_value=-1.0, stale=0)
 
 
-def _steps(federation: Federation, progress: Progress, observe: Observer) -> Iterator[Progress]:
+def _steps(federation: Federation, progress: Progress, observe: Observer | None) -> Iterator[Progress]:
     f, method, backbone, device = federation, federation.method, federation.backbone, federation.device
     dtype = getattr(torch, f.server.precision)
     method.client_state, method.server_state = dict(progress.client_state), dict(progress.server_state)
@@ -292,7 +292,7 @@ def _steps(federation: Federation, progress: Progress, observe: Observer) -> Ite
             model, loss, uploads = train_round(
                 chunks, progress.model, backbone, acting, f.local, f.seed, step.index, round_, weights,
                 round_ == 0 and f.server.init == "per_client", f.server.protection,
-                partial(observe, DrawKey(f.seed, step.index, round_), progress.model), f.together.sum)
+                observe and partial(observe, DrawKey(f.seed, step.index, round_), progress.model), f.together.sum)
             model = aggregate(backbone, model, users, f.server.protection, f.seed, step.index, round_, uploading)
             uploaded = _bytes(model.public, model.dense)
             model = replace(model, public=contract.checked_aggregate(acting, model.public))

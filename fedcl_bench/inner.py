@@ -197,8 +197,10 @@ class InnerTrainer(ListTrainer):
             contract.require_gradient(self.backbone, vectors)
         if len(parameters) == 1 and vectors is parameters[0]:  # needs no graph
             return [to_vectors]
-        return torch.autograd.grad(factors, parameters, [g for g in (to_vectors, to_constants) if g is not None],
-                                   allow_unused=True)
+        # As a sum: given gradients of what is not one number, PyTorch first imports some 500 modules.
+        through = sum((factor * gradient).sum() for factor, gradient in
+                      zip(factors, (g for g in (to_vectors, to_constants) if g is not None), strict=True))
+        return torch.autograd.grad(through, parameters, allow_unused=True)
 
     def _move(self, name: str, value: Tensor | None, update: Tensor) -> None:
         if name != self.name:

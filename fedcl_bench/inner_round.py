@@ -31,16 +31,16 @@ class Plan:
         item, vector, constant: names of the item table, of the private parameter that item rows are multiplied with,
             and of what is added, or None.
         turns: of the groups of parameters that take their steps one after the other in a local batch, whether the
-            private ones (1), item rows (2) or both (3) are in it; uint8.
-        rates: by what gradients of vectors, constants and item rows are multiplied in each local batch, (batches, 3).
+            private ones (1), item rows (2) or both (3) are in it.
+        rates: by what gradients of vectors, constants and item rows are multiplied, one local batch after the other.
         negatives, shuffles: keys of the round's draws of negatives, and of the order of samples in each epoch.
     """
 
     item: str
     vector: str
     constant: str | None
-    turns: Tensor
-    rates: Tensor
+    turns: list[int]
+    rates: list[float]
     negatives: int
     shuffles: list[int]
 
@@ -61,33 +61,28 @@ def plan_of(backbone: Backbone, method: Method, model: Snapshot, settings: Local
             or any(getattr(type(method), hook) is not getattr(Method, hook)
                    for hook in ("begin_local", "end_local", "replayed_items", "uploads"))):
         return None
-    names = _factors(backbone, table.shape[1], tuple((name, value.shape[1:]) for name, value in model.private.items()))
-    if names is None:
+    item = next(iter(model.public))
+    found = _layout(backbone, item, table.shape[1], tuple((name, value.shape[1:]) for name, value in
+                                                          model.private.items()))
+    if found is None:
         return None
-    item, (vector, constant) = next(iter(model.public)), names
-    private = set(model.private)
-    if private != {vector, constant} - {None}:
-        return None
-    turns = []
-    for group in map(set, backbone.groups([*model.private, item])):
-        if not group or group & private not in (set(), private):
-            return None
-        turns.append((1 if group & private else 0) + (2 if item in group else 0))
+    vector, constant, turns = found
     epochs, usual = range(settings.local_epochs), backbone.settings.lr
     rates = [backbone.learning_rates(model.n_items, place.round, batch) for batch in range(batches * len(epochs))]
     return Plan(
-        item, vector, constant, torch.tensor(turns, dtype=torch.uint8),
-        torch.tensor([[-rate.get(name, usual) for name in (vector, constant, item)] for rate in rates], dtype=table.dtype),
+        item, vector, constant, turns, [-rate.get(name, usual) for rate in rates for name in (vector, constant, item)],
         draws.key(place.seed, "negatives", place.step, place.round),
         [draws.key(place.seed, "shuffle", place.step, place.round, epoch) for epoch in epochs])
 
 
 @functools.lru_cache(maxsize=16)
-def _factors(backbone: Backbone, dim: int, private: tuple[tuple[str, torch.Size], ...]) -> list[str | None] | None:
-    """The names of the private parameters that the factors of logits are, None for a constant there is not; None: the
-    factors are made of parameters.
+def _layout(backbone: Backbone, item: str, dim: int,
+            private: tuple[tuple[str, torch.Size], ...]) -> tuple[str, str | None, list[int]] | None:
+    """The names of the private parameters that the factors of logits are, None for a constant there is not, and ``turns``
+    of ``Plan``; None: the factors are made of parameters, there are other parameters, or private ones take turns.
 
     Args:
+        item: the item table, of ``dim`` numbers per row.
         private: names and shapes of a client's parameters.
     """
     one = {name: torch.zeros(1, *shape, requires_grad=True) for name, shape in private}
@@ -97,7 +92,14 @@ def _factors(backbone: Backbone, dim: int, private: tuple[tuple[str, torch.Size]
         return None
     names = [None if factor is None else _itself(factor, shape, one)
              for factor, shape in zip(found, ((1, dim), (1, 1)))]
-    return None if any(name is None and factor is not None for name, factor in zip(names, found)) else names
+    if any(name is None and factor is not None for name, factor in zip(names, found)) or set(one) != set(names) - {None}:
+        return None
+    turns = []
+    for group in map(set, backbone.groups([*one, item])):
+        if not group or group & set(one) not in (set(), set(one)):
+            return None
+        turns.append((1 if group & set(one) else 0) + (2 if item in group else 0))
+    return *names, turns
 
 
 def _itself(factor: Tensor, shape: tuple[int, ...], parameters: Tables) -> str | None:
@@ -106,19 +108,23 @@ def _itself(factor: Tensor, shape: tuple[int, ...], parameters: Tables) -> str |
         if value.data_ptr() == factor.data_ptr() and factor.shape == shape and value.numel() == factor.numel() \
                 and factor.requires_grad:
             slopes = torch.arange(1.0, 1.0 + factor.numel()).to(factor).view(shape)
-            passed, = torch.autograd.grad(factor, value, slopes, allow_unused=True)
+            passed, = torch.autograd.grad((factor * slopes).sum(), value, allow_unused=True)
             return name if passed is not None and torch.equal(passed.view(shape), slopes) else None
     return None
 
 
 class RoundTrainer:
-    """Local training of one chunk; arguments and attributes as of ``trainer.ChunkTrainer``."""
+    """Local training of one chunk; arguments and attributes as of ``trainer.ChunkTrainer``.
+
+    Args:
+        watched: whether somebody looks at the samples: ``slots`` has no more than the items otherwise.
+    """
 
     def __init__(self, chunk: Chunk, model: Snapshot, backbone: Backbone, method: Method, settings: LocalSettings,
-                 draw: DrawKey, plan: Plan):
+                 draw: DrawKey, plan: Plan, watched: bool):
         self.chunk, self.model, self.backbone, self.settings, self.draw, self.plan = (chunk, model, backbone, settings,
                                                                                       draw, plan)
-        self.users = chunk.users
+        self.users, self.watched = chunk.users, watched
         self.moved: dict[str, Tensor | Outer] = {}
         self.replaced: Tables = {}
         self.uploads: Tables = {}
@@ -130,19 +136,22 @@ class RoundTrainer:
         Returns:
             Each client's loss averaged over its local batches, shape (C,).
         """
-        chunk, plan, place, table = self.chunk, self.plan, self.draw, self.model.public[self.plan.item]
-        names = [name for name in (plan.vector, plan.constant) if name is not None]
-        own = {name: self.model.private[name].index_select(0, self.users) for name in names}
-        others = chunk.others
+        chunk, plan, place, private = self.chunk, self.plan, self.draw, self.model.private
+        table = self.model.public[plan.item]
         done = kernels.inner_round(
-            table, chunk.positives, chunk.count, self.settings.negatives, draws.names(self.users), plan.negatives,
-            plan.shuffles, (others.count, others.items, others.start, others.gaps), chunk.batches,
-            self.settings.batch_size, plan.turns, plan.rates, own[plan.vector].view(-1, table.shape[1]),
-            own.get(plan.constant))
-        self.slots = Slots(done.items, done.positive, done.sample, done.items[:, :0], done.first_copy)
-        for name, moved in zip(names, done.moved):
-            self.moved[name] = moved.view_as(own[name])
+            table, self.users, chunk.positives, chunk.count, self.settings.negatives, draws.names(self.users),
+            plan.negatives, plan.shuffles, chunk.others.count, chunk.others.gaps, chunk.batches,
+            self.settings.batch_size, plan.turns, plan.rates, private[plan.vector],
+            None if plan.constant is None else private[plan.constant], self.watched)
+        self.slots = Slots(done.items)
+        if self.watched:
+            first = torch.arange(done.items.shape[1]) < done.held[:, None]
+            self.slots = Slots(done.items, done.positive, done.sample, done.items[:, :0], first)
+        for name, moved in zip((plan.vector, plan.constant), done.moved):
+            if moved is not None:
+                self.moved[name] = moved.view(-1, *private[name].shape[1:])
         self.moved[plan.item] = Outer(table, done.items, done.steps, done.vectors, done.held)
         if place.step == place.round == 0:
-            contract.check_moved(self.backbone, "score", [*done.moved, done.steps], own.values(), self.users)
+            own = (private[name].index_select(0, self.users) for name in self.moved if name in private)
+            contract.check_moved(self.backbone, "score", [*done.moved, done.steps], own, self.users)
         return done.loss

@@ -45,9 +45,16 @@ void mixed(uint64_t *numbers, int64_t n) {
 /* The key of a client's stream, given the key without it. */
 static inline uint64_t of_client(uint64_t key, int64_t name) { return mix(key + (uint64_t)(name + 1) * GAMMA); }
 
+typedef int32_t Ints __attribute__((vector_size(BYTES), aligned(4), may_alias));
+
+enum { INTS = BYTES / sizeof(int32_t), RANKED = 4 * INTS };
+
+#define BLOCK 16  /* gaps that one of them stands for, where there are many */
+#define MOST_COMPARED 128  /* numbers that each draw is compared with, rather than searched among */
+
 /* How many of n ascending numbers are at most r, without branches to mispredict. */
-static inline int64_t at_most(const int64_t *ascending, int64_t n, int64_t r) {
-    const int64_t *low = ascending;
+static inline int64_t at_most(const int32_t *ascending, int64_t n, int32_t r) {
+    const int32_t *low = ascending;
     while (n > 1) {
         const int64_t half = n / 2;
         low += half & -(int64_t)(low[half - 1] <= r);
@@ -56,27 +63,77 @@ static inline int64_t at_most(const int64_t *ascending, int64_t n, int64_t r) {
     return low - ascending + (n == 1 && *low <= r);
 }
 
-/* The first draws of a stream from a client's other items, which are listed or counted between its positives. */
-static __attribute__((noinline)) void draw(uint64_t key, uint64_t others, const int32_t *list, const int64_t *gaps, int64_t n_gaps,
-                        int64_t draws, int64_t *result) {
-    for (int64_t i = 0; i < draws; i++)
-        result[i] = (int64_t)(((mix(key + (uint64_t)(i + 1) * GAMMA) >> 32) * others) >> 32);
-    if (list) {
-        for (int64_t i = 0; i < draws; i++) result[i] = list[result[i]];
-    } else {
-        for (int64_t i = 0; i < draws; i++) result[i] += at_most(gaps, n_gaps, result[i]);
+/* Memory for drawing a client's negatives. */
+typedef struct {
+    int32_t *gaps, *last;  /* padded to whole blocks, and the last of each */
+    int32_t *drawn, *rank;  /* padded to a multiple of RANKED */
+} Draws;
+
+static int draws_begin(Draws *draws, int64_t n_gaps, int64_t most) {
+    draws->gaps = malloc((n_gaps + BLOCK) * sizeof(int32_t));
+    draws->last = malloc((n_gaps / BLOCK + 1) * sizeof(int32_t));
+    draws->drawn = malloc((most + RANKED) * sizeof(int32_t));
+    draws->rank = malloc((most + RANKED) * sizeof(int32_t));
+    return draws->gaps && draws->last && draws->drawn && draws->rank;
+}
+
+static void draws_end(Draws *draws) {
+    free(draws->gaps); free(draws->last); free(draws->drawn); free(draws->rank);
+}
+
+/* For each number drawn, how many of n others are at most it. */
+static inline void ranks_among(const int32_t *others, int64_t n, const int32_t *drawn, int64_t draws, int32_t *rank) {
+    if (n > MOST_COMPARED) {
+        for (int64_t i = 0; i < draws; i++) rank[i] = (int32_t)at_most(others, n, drawn[i]);
+        return;
+    }
+    for (int64_t i = 0; i < draws; i += RANKED) {
+        Ints r[4], found[4] = {{0}};
+        UNROLL for (int v = 0; v < 4; v++) r[v] = *(const Ints *)(drawn + i + v * INTS);
+        for (int64_t j = 0; j < n; j++)
+            UNROLL for (int v = 0; v < 4; v++) found[v] -= r[v] >= others[j];
+        UNROLL for (int v = 0; v < 4; v++) *(Ints *)(rank + i + v * INTS) = found[v];
     }
 }
 
-void negatives(const uint64_t *keys, const int64_t *own, const int64_t *others, const int32_t *listed,
-               const int64_t *start, const int64_t *gaps, int64_t n_gaps, const int64_t *positives, int64_t width,
-               int64_t clients, int64_t n, int64_t *result, int64_t stride) {
-    for (int64_t c = 0; c < clients; c++) {
+/* The first draws of a stream from a client's other items, which are counted between its positives. */
+static __attribute__((noinline)) void draw(Draws *room, uint64_t key, uint64_t others, const int32_t *gaps,
+                                           int64_t n_gaps, int64_t draws, int64_t *result) {
+    int32_t *drawn = room->drawn, *rank = room->rank;
+    for (int64_t i = 0; i < draws; i++)
+        drawn[i] = (int32_t)(((mix(key + (uint64_t)(i + 1) * GAMMA) >> 32) * others) >> 32);
+    for (int64_t i = draws; i < draws + RANKED; i++) drawn[i] = 0;
+    while (n_gaps && gaps[n_gaps - 1] == INT32_MAX) n_gaps--;
+    if (n_gaps <= MOST_COMPARED / 2) {
+        ranks_among(gaps, n_gaps, drawn, draws, rank);
+        for (int64_t i = 0; i < draws; i++) result[i] = (int64_t)drawn[i] + rank[i];
+        return;
+    }
+    int32_t *padded = room->gaps, *last = room->last;
+    const int64_t blocks = n_gaps / BLOCK;  /* whole ones */
+    memcpy(padded, gaps, n_gaps * sizeof *gaps);
+    for (int64_t j = n_gaps; j < (blocks + 1) * BLOCK; j++) padded[j] = INT32_MAX;
+    for (int64_t b = 0; b < blocks; b++) last[b] = gaps[b * BLOCK + BLOCK - 1];
+    ranks_among(last, blocks, drawn, draws, rank);
+    for (int64_t i = 0; i < draws; i++) {
+        const int32_t r = drawn[i], *low = padded + (int64_t)rank[i] * BLOCK;
+        UNROLL for (int step = BLOCK / 2; step; step /= 2) low += step & -(low[step - 1] <= r);
+        result[i] = r + (low - padded);
+    }
+}
+
+/* Returns 0, or -1 without memory. */
+int negatives(const uint64_t *keys, const int64_t *own, const int64_t *others, const int32_t *gaps, int64_t n_gaps,
+              const int64_t *positives, int64_t width, int64_t clients, int64_t n, int64_t *result, int64_t stride) {
+    Draws draws;
+    const int ready = draws_begin(&draws, n_gaps, n);
+    for (int64_t c = 0; c < clients && ready; c++) {
         int64_t *row = result + c * stride, mine = own[c] < n ? own[c] : n;
-        draw(keys[c], (uint64_t)others[c], listed ? listed + start[c] : NULL, listed ? NULL : gaps + c * n_gaps, n_gaps,
-             mine, row);
+        draw(&draws, keys[c], (uint64_t)others[c], gaps + c * n_gaps, n_gaps, mine, row);
         for (int64_t i = mine; i < n; i++) row[i] = positives[c * width];
     }
+    draws_end(&draws);
+    return ready ? 0 : -1;
 }
 
 /* ---- lists as matrices ---- */
@@ -92,13 +149,14 @@ void padded(const int64_t *indptr, const int64_t *values, const int64_t *users, 
     }
 }
 
-void gaps(const int64_t *ascending, int64_t clients, int64_t n, int64_t n_items, int64_t *result, int64_t *count) {
+void gaps(const int64_t *ascending, int64_t clients, int64_t n, int64_t n_items, int32_t *result, int64_t *count) {
     for (int64_t c = 0; c < clients; c++) {
         const int64_t *row = ascending + c * n;
-        int64_t *to = result + c * n, distinct = 0;
+        int32_t *to = result + c * n;
+        int64_t distinct = 0;
         for (int64_t j = 0; j < n; j++)
-            if (j == 0 || row[j] != row[j - 1]) { to[distinct] = row[j] - distinct; distinct++; }
-        for (int64_t j = distinct; j < n; j++) to[j] = INT64_MAX;
+            if (j == 0 || row[j] != row[j - 1]) { to[distinct] = (int32_t)(row[j] - distinct); distinct++; }
+        for (int64_t j = distinct; j < n; j++) to[j] = INT32_MAX;
         count[c] = n_items - distinct;
     }
 }
@@ -220,8 +278,6 @@ void first_slots(const int64_t *items, int64_t clients, int64_t n, int32_t *tabl
 /* ---- cross-entropy ---- */
 
 typedef float Floats __attribute__((vector_size(BYTES), aligned(4), may_alias));
-typedef int32_t Ints __attribute__((vector_size(BYTES), aligned(4), may_alias));
-
 static inline Floats either(Ints condition, Floats yes, Floats no) {
     return (Floats)((condition & (Ints)yes) | (~condition & (Ints)no));
 }

@@ -97,9 +97,14 @@ def why_not() -> str | None:
     return str(found) if isinstance(found, NoKernels) else None
 
 
+def serve_on(device: torch.device) -> bool:
+    """Whether there are kernels for tensors on a device."""
+    return device.type == "cpu" and why_not() is None
+
+
 def serve(tensor: Tensor) -> bool:
     """Whether there are kernels for tensors like this one."""
-    return tensor.device.type == "cpu" and why_not() is None
+    return serve_on(tensor.device)
 
 
 @dataclass(frozen=True)
@@ -131,8 +136,12 @@ def _call(name: str, *arguments: Tensor | _Rows | ctypes.Array | int | float | N
     return getattr(_loaded(), name)(*passed)
 
 
+_REALS = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
+
+
 def _real(name: str, tensor: Tensor) -> str:
-    return f"{name}_{ {torch.float32: 'float', torch.float64: 'double'}[tensor.dtype]}"
+    """The function for numbers of a tensor's type."""
+    return f"{name}_{'float' if tensor.dtype == torch.float32 else 'double'}"
 
 
 def mixed(numbers: Tensor) -> None:
@@ -140,22 +149,24 @@ def mixed(numbers: Tensor) -> None:
     _call("mixed", numbers, numbers.numel())
 
 
-def negatives(keys: Tensor, own: Tensor, others: Tensor, listed: Tensor | None, start: Tensor | None,
-              gaps: Tensor | None, positives: Tensor, result: Tensor) -> None:
+def negatives(keys: Tensor, own: Tensor, others: Tensor, gaps: Tensor, positives: Tensor, result: Tensor) -> None:
     """The first ``own`` draws from each client's other items, then its first positive.
 
     Args:
         keys: of the clients' streams, shape (C,).
         own: how many each needs, shape (C,).
-        others, listed, start, gaps: ``count``, ``items``, ``start`` and ``gaps`` of ``sampling.Others``.
+        others, gaps: ``count`` and ``gaps`` of ``sampling.Others``.
         positives: shape (C, P).
         result: int64 of shape (C, n), written to; its rows may lie apart.
+
+    Raises:
+        MemoryError: if there is none.
     """
     if result.stride(1) != 1:
         raise ValueError("negatives: the numbers of a row have to lie together")
-    _call("negatives", keys, own, others, listed, start, None if gaps is None else gaps.contiguous(),
-          0 if gaps is None else gaps.shape[1], positives, positives.shape[1], *result.shape, _Rows(result),
-          result.stride(0))
+    if _call("negatives", keys, own, others, gaps.contiguous(), gaps.shape[1], positives, positives.shape[1],
+             *result.shape, _Rows(result), result.stride(0)):
+        raise MemoryError(f"no memory to draw {result.shape[1]:,} negatives")
 
 
 def padded(indptr: Tensor, values: Tensor, users: Tensor, fill: Tensor | None, width: int) -> Tensor:
@@ -168,7 +179,7 @@ def padded(indptr: Tensor, values: Tensor, users: Tensor, fill: Tensor | None, w
 
 def gaps(ascending: Tensor, n_items: int) -> tuple[Tensor, Tensor]:
     """``gaps`` and ``count`` of ``sampling.Others``, given each client's positives in ascending order, (C, P)."""
-    result, count = torch.empty_like(ascending), ascending.new_empty(len(ascending), 1)
+    result, count = torch.empty(ascending.shape, dtype=torch.int32), ascending.new_empty(len(ascending), 1)
     _call("gaps", ascending, *ascending.shape, n_items, result, count)
     return result, count
 
@@ -357,7 +368,8 @@ class InnerRound:
     """What ``inner_round`` has made of C clients.
 
     Attributes:
-        items, sample, positive, first_copy: of ``trainer.Slots``, each (C, n).
+        items: of ``trainer.Slots``, (C, n).
+        sample, positive: too, each (C, n); None: not asked for.
         held: how many items each looks up, (C,).
         steps, vectors: what updates added to the rows at the slots, as in ``inner.Outer``: a step, of shape
             (C, n, updates), times a vector, of shape (C, updates, d), each.
@@ -366,56 +378,60 @@ class InnerRound:
     """
 
     items: Tensor
+    sample: Tensor | None
+    positive: Tensor | None
     held: Tensor
-    sample: Tensor
-    positive: Tensor
-    first_copy: Tensor
     steps: Tensor
     vectors: Tensor
     moved: tuple[Tensor, Tensor | None]
     loss: Tensor
 
 
-def inner_round(table: Tensor, positives: Tensor, count: Tensor, each: int, names: Tensor, draws: int,
-                shuffles: Sequence[int], others: tuple[Tensor, Tensor | None, Tensor | None, Tensor | None],
-                batches: int, size: int, turns: Tensor, rates: Tensor, vectors: Tensor,
-                constants: Tensor | None) -> InnerRound:
+def inner_round(table: Tensor, users: Tensor, positives: Tensor, count: Tensor, each: int, names: Tensor, draws: int,
+                shuffles: Sequence[int], others: Tensor, gaps: Tensor, batches: int, size: int, turns: Sequence[int],
+                rates: Sequence[float], vectors: Tensor, constants: Tensor | None, samples: bool) -> InnerRound:
     """All that clients do in a round whose logits are inner products, plus a constant: draw negatives, deal samples out
     to local batches, and train on each.
 
     Args:
         table: item rows, (items, d).
+        users: ids of the clients, (C,).
         positives, count: of each client, (C, P), and how many are its own, (C,).
         each: negatives per positive.
         names: the numbers by which clients draw, (C,).
         draws, shuffles: keys of negatives, and of the order of samples in each epoch, without the client.
-        others: ``count``, ``items``, ``start`` and ``gaps`` of ``sampling.Others``.
+        others, gaps: ``count`` and ``gaps`` of ``sampling.Others``.
         batches, size: local batches per epoch of the client with most, and samples in each.
         turns: what takes its step one after the other in a local batch: 1 vectors and constants, 2 rows, 3 all.
-        rates: factors of the gradients of vectors, constants and rows in each local batch, (epochs * batches, 3) or
-            more.
-        vectors, constants: of the clients, (C, d) and (C, 1) or None.
+        rates: factors of the gradients of vectors, constants and rows in each local batch, one batch after the other;
+            epochs * batches of them, or more.
+        vectors, constants: of all users, (users, d) and (users, 1) or None.
+        samples: whether ``sample`` and ``positive`` are asked for.
 
     Raises:
         MemoryError: if there is none.
     """
     (clients, width), (n_items, d), epochs = positives.shape, table.shape, len(shuffles)
-    n, updates = width * (1 + each), epochs * batches * int((turns >= 2).sum())
-    items, sample = positives.new_empty(2, clients, n).unbind()
-    positive, first = torch.empty(2, clients, n, dtype=torch.bool).unbind()
+    n, updates = width * (1 + each), epochs * batches * sum(turn >= 2 for turn in turns)
+    real = _REALS[table.dtype]
     result = InnerRound(
-        items, torch.empty_like(count), sample, positive, first, table.new_empty(clients, n, updates),
-        table.new_empty(clients, updates, d),
-        (torch.empty_like(vectors), None if constants is None else torch.empty_like(constants)),
+        positives.new_empty(clients, n), positives.new_empty(clients, n) if samples else None,
+        torch.empty(clients, n, dtype=torch.bool) if samples else None, torch.empty_like(count),
+        table.new_empty(clients, n, updates), table.new_empty(clients, updates, d),
+        (table.new_empty(clients, d), None if constants is None else table.new_empty(clients, 1)),
         torch.empty(clients, dtype=torch.float64))
-    left, listed, start, gaps = others
-    if _call(_real("inner_round", table), table, n_items, positives, width, count, each, names, draws, left, listed,
-             start, gaps, 0 if gaps is None else gaps.shape[1], (ctypes.c_uint64 * epochs)(*shuffles), epochs, batches,
-             size, turns, len(turns), updates, rates, clients, d, vectors, constants, result.items, result.held,
-             result.sample, result.positive, result.first_copy, result.steps, result.vectors, *result.moved,
-             result.loss):
+    if _call(_real("inner_round", table), table, n_items, users, positives, width, count, each, names, draws, others,
+             gaps, gaps.shape[1], (ctypes.c_uint64 * epochs)(*shuffles), epochs, batches, size,
+             (ctypes.c_uint8 * len(turns))(*turns), len(turns), updates, (real * len(rates))(*rates), clients, d,
+             vectors, constants, result.items, result.held, result.sample, result.positive, result.steps,
+             result.vectors, *result.moved, result.loss):
         raise MemoryError(f"no memory to train on {n:,} samples of a client")
     return result
+
+
+def add_rows(table: Tensor, places: Tensor, rows: Tensor) -> None:
+    """Add rows (n, d) to those of a table at ``places``, (n,), in its place."""
+    _call(_real("add_rows_at", table), table, places, rows.contiguous(), len(places), rows[:1].numel())
 
 
 def ranks(scores: Tensor, items: Tensor) -> Tensor:

@@ -294,7 +294,7 @@ static __attribute__((noinline)) void NAME(scale)(REAL *values, int64_t n, int64
 /* A client's items as slots, and its samples in them; returns how many there are. */
 static inline int64_t NAME(lay_out)(const REAL *table, const int64_t *positives, int64_t own, int64_t width,
                                     const int64_t *negatives, int64_t drawn, int64_t n, int64_t d, int32_t *slot_of,
-                                    int64_t *item, int64_t *sample, uint8_t *positive, uint8_t *first) {
+                                    int64_t *item, int64_t *sample, uint8_t *positive) {
     const int64_t known = NAME(slots_of)(positives, own, 0, slot_of, item, sample, table, d);
     const int64_t held = NAME(slots_of)(negatives, drawn, known, slot_of, item, sample + width, table, d);
     for (int64_t i = own; i < width; i++) sample[i] = 0;
@@ -302,44 +302,51 @@ static inline int64_t NAME(lay_out)(const REAL *table, const int64_t *positives,
     for (int64_t s = 0; s < held; s++) slot_of[item[s]] = -1;
     for (int64_t s = held; s < n; s++) item[s] = item[0];
     for (int64_t s = 0; s < n; s++) positive[s] = s < known;
-    for (int64_t s = 0; s < n; s++) first[s] = s < held;
     return held;
 }
 
 /* See kernels.py: clients draw from the streams of their names, own batches may be fewer than batches, and updates
-   counts those of rows. Returns 0, or -1 without memory. */
-int NAME(inner_round)(const REAL *table, int64_t n_items, const int64_t *positives, int64_t width, const int64_t *count,
-                      int64_t each, const int64_t *names, uint64_t draws, const int64_t *others, const int32_t *listed,
-                      const int64_t *starts, const int64_t *gaps, int64_t n_gaps, const uint64_t *shuffles,
-                      int64_t epochs, int64_t batches, int64_t size, const uint8_t *turns, int64_t n_turns,
-                      int64_t updates, const REAL *rates, int64_t clients, int64_t d, const REAL *vectors,
-                      const REAL *constants, int64_t *items, int64_t *held, int64_t *samples, uint8_t *positive,
-                      uint8_t *first, REAL *steps, REAL *past, REAL *moved_vectors, REAL *moved_constants,
-                      double *loss) {
+   counts those of rows. Samples and positive may be NULL: nobody asks. Returns 0, or -1 without memory. */
+int NAME(inner_round)(const REAL *table, int64_t n_items, const int64_t *users, const int64_t *positives, int64_t width,
+                      const int64_t *count, int64_t each, const int64_t *names, uint64_t draws, const int64_t *others,
+                      const int32_t *gaps, int64_t n_gaps, const uint64_t *shuffles, int64_t epochs, int64_t batches,
+                      int64_t size, const uint8_t *turns, int64_t n_turns, int64_t updates, const REAL *rates,
+                      int64_t clients, int64_t d, const REAL *vectors, const REAL *constants, int64_t *items,
+                      int64_t *held, int64_t *samples, uint8_t *positives_of, REAL *steps, REAL *past,
+                      REAL *moved_vectors, REAL *moved_constants, double *loss) {
     const int64_t n = width * (1 + each);
     Deal deal;
+    Draws room_to_draw;
     int64_t *negative = malloc((width * each + 1) * sizeof *negative);
     int32_t *slot_of = malloc(n_items * sizeof *slot_of), *row = malloc((n + 1) * sizeof *row);
     REAL *room = malloc((2 * updates + 2 * d + 1) * sizeof *room), *vector = room + 2 * updates, *to = vector + d;
-    const int ready = deal_begin(&deal, n, size) && negative && slot_of && row && room;
+    /* Of the client that is trained, and of the one after it. */
+    int64_t *two_samples = samples ? NULL : malloc((2 * n + 1) * sizeof *two_samples);
+    uint8_t *two_positive = positives_of ? NULL : malloc(2 * n + 1);
+#define SAMPLES_OF(c) (samples ? samples + (c) * n : two_samples + (c) % 2 * n)
+#define POSITIVE_OF(c) (positives_of ? positives_of + (c) * n : two_positive + (c) % 2 * n)
+    const int dealt = deal_begin(&deal, n, size), drawn = draws_begin(&room_to_draw, n_gaps, width * each);
+    const int ready = dealt && drawn && negative && slot_of && row && room && (samples || two_samples)
+                      && (positives_of || two_positive);
     if (ready) memset(slot_of, -1, n_items * sizeof *slot_of);
     for (int64_t c = 0; c < clients && ready; c++) {
         for (int64_t next = c ? c + 1 : 0; next <= c + 1 && next < clients; next++) {  /* whose rows are fetched */
-            draw(of_client(draws, names[next]), (uint64_t)others[next], listed ? listed + starts[next] : NULL,
-                 listed ? NULL : gaps + next * n_gaps, n_gaps, count[next] * each, negative);
+            draw(&room_to_draw, of_client(draws, names[next]), (uint64_t)others[next], gaps + next * n_gaps, n_gaps,
+                 count[next] * each, negative);
             held[next] = NAME(lay_out)(table, positives + next * width, count[next], width, negative,
-                                       count[next] * each, n, d, slot_of, items + next * n, samples + next * n,
-                                       positive + next * n, first + next * n);
+                                       count[next] * each, n, d, slot_of, items + next * n, SAMPLES_OF(next),
+                                       POSITIVE_OF(next));
+            FETCH(vectors + users[next] * d, d * sizeof(REAL));
         }
-        const int64_t own = count[c] * (1 + each), own_batches = (own + size - 1) / size;
-        const int64_t *item = items + c * n, *sample = samples + c * n;
+        const int64_t own = count[c] * (1 + each), own_batches = (own + size - 1) / size, user = users[c];
+        const int64_t *item = items + c * n, *sample = SAMPLES_OF(c);
         REAL *step = steps + c * n * updates, *before = past + c * updates * d, *moved = moved_vectors + c * d;
-        REAL constant = constants ? constants[c] : 0, moved_constant = 0, slopes;
+        REAL constant = constants ? constants[user] : 0, moved_constant = 0, slopes;
         double total = 0;
         int64_t done = 0;
         memset(step, 0, n * updates * sizeof *step);
         memset(moved, 0, d * sizeof *moved);
-        memcpy(vector, vectors + c * d, d * sizeof *vector);
+        memcpy(vector, vectors + user * d, d * sizeof *vector);
         for (int64_t e = 0; e < epochs; e++) {
             double epoch = 0;
             deal_out(&deal, of_client(shuffles[e], names[c]), count[c], width, own, sample, size, row);
@@ -350,7 +357,7 @@ int NAME(inner_round)(const REAL *table, int64_t n_items, const int64_t *positiv
                     const int of_vectors = turns[t] & 1, of_rows = turns[t] & 2;
                     if (of_rows) memcpy(before + done * d, vector, d * sizeof *vector);
                     const REAL found = NAME(batch)(table, item, row, start, stop, NULL, NULL, 0, vector, constant, step,
-                                                   before, updates, done, share, positive + c * n, d, room,
+                                                   before, updates, done, share, POSITIVE_OF(c), d, room,
                                                    of_vectors ? to : NULL, of_rows ? step + done : NULL,
                                                    constants ? &slopes : NULL);
                     if (t == 0) epoch += found;
@@ -368,8 +375,20 @@ int NAME(inner_round)(const REAL *table, int64_t n_items, const int64_t *positiv
         if (constants) moved_constants[c] = moved_constant;
         loss[c] = total / (double)(own_batches * epochs > 1 ? own_batches * epochs : 1);
     }
-    deal_end(&deal); free(negative); free(slot_of); free(row); free(room);
+#undef SAMPLES_OF
+#undef POSITIVE_OF
+    deal_end(&deal); draws_end(&room_to_draw);
+    free(negative); free(slot_of); free(row); free(room); free(two_samples); free(two_positive);
     return ready ? 0 : -1;
+}
+
+/* Add rows to some of a table's. */
+void NAME(add_rows_at)(REAL *table, const int64_t *places, const REAL *rows, int64_t n, int64_t d) {
+    for (int64_t i = 0; i < n; i++) {
+        REAL *restrict to = table + places[i] * d;
+        const REAL *restrict from = rows + i * d;
+        for (int64_t k = 0; k < d; k++) to[k] += from[k];
+    }
 }
 
 void NAME(ranks)(const REAL *scores, const int64_t *items, int64_t clients, int64_t n, int64_t listed,

@@ -145,12 +145,13 @@ def _of_step(f: Federation, step: Step, threads: int) -> Plan:
 
 def _lists(f: Federation, step: Step, widths: _Widths) -> int:
     """Positives of all chunks, and the items that negatives are drawn from."""
-    train = len(step.train.values)
+    train, sessions = len(step.train.values), isinstance(f.backbone, SequentialBackbone)
     every = step.n_users * step.n_items
     kept = 8 * train if train <= sampling.KEPT_POSITIVES else 0
-    others = kept
-    if every <= sampling.LISTED_OTHERS:
-        together = session_local.CHUNK_CLIENTS if isinstance(f.backbone, SequentialBackbone) else (
+    others = kept // 2
+    if every <= sampling.LISTED_OTHERS if sessions else sampling.lists_others(step.n_users, step.n_items, f.local,
+                                                                              f.device):
+        together = session_local.CHUNK_CLIENTS if sessions else (
             sampling.CHUNK_ELEMENTS * step.n_users // (widths.row * (1 + f.local.negatives) * max(train, 1)))
         others = 4 * every + 17 * min(together, step.n_users) * step.n_items  # listing those of a chunk
     candidates = 0

@@ -8,11 +8,10 @@ taken in the order of the pieces, numbers do not depend on how many threads ther
 from __future__ import annotations
 
 import functools
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
-from itertools import islice
+from threading import Condition
 from typing import Callable, Iterator, Sequence, TypeVar
 
 import torch
@@ -54,40 +53,77 @@ def in_order(function: Callable[[Piece], Result], pieces: Sequence[Piece], devic
     threads = min(_workers, len(pieces))
     if threads <= 1 or device.type != "cpu":
         return map(function, pieces)
-    pool, coming = _pool(threads - 1), iter(pieces)
-    waiting: deque[tuple[Future, Piece]] = deque()
+    line = _Line(function, pieces, threads)
+    line.call_others()
+    return line.results()
 
-    def submit(some: int) -> None:
-        for piece in islice(coming, some):
-            waiting.append((pool.submit(copy_context().run, function, piece), piece))
 
-    def results() -> Iterator[Result]:
+class _Line:
+    """Pieces of work that threads take one after the other.
+
+    At most twice as many as there are threads are begun and not yet taken: that bounds the memory of results. The other
+    threads go on until there is none they may begin, and are called again when there is.
+    """
+
+    def __init__(self, function: Callable[[Piece], Result], pieces: Sequence[Piece], threads: int):
+        self.function, self.pieces, self.threads = function, pieces, threads
+        self.begun = self.taken = self.others = 0
+        self.done: dict[int, tuple[Result | None, BaseException | None]] = {}
+        self.changed = Condition()
+
+    def _end(self) -> int:
+        """Up to which piece they may begin."""
+        return min(len(self.pieces), self.taken + 2 * self.threads)
+
+    def _begin(self, other: bool) -> int | None:
+        """The number of the next piece; None: there is none now, and ``other`` threads stop asking."""
+        with self.changed:
+            if self.begun >= self._end():
+                self.others -= other
+                return None
+            self.begun += 1
+            return self.begun - 1
+
+    def _do(self, number: int, errors: type[BaseException]) -> None:
+        """A piece; an error comes when it is its turn."""
         try:
-            while waiting:
-                while not waiting[0][0].done() and _do_one(function, waiting):
-                    pass
-                yield waiting.popleft()[0].result()
-                submit(1)
+            result = self.function(self.pieces[number]), None
+        except errors as error:
+            result = None, error
+        with self.changed:
+            self.done[number] = result
+            self.changed.notify()
+
+    def _help(self) -> None:
+        """What another thread does."""
+        while (number := self._begin(True)) is not None:
+            self._do(number, BaseException)
+
+    def call_others(self) -> None:
+        """Let other threads help, if there is work for them."""
+        with self.changed:
+            wanted = max(0, min(self.threads - 1 - self.others, self._end() - self.begun))
+            self.others += wanted
+        for _ in range(wanted):
+            _pool(self.threads - 1).submit(copy_context().run, self._help)
+
+    def results(self) -> Iterator[Result]:
+        """What becomes of the pieces, in order."""
+        try:
+            for number in range(len(self.pieces)):
+                while number not in self.done:
+                    if (mine := self._begin(False)) is not None:
+                        self._do(mine, Exception)  # but Ctrl-C at once
+                        continue
+                    with self.changed:
+                        self.changed.wait_for(lambda: number in self.done)
+                if self.done[number][1] is not None:
+                    raise self.done.pop(number)[1]
+                yield self.done.pop(number)[0]
+                self.taken += 1
+                self.call_others()
         finally:
-            for future, _ in waiting:
-                future.cancel()
-
-    submit(2 * threads)  # bounds the memory of results not yet taken
-    return results()
-
-
-def _do_one(function: Callable[[Piece], Result], waiting: deque[tuple[Future, Piece]]) -> bool:
-    """Do the first piece that nobody has begun, here; False: there is none."""
-    for number, (future, piece) in enumerate(waiting):
-        if future.cancel():
-            mine = Future()
-            try:
-                mine.set_result(function(piece))
-            except Exception as error:  # comes when it is its turn
-                mine.set_exception(error)
-            waiting[number] = mine, piece
-            return True
-    return False
+            self.pieces = self.pieces[:0]  # none is begun any more
 
 
 def even_pieces(values: Tensor, at_most: int) -> tuple[Tensor, ...]:

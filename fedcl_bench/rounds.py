@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from itertools import chain
 from typing import Callable, Iterable, Mapping, Sequence
@@ -215,9 +216,13 @@ def _multiply(table: Tensor, users: Tensor, factors: Tensor, result: Tensor) -> 
 
 
 def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, method: Method,
-               settings: LocalSettings, place: DrawKey, own_start: bool = False,
-               protection: Protection = OPEN) -> Callable[[AnyChunk], Trained]:
-    """The function that trains the clients of one of a round's chunks; arguments as for ``train_round``."""
+               settings: LocalSettings, place: DrawKey, own_start: bool = False, protection: Protection = OPEN,
+               watched: bool = True) -> Callable[[AnyChunk], Trained]:
+    """The function that trains the clients of one of a round's chunks; arguments as for ``train_round``.
+
+    Args:
+        watched: whether somebody looks at their samples.
+    """
     shifts: dict[int, Tables] = {}
     partial = is_partial(backbone, method, model, settings)
     plan = plan_of(backbone, method, model, settings, place, max((chunk.batches for chunk in chunks), default=0))
@@ -231,7 +236,7 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, 
         if isinstance(chunk, SessionChunk):
             trainer = SessionTrainer(chunk, model, backbone, method, settings, place, own_start, protection)
         elif chunk.inner and not chunk.dense and plan is not None:
-            trainer = RoundTrainer(chunk, model, backbone, method, settings, place, plan)
+            trainer = RoundTrainer(chunk, model, backbone, method, settings, place, plan, watched)
         else:
             kind = InnerTrainer if chunk.inner else PartialTrainer if partial else ListTrainer
             trainer = kind(chunk, model, backbone, method, settings, place, protection)
@@ -260,10 +265,21 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, 
     return train
 
 
+def _add_rows(table: Tensor, places: Tensor, rows: Tensor) -> None:
+    """Add rows (n, ...) to those of a table at ``places``, (n,), in its place."""
+    if kernels.serve(table) and rows.dtype == table.dtype:
+        kernels.add_rows(table, places, rows)
+    else:
+        table.index_add_(0, places, rows)
+
+
 def _mean(change: Tensor, whole: Tensor, table: Tensor) -> Tensor:
     """What the server sent plus the mean change, in the sum's memory; in pieces that threads take in turns."""
     if not (kernels.serve(change) and table.is_contiguous()):
         return change.div_(whole).add_(table)
+    if change.numel() <= _AT_ONCE:
+        kernels.mean(change, table, float(whole))
+        return change
     pieces = zip(change.view(-1).split(_AT_ONCE), table.view(-1).split(_AT_ONCE))
     list(in_order(lambda piece: kernels.mean(*piece, float(whole)), list(pieces), change.device))
     return change
@@ -280,7 +296,7 @@ def _is_short(chunks: Sequence[AnyChunk], method: Method, settings: LocalSetting
 def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, method: Method,
                 settings: LocalSettings, seed: int, step: int, round_: int, weights: Tensor | None = None,
                 own_start: bool = False, protection: Protection = OPEN,
-                observe: Callable[[Trained], None] = lambda trained: None,
+                observe: Callable[[Trained], None] | None = None,
                 add: Callable[[Tables], Tables] = lambda sums: sums) -> tuple[Snapshot, float, Tables]:
     """Local training of all participants and the mean of what they upload.
 
@@ -301,26 +317,34 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
         keeps them; mean local loss; what the method uploaded, each (N, ...) in ascending order of users).
     """
     device = next(iter(model.public.values())).device
-    everybody = torch.cat([torch.zeros(0, dtype=torch.int64, device=device), *(chunk.users for chunk in chunks)])
-    train = trainer_of(chunks, model, backbone, method, settings, DrawKey(seed, step, round_), own_start, protection)
+    train = trainer_of(chunks, model, backbone, method, settings, DrawKey(seed, step, round_), own_start, protection,
+                       observe is not None)
 
     def attempt(chunk: AnyChunk) -> list[Trained]:
         return in_halves(train, chunk, method) if can_run_out(device) else [train(chunk)]
 
     trained_in_order = map(attempt, chunks) if _is_short(chunks, method, settings) else in_order(attempt, chunks, device)
+    count = sum(len(chunk.users) for chunk in chunks)
+
+    @functools.cache
+    def everybody() -> Tensor:
+        return torch.cat([torch.zeros(0, dtype=torch.int64, device=device), *(chunk.users for chunk in chunks)])
+
     change = {name: empty_like(table).zero_() for name, table in {**model.public, **model.dense}.items()}
     partial = is_partial(backbone, method, model, settings)
     own_tables = set(backbone.new_personal(0, range(0)))
-    private = {name: _others_rows(table, everybody) for name, table in model.private.items()
+    private = {name: _others_rows(table, everybody()) for name, table in model.private.items()
                if partial and name in own_tables}
-    local = {name: _others_rows(table, everybody) for name, table in model.local.items()}
+    local = {name: _others_rows(table, everybody()) for name, table in model.local.items()}
     personal = set() if backbone.whole_tables else own_tables
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    squares = torch.zeros(model.n_items, dtype=torch.float64, device=device)  # of the weights that touched each item
+    losses = [torch.zeros(0, dtype=torch.float64, device=device)]
+    squares = torch.zeros(model.n_items if own_start else 0, dtype=torch.float64,
+                          device=device)  # of the weights that touched each item
     uploads: dict[str, list[Tensor]] = {}
     for trained in chain.from_iterable(trained_in_order):
-        observe(trained)
-        total += trained.loss.sum()
+        if observe is not None:
+            observe(trained)
+        losses.append(trained.loss)
         users, items = trained.users, trained.slots.items
         share = trained.factors if weights is None else weights[users]
         share = len(users) if share is None else share.sum()
@@ -352,14 +376,14 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
             if name in personal:
                 private[name].index_put_((users[:, None], items), rows, accumulate=True)
             elif name in private:
-                private[name].index_add_(0, users, rows)
+                _add_rows(private[name], users, rows)
             elif name in model.dense or (backbone.whole_tables and not partial):
                 change[name] += rows.sum(0)
             else:
                 change[name].index_add_(0, items.reshape(-1), rows.flatten(0, 1))
         for name, values in trained.private.items():
             if name not in private:
-                private[name] = _others_rows(model.private[name], everybody)
+                private[name] = _others_rows(model.private[name], everybody())
             private[name].index_copy_(0, users, values)
         for name, tables in trained.kept.items():
             local[name][users] = tables
@@ -370,14 +394,16 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
             first = trained.slots.first_copy
             squares.index_add_(0, items.reshape(-1), (first * own.to(squares)[:, None].square()).reshape(-1))
     private = {name: private.get(name, table) for name, table in model.private.items()}
-    order = everybody.argsort()
-    uploaded = {name: torch.cat(parts)[order] for name, parts in uploads.items()}
-    own = torch.ones(len(everybody), dtype=torch.float64, device=device) if weights is None else weights[everybody]
-    clients = torch.full((), len(everybody), dtype=torch.float64, device=device)
-    sums = add({**change, " loss": total, " clients": clients, " weight": own.sum(),
-                **({" squares": squares, " all squares": own.double().square().sum()} if own_start else {})})
+    uploaded = {name: torch.cat(parts)[everybody().argsort()] for name, parts in uploads.items()}
+    own = None if weights is None else weights[everybody()]
+    totals = torch.full((3,), count, dtype=torch.float64, device=device)  # losses, clients, weights
+    totals[0] = torch.cat(losses).sum()
+    if own is not None:
+        totals[2] = own.sum()
+    squared = {" squares": squares, " all squares": totals[1].clone() if own is None else own.double().square().sum()}
+    sums = add({**change, " totals": totals, **(squared if own_start else {})})
     change = {name: sums[name] for name in change}
-    whole, loss = sums[" weight"], float(sums[" loss"] / sums[" clients"])
+    whole, loss = sums[" totals"][2], float(sums[" totals"][0] / sums[" totals"][1])
     if own_start:  # nothing of the server's own start is left
         for name in model.public:
             rest = float(sums[" all squares"]) - sums[" squares"]

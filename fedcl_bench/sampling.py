@@ -22,11 +22,14 @@ from .stream import Ragged, Step
 CHUNK_ELEMENTS = 1 << 20
 # What a backbone's own loss makes on the way may be so many times larger.
 OWN_ELEMENTS = 16
-# Clients x items up to which the items that are no positives are listed (4 bytes each).
+# Clients x items up to which the items that are no positives are listed (4 bytes each) for PyTorch to draw from.
 LISTED_OTHERS = 1 << 26
-# Interactions of a round's participants up to which their chunks are kept from round to round, 16 bytes each; beyond,
+# Interactions of a round's participants up to which their chunks are kept from round to round, 12 bytes each; beyond,
 # each is made when its turn comes.
 KEPT_POSITIVES = 1 << 24
+# Clients of one call of compiled kernels each are cut into about so many chunks, none of less than so many samples, for
+# threads to share evenly.
+CHUNKS_OF_CALLS, LEAST_OF_CALLS = 6, 1 << 13
 # Padding worth less than the fixed cost of one more chunk.
 PADDING_ELEMENTS = 1 << 17
 # Scoring all items instead of copying the rows of a client's samples is less work up to so many items per sample, over
@@ -132,7 +135,9 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
     sizes, users = count.cpu(), users[order]
     ascending = -sizes
     compiled = inner and kernels.serve(users)
-    listed, keep = len(users) * n_items <= LISTED_OTHERS, int(sizes.sum()) <= KEPT_POSITIVES
+    listed, keep = lists_others(len(users), n_items, settings, users.device), int(sizes.sum()) <= KEPT_POSITIVES
+    whole_samples = sizes.cumsum(0) * per_positive
+    even = max(LEAST_OF_CALLS, -(-int(whole_samples[-1]) // CHUNKS_OF_CALLS)) if len(users) else 0
     chunks, start = [], 0
     while start < len(users):
         largest = int(sizes[start])
@@ -148,6 +153,9 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
             alone, per_item = own.elements
             made = (alone + per_item * n_items) * max(1, min(own.per_batch, int(own.of(count[start]))))
             limit = min(limit, start + max(1, OWN_ELEMENTS * chunk_elements // made))
+        if sparse and samples_only:
+            before = int(whole_samples[start - 1]) if start else 0
+            limit = min(limit, start + 1 + int(torch.searchsorted(whole_samples[start:], before + even)))
         # Sizes descend: stop before clients with fewer batches, and where padding would cost more than a new chunk.
         smallest = ((int(batches[start]) - 1) * settings.batch_size) // samples + 1
         if (dense or (sparse and samples_only)) and settings.local_epochs == 1:
@@ -162,6 +170,12 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
         chunks.append(chunk.now() if keep else chunk)
         start = end
     return chunks
+
+
+def lists_others(users: int, n_items: int, settings: LocalSettings, device: torch.device) -> bool:
+    """Whether the items that are no positives are listed (see ``Others``)."""
+    compiled = settings.negative_draw == "repeated" and kernels.serve_on(device)
+    return not compiled and users * n_items <= LISTED_OTHERS
 
 
 def _chunk(step: Step, train: Ragged, settings: LocalSettings, listed: bool, members: Tensor, **layout) -> Chunk:
@@ -196,13 +210,14 @@ def padded(lists: Ragged, users: Tensor, fill: Tensor | None = None) -> Tensor:
 class Others:
     """The items that are no positives of each client, in ascending order: what negatives are drawn from.
 
-    Either listed, or, where the lists would take too much memory, counted: between the sorted positives.
+    Either listed, or counted, between the sorted positives: for compiled kernels, or where lists would take too much
+    memory.
 
     Attributes:
         count: how many there are, shape (C, 1).
         items, start: all lists end to end, and where each begins, shape (C, 1); or None.
         gaps: for the j-th of the client's distinct positives in ascending order, how many other items precede it,
-            shape (C, P), padded with a number above all items; or None.
+            int32 of shape (C, P), padded with a number above all items; or None.
     """
 
     count: Tensor
@@ -233,13 +248,13 @@ class Others:
         distinct = ascending.masked_fill(repeated, above).sort(dim=1).values
         rank = torch.arange(distinct.shape[1], device=positives.device)
         return Others(n_items - (~repeated).sum(1, keepdim=True),
-                      gaps=torch.where(distinct < above, distinct - rank, above))
+                      gaps=torch.where(distinct < above, distinct - rank, torch.iinfo(torch.int32).max).int())
 
     def at(self, r: Tensor) -> Tensor:
         """The items at positions ``r`` (int64, shape (C, n)) of each client's list."""
         if self.gaps is None:
             return self.items.index_select(0, (self.start + r).flatten()).view(r.shape).long()
-        return r + torch.searchsorted(self.gaps, r, right=True)
+        return r + torch.searchsorted(self.gaps, r.int(), right=True)
 
 
 def draw_negatives(chunk: Chunk, settings: LocalSettings, seed: int, step: int, round_: int,
@@ -257,8 +272,8 @@ def draw_negatives(chunk: Chunk, settings: LocalSettings, seed: int, step: int, 
     n, own, others = chunk.positives.shape[1] * settings.negatives, chunk.count * settings.negatives, chunk.others
     if result is None:
         result = chunk.positives.new_empty(len(keys), n)
-    if settings.negative_draw == "repeated" and kernels.serve(keys):
-        kernels.negatives(keys, own, others.count, others.items, others.start, others.gaps, chunk.positives, result)
+    if settings.negative_draw == "repeated" and others.gaps is not None and kernels.serve(keys):
+        kernels.negatives(keys, own, others.count, others.gaps, chunk.positives, result)
         return result
     slot = torch.arange(n, device=keys.device)
     pattern = draws.bits(keys[:, None], slot)

@@ -30,7 +30,7 @@ SLOT_TABLE = 1 << 20
 class Slots:
     """Which item rows the clients of a chunk hold, and where their samples find them.
 
-    Attributes:
+    Attributes (None, of those from ``positive`` on, where nobody looks at them: see ``inner_round.py``):
         items: item of each slot, shape (C, slots).
         positive: whether a slot's item is a positive, bool of shape (slots,) or (C, slots).
         sample: canonical slot of each sample's item: positives, then negatives, shape (C, samples).
@@ -39,10 +39,10 @@ class Slots:
     """
 
     items: Tensor
-    positive: Tensor
-    sample: Tensor
-    replay: Tensor
-    first_copy: Tensor
+    positive: Tensor | None = None
+    sample: Tensor | None = None
+    replay: Tensor | None = None
+    first_copy: Tensor | None = None
 
     def cells(self, clients: Tensor, n_items: int) -> Tensor:
         """Where the slots lie in a table with a row per client and item, end to end; ``clients``: their rows, (C,)."""

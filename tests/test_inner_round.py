@@ -86,11 +86,18 @@ def test_one_call_equals_local_batches(registry, step, monkeypatch, backbone, lo
     assert float((found.public[ITEM] - model.public[ITEM]).abs().max()) > 1e-3
 
 
-@pytest.mark.parametrize("listed", [True, False])
-def test_negatives_listed_or_counted(registry, step, monkeypatch, listed):
-    monkeypatch.setattr(sampling, "LISTED_OTHERS", 1 << 30 if listed else 0)
-    backbone = build(registry, "backbone", "fedmf")
-    same(both_ways(step, backbone, LocalSettings(batch_size=50), start(backbone, step)))
+def test_numbers_do_not_depend_on_how_clients_are_cut_into_chunks(registry, step, monkeypatch):
+    """Losses too; every chunk has an even share of the samples, but for the last."""
+    backbone, local = build(registry, "backbone", "fedmf"), LocalSettings(batch_size=50)
+    model, users = start(backbone, step), torch.arange(step.n_users)
+    results = []
+    for least in (1 << 20, 1):
+        monkeypatch.setattr(sampling, "LEAST_OF_CALLS", least)
+        chunks = make_chunks(step, users, local, 32, inner=True, samples_only=True)
+        results.append(train_round(chunks, model, backbone, FT, local, 3, 1, 2))
+    samples = [5 * int(chunk.count.sum()) for chunk in chunks]
+    assert len(chunks) >= sampling.CHUNKS_OF_CALLS > 1 and max(samples) < 1.5 * sum(samples) / sampling.CHUNKS_OF_CALLS
+    same(results)
 
 
 def test_clipped_and_weighted(registry, step):

@@ -21,6 +21,7 @@ from fedcl_bench.local import ListTrainer
 from fedcl_bench.method import DrawKey, Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.sampling import LocalSettings, Others, draw_negatives, make_chunks, padded
+from fedcl_bench.stream import Step
 from fedcl_bench.synth import World, as_step
 from fedcl_bench.testing.worlds import ragged
 
@@ -49,13 +50,28 @@ def without(monkeypatch):
 def test_negatives_to_the_bit(step, without, monkeypatch, listed, pool):
     monkeypatch.setattr("fedcl_bench.sampling.LISTED_OTHERS", 1 << 30 if listed else 0)
     local, users = LocalSettings(negative_pool=pool), torch.arange(step.n_users)
-    for chunk in make_chunks(step, users, local, 8):
-        assert (chunk.others.gaps is None) == listed
-        expected = without(lambda: draw_negatives(chunk, local, 1, 2, 3))
+    theirs = without(lambda: make_chunks(step, users, local, 8))
+    for chunk, other in zip(make_chunks(step, users, local, 8), theirs, strict=True):
+        assert chunk.others.gaps is not None and (other.others.gaps is None) == listed
+        expected = without(lambda: draw_negatives(other, local, 1, 2, 3))
         assert torch.equal(draw_negatives(chunk, local, 1, 2, 3), expected)
         if len(chunk.users) > 2:
             part = chunk.part(slice(1, 3))
             assert torch.equal(draw_negatives(part, local, 1, 2, 3), expected[1:3])
+
+
+@compiled
+@pytest.mark.parametrize("own", [1, 15, 16, 17, 63, 64, 65, 80, 129, 700, 2100])
+def test_negatives_of_clients_of_any_size(without, own):
+    """Compared with all gaps, with one of each sixteen, or searched."""
+    generator = torch.Generator().manual_seed(own)
+    lists = [torch.randperm(2300, generator=generator)[:n].tolist() for n in (own, max(own - 3, 1), own)]
+    train, nobody = ragged(*lists), ragged(*[[] for _ in lists])
+    step = Step(0, 3, 2300, 0, 0, sum(map(len, lists)), train=train, valid=nobody, test=nobody)
+    local, users = LocalSettings(), torch.arange(3)
+    theirs = without(lambda: make_chunks(step, users, local, 8))
+    for chunk, other in zip(make_chunks(step, users, local, 8), theirs, strict=True):
+        assert torch.equal(draw_negatives(chunk, local, 1, 2, 3), without(lambda: draw_negatives(other, local, 1, 2, 3)))
 
 
 @compiled
