@@ -119,20 +119,20 @@ def _call(name: str, *arguments: Tensor | _Rows | ctypes.Array | int | float | N
     double."""
     passed = []
     for argument in arguments:
-        if isinstance(argument, int):
+        if isinstance(argument, Tensor):
+            if not argument.is_contiguous():
+                raise ValueError(f"{name}: a tensor of shape {tuple(argument.shape)} is not contiguous")
+            passed.append(ctypes.c_void_p(argument.data_ptr()))
+        elif isinstance(argument, int):
             passed.append(ctypes.c_int64(argument))
         elif isinstance(argument, float):
             passed.append(ctypes.c_double(argument))
-        elif isinstance(argument, ctypes.Array):
-            passed.append(argument)
         elif argument is None:
             passed.append(ctypes.c_void_p())
         elif isinstance(argument, _Rows):
             passed.append(ctypes.c_void_p(argument.of.data_ptr()))
-        elif not argument.is_contiguous():
-            raise ValueError(f"{name}: a tensor of shape {tuple(argument.shape)} is not contiguous")
         else:
-            passed.append(ctypes.c_void_p(argument.data_ptr()))
+            passed.append(argument)
     return getattr(_loaded(), name)(*passed)
 
 
@@ -431,7 +431,8 @@ def inner_round(table: Tensor, users: Tensor, positives: Tensor, count: Tensor, 
 
 def add_rows(table: Tensor, places: Tensor, rows: Tensor) -> None:
     """Add rows (n, d) to those of a table at ``places``, (n,), in its place."""
-    _call(_real("add_rows_at", table), table, places, rows.contiguous(), len(places), rows[:1].numel())
+    _call(_real("add_rows_at", table), table, places, rows.contiguous(), places.numel(),
+          rows.numel() // max(places.numel(), 1))
 
 
 def ranks(scores: Tensor, items: Tensor) -> Tensor:

@@ -320,10 +320,12 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
     train = trainer_of(chunks, model, backbone, method, settings, DrawKey(seed, step, round_), own_start, protection,
                        observe is not None)
 
-    def attempt(chunk: AnyChunk) -> list[Trained]:
-        return in_halves(train, chunk, method) if can_run_out(device) else [train(chunk)]
-
-    trained_in_order = map(attempt, chunks) if _is_short(chunks, method, settings) else in_order(attempt, chunks, device)
+    if can_run_out(device):
+        trained_in_order = chain.from_iterable(in_halves(train, chunk, method) for chunk in chunks)
+    elif _is_short(chunks, method, settings):
+        trained_in_order = map(train, chunks)
+    else:
+        trained_in_order = in_order(train, chunks, device)
     count = sum(len(chunk.users) for chunk in chunks)
 
     @functools.cache
@@ -341,7 +343,7 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
     squares = torch.zeros(model.n_items if own_start else 0, dtype=torch.float64,
                           device=device)  # of the weights that touched each item
     uploads: dict[str, list[Tensor]] = {}
-    for trained in chain.from_iterable(trained_in_order):
+    for trained in trained_in_order:
         if observe is not None:
             observe(trained)
         losses.append(trained.loss)

@@ -29,7 +29,7 @@ LISTED_OTHERS = 1 << 26
 KEPT_POSITIVES = 1 << 24
 # Clients of one call of compiled kernels each are cut into about so many chunks, none of less than so many samples, for
 # threads to share evenly.
-CHUNKS_OF_CALLS, LEAST_OF_CALLS = 6, 1 << 13
+CHUNKS_OF_CALLS, LEAST_OF_CALLS = 8, 1 << 13
 # Padding worth less than the fixed cost of one more chunk.
 PADDING_ELEMENTS = 1 << 17
 # Scoring all items instead of copying the rows of a client's samples is less work up to so many items per sample, over
