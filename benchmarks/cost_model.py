@@ -53,10 +53,8 @@ class Round:
         drawing = 4.0 * self.dim * (self.items + self.clients) + 16.0 * self.dim * max(self.items, self.clients)
         tables = 4.0 * self.dim * (3.0 * self.items + 3.0 * self.clients)
         positives = self.samples / (5.0 * self.local_epochs)
-        kept = 16.0 * positives if positives <= 1 << 24 else 0.0
-        pairs = self.clients * self.items
-        listed = 4.0 * pairs if pairs <= 1 << 26 else 0.0
-        return max(drawing, tables + kept + listed) / MIB + 24.0 * 3 * threads
+        kept = 12.0 * positives if positives <= 1 << 24 else 0.0
+        return max(drawing, tables + kept) / MIB + 24.0 * 3 * threads
 
 
 def read(paths: list[Path]) -> list[Round]:

@@ -1,7 +1,7 @@
 """Seconds per round, cost per sample and peak memory of FedMF against clients, items, dimension and local epochs.
 
     python benchmarks/scale.py [--clients 1000,10000,100000,1000000] [--items 100000] [--dim 32] [--local-epochs 1]
-        [--interactions-per-user 20] [--rounds 3] [--threads N]
+        [--interactions-per-user 20] [--rounds 3] [--passes 1] [--threads N]
 
 Each of the first four takes several values, as `--dim 16,64,256`; every combination is a line.
 
@@ -79,6 +79,9 @@ def main():
     parser.add_argument("--activity", type=float, default=World.activity,
                         help="standard deviation of log interactions per user; 0: all have equally many")
     parser.add_argument("--rounds", type=count, default=3, help="timed, after one that is not; medians are shown")
+    parser.add_argument("--passes", type=count, default=1,
+                        help="over all sizes, one after the other, and lines are medians: on a machine that is now faster, "
+                             "now slower")
     parser.add_argument("--threads", type=count, default=torch.get_num_threads())
     parser.add_argument("--one", type=counts, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -90,18 +93,24 @@ def main():
         return
     print(heading(args.threads), flush=True)
     print(f"FedMF, {args.interactions_per_user:g} interactions per client on average (log-normal, sigma "
-          f"{args.activity:g}), 4 negatives each; median of {args.rounds} rounds\n")
+          f"{args.activity:g}), 4 negatives each; median of {args.rounds} rounds"
+          + (f", and of {args.passes} passes" if args.passes > 1 else "") + "\n")
     print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS), flush=True)
+    sizes = list(itertools.product(*(getattr(args, name) for name in SIZES)))
+    found: dict[tuple, list[dict]] = {size: [] for size in sizes}
     rows = []
-    for size in itertools.product(*(getattr(args, name) for name in SIZES)):
-        done = subprocess.run([sys.executable, __file__, *sys.argv[1:], "--one", ",".join(map(str, size))],
-                              stdout=subprocess.PIPE, text=True)
-        if done.returncode:
-            print(f"| {' | '.join(f'{n:,}' for n in size)} | failed with status {done.returncode} |", flush=True)
-            continue
-        rows.append(json.loads(done.stdout))
-        print("| " + " | ".join(f"{value:,.0f}" if float(value).is_integer() or value >= 100 else f"{value:.3g}"
-                                for value in rows[-1].values()) + " |", flush=True)
+    for passed in range(1, args.passes + 1):
+        for size in sizes:
+            done = subprocess.run([sys.executable, __file__, *sys.argv[1:], "--one", ",".join(map(str, size))],
+                                  stdout=subprocess.PIPE, text=True)
+            if done.returncode:
+                print(f"| {' | '.join(f'{n:,}' for n in size)} | failed with status {done.returncode} |", flush=True)
+                continue
+            found[size].append(json.loads(done.stdout))
+            if passed == args.passes:
+                rows.append({name: statistics.median(row[name] for row in found[size]) for name in COLUMNS})
+                print("| " + " | ".join(f"{value:,.0f}" if float(value).is_integer() or value >= 100 else f"{value:.3g}"
+                                        for value in rows[-1].values()) + " |", flush=True)
     costs = [row["ns per sample"] for row in rows]
     if len(costs) > 1:
         print(f"\ncost per sample, largest / smallest: {max(costs) / min(costs):.2f}")

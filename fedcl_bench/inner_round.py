@@ -136,8 +136,8 @@ class RoundTrainer:
         Returns:
             Each client's loss averaged over its local batches, shape (C,).
         """
-        chunk, plan, place, private = self.chunk, self.plan, self.draw, self.model.private
-        table = self.model.public[plan.item]
+        chunk, plan, place, table = self.chunk, self.plan, self.draw, self.model.public[self.plan.item]
+        private = {name: value.contiguous() for name, value in self.model.private.items()}
         done = kernels.inner_round(
             table, self.users, chunk.positives, chunk.count, self.settings.negatives, draws.names(self.users),
             plan.negatives, plan.shuffles, chunk.others.count, chunk.others.gaps, chunk.batches,

@@ -319,7 +319,6 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
     device = next(iter(model.public.values())).device
     train = trainer_of(chunks, model, backbone, method, settings, DrawKey(seed, step, round_), own_start, protection,
                        observe is not None)
-
     if can_run_out(device):
         trained_in_order = chain.from_iterable(in_halves(train, chunk, method) for chunk in chunks)
     elif _is_short(chunks, method, settings):
@@ -340,8 +339,8 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
     local = {name: _others_rows(table, everybody()) for name, table in model.local.items()}
     personal = set() if backbone.whole_tables else own_tables
     losses = [torch.zeros(0, dtype=torch.float64, device=device)]
-    squares = torch.zeros(model.n_items if own_start else 0, dtype=torch.float64,
-                          device=device)  # of the weights that touched each item
+    # Of the weights that touched each item.
+    squares = torch.zeros(model.n_items if own_start else 0, dtype=torch.float64, device=device)
     uploads: dict[str, list[Tensor]] = {}
     for trained in trained_in_order:
         if observe is not None:
@@ -402,8 +401,10 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
     totals[0] = torch.cat(losses).sum()
     if own is not None:
         totals[2] = own.sum()
-    squared = {" squares": squares, " all squares": totals[1].clone() if own is None else own.double().square().sum()}
-    sums = add({**change, " totals": totals, **(squared if own_start else {})})
+    sums = {**change, " totals": totals}
+    if own_start:
+        sums |= {" squares": squares, " all squares": totals[1].clone() if own is None else own.double().square().sum()}
+    sums = add(sums)
     change = {name: sums[name] for name in change}
     whole, loss = sums[" totals"][2], float(sums[" totals"][0] / sums[" totals"][1])
     if own_start:  # nothing of the server's own start is left

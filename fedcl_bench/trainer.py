@@ -30,7 +30,9 @@ SLOT_TABLE = 1 << 20
 class Slots:
     """Which item rows the clients of a chunk hold, and where their samples find them.
 
-    Attributes (None, of those from ``positive`` on, where nobody looks at them: see ``inner_round.py``):
+    Where nobody looks at them (see ``inner_round.py``) there are only the items; the rest is None.
+
+    Attributes:
         items: item of each slot, shape (C, slots).
         positive: whether a slot's item is a positive, bool of shape (slots,) or (C, slots).
         sample: canonical slot of each sample's item: positives, then negatives, shape (C, samples).

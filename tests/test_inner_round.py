@@ -100,6 +100,15 @@ def test_numbers_do_not_depend_on_how_clients_are_cut_into_chunks(registry, step
     same(results)
 
 
+def test_private_tables_may_lie_in_memory_as_they_like(registry, step):
+    backbone, local = build(registry, "backbone", "fedmf"), LocalSettings(batch_size=50)
+    model = start(backbone, step)
+    other = replace(model, private={USER: model.private[USER].T.contiguous().T})
+    assert not other.private[USER].is_contiguous()
+    expected, found = same(both_ways(step, backbone, local, model)), same(both_ways(step, backbone, local, other))
+    assert torch.equal(found.private[USER], expected.private[USER])
+
+
 def test_clipped_and_weighted(registry, step):
     """What comes after training sees the same changes, in another order of slots."""
     backbone, local = build(registry, "backbone", "pfedrec"), LocalSettings(batch_size=50)
