@@ -5,10 +5,11 @@
 Reads the tables that `benchmarks/scale.py` prints, finds the time that each kind of work takes (least squares of
 relative errors, none negative), and shows every measurement beside what the model says. A round costs
 
-    samples x local epochs (a d + b log2 t)  draws, training on item rows where they are, adding changes up; where the
-                                             table of items is t > 1 times the processor's cache of 1 MiB
-    items x d c                              tables that every round writes as a whole
-    chunks h                                 operations called once per chunk
+    samples x local epochs a              draws, dealing out, training on item rows and adding changes up
+    samples x local epochs x d b log2 t   the same where the table of items is t > 1 times the processor's cache of 1 MiB
+    samples x local epochs x u g          updates that a client has made before in the round, u on average
+    items x d c                           tables that every round writes as a whole
+    chunks h                              operations called once per chunk
 
 Memory follows from sizes alone (see docs/scaling.md).
 """
@@ -22,8 +23,8 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import nnls
 
-TERMS = ("a, ns per sample, local epoch and dimension", "b, ns per sample, local epoch and doubling of the table",
-         "c, ns per item and dimension", "h, us per chunk")
+TERMS = ("a, ns per sample and local epoch", "b, ns per sample, local epoch, dimension and doubling of the table",
+         "c, ns per item and dimension", "g, ns per sample, local epoch and earlier update", "h, us per chunk")
 MIB = 1 << 20
 
 
@@ -43,9 +44,10 @@ class Round:
     peak: float
 
     def work(self) -> np.ndarray:
-        """How much of each of ``TERMS`` there is, in units that make seconds."""
+        """How much of each of ``TERMS`` there is, in units that make seconds; ``samples`` count once per local epoch."""
         beyond = max(0.0, np.log2(4.0 * self.items * self.dim / MIB))
-        return np.array([self.samples * self.dim, self.samples * beyond, self.items * self.dim,
+        earlier = (self.local_epochs - 1.0) / 2.0  # most clients have one local batch per epoch
+        return np.array([self.samples, self.samples * self.dim * beyond, self.items * self.dim, self.samples * earlier,
                          1e3 * self.chunks]) * 1e-9
 
     def memory(self, threads: int = 2) -> float:

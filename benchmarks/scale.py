@@ -25,6 +25,7 @@ import torch
 from fedcl_bench.commands.common import count, counts
 from fedcl_bench.growth import grow, row_width
 from fedcl_bench.inner import is_inner, scores_samples_only
+from fedcl_bench.inner_round import is_one_call
 from fedcl_bench.memory import keep_freed_blocks, peak_mib
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
@@ -55,7 +56,8 @@ def measure(clients: int, items: int, dim: int, local_epochs: int, args) -> dict
     users = participants(step, 1.0, 0, 0)
     chunks = make_chunks(step, users, local, row_width(model, backbone),
                          inner=is_inner(backbone, method, model, local),
-                         samples_only=scores_samples_only(backbone, method))
+                         samples_only=scores_samples_only(backbone, method),
+                         one_call=is_one_call(backbone, method, model, local))
     chunked = time.perf_counter() - began
     seconds = []
     for round_ in range(args.rounds + 1):

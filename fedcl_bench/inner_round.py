@@ -45,15 +45,13 @@ class Plan:
     shuffles: list[int]
 
 
-def plan_of(backbone: Backbone, method: Method, model: Snapshot, settings: LocalSettings, place: DrawKey,
-            batches: int) -> Plan | None:
-    """How to train clients that are trained without copies of item rows (``inner.is_inner``) in one call; None: they
-    cannot be.
+def is_one_call(backbone: Backbone, method: Method, model: Snapshot, settings: LocalSettings) -> bool:
+    """Whether clients that are trained without copies of item rows (``inner.is_inner``) are in one call."""
+    return _layout_of(backbone, method, model, settings) is not None
 
-    Args:
-        place: the round.
-        batches: local batches per epoch, of the client with most.
-    """
+
+def _layout_of(backbone: Backbone, method: Method, model: Snapshot,
+               settings: LocalSettings) -> tuple[str, str | None, list[int]] | None:
     if (len(model.public) != 1 or not kernels.serve(table := next(iter(model.public.values())))
             or model.dense or model.served or model.memory or not scores_samples_only(backbone, method)
             or settings.tolerance > 0.0 or settings.negative_draw != "repeated" or backbone.pull(model.n_items) > 0.0
@@ -61,12 +59,22 @@ def plan_of(backbone: Backbone, method: Method, model: Snapshot, settings: Local
             or any(getattr(type(method), hook) is not getattr(Method, hook)
                    for hook in ("begin_local", "end_local", "replayed_items", "uploads"))):
         return None
-    item = next(iter(model.public))
-    found = _layout(backbone, item, table.shape[1], tuple((name, value.shape[1:]) for name, value in
-                                                          model.private.items()))
+    return _layout(backbone, next(iter(model.public)), table.shape[1],
+                   tuple((name, value.shape[1:]) for name, value in model.private.items()))
+
+
+def plan_of(backbone: Backbone, method: Method, model: Snapshot, settings: LocalSettings, place: DrawKey,
+            batches: int) -> Plan | None:
+    """How to train clients in one call; None: they cannot be.
+
+    Args:
+        place: the round.
+        batches: local batches per epoch, of the client with most.
+    """
+    found = _layout_of(backbone, method, model, settings)
     if found is None:
         return None
-    vector, constant, turns = found
+    (vector, constant, turns), item = found, next(iter(model.public))
     epochs, usual = range(settings.local_epochs), backbone.settings.lr
     rates = [backbone.learning_rates(model.n_items, place.round, batch) for batch in range(batches * len(epochs))]
     return Plan(

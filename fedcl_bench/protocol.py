@@ -16,6 +16,7 @@ from .method import DrawKey, Method
 from .model import Snapshot
 from .growth import row_width
 from .inner import is_inner, scores_samples_only
+from .inner_round import is_one_call
 from .partial import holds_whole
 from .sampling import Chunk, make_chunks
 from .sequential import SequentialBackbone
@@ -46,7 +47,8 @@ class Lists:
         return make_chunks(self.step, users, self.f.local, row_width(model, backbone), backbone.pairwise, whole,
                            own=backbone.own_samples(self.f.local),
                            inner=is_inner(backbone, self.method, model, self.f.local),
-                           samples_only=scores_samples_only(backbone, self.method))
+                           samples_only=scores_samples_only(backbone, self.method),
+                           one_call=is_one_call(backbone, self.method, model, self.f.local))
 
     def lengths(self, round_: int) -> Tensor:
         """Interactions each user trains on in a round, shape (users,)."""

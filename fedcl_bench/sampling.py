@@ -27,8 +27,8 @@ LISTED_OTHERS = 1 << 26
 # Interactions of a round's participants up to which their chunks are kept from round to round, 12 bytes each; beyond,
 # each is made when its turn comes.
 KEPT_POSITIVES = 1 << 24
-# Clients of one call of compiled kernels each are cut into about so many chunks, none of less than so many samples, for
-# threads to share evenly.
+# Clients whose round is one call are cut into about so many chunks, none of less than so many samples, for threads to
+# share evenly.
 CHUNKS_OF_CALLS, LEAST_OF_CALLS = 8, 1 << 13
 # Padding worth less than the fixed cost of one more chunk.
 PADDING_ELEMENTS = 1 << 17
@@ -113,7 +113,8 @@ class LaterChunk:
 def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: int, pairwise: bool = False,
                 whole_tables: bool = False, chunk_elements: int = CHUNK_ELEMENTS,
                 positives: Ragged | None = None, own: OwnSamples | None = None,
-                inner: bool = False, samples_only: bool = False) -> list[Chunk | LaterChunk]:
+                inner: bool = False, samples_only: bool = False,
+                one_call: bool = False) -> list[Chunk | LaterChunk]:
     """Group clients of similar size so that padding stays small and memory bounded.
 
     Args:
@@ -126,6 +127,7 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
         own: of a backbone with a loss of its own; only clients with equally many positives come together then.
         inner: clients can be trained without copies of item rows, and are where that is less work.
         samples_only: and nothing looks at other logits than the samples' (see ``inner.py``).
+        one_call: and their whole round is one call (see ``inner_round.py``).
     """
     train, n_items = positives or step.train, step.n_items
     per_positive = 1 + settings.negatives
@@ -153,7 +155,7 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
             alone, per_item = own.elements
             made = (alone + per_item * n_items) * max(1, min(own.per_batch, int(own.of(count[start]))))
             limit = min(limit, start + max(1, OWN_ELEMENTS * chunk_elements // made))
-        if sparse and samples_only:
+        if sparse and one_call:
             before = int(whole_samples[start - 1]) if start else 0
             limit = min(limit, start + 1 + int(torch.searchsorted(whole_samples[start:], before + even)))
         # Sizes descend: stop before clients with fewer batches, and where padding would cost more than a new chunk.

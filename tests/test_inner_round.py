@@ -93,7 +93,7 @@ def test_numbers_do_not_depend_on_how_clients_are_cut_into_chunks(registry, step
     results = []
     for least in (1 << 20, 1):
         monkeypatch.setattr(sampling, "LEAST_OF_CALLS", least)
-        chunks = make_chunks(step, users, local, 32, inner=True, samples_only=True)
+        chunks = make_chunks(step, users, local, 32, inner=True, samples_only=True, one_call=True)
         results.append(train_round(chunks, model, backbone, FT, local, 3, 1, 2))
     samples = [5 * int(chunk.count.sum()) for chunk in chunks]
     assert len(chunks) >= sampling.CHUNKS_OF_CALLS > 1 and max(samples) < 1.5 * sum(samples) / sampling.CHUNKS_OF_CALLS
