@@ -49,7 +49,7 @@ typedef int32_t Ints __attribute__((vector_size(BYTES), aligned(4), may_alias));
 
 enum { INTS = BYTES / sizeof(int32_t), RANKED = 4 * INTS };
 
-#define BLOCK 16  /* gaps that one of them stands for, where there are many */
+#define STRIDE 16  /* where there are many gaps, draws are compared with one of so many first */
 #define MOST_COMPARED 128  /* numbers that each draw is compared with, rather than searched among */
 
 /* How many of n ascending numbers are at most r, without branches to mispredict. */
@@ -65,13 +65,13 @@ static inline int64_t at_most(const int32_t *ascending, int64_t n, int32_t r) {
 
 /* Memory for drawing a client's negatives. */
 typedef struct {
-    int32_t *gaps, *last;  /* padded to whole blocks, and the last of each */
+    int32_t *gaps, *last;  /* padded to a multiple of STRIDE, and the last of each so many */
     int32_t *drawn, *rank;  /* padded to a multiple of RANKED */
 } Draws;
 
 static int draws_begin(Draws *draws, int64_t n_gaps, int64_t most) {
-    draws->gaps = malloc((n_gaps + BLOCK) * sizeof(int32_t));
-    draws->last = malloc((n_gaps / BLOCK + 1) * sizeof(int32_t));
+    draws->gaps = malloc((n_gaps + STRIDE) * sizeof(int32_t));
+    draws->last = malloc((n_gaps / STRIDE + 1) * sizeof(int32_t));
     draws->drawn = malloc((most + RANKED) * sizeof(int32_t));
     draws->rank = malloc((most + RANKED) * sizeof(int32_t));
     return draws->gaps && draws->last && draws->drawn && draws->rank;
@@ -110,14 +110,14 @@ static __attribute__((noinline)) void draw(Draws *room, uint64_t key, uint64_t o
         return;
     }
     int32_t *padded = room->gaps, *last = room->last;
-    const int64_t blocks = n_gaps / BLOCK;  /* whole ones */
+    const int64_t blocks = n_gaps / STRIDE;  /* whole ones */
     memcpy(padded, gaps, n_gaps * sizeof *gaps);
-    for (int64_t j = n_gaps; j < (blocks + 1) * BLOCK; j++) padded[j] = INT32_MAX;
-    for (int64_t b = 0; b < blocks; b++) last[b] = gaps[b * BLOCK + BLOCK - 1];
+    for (int64_t j = n_gaps; j < (blocks + 1) * STRIDE; j++) padded[j] = INT32_MAX;
+    for (int64_t b = 0; b < blocks; b++) last[b] = gaps[b * STRIDE + STRIDE - 1];
     ranks_among(last, blocks, drawn, draws, rank);
     for (int64_t i = 0; i < draws; i++) {
-        const int32_t r = drawn[i], *low = padded + (int64_t)rank[i] * BLOCK;
-        UNROLL for (int step = BLOCK / 2; step; step /= 2) low += step & -(low[step - 1] <= r);
+        const int32_t r = drawn[i], *low = padded + (int64_t)rank[i] * STRIDE;
+        UNROLL for (int step = STRIDE / 2; step; step /= 2) low += step & -(low[step - 1] <= r);
         result[i] = r + (low - padded);
     }
 }
@@ -278,6 +278,7 @@ void first_slots(const int64_t *items, int64_t clients, int64_t n, int32_t *tabl
 /* ---- cross-entropy ---- */
 
 typedef float Floats __attribute__((vector_size(BYTES), aligned(4), may_alias));
+
 static inline Floats either(Ints condition, Floats yes, Floats no) {
     return (Floats)((condition & (Ints)yes) | (~condition & (Ints)no));
 }
