@@ -136,12 +136,13 @@ def _call(name: str, *arguments: Tensor | _Rows | ctypes.Array | int | float | N
     return getattr(_loaded(), name)(*passed)
 
 
-_REALS = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
+REALS = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}  # what functions of real numbers take
+_SUFFIXES = {torch.float32: "float", torch.float64: "double"}
 
 
 def _real(name: str, tensor: Tensor) -> str:
     """The function for numbers of a tensor's type."""
-    return f"{name}_{'float' if tensor.dtype == torch.float32 else 'double'}"
+    return f"{name}_{_SUFFIXES[tensor.dtype]}"
 
 
 def mixed(numbers: Tensor) -> None:
@@ -413,7 +414,7 @@ def inner_round(table: Tensor, users: Tensor, positives: Tensor, count: Tensor, 
     """
     (clients, width), (n_items, d), epochs = positives.shape, table.shape, len(shuffles)
     n, updates = width * (1 + each), epochs * batches * sum(turn >= 2 for turn in turns)
-    real = _REALS[table.dtype]
+    real = REALS[table.dtype]
     result = InnerRound(
         positives.new_empty(clients, n), positives.new_empty(clients, n) if samples else None,
         torch.empty(clients, n, dtype=torch.bool) if samples else None, torch.empty_like(count),

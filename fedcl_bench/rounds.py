@@ -267,7 +267,7 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, 
 
 def _add_rows(table: Tensor, places: Tensor, rows: Tensor) -> None:
     """Add rows (n, ...) to those of a table at ``places``, (n,), in its place."""
-    if kernels.serve(table) and rows.dtype == table.dtype:
+    if kernels.serve(table) and rows.dtype == table.dtype in kernels.REALS:
         kernels.add_rows(table, places, rows)
     else:
         table.index_add_(0, places, rows)

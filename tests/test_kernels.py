@@ -20,6 +20,7 @@ from fedcl_bench.growth import grow
 from fedcl_bench.local import ListTrainer
 from fedcl_bench.method import DrawKey, Method, NoSettings
 from fedcl_bench.model import Snapshot
+from fedcl_bench.rounds import _add_rows
 from fedcl_bench.sampling import LocalSettings, Others, draw_negatives, make_chunks, padded
 from fedcl_bench.stream import Step
 from fedcl_bench.synth import World, as_step
@@ -304,3 +305,14 @@ def test_a_broken_file_in_the_cache_is_replaced(tmp_path):
     made.write_bytes(b"not a library")
     assert "false failed" in found_in(tmp_path, CC="false")
     assert found_in(tmp_path) is None and made.stat().st_size > 1000
+
+
+@compiled
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int64])
+def test_rows_of_any_type_are_added(dtype):
+    """Those of types that kernels do not know by PyTorch."""
+    table, places = torch.arange(12, dtype=dtype).view(4, 3), torch.tensor([2, 0])
+    rows = torch.tensor([[1, 2, 3], [4, 5, 6]], dtype=dtype)
+    expected = table.index_add(0, places, rows)
+    _add_rows(table, places, rows)
+    assert torch.equal(table, expected)
