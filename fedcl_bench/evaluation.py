@@ -15,6 +15,7 @@ from torch import Tensor
 from . import contract, draws
 from .backbone import Backbone
 from .errors import UserError, unknown
+from .highest import highest
 from .method import Method
 from .model import Snapshot, in_pieces, score_pairs, score_users
 from .parallel import in_order
@@ -29,9 +30,6 @@ _SCORES_AT_ONCE = 1 << 19  # users x items scored together by one thread: 2 MiB 
 _MANY_ITEMS, _USERS_PER_PRODUCT, _LARGEST_PRODUCT = 1 << 14, 64, 1 << 25
 # With so many items for each sampled candidate, scoring the candidates alone is less work than scoring all items.
 _ITEMS_PER_CANDIDATE = 64
-# Columns in a group of `highest`, and the number of columns from which the larger size is the faster.
-_SMALL_GROUPS, _LARGE_GROUPS, _MANY_COLUMNS = 8, 32, 2048
-_LOW = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
@@ -258,42 +256,3 @@ def contains(ascending: Tensor, values: Tensor) -> Tensor:
     if not len(ascending):
         return torch.zeros_like(values, dtype=torch.bool)
     return ascending[torch.searchsorted(ascending, values).clamp_(max=len(ascending) - 1)] == values
-
-
-def highest(scores: Tensor, k: int) -> Tensor:
-    """Columns of the k highest scores in each row, highest first, of equal ones the first: int64, (n, min(k, columns)).
-
-    What is no number counts as higher than any. The k highest are in the k groups of neighbouring columns with the
-    highest maxima (of equal ones the first), so only those are looked at closely; the maxima are one pass over the
-    scores, several times as fast as ``torch.topk``.
-    """
-    columns = scores.shape[1]
-    size = _SMALL_GROUPS if columns < _MANY_COLUMNS else _LARGE_GROUPS
-    while size * size * k < columns:
-        size *= 2
-    groups = columns // size
-    if groups < 2 * k:
-        return _first(scores, torch.arange(columns, device=scores.device), k)
-    maxima = scores[:, :groups * size].unflatten(1, (groups, size)).amax(2)
-    chosen = _first(maxima, torch.arange(groups, device=scores.device), k)
-    column = (chosen[:, :, None] * size + torch.arange(size, device=scores.device)).flatten(1)
-    rest = torch.arange(groups * size, columns, device=scores.device).expand(len(scores), -1)
-    column = torch.cat([column, rest], 1)
-    return _first(scores.gather(1, column), column, k)
-
-
-def _first(scores: Tensor, number: Tensor, k: int) -> Tensor:
-    """The numbers of the k highest scores in each row, highest first, of equal ones the smallest number first.
-
-    Args:
-        number: whole numbers below 2^31 that differ within a row, of the scores' shape (n, m) or (m,).
-    """
-    k = min(k, scores.shape[1])
-    if scores.dtype == torch.float64:  # too long for the keys below
-        number, order = number.expand_as(scores).sort(1)
-        best = scores.gather(1, order).sort(dim=1, descending=True, stable=True).indices[:, :k]
-        return number.gather(1, best)
-    bits = (scores.float() + 0.0).masked_fill_(scores.isnan(), torch.nan).view(torch.int32)  # neither -0 nor -nan
-    ascending = bits.bitwise_xor_((bits >> 31) & _LOW)  # as whole numbers in the order of the scores
-    key = (ascending.long() << 32) | (_LOW - number)
-    return _LOW - (key.topk(k, 1).values & _LOW)

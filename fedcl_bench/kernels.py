@@ -436,6 +436,40 @@ def add_rows(table: Tensor, places: Tensor, rows: Tensor) -> None:
           rows.numel() // max(places.numel(), 1))
 
 
+_FEW, _COLUMNS_PER_PLACE = 128, 16  # places in a list up to which, or columns for each from which, a heap is fast
+
+
+def serve_highest(scores: Tensor, k: int) -> bool:
+    """Whether there is a kernel for the k highest of scores (n, m)."""
+    return scores.dtype in REALS and (k <= _FEW or _COLUMNS_PER_PLACE * k <= scores.shape[1]) and serve(scores)
+
+
+def highest(scores: Tensor, k: int) -> Tensor:
+    """As ``highest.highest``, in single or double precision."""
+    rows, n = scores.shape
+    result = torch.empty(rows, min(k, n), dtype=torch.int64)
+    if _call(_real("highest", scores), scores.contiguous(), rows, n, min(k, n), result):
+        raise MemoryError(f"no memory for the {k:,} highest scores")
+    return result
+
+
+_FEWEST_QUERIES = 8  # that share what preparing a row costs; libraries are faster with fewer
+
+
+def serve_similarities(queries: Tensor, rows: Tensor) -> bool:
+    """Whether there is a kernel for similarities of these, (Q, d) and (N, d)."""
+    return queries.dtype == rows.dtype == torch.float32 and len(queries) >= _FEWEST_QUERIES and serve(queries)
+
+
+def similarities(queries: Tensor, owners: Tensor, rows: Tensor, lengths: Tensor, row_owners: Tensor) -> Tensor:
+    """Products of queries (Q, d) and rows (N, d), each by its row's length: (Q, N), -inf where both are of one owner."""
+    result = queries.new_empty(len(queries), len(rows))
+    if _call("similarities", queries.contiguous(), owners.contiguous(), len(queries), rows.contiguous(),
+             lengths.contiguous(), row_owners.contiguous(), *rows.shape, result):
+        raise MemoryError(f"no memory to compare {len(queries):,} queries")
+    return result
+
+
 def ranks(scores: Tensor, items: Tensor) -> Tensor:
     """As ``distillation.ranks_of``."""
     result = torch.empty_like(items, memory_format=torch.contiguous_format)

@@ -195,6 +195,63 @@ int linear_to_weight(const float *gradient, const float *inputs, int64_t clients
     return room ? 0 : -1;
 }
 
+/* ---- similarities ---- */
+
+/* Products are added up in blocks of so many, as in MKL's on this kind of processor. */
+#define DEPTH 192
+#if defined(__AVX512F__) || defined(__aarch64__)
+#define TILE_ROWS 14
+#else
+#define TILE_ROWS 6
+#endif
+enum { TILE = 2, TILE_COLUMNS = TILE * WIDE };
+
+/* result[i] (+)= the sum over r of left[r * TILE_ROWS + i] * right[r], for rows of TILE_COLUMNS numbers. */
+static __attribute__((noinline)) void tile(int64_t inner, const float *left, const float *right, int begins,
+                                           float *result) {
+    Vector sum[TILE_ROWS][TILE] = {0};
+    for (int64_t r = 0; r < inner; r++) {
+        Vector factor[TILE];
+        UNROLL for (int v = 0; v < TILE; v++) factor[v] = *(const Vector *)(right + r * TILE_COLUMNS + v * WIDE);
+        UNROLL for (int i = 0; i < TILE_ROWS; i++)
+            UNROLL for (int v = 0; v < TILE; v++) sum[i][v] += left[r * TILE_ROWS + i] * factor[v];
+    }
+    UNROLL for (int i = 0; i < TILE_ROWS; i++)
+        UNROLL for (int v = 0; v < TILE; v++) {
+            Vector *to = (Vector *)(result + i * TILE_COLUMNS + v * WIDE);
+            if (begins) *to = sum[i][v];
+            else *to += sum[i][v];
+        }
+}
+
+/* result (n_queries, n) = products of queries (n_queries, d) and rows (n, d), each by its row's length; -inf where both
+   are of one owner. Returns 0, or -1 without memory. */
+int similarities(const float *queries, const int64_t *owners, int64_t n_queries, const float *rows,
+                 const float *lengths, const int64_t *row_owners, int64_t n, int64_t d, float *result) {
+    const int64_t padded = (n_queries + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+    float *left = calloc(padded * d + 1, sizeof *left), *right = calloc(DEPTH * TILE_COLUMNS, sizeof *right),
+          *made = malloc(padded * TILE_COLUMNS * sizeof *made + 1);
+    const int ready = left && right && made;
+    for (int64_t i = 0; i < n_queries && ready; i += TILE_ROWS)
+        transpose(queries + i * d, n_queries - i < TILE_ROWS ? n_queries - i : TILE_ROWS, d, d, left + i * d, TILE_ROWS);
+    for (int64_t j = 0; j < n && ready; j += TILE_COLUMNS) {
+        const int64_t columns = n - j < TILE_COLUMNS ? n - j : TILE_COLUMNS;
+        for (int64_t from = 0; from < d; from += DEPTH) {
+            const int64_t inner = d - from < DEPTH ? d - from : DEPTH;
+            transpose(rows + j * d + from, columns, inner, d, right, TILE_COLUMNS);
+            for (int64_t i = 0; i < padded; i += TILE_ROWS)
+                tile(inner, left + i * d + from * TILE_ROWS, right, from == 0, made + i * TILE_COLUMNS);
+        }
+        for (int64_t i = 0; i < n_queries; i++)
+            for (int64_t c = 0; c < columns; c++) {
+                const float length = lengths[j + c] < 1e-12f ? 1e-12f : lengths[j + c];
+                result[i * n + j + c] = row_owners[j + c] == owners[i] ? -INFINITY : made[i * TILE_COLUMNS + c] / length;
+            }
+    }
+    free(left); free(right); free(made);
+    return ready ? 0 : -1;
+}
+
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC pop_options
 #endif

@@ -391,6 +391,54 @@ void NAME(add_rows_at)(REAL *table, const int64_t *places, const REAL *rows, int
     }
 }
 
+/* A score and where it stands; scores that are no number count as higher than any. */
+typedef struct { REAL score; int64_t column; } NAME(Place);
+
+static inline int NAME(above)(REAL a, REAL b) { return a > b || (a != a && b == b); }
+
+static inline int NAME(after)(NAME(Place) a, NAME(Place) b) {
+    return NAME(above)(b.score, a.score) || (!NAME(above)(a.score, b.score) && a.column > b.column);
+}
+
+/* Put a place into a heap of k whose first one, which is free, comes after all others. */
+static inline void NAME(sink)(NAME(Place) *heap, int64_t k, NAME(Place) mine) {
+    int64_t at = 0;
+    for (int64_t next; (next = 2 * at + 1) < k; at = next) {
+        next += next + 1 < k && NAME(after)(heap[next + 1], heap[next]);
+        if (!NAME(after)(heap[next], mine)) break;
+        heap[at] = heap[next];
+    }
+    heap[at] = mine;
+}
+
+/* The columns of the k highest of n scores in each row, highest first, of equal ones the first; k <= n. Returns 0, or -1
+   without memory. */
+int NAME(highest)(const REAL *scores, int64_t rows, int64_t n, int64_t k, int64_t *columns) {
+    NAME(Place) *heap = malloc((k + 1) * sizeof *heap);
+    for (int64_t i = 0; i < rows && heap && k; i++) {
+        const REAL *row = scores + i * n;
+        for (int64_t j = 0; j < k; j++) heap[j] = (NAME(Place)){-INFINITY, n};
+        for (int64_t j = 0; j < n; j += TOGETHER) {
+            const int64_t stop = j + TOGETHER < n ? j + TOGETHER : n;
+            if (heap[0].column < n && stop - j == TOGETHER) {
+                const REAL least = heap[0].score;
+                int some = 0;
+                for (int l = 0; l < TOGETHER; l++) some |= !(row[j + l] <= least);
+                if (!some) continue;
+            }
+            for (int64_t c = j; c < stop; c++)
+                if (heap[0].column == n || NAME(above)(row[c], heap[0].score))
+                    NAME(sink)(heap, k, (NAME(Place)){row[c], c});
+        }
+        for (int64_t left = k; left; left--) {
+            columns[i * k + left - 1] = heap[0].column;
+            NAME(sink)(heap, left - 1, heap[left - 1]);
+        }
+    }
+    free(heap);
+    return heap ? 0 : -1;
+}
+
 void NAME(ranks)(const REAL *scores, const int64_t *items, int64_t clients, int64_t n, int64_t listed,
                  int64_t *result) {
     for (int64_t c = 0; c < clients; c++)

@@ -7,6 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+from . import kernels
+from .highest import highest
+
 # Queries x prototypes compared at once: bounds the memory of similarities to 16 MiB whatever the knowledge base holds.
 SIMILARITIES_AT_ONCE = 1 << 22
 _QUERIES_AT_ONCE = 512
@@ -32,17 +35,26 @@ def nearest(queries: Tensor, owners: Tensor, prototypes: Tensor, lengths: Tensor
         where = torch.zeros(len(some), 0, dtype=torch.int64, device=some.device)
         size = max(k, SIMILARITIES_AT_ONCE // len(some))
         for start in range(0, len(prototypes), size):
-            block = prototypes[start:start + size]
-            similarity = some @ block.T
-            similarity /= lengths[start:start + size].clamp(min=1e-12)
-            similarity.masked_fill_(mine[:, None] == prototype_owners[start:start + size], -torch.inf)
-            value, position = similarity.topk(min(k, len(block)), dim=1)
-            best, where = torch.cat([best, value], 1), torch.cat([where, position + start], 1)
+            block = slice(start, start + size)
+            similarity = _similarities(some, mine, prototypes[block], lengths[block], prototype_owners[block])
+            position = highest(similarity, k)
+            best = torch.cat([best, similarity.gather(1, position)], 1)
+            where = torch.cat([where, position + start], 1)
             if best.shape[1] > k:
-                best, order = best.topk(k, dim=1)
-                where = where.gather(1, order)
+                order = highest(best, k)
+                best, where = best.gather(1, order), where.gather(1, order)
         answers.append((best, where))
     return torch.cat([best for best, _ in answers]), torch.cat([where for _, where in answers])
+
+
+def _similarities(unit: Tensor, owners: Tensor, prototypes: Tensor, lengths: Tensor,
+                  prototype_owners: Tensor) -> Tensor:
+    """Cosines of queries of length 1, (Q, n), with prototypes: (Q, N), -inf where both are of one client."""
+    if kernels.serve_similarities(unit, prototypes):
+        return kernels.similarities(unit, owners, prototypes, lengths, prototype_owners)
+    similarity = unit @ prototypes.T
+    similarity /= lengths.clamp(min=1e-12)
+    return similarity.masked_fill_(owners[:, None] == prototype_owners, -torch.inf)
 
 
 def fuse(similarities: Tensor, prototypes: Tensor, how: str) -> Tensor:

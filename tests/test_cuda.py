@@ -12,7 +12,7 @@ import torch
 from fedcl_bench.cli import main
 from fedcl_bench.config import make_config
 from fedcl_bench.datasets import load_stream
-from fedcl_bench.evaluation import highest
+from fedcl_bench.highest import highest
 from fedcl_bench.federation import Progress, acting_in, open_step, protocol_of, run
 from fedcl_bench.halving import can_run_out
 from fedcl_bench.memory import available

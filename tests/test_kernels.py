@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,12 +15,13 @@ from helpers import build
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcl_bench import draws, kernels
+from fedcl_bench import draws, kernels, prototypes
 from fedcl_bench.functional import weighted_bce
 from fedcl_bench.growth import grow
 from fedcl_bench.local import ListTrainer
 from fedcl_bench.method import DrawKey, Method, NoSettings
 from fedcl_bench.model import Snapshot
+from fedcl_bench.prototypes import nearest
 from fedcl_bench.rounds import _add_rows
 from fedcl_bench.sampling import LocalSettings, Others, draw_negatives, make_chunks, padded
 from fedcl_bench.stream import Step
@@ -220,6 +222,39 @@ def test_a_diverged_client_is_alone():
     for found in (kernels.linear(inputs, weight, None), kernels.linear_to_inputs(gradient, weight, 50),
                   kernels.linear_to_weight(gradient, inputs)):
         assert found[1].isnan().all() and found[::2].isfinite().all()
+
+
+@compiled
+@settings(max_examples=100, deadline=None)
+@given(st.integers(8, 40), st.integers(1, 90), st.integers(1, 400), st.integers(1, 3))
+def test_similarities(queries, n, d, clients):
+    """Of all sizes; -inf for a query's own client, and a row of zeros is like nothing."""
+    generator = torch.Generator().manual_seed(n)
+    query, rows = (torch.randn(count, d, generator=generator) for count in (queries, n))
+    rows[::7] = 0.0
+    owners, row_owners = (torch.randint(clients, (count,), generator=generator) for count in (queries, n))
+    lengths = rows.norm(dim=1)
+    found = kernels.similarities(query, owners, rows, lengths, row_owners)
+    own = owners[:, None] == row_owners
+    exact = (query.double() @ rows.double().T / lengths.double().clamp(min=1e-12)).masked_fill(own, -torch.inf)
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
+    query[0] = torch.nan
+    with_nan = kernels.similarities(query, owners, rows, lengths, row_owners)
+    assert with_nan[0, ~own[0]].isnan().all() and torch.equal(with_nan[1:], found[1:])
+
+
+@compiled
+@pytest.mark.parametrize("few", [True, False])
+def test_nearest_with_and_without_kernels(few, without):
+    """Several blocks of prototypes, which are merged; of many queries or too few for a kernel."""
+    generator = torch.Generator().manual_seed(0)
+    base, queries = (torch.randn(count, 50, generator=generator) for count in (300, 4 if few else 60))
+    owners, mine = torch.arange(300) % 7, torch.arange(len(queries)) % 7
+    assert kernels.serve_similarities(queries, base) == (not few)
+    with patch.object(prototypes, "SIMILARITIES_AT_ONCE", 100 * len(queries)):
+        found, expected = nearest(queries, mine, base, base.norm(dim=1), owners, 20), without(
+            lambda: nearest(queries, mine, base, base.norm(dim=1), owners, 20))
+    torch.testing.assert_close(found, expected)
 
 
 @compiled
