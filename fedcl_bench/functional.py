@@ -54,14 +54,18 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient: Tensor):
         inputs, weight = ctx.saved_tensors
-        compiled, to_inputs = kernels.serve_linear(inputs, weight), None
-        if ctx.needs_input_grad[0] and compiled and not _one_for_all(weight):
-            to_inputs = kernels.linear_to_inputs(gradient, weight, ctx.learned)
-        elif ctx.needs_input_grad[0]:
+        needs_inputs, _, needs_bias, _ = ctx.needs_input_grad
+        if not kernels.serve_linear(inputs, weight):
+            to_inputs, to_weight, to_bias = None, torch.bmm(gradient.transpose(1, 2), inputs), None
+        else:
+            to_inputs, to_weight, to_bias = kernels.linear_back(
+                gradient, inputs, weight, ctx.learned if needs_inputs and not _one_for_all(weight) else 0,
+                needs_bias and kernels.serve_positions(gradient))
+        if needs_inputs and to_inputs is None:
             to_inputs = torch.matmul(gradient, (weight[0] if _one_for_all(weight) else weight)[..., :ctx.learned])
-        to_weight = (kernels.linear_to_weight(gradient, inputs) if compiled else
-                     torch.bmm(gradient.transpose(1, 2), inputs))
-        return to_inputs, to_weight, gradient.sum(1) if ctx.needs_input_grad[2] else None, None
+        if needs_bias and to_bias is None:
+            to_bias = gradient.sum(1)
+        return to_inputs, to_weight, to_bias, None
 
 
 def _one_for_all(parameter: Tensor) -> bool:
@@ -87,6 +91,10 @@ class _LayerNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        if kernels.serve_positions(x):
+            result, normed, mean, scale = kernels.layer_norm(x, weight, bias, eps, any(ctx.needs_input_grad))
+            ctx.save_for_backward(x, mean, scale, normed, weight)
+            return result
         mean = x.mean(2, keepdim=True)
         normed = x - mean
         scale = normed.square().mean(2, keepdim=True).add_(eps).rsqrt_()
@@ -96,9 +104,13 @@ class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient: Tensor):
         x, mean, scale, normed, weight = ctx.saved_tensors
-        to_x, _, _ = torch.ops.aten.native_layer_norm_backward(gradient * weight.unsqueeze(1), x, x.shape[2:], mean,
-                                                               scale, None, None, [True, False, False])
-        return to_x, (gradient * normed).sum(1), gradient.sum(1), None
+        if kernels.serve_positions(gradient) and normed.is_contiguous():
+            to_normed, to_weight, to_bias = kernels.layer_norm_back(gradient, normed, weight)
+        else:
+            to_normed, to_weight, to_bias = gradient * weight.unsqueeze(1), (gradient * normed).sum(1), gradient.sum(1)
+        to_x, _, _ = torch.ops.aten.native_layer_norm_backward(to_normed, x, x.shape[2:], mean, scale, None, None,
+                                                               [True, False, False])
+        return to_x, to_weight, to_bias, None
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -108,6 +120,32 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         x: (C, n, d); weight, bias: (C, d).
     """
     return _LayerNorm.apply(x, weight, bias, eps)
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, keys: Tensor, first: int, limit: int, scale: float) -> Tensor:
+        result, kept = kernels.dropout(x, keys, first, limit, scale)
+        ctx.save_for_backward(kept)
+        ctx.scale = scale
+        return result
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        return kernels.dropout_back(gradient, *ctx.saved_tensors, ctx.scale), None, None, None, None
+
+
+def dropout(x: Tensor, keys: Tensor, first: int, limit: int, scale: float) -> Tensor:
+    """x (C, ...) times ``scale``, and 0 where 16 bits of a client's stream are a whole number below ``limit``.
+
+    Only where there are kernels for it.
+
+    Args:
+        keys: of the clients' streams, int64, (C,).
+        first: their number ``first`` decides about the first four entries, and so on.
+        limit: -2^15 to 2^15.
+    """
+    return _Dropout.apply(x, keys, first, limit, scale)
 
 
 class _Attention(torch.autograd.Function):

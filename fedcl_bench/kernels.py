@@ -23,7 +23,8 @@ from typing import Sequence
 import torch
 from torch import Tensor
 
-_SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.c", "kernels_real.h", "kernels_linear.h"))
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.c", "kernels_real.h", "kernels_layers.h",
+                                                             "kernels_linear.h"))
 # No contraction of products and sums: results do not depend on the processor; but see kernels_linear.h.
 _FLAGS = "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"
 _NATIVE = "-march=native", "-mcpu=native", ""  # for this processor, as far as the compiler can
@@ -134,6 +135,12 @@ def _call(name: str, *arguments: Tensor | _Rows | ctypes.Array | int | float | N
         else:
             passed.append(argument)
     return getattr(_loaded(), name)(*passed)
+
+
+def _addresses(tensors: Sequence[Tensor]) -> ctypes.Array:
+    if not all(tensor.is_contiguous() for tensor in tensors):
+        raise ValueError("a tensor is not contiguous")
+    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
 
 
 REALS = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}  # what functions of real numbers take
@@ -272,33 +279,88 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return result
 
 
-def linear_to_inputs(gradient: Tensor, weight: Tensor, used: int) -> Tensor:
-    """The gradient of a linear layer's first ``used`` inputs, (C, n, used), given that of its outputs."""
-    weight, (clients, n, outputs), size = _each_in_one_piece(weight), gradient.shape, weight.shape[2]
-    result = gradient.new_empty(clients, n, used)
-    if _call("linear_to_inputs", gradient.contiguous(), _Rows(weight), weight.stride(0), clients, n, size, outputs,
-             used, result):
+def linear_back(gradient: Tensor, inputs: Tensor, weight: Tensor, used: int,
+                bias: bool) -> tuple[Tensor | None, Tensor, Tensor | None]:
+    """Given the gradient of the outputs of a linear layer, (C, n, outputs), those of its first ``used`` inputs,
+    (C, n, used) or None where it is 0, of its weights, (C, outputs, inputs), and of its bias, (C, outputs) or None."""
+    weight, (clients, n, size), outputs = _each_in_one_piece(weight), inputs.shape, gradient.shape[2]
+    to_inputs = inputs.new_empty(clients, n, used) if used else None
+    to_weight = inputs.new_empty(clients, outputs, size)
+    to_bias = inputs.new_empty(clients, outputs) if bias else None
+    if _call("linear_back", gradient.contiguous(), inputs.contiguous(), _Rows(weight), weight.stride(0), clients, n,
+             size, outputs, used, to_inputs, to_weight, to_bias):
         raise MemoryError(f"no memory for a layer of {outputs:,} x {size:,} weights")
-    return result
+    return to_inputs, to_weight, to_bias
 
 
-def linear_to_weight(gradient: Tensor, inputs: Tensor) -> Tensor:
-    """The gradient of a linear layer's weights, (C, outputs, inputs), given that of its outputs."""
-    (clients, n, size), outputs = inputs.shape, gradient.shape[2]
-    result = gradient.new_empty(clients, outputs, size)
-    if _call("linear_to_weight", gradient.contiguous(), inputs.contiguous(), clients, n, size, outputs, result):
-        raise MemoryError(f"no memory for {n:,} inputs of length {size:,}")
-    return result
+_MOST_SUMMED, _MOST_POSITIONS_SUMMED = 512, 256  # beyond, and out of order, PyTorch adds up otherwise
 
 
-def adam(value: Tensor, gradient: Tensor, first: Tensor, second: Tensor, betas: tuple[float, float], eps: float,
-         lr: float, step: int, last: bool) -> None:
-    """Adam's step number ``step``, from 1, on ``value``, in single precision.
+def serve_positions(x: Tensor) -> bool:
+    """Whether there are kernels for representations of this shape, (C, n, d), between linear layers."""
+    return (x.dtype == torch.float32 and x.dim() == 3 and x.shape[1] < _MOST_POSITIONS_SUMMED
+            and x.shape[2] < _MOST_SUMMED and x.is_contiguous() and serve(x))
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float,
+               again: bool) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """As ``functional.layer_norm``, in single precision.
 
     Args:
-        first, second: the moments, which need not be set before step 1 and are not after the last.
+        again: whether what the gradients need is asked for.
+
+    Returns:
+        (result; x with mean 0 and variance 1; the mean and what x less that was multiplied with, both (C, n, 1)).
     """
-    _call("adam", value, gradient, first, second, value.numel(), *betas, eps, lr, step, int(last))
+    weight, bias = (_with_rows(parameter) for parameter in (weight, bias))
+    result = torch.empty_like(x, memory_format=torch.contiguous_format)
+    kept = ((torch.empty_like(result), x.new_empty(*x.shape[:2], 1), x.new_empty(*x.shape[:2], 1)) if again else
+            (None, None, None))
+    _call("layer_norm", x, _Rows(weight), weight.stride(0), _Rows(bias), bias.stride(0), *x.shape, eps,
+          result, *kept)
+    return result, *kept
+
+
+def layer_norm_back(gradient: Tensor, normed: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of what ``layer_norm`` has normalised, of its weight and of its bias, given that of its result."""
+    weight, (clients, _, d) = _with_rows(weight), gradient.shape
+    result = torch.empty_like(normed), gradient.new_empty(clients, d), gradient.new_empty(clients, d)
+    _call("layer_norm_back", gradient, normed, _Rows(weight), weight.stride(0), *gradient.shape, *result)
+    return result
+
+
+def _with_rows(parameter: Tensor) -> Tensor:
+    """A parameter (C, d) whose rows are in one piece each."""
+    return parameter if parameter.stride(1) == 1 else parameter.contiguous()
+
+
+def dropout(x: Tensor, keys: Tensor, first: int, limit: int, scale: float) -> tuple[Tensor, Tensor]:
+    """As ``functional.dropout``, in single precision: (result; which entries are kept, uint8 of x's shape)."""
+    result = torch.empty_like(x, memory_format=torch.contiguous_format)
+    kept = torch.empty_like(result, dtype=torch.uint8)
+    if _call("dropout", x.contiguous(), keys.contiguous(), first, len(x), x[0].numel(), limit, scale, result, kept):
+        raise MemoryError(f"no memory to drop some of {x[0].numel():,} entries")
+    return result, kept
+
+
+def dropout_back(gradient: Tensor, kept: Tensor, scale: float) -> Tensor:
+    """The gradient of what ``dropout`` was given, given that of its result."""
+    result = torch.empty_like(gradient, memory_format=torch.contiguous_format)
+    _call("dropout_back", gradient.contiguous(), kept, gradient.numel(), scale, result)
+    return result
+
+
+def adam(values: Sequence[Tensor], gradients: Sequence[Tensor], firsts: Sequence[Tensor], seconds: Sequence[Tensor],
+         betas: tuple[float, float], eps: float, rates: Sequence[float], step: int, last: bool) -> None:
+    """Adam's step number ``step``, from 1, on some parameters, in single precision.
+
+    Args:
+        firsts, seconds: the moments, which need not be set before step 1 and are not after the last.
+        rates: learning rates.
+    """
+    _call("adam", len(values), *map(_addresses, (values, gradients, firsts, seconds)),
+          (ctypes.c_int64 * len(values))(*(value.numel() for value in values)),
+          (ctypes.c_double * len(values))(*rates), *betas, eps, step, int(last))
 
 
 def row_products(table: Tensor, items: Tensor, vectors: Tensor, constants: Tensor | None) -> Tensor:

@@ -3,12 +3,6 @@
 
 /* ---- Adam ---- */
 
-#if defined(__FMA__) || defined(__aarch64__)
-#define FMA(a, b, c) __builtin_fmaf(a, b, c)
-#else
-#define FMA(a, b, c) ((a) * (b) + (c))
-#endif
-
 /* Before the first step there are no moments, and after the last one needs them. */
 static inline __attribute__((always_inline)) void adam_of(
         float *restrict value, const float *restrict gradient, float *restrict first, float *restrict second, int64_t n,
@@ -21,13 +15,20 @@ static inline __attribute__((always_inline)) void adam_of(
     }
 }
 
-void adam(float *value, const float *gradient, float *first, float *second, int64_t n, double beta1, double beta2,
-          double eps, double lr, int64_t step, int64_t ends) {
+void adam(int64_t tensors, float *const *values, const float *const *gradients, float *const *firsts,
+          float *const *seconds, const int64_t *numbers, const double *rates, double beta1, double beta2, double eps,
+          int64_t step, int64_t ends) {
     const float share1 = (float)(1 - beta1), keep2 = (float)beta2, share2 = (float)(1 - beta2),
-                root = (float)sqrt(1 - pow(beta2, (double)step)), rate = (float)(-lr / (1 - pow(beta1, (double)step)));
-    if (step == 1) adam_of(value, gradient, first, second, n, share1, keep2, share2, root, (float)eps, rate, 1, 0);
-    else if (ends) adam_of(value, gradient, first, second, n, share1, keep2, share2, root, (float)eps, rate, 0, 1);
-    else adam_of(value, gradient, first, second, n, share1, keep2, share2, root, (float)eps, rate, 0, 0);
+                root = (float)sqrt(1 - pow(beta2, (double)step));
+    for (int64_t t = 0; t < tensors; t++) {
+        const float rate = (float)(-rates[t] / (1 - pow(beta1, (double)step)));
+#define ADAM(begins, ends) adam_of(values[t], gradients[t], firsts[t], seconds[t], numbers[t], share1, keep2, share2, \
+                                   root, (float)eps, rate, begins, ends)
+        if (step == 1) ADAM(1, 0);
+        else if (ends) ADAM(0, 1);
+        else ADAM(0, 0);
+#undef ADAM
+    }
 }
 
 /* ---- linear layers: small matrix products, for which calling a library costs as much as they do ---- */
@@ -171,26 +172,23 @@ int linear(const float *inputs, const float *weight, int64_t of_weight, const fl
     return turned ? 0 : -1;
 }
 
-/* result (n, used) = gradient times the first columns of weight */
-int linear_to_inputs(const float *gradient, const float *weight, int64_t of_weight, int64_t clients, int64_t n,
-                     int64_t in, int64_t out, int64_t used, float *result) {
-    float *room = calloc(out * in + WIDE, sizeof *room);
-    for (int64_t c = 0; c < clients && room; c++)
-        product(n, used, out, gradient + c * n * out, out, 1,
-                with_room(weight + c * of_weight, out * in, (clients - 1 - c) * of_weight, room), in, NULL,
-                result + c * n * used, used);
-    free(room);
-    return room ? 0 : -1;
-}
-
-/* result (out, in) = gradient^T inputs */
-int linear_to_weight(const float *gradient, const float *inputs, int64_t clients, int64_t n, int64_t in, int64_t out,
-                     float *result) {
-    float *room = calloc(n * in + WIDE, sizeof *room);
-    for (int64_t c = 0; c < clients && room; c++)
-        product(out, in, n, gradient + c * n * out, 1, out,
+/* Given the gradient of what linear returns: to_inputs (n, used), of the first inputs, = gradient times the first columns
+   of weight; to_weight (out, in) = gradient^T inputs; to_bias (out), the sums of gradient. The first and the last may be
+   NULL. */
+int linear_back(const float *gradient, const float *inputs, const float *weight, int64_t of_weight, int64_t clients,
+                int64_t n, int64_t in, int64_t out, int64_t used, float *to_inputs, float *to_weight, float *to_bias) {
+    float *room = calloc((n > out ? n : out) * in + WIDE, sizeof *room);
+    for (int64_t c = 0; c < clients && room; c++) {
+        const float *mine = gradient + c * n * out;
+        if (to_inputs)
+            product(n, used, out, mine, out, 1,
+                    with_room(weight + c * of_weight, out * in, (clients - 1 - c) * of_weight, room), in, NULL,
+                    to_inputs + c * n * used, used);
+        product(out, in, n, mine, 1, out,
                 with_room(inputs + c * n * in, n * in, (clients - 1 - c) * n * in, room), in, NULL,
-                result + c * out * in, in);
+                to_weight + c * out * in, in);
+        if (to_bias) position_sums(mine, n, out, to_bias + c * out);
+    }
     free(room);
     return room ? 0 : -1;
 }

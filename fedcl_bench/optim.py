@@ -99,9 +99,8 @@ def _compiled_adam(values: Sequence[Tensor], rates: Sequence[float],
     numbers = count(1)
 
     def step(gradients: Sequence[Tensor | None], last: bool) -> None:
-        number = next(numbers)
-        for value, gradient, first, second, rate in zip(values, gradients, *moments, rates, strict=True):
-            gradient = torch.zeros_like(value) if gradient is None else gradient.contiguous()
-            kernels.adam(value, gradient, first, second, (0.9, beta2), 1e-8, rate, number, last)
+        gradients = [torch.zeros_like(value) if gradient is None else gradient.contiguous()
+                     for value, gradient in zip(values, gradients, strict=True)]
+        kernels.adam(values, gradients, *moments, (0.9, beta2), 1e-8, rates, next(numbers), last)
 
     return step

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from . import draws
+from . import draws, functional, kernels
 from .backbone import Backbone, BackboneSettings, Tables
 from .layers import ITEM
 from .settings import setting
@@ -96,6 +96,7 @@ class Sequence:
 
 # Entries of a forward pass whose dropout is drawn at once: beyond, what calling operations costs is little beside it.
 _DRAWN_AT_ONCE = 4096
+_CALLS = 32  # a call's numbers begin at its own times 2 to the power of this
 
 
 class Dropout:
@@ -106,15 +107,15 @@ class Dropout:
 
     Args:
         keys: one stream key per client, int64 of shape (C,); None: nothing is dropped, as in evaluation.
-        ahead: the entries per client of a pass's calls, as far as they are known: if they are few, their numbers are
-            drawn at once.
+        ahead: the entries per client of a pass's calls, as far as they are known: if they are few and there are no
+            kernels, their numbers are drawn at once.
 
     Attributes:
         entries: the entries per client of the calls so far.
     """
 
     def __init__(self, keys: Tensor | None = None, ahead: tuple[int, ...] = ()):
-        few = keys is not None and 0 < sum(ahead) <= _DRAWN_AT_ONCE
+        few = keys is not None and not kernels.serve(keys) and 0 < sum(ahead) <= _DRAWN_AT_ONCE
         self.keys, self.ahead, self.entries = keys, ahead if few else (), ()
         self._patterns = _patterns(keys, 0, ahead) if few else []
 
@@ -125,11 +126,14 @@ class Dropout:
             return x
         call, entries = len(self.entries), x[0].numel()
         self.entries += (entries,)
+        scale = 65536.0 / (65536.0 - threshold)
+        if kernels.serve(x) and x.dtype == torch.float32:
+            return functional.dropout(x, self.keys, call << _CALLS, threshold - 32768, scale)
         pattern = (self._patterns[call] if self.ahead[call:call + 1] == (entries,) else
                    _patterns(self.keys, call, (entries,))[0])
         # 0 or 1 as pattern >= threshold - 32768 says, which PyTorch compares several times as slowly as it subtracts
         factor = pattern.to(x.dtype).sub_(threshold - 32769).clamp_(0.0, 1.0)
-        return x * factor.mul_(65536.0 / (65536.0 - threshold)).view(x.shape)
+        return x * factor.mul_(scale).view(x.shape)
 
 
 def _patterns(keys: Tensor, call: int, entries: tuple[int, ...]) -> list[Tensor]:
@@ -143,7 +147,7 @@ def _patterns(keys: Tensor, call: int, entries: tuple[int, ...]) -> list[Tensor]
 @functools.lru_cache(maxsize=64)
 def _word_index(call: int, words: tuple[int, ...], device: torch.device) -> Tensor:
     """Where the words of consecutive calls stand in a client's stream."""
-    return torch.cat([torch.arange(number, device=device) + (k << 32) for k, number in enumerate(words, call)])
+    return torch.cat([torch.arange(number, device=device) + (k << _CALLS) for k, number in enumerate(words, call)])
 
 
 class SequentialBackbone(Backbone):

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcl_bench import draws, kernels, prototypes
-from fedcl_bench.functional import weighted_bce
+from fedcl_bench.functional import layer_norm, weighted_bce
 from fedcl_bench.growth import grow
 from fedcl_bench.local import ListTrainer
 from fedcl_bench.method import DrawKey, Method, NoSettings
@@ -24,6 +24,7 @@ from fedcl_bench.model import Snapshot
 from fedcl_bench.prototypes import nearest
 from fedcl_bench.rounds import _add_rows
 from fedcl_bench.sampling import LocalSettings, Others, draw_negatives, make_chunks, padded
+from fedcl_bench.sequential import Dropout
 from fedcl_bench.stream import Step
 from fedcl_bench.synth import World, as_step
 from fedcl_bench.testing.worlds import ragged
@@ -207,10 +208,13 @@ def test_linear_layers(clients, n, size, outputs, with_bias, data):
     exact = torch.einsum("cni,coi->cno", inputs.double(), weight.double()) + (bias[:, None] if with_bias else 0.0)
     near = {"rtol": 1e-5, "atol": 2e-5}
     torch.testing.assert_close(kernels.linear(inputs, weight, bias).double(), exact, **near)
-    torch.testing.assert_close(kernels.linear_to_inputs(gradient, weight, used),
-                               torch.einsum("cno,coi->cni", gradient, weight)[..., :used], **near)
-    torch.testing.assert_close(kernels.linear_to_weight(gradient, inputs),
-                               torch.einsum("cno,cni->coi", gradient, inputs), **near)
+    to_inputs, to_weight, to_bias = kernels.linear_back(gradient, inputs, weight, used, with_bias)
+    torch.testing.assert_close(to_inputs, torch.einsum("cno,coi->cni", gradient, weight)[..., :used], **near)
+    torch.testing.assert_close(to_weight, torch.einsum("cno,cni->coi", gradient, inputs), **near)
+    if with_bias:
+        torch.testing.assert_close(to_bias, gradient.sum(1), **near)
+    without_inputs = kernels.linear_back(gradient, inputs, weight, 0, False)
+    assert without_inputs[0] is None and without_inputs[2] is None and torch.equal(without_inputs[1], to_weight)
 
 
 @compiled
@@ -219,9 +223,40 @@ def test_a_diverged_client_is_alone():
     inputs, weight, gradient = torch.ones(3, 15, 50), torch.ones(3, 30, 50), torch.ones(3, 15, 30)
     for tensor in (inputs, weight, gradient):
         tensor[1] = torch.nan
-    for found in (kernels.linear(inputs, weight, None), kernels.linear_to_inputs(gradient, weight, 50),
-                  kernels.linear_to_weight(gradient, inputs)):
+    layer_norms = kernels.layer_norm(inputs, weight[:, 0], weight[:, 1], 1e-8, True)
+    for found in (kernels.linear(inputs, weight, None), *kernels.linear_back(gradient, inputs, weight, 50, True),
+                  *layer_norms, *kernels.layer_norm_back(inputs, layer_norms[1], weight[:, 0])):
         assert found[1].isnan().all() and found[::2].isfinite().all()
+
+
+@compiled
+@pytest.mark.parametrize("shape", [(3, 15, 50), (1, 1, 1), (2, 16, 64), (2, 40, 33), (4, 5, 8), (2, 200, 511),
+                                   (2, 15, 512), (2, 256, 9)])
+def test_layers_with_and_without_kernels(shape, without):
+    """Results and gradients; the last sizes are too large for kernels. Dropout to the bit."""
+    clients, n, d = shape
+    generator = torch.Generator().manual_seed(d)
+    x, gradient = (3.0 * torch.randn(shape, generator=generator) + 1.0 for _ in range(2))
+    own = [torch.randn(clients, d, generator=generator) for _ in range(2)]
+    assert kernels.serve_positions(x) == (n < 256 and d < 512)
+    assert not kernels.serve_positions(torch.ones(2, 3, 5).transpose(0, 1))
+
+    def normalised():
+        inputs = [value.clone().requires_grad_() for value in (x, *own)]
+        found = layer_norm(*inputs, 1e-8)
+        one_for_all = [value[:1].expand_as(value) for value in own]
+        with torch.no_grad():
+            plain = [layer_norm(x, *own, 1e-8), layer_norm(x, *one_for_all, 1e-8)]
+        return [found, *torch.autograd.grad(found, inputs, gradient), *plain]
+
+    def dropped():
+        keys, inputs = draws.client_keys(5, torch.arange(clients)), x.clone().requires_grad_()
+        dropout = Dropout(keys)
+        found = dropout(dropout(inputs, 0.2), 0.5)
+        return [found, *torch.autograd.grad(found, inputs, gradient)]
+
+    torch.testing.assert_close(normalised(), without(normalised), rtol=2e-5, atol=2e-5)
+    assert all(torch.equal(*pair) for pair in zip(dropped(), without(dropped)))
 
 
 @compiled
