@@ -179,6 +179,31 @@ def attention(scores: Tensor, masked: Tensor, scale: float) -> Tensor:
                             scale)
 
 
+class _TargetLogits(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, outputs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(outputs, rows)
+        return kernels.target_logits(outputs, rows)
+
+    @staticmethod
+    def backward(ctx, of_positive: Tensor, of_negative: Tensor):
+        return kernels.target_logits_back(of_positive, of_negative, *ctx.saved_tensors)
+
+
+def target_logits(outputs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits of a session's targets and of one negative for each, both (C, L).
+
+    Args:
+        outputs: what they are inner products with, (C, L, d).
+        rows: of the session's L + 1 items, of which all but the first are targets, and of the L negatives,
+            (C, 2 L + 1, d).
+    """
+    if kernels.serve_positions(outputs) and kernels.serve_positions(rows):
+        return _TargetLogits.apply(outputs, rows)
+    length = outputs.shape[1]
+    return (outputs * rows[:, 1:length + 1]).sum(2), (outputs * rows[:, length + 1:]).sum(2)
+
+
 class _PlusConstant(torch.autograd.Function):
     @staticmethod
     def forward(ctx, scores: Tensor, constants: Tensor) -> Tensor:

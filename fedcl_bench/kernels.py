@@ -350,6 +350,21 @@ def dropout_back(gradient: Tensor, kept: Tensor, scale: float) -> Tensor:
     return result
 
 
+def target_logits(outputs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """As ``functional.target_logits``, in single precision."""
+    result = outputs.new_empty(outputs.shape[:2]), outputs.new_empty(outputs.shape[:2])
+    _call("target_logits", outputs, rows, *outputs.shape, *result)
+    return result
+
+
+def target_logits_back(of_positive: Tensor, of_negative: Tensor, outputs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of what ``target_logits`` was given, given those of its results."""
+    result = torch.empty_like(outputs), torch.empty_like(rows)
+    _call("target_logits_back", of_positive.contiguous(), of_negative.contiguous(), outputs, rows, *outputs.shape,
+          *result)
+    return result
+
+
 def adam(values: Sequence[Tensor], gradients: Sequence[Tensor], firsts: Sequence[Tensor], seconds: Sequence[Tensor],
          betas: tuple[float, float], eps: float, rates: Sequence[float], step: int, last: bool) -> None:
     """Adam's step number ``step``, from 1, on some parameters, in single precision.

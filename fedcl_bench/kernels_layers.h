@@ -6,20 +6,25 @@
 
 #define ROWS_AT_ONCE 8  /* rows whose sums do not wait for each other */
 
-/* Of some rows of d numbers, the sums; or those of the squares of what is left when each is less its mean, which is
-   stored. d < 8 PARTS MOST_ADDED */
-static inline __attribute__((always_inline)) void sums_of(const float *rows, int64_t n, int64_t d, const float *means,
-                                                          float *stored, float *total) {
+/* Of some rows of d numbers, the sums; or those of their products with other rows; or those of the squares of what is
+   left when each is less its mean, which is stored. d < 8 PARTS MOST_ADDED */
+static inline __attribute__((always_inline)) void sums_of(const float *rows, int64_t n, int64_t d, const float *others,
+                                                          const float *means, float *stored, float *total) {
     float lanes[ROWS_AT_ONCE][8] = {{0}};
     const int64_t vectors = d / 8;
     for (int64_t r = 0; r < n; r++) {
         const float *numbers = rows + r * d;
-        float *to = stored + r * d;
+        float *to = means ? stored + r * d : NULL;
         Half_float sum[PARTS] = {{0}};
         int64_t v = 0;
 #define ADD(part, at) do { \
             Half_float some_; \
             memcpy(&some_, numbers + (at) * 8, sizeof some_); \
+            if (others) { \
+                Half_float other_; \
+                memcpy(&other_, others + r * d + (at) * 8, sizeof other_); \
+                some_ *= other_; \
+            } \
             if (means) { \
                 some_ -= means[r]; \
                 memcpy(to + (at) * 8, &some_, sizeof some_); \
@@ -35,8 +40,8 @@ static inline __attribute__((always_inline)) void sums_of(const float *rows, int
         memcpy(lanes[r], sum, sizeof lanes[r]);
         total[r] = 0;
         for (int64_t k = vectors * 8; k < d; k++) {
-            const float left = means ? numbers[k] - means[r] : numbers[k];
-            if (means) to[k] = left;
+            float left = others ? numbers[k] * others[r * d + k] : numbers[k];
+            if (means) to[k] = left -= means[r];
             total[r] += means ? left * left : left;
         }
     }
@@ -65,9 +70,9 @@ void layer_norm(const float *x, const float *weight, int64_t of_weight, const fl
     for (int64_t at = 0; at < clients * n; at += ROWS_AT_ONCE) {
         const int64_t some = clients * n - at < ROWS_AT_ONCE ? clients * n - at : ROWS_AT_ONCE;
         float *kept = (normed ? normed : result) + at * d, middle[ROWS_AT_ONCE] = {0}, by[ROWS_AT_ONCE] = {0};
-        sums_of(x + at * d, some, d, NULL, kept, middle);
+        sums_of(x + at * d, some, d, NULL, NULL, NULL, middle);
         for (int r = 0; r < ROWS_AT_ONCE; r++) middle[r] /= (float)d;
-        sums_of(x + at * d, some, d, middle, kept, by);
+        sums_of(x + at * d, some, d, NULL, middle, kept, by);
         for (int r = 0; r < ROWS_AT_ONCE; r++) by[r] = 1 / sqrtf(by[r] / (float)d + (float)eps);
         for (int64_t r = 0; r < some; r++) {
             const int64_t c = (at + r) / n;
@@ -187,4 +192,39 @@ int dropout(const float *x, const uint64_t *keys, int64_t first, int64_t clients
 void dropout_back(const float *gradient, const uint8_t *kept, int64_t n, double scale, float *result) {
     const float factor = (float)scale;
     for (int64_t i = 0; i < n; i++) result[i] = gradient[i] * (kept[i] ? factor : 0);
+}
+
+/* positive, negative (clients, n) = products of outputs (clients, n, d) with the second to last of n + 1 rows, and with n
+   rows after them. */
+void target_logits(const float *outputs, const float *rows, int64_t clients, int64_t n, int64_t d, float *positive,
+                   float *negative) {
+    for (int64_t c = 0; c < clients; c++)
+        for (int64_t at = 0; at < n; at += ROWS_AT_ONCE) {
+            const float *mine = outputs + (c * n + at) * d, *row = rows + (c * (2 * n + 1) + 1 + at) * d;
+            const int64_t some = n - at < ROWS_AT_ONCE ? n - at : ROWS_AT_ONCE;
+            float sum[ROWS_AT_ONCE] = {0};
+            sums_of(row, some, d, mine, NULL, NULL, sum);
+            memcpy(positive + c * n + at, sum, some * sizeof *sum);
+            sums_of(row + n * d, some, d, mine, NULL, NULL, sum);
+            memcpy(negative + c * n + at, sum, some * sizeof *sum);
+        }
+}
+
+/* Gradients of what target_logits was given, given those of what it wrote. */
+void target_logits_back(const float *of_positive, const float *of_negative, const float *outputs, const float *rows,
+                        int64_t clients, int64_t n, int64_t d, float *to_outputs, float *to_rows) {
+    for (int64_t c = 0; c < clients; c++) {
+        memset(to_rows + c * (2 * n + 1) * d, 0, d * sizeof *to_rows);
+        for (int64_t i = c * n; i < (c + 1) * n; i++) {
+            const int64_t row = i + c * (n + 1) + 1;
+            const float p = of_positive[i], q = of_negative[i], *restrict mine = outputs + i * d;
+            const float *restrict yes = rows + row * d, *restrict no = yes + n * d;
+            float *restrict to = to_outputs + i * d, *restrict to_yes = to_rows + row * d, *restrict to_no = to_yes + n * d;
+            for (int64_t k = 0; k < d; k++) {
+                to[k] = p * yes[k] + q * no[k];
+                to_yes[k] = p * mine[k];
+                to_no[k] = q * mine[k];
+            }
+        }
+    }
 }

@@ -40,8 +40,9 @@ class Snapshot:
         return len(next(iter(self.public.values())))
 
     def clients(self, users: Tensor) -> Tables:
-        """Parameters of some clients as ``Backbone.score`` takes them, each (C, ...)."""
-        return {**{name: table[users] for name, table in (self.private | self.memory).items()},
+        """Parameters of some clients as ``Backbone.score`` takes them, each (C, ...); not to be written to."""
+        some = _slice(users)
+        return {**{name: table[some] for name, table in (self.private | self.memory).items()},
                 **{name: value.expand(len(users), *value.shape) for name, value in self.dense.items()}}
 
     def tables(self) -> Iterator[Tensor]:
@@ -50,11 +51,20 @@ class Snapshot:
             yield from getattr(self, kind.name).values()
 
 
+def _slice(users: Tensor) -> Tensor | slice:
+    """Users that follow one another as a slice, for which rows are not copied; on a GPU, which would have to be waited
+    for, the users."""
+    if users.device.type != "cpu" or not len(users) or not bool((users.diff() == 1).all()):
+        return users
+    return slice(int(users[0]), int(users[-1]) + 1)
+
+
 def score_users(backbone: Backbone, model: Snapshot, users: Tensor) -> Tensor:
     """Logits of all items for some users, as the model is evaluated: shape (n, items)."""
     clients = model.clients(users)
     if backbone.scores_local_tables:
-        return backbone.score(clients, {name: table[users] for name, table in model.local.items()})
+        some = _slice(users)
+        return backbone.score(clients, {name: table[some] for name, table in model.local.items()})
     return backbone.score_all(clients, model.public)
 
 

@@ -138,7 +138,7 @@ def rank_sessions(backbone: Backbone, model: Snapshot, step: Step, purpose: str,
         return result, torch.sigmoid(wanted.double()).squeeze(1)
 
     # Scores of all items take more memory.
-    at_once = USERS_AT_ONCE if full or candidates is None or not sequential else 2 * USERS_AT_ONCE
+    at_once = USERS_AT_ONCE if full or candidates is None or not sequential else 4 * USERS_AT_ONCE
     parts = list(in_order(rank, even_pieces(users, at_once), users.device))
     return Found(UserScores(users, {name: torch.cat([part[name] for part, _ in parts]) for name in parts[0][0]}),
                  torch.cat([probability for _, probability in parts]))

@@ -14,6 +14,7 @@ from torch.nn.functional import embedding
 
 from . import contract, draws
 from .backbone import Backbone, Tables
+from .functional import target_logits
 from .layers import ITEM
 from .method import DrawKey, Encoding, Method
 from .model import Snapshot
@@ -205,9 +206,7 @@ class SessionTrainer(ChunkTrainer):
         contract.check_tensor(self.backbone, "encode", local.features, shape, meaning)
         outputs = self.method.represent(Encoding(self.users, self.clients, local.features, "train", local.draw))
         contract.check_tensor(self.method, "represent", outputs, shape, meaning)
-        positive = (outputs * rows[:, 1:length + 1]).sum(2)
-        negative = (outputs * rows[:, length + 1:]).sum(2)
-        loss = local.recommendation = session_loss(positive, negative, real)
+        loss = local.recommendation = session_loss(*target_logits(outputs, rows), real)
         extra = self.method.local_loss(local)
         if extra is not None:
             contract.check_tensor(self.method, "local_loss", extra, (len(real),), "(C,): one number per client")

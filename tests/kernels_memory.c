@@ -130,6 +130,9 @@ static const char *layers_of(int64_t clients, int64_t n, int64_t in, int64_t out
     layer_norm_back(made, normed, of_row, rows * in, clients, n, in, inputs, to_row, plus);
     if (dropout(made, keys, 7, clients, n * in, 1000, 2.0, inputs, kept)) return "dropout";
     dropout_back(made, kept, clients * n * in, 2.0, inputs);
+    float *both = floats(clients * (2 * n + 1) * in), *to_both = floats(clients * (2 * n + 1) * in);
+    target_logits(made, both, clients, n, in, mean, scale);
+    target_logits_back(mean, scale, made, both, clients, n, in, normed, to_both);
     return NULL;
 }
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcl_bench import draws, kernels, prototypes
-from fedcl_bench.functional import layer_norm, weighted_bce
+from fedcl_bench.functional import layer_norm, target_logits, weighted_bce
 from fedcl_bench.growth import grow
 from fedcl_bench.local import ListTrainer
 from fedcl_bench.method import DrawKey, Method, NoSettings
@@ -255,7 +255,15 @@ def test_layers_with_and_without_kernels(shape, without):
         found = dropout(dropout(inputs, 0.2), 0.5)
         return [found, *torch.autograd.grad(found, inputs, gradient)]
 
+    def scored():
+        rows = torch.cat([x, 2.0 * gradient[:, :1], gradient], 1)
+        inputs = [value.clone().requires_grad_() for value in (x, rows)]
+        positive, negative = target_logits(*inputs)
+        loss = (positive * gradient[:, :, 0]).sum() + negative.square().sum()
+        return [positive, negative, *torch.autograd.grad(loss, inputs)]
+
     torch.testing.assert_close(normalised(), without(normalised), rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(scored(), without(scored), rtol=1e-4, atol=1e-3)
     assert all(torch.equal(*pair) for pair in zip(dropped(), without(dropped)))
 
 
