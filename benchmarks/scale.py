@@ -1,7 +1,7 @@
 """Seconds per round, cost per sample and peak memory of FedMF against clients, items, dimension and local epochs.
 
     python benchmarks/scale.py [--clients 1000,10000,100000,1000000] [--items 100000] [--dim 32] [--local-epochs 1]
-        [--interactions-per-user 20] [--rounds 3] [--passes 1] [--threads N]
+        [--interactions-per-user 20] [--rounds 3] [--seconds 1] [--passes 1] [--threads N]
 
 Each of the first four takes several values, as `--dim 16,64,256`; every combination is a line.
 
@@ -60,10 +60,10 @@ def measure(clients: int, items: int, dim: int, local_epochs: int, args) -> dict
                          one_call=is_one_call(backbone, method, model, local))
     chunked = time.perf_counter() - began
     seconds = []
-    for round_ in range(args.rounds + 1):
+    while len(seconds) <= args.rounds or sum(seconds[1:]) < args.seconds:
         began = time.perf_counter()
-        model, _, _ = train_round(chunks, model, backbone, method, local, 0, 0, round_)
-        model = aggregate(backbone, model, users, OPEN, 0, 0, round_)
+        model, _, _ = train_round(chunks, model, backbone, method, local, 0, 0, len(seconds))
+        model = aggregate(backbone, model, users, OPEN, 0, 0, len(seconds))
         seconds.append(time.perf_counter() - began)
     samples = (1 + local.negatives) * local_epochs * len(step.train.values)
     typical = statistics.median(seconds[1:])  # the first one gets its memory from the system
@@ -81,6 +81,9 @@ def main():
     parser.add_argument("--activity", type=float, default=World.activity,
                         help="standard deviation of log interactions per user; 0: all have equally many")
     parser.add_argument("--rounds", type=count, default=3, help="timed, after one that is not; medians are shown")
+    parser.add_argument("--seconds", type=float, default=1.0,
+                        help="rounds of less than that together are followed by more: a run has hundreds of short ones, and "
+                             "the first few take longer")
     parser.add_argument("--passes", type=count, default=1,
                         help="over all sizes, one after the other, and lines are medians: on a machine that is now faster, "
                              "now slower")
@@ -95,7 +98,7 @@ def main():
         return
     print(heading(args.threads), flush=True)
     print(f"FedMF, {args.interactions_per_user:g} interactions per client on average (log-normal, sigma "
-          f"{args.activity:g}), 4 negatives each; median of {args.rounds} rounds"
+          f"{args.activity:g}), 4 negatives each; median of {args.rounds} rounds or of {args.seconds:g} s"
           + (f", and of {args.passes} passes" if args.passes > 1 else "") + "\n")
     print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS), flush=True)
     sizes = list(itertools.product(*(getattr(args, name) for name in SIZES)))

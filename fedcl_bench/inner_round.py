@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Sequence
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from .backbone import Backbone, Tables
 from .inner import Outer, scores_samples_only
 from .method import DrawKey, Method
 from .model import Snapshot
+from .parallel import together
 from .sampling import Chunk, LocalSettings
 from .trainer import Slots
 
@@ -43,6 +45,13 @@ class Plan:
     rates: list[float]
     negatives: int
     shuffles: list[int]
+
+    def task(self, model: Snapshot, settings: LocalSettings) -> kernels.InnerTask:
+        """What the kernel is told of a round."""
+        constants = None if self.constant is None else model.private[self.constant].contiguous()
+        return kernels.InnerTask(
+            model.public[self.item].contiguous(), model.private[self.vector].contiguous(), constants,
+            settings.negatives, self.negatives, self.shuffles, settings.batch_size, self.turns, self.rates)
 
 
 def is_one_call(backbone: Backbone, method: Method, model: Snapshot, settings: LocalSettings) -> bool:
@@ -121,6 +130,31 @@ def _itself(factor: Tensor, shape: tuple[int, ...], parameters: Tables) -> str |
     return None
 
 
+def _clients(chunk: Chunk) -> kernels.InnerClients:
+    return kernels.InnerClients(chunk.users, chunk.positives, chunk.count, draws.names(chunk.users), chunk.others.count,
+                                chunk.others.gaps, chunk.batches)
+
+
+def train_together(chunks: Sequence[Chunk], model: Snapshot, settings: LocalSettings, plan: Plan, change: Tensor,
+                   private: Tables) -> Tensor:
+    """Train the clients of all chunks in one call of each thread, which does what ``RoundTrainer`` and adding up do, to
+    the bit: calls of small chunks would cost more than they do.
+
+    Args:
+        change: written to: what they added to item rows, (items, d).
+        private: their rows are written to: the private parameters afterwards.
+
+    Returns:
+        Each client's loss averaged over its local batches, float64, chunk after chunk.
+    """
+    loss = torch.empty(sum(len(chunk.users) for chunk in chunks), dtype=torch.float64)
+    take_part = kernels.inner_rounds(
+        plan.task(model, settings), [_clients(chunk) for chunk in chunks], change, private[plan.vector],
+        None if plan.constant is None else private[plan.constant], loss)
+    together(take_part, len(chunks), change.device)
+    return loss
+
+
 class RoundTrainer:
     """Local training of one chunk; arguments and attributes as of ``trainer.ChunkTrainer``.
 
@@ -145,12 +179,8 @@ class RoundTrainer:
             Each client's loss averaged over its local batches, shape (C,).
         """
         chunk, plan, place, table = self.chunk, self.plan, self.draw, self.model.public[self.plan.item]
-        private = {name: value.contiguous() for name, value in self.model.private.items()}
-        done = kernels.inner_round(
-            table, self.users, chunk.positives, chunk.count, self.settings.negatives, draws.names(self.users),
-            plan.negatives, plan.shuffles, chunk.others.count, chunk.others.gaps, chunk.batches,
-            self.settings.batch_size, plan.turns, plan.rates, private[plan.vector],
-            None if plan.constant is None else private[plan.constant], self.watched)
+        task, private = plan.task(self.model, self.settings), self.model.private
+        done = kernels.inner_round(task, _clients(chunk), self.watched)
         self.slots = Slots(done.items)
         if self.watched:
             first = torch.arange(done.items.shape[1]) < done.held[:, None]

@@ -9,6 +9,7 @@
 #endif
 
 #include <math.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -337,6 +338,68 @@ static inline void cross_entropies_double(const double *scores, const double *ta
         loss[l] += ((scores[l] > 0.0 ? scores[l] : 0.0) + log1p(t) - scores[l] * targets[l]) * weights[l];
     }
 }
+
+/* ---- rounds of clients whose logits are inner products: see inner_round in kernels.py ---- */
+
+typedef struct {
+    const void *table, *vectors, *constants, *rates;  /* numbers of one type; constants may be NULL */
+    const uint64_t *shuffles;
+    const uint8_t *turns;
+    uint64_t draws;
+    int64_t n_items, d, each, epochs, size, n_turns;
+} Round;
+
+typedef struct {
+    const int64_t *users, *positives, *count, *names, *others;
+    const int32_t *gaps;
+    int64_t clients, width, n_gaps, batches, updates, first;
+} Clients;
+
+typedef struct {
+    int64_t *items, *held, *sample;  /* sample and positive may be NULL: nobody asks */
+    uint8_t *positive;
+    void *steps, *past, *moved_vectors, *moved_constants;
+    double *loss;
+} Made;
+
+/* A round of several chunks: what it makes, and how far it is. */
+typedef struct {
+    Round round;
+    const Clients *chunks;
+    void *change, *vectors, *constants;
+    double *loss;
+    int64_t n_chunks, taken, cleared, added;
+} Together;
+
+#define TAKEN 4096  /* samples that a thread takes at once */
+
+/* How many clients of a chunk one thread takes. */
+static inline int64_t together(const Clients *some, const Round *round) {
+    const int64_t each = some->width * (1 + round->each);
+    return each < TAKEN ? TAKEN / (each ? each : 1) : 1;
+}
+
+static Clients part_of(const Clients *some, int64_t from, int64_t clients) {
+    Clients part = *some;
+    part.users += from; part.positives += from * some->width; part.count += from; part.names += from;
+    part.others += from; part.gaps += from * some->n_gaps; part.first += from;
+    part.clients = some->clients - from < clients ? some->clients - from : clients;
+    return part;
+}
+
+#define CLEARED (1 << 16)  /* numbers that are set to zero at once */
+
+/* Other threads are at it: they take less than a millisecond, unless the machine has other work for them. */
+#define WAIT_UNTIL(number, wanted) do { \
+        for (int turn_ = 0; __atomic_load_n(number, __ATOMIC_ACQUIRE) != (wanted); turn_++) \
+            if (turn_ < 4096) RELAX(); else sched_yield(); \
+    } while (0)
+
+#if defined(__x86_64__)
+#define RELAX() __builtin_ia32_pause()
+#elif defined(__aarch64__)
+#define RELAX() __asm__ volatile("yield")
+#endif
 
 /* ---- in single and double precision ---- */
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import itertools
 import os
 import platform
 import shutil
@@ -18,7 +19,7 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Sequence
+from typing import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -441,6 +442,96 @@ def inner_batch(table: Tensor, items: Tensor | None, vectors: Tensor, constants:
     return loss, *made
 
 
+def _structure(name: str, pointers: str, numbers: str, *first: tuple) -> type[ctypes.Structure]:
+    """A structure of ``kernels.c``: addresses, then whole numbers."""
+    fields = [*first, *((field, ctypes.c_void_p) for field in pointers.split()),
+              *((field, ctypes.c_int64) for field in numbers.split())]
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
+
+
+_Round = _structure("Round", "table vectors constants rates shuffles turns", "draws n_items d each epochs size n_turns")
+_Clients = _structure("Clients", "users positives count names others gaps",
+                      "clients width n_gaps batches updates first")
+_Made = _structure("Made", "items held sample positive steps past moved_vectors moved_constants loss", "")
+_Together = _structure("Together", "chunks change vectors constants loss", "n_chunks taken cleared added",
+                       ("round", _Round))
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    if tensor is None:
+        return None
+    if not tensor.is_contiguous():
+        raise ValueError(f"a tensor of shape {tuple(tensor.shape)} is not contiguous")
+    return tensor.data_ptr()
+
+
+@dataclass(frozen=True)
+class InnerTask:
+    """What clients do in a round whose logits are inner products, plus a constant: draw negatives, deal samples out to
+    local batches, and train on each.
+
+    Attributes:
+        table: item rows, (items, d).
+        vectors, constants: of all users, (users, d) and (users, 1) or None.
+        each: negatives per positive.
+        draws, shuffles: keys of negatives, and of the order of samples in each epoch, without the client.
+        size: samples in a local batch.
+        turns: what takes its step one after the other in a local batch: 1 vectors and constants, 2 rows, 3 all.
+        rates: factors of the gradients of vectors, constants and rows in each local batch, one batch after the other:
+            of as many as the client with most has, or more.
+    """
+
+    table: Tensor
+    vectors: Tensor
+    constants: Tensor | None
+    each: int
+    draws: int
+    shuffles: Sequence[int]
+    size: int
+    turns: Sequence[int]
+    rates: Sequence[float]
+
+    def updates(self, batches: int) -> int:
+        """How many updates of rows so many local batches per epoch are."""
+        return len(self.shuffles) * batches * sum(turn >= 2 for turn in self.turns)
+
+    def structure(self) -> tuple[ctypes.Structure, list]:
+        """For the kernel, and what has to live as long."""
+        table, rates, turns = self.table, self.rates, self.turns
+        arrays = [(REALS[table.dtype] * len(rates))(*rates), (ctypes.c_uint64 * len(self.shuffles))(*self.shuffles),
+                  (ctypes.c_uint8 * len(turns))(*turns)]
+        addresses = [_address(tensor) for tensor in (table, self.vectors, self.constants)]
+        return _Round(*addresses, *map(ctypes.addressof, arrays), self.draws, *table.shape, self.each,
+                      len(self.shuffles), self.size, len(turns)), [self, *arrays]
+
+
+@dataclass(frozen=True)
+class InnerClients:
+    """The clients of an ``InnerTask``.
+
+    Attributes:
+        users: ids of the clients, (C,).
+        positives, count: of each client, (C, P), and how many are its own, (C,).
+        names: the numbers by which clients draw, (C,).
+        others, gaps: ``count`` and ``gaps`` of ``sampling.Others``.
+        batches: local batches per epoch of the client with most.
+    """
+
+    users: Tensor
+    positives: Tensor
+    count: Tensor
+    names: Tensor
+    others: Tensor
+    gaps: Tensor
+    batches: int
+
+    def structure(self, task: InnerTask, first: int = 0) -> ctypes.Structure:
+        """For the kernel; so many clients are ``first``, in chunks before this one."""
+        tensors = self.users, self.positives, self.count, self.names, self.others, self.gaps
+        return _Clients(*map(_address, tensors), *self.positives.shape, self.gaps.shape[1], self.batches,
+                        task.updates(self.batches), first)
+
+
 @dataclass(frozen=True)
 class InnerRound:
     """What ``inner_round`` has made of C clients.
@@ -465,46 +556,53 @@ class InnerRound:
     loss: Tensor
 
 
-def inner_round(table: Tensor, users: Tensor, positives: Tensor, count: Tensor, each: int, names: Tensor, draws: int,
-                shuffles: Sequence[int], others: Tensor, gaps: Tensor, batches: int, size: int, turns: Sequence[int],
-                rates: Sequence[float], vectors: Tensor, constants: Tensor | None, samples: bool) -> InnerRound:
-    """All that clients do in a round whose logits are inner products, plus a constant: draw negatives, deal samples out
-    to local batches, and train on each.
-
-    Args:
-        table: item rows, (items, d).
-        users: ids of the clients, (C,).
-        positives, count: of each client, (C, P), and how many are its own, (C,).
-        each: negatives per positive.
-        names: the numbers by which clients draw, (C,).
-        draws, shuffles: keys of negatives, and of the order of samples in each epoch, without the client.
-        others, gaps: ``count`` and ``gaps`` of ``sampling.Others``.
-        batches, size: local batches per epoch of the client with most, and samples in each.
-        turns: what takes its step one after the other in a local batch: 1 vectors and constants, 2 rows, 3 all.
-        rates: factors of the gradients of vectors, constants and rows in each local batch, one batch after the other;
-            epochs * batches of them, or more.
-        vectors, constants: of all users, (users, d) and (users, 1) or None.
-        samples: whether ``sample`` and ``positive`` are asked for.
+def inner_round(task: InnerTask, some: InnerClients, samples: bool) -> InnerRound:
+    """Train some clients; ``samples``: whether ``sample`` and ``positive`` are asked for.
 
     Raises:
         MemoryError: if there is none.
     """
-    (clients, width), (n_items, d), epochs = positives.shape, table.shape, len(shuffles)
-    n, updates = width * (1 + each), epochs * batches * sum(turn >= 2 for turn in turns)
-    real = REALS[table.dtype]
+    positives, table, updates = some.positives, task.table, task.updates(some.batches)
+    (clients, width), d = positives.shape, table.shape[1]
+    n = width * (1 + task.each)
     result = InnerRound(
         positives.new_empty(clients, n), positives.new_empty(clients, n) if samples else None,
-        torch.empty(clients, n, dtype=torch.bool) if samples else None, torch.empty_like(count),
+        torch.empty(clients, n, dtype=torch.bool) if samples else None, torch.empty_like(some.count),
         table.new_empty(clients, n, updates), table.new_empty(clients, updates, d),
-        (table.new_empty(clients, d), None if constants is None else table.new_empty(clients, 1)),
+        (table.new_empty(clients, d), None if task.constants is None else table.new_empty(clients, 1)),
         torch.empty(clients, dtype=torch.float64))
-    if _call(_real("inner_round", table), table, n_items, users, positives, width, count, each, names, draws, others,
-             gaps, gaps.shape[1], (ctypes.c_uint64 * epochs)(*shuffles), epochs, batches, size,
-             (ctypes.c_uint8 * len(turns))(*turns), len(turns), updates, (real * len(rates))(*rates), clients, d,
-             vectors, constants, result.items, result.held, result.sample, result.positive, result.steps,
-             result.vectors, *result.moved, result.loss):
+    made = _Made(*map(_address, (result.items, result.held, result.sample, result.positive, result.steps,
+                                 result.vectors, *result.moved, result.loss)))
+    structure, kept = task.structure()
+    if _call(_real("inner_round", table), *map(ctypes.byref, (structure, some.structure(task), made))):
         raise MemoryError(f"no memory to train on {n:,} samples of a client")
     return result
+
+
+def inner_rounds(task: InnerTask, chunks: Sequence[InnerClients], change: Tensor, vectors: Tensor,
+                 constants: Tensor | None, loss: Tensor) -> Callable[[], None]:
+    """A function that trains the clients of some chunks when it is called, on as many threads as call it, and returns
+    when all is done; numbers do not depend on the threads. It raises MemoryError if there is none.
+
+    Args:
+        change: written to: what clients added to item rows, (items, d).
+        vectors, constants: written to, for those who are among the clients: as they are afterwards, like those of the
+            task.
+        loss: written to: each client's mean over its local batches, chunk after chunk, float64.
+    """
+    first = list(itertools.accumulate((len(some.users) for some in chunks), initial=0))
+    own = (_Clients * len(chunks))(*(some.structure(task, n) for some, n in zip(chunks, first)))
+    structure, kept = task.structure()
+    all_of_it = _Together(structure, ctypes.addressof(own), *map(_address, (change, vectors, constants, loss)),
+                          len(chunks), 0, 0, 0)
+    kept += [own, chunks, change, vectors, constants, loss]  # as long as somebody is at it
+    name = _real("inner_rounds", task.table)
+
+    def take_part(kept=kept) -> None:
+        if _call(name, ctypes.byref(all_of_it)):
+            raise MemoryError("no memory to train clients")
+
+    return take_part
 
 
 def add_rows(table: Tensor, places: Tensor, rows: Tensor) -> None:

@@ -305,59 +305,78 @@ static inline int64_t NAME(lay_out)(const REAL *table, const int64_t *positives,
     return held;
 }
 
-/* See kernels.py: clients draw from the streams of their names, own batches may be fewer than batches, and updates
-   counts those of rows. Samples and positive may be NULL: nobody asks. Returns 0, or -1 without memory. */
-int NAME(inner_round)(const REAL *table, int64_t n_items, const int64_t *users, const int64_t *positives, int64_t width,
-                      const int64_t *count, int64_t each, const int64_t *names, uint64_t draws, const int64_t *others,
-                      const int32_t *gaps, int64_t n_gaps, const uint64_t *shuffles, int64_t epochs, int64_t batches,
-                      int64_t size, const uint8_t *turns, int64_t n_turns, int64_t updates, const REAL *rates,
-                      int64_t clients, int64_t d, const REAL *vectors, const REAL *constants, int64_t *items,
-                      int64_t *held, int64_t *samples, uint8_t *positives_of, REAL *steps, REAL *past,
-                      REAL *moved_vectors, REAL *moved_constants, double *loss) {
-    const int64_t n = width * (1 + each);
+/* Memory for training clients one after the other, of at most so many positives, gaps and updates each. */
+typedef struct {
     Deal deal;
-    Draws room_to_draw;
-    int64_t *negative = malloc((width * each + 1) * sizeof *negative);
-    int32_t *slot_of = malloc(n_items * sizeof *slot_of), *row = malloc((n + 1) * sizeof *row);
-    REAL *room = malloc((2 * updates + 2 * d + 1) * sizeof *room), *vector = room + 2 * updates, *to = vector + d;
-    /* Of the client that is trained, and of the one after it. */
-    int64_t *two_samples = samples ? NULL : malloc((2 * n + 1) * sizeof *two_samples);
-    uint8_t *two_positive = positives_of ? NULL : malloc(2 * n + 1);
-#define SAMPLES_OF(c) (samples ? samples + (c) * n : two_samples + (c) % 2 * n)
-#define POSITIVE_OF(c) (positives_of ? positives_of + (c) * n : two_positive + (c) % 2 * n)
-    const int dealt = deal_begin(&deal, n, size), drawn = draws_begin(&room_to_draw, n_gaps, width * each);
-    const int ready = dealt && drawn && negative && slot_of && row && room && (samples || two_samples)
-                      && (positives_of || two_positive);
-    if (ready) memset(slot_of, -1, n_items * sizeof *slot_of);
-    for (int64_t c = 0; c < clients && ready; c++) {
+    Draws draws;
+    int64_t *negative, *sample;
+    int32_t *slot_of, *row;
+    uint8_t *positive;
+    REAL *numbers;
+    int dealt, drawn;
+} NAME(Room);
+
+static int NAME(room_begin)(NAME(Room) *room, const Round *round, int64_t width, int64_t n_gaps, int64_t updates) {
+    const int64_t n = width * (1 + round->each);
+    room->negative = malloc((width * round->each + 1) * sizeof *room->negative);
+    room->sample = malloc((2 * n + 1) * sizeof *room->sample);  /* of a client and of the one after it */
+    room->positive = malloc(2 * n + 1);
+    room->slot_of = malloc(round->n_items * sizeof *room->slot_of);
+    room->row = malloc((n + 1) * sizeof *room->row);
+    room->numbers = malloc((2 * updates + 2 * round->d + 1) * sizeof *room->numbers);
+    room->dealt = deal_begin(&room->deal, n, round->size);
+    room->drawn = draws_begin(&room->draws, n_gaps, width * round->each);
+    if (room->slot_of) memset(room->slot_of, -1, round->n_items * sizeof *room->slot_of);
+    return room->negative && room->sample && room->positive && room->slot_of && room->row && room->numbers
+           && room->dealt && room->drawn;
+}
+
+static void NAME(room_end)(NAME(Room) *room) {
+    deal_end(&room->deal); draws_end(&room->draws);
+    free(room->negative); free(room->sample); free(room->positive); free(room->slot_of); free(room->row);
+    free(room->numbers);
+}
+
+/* Clients draw from the streams of their names, and own batches may be fewer than those of the client with most. */
+static void NAME(train)(NAME(Room) *room, const Round *round, const Clients *mine, const Made *made) {
+    const int64_t n = mine->width * (1 + round->each), width = mine->width, d = round->d, clients = mine->clients;
+    const int64_t updates = mine->updates, each = round->each, *users = mine->users, *count = mine->count;
+    const REAL *table = round->table, *vectors = round->vectors, *constants = round->constants;
+    REAL *vector = room->numbers + 2 * updates, *to = vector + d;
+#define SAMPLES_OF(c) (made->sample ? made->sample + (c) * n : room->sample + (c) % 2 * n)
+#define POSITIVE_OF(c) (made->positive ? made->positive + (c) * n : room->positive + (c) % 2 * n)
+    for (int64_t c = 0; c < clients; c++) {
         for (int64_t next = c ? c + 1 : 0; next <= c + 1 && next < clients; next++) {  /* whose rows are fetched */
-            draw(&room_to_draw, of_client(draws, names[next]), (uint64_t)others[next], gaps + next * n_gaps, n_gaps,
-                 count[next] * each, negative);
-            held[next] = NAME(lay_out)(table, positives + next * width, count[next], width, negative,
-                                       count[next] * each, n, d, slot_of, items + next * n, SAMPLES_OF(next),
-                                       POSITIVE_OF(next));
+            draw(&room->draws, of_client(round->draws, mine->names[next]), (uint64_t)mine->others[next],
+                 mine->gaps + next * mine->n_gaps, mine->n_gaps, count[next] * each, room->negative);
+            made->held[next] = NAME(lay_out)(table, mine->positives + next * width, count[next], width, room->negative,
+                                             count[next] * each, n, d, room->slot_of, made->items + next * n,
+                                             SAMPLES_OF(next), POSITIVE_OF(next));
             FETCH(vectors + users[next] * d, d * sizeof(REAL));
         }
-        const int64_t own = count[c] * (1 + each), own_batches = (own + size - 1) / size, user = users[c];
-        const int64_t *item = items + c * n, *sample = SAMPLES_OF(c);
-        REAL *step = steps + c * n * updates, *before = past + c * updates * d, *moved = moved_vectors + c * d;
-        REAL constant = constants ? constants[user] : 0, moved_constant = 0, slopes;
+        const int64_t own = count[c] * (1 + each), size = round->size, own_batches = (own + size - 1) / size;
+        const int64_t *item = made->items + c * n, *sample = SAMPLES_OF(c);
+        REAL *step = (REAL *)made->steps + c * n * updates, *before = (REAL *)made->past + c * updates * d;
+        REAL *moved = (REAL *)made->moved_vectors + c * d, moved_constant = 0, slopes;
+        REAL constant = constants ? constants[users[c]] : 0;
         double total = 0;
         int64_t done = 0;
         memset(step, 0, n * updates * sizeof *step);
         memset(moved, 0, d * sizeof *moved);
-        memcpy(vector, vectors + user * d, d * sizeof *vector);
-        for (int64_t e = 0; e < epochs; e++) {
+        memcpy(vector, vectors + users[c] * d, d * sizeof *vector);
+        for (int64_t e = 0; e < round->epochs; e++) {
             double epoch = 0;
-            deal_out(&deal, of_client(shuffles[e], names[c]), count[c], width, own, sample, size, row);
+            deal_out(&room->deal, of_client(round->shuffles[e], mine->names[c]), count[c], width, own, sample, size,
+                     room->row);
             for (int64_t b = 0; b < own_batches; b++) {
                 const int64_t start = b * size, stop = start + size < own ? start + size : own;
-                const REAL share = 1 / (REAL)(stop - start), *rate = rates + 3 * (e * batches + b);
-                for (int64_t t = 0; t < n_turns; t++) {
-                    const int of_vectors = turns[t] & 1, of_rows = turns[t] & 2;
+                const REAL share = 1 / (REAL)(stop - start);
+                const REAL *rate = (const REAL *)round->rates + 3 * (e * mine->batches + b);
+                for (int64_t t = 0; t < round->n_turns; t++) {
+                    const int of_vectors = round->turns[t] & 1, of_rows = round->turns[t] & 2;
                     if (of_rows) memcpy(before + done * d, vector, d * sizeof *vector);
-                    const REAL found = NAME(batch)(table, item, row, start, stop, NULL, NULL, 0, vector, constant, step,
-                                                   before, updates, done, share, POSITIVE_OF(c), d, room,
+                    const REAL found = NAME(batch)(table, item, room->row, start, stop, NULL, NULL, 0, vector, constant,
+                                                   step, before, updates, done, share, POSITIVE_OF(c), d, room->numbers,
                                                    of_vectors ? to : NULL, of_rows ? step + done : NULL,
                                                    constants ? &slopes : NULL);
                     if (t == 0) epoch += found;
@@ -366,20 +385,91 @@ int NAME(inner_round)(const REAL *table, int64_t n_items, const int64_t *users, 
                         for (int64_t k = 0; k < d; k++) { vector[k] += to[k]; moved[k] += to[k]; }
                     }
                     if (of_vectors && constants) { constant += slopes * rate[1]; moved_constant += slopes * rate[1]; }
-                    if (of_rows) NAME(scale)(step + done++, held[c], updates, rate[2]);
+                    if (of_rows) NAME(scale)(step + done++, made->held[c], updates, rate[2]);
                 }
             }
             total += epoch;
         }
         memset(before + done * d, 0, (updates - done) * d * sizeof *before);
-        if (constants) moved_constants[c] = moved_constant;
-        loss[c] = total / (double)(own_batches * epochs > 1 ? own_batches * epochs : 1);
+        if (constants) ((REAL *)made->moved_constants)[c] = moved_constant;
+        made->loss[c] = total / (double)(own_batches * round->epochs > 1 ? own_batches * round->epochs : 1);
     }
 #undef SAMPLES_OF
 #undef POSITIVE_OF
-    deal_end(&deal); draws_end(&room_to_draw);
-    free(negative); free(slot_of); free(row); free(room); free(two_samples); free(two_positive);
+}
+
+/* Returns 0, or -1 without memory. */
+int NAME(inner_round)(const Round *round, const Clients *mine, const Made *made) {
+    NAME(Room) room;
+    const int ready = NAME(room_begin)(&room, round, mine->width, mine->n_gaps, mine->updates);
+    if (ready) NAME(train)(&room, round, mine, made);
+    NAME(room_end)(&room);
     return ready ? 0 : -1;
+}
+
+/* Take part in a round that several threads call this for: pieces of it, a few clients each, are trained by whoever comes
+   first, and what they have moved is added up in their order. Returns when all is done; -1: no memory to take part. */
+int NAME(inner_rounds)(Together *all) {
+    const Round *round = &all->round;
+    const int64_t d = round->d, total = round->n_items * d, clears = (total + CLEARED - 1) / CLEARED;
+    int64_t width = 0, n_gaps = 0, updates = 0, clients = 0, slots = 0, steps = 0, past = 0, pieces = 0;
+#define MOST(value, other) value = (other) > value ? (other) : value
+    for (int64_t i = 0; i < all->n_chunks; i++) {
+        const Clients *some = all->chunks + i;
+        const int64_t at_once = together(some, round), n = at_once * some->width * (1 + round->each);
+        MOST(width, some->width);
+        MOST(n_gaps, some->n_gaps);
+        MOST(updates, some->updates);
+        MOST(clients, at_once);
+        MOST(slots, n);
+        MOST(steps, n * some->updates);
+        MOST(past, at_once * some->updates);
+        pieces += (some->clients + at_once - 1) / at_once;
+    }
+#undef MOST
+    NAME(Room) room;
+    int64_t *items = malloc((slots + 1) * sizeof *items), *held = malloc((clients + 1) * sizeof *held);
+    REAL *numbers = malloc((steps + past * d + clients * (d + 1) + 1) * sizeof *numbers);
+    REAL *past_of = numbers + steps, *vectors = past_of + past * d, *constants = vectors + clients * d;
+    const int ready = NAME(room_begin)(&room, round, width, n_gaps, updates) && items && held && numbers;
+    int64_t chunk = 0, before = 0;  /* and how many pieces are in those before it */
+    while (ready) {
+        const int64_t turn = __atomic_fetch_add(&all->taken, 1, __ATOMIC_RELAXED), piece = turn - clears;
+        if (piece >= pieces) break;
+        if (piece < 0) {
+            const int64_t from = turn * CLEARED, some = total - from < CLEARED ? total - from : CLEARED;
+            memset((REAL *)all->change + from, 0, some * sizeof(REAL));
+            __atomic_fetch_add(&all->cleared, 1, __ATOMIC_RELEASE);
+            continue;
+        }
+        int64_t at_once, within;
+        while (at_once = together(all->chunks + chunk, round),
+               within = (all->chunks[chunk].clients + at_once - 1) / at_once, piece - before >= within) {
+            before += within;
+            chunk++;
+        }
+        const Clients mine = part_of(all->chunks + chunk, (piece - before) * at_once, at_once);
+        const Made made = {items, held, NULL, NULL, numbers, past_of, vectors, constants, all->loss + mine.first};
+        NAME(train)(&room, round, &mine, &made);
+        for (int64_t c = 0; c < mine.clients; c++) {
+            const int64_t user = mine.users[c];
+            const REAL *from = (const REAL *)round->vectors + user * d;
+            REAL *to = (REAL *)all->vectors + user * d;
+            for (int64_t k = 0; k < d; k++) to[k] = from[k] + vectors[c * d + k];
+            if (round->constants)
+                ((REAL *)all->constants)[user] = ((const REAL *)round->constants)[user] + constants[c];
+        }
+        WAIT_UNTIL(&all->cleared, clears);
+        WAIT_UNTIL(&all->added, piece);
+        NAME(add_outer)(all->change, items, held, numbers, past_of, mine.updates, mine.clients,
+                        mine.width * (1 + round->each), d);
+        __atomic_store_n(&all->added, piece + 1, __ATOMIC_RELEASE);
+    }
+    NAME(room_end)(&room);
+    free(items); free(held); free(numbers);
+    if (!ready) return -1;
+    WAIT_UNTIL(&all->added, pieces);
+    return 0;
 }
 
 /* Add rows to some of a table's. */

@@ -14,7 +14,7 @@ from . import contract, draws, kernels
 from .backbone import Backbone, Tables
 from .halving import AnyChunk, can_run_out, in_halves
 from .inner import InnerTrainer, Outer
-from .inner_round import RoundTrainer, plan_of
+from .inner_round import Plan, RoundTrainer, plan_of, train_together
 from .local import ListTrainer
 from .memory import empty_like
 from .method import DrawKey, Method
@@ -30,6 +30,7 @@ from .trainer import ChunkTrainer, Slots, own_start_key, row_penalties, writable
 
 _AT_ONCE = 1 << 19  # numbers of a table
 _SHORT = 1 << 18  # samples of a round
+_ONE_CALL = 1 << 22  # positives of a round
 
 
 def _shift(public: Tables, method: Method, backbone: Backbone, settings: LocalSettings, batches: int,
@@ -198,10 +199,10 @@ class Trained:
         return result
 
 
-def _others_rows(table: Tensor, users: Tensor) -> Tensor:
-    """A table like this with the rows of those who are not among ``users``; the others are to be written."""
+def _others_rows(table: Tensor, users: int) -> Tensor:
+    """A table like this with the rows of those who are not among so many users; the others are to be written."""
     result = empty_like(table)
-    return result if len(users) == len(table) else result.copy_(table)
+    return result if users == len(table) else result.copy_(table)
 
 
 def _multiply(table: Tensor, users: Tensor, factors: Tensor, result: Tensor) -> None:
@@ -265,6 +266,14 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, 
     return train
 
 
+def _fits_one_call(chunks: Sequence[AnyChunk], place: DrawKey) -> bool:
+    """Whether chunks that a plan is for are all there and small enough for nobody to wait long for the end of a call,
+    in which Ctrl-C is not heard; the first round of all is looked at more closely."""
+    return (bool(chunks) and not place.step == place.round == 0
+            and all(isinstance(chunk, Chunk) and chunk.inner and not chunk.dense for chunk in chunks)
+            and sum(chunk.positives.numel() for chunk in chunks) <= _ONE_CALL)
+
+
 def _add_rows(table: Tensor, places: Tensor, rows: Tensor) -> None:
     """Add rows (n, ...) to those of a table at ``places``, (n,), in its place."""
     if kernels.serve(table) and rows.dtype == table.dtype in kernels.REALS:
@@ -293,31 +302,45 @@ def _is_short(chunks: Sequence[AnyChunk], method: Method, settings: LocalSetting
     return sum(chunk.positives.numel() for chunk in chunks) * (1 + settings.negatives) < _SHORT
 
 
-def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, method: Method,
-                settings: LocalSettings, seed: int, step: int, round_: int, weights: Tensor | None = None,
-                own_start: bool = False, protection: Protection = OPEN,
-                observe: Callable[[Trained], None] | None = None,
-                add: Callable[[Tables], Tables] = lambda sums: sums) -> tuple[Snapshot, float, Tables]:
-    """Local training of all participants and the mean of what they upload.
+@dataclass(frozen=True)
+class _Sums:
+    """What the clients of a round add up to.
 
-    Chunks are trained on several threads and added up in their own order, so the numbers do not depend on how many.
-
-    Args:
-        chunks: the participants.
-        model: at the start of the round; not modified.
-        weights: weight of every user in the mean, shape (users,); None: all alike.
-        own_start: every client draws the public parameters it begins with itself (``init=per_client``).
-        protection: changes are clipped, and its noise is on what a method uploads; that on parameters is added to their
-            mean later (see ``server.aggregate``).
-        observe: called with every chunk's clients after their training.
-        add: adds what the clients add up to and what those elsewhere do: sums of changes, losses, weights and numbers.
-
-    Returns:
-        (public parameters averaged over the participants, private ones after the round, local tables if the backbone
-        keeps them; mean local loss; what the method uploaded, each (N, ...) in ascending order of users).
+    Attributes:
+        change: of the public parameters.
+        private: those private parameters that are others now, and ``local`` tables, of all users.
+        losses: each client's, float64, in the order of ``users``, ids of shape (N,).
+        squares: of the weights that touched each item, if clients draw their own starts.
+        uploads: what the method uploaded, each (N, ...).
     """
+
+    change: Tables
+    private: Tables
+    local: Tables
+    losses: Tensor
+    squares: Tensor
+    uploads: Tables
+
+
+def _everybody(chunks: Sequence[AnyChunk], device: torch.device) -> Tensor:
+    return torch.cat([torch.zeros(0, dtype=torch.int64, device=device), *(chunk.users for chunk in chunks)])
+
+
+def _trained_together(chunks: Sequence[AnyChunk], model: Snapshot, settings: LocalSettings, plan: Plan) -> _Sums:
+    """Of clients that are trained and added up in one call."""
+    change, private = empty_like(model.public[plan.item]), {}
+    for name in filter(None, (plan.vector, plan.constant)):
+        private[name] = _others_rows(model.private[name], sum(len(chunk.users) for chunk in chunks))
+    losses = train_together(chunks, model, settings, plan, change, private)
+    return _Sums({plan.item: change}, private, {}, losses, change[:0], {})
+
+
+def _trained_in_order(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, method: Method,
+                      settings: LocalSettings, place: DrawKey, weights: Tensor | None, own_start: bool,
+                      protection: Protection, observe: Callable[[Trained], None] | None) -> _Sums:
+    """Of chunks that are trained on several threads and added up in their own order."""
     device = next(iter(model.public.values())).device
-    train = trainer_of(chunks, model, backbone, method, settings, DrawKey(seed, step, round_), own_start, protection,
+    train = trainer_of(chunks, model, backbone, method, settings, place, own_start, protection,
                        observe is not None)
     if can_run_out(device):
         trained_in_order = chain.from_iterable(in_halves(train, chunk, method) for chunk in chunks)
@@ -325,18 +348,14 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
         trained_in_order = map(train, chunks)
     else:
         trained_in_order = in_order(train, chunks, device)
+
     count = sum(len(chunk.users) for chunk in chunks)
-
-    @functools.cache
-    def everybody() -> Tensor:
-        return torch.cat([torch.zeros(0, dtype=torch.int64, device=device), *(chunk.users for chunk in chunks)])
-
     change = {name: empty_like(table).zero_() for name, table in {**model.public, **model.dense}.items()}
     partial = is_partial(backbone, method, model, settings)
     own_tables = set(backbone.new_personal(0, range(0)))
-    private = {name: _others_rows(table, everybody()) for name, table in model.private.items()
+    private = {name: _others_rows(table, count) for name, table in model.private.items()
                if partial and name in own_tables}
-    local = {name: _others_rows(table, everybody()) for name, table in model.local.items()}
+    local = {name: _others_rows(table, count) for name, table in model.local.items()}
     personal = set() if backbone.whole_tables else own_tables
     losses = [torch.zeros(0, dtype=torch.float64, device=device)]
     # Of the weights that touched each item.
@@ -384,7 +403,7 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
                 change[name].index_add_(0, items.reshape(-1), rows.flatten(0, 1))
         for name, values in trained.private.items():
             if name not in private:
-                private[name] = _others_rows(model.private[name], everybody())
+                private[name] = _others_rows(model.private[name], count)
             private[name].index_copy_(0, users, values)
         for name, tables in trained.kept.items():
             local[name][users] = tables
@@ -394,25 +413,61 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
             own = torch.ones(len(items), device=device) if weights is None else weights[users]
             first = trained.slots.first_copy
             squares.index_add_(0, items.reshape(-1), (first * own.to(squares)[:, None].square()).reshape(-1))
-    private = {name: private.get(name, table) for name, table in model.private.items()}
-    uploaded = {name: torch.cat(parts)[everybody().argsort()] for name, parts in uploads.items()}
-    own = None if weights is None else weights[everybody()]
+    order = _everybody(chunks, device).argsort() if uploads else None
+    return _Sums(change, private, local, torch.cat(losses), squares,
+                 {name: torch.cat(parts)[order] for name, parts in uploads.items()})
+
+
+def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, method: Method,
+                settings: LocalSettings, seed: int, step: int, round_: int, weights: Tensor | None = None,
+                own_start: bool = False, protection: Protection = OPEN,
+                observe: Callable[[Trained], None] | None = None,
+                add: Callable[[Tables], Tables] = lambda sums: sums) -> tuple[Snapshot, float, Tables]:
+    """Local training of all participants and the mean of what they upload.
+
+    Chunks are trained on several threads and added up in their own order, so the numbers do not depend on how many.
+
+    Args:
+        chunks: the participants.
+        model: at the start of the round; not modified.
+        weights: weight of every user in the mean, shape (users,); None: all alike.
+        own_start: every client draws the public parameters it begins with itself (``init=per_client``).
+        protection: changes are clipped, and its noise is on what a method uploads; that on parameters is added to their
+            mean later (see ``server.aggregate``).
+        observe: called with every chunk's clients after their training.
+        add: adds what the clients add up to and what those elsewhere do: sums of changes, losses, weights and numbers.
+
+    Returns:
+        (public parameters averaged over the participants, private ones after the round, local tables if the backbone
+        keeps them; mean local loss; what the method uploaded, each (N, ...) in ascending order of users).
+    """
+    place = DrawKey(seed, step, round_)
+    plan = plan_of(backbone, method, model, settings, place, max((chunk.batches for chunk in chunks), default=0))
+    if (plan is not None and weights is None and observe is None and not protection.clip
+            and not backbone.keeps_local_tables and _fits_one_call(chunks, place)):
+        found = _trained_together(chunks, model, settings, plan)
+    else:
+        found = _trained_in_order(chunks, model, backbone, method, settings, place, weights, own_start, protection,
+                                  observe)
+    device, count = next(iter(model.public.values())).device, sum(len(chunk.users) for chunk in chunks)
+    private = {name: found.private.get(name, table) for name, table in model.private.items()}
+    own = None if weights is None else weights[_everybody(chunks, device)]
     totals = torch.full((3,), count, dtype=torch.float64, device=device)  # losses, clients, weights
-    totals[0] = torch.cat(losses).sum()
+    totals[0] = found.losses.sum()
     if own is not None:
         totals[2] = own.sum()
-    sums = {**change, " totals": totals}
+    sums = {**found.change, " totals": totals}
     if own_start:
-        sums |= {" squares": squares, " all squares": totals[1].clone() if own is None else own.double().square().sum()}
+        sums |= {" squares": found.squares, " all squares": totals[1].clone() if own is None else own.double().square().sum()}
     sums = add(sums)
-    change = {name: sums[name] for name in change}
+    change = {name: sums[name] for name in found.change}
     whole, loss = sums[" totals"][2], float(sums[" totals"][0] / sums[" totals"][1])
     if own_start:  # nothing of the server's own start is left
         for name in model.public:
             rest = float(sums[" all squares"]) - sums[" squares"]
             change[name] += _untouched_start(backbone, seed, name, rest).to(change[name])
         return Snapshot({name: change[name] / whole for name in model.public}, private,
-                        {name: change[name] / whole for name in model.dense}), loss, uploaded
+                        {name: change[name] / whole for name in model.dense}), loss, found.uploads
     public, dense = ({name: _mean(change[name], whole, table) for name, table in kind.items()}
                      for kind in (model.public, model.dense))
-    return Snapshot(public, private, dense, local, model.served, model.memory), loss, uploaded
+    return Snapshot(public, private, dense, found.local, model.served, model.memory), loss, found.uploads

@@ -80,14 +80,20 @@ static const char *round_of(int64_t clients, int64_t p, int64_t k, int64_t m, in
     float *all_past = floats(clients * updates * d), *moved = floats(clients * d), *moved_constants = floats(clients);
     int64_t *held_items = INTEGERS(clients * n), *n_held = INTEGERS(clients), *samples = INTEGERS(clients * n);
     uint8_t *positives_of = make(clients * n, 1);
-    double *losses = make(clients, sizeof *losses);
+    double *losses = make(2 * clients, sizeof *losses);
     for (int64_t c = 0; c < clients; c++) users[c] = clients - 1 - c;
-    for (int asked = 0; asked < 2; asked++)
-        if (inner_round_float(table, m, users, ascending, p, count, k, keys, 7, others, gap, p, shuffles, epochs,
-                              batches, size, turns == 1 ? both : alternating, turns, updates, rates, clients, d, vectors,
-                              below(2) ? constants : NULL, held_items, n_held, asked ? samples : NULL,
-                              asked ? positives_of : NULL, all_steps, all_past, moved, moved_constants, losses))
-            return "inner_round";
+    const Round round = {table, vectors, below(2) ? constants : NULL, rates, shuffles, turns == 1 ? both : alternating,
+                         7, m, d, k, epochs, size, turns};
+    const Clients chunks[] = {{users, ascending, count, keys, others, gap, clients, p, p, batches, updates, 0},
+                              {users, ascending, count, keys, others, gap, clients, p, p, batches, updates, clients}};
+    for (int asked = 0; asked < 2; asked++) {
+        const Made made = {held_items, n_held, asked ? samples : NULL, asked ? positives_of : NULL, all_steps, all_past,
+                           moved, moved_constants, losses};
+        if (inner_round_float(&round, chunks, &made)) return "inner_round";
+    }
+    float *change = floats(m * d), *new_vectors = floats(clients * d), *new_constants = floats(clients);
+    Together all = {round, chunks, change, new_vectors, new_constants, losses, 2, 0, 0, 0};
+    if (inner_rounds_float(&all)) return "inner_rounds";
     add_rows_at_float(vectors, users, moved, clients, d);
     for (int64_t i = 0; i < clients * n; i++)
         if (held_items[i] < 0 || held_items[i] >= m || samples[i] < 0 || samples[i] >= n_held[i / n])
