@@ -292,7 +292,8 @@ def _steps(federation: Federation, progress: Progress, observe: Observer | None)
             model, loss, uploads = train_round(
                 chunks, progress.model, backbone, acting, f.local, f.seed, step.index, round_, weights,
                 round_ == 0 and f.server.init == "per_client", f.server.protection,
-                observe and partial(observe, DrawKey(f.seed, step.index, round_), progress.model), f.together.sum)
+                observe and partial(observe, DrawKey(f.seed, step.index, round_), progress.model),
+                None if f.together.everybody else f.together.sum)
             model = aggregate(backbone, model, users, f.server.protection, f.seed, step.index, round_, uploading)
             uploaded = _bytes(model.public, model.dense)
             model = replace(model, public=contract.checked_aggregate(acting, model.public))

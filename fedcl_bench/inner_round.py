@@ -136,13 +136,14 @@ def _clients(chunk: Chunk) -> kernels.InnerClients:
 
 
 def train_together(chunks: Sequence[Chunk], model: Snapshot, settings: LocalSettings, plan: Plan, change: Tensor,
-                   private: Tables) -> Tensor:
+                   private: Tables, whole: float) -> Tensor:
     """Train the clients of all chunks in one call of each thread, which does what ``RoundTrainer`` and adding up do, to
     the bit: calls of small chunks would cost more than they do.
 
     Args:
-        change: written to: what they added to item rows, (items, d).
+        change: written to: the sum of what they added to item rows, (items, d).
         private: their rows are written to: the private parameters afterwards.
+        whole: not 0: ``change`` is what the server sent plus the sum over it.
 
     Returns:
         Each client's loss averaged over its local batches, float64, chunk after chunk.
@@ -150,7 +151,7 @@ def train_together(chunks: Sequence[Chunk], model: Snapshot, settings: LocalSett
     loss = torch.empty(sum(len(chunk.users) for chunk in chunks), dtype=torch.float64)
     take_part = kernels.inner_rounds(
         plan.task(model, settings), [_clients(chunk) for chunk in chunks], change, private[plan.vector],
-        None if plan.constant is None else private[plan.constant], loss)
+        None if plan.constant is None else private[plan.constant], loss, whole)
     together(take_part, len(chunks), change.device)
     return loss
 

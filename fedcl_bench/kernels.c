@@ -368,7 +368,8 @@ typedef struct {
     const Clients *chunks;
     void *change, *vectors, *constants;
     double *loss;
-    int64_t n_chunks, taken, cleared, added;
+    double whole;  /* as for mean; 0: only sums are asked for */
+    int64_t n_chunks, taken, passed, added;
 } Together;
 
 #define TAKEN 4096  /* samples that a thread takes at once */
@@ -387,7 +388,7 @@ static Clients part_of(const Clients *some, int64_t from, int64_t clients) {
     return part;
 }
 
-#define CLEARED (1 << 16)  /* numbers that are set to zero at once */
+#define PASSED (1 << 16)  /* numbers of a table that a thread takes at once */
 
 /* Other threads are at it: they take less than a millisecond, unless the machine has other work for them. */
 #define WAIT_UNTIL(number, wanted) do { \

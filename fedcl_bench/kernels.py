@@ -442,9 +442,9 @@ def inner_batch(table: Tensor, items: Tensor | None, vectors: Tensor, constants:
     return loss, *made
 
 
-def _structure(name: str, pointers: str, numbers: str, *first: tuple) -> type[ctypes.Structure]:
+def _structure(name: str, pointers: str, numbers: str) -> type[ctypes.Structure]:
     """A structure of ``kernels.c``: addresses, then whole numbers."""
-    fields = [*first, *((field, ctypes.c_void_p) for field in pointers.split()),
+    fields = [*((field, ctypes.c_void_p) for field in pointers.split()),
               *((field, ctypes.c_int64) for field in numbers.split())]
     return type(name, (ctypes.Structure,), {"_fields_": fields})
 
@@ -453,8 +453,11 @@ _Round = _structure("Round", "table vectors constants rates shuffles turns", "dr
 _Clients = _structure("Clients", "users positives count names others gaps",
                       "clients width n_gaps batches updates first")
 _Made = _structure("Made", "items held sample positive steps past moved_vectors moved_constants loss", "")
-_Together = _structure("Together", "chunks change vectors constants loss", "n_chunks taken cleared added",
-                       ("round", _Round))
+
+
+class _Together(ctypes.Structure):
+    _fields_ = [("round", _Round), *((name, ctypes.c_void_p) for name in "chunks change vectors constants loss".split()),
+                ("whole", ctypes.c_double), *((name, ctypes.c_int64) for name in "n_chunks taken passed added".split())]
 
 
 def _address(tensor: Tensor | None) -> int | None:
@@ -580,21 +583,22 @@ def inner_round(task: InnerTask, some: InnerClients, samples: bool) -> InnerRoun
 
 
 def inner_rounds(task: InnerTask, chunks: Sequence[InnerClients], change: Tensor, vectors: Tensor,
-                 constants: Tensor | None, loss: Tensor) -> Callable[[], None]:
+                 constants: Tensor | None, loss: Tensor, whole: float) -> Callable[[], None]:
     """A function that trains the clients of some chunks when it is called, on as many threads as call it, and returns
     when all is done; numbers do not depend on the threads. It raises MemoryError if there is none.
 
     Args:
-        change: written to: what clients added to item rows, (items, d).
+        change: written to: the sum of what clients added to item rows, (items, d).
         vectors, constants: written to, for those who are among the clients: as they are afterwards, like those of the
             task.
         loss: written to: each client's mean over its local batches, chunk after chunk, float64.
+        whole: not 0: ``change`` is divided by it and added to the table, as by ``mean``.
     """
     first = list(itertools.accumulate((len(some.users) for some in chunks), initial=0))
     own = (_Clients * len(chunks))(*(some.structure(task, n) for some, n in zip(chunks, first)))
     structure, kept = task.structure()
     all_of_it = _Together(structure, ctypes.addressof(own), *map(_address, (change, vectors, constants, loss)),
-                          len(chunks), 0, 0, 0)
+                          whole, len(chunks), 0, 0, 0)
     kept += [own, chunks, change, vectors, constants, loss]  # as long as somebody is at it
     name = _real("inner_rounds", task.table)
 

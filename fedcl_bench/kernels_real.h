@@ -411,7 +411,8 @@ int NAME(inner_round)(const Round *round, const Clients *mine, const Made *made)
    first, and what they have moved is added up in their order. Returns when all is done; -1: no memory to take part. */
 int NAME(inner_rounds)(Together *all) {
     const Round *round = &all->round;
-    const int64_t d = round->d, total = round->n_items * d, clears = (total + CLEARED - 1) / CLEARED;
+    const int64_t d = round->d, total = round->n_items * d, passes = (total + PASSED - 1) / PASSED;
+    const int64_t means = all->whole > 0 ? passes : 0;
     int64_t width = 0, n_gaps = 0, updates = 0, clients = 0, slots = 0, steps = 0, past = 0, pieces = 0;
 #define MOST(value, other) value = (other) > value ? (other) : value
     for (int64_t i = 0; i < all->n_chunks; i++) {
@@ -434,12 +435,19 @@ int NAME(inner_rounds)(Together *all) {
     const int ready = NAME(room_begin)(&room, round, width, n_gaps, updates) && items && held && numbers;
     int64_t chunk = 0, before = 0;  /* and how many pieces are in those before it */
     while (ready) {
-        const int64_t turn = __atomic_fetch_add(&all->taken, 1, __ATOMIC_RELAXED), piece = turn - clears;
-        if (piece >= pieces) break;
-        if (piece < 0) {
-            const int64_t from = turn * CLEARED, some = total - from < CLEARED ? total - from : CLEARED;
-            memset((REAL *)all->change + from, 0, some * sizeof(REAL));
-            __atomic_fetch_add(&all->cleared, 1, __ATOMIC_RELEASE);
+        const int64_t turn = __atomic_fetch_add(&all->taken, 1, __ATOMIC_RELAXED), piece = turn - passes;
+        if (piece >= pieces + means) break;
+        if (piece < 0 || piece >= pieces) {
+            const int64_t from = (piece < 0 ? turn : piece - pieces) * PASSED;
+            const int64_t some = total - from < PASSED ? total - from : PASSED;
+            REAL *change = (REAL *)all->change + from;
+            if (piece < 0) {
+                memset(change, 0, some * sizeof *change);
+            } else {
+                WAIT_UNTIL(&all->added, pieces);
+                NAME(mean)(change, (const REAL *)round->table + from, all->whole, some);
+            }
+            __atomic_fetch_add(&all->passed, 1, __ATOMIC_RELEASE);
             continue;
         }
         int64_t at_once, within;
@@ -459,7 +467,7 @@ int NAME(inner_rounds)(Together *all) {
             if (round->constants)
                 ((REAL *)all->constants)[user] = ((const REAL *)round->constants)[user] + constants[c];
         }
-        WAIT_UNTIL(&all->cleared, clears);
+        WAIT_UNTIL(&all->passed, passes);
         WAIT_UNTIL(&all->added, piece);
         NAME(add_outer)(all->change, items, held, numbers, past_of, mine.updates, mine.clients,
                         mine.width * (1 + round->each), d);
@@ -469,6 +477,7 @@ int NAME(inner_rounds)(Together *all) {
     free(items); free(held); free(numbers);
     if (!ready) return -1;
     WAIT_UNTIL(&all->added, pieces);
+    WAIT_UNTIL(&all->passed, passes + means);
     return 0;
 }
 

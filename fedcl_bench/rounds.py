@@ -307,7 +307,7 @@ class _Sums:
     """What the clients of a round add up to.
 
     Attributes:
-        change: of the public parameters.
+        change: of the public parameters; or, if ``averaged``, these after the round.
         private: those private parameters that are others now, and ``local`` tables, of all users.
         losses: each client's, float64, in the order of ``users``, ids of shape (N,).
         squares: of the weights that touched each item, if clients draw their own starts.
@@ -320,19 +320,22 @@ class _Sums:
     losses: Tensor
     squares: Tensor
     uploads: Tables
+    averaged: bool = False
 
 
 def _everybody(chunks: Sequence[AnyChunk], device: torch.device) -> Tensor:
     return torch.cat([torch.zeros(0, dtype=torch.int64, device=device), *(chunk.users for chunk in chunks)])
 
 
-def _trained_together(chunks: Sequence[AnyChunk], model: Snapshot, settings: LocalSettings, plan: Plan) -> _Sums:
-    """Of clients that are trained and added up in one call."""
+def _trained_together(chunks: Sequence[AnyChunk], model: Snapshot, settings: LocalSettings, plan: Plan,
+                      average: bool) -> _Sums:
+    """Of clients that are trained and added up, or averaged, in one call."""
+    count = sum(len(chunk.users) for chunk in chunks)
     change, private = empty_like(model.public[plan.item]), {}
     for name in filter(None, (plan.vector, plan.constant)):
-        private[name] = _others_rows(model.private[name], sum(len(chunk.users) for chunk in chunks))
-    losses = train_together(chunks, model, settings, plan, change, private)
-    return _Sums({plan.item: change}, private, {}, losses, change[:0], {})
+        private[name] = _others_rows(model.private[name], count)
+    losses = train_together(chunks, model, settings, plan, change, private, float(count) if average else 0.0)
+    return _Sums({plan.item: change}, private, {}, losses, change[:0], {}, average)
 
 
 def _trained_in_order(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, method: Method,
@@ -422,7 +425,7 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
                 settings: LocalSettings, seed: int, step: int, round_: int, weights: Tensor | None = None,
                 own_start: bool = False, protection: Protection = OPEN,
                 observe: Callable[[Trained], None] | None = None,
-                add: Callable[[Tables], Tables] = lambda sums: sums) -> tuple[Snapshot, float, Tables]:
+                add: Callable[[Tables], Tables] | None = None) -> tuple[Snapshot, float, Tables]:
     """Local training of all participants and the mean of what they upload.
 
     Chunks are trained on several threads and added up in their own order, so the numbers do not depend on how many.
@@ -436,6 +439,7 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
             mean later (see ``server.aggregate``).
         observe: called with every chunk's clients after their training.
         add: adds what the clients add up to and what those elsewhere do: sums of changes, losses, weights and numbers.
+            None: there are none elsewhere.
 
     Returns:
         (public parameters averaged over the participants, private ones after the round, local tables if the backbone
@@ -445,7 +449,7 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
     plan = plan_of(backbone, method, model, settings, place, max((chunk.batches for chunk in chunks), default=0))
     if (plan is not None and weights is None and observe is None and not protection.clip
             and not backbone.keeps_local_tables and _fits_one_call(chunks, place)):
-        found = _trained_together(chunks, model, settings, plan)
+        found = _trained_together(chunks, model, settings, plan, average=add is None)
     else:
         found = _trained_in_order(chunks, model, backbone, method, settings, place, weights, own_start, protection,
                                   observe)
@@ -459,15 +463,18 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
     sums = {**found.change, " totals": totals}
     if own_start:
         sums |= {" squares": found.squares, " all squares": totals[1].clone() if own is None else own.double().square().sum()}
-    sums = add(sums)
+    sums = sums if add is None else add(sums)
     change = {name: sums[name] for name in found.change}
-    whole, loss = sums[" totals"][2], float(sums[" totals"][0] / sums[" totals"][1])
+    all_losses, clients, whole = sums[" totals"].unbind()
+    loss = float(all_losses / clients)
     if own_start:  # nothing of the server's own start is left
         for name in model.public:
             rest = float(sums[" all squares"]) - sums[" squares"]
             change[name] += _untouched_start(backbone, seed, name, rest).to(change[name])
         return Snapshot({name: change[name] / whole for name in model.public}, private,
                         {name: change[name] / whole for name in model.dense}), loss, found.uploads
+    if found.averaged:
+        return Snapshot(change, private), loss, found.uploads
     public, dense = ({name: _mean(change[name], whole, table) for name, table in kind.items()}
                      for kind in (model.public, model.dense))
     return Snapshot(public, private, dense, found.local, model.served, model.memory), loss, found.uploads

@@ -48,6 +48,8 @@ class Died(Exception):
 class Apart(Together):
     """Some clients of a run; ``ask`` hands a request to the conductor and returns its answer."""
 
+    everybody = False
+
     def __init__(self, ask: Callable[[str, Any], Any]):
         self._ask = ask
 

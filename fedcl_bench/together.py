@@ -14,7 +14,13 @@ from .stream import Step
 
 
 class Together:
-    """All clients of a run are here."""
+    """All clients of a run are here.
+
+    Attributes:
+        everybody: so they are, and there is nothing to ask anybody else.
+    """
+
+    everybody = True
 
     def participants(self, step: Step, ratio: float, seed: int, round_: int) -> tuple[Tensor, int]:
         """Ids, ascending, of the clients here that take part in a round, and how many do in all."""

@@ -92,8 +92,10 @@ static const char *round_of(int64_t clients, int64_t p, int64_t k, int64_t m, in
         if (inner_round_float(&round, chunks, &made)) return "inner_round";
     }
     float *change = floats(m * d), *new_vectors = floats(clients * d), *new_constants = floats(clients);
-    Together all = {round, chunks, change, new_vectors, new_constants, losses, 2, 0, 0, 0};
-    if (inner_rounds_float(&all)) return "inner_rounds";
+    for (int mean = 0; mean < 2; mean++) {
+        Together all = {round, chunks, change, new_vectors, new_constants, losses, mean ? 2.0 * clients : 0, 2, 0, 0, 0};
+        if (inner_rounds_float(&all)) return "inner_rounds";
+    }
     add_rows_at_float(vectors, users, moved, clients, d);
     for (int64_t i = 0; i < clients * n; i++)
         if (held_items[i] < 0 || held_items[i] >= m || samples[i] < 0 || samples[i] >= n_held[i / n])

@@ -61,7 +61,9 @@ def all_ways(step, backbone, local, model, **options):
         together = train_round(chunks, model, backbone, FT, local, 3, 1, 2, **options)
         assert calls in (["inner_rounds"], len(chunks) * ["inner_round"])
         assert (calls == ["inner_rounds"]) == (not options and not backbone.keeps_local_tables)
-        results += [together] * (calls == ["inner_rounds"])
+        if calls == ["inner_rounds"]:
+            results += [together, train_round(chunks, model, backbone, FT, local, 3, 1, 2, add=lambda sums: sums)]
+            assert calls == 2 * ["inner_rounds"]
         calls.clear()
         patch.setattr(rounds, "_fits_one_call", lambda *_: False)
         results.append(train_round(chunks, model, backbone, FT, local, 3, 1, 2, **options))
