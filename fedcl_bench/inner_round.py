@@ -9,7 +9,7 @@ and the numbers are the same to the bit.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Sequence
 
 import torch
@@ -131,8 +131,8 @@ def _itself(factor: Tensor, shape: tuple[int, ...], parameters: Tables) -> str |
 
 
 def _clients(chunk: Chunk) -> kernels.InnerClients:
-    return kernels.InnerClients(chunk.users, chunk.positives, chunk.count, draws.names(chunk.users), chunk.others.count,
-                                chunk.others.gaps, chunk.batches)
+    names = draws.names(chunk.users)
+    return chunk.for_kernels if names is chunk.users else replace(chunk.for_kernels, names=names)
 
 
 def train_together(chunks: Sequence[Chunk], model: Snapshot, settings: LocalSettings, plan: Plan, change: Tensor,
@@ -148,7 +148,7 @@ def train_together(chunks: Sequence[Chunk], model: Snapshot, settings: LocalSett
     Returns:
         Each client's loss averaged over its local batches, float64, chunk after chunk.
     """
-    loss = torch.empty(sum(len(chunk.users) for chunk in chunks), dtype=torch.float64)
+    loss = torch.empty(sum(chunk.users.shape[0] for chunk in chunks), dtype=torch.float64)
     take_part = kernels.inner_rounds(
         plan.task(model, settings), [_clients(chunk) for chunk in chunks], change, private[plan.vector],
         None if plan.constant is None else private[plan.constant], loss, whole)

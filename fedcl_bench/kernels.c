@@ -373,6 +373,7 @@ typedef struct {
 } Together;
 
 #define TAKEN 4096  /* samples that a thread takes at once */
+#define HELD 4  /* times that, at most, a thread has ready before it waits for its turn to add them */
 
 /* How many clients of a chunk one thread takes. */
 static inline int64_t together(const Clients *some, const Round *round) {

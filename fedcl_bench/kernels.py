@@ -530,9 +530,15 @@ class InnerClients:
 
     def structure(self, task: InnerTask, first: int = 0) -> ctypes.Structure:
         """For the kernel; so many clients are ``first``, in chunks before this one."""
+        result = _Clients.from_buffer_copy(self._structure)
+        result.updates, result.first = task.updates(self.batches), first
+        return result
+
+    @functools.cached_property
+    def _structure(self) -> ctypes.Structure:
+        """Made once: rounds can be short."""
         tensors = self.users, self.positives, self.count, self.names, self.others, self.gaps
-        return _Clients(*map(_address, tensors), *self.positives.shape, self.gaps.shape[1], self.batches,
-                        task.updates(self.batches), first)
+        return _Clients(*map(_address, tensors), *self.positives.shape, self.gaps.shape[1], self.batches)
 
 
 @dataclass(frozen=True)
@@ -594,7 +600,7 @@ def inner_rounds(task: InnerTask, chunks: Sequence[InnerClients], change: Tensor
         loss: written to: each client's mean over its local batches, chunk after chunk, float64.
         whole: not 0: ``change`` is divided by it and added to the table, as by ``mean``.
     """
-    first = list(itertools.accumulate((len(some.users) for some in chunks), initial=0))
+    first = list(itertools.accumulate((some.users.shape[0] for some in chunks), initial=0))
     own = (_Clients * len(chunks))(*(some.structure(task, n) for some, n in zip(chunks, first)))
     structure, kept = task.structure()
     all_of_it = _Together(structure, ctypes.addressof(own), *map(_address, (change, vectors, constants, loss)),

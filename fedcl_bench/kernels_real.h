@@ -429,13 +429,32 @@ int NAME(inner_rounds)(Together *all) {
     }
 #undef MOST
     NAME(Room) room;
-    int64_t *items = malloc((slots + 1) * sizeof *items), *held = malloc((clients + 1) * sizeof *held);
-    REAL *numbers = malloc((steps + past * d + clients * (d + 1) + 1) * sizeof *numbers);
-    REAL *past_of = numbers + steps, *vectors = past_of + past * d, *constants = vectors + clients * d;
+    const int64_t numbers_of = steps + past * d;
+    int64_t *items = malloc((HELD * slots + 1) * sizeof *items), *held = malloc((HELD * clients + 1) * sizeof *held);
+    REAL *numbers = malloc((HELD * numbers_of + clients * (d + 1) + 1) * sizeof *numbers);
+    REAL *vectors = numbers + HELD * numbers_of, *constants = vectors + clients * d;
     const int ready = NAME(room_begin)(&room, round, width, n_gaps, updates) && items && held && numbers;
-    int64_t chunk = 0, before = 0;  /* and how many pieces are in those before it */
+    /* Pieces that this thread has trained and not added yet lie in a ring. */
+    Clients trained[HELD];
+    int64_t number[HELD], first = 0, n_held = 0, chunk = 0, before = 0;  /* before: pieces in the chunks before it */
+#define ADD_FIRST() do { \
+        const Clients *some_ = trained + first; \
+        NAME(add_outer)(all->change, items + first * slots, held + first * clients, numbers + first * numbers_of, \
+                        numbers + first * numbers_of + steps, some_->updates, some_->clients, \
+                        some_->width * (1 + round->each), d); \
+        __atomic_store_n(&all->added, number[first] + 1, __ATOMIC_RELEASE); \
+        first = (first + 1) % HELD; \
+        n_held--; \
+    } while (0)
+#define WAIT_AND_ADD() do { \
+        WAIT_UNTIL(&all->passed, passes); \
+        WAIT_UNTIL(&all->added, number[first]); \
+        ADD_FIRST(); \
+    } while (0)
     while (ready) {
+        if (n_held == HELD) WAIT_AND_ADD();
         const int64_t turn = __atomic_fetch_add(&all->taken, 1, __ATOMIC_RELAXED), piece = turn - passes;
+        while (piece >= pieces && n_held) WAIT_AND_ADD();
         if (piece >= pieces + means) break;
         if (piece < 0 || piece >= pieces) {
             const int64_t from = (piece < 0 ? turn : piece - pieces) * PASSED;
@@ -456,8 +475,11 @@ int NAME(inner_rounds)(Together *all) {
             before += within;
             chunk++;
         }
-        const Clients mine = part_of(all->chunks + chunk, (piece - before) * at_once, at_once);
-        const Made made = {items, held, NULL, NULL, numbers, past_of, vectors, constants, all->loss + mine.first};
+        const int64_t at = (first + n_held++) % HELD;
+        const Clients mine = trained[at] = part_of(all->chunks + chunk, (piece - before) * at_once, at_once);
+        number[at] = piece;
+        const Made made = {items + at * slots, held + at * clients, NULL, NULL, numbers + at * numbers_of,
+                           numbers + at * numbers_of + steps, vectors, constants, all->loss + mine.first};
         NAME(train)(&room, round, &mine, &made);
         for (int64_t c = 0; c < mine.clients; c++) {
             const int64_t user = mine.users[c];
@@ -467,12 +489,12 @@ int NAME(inner_rounds)(Together *all) {
             if (round->constants)
                 ((REAL *)all->constants)[user] = ((const REAL *)round->constants)[user] + constants[c];
         }
-        WAIT_UNTIL(&all->passed, passes);
-        WAIT_UNTIL(&all->added, piece);
-        NAME(add_outer)(all->change, items, held, numbers, past_of, mine.updates, mine.clients,
-                        mine.width * (1 + round->each), d);
-        __atomic_store_n(&all->added, piece + 1, __ATOMIC_RELEASE);
+        while (n_held && __atomic_load_n(&all->passed, __ATOMIC_ACQUIRE) == passes
+               && __atomic_load_n(&all->added, __ATOMIC_ACQUIRE) == number[first])
+            ADD_FIRST();
     }
+#undef ADD_FIRST
+#undef WAIT_AND_ADD
     NAME(room_end)(&room);
     free(items); free(held); free(numbers);
     if (!ready) return -1;

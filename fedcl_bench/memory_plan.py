@@ -17,11 +17,10 @@ which are there already:
 Checkpoints are written without a copy. The numbers of hidden layers in training are not known beforehand; what a
 backbone makes of a row is taken to be ``_ACTIVATIONS`` times as long as the row.
 
-Measured growth of the process in MiB (2 threads) and, in brackets, the plan: FedRAP on ML-100K 781 (1,106), GPFedRec on
-ML-100K 2,126 (2,042), SASRec on ML-100K's sessions 211 (222) and on XING 607 (463), PFedRec on XING 396 (365), FedMF
-with 100,000 users and items 423 (471), FedRAP with 10,000 users and 2,000 items, d 8, 1,540 (2,137). How chunks of
-several threads overlap, and what the allocator keeps, differ from run to run; below about 200 MiB the plan is an upper
-bound only. ``tests/test_memory_plan.py`` holds two runs of one block to 30 %.
+Measured growth of the process in MiB (2 threads) and, in brackets, the plan: FedRAP on ML-100K 768 to 894 (968); with
+four rounds per block GPFedRec on ML-100K 1,361 (2,027), SASRec on XING 427 (648), PFedRec on XING 122 (175); PFedRec on
+ML-100K's first block with clients' own tables and d 64 895 to 1,008 (1,172). How chunks of several threads overlap, and
+what the allocator keeps, differ from run to run. ``tests/test_memory_plan.py`` holds two runs of one block to 30 %.
 """
 
 from __future__ import annotations
@@ -36,6 +35,7 @@ from .backbone import Backbone, Tables
 from .errors import UserError
 from .evaluation import METRICS, is_product, users_at_once
 from .federation import Federation, acting_in
+from .inner_round import is_one_call
 from .memory import available
 from .model import Snapshot
 from .sequential import SequentialBackbone
@@ -71,6 +71,7 @@ class _Widths:
         drawn: private ones that differ between users from the start.
         product: the scores of all items are one matrix product with a table that all users share.
         inner: logits are inner products.
+        one_call: clients' rounds are calls of a kernel.
     """
 
     public: int
@@ -82,21 +83,23 @@ class _Widths:
     drawn: int
     product: bool
     inner: bool
+    one_call: bool
 
     @staticmethod
     def of(f: Federation, step: Step) -> "_Widths":
         """Of a federation's tables in a step, from those of one user and one item."""
-        backbone, one = f.backbone, range(1)
+        backbone, one, acting = f.backbone, range(1), acting_in(f, step)
         public, private = backbone.new_rows(f.seed, range(2), one)
         drawn = {name: rows for name, rows in private.items() if not torch.equal(rows[0], rows[1])}
         private = {name: rows[:1] for name, rows in private.items()}
-        private |= acting_in(f, step).new_private(f.seed, one, backbone)
+        private |= acting.new_private(f.seed, one, backbone)
         dense = backbone.new_dense(f.seed)
         row, model = _numbers(public), Snapshot(public, private, dense)
         return _Widths(row, _numbers(private), _numbers(dense), _numbers(backbone.new_personal(f.seed, one)),
                        row if backbone.keeps_local_tables else 0, row if backbone.serves_tables else 0,
                        _numbers(drawn) // 2, is_product(backbone, model),
-                       backbone.factors(model.clients(torch.zeros(1, dtype=torch.int64))) is not None)
+                       backbone.factors(model.clients(torch.zeros(1, dtype=torch.int64))) is not None,
+                       is_one_call(backbone, acting, model, f.local))
 
     @property
     def row(self) -> int:
@@ -169,7 +172,10 @@ def _training(f: Federation, step: Step, widths: _Widths, threads: int, number: 
         row, rows = number * widths.row, max(sampling.CHUNK_ELEMENTS // sampling.INNER_WIDTH, per_client)
         if f.device.type == "cpu" and kernels.why_not() is None:  # by rows looked up, then by all items
             usual = max(1, int(step.train.lengths.double().mean()) * (1 + local.negatives))
-            clients = min((threads + _waiting(threads)) * -(-rows // usual), step.n_users)
+            each = -(-rows // usual)
+            if widths.one_call:
+                each = min(each, -(-step.n_users // sampling.CHUNKS_OF_CALLS))
+            clients = min((threads + _waiting(threads)) * each, step.n_users)
             return (threads * rows + clients * step.n_items) * row
         waiting = min(_waiting(threads) * rows, max(step.n_users * step.n_items - threads * rows, 0))
         return (threads * 3 * rows + waiting) * row
@@ -185,8 +191,8 @@ def _training(f: Federation, step: Step, widths: _Widths, threads: int, number: 
 
 
 def _waiting(threads: int) -> int:
-    """Trained chunks that wait to be added up (see ``parallel.in_order``)."""
-    return 2 * threads if threads > 1 else 0
+    """Trained chunks that wait to be added up, or are (see ``parallel.in_order``)."""
+    return threads + 1 if threads > 1 else 0
 
 
 def _sessions(f: Federation, step: Step, widths: _Widths, threads: int, number: int) -> int:
@@ -216,7 +222,8 @@ def _evaluation(f: Federation, step: Step, widths: _Widths, threads: int, number
         users = min(USERS_AT_ONCE, step.n_users)
     vectors = 0
     if not (widths.product or isinstance(f.backbone, SequentialBackbone)):
-        vectors = widths.row + sum(getattr(f.backbone.settings, "hidden", ()))
+        copied = widths.row - (widths.personal if f.device.type == "cpu" else 0)  # see Snapshot.clients
+        vectors = copied + sum(getattr(f.backbone.settings, "hidden", ()))
     return threads * number * min(users, step.n_users) * step.n_items * (3 + vectors)
 
 

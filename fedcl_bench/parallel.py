@@ -130,7 +130,7 @@ def together(take_part: Callable[[], None], pieces: int, device: torch.device) -
     """Call a function that shares out so many pieces of work among those who call it, on several threads inside
     ``workers``. It has to return when all work is done: nobody waits for those who come later."""
     threads = min(_workers, pieces) if device.type == "cpu" else 1
-    invited = [_pool(threads - 1).submit(copy_context().run, take_part) for _ in range(threads - 1)]
+    invited = [_pool(threads - 1).submit(take_part) for _ in range(threads - 1)]
     try:
         take_part()
     finally:

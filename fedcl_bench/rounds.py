@@ -330,7 +330,7 @@ def _everybody(chunks: Sequence[AnyChunk], device: torch.device) -> Tensor:
 def _trained_together(chunks: Sequence[AnyChunk], model: Snapshot, settings: LocalSettings, plan: Plan,
                       average: bool) -> _Sums:
     """Of clients that are trained and added up, or averaged, in one call."""
-    count = sum(len(chunk.users) for chunk in chunks)
+    count = sum(chunk.users.shape[0] for chunk in chunks)
     change, private = empty_like(model.public[plan.item]), {}
     for name in filter(None, (plan.vector, plan.constant)):
         private[name] = _others_rows(model.private[name], count)
@@ -450,6 +450,9 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
     if (plan is not None and weights is None and observe is None and not protection.clip
             and not backbone.keeps_local_tables and _fits_one_call(chunks, place)):
         found = _trained_together(chunks, model, settings, plan, average=add is None)
+        if found.averaged:
+            return (Snapshot(found.change, {**model.private, **found.private}),
+                    float(found.losses.sum()) / found.losses.shape[0], {})
     else:
         found = _trained_in_order(chunks, model, backbone, method, settings, place, weights, own_start, protection,
                                   observe)
@@ -473,8 +476,6 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
             change[name] += _untouched_start(backbone, seed, name, rest).to(change[name])
         return Snapshot({name: change[name] / whole for name in model.public}, private,
                         {name: change[name] / whole for name in model.dense}), loss, found.uploads
-    if found.averaged:
-        return Snapshot(change, private), loss, found.uploads
     public, dense = ({name: _mean(change[name], whole, table) for name, table in kind.items()}
                      for kind in (model.public, model.dense))
     return Snapshot(public, private, dense, found.local, model.served, model.memory), loss, found.uploads

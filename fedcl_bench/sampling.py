@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Callable, Mapping
 
 import numpy as np
@@ -87,6 +87,12 @@ class Chunk:
     others: "Others"
     inner: bool = False
     dense: bool = False
+
+    @cached_property
+    def for_kernels(self) -> kernels.InnerClients:
+        """The same for ``inner_round.py``; clients draw by their ids."""
+        return kernels.InnerClients(self.users, self.positives, self.count, self.users, self.others.count,
+                                    self.others.gaps, self.batches)
 
     def part(self, clients: slice) -> "Chunk":
         """Some of the clients; what they draw and train on is the same."""

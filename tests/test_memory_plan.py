@@ -49,7 +49,7 @@ def test_threads_multiply_what_they_hold(registry, ml100k):
     f, rows = federation(registry, ml100k, "fedmf"), 1 << 15
     chunk, waiting = rows * (4 * 32 * 7 + 96), rows * (4 * 32 + 32)
     one, three = plan(f, 1).parts, plan(f, 3).parts
-    assert (one["training"], three["training"]) == (chunk, 3 * chunk + 6 * waiting)
+    assert (one["training"], three["training"]) == (chunk, 3 * chunk + 4 * waiting)
     assert {name for name in one if one[name] != three[name]} == {"training", "process"}
 
 
