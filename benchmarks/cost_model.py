@@ -5,11 +5,12 @@
 Reads the tables that `benchmarks/scale.py` prints, finds the time that each kind of work takes (least squares of
 relative errors, none negative), and shows every measurement beside what the model says. A round costs
 
-    samples x local epochs a              draws, dealing out, training on item rows and adding changes up
+    samples a                             draws, dealing out, training on item rows and adding changes up
     samples x local epochs x d b log2 t   the same where the table of items is t > 1 times the processor's cache of 1 MiB
-    samples x local epochs x u g          updates that a client has made before in the round, u on average
+    samples x local epochs x u g          in later local epochs: updates that a client has made before in the round, u on
+                                          average; beside that, rows that are in the cache cost little
     items x d c                           tables that every round writes as a whole
-    chunks h                              operations called once per chunk
+    calls h                               Python, once per round, or per chunk beyond 20 million samples
 
 Memory follows from sizes alone (see docs/scaling.md).
 """
@@ -23,8 +24,9 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import nnls
 
-TERMS = ("a, ns per sample and local epoch", "b, ns per sample, local epoch, dimension and doubling of the table",
-         "c, ns per item and dimension", "g, ns per sample, local epoch and earlier update", "h, us per chunk")
+TERMS = ("a, ns per sample", "b, ns per sample, local epoch, dimension and doubling of the table",
+         "c, ns per item and dimension", "g, ns per sample, local epoch and earlier update", "h, us per call")
+ONE_CALL = 1 << 22  # interactions of a round that is one call
 MIB = 1 << 20
 
 
@@ -47,8 +49,10 @@ class Round:
         """How much of each of ``TERMS`` there is, in units that make seconds; ``samples`` count once per local epoch."""
         beyond = max(0.0, np.log2(4.0 * self.items * self.dim / MIB))
         earlier = (self.local_epochs - 1.0) / 2.0  # most clients have one local batch per epoch
-        return np.array([self.samples, self.samples * self.dim * beyond, self.items * self.dim, self.samples * earlier,
-                         1e3 * self.chunks]) * 1e-9
+        once = self.samples / self.local_epochs
+        calls = 1.0 if once <= 5.0 * ONE_CALL else self.chunks
+        return np.array([once, self.samples * self.dim * beyond, self.items * self.dim,
+                         self.samples * earlier, 1e3 * calls]) * 1e-9
 
     def memory(self, threads: int = 2) -> float:
         """MiB that the process grows by: while initial rows are drawn, or in a round, whichever is more."""
