@@ -91,7 +91,7 @@ class _LayerNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-        if kernels.serve_positions(x):
+        if kernels.serve_positions(x) and weight.dtype == bias.dtype == x.dtype:
             result, normed, mean, scale = kernels.layer_norm(x, weight, bias, eps, any(ctx.needs_input_grad))
             ctx.save_for_backward(x, mean, scale, normed, weight)
             return result

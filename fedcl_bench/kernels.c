@@ -393,8 +393,8 @@ static Clients part_of(const Clients *some, int64_t from, int64_t clients) {
 
 /* Other threads are at it: they take less than a millisecond, unless the machine has other work for them. */
 #define WAIT_UNTIL(number, wanted) do { \
-        for (int turn_ = 0; __atomic_load_n(number, __ATOMIC_ACQUIRE) != (wanted); turn_++) \
-            if (turn_ < 4096) RELAX(); else sched_yield(); \
+        for (int turn_ = 0; __atomic_load_n(number, __ATOMIC_ACQUIRE) != (wanted);) \
+            if (turn_ < 4096) { RELAX(); turn_++; } else sched_yield(); \
     } while (0)
 
 #if defined(__x86_64__)

@@ -122,9 +122,7 @@ def _call(name: str, *arguments: Tensor | _Rows | ctypes.Array | int | float | N
     passed = []
     for argument in arguments:
         if isinstance(argument, Tensor):
-            if not argument.is_contiguous():
-                raise ValueError(f"{name}: a tensor of shape {tuple(argument.shape)} is not contiguous")
-            passed.append(ctypes.c_void_p(argument.data_ptr()))
+            passed.append(ctypes.c_void_p(_address(argument)))
         elif isinstance(argument, int):
             passed.append(ctypes.c_int64(argument))
         elif isinstance(argument, float):
@@ -138,10 +136,16 @@ def _call(name: str, *arguments: Tensor | _Rows | ctypes.Array | int | float | N
     return getattr(_loaded(), name)(*passed)
 
 
+def _address(tensor: Tensor | None) -> int | None:
+    if tensor is None:
+        return None
+    if not tensor.is_contiguous():
+        raise ValueError(f"kernels: a tensor of shape {tuple(tensor.shape)} is not contiguous")
+    return tensor.data_ptr()
+
+
 def _addresses(tensors: Sequence[Tensor]) -> ctypes.Array:
-    if not all(tensor.is_contiguous() for tensor in tensors):
-        raise ValueError("a tensor is not contiguous")
-    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+    return (ctypes.c_void_p * len(tensors))(*map(_address, tensors))
 
 
 REALS = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}  # what functions of real numbers take
@@ -460,14 +464,6 @@ class _Together(ctypes.Structure):
                 ("whole", ctypes.c_double), *((name, ctypes.c_int64) for name in "n_chunks taken passed added".split())]
 
 
-def _address(tensor: Tensor | None) -> int | None:
-    if tensor is None:
-        return None
-    if not tensor.is_contiguous():
-        raise ValueError(f"a tensor of shape {tuple(tensor.shape)} is not contiguous")
-    return tensor.data_ptr()
-
-
 @dataclass(frozen=True)
 class InnerTask:
     """What clients do in a round whose logits are inner products, plus a constant: draw negatives, deal samples out to
@@ -649,8 +645,8 @@ def serve_similarities(queries: Tensor, rows: Tensor) -> bool:
 def similarities(queries: Tensor, owners: Tensor, rows: Tensor, lengths: Tensor, row_owners: Tensor) -> Tensor:
     """Products of queries (Q, d) and rows (N, d), each by its row's length: (Q, N), -inf where both are of one owner."""
     result = queries.new_empty(len(queries), len(rows))
-    if _call("similarities", queries.contiguous(), owners.contiguous(), len(queries), rows.contiguous(),
-             lengths.contiguous(), row_owners.contiguous(), *rows.shape, result):
+    if _call("similarities", queries.contiguous(), owners.long().contiguous(), len(queries), rows.contiguous(),
+             lengths.to(rows.dtype).contiguous(), row_owners.long().contiguous(), *rows.shape, result):
         raise MemoryError(f"no memory to compare {len(queries):,} queries")
     return result
 

@@ -30,7 +30,7 @@ from .trainer import ChunkTrainer, Slots, own_start_key, row_penalties, writable
 
 _AT_ONCE = 1 << 19  # numbers of a table
 _SHORT = 1 << 18  # samples of a round
-_ONE_CALL = 1 << 22  # positives of a round
+ONE_CALL = 1 << 22  # most positives of a round that is one call
 
 
 def _shift(public: Tables, method: Method, backbone: Backbone, settings: LocalSettings, batches: int,
@@ -271,7 +271,7 @@ def _fits_one_call(chunks: Sequence[AnyChunk], place: DrawKey) -> bool:
     in which Ctrl-C is not heard; the first round of all is looked at more closely."""
     return (bool(chunks) and not place.step == place.round == 0
             and all(isinstance(chunk, Chunk) and chunk.inner and not chunk.dense for chunk in chunks)
-            and sum(chunk.positives.numel() for chunk in chunks) <= _ONE_CALL)
+            and sum(chunk.positives.numel() for chunk in chunks) <= ONE_CALL)
 
 
 def _add_rows(table: Tensor, places: Tensor, rows: Tensor) -> None:
@@ -446,9 +446,11 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
         keeps them; mean local loss; what the method uploaded, each (N, ...) in ascending order of users).
     """
     place = DrawKey(seed, step, round_)
-    plan = plan_of(backbone, method, model, settings, place, max((chunk.batches for chunk in chunks), default=0))
-    if (plan is not None and weights is None and observe is None and not protection.clip
-            and not backbone.keeps_local_tables and _fits_one_call(chunks, place)):
+    plan = None
+    if (weights is None and observe is None and not protection.clip and not backbone.keeps_local_tables
+            and _fits_one_call(chunks, place)):
+        plan = plan_of(backbone, method, model, settings, place, max(chunk.batches for chunk in chunks))
+    if plan is not None:
         found = _trained_together(chunks, model, settings, plan, average=add is None)
         if found.averaged:
             return (Snapshot(found.change, {**model.private, **found.private}),

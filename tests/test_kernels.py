@@ -281,6 +281,8 @@ def test_similarities(queries, n, d, clients):
     own = owners[:, None] == row_owners
     exact = (query.double() @ rows.double().T / lengths.double().clamp(min=1e-12)).masked_fill(own, -torch.inf)
     torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
+    again = kernels.similarities(query, owners.int(), rows, lengths.double(), row_owners.int())
+    assert torch.equal(again, found)  # whatever type the others are of
     query[0] = torch.nan
     with_nan = kernels.similarities(query, owners, rows, lengths, row_owners)
     assert with_nan[0, ~own[0]].isnan().all() and torch.equal(with_nan[1:], found[1:])
