@@ -6,7 +6,7 @@ if not (3, 10) <= sys.version_info[:2] <= (3, 12):
     sys.exit("fedcl_bench needs Python 3.10, 3.11 or 3.12 (RecBole needs numpy 1.x, which later ones lack); "
              "this is Python %d.%d." % sys.version_info[:2])
 
-from fedcl_bench.cli import main
+from fedcl_bench.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -15,8 +15,8 @@ import time
 import torch
 
 from fedcl_bench import draws
-from fedcl_bench.memory import keep_freed_blocks
-from fedcl_bench.registry import discover
+from fedcl_bench.ops.memory import keep_freed_blocks
+from fedcl_bench.runs.registry import discover
 from fedcl_bench.sequential import Dropout, Sequence
 
 

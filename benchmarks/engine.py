@@ -22,28 +22,26 @@ import time
 
 import numpy as np
 import torch
+from machine import copy_bandwidth, heading
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedcl_bench.backbone import Backbone
-from fedcl_bench.config import make_config
-from fedcl_bench.datasets import load_stream
-from fedcl_bench.federation import Federation
-from fedcl_bench.growth import grow
+from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.data.stream import Step
+from fedcl_bench.federation.growth import grow
+from fedcl_bench.federation.loop import Federation
+from fedcl_bench.federation.protocols import Lists
+from fedcl_bench.federation.round import train_round
+from fedcl_bench.federation.server import aggregate, participants
 from fedcl_bench.layers import ITEM, USER
-from fedcl_bench.memory import keep_freed_blocks
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
+from fedcl_bench.ops.memory import keep_freed_blocks
 from fedcl_bench.parallel import workers
-from fedcl_bench.protection import OPEN
-from fedcl_bench.protocol import Lists
-from fedcl_bench.registry import discover
-from fedcl_bench.rounds import train_round
-from fedcl_bench.server import aggregate, participants
-from fedcl_bench.stream import Step
-
-from machine import copy_bandwidth, heading
-
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.registry import discover
+from fedcl_bench.stats.clip_noise import OPEN
 
 ROUNDS = 20  # of the engine one after the other, as in a run
 

@@ -17,18 +17,17 @@ from contextlib import nullcontext
 from typing import Callable
 
 import torch
+from machine import heading
 from torch import Tensor
 
-from fedcl_bench.commands.common import count
-from fedcl_bench.evaluation import rank_all
+from fedcl_bench.cli.commands.common import count
+from fedcl_bench.data.stream import Ragged
+from fedcl_bench.evaluation.ranking import rank_all
 from fedcl_bench.layers import ITEM, USER
-from fedcl_bench.memory import keep_freed_blocks, peak_mib
 from fedcl_bench.model import Snapshot
+from fedcl_bench.ops.memory import keep_freed_blocks, peak_mib
 from fedcl_bench.parallel import in_order, workers
-from fedcl_bench.registry import discover
-from fedcl_bench.stream import Ragged
-
-from machine import heading
+from fedcl_bench.runs.registry import discover
 
 MASKED, WANTED, SAMPLE = 20, 5, 2048
 BLOCKS = (16, 32, 64, 128, 256, 512)

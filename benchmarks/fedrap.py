@@ -17,16 +17,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-
-from fedcl_bench.commands.common import count
-from fedcl_bench.config import make_config
-from fedcl_bench.datasets import find_file, load_stream
-from fedcl_bench.errors import UserError
-from fedcl_bench.federation import run
-from fedcl_bench.memory import keep_freed_blocks, peak_mib, reset_peak
-from fedcl_bench.registry import discover
-
 from machine import copy_bandwidth, heading
+
+from fedcl_bench.cli.commands.common import count
+from fedcl_bench.data.datasets import find_file, load_stream
+from fedcl_bench.errors import UserError
+from fedcl_bench.federation.loop import run
+from fedcl_bench.ops.memory import keep_freed_blocks, peak_mib, reset_peak
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.registry import discover
 
 AUTHORS = 660.0  # seconds per round, 10 local epochs, in the authors' log
 

@@ -17,9 +17,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from fedcl_bench.commands.common import count, counts, names
-
 from machine import heading
+
+from fedcl_bench.cli.commands.common import count, counts, names
 
 BENCH = Path(__file__).resolve().parents[1] / "run_bench.py"
 

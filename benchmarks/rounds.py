@@ -14,21 +14,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from machine import heading
 
-from fedcl_bench.config import make_config
-from fedcl_bench.datasets import load_stream
-from fedcl_bench.growth import grow
-from fedcl_bench.rounds import train_round
-from fedcl_bench.memory import keep_freed_blocks
+from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.federation.growth import grow
+from fedcl_bench.federation.protocols import Lists
+from fedcl_bench.federation.round import train_round
+from fedcl_bench.federation.server import aggregate, participants
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
+from fedcl_bench.ops.memory import keep_freed_blocks
 from fedcl_bench.parallel import workers
-from fedcl_bench.protection import OPEN
-from fedcl_bench.protocol import Lists
-from fedcl_bench.registry import discover
-from fedcl_bench.server import aggregate, participants
-
-from machine import heading
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.registry import discover
+from fedcl_bench.stats.clip_noise import OPEN
 
 
 def one_round(name: str, args, streams: dict):

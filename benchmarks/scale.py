@@ -21,23 +21,22 @@ import sys
 import time
 
 import torch
+from machine import heading
 
-from fedcl_bench.commands.common import count, counts
-from fedcl_bench.growth import grow, row_width
-from fedcl_bench.inner import is_inner, scores_samples_only
-from fedcl_bench.inner_round import is_one_call
-from fedcl_bench.memory import keep_freed_blocks, peak_mib
+from fedcl_bench.cli.commands.common import count, counts
+from fedcl_bench.client.factored import is_inner, scores_samples_only
+from fedcl_bench.client.fused import is_one_call
+from fedcl_bench.data.synth import World, as_step
+from fedcl_bench.federation.growth import grow, row_width
+from fedcl_bench.federation.round import train_round
+from fedcl_bench.federation.server import aggregate, participants
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
+from fedcl_bench.ops.memory import keep_freed_blocks, peak_mib
 from fedcl_bench.parallel import workers
-from fedcl_bench.protection import OPEN
-from fedcl_bench.registry import discover
-from fedcl_bench.rounds import train_round
+from fedcl_bench.runs.registry import discover
 from fedcl_bench.sampling import LocalSettings, make_chunks
-from fedcl_bench.server import aggregate, participants
-from fedcl_bench.synth import World, as_step
-
-from machine import heading
+from fedcl_bench.stats.clip_noise import OPEN
 
 SIZES = ("clients", "items", "dim", "local_epochs")
 COLUMNS = (*SIZES, "samples", "chunks", "data s", "chunks s", "round s", "ns per sample", "data MiB",

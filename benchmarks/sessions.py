@@ -28,16 +28,15 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import torch
+from machine import heading
 from torch import nn
 from torch.nn import functional
 
-from fedcl_bench.config import make_config
-from fedcl_bench.datasets import load_stream
-from fedcl_bench.federation import run
-from fedcl_bench.memory import peak_mib, reset_peak
-from fedcl_bench.registry import discover
-
-from machine import heading
+from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.federation.loop import run
+from fedcl_bench.ops.memory import peak_mib, reset_peak
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.registry import discover
 
 D, LENGTH, SPAN, HIDDEN, DROPOUT, NEIGHBOURS, CAP = 50, 15, 256, 80, 0.2, 20, 10.0  # the defaults of the plugins
 

@@ -24,9 +24,9 @@ from .functional import dot, weighted_bce
 from .settings import setting
 
 if TYPE_CHECKING:
+    from .data.stream import Step
     from .method import DrawKey
     from .sampling import LocalSettings
-    from .stream import Step
 
 Tables = dict[str, Tensor]
 

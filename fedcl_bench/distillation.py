@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from . import kernels
 from .backbone import Backbone
 from .errors import UserError
 from .functional import weighted_bce
 from .method import Method
 from .model import Snapshot, in_pieces, score_users
+from .ops import kernels
 from .settings import setting
 
 

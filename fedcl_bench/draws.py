@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import kernels
+from .ops import kernels
 
 GAMMA = 0x9E3779B97F4A7C15
 _MIX1 = 0xBF58476D1CE4E5B9

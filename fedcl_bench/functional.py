@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import kernels
+from .ops import kernels
 
 
 class _Dot(torch.autograd.Function):

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from . import draws
 from .backbone import Backbone, Tables
+from .data.stream import Step, Stream
 from .model import Snapshot
-from .stream import Step, Stream
 
 if TYPE_CHECKING:
-    from .local import LocalBatch
-    from .session_local import LocalSessions
-    from .trainer import Local
+    from .client.base import Local
+    from .client.lists import LocalBatch
+    from .client.sessions import LocalSessions
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from . import kernels
-from .highest import highest
+from .ops import kernels
+from .ops.topk import highest
 
 # Queries x prototypes compared at once: bounds the memory of similarities to 16 MiB whatever the knowledge base holds.
 SIMILARITIES_AT_ONCE = 1 << 22

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import draws, kernels
+from . import draws
 from .backbone import OwnSamples
+from .client.optim import OPTIMISERS
+from .data.stream import Ragged, Step
 from .errors import UserError
-from .optim import OPTIMISERS
+from .ops import kernels
 from .settings import setting
-from .stream import Ragged, Step
 
 # Elements of stacked item rows per chunk: large enough that a chunk's work outweighs calling its operations, small
 # enough that memory stays bounded. It changes results by rounding only.

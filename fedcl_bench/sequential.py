@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from . import draws, functional, kernels
+from . import draws, functional
 from .backbone import Backbone, BackboneSettings, Tables
 from .layers import ITEM
+from .ops import kernels
 from .settings import setting
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fedcl_bench import draws
 from fedcl_bench.backbone import Backbone, BackboneSettings
-from fedcl_bench.recbole_adapter import build_model
+from fedcl_bench.data.recbole_files import build_model
 from fedcl_bench.settings import setting
 
 USER, ITEM = "user_embedding.weight", "item_embedding.weight"

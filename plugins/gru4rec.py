@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fedcl_bench.functional import linear
 from fedcl_bench.layers import apply_linear
-from fedcl_bench.sequential import SequentialBackbone, SequentialSettings, linear_start, xavier
+from fedcl_bench.sequential import (SequentialBackbone, SequentialSettings,
+                                    linear_start, xavier)
 from fedcl_bench.settings import setting
 
 

@@ -8,7 +8,8 @@ import torch
 
 from fedcl_bench.backbone import Backbone, BackboneSettings
 from fedcl_bench.functional import dot, plus_constant
-from fedcl_bench.layers import apply_linear, apply_pair_linear, item_rows, linear, perceptron
+from fedcl_bench.layers import (apply_linear, apply_pair_linear, item_rows,
+                                linear, perceptron)
 from fedcl_bench.settings import setting
 
 USERS = ("user_gmf.weight", "user_mlp.weight")

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from fedcl_bench.functional import attention
 from fedcl_bench.layers import apply_linear, feed_forward, layer_norm
-from fedcl_bench.sequential import (Sequence, SequentialBackbone, SequentialSettings, linear_start, norm_start, xavier)
+from fedcl_bench.sequential import (Sequence, SequentialBackbone,
+                                    SequentialSettings, linear_start,
+                                    norm_start, xavier)
 from fedcl_bench.settings import setting
 
 

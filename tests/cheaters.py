@@ -9,7 +9,7 @@ import torch
 from fedcl_bench.backbone import BackboneSettings
 from fedcl_bench.functional import weighted_bce
 from fedcl_bench.method import Method
-from fedcl_bench.registry import discover
+from fedcl_bench.runs.registry import discover
 from fedcl_bench.settings import setting
 
 FedMF = discover().get("backbone", "fedmf").cls

@@ -8,10 +8,10 @@ import hypothesis
 import pytest
 import torch
 
-from fedcl_bench.config import make_config
-from fedcl_bench.datasets import load_stream
-from fedcl_bench.registry import discover
-from fedcl_bench.runner import execute
+from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.registry import discover
+from fedcl_bench.runs.runner import execute
 
 torch.manual_seed(0)
 torch.set_num_threads(1)  # operations of tests are short; threads that wait for each other take ten times as long

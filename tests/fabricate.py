@@ -8,13 +8,13 @@ from typing import Callable, Sequence
 import numpy as np
 import torch
 
-from fedcl_bench.config import RunConfig, resolve
-from fedcl_bench.datasets import DatasetSource, load_config
-from fedcl_bench.evaluation import UserScores
-from fedcl_bench.federation import Progress
+from fedcl_bench.data.datasets import DatasetSource, load_config
+from fedcl_bench.evaluation.ranking import UserScores
+from fedcl_bench.federation.loop import Progress
 from fedcl_bench.model import Snapshot
-from fedcl_bench.records import Record, summary
-from fedcl_bench.specs import RunSpec
+from fedcl_bench.runs.config import RunConfig, resolve
+from fedcl_bench.runs.records import Record, summary
+from fedcl_bench.runs.specs import RunSpec
 
 USERS, ITEMS, BLOCKS = 40, 10, 4
 DATA = "d" * 32

@@ -6,12 +6,12 @@ import sys
 
 import torch
 
-from fedcl_bench.evaluation import EvaluationSettings
-from fedcl_bench.federation import Federation, FederationSettings, run
-from fedcl_bench.rounds import train_round
+from fedcl_bench.data.stream import Step
+from fedcl_bench.evaluation.ranking import EvaluationSettings
+from fedcl_bench.federation.loop import Federation, FederationSettings, run
+from fedcl_bench.federation.round import train_round
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.sampling import LocalSettings, draw_negatives, make_chunks
-from fedcl_bench.stream import Step
 from fedcl_bench.testing.worlds import ragged
 
 USER, ITEM = "user_embedding.weight", "item_embedding.weight"

@@ -12,8 +12,8 @@ import hashlib
 import math
 
 import torch
-from torch import nn
 from recbole.model.general_recommender import BPR
+from torch import nn
 
 MASK = (1 << 64) - 1
 GAMMA = 0x9E3779B97F4A7C15

@@ -10,24 +10,30 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-
-from fedcl_bench import attack, draws, privacy
-from fedcl_bench.attack import METRICS, Roles, along_direction, auc, item_changes, precision
-from fedcl_bench.audit import Level, Stopped, attacked, content, level_clients, summarise
-from fedcl_bench.audit_report import markdown
-from fedcl_bench.cli import main
-from fedcl_bench.config import make_config
-from fedcl_bench.federation import run
-from fedcl_bench.figures import audit_curves
-from fedcl_bench.layers import ITEM as ROWS
-from fedcl_bench.privacy import epsilon
-from fedcl_bench.protection import OPEN, Protection, upload_key
-from fedcl_bench.sampling import LocalSettings
-from fedcl_bench.significance import TooFew, compare_paired, mean_interval
-from fedcl_bench.specs import RunSpec
-from fedcl_bench.testing.worlds import session_log, session_stream, small_stream
 from fabricate import config_of
 from helpers import ITEM, build, federation
+
+from fedcl_bench import draws
+from fedcl_bench.audit import attack
+from fedcl_bench.audit.attack import (METRICS, Roles, along_direction, auc,
+                                      item_changes, precision)
+from fedcl_bench.audit.audit import (Level, Stopped, attacked, content,
+                                     level_clients, summarise)
+from fedcl_bench.audit.audit_report import markdown
+from fedcl_bench.cli.main import main
+from fedcl_bench.federation.loop import run
+from fedcl_bench.layers import ITEM as ROWS
+from fedcl_bench.reports.draw import audit_curves
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.specs import RunSpec
+from fedcl_bench.sampling import LocalSettings
+from fedcl_bench.stats import accounting
+from fedcl_bench.stats.accounting import epsilon
+from fedcl_bench.stats.clip_noise import OPEN, Protection, upload_key
+from fedcl_bench.stats.significance import (TooFew, compare_paired,
+                                            mean_interval)
+from fedcl_bench.testing.worlds import (session_log, session_stream,
+                                        small_stream)
 
 
 def yes(*rows):
@@ -347,17 +353,17 @@ def test_clipped_levels_carry_their_epsilon(capsys, monkeypatch):
                                                          [once, fourth]]
     assert captured.err == "" and "an L2 norm of 1. ε for delta 1e-06" in captured.out
     assert "upper bounds" not in captured.out
-    monkeypatch.setattr(privacy, "epsilon", absent)
+    monkeypatch.setattr(accounting, "epsilon", absent)
     assert main([*AUDIT[:-2], "--block", "1", "--noise", "0,4", *clip, "--quiet"]) == 0
-    bound = f"{privacy.closed_form(protection, 1, 1e-5):.4g}"
+    bound = f"{accounting.closed_form(protection, 1, 1e-5):.4g}"
     out = capsys.readouterr().out
-    assert out.splitlines()[5].split()[-2] == bound and f"upper bounds; for tighter ones: {privacy.INSTALL}" in out
+    assert out.splitlines()[5].split()[-2] == bound and f"upper bounds; for tighter ones: {accounting.INSTALL}" in out
 
 
 def test_ctrl_c_keeps_finished_levels(capsys, monkeypatch):
     import signal
 
-    from fedcl_bench import audit
+    from fedcl_bench.audit import audit
     real = audit.attacked
 
     def then_stop(*args, **options):

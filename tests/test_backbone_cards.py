@@ -7,19 +7,20 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import ITEM, USER, build, federation, finish, module_of, one_step, train_once
+from helpers import (ITEM, USER, build, federation, finish, module_of,
+                     one_step, train_once)
 from scipy import stats
 
 from fedcl_bench.backbone import Backbone, BackboneSettings
-from fedcl_bench.config import make_config, resolve
-from fedcl_bench.evaluation import rank_all
-from fedcl_bench.federation import run
-from fedcl_bench.growth import grow, row_width
-from fedcl_bench.rounds import train_round
+from fedcl_bench.data.stream import StreamSettings, build_static
+from fedcl_bench.evaluation.ranking import rank_all
+from fedcl_bench.federation.growth import grow, row_width
+from fedcl_bench.federation.loop import run
+from fedcl_bench.federation.round import train_round
 from fedcl_bench.method import DrawKey, Method, NoSettings
 from fedcl_bench.model import Snapshot, pair_keys, score_users
+from fedcl_bench.runs.config import make_config, resolve
 from fedcl_bench.sampling import LocalSettings, make_chunks
-from fedcl_bench.stream import StreamSettings, build_static
 from fedcl_bench.testing.worlds import ragged, small_interactions, small_stream
 
 LN2 = math.log(2.0)

@@ -6,18 +6,19 @@ import math
 
 import pytest
 import torch
-from helpers import ITEM, USER, build, federation, finish, module_of, train_once
+from helpers import (ITEM, USER, build, federation, finish, module_of,
+                     train_once)
 
-from fedcl_bench import kernels
-from fedcl_bench.distillation import distillation_loss, ranks_of, refresh_teacher
+from fedcl_bench.client.lists import ListTrainer
+from fedcl_bench.distillation import (distillation_loss, ranks_of,
+                                      refresh_teacher)
 from fedcl_bench.errors import UserError
-from fedcl_bench.federation import run
-from fedcl_bench.local import ListTrainer
+from fedcl_bench.federation.loop import run
 from fedcl_bench.method import DrawKey, Method, NoSettings
 from fedcl_bench.model import Snapshot
+from fedcl_bench.ops import kernels
 from fedcl_bench.sampling import LocalSettings, make_chunks
 from fedcl_bench.testing.worlds import ragged
-
 
 # FedMF -------------------------------------------------------------------------------------------------------------
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedcl_bench.config import make_config
-from fedcl_bench.datasets import load_stream
-from fedcl_bench.federation import run
-from fedcl_bench.records import load_progress, save_progress
-from fedcl_bench.registry import discover
+from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.federation.loop import run
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.records import load_progress, save_progress
+from fedcl_bench.runs.registry import discover
 from fedcl_bench.sequential import SequentialBackbone
 
 NAMES = discover()

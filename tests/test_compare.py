@@ -10,17 +10,18 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
-
-from fedcl_bench import compact, significance
-from fedcl_bench.cli import main
-from fedcl_bench.comparison import against_each, over_grid
-from fedcl_bench.errors import UserError
-from fedcl_bench.scores import parse_blocks, seed_averages
-from fedcl_bench.selection import command_for, parse_method
-from fedcl_bench.significance import TooFew
-from fedcl_bench.specs import RunSpec
-from fedcl_bench.store import load_runs, user_scores
 from synthetic import flat_runs, make_run
+
+from fedcl_bench.cli.main import main
+from fedcl_bench.errors import UserError
+from fedcl_bench.reports.comparison import against_each, over_grid
+from fedcl_bench.reports.scores import parse_blocks, seed_averages
+from fedcl_bench.reports.selection import command_for, parse_method
+from fedcl_bench.runs import compact
+from fedcl_bench.runs.specs import RunSpec
+from fedcl_bench.runs.store import load_runs, user_scores
+from fedcl_bench.stats import significance
+from fedcl_bench.stats.significance import TooFew
 
 QUICK = ["--set", "rounds=2"]
 PAIR = ["compare", "f3crec", "ft", "--backbone", "fedmf", *QUICK]

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from fedcl_bench.archives import fetch
-from fedcl_bench.cli import main
-from fedcl_bench.commands.data import ACTIONS
-from fedcl_bench.convert import FORMATS, clean, convert
-from fedcl_bench.datasets import Published, configured, load_config
+from fedcl_bench.cli.commands.data import ACTIONS
+from fedcl_bench.cli.main import main
+from fedcl_bench.data.archives import fetch
+from fedcl_bench.data.convert import FORMATS, clean, convert
+from fedcl_bench.data.datasets import Published, configured, load_config
+from fedcl_bench.data.recbole_files import bundled
 from fedcl_bench.errors import UserError
-from fedcl_bench.recbole_adapter import bundled
 
 UNCHECKED = Published()
 ITEM_100K = "{}|{}|01-Jan-1995||http://us.imdb.com/M/title-exact?x|" + "|".join("0000010010000000000")  # Comedy, Drama
@@ -101,8 +101,8 @@ def publish(monkeypatch):
         def load(asked):
             config = load_config(asked)
             return dataclasses.replace(config, raw=Published(**facts)) if asked == name else config
-        monkeypatch.setattr("fedcl_bench.convert.load_config", load)
-        monkeypatch.setattr("fedcl_bench.datasets.load_config", load)
+        monkeypatch.setattr("fedcl_bench.data.convert.load_config", load)
+        monkeypatch.setattr("fedcl_bench.data.datasets.load_config", load)
     return change
 
 
@@ -467,7 +467,7 @@ def test_a_conversion_that_dies_leaves_no_dataset(monkeypatch):
 def test_interruption_is_told(capsys, monkeypatch):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
-    monkeypatch.setattr("fedcl_bench.convert.convert", interrupted)
+    monkeypatch.setattr("fedcl_bench.data.convert.convert", interrupted)
     assert main(["data", "convert", "ml-100k", "--raw", "."]) == 130
     assert "interrupted" in capsys.readouterr().err
 

@@ -9,15 +9,16 @@ import warnings
 import pytest
 import torch
 
-from fedcl_bench.cli import main
-from fedcl_bench.config import make_config
-from fedcl_bench.datasets import load_stream
-from fedcl_bench.highest import highest
-from fedcl_bench.federation import Progress, acting_in, open_step, protocol_of, run
-from fedcl_bench.halving import can_run_out
-from fedcl_bench.memory import available
-from fedcl_bench.registry import discover
-from fedcl_bench.rounds import train_round
+from fedcl_bench.cli.main import main
+from fedcl_bench.client.out_of_memory import can_run_out
+from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.federation.loop import (Progress, acting_in, open_step,
+                                         protocol_of, run)
+from fedcl_bench.federation.round import train_round
+from fedcl_bench.ops.memory import available
+from fedcl_bench.ops.topk import highest
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.registry import discover
 from fedcl_bench.sequential import SequentialBackbone
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, which is not here")

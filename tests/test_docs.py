@@ -22,19 +22,21 @@ from typing import Iterable, Iterator
 
 import pytest
 import torch
-
-from fedcl_bench import cli, commands, config, grid, papers, tune
-from fedcl_bench.commands.grid import _given
-from fedcl_bench.convert import FORMATS
-from fedcl_bench.datasets import load_config
-from fedcl_bench.errors import UserError
-from fedcl_bench.recbole_adapter import bundled
-from fedcl_bench.records import Record
-from fedcl_bench.registry import Registry, discover
-from fedcl_bench.runner import execute
-from fedcl_bench.settings import assemble, parse_assignments
-from fedcl_bench.specs import RunSpec
 from helpers import ITEM, USER
+
+from fedcl_bench.cli import commands, main
+from fedcl_bench.cli.commands.grid import _given
+from fedcl_bench.data.convert import FORMATS
+from fedcl_bench.data.datasets import load_config
+from fedcl_bench.data.recbole_files import bundled
+from fedcl_bench.errors import UserError
+from fedcl_bench.experiments import grid, papers, tune
+from fedcl_bench.runs import config
+from fedcl_bench.runs.records import Record
+from fedcl_bench.runs.registry import Registry, discover
+from fedcl_bench.runs.runner import execute
+from fedcl_bench.runs.specs import RunSpec
+from fedcl_bench.settings import assemble, parse_assignments
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "results/published/README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -124,7 +126,7 @@ def has_own_plugin(args: argparse.Namespace) -> bool:
 
 
 def succeeds(words: Iterable[str]) -> None:
-    status = cli.main(list(words))
+    status = main.main(list(words))
     assert status == 0, f"exit status {status}"
 
 
@@ -260,7 +262,7 @@ BENCH = {"run": run_command, "audit": audit_command, "grid": grid_command, "tune
 
 def bench(words: list[str], capsys, done: set[tuple[str, ...]]) -> None:
     """Run or check a command of the suite, unless an earlier page had the same one."""
-    args = cli.parse(words)
+    args = main.parse(words)
     if (key := tuple(words)) not in done:
         BENCH[args.command](words, args, capsys)
         done.update([key] if not has_own_plugin(args) else [])
@@ -377,7 +379,7 @@ def test_commands_within_sentences_are_understood(page):
     for command in INLINE.findall(without_blocks(page)):
         words = [word.strip("[]") for word in shlex.split(command)]
         if len(words) > 1:
-            cli.parse(words)
+            main.parse(words)
         else:
             assert words[0] in (*commands.NAMES, "--help")
 

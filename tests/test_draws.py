@@ -7,15 +7,19 @@ import oracle
 import pytest
 import torch
 from helpers import build, one_step, train_once
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
-from fedcl_bench import draws, kernels, sampling, trainer
+from fedcl_bench import draws, sampling
+from fedcl_bench.client import base
+from fedcl_bench.data.synth import World, as_step
 from fedcl_bench.errors import UserError
-from fedcl_bench.growth import grow
+from fedcl_bench.federation.growth import grow
 from fedcl_bench.model import Snapshot
-from fedcl_bench.sampling import LocalSettings, Others, draw_negatives, make_chunks
-from fedcl_bench.synth import World, as_step
+from fedcl_bench.ops import kernels
+from fedcl_bench.sampling import (LocalSettings, Others, draw_negatives,
+                                  make_chunks)
 from fedcl_bench.testing.worlds import ragged
 
 
@@ -115,15 +119,15 @@ def test_first_slots(monkeypatch, table):
     """By a table, by sorting and by kernel alike: the first slot of the same client that holds the same item."""
     if table is not None:
         monkeypatch.setattr(kernels, "why_not", lambda: "switched off")
-        monkeypatch.setattr(trainer, "SLOT_TABLE", table)
+        monkeypatch.setattr(base, "SLOT_TABLE", table)
     items = torch.randint(7, (30, 16), generator=torch.Generator().manual_seed(0))
     items[0] = 6
     kept = items.clone()
-    found, is_first = trainer.first_slots(items, 7)
+    found, is_first = base.first_slots(items, 7)
     assert found.tolist() == [[row.index(item) for item in row] for row in items.tolist()]
     assert torch.equal(is_first, found == torch.arange(16))
     assert torch.equal(items, kept)
-    assert trainer.first_slots(torch.zeros(2, 1, dtype=torch.int64), 1)[0].tolist() == [[0], [0]]
+    assert base.first_slots(torch.zeros(2, 1, dtype=torch.int64), 1)[0].tolist() == [[0], [0]]
 
 
 def test_a_round_is_the_same_by_table_and_by_sorting(registry, monkeypatch):
@@ -133,7 +137,7 @@ def test_a_round_is_the_same_by_table_and_by_sorting(registry, monkeypatch):
     monkeypatch.setattr(kernels, "why_not", lambda: "switched off")
     results = []
     for table in (0, 1 << 22):
-        monkeypatch.setattr(trainer, "SLOT_TABLE", table)
+        monkeypatch.setattr(base, "SLOT_TABLE", table)
         monkeypatch.setattr(sampling, "LISTED_OTHERS", table)
         results.append(train_once(backbone, model, step.train, LocalSettings(batch_size=40, local_epochs=2), step=step))
     for one, other in zip(*(result[0].tables() for result in results)):

@@ -11,9 +11,9 @@ from helpers import build, module_of
 from session_oracle import ITEM, left_padded, single_client
 
 from fedcl_bench import draws
+from fedcl_bench.data.stream import Sessions
 from fedcl_bench.errors import UserError
 from fedcl_bench.sequential import Dropout, Sequence, Start, xavier
-from fedcl_bench.stream import Sessions
 
 ENCODERS = pytest.mark.parametrize("name, options", [
     ("gru4rec", {}), ("sasrec", {}), ("sasrec", {"architecture": "recbole"}), ("tisasrec", {})],

@@ -18,16 +18,19 @@ from hypothesis import given
 from session_oracle import ITEM, drawn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedcl_bench import draws, prototypes, protocol, session_evaluation
-from fedcl_bench.evaluation import EvaluationSettings
-from fedcl_bench.federation import Federation, FederationSettings, run
-from fedcl_bench.growth import grow
+from fedcl_bench import draws, prototypes
+from fedcl_bench.client.sessions import (SessionTrainer, make_session_chunks,
+                                         window)
+from fedcl_bench.evaluation import sessions as session_ranking
+from fedcl_bench.evaluation.ranking import EvaluationSettings
+from fedcl_bench.federation import protocols
+from fedcl_bench.federation.growth import grow
+from fedcl_bench.federation.loop import Federation, FederationSettings, run
+from fedcl_bench.federation.round import train_round
 from fedcl_bench.method import DrawKey, Encoding
 from fedcl_bench.model import Snapshot
 from fedcl_bench.prototypes import fuse, gaussian_epsilon, nearest
-from fedcl_bench.rounds import train_round
 from fedcl_bench.sampling import LocalSettings
-from fedcl_bench.session_local import SessionTrainer, make_session_chunks, window
 from fedcl_bench.testing.worlds import session_log, session_stream, sessions_of
 
 N_ITEMS = 40
@@ -356,8 +359,8 @@ def test_dropout_does_not_depend_on_chunks_or_threads(registry, backbone, settin
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
-            with (patch.object(protocol, "make_session_chunks", partial(make_session_chunks, chunk_clients=chunk)),
-                  patch.object(session_evaluation, "USERS_AT_ONCE", at_once)):
+            with (patch.object(protocols, "make_session_chunks", partial(make_session_chunks, chunk_clients=chunk)),
+                  patch.object(session_ranking, "USERS_AT_ONCE", at_once)):
                 return after_each_round(federation(registry, 2, backbone, dropout, "per_client", **settings))[-1]
         finally:
             torch.set_num_threads(before)

@@ -9,15 +9,16 @@ import pandas as pd
 import pytest
 from fabricate import USERS, fabricate_sessions
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-from fedcl_bench import figures
-from fedcl_bench.cli import main
-from fedcl_bench.errors import UserError
-from fedcl_bench.papers import fcucr
-from fedcl_bench.scores import Spread, user_histogram, validation_curves
-from fedcl_bench.specs import RunSpec
-from fedcl_bench.store import load_runs
 from synthetic import make_run
+
+from fedcl_bench.cli.main import main
+from fedcl_bench.errors import UserError
+from fedcl_bench.experiments.papers import fcucr
+from fedcl_bench.reports import draw as draw_module
+from fedcl_bench.reports.scores import (Spread, user_histogram,
+                                        validation_curves)
+from fedcl_bench.runs.specs import RunSpec
+from fedcl_bench.runs.store import load_runs
 
 EARLY = {"ft": ((0.1, 0.4, 0.3, 0.2), (0.1, 0.2, 0.1)), "fcucr": ((0.1, 0.5, 0.45), (0.1, 0.5, 0.55))}  # per seed
 
@@ -51,7 +52,7 @@ def drawn(monkeypatch, runs, tmp_path, capsys):
     """Calls the command and gives (figures by file name, output)."""
     def draw(*arguments):
         found = {}
-        monkeypatch.setattr(figures, "save", lambda figure, path: found.__setitem__(path.stem, figure))
+        monkeypatch.setattr(draw_module, "save", lambda figure, path: found.__setitem__(path.stem, figure))
         assert main(["figures", "--paper", "fcucr", "--records", str(runs), "--out", str(tmp_path), "--format", "png",
                      *arguments]) == 0
         return found, capsys.readouterr().out

@@ -11,15 +11,16 @@ import pytest
 from fabricate import USERS, fabricate_sessions
 from scipy import stats
 
-from fedcl_bench import compact, papers
-from fedcl_bench.cli import main
+from fedcl_bench.cli.main import main
 from fedcl_bench.errors import UserError
-from fedcl_bench.papers import Key, Printed, fcucr
-from fedcl_bench.reproduction import Status, half_width, page, status
-from fedcl_bench.specs import RunSpec, expected_settings
-from fedcl_bench.store import load_runs, user_scores
-from fedcl_bench.tablefmt import csv_text, latex, markdown
-from fedcl_bench.tables import Cell, Source, build
+from fedcl_bench.experiments import papers
+from fedcl_bench.experiments.papers import Key, Printed, fcucr
+from fedcl_bench.reports.render import csv_text, latex, markdown
+from fedcl_bench.reports.reproduction import Status, half_width, page, status
+from fedcl_bench.reports.tables import Cell, Source, build
+from fedcl_bench.runs import compact
+from fedcl_bench.runs.specs import RunSpec, expected_settings
+from fedcl_bench.runs.store import load_runs, user_scores
 
 SEQUENTIAL = ("gru4rec", "sasrec", "tisasrec")
 
@@ -372,7 +373,7 @@ def test_pack_and_grid_take_figures_by_name(runs, tmp_path, capsys, monkeypatch)
     # Table 3 whole, FCUCR on TiSASRec, and k = 20, which is FCUCR itself.
     assert capsys.readouterr().out.startswith("6 of the 14 combinations of these tables and figures have records\n"
                                               "c/index.json: 13 runs in 2 files")
-    from fedcl_bench import grid
+    from fedcl_bench.experiments import grid
     part = grid.read_parts(None, {"paper": "fcucr", "figures": ("lambda",), "datasets": ("xing",),
                                   "set": {"init": "server"}})
     specs = part[0].specs()

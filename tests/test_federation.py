@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedcl_bench.config import make_config
 from fedcl_bench.errors import RunFailed, UserError
-from fedcl_bench.evaluation import UserScores, rank_all
-from fedcl_bench.federation import require_finite, run
+from fedcl_bench.evaluation.ranking import UserScores, rank_all
+from fedcl_bench.federation.loop import require_finite, run
+from fedcl_bench.federation.server import participants
 from fedcl_bench.model import Snapshot
-from fedcl_bench.server import participants
+from fedcl_bench.runs.config import make_config
 
 USER, ITEM = "user_embedding.weight", "item_embedding.weight"
 
@@ -75,7 +75,7 @@ def test_patience_counts_rounds_whatever_is_validated(federation, monkeypatch, p
         seen.append(round_)
         return UserScores(torch.zeros(1), {"ndcg@20": torch.tensor([values[round_]], dtype=torch.float64)})
 
-    monkeypatch.setattr("fedcl_bench.protocol.Lists.validate", validate)
+    monkeypatch.setattr("fedcl_bench.federation.protocols.Lists.validate", validate)
     found = last_of_block0(federation(rounds=10, patience=patience, evaluate_every=interval))
     assert seen == validated == [row["round"] for row in found.curve if not math.isnan(row["valid"])]
     assert (found.round, found.best_at, found.best_value) == (validated[-1] + 1, best, values[best])

@@ -9,17 +9,22 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
-
-from fedcl_bench import scores
-from fedcl_bench.cli import main
-from fedcl_bench.figures import (COLUMN, FORMATS, PAGE, BarPanel, SettingPanel, critical_difference_diagram,
-                                 early_curves, forgetting_maps, improvement_bars, looks, save, sensitivity,
-                                 user_histograms, validation_curves)
-from fedcl_bench.scores import Curve, Histogram, Spread, improvement, mean_matrix, spread, variations
-from fedcl_bench.significance import friedman
-from fedcl_bench.specs import RunSpec
-from fedcl_bench.store import load_runs
 from synthetic import SETTINGS, flat_runs, make_run
+
+from fedcl_bench.cli.main import main
+from fedcl_bench.reports import scores
+from fedcl_bench.reports.draw import (COLUMN, FORMATS, PAGE, BarPanel,
+                                      SettingPanel,
+                                      critical_difference_diagram,
+                                      early_curves, forgetting_maps,
+                                      improvement_bars, looks, save,
+                                      sensitivity, user_histograms,
+                                      validation_curves)
+from fedcl_bench.reports.scores import (Curve, Histogram, Spread, improvement,
+                                        mean_matrix, spread, variations)
+from fedcl_bench.runs.specs import RunSpec
+from fedcl_bench.runs.store import load_runs
+from fedcl_bench.stats.significance import friedman
 
 LABELS = {"ft": "FT", "reg": "Reg", "kd": "KD", "rlp2": "RLP2†", "spp": "SPP†", "f3crec": "F3CRec"}
 LOOK = looks(LABELS)
@@ -317,9 +322,9 @@ def test_command_draws_what_there_is(at_records, capsys, tmp_path):
 
 
 def test_numbers_of_the_command_come_from_the_records(at_records, tmp_path, monkeypatch, capsys):
-    from fedcl_bench import figures
+    from fedcl_bench.reports import draw
     drawn = []
-    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(draw, "save", lambda figure, path: drawn.append(figure))
     assert main(["figures", *QUICK, "--figure", "3", "--methods", "ft,kd,reg", "--backbones", "fedmf",
                  "--format", "png", "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out

@@ -13,14 +13,15 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from fedcl_bench import grid, pool
-from fedcl_bench.cli import main
-from fedcl_bench.errors import UserError
-from fedcl_bench.memory import peak_mib, reset_peak
-from fedcl_bench.pool import Board, Outcome, Pool, Running
-from fedcl_bench.specs import RunSpec, seed_text
 from test_resume import same_numbers
+
+from fedcl_bench.cli.main import main
+from fedcl_bench.errors import UserError
+from fedcl_bench.experiments import grid
+from fedcl_bench.ops.memory import peak_mib, reset_peak
+from fedcl_bench.runs.specs import RunSpec, seed_text
+from fedcl_bench.workers import pool
+from fedcl_bench.workers.pool import Board, Outcome, Pool, Running
 
 ROOT = Path(__file__).resolve().parents[1]
 CELLS = ["--methods", "ft,kd", "--backbones", "fedmf", "--seeds", "2", "--set", "rounds=2"]
@@ -170,8 +171,8 @@ def test_runs_of_a_paper(monkeypatch):
     def specs(paper, tables, **chosen):
         asked.update(chosen, paper=paper, tables=tuple(tables))
         return [RunSpec("f3crec", "fedmf", "ml-100k", (("without", "cc"),))]
-    monkeypatch.setitem(sys.modules, "fedcl_bench.papers", types.SimpleNamespace(specs=specs))
-    monkeypatch.setattr("fedcl_bench.papers", types.SimpleNamespace(specs=specs), raising=False)
+    monkeypatch.setitem(sys.modules, "fedcl_bench.experiments.papers", types.SimpleNamespace(specs=specs))
+    monkeypatch.setattr("fedcl_bench.experiments.papers", types.SimpleNamespace(specs=specs), raising=False)
     part = grid.Part(datasets=("ml-100k",), set={"rounds": 2}, paper="f3crec", tables=(3,))
     assert part.specs() == [RunSpec("f3crec", "fedmf", "ml-100k", (("without", "cc"), ("rounds", 2)))]
     assert asked == dict(paper="f3crec", tables=(3,), datasets=("ml-100k",), backbones=None, methods=None)

@@ -13,18 +13,20 @@ from helpers import build
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcl_bench import kernels, parallel, rounds, sampling
+from fedcl_bench import parallel, sampling
+from fedcl_bench.client.fused import plan_of
+from fedcl_bench.data.stream import Step
+from fedcl_bench.data.synth import World, as_step
 from fedcl_bench.errors import PluginError
-from fedcl_bench.growth import grow
-from fedcl_bench.inner_round import plan_of
+from fedcl_bench.federation import round as rounds
+from fedcl_bench.federation.growth import grow
+from fedcl_bench.federation.round import train_round, trainer_of
 from fedcl_bench.layers import ITEM, USER
 from fedcl_bench.method import DrawKey, Method, NoSettings
 from fedcl_bench.model import Snapshot
-from fedcl_bench.protection import Protection
-from fedcl_bench.rounds import train_round, trainer_of
+from fedcl_bench.ops import kernels
 from fedcl_bench.sampling import LocalSettings, make_chunks
-from fedcl_bench.stream import Step
-from fedcl_bench.synth import World, as_step
+from fedcl_bench.stats.clip_noise import Protection
 from fedcl_bench.testing.worlds import ragged
 
 pytestmark = pytest.mark.skipif(kernels.why_not() is not None, reason=f"no compiled kernels: {kernels.why_not()}")

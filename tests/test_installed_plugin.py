@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcl_bench.cli import main
+from fedcl_bench.cli.main import main
 
 pytest.importorskip("setuptools", reason="needs setuptools to build a package without network")
 ROOT = Path(__file__).resolve().parents[1]

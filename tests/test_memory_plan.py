@@ -9,12 +9,12 @@ import sys
 import pytest
 import torch
 
-from fedcl_bench import memory_plan
-from fedcl_bench.cli import main
-from fedcl_bench.config import make_config
+from fedcl_bench.cli.main import main
 from fedcl_bench.errors import UserError
-from fedcl_bench.memory import Available, available
-from fedcl_bench.memory_plan import plan, require
+from fedcl_bench.ops.memory import Available, available
+from fedcl_bench.runs import memory_plan
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.memory_plan import plan, require
 
 CPU = torch.device("cpu")
 LAST, BEFORE = (943, 1152), (827, 1148)  # users and items of ML-100K's blocks 3 and 2
@@ -167,7 +167,7 @@ def test_the_command_refuses_before_anything_is_written(monkeypatch, tmp_path, c
 def test_imports_are_not_searched_for_garbage_later():
     """What PyTorch's import leaves is frozen, once; what comes later is not."""
     said = subprocess.run([sys.executable, "-c", "import gc\n"
-                           "from fedcl_bench.memory import importing\n"
+                           "from fedcl_bench.ops.memory import importing\n"
                            "with importing():\n    import torch\n    assert not gc.isenabled()\n"
                            "frozen = gc.get_freeze_count()\n"
                            "with importing():\n    assert gc.isenabled()\n"

@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 import torch
 from helpers import ITEM, USER, TableBackbone, build
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from fedcl_bench import kernels
-from fedcl_bench.continual import summaries
 from fedcl_bench.errors import UserError
-from fedcl_bench.evaluation import is_product, list_metrics, parse_metric, rank_all, users_at_once
-from fedcl_bench.highest import highest
+from fedcl_bench.evaluation.continual import summaries
+from fedcl_bench.evaluation.ranking import (is_product, list_metrics,
+                                            parse_metric, rank_all,
+                                            users_at_once)
 from fedcl_bench.model import Snapshot
+from fedcl_bench.ops import kernels
+from fedcl_bench.ops.topk import highest
 from fedcl_bench.testing.worlds import ragged
 
 
@@ -80,7 +83,7 @@ def test_rank_all_in_pieces_is_the_same(monkeypatch):
     model = Snapshot({"items": torch.zeros(30, 1)}, {"scores": torch.randn(17, 30)})
     target, mask = ragged(*([i % 30, (i + 3) % 30] for i in range(17))), ragged(*([(i + 1) % 30] for i in range(17)))
     whole = rank_all(TableBackbone(), model, target, [mask], [10])
-    monkeypatch.setattr("fedcl_bench.evaluation._SCORES_AT_ONCE", 61)
+    monkeypatch.setattr("fedcl_bench.evaluation.ranking._SCORES_AT_ONCE", 61)
     pieces = rank_all(TableBackbone(), model, target, [mask], [10])
     for name in whole.values:
         assert torch.equal(whole.values[name], pieces.values[name])
@@ -163,13 +166,13 @@ def test_sampled_candidates_alone_rank_as_among_all_items(registry, monkeypatch)
 
     def scored_items():
         sizes = []
-        monkeypatch.setattr("fedcl_bench.evaluation.score_pairs", lambda *a: sizes.append(a[3].shape) or pairs(*a))
+        monkeypatch.setattr("fedcl_bench.evaluation.ranking.score_pairs", lambda *a: sizes.append(a[3].shape) or pairs(*a))
         return sizes, rank_all(backbone, model, ragged(*target), masks, [5, 20], candidates=candidates)
 
-    pairs = sys.modules["fedcl_bench.evaluation"].score_pairs
+    pairs = sys.modules["fedcl_bench.evaluation.ranking"].score_pairs
     sizes, alone = scored_items()
     assert sizes == [(users, m + 3)]
-    monkeypatch.setattr("fedcl_bench.evaluation._ITEMS_PER_CANDIDATE", 100)
+    monkeypatch.setattr("fedcl_bench.evaluation.ranking._ITEMS_PER_CANDIDATE", 100)
     sizes, whole = scored_items()
     assert sizes == []
     assert set(alone.values["hit@5"].tolist()) == {0.0, 1.0}

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import build, one_step, ragged
 
-from fedcl_bench.cli import main
-from fedcl_bench.commands.new_plugin import TEMPLATES
+from fedcl_bench.cli.commands.new_plugin import TEMPLATES
+from fedcl_bench.cli.main import main
 from fedcl_bench.method import DrawKey
 from fedcl_bench.model import Snapshot
-from fedcl_bench.registry import discover
-from helpers import build, one_step, ragged
+from fedcl_bench.runs.registry import discover
 
 ROOT = Path(__file__).resolve().parents[1]
 ROUNDS = ["--set", "rounds=2"]

@@ -9,17 +9,19 @@ import oracle
 import pytest
 import torch
 
-from fedcl_bench import kernels, rounds, sampling
-from fedcl_bench import local as local_training
-from fedcl_bench.growth import grow
-from fedcl_bench.inner import is_inner
+from fedcl_bench import sampling
+from fedcl_bench.client import lists as local_training
+from fedcl_bench.client.factored import is_inner
+from fedcl_bench.federation import round as rounds
+from fedcl_bench.federation.growth import grow
+from fedcl_bench.federation.round import train_round
+from fedcl_bench.federation.server import aggregate
 from fedcl_bench.method import DrawKey
 from fedcl_bench.model import Snapshot
+from fedcl_bench.ops import kernels
 from fedcl_bench.parallel import workers
-from fedcl_bench.protection import OPEN
-from fedcl_bench.rounds import train_round
 from fedcl_bench.sampling import WEIGHTED_BATCHES, LocalSettings, make_chunks
-from fedcl_bench.server import aggregate
+from fedcl_bench.stats.clip_noise import OPEN
 
 ITEM = "item_embedding.weight"
 SEED, ROUND = 3, 4

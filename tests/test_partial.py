@@ -11,14 +11,14 @@ import pytest
 import torch
 from helpers import build, module_of
 
+from fedcl_bench.client.at_rest import PartialTrainer, holds_whole, is_partial
+from fedcl_bench.client.base import Slots
 from fedcl_bench.errors import PluginError
-from fedcl_bench.growth import grow
+from fedcl_bench.federation.growth import grow
+from fedcl_bench.federation.round import train_round, trainer_of
 from fedcl_bench.method import DrawKey, Method, NoSettings
 from fedcl_bench.model import Snapshot
-from fedcl_bench.partial import PartialTrainer, holds_whole, is_partial
-from fedcl_bench.rounds import train_round, trainer_of
 from fedcl_bench.sampling import LocalSettings, make_chunks
-from fedcl_bench.trainer import Slots
 
 FT = Method(NoSettings())
 COMMON, PERSONAL = "item_commonality.weight", "item_personality.weight"

@@ -9,18 +9,19 @@ import pytest
 import torch
 from helpers import build
 
-from fedcl_bench import prepared, sampling
-from fedcl_bench.cli import main
-from fedcl_bench.config import make_config
-from fedcl_bench.datasets import build_stream, load_stream, locate
+from fedcl_bench import sampling
+from fedcl_bench.cli.main import main
+from fedcl_bench.data import prepared
+from fedcl_bench.data.datasets import build_stream, load_stream, locate
+from fedcl_bench.data.stream import Ragged, Stream, StreamSettings
+from fedcl_bench.data.synth import World, write
 from fedcl_bench.errors import UserError
-from fedcl_bench.growth import grow, row_width
+from fedcl_bench.federation.growth import grow, row_width
+from fedcl_bench.federation.round import train_round
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
-from fedcl_bench.rounds import train_round
+from fedcl_bench.runs.config import make_config
 from fedcl_bench.sampling import LaterChunk, LocalSettings, make_chunks
-from fedcl_bench.stream import Ragged, Stream, StreamSettings
-from fedcl_bench.synth import World, write
 
 SETTINGS = StreamSettings(k_core=0)
 
@@ -99,7 +100,7 @@ def test_command_and_a_run_on_it(folder, capsys, monkeypatch):
 
     def no_reading(*args):
         raise AssertionError("the interactions were read")
-    monkeypatch.setattr("fedcl_bench.datasets.load_interactions", no_reading)
+    monkeypatch.setattr("fedcl_bench.data.datasets.load_interactions", no_reading)
     assert main([*run, str(folder / "b")]) == 0
     after = json.loads(capsys.readouterr().out)
     assert after["hash"] == before["hash"] and after["metrics"] == before["metrics"]

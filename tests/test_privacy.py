@@ -11,21 +11,24 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
+from helpers import build, federation, finish
 from scipy import optimize, stats
 
-from fedcl_bench import draws, privacy
-from fedcl_bench.config import make_config
+from fedcl_bench import draws
 from fedcl_bench.errors import UserError
-from fedcl_bench.federation import acting_in, open_step, protocol_of, run, Progress
+from fedcl_bench.federation.loop import (Progress, acting_in, open_step,
+                                         protocol_of, run)
+from fedcl_bench.federation.round import train_round, trainer_of
+from fedcl_bench.federation.server import most_rounds, participants
 from fedcl_bench.method import DrawKey
-from fedcl_bench.privacy import closed_form, epsilon, sentences
-from fedcl_bench.protection import OPEN, Protection
-from fedcl_bench.rounds import train_round, trainer_of
-from fedcl_bench.runner import execute
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.runner import execute
 from fedcl_bench.sampling import LocalSettings
-from fedcl_bench.server import most_rounds, participants
-from fedcl_bench.testing.worlds import session_log, session_stream, small_stream
-from helpers import build, federation, finish
+from fedcl_bench.stats import accounting
+from fedcl_bench.stats.accounting import closed_form, epsilon, sentences
+from fedcl_bench.stats.clip_noise import OPEN, Protection
+from fedcl_bench.testing.worlds import (session_log, session_stream,
+                                        small_stream)
 
 # Every kind of upload: touched rows of one and of several tables, dense parameters, whole tables, personal tables, the
 # client's own copy, penalties on rows that a client does not touch (with several numbers of local batches), sessions.
@@ -207,7 +210,7 @@ def test_without_the_package_a_bound_is_given(monkeypatch):
     without_the_package(monkeypatch)
     text, = sentences(Protection(1.0, 1.0), 249, [])
     assert "epsilon = 498, delta = 1e-05 over 249 rounds" in text
-    assert text.endswith(f"An upper bound; for a tighter one: {privacy.INSTALL}.")
+    assert text.endswith(f"An upper bound; for a tighter one: {accounting.INSTALL}.")
     wanted = 200.0 * 0.01 + 2.0 * math.sqrt(2.0 * math.log(1e5))  # rho = T (2C)^2 / (2 s^2)
     assert closed_form(Protection(1.0, 10.0, "gaussian"), 100, 1e-5) == pytest.approx(wanted)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedcl_bench.config import make_config
-from fedcl_bench.datasets import load_stream
-from fedcl_bench.runner import execute
+from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.runner import execute
 
 # N@20 on blocks 0-3 after 12 rounds each, seed 0, default stream. The tolerance covers other processors' rounding.
 GOLDEN = {"ft": [0.1601, 0.0580, 0.0493, 0.0880], "reg": [0.1601, 0.0593, 0.0493, 0.0879],

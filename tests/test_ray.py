@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from fedcl_bench import cluster as joining
-from fedcl_bench.cli import main
-from fedcl_bench.grid_view import View
-from fedcl_bench.progress import Display
-from fedcl_bench.ray_workers import Runner, lost
-from fedcl_bench.records import Record
-from fedcl_bench.worker import Job
 from test_grid import records
 from test_resume import same_numbers
+
+from fedcl_bench.cli.grid_view import View
+from fedcl_bench.cli.main import main
+from fedcl_bench.cli.progress import Display
+from fedcl_bench.runs.records import Record
+from fedcl_bench.workers import cluster as joining
+from fedcl_bench.workers.ray_crew import Runner, lost
+from fedcl_bench.workers.worker import Job
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 pytest.importorskip("ray", reason="needs Ray: pip install '.[ray]'")

@@ -13,26 +13,29 @@ import torch
 from helpers import build, federation, finish, one_step, ragged
 from recbole.data.interaction import Interaction
 
-from fedcl_bench import cli, recbole_models
 from fedcl_bench.backbone import OwnBatch
-from fedcl_bench.config import make_config
-from fedcl_bench.datasets import load_stream
+from fedcl_bench.cli import main
+from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.draws import client_keys, key
 from fedcl_bench.errors import UserError
-from fedcl_bench.evaluation import EvaluationSettings
-from fedcl_bench.federation import run
-from fedcl_bench.growth import grow
-from fedcl_bench.keyed_random import Keyed
+from fedcl_bench.evaluation.ranking import EvaluationSettings
+from fedcl_bench.federation.growth import grow
+from fedcl_bench.federation.loop import run
+from fedcl_bench.federation.round import train_round
 from fedcl_bench.method import DrawKey, Method, NoSettings
 from fedcl_bench.model import Snapshot, score_users
 from fedcl_bench.parallel import workers
-from fedcl_bench.recbole_parameters import Law
-from fedcl_bench.recbole_survey import Outcome, markdown, survey, try_model
-from fedcl_bench.records import load_progress, save_progress
-from fedcl_bench.rounds import train_round
+from fedcl_bench.recbole import models
+from fedcl_bench.recbole.keyed_random import Keyed
+from fedcl_bench.recbole.parameters import Law
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.records import load_progress, save_progress
+from fedcl_bench.runs.specs import RunSpec, tuned_file
 from fedcl_bench.sampling import LocalSettings, draw_negatives, make_chunks
-from fedcl_bench.specs import RunSpec, tuned_file
-from fedcl_bench.testing.worlds import growing_stream, session_log, session_stream
+from fedcl_bench.testing.recbole_survey import (Outcome, markdown, survey,
+                                                try_model)
+from fedcl_bench.testing.worlds import (growing_stream, session_log,
+                                        session_stream)
 
 SEED, CPU = 3, torch.device("cpu")
 # Small sizes and no dropout: (settings of the backbone, RecBole's field names of a sample).
@@ -120,7 +123,7 @@ def oracle_model(name, backbone, items, n_items, negatives, model, user):
     import recbole.model.general_recommender as general
     import recbole.model.sequential_recommender as sequential
 
-    config = Config({**recbole_models.defaults(name), "USER_ID_FIELD": "user_id", "ITEM_ID_FIELD": "item_id",
+    config = Config({**models.defaults(name), "USER_ID_FIELD": "user_id", "ITEM_ID_FIELD": "item_id",
               "NEG_PREFIX": "neg_", "LABEL_FIELD": "label", "LIST_SUFFIX": "_list",
               "ITEM_LIST_LENGTH_FIELD": "item_length", "MAX_ITEM_LIST_LENGTH": backbone.settings.max_length,
               "INVERSE_ITEM_SEQ": "Inverse_item_id_list", "device": "cpu", "require_pow": False,
@@ -542,7 +545,7 @@ def test_unknown_models_name_the_nearest_and_idle_settings_are_refused(registry,
     for backbone, name in (("recbole:MultiDAE", "dim"), ("recbole:BPR", "max_length")):
         with pytest.raises(UserError, match=f"setting '{name}'.*has no effect"):
             make_config(registry, "ft", backbone, "ml-100k", overrides=[("--set", {name: "9"})])
-    assert cli.main(["list", "recbole:bpr"]) == 0
+    assert main.main(["list", "recbole:bpr"]) == 0
     assert "RecBole 1.2.0's general recommender BPR" in capsys.readouterr().out
 
 
@@ -551,12 +554,12 @@ def test_in_grid_compare_check_and_tables(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     small = ["--set", "rounds=1", "--set", "blocks=2", "--set", "k_core=70", "--set", "dim=4"]
     cells = ["--backbones", "recbole:bpr", "--datasets", "ml-100k", *small]
-    assert cli.main(["grid", "--methods", "ft,kd", *cells, "--jobs", "1"]) == 0
-    assert cli.main(["compare", "kd", "ft", "--backbone", "recbole:BPR", *small]) == 0
+    assert main.main(["grid", "--methods", "ft,kd", *cells, "--jobs", "1"]) == 0
+    assert main.main(["compare", "kd", "ft", "--backbone", "recbole:BPR", *small]) == 0
     assert "kd on recbole:BPR, ml-100k" in capsys.readouterr().out
-    assert cli.main(["compare", "kd", "ft", "--backbone", "recbole:BPRR", *small]) == 2
+    assert main.main(["compare", "kd", "ft", "--backbone", "recbole:BPRR", *small]) == 2
     assert "Did you mean 'BPR'?" in capsys.readouterr().err
-    assert cli.main(["check", "recbole:bprr"]) == 2
+    assert main.main(["check", "recbole:bprr"]) == 2
     assert "Did you mean 'BPR'?" in capsys.readouterr().err
 
 
@@ -603,10 +606,10 @@ def test_a_model_that_crashes_is_listed_with_the_reason(monkeypatch):
         raise ZeroDivisionError("no luck")
 
     monkeypatch.setattr(BPR, "calculate_loss", broken)
-    from fedcl_bench import recbole_backbone
-    recbole_backbone._design.cache_clear()
+    from fedcl_bench.recbole import backbone
+    backbone._design.cache_clear()
     found = try_model("BPR", growing_stream(blocks=2))
-    recbole_backbone._design.cache_clear()
+    backbone._design.cache_clear()
     assert found == Outcome("BPR", "general", "refused", "its loss fails on one client: ZeroDivisionError: no luck")
 
 
@@ -618,7 +621,7 @@ def usable():
 
 
 def test_enough_models_are_usable():
-    kinds = recbole_models.names()
+    kinds = models.names()
     assert sum(kinds[name] == "general" for name in usable()) == 12
     assert sum(kinds[name] == "sequential" for name in usable()) == 19
 
@@ -635,8 +638,8 @@ def test_two_blocks_of_ml_100k_equal_one_client_at_a_time(registry, name):
     """FT on all, F3CRec on the general ones, in double precision; a tenth of the clients in each round."""
     settings = {"blocks": 2, "k_core": 70, "rounds": 2, "client_ratio": 0.1, "precision": "float64",
                 **SLIM.get(name, {"dim": 8})}
-    settings |= {"max_length": 8} if recbole_models.names()[name] == "sequential" else {}
-    for method in ("ft", "f3crec") if recbole_models.names()[name] == "general" else ("ft",):
+    settings |= {"max_length": 8} if models.names()[name] == "sequential" else {}
+    for method in ("ft", "f3crec") if models.names()[name] == "general" else ("ft",):
         found = []
         for alone in (False, True):
             config = make_config(registry, method, f"recbole:{name}", "ml-100k", overrides=[("test", settings)])

@@ -6,9 +6,11 @@ import json
 
 import pytest
 
-from fedcl_bench.cli import main
+from fedcl_bench.cli.main import main
 from fedcl_bench.errors import UserError
-from fedcl_bench.registry import code_digest, discover, shipped
+from fedcl_bench.files import shipped
+from fedcl_bench.runs.identity import changed, code_digest
+from fedcl_bench.runs.registry import discover
 from fedcl_bench.settings import assemble, setting
 
 SHRINK = '''"""Shrink: an example method in one file."""
@@ -86,6 +88,12 @@ def test_digest_is_the_same_on_every_python(tmp_path):
     assert code_digest(path) == "be6d150c7d385f487eb8503ca921ff88"
 
 
+def test_shipped_code_that_changed_has_the_digest_of_published_records():
+    """Whoever changes shipped code says so: ``python -m fedcl_bench.runs.identity --same-numbers`` where numbers are
+    the same, or a new identity in the table where they are not."""
+    assert not changed()
+
+
 def test_a_broken_plugin_is_listed_and_fails_only_when_chosen(tmp_path, capsys):
     (tmp_path / "wrong.py").write_text("import nothing_of_this_name\n")
     registry = discover([tmp_path])
@@ -106,7 +114,7 @@ def test_two_plugins_of_one_name(tmp_path):
 
 def test_one_setting_name_cannot_mean_two_things(tmp_path):
     (tmp_path / "mine.py").write_text(SHRINK.replace("shrink: float", "rounds: float"))
-    from fedcl_bench.config import make_config
+    from fedcl_bench.runs.config import make_config
     with pytest.raises(UserError, match="'rounds' is declared by both"):
         make_config(discover([tmp_path]), "shrink", "fedmf", "ml-100k")
 
@@ -114,7 +122,7 @@ def test_one_setting_name_cannot_mean_two_things(tmp_path):
 def test_doctor_and_setup_agree():
     import configparser
 
-    from fedcl_bench.doctor import ACCOUNTANT, RAY, REQUIREMENTS
+    from fedcl_bench.cli.doctor import ACCOUNTANT, RAY, REQUIREMENTS
     parser = configparser.ConfigParser()
     parser.read(shipped("plugins").parent / "setup.cfg")
     lines = [line for line in parser["options"]["install_requires"].splitlines() if line and not line.startswith("#")]
@@ -146,7 +154,7 @@ def test_settings_accept_what_they_say():
 
 @pytest.mark.parametrize("stream", ["blocks", "static"])
 def test_every_combination_has_one_meaning_per_setting(registry, stream):
-    from fedcl_bench.config import resolve
+    from fedcl_bench.runs.config import resolve
     for method in registry.names("method"):
         for backbone in registry.names("backbone"):
             assert resolve(registry, method, backbone, "ml-100k", [("a test", {"stream": stream})])

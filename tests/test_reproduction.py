@@ -10,12 +10,12 @@ import pytest
 from fabricate import fabricate, level
 from scipy import stats
 
-from fedcl_bench.cli import main
-from fedcl_bench.papers import Key, Printed, f3crec
-from fedcl_bench.reproduction import Status, half_width, page, status
-from fedcl_bench.specs import RunSpec
-from fedcl_bench.store import load_runs
-from fedcl_bench.tables import Cell, Source
+from fedcl_bench.cli.main import main
+from fedcl_bench.experiments.papers import Key, Printed, f3crec
+from fedcl_bench.reports.reproduction import Status, half_width, page, status
+from fedcl_bench.reports.tables import Cell, Source
+from fedcl_bench.runs.specs import RunSpec
+from fedcl_bench.runs.store import load_runs
 
 KEY = Key("ml-100k", "fedmf", "kd", "ndcg@20", "avg")
 CELL = Cell(KEY, 4, mean=0.1, std=0.002, seeds=(0, 1, 2, 3, 4), printed=Printed("0.1000"))

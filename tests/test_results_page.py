@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fedcl_bench import papers
-from fedcl_bench.store import load_runs
-from fedcl_bench.tables import Source, build
+from fedcl_bench.experiments import papers
+from fedcl_bench.reports.tables import Source, build
+from fedcl_bench.runs.store import load_runs
 
 ROOT = Path(__file__).resolve().parents[1]
 

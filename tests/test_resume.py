@@ -12,12 +12,12 @@ import pandas as pd
 import pytest
 import torch
 
-from fedcl_bench import records, runner
-from fedcl_bench.cli import main
-from fedcl_bench.config import make_config
+from fedcl_bench.cli.main import main
 from fedcl_bench.errors import UserError
-from fedcl_bench.records import Corrupt, Record
-from fedcl_bench.runner import Interrupted, execute
+from fedcl_bench.runs import records, runner
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.records import Corrupt, Record
+from fedcl_bench.runs.runner import Interrupted, execute
 
 ROOT = Path(__file__).resolve().parents[1]
 ROUNDS = 6

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcl_bench.cli import main
+from fedcl_bench.cli.main import main
 
 SESSIONS = ["--set", "stream=sessions", "--set", "min_session_length=5", "--set", "min_sessions=4"]
 QUICK = ["--set", "rounds=1"]

@@ -8,18 +8,19 @@ import pytest
 import torch
 from helpers import build
 
-from fedcl_bench import draws, kernels, sequential
+from fedcl_bench import draws, sequential
+from fedcl_bench.client.base import ChunkTrainer
+from fedcl_bench.client.optim import stacked_optimiser
+from fedcl_bench.client.sessions import make_session_chunks
+from fedcl_bench.federation.growth import grow
+from fedcl_bench.federation.round import train_round
 from fedcl_bench.functional import attention, layer_norm, linear
-from fedcl_bench.growth import grow
 from fedcl_bench.model import Snapshot
-from fedcl_bench.optim import stacked_optimiser
+from fedcl_bench.ops import kernels
 from fedcl_bench.parallel import even_pieces
-from fedcl_bench.rounds import train_round
 from fedcl_bench.sampling import LocalSettings
 from fedcl_bench.sequential import Dropout
-from fedcl_bench.session_local import make_session_chunks
 from fedcl_bench.testing.worlds import session_log, session_stream
-from fedcl_bench.trainer import ChunkTrainer
 
 C, N, D = 3, 5, 4
 

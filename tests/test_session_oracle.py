@@ -8,9 +8,9 @@ import torch
 from helpers import build
 from session_oracle import ITEM, Oracle
 
-from fedcl_bench.evaluation import EvaluationSettings
-from fedcl_bench.federation import Federation, FederationSettings, run
-from fedcl_bench.growth import grow
+from fedcl_bench.evaluation.ranking import EvaluationSettings
+from fedcl_bench.federation.growth import grow
+from fedcl_bench.federation.loop import Federation, FederationSettings, run
 from fedcl_bench.model import Snapshot
 from fedcl_bench.sampling import LocalSettings
 from fedcl_bench.testing.worlds import session_log, session_stream

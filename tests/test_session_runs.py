@@ -8,15 +8,17 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from fedcl_bench import draws, federation as rounds, protocol
-from fedcl_bench.config import make_config
-from fedcl_bench.datasets import load_stream
-from fedcl_bench.federation import run
+from fedcl_bench import draws
+from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.data.recbole_files import bundled
+from fedcl_bench.federation import loop as rounds
+from fedcl_bench.federation import protocols
+from fedcl_bench.federation.loop import run
+from fedcl_bench.federation.server import participants
 from fedcl_bench.model import score_pairs
-from fedcl_bench.records import load_progress, save_progress
-from fedcl_bench.recbole_adapter import bundled
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.records import load_progress, save_progress
 from fedcl_bench.sampling import draw_negatives
-from fedcl_bench.server import participants
 
 ITEM = "item_embedding.weight"
 CUT = {"stream": "sessions", "min_session_length": 5, "min_sessions": 4}  # and the default gap of 30 minutes
@@ -181,13 +183,13 @@ def test_early_session_adds_a_curve_and_changes_nothing(registry, stream):
 @pytest.mark.parametrize("draw,valid", [("once", 1), ("redraw", 3)])
 def test_candidates(registry, stream, draw, valid):
     """Drawn once, they are the same in all rounds; redrawn, all evaluations differ. None is trained on."""
-    found, original = {}, protocol.draw_session_candidates
+    found, original = {}, protocols.draw_session_candidates
 
     def spy(step, purpose, *args):
         items = original(step, purpose, *args)
         found.setdefault(purpose, []).append(items)
         return items
-    with patch.object(protocol, "draw_session_candidates", spy):
+    with patch.object(protocols, "draw_session_candidates", spy):
         finish(federation(registry, stream, "ft", rounds=3, candidate_draw=draw, tested_round="last"))
     assert len(found["valid"]) == valid and len(found["test"]) == 1
     every, trained = [*found["valid"], *found["test"]], stream.steps[0].train
@@ -202,9 +204,9 @@ def test_candidates(registry, stream, draw, valid):
 def test_candidates_alone_rank_as_among_all_items(registry, stream, monkeypatch, backbone, settings):
     """Validation that scores the sampled items only, against one that scores all."""
     def valid(items_per_candidate):
-        monkeypatch.setattr("fedcl_bench.evaluation._ITEMS_PER_CANDIDATE", items_per_candidate)
+        monkeypatch.setattr("fedcl_bench.evaluation.ranking._ITEMS_PER_CANDIDATE", items_per_candidate)
         sizes = []
-        monkeypatch.setattr("fedcl_bench.session_evaluation.score_pairs",
+        monkeypatch.setattr("fedcl_bench.evaluation.sessions.score_pairs",
                             lambda *a: sizes.append(a[3].shape[1]) or score_pairs(*a))
         curve = finish(federation(registry, stream, "ft", backbone, **settings)).curve
         return [row["valid"] for row in curve], set(sizes)

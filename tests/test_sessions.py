@@ -11,13 +11,13 @@ import pytest
 import torch
 from hypothesis import given
 
-from fedcl_bench.cli import main
-from fedcl_bench.config import make_config
-from fedcl_bench.datasets import load_config, load_stream, statistics
+from fedcl_bench.cli.main import main
+from fedcl_bench.data.datasets import load_config, load_stream, statistics
+from fedcl_bench.data.recbole_files import Interactions
+from fedcl_bench.data.sessions import build_sessions
+from fedcl_bench.data.stream import StreamSettings
 from fedcl_bench.errors import UserError
-from fedcl_bench.recbole_adapter import Interactions
-from fedcl_bench.sessions import build_sessions
-from fedcl_bench.stream import StreamSettings
+from fedcl_bench.runs.config import make_config
 
 CUT = StreamSettings(stream="sessions", k_core=0)
 READ = StreamSettings(stream="sessions", k_core=0, session_from="column", session_split="column")
@@ -347,7 +347,7 @@ def test_columns_are_part_of_a_runs_identity(registry, tmp_path, monkeypatch):
     original = load_config("xing")
 
     def name(settings=None, **changes):
-        monkeypatch.setattr("fedcl_bench.datasets.load_config", lambda _: dataclasses.replace(original, **changes))
+        monkeypatch.setattr("fedcl_bench.data.datasets.load_config", lambda _: dataclasses.replace(original, **changes))
         return make_config(registry, "ft", "fedmf", "xing", 0, [("test", settings or {})], tmp_path).hash
     changes = {"SESSION_FIELD": "user_id", "SPLIT_FIELD": "user_id", "EVENT_FIELD": "user_id", "drop_events": ("4",)}
     cut = {"session_from": "gap", "session_split": "last"}

@@ -7,17 +7,19 @@ from dataclasses import replace
 
 import pytest
 import torch
-
-from fedcl_bench import draws
-from fedcl_bench.config import make_config
-from fedcl_bench.datasets import load_stream
-from fedcl_bench.division import check_divisible, divide, progress_part, stream_part, whole_progress
-from fedcl_bench.errors import RunFailed, UserError
-from fedcl_bench.federation import Progress, run
-from fedcl_bench.runner import execute
-from fedcl_bench.shards import TRIES, Conductor, Died, Shard
 from test_combinations import SMALL, STABLE
 from test_resume import same_numbers
+
+from fedcl_bench import draws
+from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.errors import RunFailed, UserError
+from fedcl_bench.federation.loop import Progress, run
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.runner import execute
+from fedcl_bench.workers.partition import (check_divisible, divide,
+                                           progress_part, stream_part,
+                                           whole_progress)
+from fedcl_bench.workers.shards import TRIES, Conductor, Died, Shard
 
 SESSIONS = {"min_session_length": 5, "min_sessions": 4, "stream": "sessions"}
 TINY = {**SESSIONS, "dim": 8, "max_length": 10, "local_epochs": 1}

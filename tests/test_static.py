@@ -12,23 +12,27 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import TableBackbone, build, federation, finish, one_step, train_once
-from hypothesis import given, settings, strategies as st
+from helpers import (TableBackbone, build, federation, finish, one_step,
+                     train_once)
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
-from fedcl_bench import config, sampling
+from fedcl_bench import sampling
 from fedcl_bench.backbone import Backbone
-from fedcl_bench.cli import main
-from fedcl_bench.config import STATIC_DEFAULTS, layers, make_config
-from fedcl_bench.datasets import load_config, load_stream
+from fedcl_bench.cli.main import main
+from fedcl_bench.data.datasets import load_config, load_stream
+from fedcl_bench.data.recbole_files import Interactions
+from fedcl_bench.data.stream import StreamSettings, build_static
 from fedcl_bench.errors import UserError
-from fedcl_bench.evaluation import EvaluationSettings, draw_candidates, rank_all
-from fedcl_bench.federation import run
+from fedcl_bench.evaluation.ranking import (EvaluationSettings,
+                                            draw_candidates, rank_all)
+from fedcl_bench.federation.loop import run
 from fedcl_bench.model import Snapshot, score_users
-from fedcl_bench.recbole_adapter import Interactions
-from fedcl_bench.records import Record
+from fedcl_bench.runs import config
+from fedcl_bench.runs.config import STATIC_DEFAULTS, layers, make_config
+from fedcl_bench.runs.records import Record
 from fedcl_bench.sampling import LocalSettings, draw_negatives, make_chunks
-from fedcl_bench.stream import StreamSettings, build_static
 from fedcl_bench.testing.worlds import ragged, small_interactions
 
 STATIC = StreamSettings(stream="static", k_core=0)

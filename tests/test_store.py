@@ -10,13 +10,14 @@ import pandas as pd
 import pytest
 from fabricate import fabricate, level
 
-from fedcl_bench import compact
-from fedcl_bench.cli import main
-from fedcl_bench.config import make_config
+from fedcl_bench.cli.main import main
 from fedcl_bench.errors import UserError
-from fedcl_bench.runner import execute
-from fedcl_bench.specs import RunSpec
-from fedcl_bench.store import load_runs, matching, one_protocol, user_scores
+from fedcl_bench.runs import compact
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.runner import execute
+from fedcl_bench.runs.specs import RunSpec
+from fedcl_bench.runs.store import (load_runs, matching, one_protocol,
+                                    user_scores)
 
 QUICK = (("rounds", 2),)
 REAL = RunSpec("f3crec", "fedmf", "ml-100k", QUICK)

@@ -11,12 +11,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fedcl_bench.config import make_config
-from fedcl_bench.datasets import configured, load_config, load_stream
-from fedcl_bench.recbole_adapter import Interactions, bundled, load_interactions
-from fedcl_bench.stream import (StreamSettings, block_of_rows, build_blocks, read_split_file, split_of_rows, statistics)
+from fedcl_bench.data.datasets import configured, load_config, load_stream
+from fedcl_bench.data.recbole_files import (Interactions, bundled,
+                                            load_interactions)
+from fedcl_bench.data.stream import (StreamSettings, block_of_rows,
+                                     build_blocks, read_split_file,
+                                     split_of_rows, statistics)
+from fedcl_bench.runs.config import make_config
 
 FIELDS = {"user": "user_id", "item": "item_id", "time": "timestamp"}
 
@@ -176,8 +180,8 @@ def test_ragged_select(ml100k):
 def test_recbole_is_imported_without_scikit_learn_and_its_metrics_still_work():
     """RecBole's import of scikit-learn takes longer than reading ML-100K."""
     code = ("import sys\n"
-            "from fedcl_bench.config import make_config\nfrom fedcl_bench.datasets import load_stream\n"
-            "from fedcl_bench.registry import discover\n"
+            "from fedcl_bench.runs.config import make_config\nfrom fedcl_bench.data.datasets import load_stream\n"
+            "from fedcl_bench.runs.registry import discover\n"
             "config = make_config(discover(), 'ft', 'fedmf', 'ml-100k')\n"
             "load_stream(config.source, config.stream)\nconfig.backbone.cls(config.backbone_settings).new_rows(0, "
             "range(2), range(3))\n"

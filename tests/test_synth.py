@@ -10,14 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import optimize, stats
 
 from fedcl_bench import draws
-from fedcl_bench.cli import main, parse
+from fedcl_bench.cli.main import main, parse
+from fedcl_bench.data.synth import (FACTORS, LATE, SPAN, START, World,
+                                    _drifting, activity, all_interactions,
+                                    as_step, catalogue, interactions, write)
 from fedcl_bench.errors import UserError
-from fedcl_bench.synth import (FACTORS, LATE, SPAN, START, World, _drifting, activity, all_interactions, as_step,
-                               catalogue, interactions, write)
 
 WORLD = World(400, 300, per_user=20.0, seed=3)
 
@@ -144,7 +146,7 @@ def test_a_step_holds_the_rows_of_the_file(rows):
 
 def test_memory_is_bounded(tmp_path):
     """Ten times the rows in the same memory; those alone would take 24 MB."""
-    code = ("from fedcl_bench.synth import *; from fedcl_bench.memory import peak_mib; import sys\n"
+    code = ("from fedcl_bench.data.synth import *; from fedcl_bench.ops.memory import peak_mib; import sys\n"
             "for users in (5000, 50000):\n"
             "    write(World(users, 500, 20.0), Path(sys.argv[1]), 1 << 14); print(peak_mib())")
     done = subprocess.run([sys.executable, "-c", code, tmp_path / "x.inter"], stdout=subprocess.PIPE, text=True,

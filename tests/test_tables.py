@@ -19,15 +19,17 @@ import pytest
 from fabricate import USERS, fabricate, level
 from scipy import stats
 
-from fedcl_bench import compact, papers, tables
-from fedcl_bench.cli import main
+from fedcl_bench.cli.main import main
 from fedcl_bench.errors import UserError
-from fedcl_bench.papers import Key, f3crec, fcucr
-from fedcl_bench.registry import discover
-from fedcl_bench.specs import RunSpec
-from fedcl_bench.store import load_runs
-from fedcl_bench.tablefmt import csv_text, latex, markdown
-from fedcl_bench.tables import Source, build
+from fedcl_bench.experiments import papers
+from fedcl_bench.experiments.papers import Key, f3crec, fcucr
+from fedcl_bench.reports import tables
+from fedcl_bench.reports.render import csv_text, latex, markdown
+from fedcl_bench.reports.tables import Source, build
+from fedcl_bench.runs import compact
+from fedcl_bench.runs.registry import discover
+from fedcl_bench.runs.specs import RunSpec
+from fedcl_bench.runs.store import load_runs
 
 ROOT = Path(__file__).resolve().parents[1]
 BASELINES = {"ft": 0.080, "reg": 0.085, "kd": 0.090, "rlp2": 0.081, "spp": 0.084}
@@ -352,7 +354,7 @@ def test_mixed_data_is_refused(registry, tmp_path):
 # The other tables
 
 def test_statistics_are_those_of_the_data(registry, ml100k):
-    from fedcl_bench.stream import statistics
+    from fedcl_bench.data.stream import statistics
 
     def known(dataset):
         if dataset == "ml-100k":

@@ -9,12 +9,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fedcl_bench import datasets, tune
-from fedcl_bench.cli import main
+from fedcl_bench.cli.main import main
+from fedcl_bench.data import datasets
 from fedcl_bench.errors import UserError
-from fedcl_bench.pool import Outcome
-from fedcl_bench.specs import tuned_settings
-from fedcl_bench.tune import Combination, Effort
+from fedcl_bench.experiments import tune
+from fedcl_bench.experiments.tune import Combination, Effort
+from fedcl_bench.runs.specs import tuned_settings
+from fedcl_bench.workers.pool import Outcome
 
 FT, REG, KD, F3CREC = (Combination(method, "fedmf", "ml-100k") for method in ("ft", "reg", "kd", "f3crec"))
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Callable, Iterable
 
+from ..data.stream import Stream
 from ..errors import UserError
-from ..federation import run
+from ..federation.loop import run
 from ..method import does_something
-from ..registry import Plugin, Registry
-from ..stream import Stream
+from ..runs.registry import Plugin, Registry
 from . import interference, properties
 from .report import Inapplicable, Outcome, Report, Violated
 from .trials import Pair, is_sequential, stable, where, with_plugin
@@ -121,8 +121,8 @@ def stable_or_same(pair: Pair) -> Pair:
 
 def on_real_data(pair: Pair) -> str:
     """Two rounds in each block of a dense slice of ML-100K: the users and items with at least 70 interactions."""
-    from ..config import make_config
-    from ..datasets import load_stream
+    from ..data.datasets import load_stream
+    from ..runs.config import make_config
 
     config = make_config(pair.registry, "ft", "fedmf", "ml-100k", overrides=[("check", {"k_core": 70})])
     stream: Stream = load_stream(config.source, config.stream)

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..federation import run
-from ..records import load_progress, save_progress
-from ..registry import Registry, load_file
+from ..federation.loop import run
+from ..runs.records import load_progress, save_progress
+from ..runs.registry import Registry, load_file
 from .trials import Pair
 
 

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from ..backbone import Tables
-from ..federation import Federation, Progress, acting_in, open_step, protocol_of
+from ..data.stream import Step
+from ..federation.loop import (Federation, Progress, acting_in, open_step,
+                               protocol_of)
+from ..federation.round import train_round
+from ..federation.server import aggregate, participants
 from ..method import DrawKey
 from ..model import Snapshot, score_users
-from ..protection import OPEN
-from ..rounds import train_round
-from ..server import aggregate, participants
-from ..stream import Step
+from ..stats.clip_noise import OPEN
 from .report import Inapplicable, Violated
 from .trials import Pair, client_round, difference, tables_differ
 from .worlds import with_other_data, with_steps

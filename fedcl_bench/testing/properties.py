@@ -21,16 +21,15 @@ import torch
 
 from .. import contract
 from ..errors import RunFailed, UserError
-from ..federation import Progress
+from ..federation.loop import Progress
 from ..model import score_users
-from ..recbole_parameters import PADDING
-from ..records import load_progress, save_progress
-from ..registry import RECBOLE, Plugin
+from ..recbole.parameters import PADDING
+from ..runs.records import load_progress, save_progress
+from ..runs.registry import RECBOLE, Plugin
 from ..settings import checked
 from .report import Inapplicable, Violated
-from .trials import (Pair, all_tables, client_round, difference, finished, is_sequential, module_of, runs_differ,
-                     tables_differ)
-
+from .trials import (Pair, all_tables, client_round, difference, finished,
+                     is_sequential, module_of, runs_differ, tables_differ)
 
 # Of a plugin alone.
 

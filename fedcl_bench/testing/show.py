@@ -7,7 +7,7 @@ from collections import Counter
 
 from rich.console import Console
 
-from ..registry import Plugin
+from ..runs.registry import Plugin
 from .report import Outcome, Report
 
 

@@ -14,16 +14,18 @@ import torch
 from torch import Tensor
 
 from ..backbone import Backbone, Tables
-from ..config import resolve
+from ..data.stream import Stream
 from ..errors import RunFailed, UserError
-from ..federation import Federation, Progress, acting_in, open_step, protocol_of, run
+from ..federation.loop import (Federation, Progress, acting_in, open_step,
+                               protocol_of, run)
+from ..federation.round import trainer_of
+from ..federation.server import participants
 from ..method import DrawKey, Method
 from ..model import Snapshot
-from ..registry import Plugin, Registry, code_digest, discover
-from ..rounds import trainer_of
+from ..runs.config import resolve
+from ..runs.identity import identity
+from ..runs.registry import Plugin, Registry, discover
 from ..sequential import SequentialBackbone
-from ..server import participants
-from ..stream import Stream
 from .worlds import growing_stream, session_log, session_stream
 
 SESSION_ITEMS = 40
@@ -41,7 +43,7 @@ def with_plugin(cls: type) -> tuple[Registry, Plugin]:
     kind = "method" if issubclass(cls, Method) else "backbone"
     registry = discover()
     path = Path(inspect.getfile(cls))
-    plugin = Plugin(kind, cls.name, cls, path, code_digest(path))
+    plugin = Plugin(kind, cls.name, cls, path, identity(path))
     registry.plugins[kind, cls.name] = plugin
     return registry, plugin
 

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..recbole_adapter import Interactions
-from ..stream import Ragged, Sessions, Step, Stream, StreamSettings, build_blocks
+from ..data.recbole_files import Interactions
+from ..data.stream import (Ragged, Sessions, Step, Stream, StreamSettings,
+                           build_blocks)
 
 SPLITS = ("train", "valid", "test")
 

@@ -1,0 +1,176 @@
+"""What a server learns from one client's upload: which items the client trained on.
+
+The attacks use what the server has: the parameters it sent, the client's upload, the settings of the run. Nothing of
+them is learned, so they are a lower bound of what leaks.
+
+- *size*: items are ranked by how much their rows changed (F3CRec, section 5.6): a client changes the rows of its
+  training items and of its sampled negatives, so it hides its items among the negatives at best.
+- *direction*: with a factorisation, the rows of a client's positives are pushed along its private vector and those of
+  its negatives against it, so all changes lie on one line. They are projected on the direction in which they vary most;
+  which of its ends is the positives' is clear where there are more negatives: the one of fewer items.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Iterator
+
+import numpy as np
+import torch
+from scipy.stats import rankdata
+from torch import Tensor
+
+from .. import draws
+from ..backbone import Backbone, Tables
+from ..client.base import Slots, own_start_key
+from ..federation.round import Trained
+from ..method import DrawKey
+from ..model import Snapshot
+from ..stats.clip_noise import Protection, upload_key
+
+METRICS = ("size_auc", "size_precision", "size_auc_touched", "direction_auc", "direction_precision")
+_NUMBERS_AT_ONCE = 1 << 21  # of changes: bounds the memory of noise on rows that clients leave alone
+
+
+def auc(scores: np.ndarray, positive: np.ndarray, among: np.ndarray) -> np.ndarray:
+    """Of each row, the share of (positive, other) pairs of which the positive has the higher score; equal ones count
+    half.
+
+    Args:
+        scores: (C, items); positive: bool, the same shape; among: bool, the items that count.
+
+    Returns:
+        (C,); nan where a row has no such pair.
+    """
+    positive = positive & among
+    ranks = rankdata(np.where(among, scores, -np.inf), axis=1)
+    here, out = positive.sum(1), (~among).sum(1)
+    others = among.sum(1) - here
+    above = (ranks * positive).sum(1) - here * (here + 1) / 2 - here * out
+    with np.errstate(invalid="ignore"):
+        return above / (here * others)
+
+
+def precision(scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
+    """Of each row, the share of positives among its n+ highest scores, n+ being its number of positives, (C,).
+
+    Where scores are equal at the end of that list, any order of theirs is as likely.
+    """
+    count = positive.sum(1)
+    last = np.take_along_axis(-np.sort(-scores, axis=1), count[:, None] - 1, 1)
+    above, equal = scores > last, scores == last
+    left = count - above.sum(1)
+    return ((above & positive).sum(1) + left * (equal & positive).sum(1) / equal.sum(1)) / count
+
+
+def along_direction(changes: Tensor) -> Tensor:
+    """Changes along the direction in which they vary most, with positives high.
+
+    The negatives' end has the larger part of a vote, in which an item has the weight of its change, but at most the
+    mean weight: neither many rows that hardly changed nor a few that changed much decide it.
+
+    Args:
+        changes: float64, (C, items, d).
+
+    Returns:
+        (C, items).
+    """
+    direction = torch.linalg.eigh(changes.transpose(1, 2) @ changes).eigenvectors[:, :, -1:]
+    along = (changes @ direction).squeeze(2)
+    most = along.abs().mean(1, keepdim=True)
+    vote = torch.minimum(torch.maximum(along, -most), most).sum(1, keepdim=True)
+    return torch.where(vote > 0.0, -along, along)
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What each item was to each client in a round, bool of shape (C, items).
+
+    Attributes:
+        positive: the client trained on it; touched: that, or it was a sampled negative or replayed.
+    """
+
+    positive: Tensor
+    touched: Tensor
+
+    @staticmethod
+    def of(trained: Trained, n_items: int) -> "Roles":
+        slots = trained.slots
+        zeros = torch.zeros(len(slots.items), n_items, dtype=torch.int32, device=slots.items.device)
+        positive = zeros.scatter_add(1, slots.items, slots.positive.expand_as(slots.items).int())
+        looked_up = slots.items.gather(1, torch.cat([slots.sample, slots.replay], 1))
+        touched = zeros.scatter_add(1, looked_up, torch.ones_like(looked_up, dtype=torch.int32))
+        return Roles(positive > 0, touched > 0)
+
+
+def some_of(trained: Trained, part: slice | Tensor) -> Trained:
+    """Some of the clients of a chunk."""
+    def of(tables: Tables) -> Tables:
+        return {name: values[part] for name, values in tables.items()}
+
+    slots = trained.slots
+    positive = slots.positive[part] if slots.positive.dim() == 2 else slots.positive
+    slots = Slots(slots.items[part], positive, slots.sample[part], slots.replay[part], slots.first_copy[part])
+    tables = {kind: of(getattr(trained, kind)) for kind in ("moved", "private", "kept", "uploads", "rest", "held")}
+    return replace(trained, users=trained.users[part], slots=slots, loss=trained.loss[part],
+                   factors=None if trained.factors is None else trained.factors[part], **tables)
+
+
+def item_changes(place: DrawKey, model: Snapshot, trained: Trained, backbone: Backbone, protection: Protection,
+                 own_start: bool) -> Iterator[tuple[Trained, Tables]]:
+    """By how much each client's upload differs from what the server sent, noise included, a few clients at a time.
+
+    Each client's noise is drawn for itself, with the law (and for a backbone whose server looks at each upload, the
+    values) of the noise in the run, which draws that on the mean of all uploads.
+
+    Args:
+        model: what the server sent.
+        own_start: the clients began with parameters of their own; then it is the whole upload.
+
+    Yields:
+        Some of the clients, and of those every public item table, (c, items, ...).
+    """
+    numbers = sum(table.numel() for table in model.public.values())
+    size = max(1, _NUMBERS_AT_ONCE // numbers)
+    for start in range(0, len(trained.users), size):
+        some = some_of(trained, slice(start, start + size))
+        every = some.changes(model, backbone)
+        changes = {name: every[name] for name in model.public}
+        if own_start:
+            held = torch.zeros(len(some.users), model.n_items, dtype=torch.bool, device=some.users.device)
+            held.scatter_(1, some.slots.items, True)
+            for name, begin in backbone.item_starts(model.n_items).items():
+                keys = draws.client_keys(own_start_key(place.seed, name), some.users)
+                items = torch.arange(model.n_items, device=some.users.device)
+                own = begin.draw(draws.bits(keys[:, None], items).flatten()).to(changes[name]).view_as(changes[name])
+                changes[name] = torch.where(held.view(*held.shape, *[1] * (own.dim() - 2)), changes[name], own)
+        yield some, {name: protection.noisy(upload_key(place.seed, name, place.step, place.round), some.users, change)
+                     for name, change in changes.items()}
+
+
+@torch.no_grad()
+def attack(place: DrawKey, model: Snapshot, trained: Trained, backbone: Backbone, protection: Protection,
+           own_start: bool = False) -> dict[str, np.ndarray]:
+    """Attack the uploads of a chunk's clients.
+
+    Arguments as for ``item_changes``.
+
+    Returns:
+        ``user``, ``items``, ``positives``, ``touched`` (numbers of items) and every one of ``METRICS``, each (C,).
+    """
+    found: dict[str, list[np.ndarray]] = {}
+    for some, changes in item_changes(place, model, trained, backbone, protection, own_start):
+        roles = Roles.of(some, model.n_items)
+        flat = torch.cat([change.reshape(*change.shape[:2], -1) for change in changes.values()], 2).double()
+        positive, touched = roles.positive.cpu().numpy(), roles.touched.cpu().numpy()
+        size, along = flat.norm(dim=2).cpu().numpy(), along_direction(flat).cpu().numpy()
+        everything = np.ones_like(positive)
+        for name, values in (("user", some.users.cpu().numpy()), ("items", everything.sum(1)),
+                             ("positives", positive.sum(1)), ("touched", touched.sum(1)),
+                             ("size_auc", auc(size, positive, everything)),
+                             ("size_precision", precision(size, positive)),
+                             ("size_auc_touched", auc(size, positive, touched)),
+                             ("direction_auc", auc(along, positive, everything)),
+                             ("direction_precision", precision(along, positive))):
+            found.setdefault(name, []).append(values)
+    return {name: np.concatenate(parts) for name, parts in found.items()}

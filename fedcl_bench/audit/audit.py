@@ -1,0 +1,167 @@
+"""The leakage audit: what a server reads off the uploads of a run, per level of noise.
+
+Every level is a whole run with that noise, as noise changes what clients are sent later; the uploads of some rounds of
+one block are attacked (``attack.py``). A finished level is kept in a file named by a hash of everything that can change
+it, so an audit that was stopped goes on with the next level.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Sequence
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from .. import draws
+from ..data.stream import Stream
+from ..federation.loop import run
+from ..federation.round import Trained
+from ..federation.server import participants
+from ..files import write_atomically
+from ..method import DrawKey
+from ..model import Snapshot
+from ..runs.config import RunConfig
+from ..runs.records import method_uploads
+from ..stats import accounting
+from ..stats.significance import mean_interval
+from .attack import METRICS, attack, some_of
+
+LEVELS = "levels"  # folder of finished levels
+_VERSION = 1  # of the numbers; raised when a change of the attack changes them
+
+
+class Stopped(Exception):
+    """The audit was asked to stop; finished levels are kept."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """One run of an audit: a noise level and a seed.
+
+    Attributes:
+        config: of the run; every block has as many rounds as the last one attacked.
+        block: whose uploads are attacked.
+        rounds: which of its rounds, from 1, ascending.
+        clients: how many clients are attacked, drawn at random; 0: all.
+    """
+
+    config: RunConfig
+    block: int
+    rounds: tuple[int, ...]
+    clients: int = 0
+
+    @property
+    def noise(self) -> float:
+        return self.config.server.upload_noise
+
+    @property
+    def file(self) -> str:
+        """Where its numbers are kept, below the audit's folder."""
+        identity = json.dumps([_VERSION, self.config.hash, self.block, self.rounds, self.clients])
+        return f"{LEVELS}/{hashlib.blake2b(identity.encode(), digest_size=12).hexdigest()}.parquet"
+
+
+def attacked(level: Level, stream: Stream, on_round: Callable[[], None] = lambda: None,
+             stop: Callable[[], bool] = lambda: False) -> pd.DataFrame:
+    """Run a level and attack its clients' uploads.
+
+    Args:
+        on_round: called after every round.
+        stop: asked after every round.
+
+    Returns:
+        One row per client and attacked round: ``round`` and what ``attack`` returns.
+
+    Raises:
+        Stopped: when asked to.
+        RunFailed: when the run diverges.
+    """
+    federation, found = level.config.federation(stream), []
+
+    def observe(place: DrawKey, model: Snapshot, trained: Trained) -> None:
+        if place.step == level.block and place.round + 1 in level.rounds:
+            own_start = place.round == 0 and federation.server.init == "per_client"
+            users = trained.users
+            some = some_of(trained, torch.isin(users, _chosen(level, stream, place.round).to(users.device)))
+            if len(some.users):
+                values = attack(place, model, some, federation.backbone, federation.server.protection, own_start)
+                found.append(pd.DataFrame({"round": place.round + 1, **values}))
+
+    for progress in run(federation, observe=observe):
+        if progress.round:  # after a step it is 0
+            on_round()
+        if progress.step == level.block and progress.round == level.rounds[-1]:
+            break
+        if stop():
+            raise Stopped
+    return pd.concat(found).sort_values(["round", "user"], ignore_index=True)
+
+
+def _chosen(level: Level, stream: Stream, round_: int) -> Tensor:
+    """Ids of the participants of a round whose uploads are attacked: the same in all rounds that have the same."""
+    users = participants(stream.steps[level.block], level.config.server.client_ratio, level.config.seed, round_)
+    keys = draws.client_keys(draws.key(level.config.seed, "audited clients", level.block), users)
+    order = draws.sort_keys(draws.bits(keys, torch.zeros_like(users))).argsort()
+    return users[order[:level.clients or len(users)]]
+
+
+def level_clients(level: Level, folder: Path, load: Callable[[], Stream], **options) -> tuple[pd.DataFrame, bool]:
+    """``attacked``, or what an earlier audit in this folder found; and whether it was that."""
+    path = folder / level.file
+    if path.is_file():
+        try:
+            return pd.read_parquet(path), True
+        except (OSError, ValueError):  # not what was written: made anew
+            pass
+    frame = attacked(level, load(), **options)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    buffer = io.BytesIO()
+    frame.to_parquet(buffer, index=False)
+    write_atomically(path, buffer.getvalue())
+    return frame, False
+
+
+def summarise(levels: Sequence[Level], frames: Sequence[pd.DataFrame], delta: float) -> list[dict[str, Any]]:
+    """One row per noise and round: every metric's mean over clients with a 95 % bootstrap interval.
+
+    A client counts once: its seeds are averaged first. ``epsilon`` is of the one upload, ``epsilon_so_far`` of all
+    uploads up to it of a client that took part in every round; None without clipping or noise, or if the method sends
+    more than public parameters, which is not clipped.
+    """
+    rows, unclipped = [], method_uploads(levels[0].config)
+    for noise in dict.fromkeys(level.noise for level in levels):
+        some = [level for level in levels if level.noise == noise]
+        every = pd.concat([frame for level, frame in zip(levels, frames) if level.noise == noise])
+        for number in some[0].rounds:
+            clients = every[every["round"] == number].groupby("user").mean()
+            protection = some[0].config.server.protection
+            done = some[0].block * some[0].rounds[-1] + number
+            once, so_far = (None if unclipped else accounting.guarantee(protection, count, delta) for count in (1, done))
+            row = {"noise": noise, "round": number, "rounds_so_far": done, "clients": len(clients),
+                   "epsilon": once and once.epsilon, "epsilon_so_far": so_far and so_far.epsilon,
+                   "epsilon_is_bound": bool(once and not once.exact)}
+            for metric in METRICS:
+                values = clients[metric].dropna()
+                row[metric] = dict(zip(("mean", "low", "high"), mean_interval(values))) if len(values) else None
+            rows.append(row)
+    return rows
+
+
+def content(levels: Sequence[Level], frames: Sequence[pd.DataFrame], delta: float) -> dict[str, Any]:
+    """All an audit found, JSON-ready."""
+    config = levels[-1].config  # with noise, if any level has it
+    first = frames[0][frames[0]["round"] == levels[0].rounds[0]]
+    settings = {name: value for name, value in config.settings.items() if name != "upload_noise"}
+    return {"method": config.method.name, "backbone": config.backbone.name, "dataset": config.source.name,
+            "seeds": sorted({level.config.seed for level in levels}), "block": levels[0].block,
+            "rounds": list(levels[0].rounds), "delta": delta, "settings": settings,
+            "data_fingerprint": config.source.fingerprint,
+            "by_chance": {"auc": 0.5, "precision": float((first["positives"] / first["items"]).mean()),
+                          "precision_touched": float((first["positives"] / first["touched"]).mean())},
+            "levels": summarise(levels, frames, delta), "not_attacked": method_uploads(config)}

@@ -1,0 +1,93 @@
+"""An audit for people: as text, CSV and a figure's lines."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any, Mapping
+
+from ..stats.accounting import INSTALL
+from .attack import METRICS
+
+HEADS = {"size_auc": "AUC", "size_precision": "precision", "size_auc_touched": "AUC, touched",
+         "direction_auc": "AUC, direction", "direction_precision": "precision, direction"}
+# What the papers' own noise is worth, however strong it is.
+PAPERS = (
+    "F3CRec's noise (Table 8: Laplace, uploads not clipped) bears no formal guarantee: nothing bounds what one client "
+    "adds, so there is no epsilon.",
+    "FCUCR's epsilon takes the sensitivity as 1, which nothing bounds, and is of Gaussian noise on the prototypes that "
+    "clients receive (its code), not on what they upload: no formal guarantee.")
+
+
+def title(found: Mapping[str, Any]) -> str:
+    seeds = found["seeds"]
+    return (f"{found['method']} on {found['backbone']}, {found['dataset']}, block {found['block']}, "
+            f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}")
+
+
+def interval(value: Mapping[str, float] | None) -> str:
+    return "–" if value is None else f"{value['mean']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
+
+
+def _epsilon(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4g}"
+
+
+def table(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows: means over clients with 95 % intervals."""
+    clipped = found["settings"].get("upload_clip", 0.0) > 0.0
+    heads = ["round", "noise", *HEADS.values(), *(["ε, upload", "ε, so far"] if clipped else [])]
+    rows = []
+    for number in found["rounds"]:
+        for row in found["levels"]:
+            if row["round"] == number:
+                epsilons = [_epsilon(row["epsilon"]), _epsilon(row["epsilon_so_far"])] if clipped else []
+                rows.append([str(number), f"{row['noise']:g}", *(interval(row[name]) for name in METRICS), *epsilons])
+    return heads, rows
+
+
+def notes(found: Mapping[str, Any]) -> list[str]:
+    """How to read the table, and what it does not say."""
+    chance, clients = found["by_chance"], {row["clients"] for row in found["levels"]}
+    settings = found["settings"]
+    lines = [f"Mean over {' or '.join(map(str, sorted(clients)))} clients [95 % bootstrap interval]. AUC and precision "
+             f"at n+ of items ranked by the size of their rows' change; touched: among the client's own positives and "
+             f"negatives only; direction: by the change along the main direction.",
+             f"By chance: AUC .5, precision {chance['precision']:.3f}; knowing which rows changed, precision "
+             f"{chance['precision_touched']:.3f}."]
+    if settings.get("upload_clip", 0.0) > 0.0:
+        norm = "L1" if settings.get("upload_mechanism", "laplace") == "laplace" else "L2"
+        lines.append(f"Changes are clipped to an {norm} norm of {settings['upload_clip']:g}. " + (
+            f"{', '.join(found['not_attacked'])}, also uploaded, are not: no formal guarantee." if found["not_attacked"]
+            else f"ε for delta {found['delta']:g}, all of a client's data replaced: of the one upload, and of all "
+                 f"rounds so far."))
+        if any(row["epsilon_is_bound"] for row in found["levels"]):
+            lines.append(f"These are upper bounds; for tighter ones: {INSTALL}.")
+    else:
+        lines.append("Uploads are not clipped, so no level of noise bears a formal guarantee (--set upload_clip=C).")
+    if found["not_attacked"]:
+        lines.append(f"Also uploaded and not attacked: {', '.join(found['not_attacked'])}.")
+    return [*lines, *PAPERS]
+
+
+def markdown(found: Mapping[str, Any]) -> str:
+    heads, rows = table(found)
+    lines = [f"**{title(found)}**", "", f"| {' | '.join(heads)} |", "|" + "--:|" * len(heads),
+             *(f"| {' | '.join(row)} |" for row in rows), "", *(f"- {line}" for line in notes(found))]
+    return "\n".join(lines) + "\n"
+
+
+def csv_text(found: Mapping[str, Any]) -> str:
+    """One line per noise, round and metric, in full precision."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(["method", "backbone", "dataset", "block", "round", "noise", "epsilon", "epsilon_so_far", "metric",
+                     "mean", "low", "high", "clients"])
+    for row in found["levels"]:
+        for metric in METRICS:
+            if row[metric] is not None:
+                writer.writerow([found["method"], found["backbone"], found["dataset"], found["block"], row["round"],
+                                 repr(row["noise"]), *("" if row[name] is None else repr(row[name])
+                                                       for name in ("epsilon", "epsilon_so_far")), metric,
+                                 *(repr(row[metric][part]) for part in ("mean", "low", "high")), row["clients"]])
+    return buffer.getvalue()

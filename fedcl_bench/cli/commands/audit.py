@@ -1,0 +1,183 @@
+"""``audit``: what a server reads off clients' uploads, with and without noise."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from pathlib import Path
+
+from ...errors import UserError
+from .common import (add_dataset, add_plugins, add_quiet, count, counts, seed,
+                     split_federated_recommender, stop_between_rounds)
+
+EXAMPLES = """\
+examples:
+  run_bench.py audit --method ft --backbone fedmf                       uploads of rounds 1 and 20, six levels of noise
+  run_bench.py audit --method f3crec --backbone fedmf --noise 0,0.5,5 --rounds 1,50 --seeds 3
+  run_bench.py audit --method ft --backbone fedmf --noise 0,1,10 --set upload_clip=1      with a formal guarantee
+  run_bench.py audit --method ft --backbone fedmf --noise 0,1,10 --set upload_clip=1 --set upload_mechanism=gaussian
+  run_bench.py audit --method fcucr --backbone sasrec --dataset xing --noise 0,0.1 --rounds 1,5 --clients 100
+
+Each level of noise is a whole run with that noise, and of the rounds named the very uploads of its clients are
+attacked: items are ranked by how much the client changed their rows (F3CRec, section 5.6), and by how far along the
+main direction of its changes. --out gets audit.json, .csv, .md, .png and .svg, and the clients' numbers of every
+finished level: the same command goes on where it was stopped. docs/privacy.md explains all of it.
+Exit status: 0 done, 1 a run diverged, 2 something to fix in the command or the data, 130 interrupted.
+"""
+
+NOISE = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)  # F3CRec's Table 8
+OWN = {"upload_noise": "--noise", "rounds": "--rounds", "patience": "--rounds"}
+
+
+def add(commands) -> None:
+    """Declare the command."""
+    audit = commands.add_parser("audit", help="attack clients' uploads: what do they tell the server?", epilog=EXAMPLES,
+                                formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+                                description="Attack the uploads of a method's clients, per level of noise.")
+    audit.add_argument("--method", metavar="NAME", help="ft, f3crec, ...")
+    audit.add_argument("--backbone", metavar="NAME", help="fedmf, ...")
+    audit.add_argument("--dataset", metavar="NAME", default="ml-100k", help="default: ml-100k")
+    audit.add_argument("--noise", type=levels, default=NOISE, metavar="A,B",
+                       help="levels of upload_noise (default: 0,0.1,0.2,0.3,0.4,0.5)")
+    audit.add_argument("--rounds", type=counts, default=(1, 20), metavar="A,B",
+                       help="whose uploads are attacked, from 1; every block is trained up to the last (default: 1,20)")
+    audit.add_argument("--block", type=block, metavar="T",
+                       help="the block they are of (default: the first in which the method acts)")
+    audit.add_argument("--clients", type=count, default=0, metavar="N",
+                       help="attack so many clients, drawn at random (default: all)")
+    audit.add_argument("--delta", type=probability, default=None, metavar="D",
+                       help="of the (epsilon, delta) of clipped uploads (default: 1e-5)")
+    audit.add_argument("--seed", type=seed, default=0, metavar="N", help="random seed (default: 0)")
+    audit.add_argument("--seeds", type=count, default=1, metavar="K", help="K seeds from --seed on (default: 1)")
+    add_dataset(audit)
+    audit.add_argument("--out", type=Path, metavar="DIR",
+                       help="default: results/audits/METHOD-BACKBONE-DATASET")
+    add_quiet(audit)
+    add_plugins(audit)
+
+
+def levels(text: str) -> tuple[float, ...]:
+    """argparse type of ``--noise``."""
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = [math.nan]
+    if not all(math.isfinite(level) and level >= 0.0 for level in found):
+        raise argparse.ArgumentTypeError(f"found '{text}', accepted: numbers from 0 with commas, as 0,0.1,0.5")
+    return tuple(sorted(set(found)))
+
+
+def probability(text: str) -> float:
+    """argparse type of ``--delta``."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0.0 < found < 1.0:
+        raise argparse.ArgumentTypeError(f"found '{text}', accepted: a number between 0 and 1, as 1e-5")
+    return found
+
+
+def block(text: str) -> int:
+    """argparse type of ``--block``."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"found '{text}', accepted: a whole number from 0")
+    return int(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    from ...audit import audit_report as report
+    from ...audit.audit import Level, Stopped, content, level_clients
+    from ...data.datasets import load_stream
+    from ...files import bar, write_atomically
+    from ...reports.draw import audit_curves, save
+    from ...runs.config import make_config
+    from ...runs.registry import discover
+    from ...settings import parse_assignments
+    from ...stats.accounting import DELTA
+    from ..show import plain_table, print_table
+
+    registry = discover(args.plugins)
+    split_federated_recommender(args, registry)
+    for kind in ("method", "backbone"):
+        if getattr(args, kind) is None:
+            raise UserError(f"--{kind} is missing. Known: {', '.join(registry.names(kind))}.\n"
+                            f"For example: run_bench.py audit --method ft --backbone fedmf")
+    settings = parse_assignments(args.assignments, "--set")
+    for name in settings:
+        if name in OWN:
+            raise UserError(f"--set {name}: an audit sets it itself; use {OWN[name]}.")
+    rounds = tuple(sorted(set(args.rounds)))
+
+    def config(noise: float, number: int):
+        own = dict(settings)
+        if noise == 0.0 and "upload_clip" not in own:
+            own.pop("upload_mechanism", None)  # of no effect at this level only
+        return make_config(registry, args.method, args.backbone, args.dataset, number, [
+            ("--set", own), ("--rounds", {"rounds": rounds[-1], "patience": 0}), ("--noise", {"upload_noise": noise})],
+            args.data_dir)
+
+    configs = [config(noise, args.seed + k) for noise in args.noise for k in range(args.seeds)]
+    stream = load_stream(configs[0].source, configs[0].stream)
+    last = len(stream.steps) - 1
+    chosen = min(configs[0].method.cls.first_step, last) if args.block is None else args.block
+    if chosen > last:
+        raise UserError(f"--block: found {chosen}, accepted: 0 to {last}, the blocks of {args.dataset} here.")
+    for one in configs:
+        one.federation(stream).check()  # all of them before anything is run
+    name = f"{args.method}-{args.backbone}-{args.dataset}".replace(":", "-")  # as records' folders
+    out = args.out or Path("results/audits") / name
+    plan, frames = [Level(one, chosen, rounds, args.clients) for one in configs], []
+
+    def tell(text: str) -> None:
+        if not args.quiet:
+            print(text, file=sys.stderr)
+
+    tell(f"audit of {args.method} on {args.backbone}, {args.dataset}, block {chosen}, "
+         f"round{'s' if len(rounds) > 1 else ''} {', '.join(map(str, rounds))}")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with stop_between_rounds() as stop:
+            for level in plan:
+                began, label = time.perf_counter(), f"  noise {level.noise:g}, seed {level.config.seed}"
+                with bar(label, (chosen + 1) * rounds[-1], "rounds", args.quiet) as update:
+                    frame, again = level_clients(level, out, lambda: stream, on_round=lambda: update(1), stop=stop)
+                frames.append(frame)
+                tell(f"{label}: {'from an earlier audit' if again else f'{time.perf_counter() - began:.1f} s'}")
+                if stop() and level is not plan[-1]:
+                    raise Stopped
+    except Stopped:
+        print(f"run_bench.py: interrupted; {len(frames)} of {len(plan)} runs are kept in {out}, the same command goes "
+              f"on from there.", file=sys.stderr)
+        return 130
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be written ({error.strerror}).") from None
+    found = content(plan, frames, args.delta or DELTA)
+    written = {"audit.json": json.dumps(found, indent=1, allow_nan=False) + "\n", "audit.csv": report.csv_text(found),
+               "audit.md": report.markdown(found)}
+    try:
+        for name, text in written.items():
+            write_atomically(out / name, text.encode())
+        figure = audit_curves(found, report.title(found))
+        for kind in ("png", "svg"):
+            save(figure, out / f"audit.{kind}")
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be written ({error.strerror}).") from None
+    if args.json:
+        json.dump({**found, "folder": str(out)}, sys.stdout, allow_nan=False)
+        print()
+        return 0
+    print(report.title(found))
+    heads, rows = report.table(found)
+    shown = plain_table(*heads)
+    for row in rows:
+        shown.add_row(*row)
+    print_table(shown)
+    for line in report.notes(found):
+        print(line)
+    for name in (*written, "audit.png", "audit.svg"):
+        print(out / name)
+    return 0

@@ -1,0 +1,79 @@
+"""``check``: is a plugin correct, federated and continual?"""
+
+from __future__ import annotations
+
+import argparse
+
+from .common import add_json, add_plugins, names
+
+EXAMPLES = """\
+examples:
+  run_bench.py check f3crec                        with a few partners, about half a minute
+  run_bench.py check mymethod --plugins DIR --full with every backbone it goes with, and on a slice of ML-100K
+  run_bench.py check fedmf --with ft,reg           a backbone with these methods
+  run_bench.py check recbole:NeuMF                 a model of RecBole as a backbone
+  run_bench.py check --all --full                  every plugin
+
+what is tried, on small streams in which users and items are new in later steps:
+  correct     it runs; clients trained together, alone and in another order give the same; threads, processes and
+              random states change nothing; killed anywhere and resumed it ends the same; every parameter and
+              setting is used
+  federated   (a) what other clients have does not change what a client uploads; (b) uploads are public parameters and
+              declared statistics; (c) the server acts on those alone
+  continual   (d) past blocks can be deleted; (e) validation, test and future data never reach training
+"""
+
+
+def add(commands) -> None:
+    """Declare the command."""
+    check = commands.add_parser("check", help="test whether a plugin is correct, federated and continual",
+                                description="Run a method or backbone with its partners and say of each property "
+                                "whether it holds, with the evidence. Exit status 1 if one does not.",
+                                epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
+    check.add_argument("name", nargs="?", help="a method or backbone")
+    check.add_argument("--all", action="store_true", help="every plugin found")
+    check.add_argument("--with", dest="partners", type=names, default=(), metavar="A,B",
+                       help="the backbones (methods) to try a method (backbone) with")
+    check.add_argument("--full", action="store_true",
+                       help="with every partner, and on a slice of ML-100K (default: a few partners)")
+    add_plugins(check)
+    add_json(check)
+
+
+def run(args: argparse.Namespace) -> int:
+    from ...errors import UserError, unknown
+    from ...runs.registry import RECBOLE, discover
+
+    if (args.name is None) == (not args.all):
+        raise UserError("check: found " + ("a name and --all" if args.all else "no name") +
+                        ", accepted: a method or backbone, or --all.\nAs: run_bench.py check f3crec")
+    registry = discover(args.plugins)
+    if args.all:
+        chosen = list(registry.plugins.values())
+    elif args.name.startswith(RECBOLE):
+        chosen = [registry.get("backbone", args.name)]
+    elif args.name in registry.broken:
+        raise UserError(f"'{args.name}' cannot be loaded: {registry.broken[args.name]}")
+    else:
+        chosen = [plugin for (_, name), plugin in registry.plugins.items() if name == args.name]
+    if not chosen:
+        raise unknown("method or backbone", args.name, [name for _, name in registry.plugins])
+    return _check(registry, chosen, args)
+
+
+def _check(registry, chosen, args: argparse.Namespace) -> int:
+    import json
+
+    from ...testing import check_plugin
+    from ...testing.show import Board
+
+    reports = []
+    for plugin in chosen:
+        with Board(plugin, quiet=args.json) as board:
+            report = check_plugin(registry, plugin, full=args.full, watch=board.add, partners=args.partners)
+        reports.append(report)
+        if not args.json:
+            board.conclude(report)
+    if args.json:
+        print(json.dumps([report.as_json() for report in reports]))
+    return 0 if all(report.passed for report in reports) else 1

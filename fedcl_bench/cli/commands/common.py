@@ -1,0 +1,185 @@
+"""Options and behaviour that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import signal
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Callable, Iterator
+
+from ...errors import UserError
+
+if TYPE_CHECKING:
+    from ...runs.registry import Registry
+
+TUNED = Path("results/tuned")
+
+
+def add_plugins(parser: argparse.ArgumentParser) -> None:
+    """``--plugins``."""
+    parser.add_argument("--plugins", action="append", default=[], metavar="DIR", type=Path,
+                        help="also load the plugin files of this folder; repeatable")
+
+
+def add_results(parser: argparse.ArgumentParser) -> None:
+    """``--results``."""
+    parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR",
+                        help="folder of run records (default: ./results)")
+
+
+def add_data_dir(parser: argparse.ArgumentParser) -> None:
+    """``--data-dir``."""
+    parser.add_argument("--data-dir", metavar="DIR", type=Path,
+                        help="folder with NAME/NAME.inter or NAME.inter (default: ./data, then RecBole's bundled "
+                             "files)")
+
+
+def add_dataset(parser: argparse.ArgumentParser) -> None:
+    """``--data-dir`` and ``--set``."""
+    add_data_dir(parser)
+    add_set(parser, "change a setting; repeatable. `list METHOD` shows the names")
+
+
+def add_set(parser: argparse.ArgumentParser, help: str) -> None:
+    """``--set``."""
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="assignments", help=help)
+
+
+def add_cells(parser: argparse.ArgumentParser) -> None:
+    """``--methods``, ``--backbones`` and ``--datasets``."""
+    for name, example in (("method", "ft,reg,kd,f3crec"), ("backbone", "fedmf"), ("dataset", "ml-100k")):
+        parser.add_argument(f"--{name}s", f"--{name}", type=names, metavar="A,B", help=f"{name}s, as {example}")
+
+
+def add_records(parser: argparse.ArgumentParser) -> None:
+    """``--records``."""
+    parser.add_argument("--records", type=Path, default=Path("results"), metavar="DIR",
+                        help="a results folder or a folder of compact records (default: ./results)")
+
+
+def add_tuned(parser: argparse.ArgumentParser) -> None:
+    """``--tuned`` of commands that read records."""
+    parser.add_argument("--tuned", nargs="?", const=TUNED, type=Path, metavar="DIR",
+                        help=f"of runs with the settings that `tune` wrote into DIR (without DIR: {TUNED}); without "
+                             f"this option, of runs with default settings")
+
+
+def add_paper(parser: argparse.ArgumentParser, paper: str, table: str) -> None:
+    """``--paper`` and ``--table`` of commands that run what a paper needs, with the help texts of both."""
+    parser.add_argument("--paper", metavar="NAME", help=paper)
+    parser.add_argument("--table", type=counts, action=Extend, metavar="N", help=table)
+
+
+def add_pool(parser: argparse.ArgumentParser) -> None:
+    """Where many runs find their data and plugins, where they are kept, and how many run at the same time."""
+    add_data_dir(parser)
+    add_results(parser)
+    add_plugins(parser)
+    parser.add_argument("--jobs", type=count, metavar="N",
+                        help=f"runs at the same time (default: number of cores, here {cores()})")
+    parser.add_argument("--threads", type=count, default=1, metavar="N", help="threads of PyTorch per run (default: 1)")
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """``--device``."""
+    parser.add_argument("--device", choices=("cpu", "cuda", "auto"), help="where to compute (default: cpu)")
+
+
+def add_ray(parser: argparse.ArgumentParser, spread: str) -> None:
+    """``--ray``."""
+    parser.add_argument("--ray", metavar="ADDRESS",
+                        help=f"spread {spread} over a Ray cluster: `local` starts one on this machine, HOST:PORT joins "
+                             f"that of a head; see docs/cluster.md")
+
+
+def add_quiet(parser: argparse.ArgumentParser) -> None:
+    """``--quiet`` and ``--json``."""
+    parser.add_argument("--quiet", action="store_true", help="no progress, only the result")
+    add_json(parser)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """``--json``."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on standard output")
+
+
+def interrupted() -> int:
+    """Say that runs were stopped between rounds; returns the exit status."""
+    print("run_bench.py: interrupted; finished runs and rounds are kept, the same command goes on from there.",
+          file=sys.stderr)
+    return 130
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def names(text: str) -> tuple[str, ...]:
+    """argparse type of a list of names."""
+    found = tuple(name.strip() for name in text.split(","))
+    if not all(found):
+        raise argparse.ArgumentTypeError(f"found '{text}', accepted: names with commas, as ft,reg")
+    return found
+
+
+class Extend(argparse.Action):
+    """Adds the parts of one or several lists, as of ``--table 2,3 4``, to those given before."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        lists = values if self.nargs else [values]
+        setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or []), *itertools.chain.from_iterable(lists)])
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """argparse type of positive numbers with commas."""
+    return tuple(map(count, text.split(",")))
+
+
+def seed(text: str) -> int:
+    """argparse type of ``--seed``."""
+    if not text.isdecimal() or int(text) >= 1 << 63:
+        raise argparse.ArgumentTypeError(f"found '{text}', accepted: a whole number from 0")
+    return int(text)
+
+
+def count(text: str) -> int:
+    """argparse type of a positive number."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"found '{text}', accepted: a whole number from 1")
+    return int(text)
+
+
+def split_federated_recommender(args: argparse.Namespace, registry: Registry) -> None:
+    """``--method pfedrec`` is FT on that backbone: a federated recommender that is no continual method."""
+    name = args.method
+    if ("method", name) in registry.plugins or ("backbone", name) not in registry.plugins:
+        return
+    if args.backbone not in (None, name):
+        raise UserError(f"--method {name} names a backbone and stands for --method ft --backbone {name}; found "
+                        f"--backbone {args.backbone} beside it, leave one of the two out.")
+    args.method, args.backbone = "ft", name
+
+
+@contextmanager
+def stop_between_rounds() -> Iterator[Callable[[], bool]]:
+    """Turn Ctrl-C and SIGTERM into a question asked after every round; a second Ctrl-C stops at once."""
+    asked = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def ask(number, frame):
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    for number in before:
+        signal.signal(number, ask)
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,216 @@
+"""``compare``: significance of the differences between methods."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ...errors import UserError, unknown
+from .common import (add_json, add_plugins, add_records, add_set, add_tuned,
+                     names)
+
+if TYPE_CHECKING:
+    from ...reports.comparison import Comparison, GridRow
+    from ...runs.registry import Registry
+    from ...stats.significance import FriedmanComparison, PairedComparison
+
+EXAMPLES = """\
+examples:
+  run_bench.py compare f3crec ft reg kd --backbone fedmf                 F3CRec against each of the others
+  run_bench.py compare f3crec ft --backbone fedmf --dataset lastfm-2k --metric recall@20 --blocks 2
+  run_bench.py compare f3crec f3crec:without=arm --backbone fedmf        against its own ablation
+  run_bench.py compare f3crec ft --backbone fedmf --records results/published/f3crec --tuned
+  run_bench.py compare --friedman f3crec ft reg kd --backbones fedmf,fedncf --datasets ml-100k,lastfm-2k
+
+The runs must be finished: nothing is run here. Units are users, each with the metric on the block just trained averaged
+over blocks and over the seeds that both methods have; beside it stands the same test over the seeds' averages.
+docs/statistics.md explains every column.
+"""
+
+
+def add(commands) -> None:
+    """Declare the command."""
+    compare = commands.add_parser("compare", help="test whether methods differ, from finished runs", epilog=EXAMPLES,
+                                  formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+                                  description="Test the first method against each other one: paired t-test, sign-flip "
+                                              "permutation, Holm, bootstrap interval.")
+    compare.add_argument("methods", nargs="+", metavar="METHOD",
+                         help="two or more; with settings of its own as f3crec:without=arm,eps=0.01")
+    compare.add_argument("--proposed", metavar="METHOD", help="the one tested against the others (default: the first)")
+    for name, default in (("backbone", "fedmf"), ("dataset", "ml-100k")):
+        compare.add_argument(f"--{name}s", f"--{name}", type=names, metavar="NAME", dest=f"{name}s",
+                             help=f"{name}, as {default}; several, with commas, only with --friedman"
+                                  + (" (default: ml-100k)" if name == "dataset" else ""))
+    compare.add_argument("--friedman", action="store_true",
+                         help="average ranks, Friedman's test and Nemenyi's critical difference over all backbones x "
+                              "datasets; 3 or more methods")
+    compare.add_argument("--metric", default="ndcg@20", metavar="NAME@K", help="default: ndcg@20")
+    compare.add_argument("--blocks", metavar="A-B",
+                         help="blocks to average over, as 1-3 or 2 (default: all but block 0)")
+    add_set(compare, "take the runs with this setting; repeatable")
+    add_records(compare)
+    add_tuned(compare)
+    add_json(compare)
+    add_plugins(compare)
+
+
+def run(args: argparse.Namespace) -> int:
+    from ...reports.comparison import against_each, over_grid
+    from ...reports.scores import parse_blocks
+    from ...reports.selection import find_all, make_spec, parse_method
+    from ...runs.registry import discover
+    from ...runs.store import incremental, load_runs
+    from ...settings import parse_assignments
+
+    registry = discover(args.plugins)
+    if args.backbones is None:
+        raise UserError(f"--backbone is missing. Known: {', '.join(registry.names('backbone'))}.")
+    datasets = args.datasets or ("ml-100k",)
+    if not args.friedman and len(args.backbones) * len(datasets) > 1:
+        raise UserError("several backbones or datasets: compare one of them at a time, or all with --friedman.")
+    if repeated := [method for method in args.methods if args.methods.count(method) > 1]:
+        raise UserError(f"compare: found '{repeated[0]}' {len(repeated)} times, accepted: different methods.")
+    if len(args.methods) < 2:
+        raise UserError(f"compare: found only {args.methods[0]}, accepted: two methods or more, as compare f3crec ft.")
+    proposed = args.proposed or args.methods[0]
+    if proposed not in args.methods:
+        raise unknown("method in --proposed (one of those compared)", proposed, args.methods)
+    changes = parse_assignments(args.assignments, "--set")
+    methods = {text: parse_method(text) for text in args.methods}
+    cells = {(backbone, dataset): {text: make_spec(registry, method, backbone, dataset, own, changes, args.tuned)
+                                   for text, (method, own) in methods.items()}
+             for backbone in args.backbones for dataset in datasets}
+    blocks = None if args.blocks is None else parse_blocks(args.blocks)
+    found = find_all(load_runs(args.records), registry, [spec for row in cells.values() for spec in row.values()],
+                     args.tuned, args.records)
+    runs = {cell: {text: found[spec] for text, spec in row.items()} for cell, row in cells.items()}
+    # The rows of a grid may have different numbers of blocks.
+    about = {"metric": args.metric, "blocks": blocks if blocks or args.friedman else
+             incremental(next(iter(runs.values()))[proposed][0])}
+    labels = {text: _label(registry, text, method) for text, (method, _) in methods.items()}
+    if args.friedman:
+        rows, test = over_grid(runs, args.metric, blocks)
+        if args.json:
+            _print_json({**about, "methods": list(methods), "rows": [asdict(row) for row in rows], **asdict(test)})
+        else:
+            _show_friedman(about, list(labels.values()), rows, test)
+        return 0
+    (backbone, dataset), some = next(iter(runs.items()))
+    comparisons = against_each(some, proposed, args.metric, blocks)
+    if args.json:
+        _print_json({**about, "proposed": proposed, "backbone": backbone, "dataset": dataset,
+                     "comparisons": [_as_json(one) for one in comparisons]})
+    else:
+        _show({**about, "backbone": backbone, "dataset": dataset, "proposed": proposed}, labels, comparisons)
+    return 0
+
+
+def _label(registry: Registry, text: str, method: str) -> str:
+    from ...reports.tables import DAGGER
+
+    return text + (DAGGER if registry.reimplemented(method) else "")
+
+
+def _print_json(value: Any) -> None:
+    def plain(value: Any) -> Any:
+        """Without infinite numbers (t where all differences are the same), which JSON has not."""
+        if isinstance(value, dict):
+            return {key: plain(x) for key, x in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [plain(x) for x in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    json.dump(plain(value), sys.stdout, allow_nan=False)
+    print()
+
+
+def _as_json(one: Comparison) -> dict[str, Any]:
+    by_seed = {"computed": True, **asdict(one.by_seed)} if one.by_seed else {"computed": False,
+                                                                            "reason": one.by_seed_reason}
+    return {"method": one.other, "seeds": one.seeds, "seeds_left_out": one.left_out,
+            "per_user": {**asdict(one.users), "p_holm": one.p_holm, "users_left_out": one.users_left_out},
+            "per_seed": by_seed}
+
+
+def _p(p: float) -> str:
+    return f"{p:.4f}" if p >= 1e-4 else f"{p:.0e}"
+
+
+def _test(test: PairedComparison) -> tuple[str, str, str]:
+    return f"{test.difference:+.4f}", f"{test.t:.2f}", _p(test.p)
+
+
+def _blocks(about: dict[str, Any]) -> str:
+    from ...runs.specs import seed_text
+
+    if about["blocks"] is None:
+        return "all blocks but 0"
+    return f"block{'s' if len(about['blocks']) > 1 else ''} {seed_text(about['blocks'])}"
+
+
+def _show(about: dict[str, Any], labels: dict[str, str], comparisons: list[Comparison]) -> None:
+    from ...runs.specs import seed_text
+    from ..show import plain_table, print_table
+
+    table = plain_table("against", "difference", "95 % interval", "t", "p", "p Holm", "p sign flip", "d_z", "users",
+                        "by seed", "t", "p", "seeds")
+    notes = []
+    for one in comparisons:
+        difference, t, p = _test(one.users)
+        table.add_row(labels[one.other], difference, f"{one.users.low:+.4f} … {one.users.high:+.4f}", t, p,
+                      _p(one.p_holm), _p(one.users.p_permutation), f"{one.users.effect:.3f}", str(one.users.n),
+                      *(_test(one.by_seed) if one.by_seed else ("–", "–", "–")), str(len(one.seeds)))
+        if one.left_out:
+            notes.append(f"{labels[one.other]}: over the common seeds {seed_text(one.seeds)}; left out, as only one "
+                         f"of the two has them: {seed_text(one.left_out)}.")
+        if one.users_left_out:
+            notes.append(f"{labels[one.other]}: {one.users_left_out} users that only one of the two has are left out.")
+        if one.by_seed is None:
+            notes.append(f"{labels[one.other]}, by seed: not computed; {one.by_seed_reason}")
+    print(f"{labels[about['proposed']]} on {about['backbone']}, {about['dataset']}: {about['metric']} on the block "
+          f"just trained, {_blocks(about)}")
+    print_table(table)
+    print(f"Positive: {labels[about['proposed']]} is better. Unit: a user, averaged over blocks and the common seeds "
+          f"({seed_text(set.union(*(set(one.seeds) for one in comparisons)))}); by seed: a seed's average.")
+    print("p: two-sided paired t-test. p Holm: adjusted for the "
+          f"{len(comparisons)} comparison{'s' if len(comparisons) > 1 else ''}.")
+    _print_notes(notes, labels)
+
+
+def _print_notes(notes: list[str], labels: dict[str, str]) -> None:
+    from ...reports.selection import FOOTNOTE
+    from ...reports.tables import DAGGER
+
+    if any(DAGGER in label for label in labels.values()):
+        notes = [*notes, FOOTNOTE]
+    for note in notes:
+        print(note)
+
+
+def _show_friedman(about: dict[str, Any], methods: list[str], rows: list[GridRow], test: FriedmanComparison) -> None:
+    from ...runs.specs import seed_text
+    from ...stats.significance import LEVEL
+    from ..show import plain_table, print_table
+
+    order = sorted(range(len(methods)), key=lambda i: test.ranks[i])
+    table = plain_table("backbone, dataset", *(methods[i] for i in order), "common seeds")
+    for row in rows:
+        table.add_row(f"{row.backbone}, {row.dataset}", *(f"{row.scores[i]:.4f}" for i in order),
+                      seed_text(row.seeds))
+    table.add_row("average rank", *(f"{test.ranks[i]:.2f}" for i in order))
+    print(f"{about['metric']} on the block just trained, {_blocks(about)}, mean over the seeds that all methods have")
+    print_table(table)
+    print(f"Friedman: chi2({len(methods) - 1}) = {test.chi2:.2f}, p = {_p(test.p)}, {test.n} rows. "
+          f"Critical difference of average ranks (Nemenyi, {100 * LEVEL:.0f} %): {test.critical_difference:.2f}.")
+    if test.p > LEVEL:
+        print("No difference between the methods is significant at 5 %; the critical difference is not to be read.")
+    elif not test.groups:
+        print("All methods differ from each other.")
+    else:
+        print("Not significantly different from each other: "
+              + "; ".join(", ".join(methods[i] for i in group) for group in test.groups) + ".")
+    _print_notes([], dict(zip(methods, methods)))

@@ -1,0 +1,225 @@
+"""``data``: a dataset's statistics, and getting datasets: conversion, download and synthesis."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+import tempfile
+from pathlib import Path
+
+from ...errors import UserError, unknown
+from .common import add_dataset, count, seed
+
+ACTIONS = ("show", "convert", "download", "synth", "prepare")
+
+EXAMPLES = """\
+examples:
+  run_bench.py data ml-100k                                      block statistics (short for: data show ml-100k)
+  run_bench.py data download ml-latest-small                     fetch from the publisher and convert into ./data
+  run_bench.py data convert hetrec2011-ml --raw ~/hetrec         from a folder of the publisher's files
+  run_bench.py data convert lastfm-2k --raw ~/hetrec2011-lastfm-2k.zip --out ~/atomic
+  run_bench.py data lastfm-2k --data-dir ~/atomic                its statistics, from there
+  run_bench.py data xing --set session_from=gap --set session_split=last     with sessions cut and split anew
+  run_bench.py data synth big --users 100000 --items 20000       synthetic interactions of any size
+  run_bench.py data prepare big --set k_core=0                   read and split once; runs then start at once
+"""
+
+
+def with_action(arguments: list[str]) -> list[str]:
+    """The words after ``data`` with the action spelled out: ``NAME`` alone is short for ``show NAME``."""
+    if arguments and arguments[0] in (*ACTIONS, "-h", "--help"):
+        return arguments
+    if (len(arguments) > 1 and not any(word.startswith("-") for word in arguments[:2])
+            and difflib.get_close_matches(arguments[0], ACTIONS)):
+        raise unknown("data command", arguments[0], ACTIONS)
+    return ["show", *arguments]
+
+
+def add(commands) -> None:
+    """Declare the command."""
+    data = commands.add_parser("data", help="show a dataset's blocks or sessions; convert, download or make datasets",
+                               epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
+                               description="Show a dataset's blocks or sessions, convert the publisher's files, "
+                                           "download them, or make synthetic ones.")
+    actions = data.add_subparsers(dest="action", metavar="{" + ",".join(ACTIONS) + "}", required=True)
+    show = actions.add_parser("show",
+                              help="show a dataset's blocks or sessions and compare them with the expected counts",
+                              description="Show a dataset's blocks in the layout of F3CRec's Table 1, or its sessions "
+                                          "in that of FCUCR's, and compare them with the counts in its config.")
+    show.add_argument("name", help="dataset")
+    add_dataset(show)
+    convert = actions.add_parser("convert", help="turn the publisher's files into atomic files",
+                                 description="Check a publisher's raw files (checksums where published, format, number "
+                                             "of rows, users and items) and write OUT/NAME/NAME.inter, and NAME.item "
+                                             "where items are described. `list NAME` says where to get them.")
+    convert.add_argument("name", help="dataset")
+    convert.add_argument("--raw", required=True, type=Path, metavar="DIR",
+                         help="folder of the publisher's files, or the publisher's zip")
+    download = actions.add_parser("download", help="fetch the publisher's files and convert them",
+                                  description="Fetch a dataset from its publisher, then do as `data convert`. By using "
+                                              "it you accept the publisher's terms: `list NAME` names them.")
+    download.add_argument("name", help="dataset")
+    for parser in (convert, download):
+        parser.add_argument("--out", type=Path, default=Path("data"), metavar="DIR",
+                            help="where to write NAME/NAME.inter (default: ./data, where datasets are looked for)")
+        parser.add_argument("--force", action="store_true", help="replace atomic files that differ")
+        parser.add_argument("--any-checksum", action="store_true",
+                            help="warn instead of stopping if a file is not the published one byte for byte; rows, "
+                                 "users and items are still counted")
+    _add_synth(actions)
+    prepare = actions.add_parser("prepare", help="read and split a large dataset once, for all runs on it",
+                                 description="Write the stream of a dataset under its settings as arrays beside its "
+                                             "file. Runs under these settings map them instead of reading the "
+                                             "interactions: they start at once, need memory only for what they look "
+                                             "at, and share it. Numbers are the same. Delete the folder to undo it.")
+    prepare.add_argument("name", help="dataset")
+    add_dataset(prepare)
+
+
+def _add_synth(actions) -> None:
+    synth = actions.add_parser("synth", help="make synthetic interactions of any size",
+                               description="Write OUT/NAME/NAME.inter with skewed, learnable, drifting interactions: "
+                                           "Zipf popularity, log-normal activity, tastes from latent factors that move "
+                                           "from block to block, users who arrive late. Memory stays bounded; the same "
+                                           "options give the same bytes.")
+    synth.add_argument("name", help="name of the new dataset")
+    synth.add_argument("--users", type=count, default=1000, metavar="N", help="default: %(default)s")
+    synth.add_argument("--items", type=count, default=1000, metavar="M",
+                       help="items to choose from (default: %(default)s)")
+    for option, default, text in (
+            ("interactions-per-user", 50.0, "mean of the log-normal distribution of a user's interactions"),
+            ("activity", 1.0, "standard deviation of their logarithm; 0: all users have equally many"),
+            ("exponent", 1.0, "of Zipf's law of popularity; 0: all items are equally popular"),
+            ("taste", 3.0, "how much a user's taste decides; 0: nothing but popularity does"),
+            ("drift", 0.3, "how much popularity and tastes change from block to block, from 0 (not at all) to 1 (all)"),
+            ("base-share", 0.6, "share of the interactions before the first change")):
+        synth.add_argument(f"--{option}", type=float, default=default, metavar="X",
+                           help=f"{text} (default: {default:g})")
+    synth.add_argument("--blocks", type=count, default=4, metavar="B", help="of the drift (default: %(default)s)")
+    synth.add_argument("--seed", type=seed, default=0, metavar="S", help="default: %(default)s")
+    synth.add_argument("--out", type=Path, default=Path("data"), metavar="DIR",
+                       help="where to write NAME/NAME.inter (default: ./data, where datasets are looked for)")
+    synth.add_argument("--force", action="store_true", help="replace a dataset of this name")
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        return {"show": _show, "convert": _convert, "download": _download, "synth": _synth,
+                "prepare": _prepare}[args.action](args)
+    except KeyboardInterrupt:
+        print("run_bench.py: interrupted; no file is half written, the same command starts again.", file=sys.stderr)
+        return 130
+
+
+def _located(args: argparse.Namespace):
+    """The dataset's file and the stream's settings that the command line asks for."""
+    from ...data.datasets import locate
+    from ...runs.config import CORE_SETTINGS, layers, refuse_idle
+    from ...settings import assemble, parse_assignments
+
+    changes = [("--set", parse_assignments(args.assignments, "--set"))]
+    parts = assemble(CORE_SETTINGS, layers(args.name, changes), "data")
+    refuse_idle(parts, changes)
+    return locate(args.name, args.data_dir, parts[0]), parts[0]
+
+
+def _show(args: argparse.Namespace) -> int:
+    from ...data.datasets import load_stream, statistics
+    from ..show import show_statistics
+
+    source, settings = _located(args)
+    return show_statistics(source, settings, statistics(load_stream(source, settings)),
+                           {} if args.assignments else source.config.expected)
+
+
+def _prepare(args: argparse.Namespace) -> int:
+    from ...data import prepared
+    from ...data.datasets import build_stream
+
+    source, settings = _located(args)
+    stream = build_stream(source, settings)
+    folder = prepared.folder_of(source, settings)
+    size = prepared.save(stream, folder)
+    print(f"{args.name}: {sum(step.interactions for step in stream.steps):,} interactions in {len(stream.steps)} "
+          f"step{'s' * (len(stream.steps) > 1)}, {size / (1 << 20):,.1f} MiB")
+    print(f"wrote: {folder}")
+    return 0
+
+
+def _convert(args: argparse.Namespace) -> int:
+    return _report(args, args.raw)
+
+
+def _download(args: argparse.Namespace) -> int:
+    from ...data.archives import fetch
+    from ...data.convert import FORMATS
+    from ...data.datasets import load_config
+
+    if args.name not in FORMATS:
+        raise unknown("dataset", args.name, FORMATS)
+    config = load_config(args.name)
+    then = f"run_bench.py data convert {args.name} --raw"
+    if not config.raw.url:
+        raise UserError(f"dataset '{args.name}' cannot be downloaded freely; get it from {config.source}\n"
+                        f"Then run: {then} DIR{_out(args, '--out')}")
+    file = config.raw.url.rsplit("/", 1)[-1]
+    with tempfile.TemporaryDirectory(prefix="fedcl_bench-") as folder:
+        fetch(config.raw.url, Path(folder) / file,
+              f"Fetch it by hand, then run: {then} {file}{_out(args, '--out')}")
+        return _report(args, Path(folder) / file, config.raw.url)
+
+
+def _synth(args: argparse.Namespace) -> int:
+    from ...data.datasets import configured
+    from ...data.recbole_files import bundled
+    from ...data.stream import StreamSettings
+    from ...data.synth import World, write
+    from ...files import bar
+
+    if not args.name.replace("-", "").replace("_", "").isalnum() or args.name.startswith("-"):
+        raise UserError(f"data synth: found the name '{args.name}', accepted: letters, digits, - and _.")
+    if args.name in configured() or bundled(args.name):
+        raise UserError(f"data synth: '{args.name}' is a dataset that exists; choose another name.")
+    world = World(args.users, args.items, args.interactions_per_user, args.blocks, args.base_share, args.exponent,
+                  args.activity, args.taste, args.drift, args.seed)
+    world.check()
+    path = args.out / args.name / f"{args.name}.inter"
+    if path.exists() and not args.force:
+        raise UserError(f"{path}: exists; replace it with --force, or choose another name.")
+    with bar(args.name, int(2 * world.users * world.per_user), "rows made and written") as done:
+        made = write(world, path, done=done)
+    print(f"{args.name}: {made.rows:,} interactions of {world.users:,} users and {made.items:,} items"
+          + (f" ({world.items - made.items:,} others have none)" if made.items < world.items else ""))
+    print(f"wrote: {path}")
+    settings = {"k_core": 0, "blocks": world.blocks, "base_share": world.base_share}
+    needed = _out(args, "--data-dir") + "".join(f" --set {name}={value}" for name, value in settings.items()
+                                                if value != getattr(StreamSettings, name))
+    print(f"next: run_bench.py data {args.name}{needed}")
+    print(f"then: run_bench.py --method f3crec --backbone fedmf --dataset {args.name}{needed}")
+    return 0
+
+
+def _out(args: argparse.Namespace, option: str) -> str:
+    return "" if args.out == Path("data") else f" {option} {args.out}"
+
+
+def _report(args: argparse.Namespace, raw: Path, label: str = "") -> int:
+    """Convert and say what was done; ``label`` as for ``convert``."""
+    from ...data.convert import convert
+
+    done = convert(args.name, raw, args.out, args.force, args.any_checksum, label=label)
+    for warning in done.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    counts = done.counts
+    print(f"{args.name}: {counts['rows']:,} rows of {counts['users']:,} users and {counts['items']:,} items"
+          + (f"; {counts['titles']:,} titles" if "titles" in counts else ""))
+    if done.interactions < counts["rows"]:
+        print(f"{done.interactions:,} interactions without repeated rows and those that name no item")
+    for check in done.checks:
+        print(check)
+    for path in done.files:
+        print(f"{'wrote' if done.changed else 'already there'}: {path}")
+    needed = "".join(f" --set {name}={value}" for name, value in done.settings.items())
+    print(f"next: run_bench.py data {args.name}{_out(args, '--data-dir')}{needed}")
+    return 0

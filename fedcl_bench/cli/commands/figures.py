@@ -1,0 +1,126 @@
+"""``figures``: figures for print, from finished runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from ...errors import UserError, unknown
+from .common import (add_cells, add_plugins, add_records, add_set, add_tuned,
+                     names)
+
+if TYPE_CHECKING:
+    from ...runs.store import Run
+
+EXAMPLES = """\
+examples:
+  run_bench.py figures                                        everything that the records in ./results allow
+  run_bench.py figures --figure 3 --records results/published/f3crec --tuned --format pdf
+  run_bench.py figures --figure 4 --datasets ml-100k         its runs: grid --paper f3crec --figure 4 --datasets ml-100k
+  run_bench.py figures --paper fcucr --figure 2a,2bc,k         its runs: grid --paper fcucr --figure 2a,2bc,k
+  run_bench.py figures --figure forgetting,curves --methods ft,f3crec --backbones fedmf --datasets ml-100k
+
+figures of f3crec:
+  3            improvement over FT per method, dataset and backbone, with the paper's numbers
+  4            sensitivity of F3CRec to eps, lambda_kd and beta
+  forgetting   R[t,s], the metric on block s after block t, per method
+  curves       the validation metric over the rounds
+  cd           average ranks and critical difference over all datasets x backbones
+
+figures of fcucr (its Figures 3-10 are k, lambda and noise, per dataset):
+  early        2a: how well each client's first session is predicted after every round
+  probability  2b, 2c: predicted probability of the test targets, with and without prototype transfer
+  k            sensitivity to the number of retrieved prototypes
+  lambda       sensitivity to the weight of self-distillation
+  noise        noise on received prototypes, with the ε it stands for
+  curves       the validation metric over the rounds
+
+What has no record is named, with the command that makes it, and left empty. docs/statistics.md says how to read them.
+"""
+
+
+def add(commands) -> None:
+    """Declare the command."""
+    figures = commands.add_parser("figures", help="draw figures for print, from finished runs", epilog=EXAMPLES,
+                                  formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+                                  description="Draw figures for print, from finished runs.")
+    figures.add_argument("--paper", default="f3crec", metavar="NAME", help="whose figures, labels and printed numbers: "
+                                                                           "f3crec (default) or fcucr")
+    figures.add_argument("--figure", type=names, metavar="A,B", help="which, as 3,cd (default: all)")
+    add_cells(figures)
+    figures.add_argument("--metric", metavar="NAME@K", help="default: ndcg@20; of fcucr, hit@10")
+    add_set(figures, "take the runs with this setting; repeatable")
+    add_records(figures)
+    add_tuned(figures)
+    figures.add_argument("--out", type=Path, default=Path("results/figures"), metavar="DIR",
+                         help="default: ./results/figures")
+    figures.add_argument("--format", type=names, default=("png", "pdf"), metavar="A,B",
+                         help="png, pdf, svg (default: png,pdf)")
+    add_plugins(figures)
+
+
+def _present(kind: str, asked: tuple[str, ...] | None, paper: ModuleType, runs: list[Run]) -> list[str]:
+    """The datasets or backbones to draw: those asked for, or the paper's of which there are records."""
+    there = {run.meta[kind] for run in runs}
+    known = paper.DATASETS if kind == "dataset" else paper.BACKBONES
+    for name in asked or ():
+        if name not in {*known, *there}:
+            raise unknown(kind, name, {*known, *there})
+    return list(dict.fromkeys(asked)) if asked else [name for name in known if name in there]
+
+
+def run(args: argparse.Namespace) -> int:
+    from ...experiments import papers
+    from ...reports import paper_figures, session_figures
+    from ...reports.draw import FORMATS, save
+    from ...reports.paper_figures import Job, Skip
+    from ...reports.selection import FOOTNOTE
+    from ...runs.registry import discover
+    from ...runs.store import load_runs
+    from ...settings import parse_assignments
+
+    for name in args.format:
+        if name not in FORMATS:
+            raise unknown("format", name, FORMATS)
+    paper = papers.get(args.paper)
+    makers = {"f3crec": paper_figures.MAKERS, "fcucr": session_figures.MAKERS}[args.paper]
+    asked = [paper.FIGURE_ALIASES.get(name, name) for name in args.figure or ("all",)]
+    for name in asked:
+        if name != "all" and name not in makers:
+            raise unknown("figure", name, [*makers, *paper.FIGURE_ALIASES])
+    wanted = list(makers) if "all" in asked else list(dict.fromkeys(asked))
+    registry, runs = discover(args.plugins), load_runs(args.records)
+    methods = list(dict.fromkeys(args.methods or (m for m in paper.METHODS if m in registry.names("method"))))
+    for method in methods:
+        registry.get("method", method)
+    job = Job(paper, args.paper, registry, runs, args.records, args.tuned,
+              parse_assignments(args.assignments, "--set"), methods, _present("backbone", args.backbones, paper, runs),
+              _present("dataset", args.datasets, paper, runs), args.metric or paper.METRIC)
+    if not job.backbones or not job.datasets:
+        raise UserError(f"figures: no records in {args.records} of the datasets and backbones of {args.paper}; name "
+                        f"others with --datasets and --backbones.")
+    written, skipped = [], []
+    for name in wanted:
+        try:
+            for file, figure in makers[name](job):
+                for kind in args.format:
+                    path = args.out / f"{file}.{kind}"
+                    try:
+                        args.out.mkdir(parents=True, exist_ok=True)
+                        save(figure, path)
+                    except OSError as error:
+                        raise UserError(f"{path}: cannot be written ({error.strerror}); use --out DIR.") from None
+                    written.append(path)
+        except Skip as error:
+            skipped.append(f"{'figure ' if name.isdecimal() else ''}{name}: not drawn: {error}")
+    if not written:
+        raise UserError("figures: " + "\n".join(skipped))
+    for line in [*job.notes, *skipped]:
+        print(line)
+    if any(registry.reimplemented(method) for method in methods):
+        print(FOOTNOTE)
+    for path in written:
+        print(path)
+    return 0

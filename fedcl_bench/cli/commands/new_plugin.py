@@ -1,0 +1,91 @@
+"""``new-plugin``: a method or backbone that runs, as a file to edit, and its test."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from string import Template
+
+from ...errors import UserError, unknown
+
+KINDS = ("method", "backbone")
+TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
+
+EXAMPLES = """\
+examples:
+  run_bench.py new-plugin method ewma                       ./plugins/ewma.py, or ./my_plugins/ewma.py
+  run_bench.py new-plugin backbone my-mf --plugins mine     mine/my_mf.py and mine/tests/test_my_mf.py
+
+The file is a small method (or backbone) that runs as it stands, with comments on what to change. docs/plugins.md writes
+a published method in 20 lines from it.
+"""
+
+
+def add(commands) -> None:
+    """Declare the command."""
+    new = commands.add_parser("new-plugin", help="write a method or backbone to start from, and its test",
+                              epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
+                              allow_abbrev=False,
+                              description="Write a commented plugin file that runs as it stands, and its test.")
+    new.add_argument("kind", metavar="KIND", help="method or backbone")
+    new.add_argument("name", metavar="NAME", help="lower-case letters, digits, - and _, as ewma")
+    new.add_argument("--plugins", type=Path, metavar="DIR",
+                     help="folder of the file (default: ./plugins if there is one, else ./my_plugins)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from ...data.datasets import configured
+    from ...files import shipped
+    from ...runs.registry import discover
+
+    if args.kind not in KINDS:
+        raise unknown("kind of plugin", args.kind, KINDS)
+    folder = args.plugins or Path("plugins" if Path("plugins").is_dir() else "my_plugins")
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--plugins: '{folder}' is not a folder.")
+    words = _names(args.kind, args.name)
+    registry = discover([folder] if folder.is_dir() else [])
+    for kind in KINDS:
+        if (kind, args.name) in registry.plugins:
+            raise UserError(f"the name '{args.name}' is taken by the {kind} in "
+                            f"{registry.plugins[kind, args.name].path}; choose another.")
+    if args.name in configured():
+        raise UserError(f"the name '{args.name}' is taken by a dataset; choose another.")
+    files = {folder / f"{words['module']}.py": args.kind, folder / "tests" / f"test_{words['module']}.py": "test"}
+    for path in files:
+        if path.exists():
+            raise UserError(f"{path} exists and is left as it is; choose another name, or another folder with "
+                            f"--plugins.")
+    for path, template in files.items():
+        text = Template((TEMPLATES / f"{template}.py.txt").read_text(encoding="utf-8")).substitute(words)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "x", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written ({error.strerror}); choose another folder with --plugins.") \
+                from None
+        print(f"wrote {path}")
+    option = "" if folder.resolve() == shipped("plugins").resolve() else f" --plugins {folder}"
+    pair = (args.name, "fedmf") if args.kind == "method" else ("ft", args.name)
+    print(f"It runs as it stands; edit it and try:\n"
+          f"  run_bench.py check {args.name}{option}\n"
+          f"  run_bench.py --method {pair[0]} --backbone {pair[1]}{option}")
+    return 0
+
+
+def _names(kind: str, name: str) -> dict[str, str]:
+    """What the templates call the plugin: ``my-mf`` is the class ``MyMf`` in the file ``my_mf.py``.
+
+    Raises:
+        UserError: for a name that is no such thing, or whose file or class would mean something else.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", name):
+        raise UserError(f"found the name '{name}', accepted: lower-case letters, digits and, between them, - and _, "
+                        f"beginning with a letter, as ewma or my-mf.")
+    cls = "".join(part.capitalize() for part in re.split("[-_]", name))
+    if cls in ("None", "True", "False", "Method", "Backbone", "BackboneSettings") \
+            or name.startswith(("test_", "test-")) or name in ("conftest", "tests"):
+        raise UserError(f"found the name '{name}', which means something else to Python or pytest; choose another.")
+    return {"kind": kind, "name": name, "module": name.replace("-", "_"), "cls": cls}

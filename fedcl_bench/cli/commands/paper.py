@@ -1,0 +1,119 @@
+"""Options and behaviour of the commands that rebuild a paper from records: tables, reproduction, pack."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Mapping
+
+from . import common
+from .common import (Extend, add_data_dir, add_plugins, add_set, add_tuned,
+                     names)
+
+if TYPE_CHECKING:
+    from ...experiments.papers import PaperTable
+    from ...reports.tables import Source
+    from ...runs.store import Run
+
+
+def _table_numbers(text: str) -> tuple[int | str, ...]:
+    for part in text.split(","):
+        if part != "all" and not part.isdecimal():
+            raise argparse.ArgumentTypeError(f"found '{part}', accepted: the number of a table, or all")
+    return tuple(part if part == "all" else int(part) for part in text.split(","))
+
+
+def add_tables(parser: argparse.ArgumentParser, default: str) -> None:
+    """``--paper`` and ``--table``; ``default`` says in words what is taken without them."""
+    parser.add_argument("--paper", metavar="NAME", help="whose tables: f3crec (default) or fcucr" if default == "all"
+                        else "only the runs that this paper's tables need, as f3crec")
+    parser.add_argument("--table", nargs="+", action=Extend, type=_table_numbers, metavar="N",
+                        help=f"numbers of tables, as 2 3 or 2,3, or all (default: {default})")
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Which records belong to a table, and options of their places."""
+    add_tuned(parser)
+    add_set(parser, "of runs with this setting changed; repeatable, for all rows of a table")
+    for kind, example in (("dataset", "ml-100k,lastfm-2k"), ("backbone", "fedmf")):
+        parser.add_argument(f"--{kind}s", f"--{kind}", type=names, metavar="A,B", help=f"only these, as {example}")
+    add_plugins(parser)
+
+
+def add_records(parser: argparse.ArgumentParser) -> None:
+    """``--records`` and ``--data-dir``."""
+    common.add_records(parser)
+    add_data_dir(parser)
+
+
+def chosen_tables(args: argparse.Namespace) -> tuple[str, list[PaperTable]]:
+    """The paper and its tables; UserError for an unknown paper, table, dataset or backbone."""
+    from ...errors import unknown
+    from ...experiments.papers import get, select
+
+    paper = args.paper or "f3crec"
+    numbers = args.table or ["all"]
+    tables = select(paper, get(paper).TABLES if "all" in numbers else numbers)
+    for kind in ("datasets", "backbones"):
+        known = {name for table in tables for name in getattr(table, kind) if name}
+        for name in getattr(args, kind) or () if known else ():
+            if name not in known:
+                raise unknown(f"{kind[:-1]} of these tables of {paper}", name, known)
+    return paper, tables
+
+
+def make_source(args: argparse.Namespace, runs: list[Run]) -> Source:
+    """Where the tables' numbers come from, as the options say."""
+    from ...reports.tables import Source
+    from ...runs.registry import discover
+    from ...settings import parse_assignments
+
+    assignments = parse_assignments(args.assignments, "--set")
+    data_dir = getattr(args, "data_dir", None)
+    return Source(runs, discover(args.plugins), args.tuned, tuple(assignments.items()),
+                  lambda dataset: _statistics(dataset, data_dir, assignments), tuple(args.plugins))
+
+
+def _statistics(dataset: str, data_dir: Path | None, assignments: Mapping[str, Any]) -> Mapping[str, list]:
+    """Statistics of a dataset that is on this machine; UserError if it is not."""
+    from dataclasses import fields
+
+    from ...data.datasets import load_stream, locate, statistics
+    from ...data.recbole_files import bundled
+    from ...data.stream import StreamSettings
+    from ...errors import UserError
+    from ...runs.config import layers
+    from ...settings import assemble
+
+    known = {field.name for field in fields(StreamSettings)}
+    chosen = [(origin, {name: value for name, value in layer.items() if name in known})
+              for origin, layer in layers(dataset, [("--set", assignments)])]
+    settings = assemble([StreamSettings], chosen, dataset)[0]
+    try:
+        source = locate(dataset, data_dir, settings)
+    except UserError:
+        if bundled(dataset) is None:
+            raise
+        source = locate(dataset, None, settings)  # --data-dir is for the datasets that are not bundled with RecBole
+    return statistics(load_stream(source, settings))
+
+
+def command_line(name: str, args: argparse.Namespace, **places: Path) -> str:
+    """A command as it was given, without what is of this machine: absolute paths lose their folders."""
+    def text(path: Path) -> str:
+        return path.name if path.is_absolute() else path.as_posix()
+    words = ["run_bench.py", name]
+    for option, path in places.items():
+        words += [f"--{option}", text(path)]
+    if args.paper:
+        words += ["--paper", args.paper]
+    if args.table:
+        words += ["--table", *map(str, args.table)]
+    for figure in getattr(args, "figure", None) or ():
+        words += ["--figure", figure]
+    for option in ("datasets", "backbones"):
+        if getattr(args, option):
+            words += [f"--{option}", ",".join(getattr(args, option))]
+    if args.tuned:
+        words += ["--tuned", text(args.tuned)]
+    return " ".join([*words, *(f"--set {assignment}" for assignment in args.assignments)])

@@ -1,0 +1,53 @@
+"""``reproduction``: the page that says what of a paper is reproduced."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from .paper import (add_records, add_settings, add_tables, chosen_tables,
+                    command_line, make_source)
+
+DOCS = Path("docs")
+EXAMPLES = """\
+examples:
+  run_bench.py reproduction --records results/published/f3crec --tuned       writes docs/reproduction.md
+  run_bench.py reproduction --datasets ml-100k --table 2 --out page.md
+  run_bench.py reproduction --paper fcucr --records results/published/fcucr  writes docs/reproduction-fcucr.md
+
+Every printed number is set beside ours with a status: reproduced, inconclusive, differs (with sign and size), or cannot
+be checked (with the reason). The page says at its top what these mean.
+"""
+
+
+def add(commands) -> None:
+    """Declare the command."""
+    page = commands.add_parser("reproduction", help="write the page that says which printed numbers are reproduced",
+                               description="Write the reproduction page of a paper from records.", epilog=EXAMPLES,
+                               formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    add_tables(page, "all")
+    add_records(page)
+    add_settings(page)
+    page.add_argument("--out", type=Path, metavar="FILE", help=f"the page (default: {DOCS}/reproduction.md; of fcucr, "
+                                                                f"{DOCS}/reproduction-fcucr.md)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from ...errors import UserError
+    from ...experiments import papers
+    from ...files import write_atomically
+    from ...reports.reproduction import page
+    from ...runs.store import load_runs
+
+    paper, tables = chosen_tables(args)
+    source = make_source(args, load_runs(args.records))
+    text = page(paper, tables, source, command_line("reproduction", args, records=args.records), args.datasets,
+                args.backbones)
+    out = args.out or DOCS / papers.get(paper).PAGE
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out, text.encode())
+    except OSError as error:
+        raise UserError(f"{out}: cannot be written ({error.strerror}).") from None
+    print(out)
+    return 0

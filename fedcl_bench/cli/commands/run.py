@@ -1,0 +1,162 @@
+"""``run``: one method on one backbone and dataset, for one or several seeds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from ...errors import UserError
+from ...ops.memory import importing
+from .common import (add_dataset, add_device, add_plugins, add_quiet, add_ray,
+                     add_results, cores, count, seed,
+                     split_federated_recommender, stop_between_rounds)
+
+EXAMPLES = """\
+examples:
+  run_bench.py --method f3crec --backbone fedmf              the main job: F3CRec on FedMF over MovieLens 100K
+  run_bench.py --method ft --backbone fedmf --seeds 5        five seeds, mean and standard deviation
+  run_bench.py --method f3crec --backbone fedmf --set eps=0.001 --set lambda_kd=0.01
+  run_bench.py --method f3crec --backbone fedmf --set without=cc          an ablation of the paper
+  run_bench.py --method pfedrec                              a federated recommender alone: FT on that backbone
+  run_bench.py --method pfedrec --set stream=static          in its own paper's protocol: leave-one-out, sampled ranking
+  run_bench.py --method kd --backbone fedmf --dataset ml-latest-small --data-dir ~/atomic
+  run_bench.py --method ft --backbone fedmf --ray local --shards 2        the clients spread over two workers
+  run_bench.py list              methods, backbones and datasets
+  run_bench.py list f3crec       the settings of one of them, their ranges and the paper's search
+  run_bench.py data ml-100k      block statistics of a dataset
+  run_bench.py doctor            check this installation
+
+A run is kept under --results; the same command again shows the record, an interrupted one goes on where it stopped.
+Exit status: 0 done, 1 the run failed, 2 something to fix in the command or the data, 130 interrupted.
+"""
+
+
+def add(commands) -> None:
+    """Declare the command."""
+    run = commands.add_parser("run", help="run a method on a backbone and a dataset (the default)", epilog=EXAMPLES,
+                              formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+                              description="Run a method on a backbone and a dataset.")
+    run.add_argument("--method", metavar="NAME", help="what makes it continual: ft, reg, kd, f3crec, ...")
+    run.add_argument("--backbone", metavar="NAME", help="the federated recommender: fedmf, ...")
+    run.add_argument("--dataset", metavar="NAME", help="default: ml-100k")
+    run.add_argument("--seed", type=seed, metavar="N", help="random seed (default: 0)")
+    run.add_argument("--seeds", type=count, metavar="K",
+                     help="run K seeds, from --seed on, and show mean and deviation")
+    run.add_argument("--config", type=Path, metavar="FILE",
+                     help="YAML file of `name: value` lines: method, backbone, dataset, seed, seeds, device, data_dir "
+                          "and any setting; the command line wins")
+    add_dataset(run)
+    add_device(run)
+    run.add_argument("--threads", type=count, metavar="N",
+                     help="threads of PyTorch (default: all cores; with --ray 1 per shard)")
+    add_ray(run, "the clients of each run")
+    run.add_argument("--shards", type=count, metavar="N",
+                     help="with --ray: into so many parts (default: the cores of the cluster)")
+    add_results(run)
+    run.add_argument("--rerun", action="store_true", help="run again even if the record exists")
+    add_quiet(run)
+    add_plugins(run)
+
+
+_FILE_KEYS = {"method": str, "backbone": str, "dataset": str, "seed": seed, "seeds": count, "device": str,
+              "data_dir": Path}
+
+
+def _merge_config_file(args: argparse.Namespace) -> dict[str, Any]:
+    """Fill arguments that the command line left open from --config; return the settings of the file."""
+    if args.config is None:
+        return {}
+    from ...data.datasets import read_yaml
+
+    settings = read_yaml(args.config)
+    for name, convert in _FILE_KEYS.items():
+        if name in settings:
+            value = settings.pop(name)
+            try:
+                value = convert(str(value))
+            except argparse.ArgumentTypeError as error:
+                raise UserError(f"{args.config}, field '{name}': {error}.") from None
+            if getattr(args, name) is None:
+                setattr(args, name, value)
+    if args.device not in (None, "cpu", "cuda", "auto"):
+        raise UserError(f"{args.config}, field 'device': found '{args.device}', accepted: cpu, cuda, auto.")
+    return settings
+
+
+def run(args: argparse.Namespace) -> int:
+    with importing():
+        from ...data.datasets import load_stream
+        from ...federation.server import participants
+        from ...runs.config import make_config, resolve_device
+        from ...runs.registry import discover
+        from ...runs.runner import Here, Interrupted, execute
+        from ...settings import parse_assignments
+        from ..progress import Display
+        from ..show import combined, show_result
+
+    from_file = _merge_config_file(args)
+    registry = discover(args.plugins)
+    split_federated_recommender(args, registry)
+    for kind in ("method", "backbone"):
+        if getattr(args, kind) is None:
+            raise UserError(f"--{kind} is missing. Known: {', '.join(registry.names(kind))}.\n"
+                            f"The main job is: run_bench.py --method f3crec --backbone fedmf")
+    if args.shards and not args.ray:
+        raise UserError("--shards: needs --ray, as --ray local, or --ray HOST:PORT of a cluster's head.")
+    if args.threads and not args.ray:
+        import torch
+        torch.set_num_threads(args.threads)
+    overrides = [(str(args.config), from_file), ("--set", parse_assignments(args.assignments, "--set"))]
+    device = resolve_device(args.device or "cpu")
+    first = args.seed or 0
+    configs = [make_config(registry, args.method, args.backbone, args.dataset or "ml-100k", seed, overrides,
+                           args.data_dir, device) for seed in range(first, first + (args.seeds or 1))]
+
+    streams = []
+
+    def load():
+        if not streams:
+            streams.append(load_stream(configs[0].source, configs[0].stream))
+            federation = configs[0].federation(streams[0])
+            federation.check()
+            if args.ray:
+                partition.check(federation, shards)
+            step = streams[0].steps[0]
+            users = participants(step, federation.server.client_ratio, federation.seed, 0)
+            # What all seeds have in common is said once.
+            for text in (*federation.backbone.notes(), *federation.method.notes(len(users))):
+                display.note(text)
+        return streams[0]
+
+    outcomes = []
+    try:
+        with ExitStack() as stack:
+            if args.ray:
+                from ...workers import cluster, partition
+                from ...workers.ray_crew import ShardStarter
+                from ...workers.shards import Conductor
+                joined = stack.enter_context(cluster.joined(args.ray, cores()))
+                joined.check_threads(args.threads or 1)
+                shards = args.shards or joined.cores
+                plugins = tuple(folder.absolute() for folder in args.plugins)
+            stop = stack.enter_context(stop_between_rounds())
+            for config in configs:
+                with Display(config, quiet=args.quiet) as display:
+                    engine = Conductor(config, shards, plugins, ShardStarter(joined, args.threads or 1),
+                                       display.warn) if args.ray else Here()
+                    outcomes.append(execute(config, load, args.results, args.rerun, display.update, display.warn,
+                                            display.note, stop, engine))
+    except Interrupted as error:
+        print(f"run_bench.py: {error}", file=sys.stderr)
+        return 130
+    result = combined(outcomes) if args.seeds else outcomes[0]
+    if args.json:
+        json.dump(result, sys.stdout, allow_nan=False)
+        print()
+    else:
+        show_result(configs[0], result)
+    return 0

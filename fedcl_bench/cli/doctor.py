@@ -1,0 +1,125 @@
+"""Checks of an installation, each with what to do if it fails."""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Callable, Iterable
+
+from packaging.requirements import Requirement
+
+from ..errors import UserError
+from ..workers.cluster import REQUIREMENT as RAY
+
+# The same list as in setup.cfg, for a checkout that is not installed; a test compares the two.
+REQUIREMENTS = ("recbole==1.2.0", "kmeans-pytorch>=0.3", "torch>=2.4", "numpy>=1.24,<2", "pandas>=2.0,<3",
+                "scipy>=1.10", "pyyaml>=6", "pyarrow>=14,<26", "rich>=13",
+                "packaging>=21", "matplotlib>=3.7")
+ACCOUNTANT = "dp-accounting>=0.6"  # the extra [privacy]
+
+
+def _requirements() -> list[Requirement]:
+    try:
+        names = [r for r in requires("fedcl_bench") or [] if "extra ==" not in r]
+    except PackageNotFoundError:
+        names = REQUIREMENTS
+    return [Requirement(name) for name in names]
+
+
+def _python() -> str:
+    if not (3, 10) <= tuple(map(int, platform.python_version_tuple()[:2])) <= (3, 12):
+        raise UserError(f"Python {platform.python_version()}: use 3.10, 3.11 or 3.12")
+    return f"Python {platform.python_version()}"
+
+
+def _package(requirement: Requirement) -> str:
+    try:
+        found = version(requirement.name)
+    except PackageNotFoundError:
+        raise UserError(f"{requirement.name} is missing: python -m pip install '{requirement}'") from None
+    if not requirement.specifier.contains(found, prereleases=True):
+        raise UserError(f"{requirement.name} {found}: need {requirement.specifier}; "
+                        f"python -m pip install '{requirement}'")
+    return f"{requirement.name} {found}"
+
+
+def _optional(requirement: str, without: str) -> str:
+    try:
+        return _package(Requirement(requirement))
+    except UserError as error:
+        return f"optional: {error}; {without} until then"
+
+
+def _data() -> str:
+    from ..data.datasets import load_config, load_stream, locate
+    from ..data.stream import statistics
+    from ..runs.config import CORE_SETTINGS
+    from ..settings import assemble
+
+    config = load_config("ml-100k")
+    settings = assemble(CORE_SETTINGS, [("dataset_configs/ml-100k.yaml", config.settings)], "doctor")[0]
+    source = locate("ml-100k", None, settings)
+    found = statistics(load_stream(source, settings))
+    wrong = [name for name, values in config.expected.items() if list(values) != found[name]]
+    if wrong:
+        raise UserError(f"ml-100k: {', '.join(wrong)} differ from the expected counts; {source.path} is not the "
+                        f"published file, reinstall recbole==1.2.0 or remove ./data/ml-100k")
+    return f"ml-100k: {sum(found['interactions']):,} interactions, all block counts as published"
+
+
+def _device() -> str:
+    import torch
+
+    threads = f"{torch.get_num_threads()} threads on {os.cpu_count()} cores"
+    if torch.cuda.is_available():
+        return f"CUDA: {torch.cuda.get_device_name()} (--device cuda); {threads}"
+    return f"no CUDA device, --device cpu is used; {threads}"
+
+
+def _kernels() -> str:
+    from ..ops import kernels
+
+    if (why := kernels.why_not()) is not None:
+        return (f"optional: {why}; rounds on the processor take about twice as long without compiled kernels, "
+                f"large ones more")
+    return "compiled kernels for this processor"
+
+
+def _results(folder: Path) -> str:
+    parent = folder if folder.exists() else folder.absolute().parent
+    try:
+        with tempfile.TemporaryFile(dir=parent):
+            pass
+    except OSError as error:
+        raise UserError(f"results folder {folder}: cannot be written ({error.strerror}); use --results DIR") from None
+    return f"results folder {folder} can be written"
+
+
+def _plugins(folders: Iterable[Path]) -> str:
+    from ..runs.registry import discover
+
+    registry = discover(folders)
+    if registry.broken:
+        raise UserError("plugins that cannot be loaded: " + "; ".join(registry.broken.values()))
+    return f"{len(registry.plugins)} plugins load"
+
+
+def examine(results: Path, plugins: Iterable[Path]) -> int:
+    """Print every check; return 0 if all pass, else 1."""
+    checks: list[Callable[[], str]] = [_python, *(lambda r=r: _package(r) for r in _requirements()),
+                                       lambda: _optional(ACCOUNTANT, "epsilons of clipped uploads are looser bounds"),
+                                       lambda: _optional(RAY, "--ray cannot be used"),
+                                       lambda: _plugins(plugins), _data, _device, _kernels,
+                                       lambda: _results(results)]
+    failed = 0
+    for check in checks:
+        try:
+            print(f"ok    {check()}")
+        except UserError as error:
+            failed += 1
+            print(f"FIX   {' '.join(str(error).split())}")
+    print("Everything is in order." if not failed else f"{failed} to fix.")
+    return 1 if failed else 0

@@ -1,0 +1,79 @@
+"""The command line: finds the command, and turns errors into one or two lines and an exit status."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from typing import Sequence
+
+from ..errors import RunFailed, UserError, unknown
+from . import commands
+from .commands.data import with_action
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with one- or two-line errors and exit status 2."""
+
+    def error(self, message: str):
+        raise UserError(f"{message}.\nSee {self.prog} --help.")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    modules = {name: importlib.import_module(f"{commands.__name__}.{name.replace('-', '_')}")
+               for name in commands.NAMES}
+    parser = _Parser(prog="run_bench.py", formatter_class=argparse.RawDescriptionHelpFormatter,
+                     epilog=modules["run"].EXAMPLES, allow_abbrev=False,
+                     description="Benchmarks of federated continual recommendation. Without a command: run.")
+    subparsers = parser.add_subparsers(dest="command", metavar="{" + ",".join(commands.NAMES) + "}")
+    for name, module in modules.items():
+        module.add(subparsers)
+        subparsers.choices[name].set_defaults(execute=module.run)
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options of a command line; ``run`` may be left out, as may the action of ``data``.
+
+    Raises:
+        UserError: for an unknown command or option.
+    """
+    arguments = list(arguments)
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in commands.NAMES:
+        raise unknown("command", arguments[0], commands.NAMES)  # argparse would list choices; name the nearest
+    if arguments and arguments[0] not in (*commands.NAMES, "-h", "--help"):
+        arguments.insert(0, "run")
+    if arguments[:1] == ["data"]:
+        arguments[1:] = with_action(arguments[1:])
+    return build_parser().parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if not arguments:
+            build_parser().print_help()
+            return 0
+        args = parse(arguments)
+        return args.execute(args)
+    except UserError as error:
+        print(f"run_bench.py: {error}", file=sys.stderr)
+        return 2
+    except RunFailed as error:
+        print(f"run_bench.py: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        if (error.name or "fedcl_bench").split(".")[0] == "fedcl_bench":
+            raise
+        print(f"run_bench.py: the package '{error.name}' is not installed for {sys.executable}.\n"
+              f"Install everything with: python -m pip install -c constraints.txt -e .", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("run_bench.py: interrupted; finished blocks are kept, the same command goes on from there.",
+              file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output (head, less) has gone
+        sys.stderr.close()
+        return 0

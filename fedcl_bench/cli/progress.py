@@ -1,0 +1,76 @@
+"""What long work shows on standard error: a run's blocks and rounds, and bars for data."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TextColumn
+
+from ..data.stream import Stream
+from ..federation.loop import Progress
+from ..runs.config import RunConfig
+
+
+class Display:
+    """A progress bar per block with the validation metric and the time left; a line per finished block.
+
+    The time left assumes that every block uses all its rounds, so it is an upper bound.
+    """
+
+    def __init__(self, config: RunConfig, quiet: bool = False):
+        self._config, self._quiet = config, quiet
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._bar = Bar(TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(),
+                        TextColumn("{task.fields[status]}"), console=self._console, transient=True,
+                        refresh_per_second=5, disable=quiet or not self._console.is_terminal)
+        self._task = self._block = None
+
+    def __enter__(self) -> "Display":
+        self._bar.start()
+        if not self._quiet:
+            c = self._config
+            self._console.print(f"{c.method.name} on {c.backbone.name}, {c.source.name}, seed {c.seed}")
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._bar.stop()
+
+    def warn(self, message: str) -> None:
+        """Show a line even when quiet."""
+        self._console.print(f"  {message}")
+
+    def note(self, message: str) -> None:
+        """Show a line unless quiet."""
+        if not self._quiet:
+            self._console.print(f"  {message}")
+
+    def update(self, stream: Stream, progress: Progress) -> None:
+        """Show the state after a round; does nothing for the call after a whole step."""
+        if self._quiet or not progress.curve or (progress.round == 0 and not progress.trained):
+            return
+        step, rounds = progress.step, self._config.server.rounds
+        metric = self._config.evaluation.valid_metric
+        if self._block != step:
+            self._block, self._began, self._first = step, time.perf_counter(), progress.round - 1
+            if self._task is not None:
+                self._bar.remove_task(self._task)
+            self._task = self._bar.add_task(f"  block {step} of 0-{len(stream.steps) - 1}", total=rounds, status="")
+        done = progress.round - self._first
+        per_round = (time.perf_counter() - self._began) / max(done - 1, 1) if done > 1 else 0.0
+        size = stream.steps[step].interactions
+        later = sum(s.interactions for s in stream.steps[step + 1:]) / size
+        left = per_round * (rounds - progress.round + rounds * later)
+        valid = [row["valid"] for row in progress.curve if row["step"] == step and not math.isnan(row["valid"])]
+        self._bar.update(self._task, completed=progress.round, status=(
+            (f"validation {metric} {valid[-1]:.4f}, best {progress.best_value:.4f}" if valid else "not validated yet")
+            + (f", at most {int(left) // 60}:{int(left) % 60:02d} left" if left else "")))
+        if progress.trained:
+            seconds = sum(row["train_seconds"] + row["evaluate_seconds"] for row in progress.curve
+                          if row["step"] == step)
+            self._console.print(f"  block {step}: {progress.round} rounds in {seconds:.1f} s, "
+                                f"best validation {metric} {progress.best_value:.4f} "
+                                f"in round {progress.best_round(step, self._config.server.best_round)}"
+                                + ("; tested is the last" if self._config.server.tested_round == "last" else ""))
+

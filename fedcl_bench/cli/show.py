@@ -1,0 +1,216 @@
+"""Results, listings and statistics as tables on standard output."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Iterable, Mapping
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ..data.datasets import DatasetConfig, DatasetSource
+from ..data.stream import StreamSettings, idle_settings
+from ..evaluation.continual import SUMMARIES
+from ..runs.config import RunConfig
+from ..runs.registry import RECBOLE, Plugin, Registry
+from ..settings import describe, flat
+
+if TYPE_CHECKING:
+    from ..testing.recbole_survey import Outcome
+
+
+def _console() -> Console:
+    return Console(highlight=False, soft_wrap=True)
+
+
+def plain_table(*columns: str, **options) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, **options)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
+    return table
+
+
+def print_table(table: Table) -> None:
+    """Print at the table's own width, so that a narrow or redirected output never cuts a number."""
+    console = Console(highlight=False, width=400)
+    with console.capture() as capture:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in capture.get().splitlines()))
+
+
+def combined(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
+    """Several seeds as one result: means and sample standard deviations (0 for a single seed)."""
+    def deviation(values: Iterable[float]) -> float:
+        values = list(values)
+        return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+
+    metrics = {}
+    for name in outcomes[0]["metrics"]:
+        blocks = np.array([o["metrics"][name]["per_block"] for o in outcomes])
+        averages = [o["metrics"][name]["avg_incremental"] for o in outcomes]
+        several = averages[0] is not None
+        metrics[name] = {"per_block": blocks.mean(0).tolist(), "per_block_std": [deviation(b) for b in blocks.T],
+                         "avg_incremental": float(np.mean(averages)) if several else None,
+                         "avg_incremental_std": deviation(averages) if several else None}
+    continual = {metric: {name: float(np.mean([o["continual"][metric][name] for o in outcomes]))
+                          if outcomes[0]["continual"][metric][name] is not None else None for name in SUMMARIES}
+                 for metric in metrics}
+    first = outcomes[0]
+    return {**{key: first[key] for key in ("method", "backbone", "dataset", "device", "settings", "environment")},
+            "seed": first["seed"], "seeds": [o["seed"] for o in outcomes], "metrics": metrics, "continual": continual,
+            "rounds": np.mean([o["rounds"] for o in outcomes], axis=0).tolist(),
+            "seconds": {key: float(np.mean([o["seconds"][key] for o in outcomes])) for key in first["seconds"]},
+            "peak_memory_mib": max(o["peak_memory_mib"] for o in outcomes), "record": first["record"],
+            "reused": all(o["reused"] for o in outcomes), "runs": outcomes}
+
+
+def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
+    """Print the result table of one run or of several seeds, and where the record is."""
+    blocks = len(result["rounds"])
+    several = "seeds" in result
+    seeds = f"seeds {result['seeds'][0]}-{result['seeds'][-1]}, mean ± std" if several else f"seed {result['seed']}"
+    columns = [f"block {t}" for t in range(blocks)] + ([f"avg 1-{blocks - 1}"] if blocks > 1 else [])
+    mark = " (re-implemented from its description)" if config.method.cls.reimplementation else ""
+    print(f"{config.method.name}{mark} on {config.backbone.name}, {config.source.name}, {seeds}")
+    if config.evaluation.candidates == "sampled":
+        print(f"ranked among {config.evaluation.sampled_candidates} sampled items: not comparable with full ranking")
+    table = plain_table("test metric", *columns)
+    for name, values in result["metrics"].items():
+        numbers = values["per_block"] + ([values["avg_incremental"]] if blocks > 1 else [])
+        if several:
+            spread = values["per_block_std"] + ([values["avg_incremental_std"]] if blocks > 1 else [])
+            table.add_row(name, *(f"{x:.4f} ± {s:.4f}" for x, s in zip(numbers, spread)))
+        else:
+            table.add_row(name, *(f"{x:.4f}" for x in numbers))
+    table.add_row("rounds", *(f"{n:g}" for n in result["rounds"]))
+    print_table(table)
+    if blocks > 1:
+        metric = config.evaluation.valid_metric
+        parts = [f"{name} {value:.4f}" for name, value in result["continual"][metric].items() if value is not None]
+        print(f"{metric} over R[t,s]: {', '.join(parts)}")
+    seconds = result["seconds"]
+    print(f"{'from its record: ' if result['reused'] else ''}{seconds['total']:.1f} s "
+          f"(training {seconds['train']:.1f}, evaluation {seconds['evaluate']:.1f}), "
+          f"peak memory {result['peak_memory_mib']:.0f} MiB")
+    runs = result.get("runs", [result])
+    for text in runs[0]["privacy"].get("notes", ()):
+        print(text)
+    for run in runs:
+        print(f"record: {run['record']}")
+
+
+def show_listing(registry: Registry, datasets: Mapping[str, DatasetConfig]) -> None:
+    """One line per method, backbone and dataset; plugins that cannot be loaded with their error."""
+    console = _console()
+    for kind in ("method", "backbone"):
+        console.print(f"{kind}s", style="bold")
+        for name in registry.names(kind):
+            plugin = registry.plugins[kind, name].cls
+            mark = " [re-implementation]" if getattr(plugin, "reimplementation", False) else ""
+            console.print(f"  {name:<18}{plugin.title}{mark}", markup=False)
+        if kind == "backbone":
+            console.print(f"  {RECBOLE + 'NAME':<18}RecBole's own models; `list recbole` shows which", markup=False)
+    console.print("datasets", style="bold")
+    for name, config in datasets.items():
+        console.print(f"  {name:<18}{config.title}", markup=False)
+    if registry.broken:
+        console.print("cannot be loaded", style="bold")
+        for name, error in registry.broken.items():
+            console.print(f"  {name:<18}{error}", markup=False)
+    console.print("\n`list NAME` shows one of them in full.", markup=False)
+
+
+def show_survey(outcomes: Iterable[Outcome]) -> None:
+    """Which RecBole models can be backbones."""
+    console = _console()
+    for o in outcomes:
+        console.print(f"  {o.name:<12}{o.kind:<12}{o.status}{': ' + o.why if o.why else ''}", markup=False)
+    console.print("\n`list recbole:NAME` shows a model's settings.", markup=False)
+
+
+def _show_settings(title: str, cls: type) -> None:
+    rows = describe(cls)
+    if not rows:
+        return
+    console = _console()
+    console.print(title, style="bold")
+    for name, default, space, help in rows:
+        console.print(f"  {name} = {default}", markup=False)
+        console.print(f"      {help}\n      {space}", markup=False, style="dim")
+
+
+def show_plugin(plugin: Plugin, core: Iterable[type]) -> None:
+    """A plugin's reference and settings, then the settings every run has."""
+    console = _console()
+    console.print(f"{plugin.kind} {plugin.name}: {plugin.cls.title}", markup=False, style="bold")
+    for text in (plugin.cls.reference, str(plugin.path)):
+        console.print(text, markup=False)
+    _show_settings(f"\nsettings of {plugin.name}", plugin.cls.Settings)
+    for cls in core:
+        _show_settings(f"\n{cls.__doc__.splitlines()[0]}", cls)
+    console.print("\nChange one with --set NAME=VALUE.", markup=False)
+
+
+def show_dataset(name: str, config: DatasetConfig, path: Path) -> None:
+    """A dataset's config, for people."""
+    console = _console()
+    console.print(f"dataset {name}: {config.title}", markup=False, style="bold")
+    for label in ("source", "licence", "notes"):
+        if getattr(config, label):
+            console.print(f"{label}: {getattr(config, label)}", markup=False)
+    for label, values in [("settings", config.settings), *((f"settings for {method}", values)
+                                                          for method, values in config.method_settings.items()),
+                          *((f"search of {name}", values) for name, values in config.search.items())]:
+        console.print(f"{label}: {', '.join(f'{k}={v}' for k, v in values.items())}", markup=False)
+    parts = "sessions" if config.settings.get("stream") == "sessions" else "blocks"
+    console.print(f"config: {path}\n`data {name}` shows its {parts}"
+                  + (f"; `data download {name}` gets it." if config.raw.url else "."), markup=False)
+
+
+_LABELS = {"accumulated_users": "# of accumulated users", "accumulated_items": "# of accumulated items",
+           "interactions": "# of interactions", "sparsity": "sparsity (%)", "train": "train", "valid": "valid",
+           "test": "test", "train_users": "users with train items", "test_users": "users with test items"}
+_AVERAGES = ("average_length", "unfiltered_average_length")
+_LABELS |= {f"{prefix}{name}": f"{label}{' before the item filter' if prefix else ''}"
+            for prefix in ("", "unfiltered_")
+            for name, label in (("users", "Users"), ("items", "Items"), ("sessions", "Sessions"),
+                                ("average_length", "Averaged Length"))}
+_LABELS |= {f"{split}_{what}": f"{split} {label}" for split in ("train", "valid", "test")
+            for what, label in (("rows", "interactions"), ("sessions", "sessions"))}
+
+
+def show_statistics(source: DatasetSource, settings: StreamSettings, found: Mapping[str, list],
+                    expected: Mapping[str, list]) -> int:
+    """A stream's statistics (see ``datasets.statistics``) beside the expected ones; exit status 1 if one is missed."""
+    of_sessions = "train_sessions" in found
+    columns = ["value"] if of_sessions else [f"D{t}" for t in range(len(found["interactions"]))]
+    table = plain_table(source.name, *columns, *(["expected"] if expected else []))
+    differs = []
+    for name, values in found.items():
+        row = [f"{v:.2f}" if name in ("sparsity", *_AVERAGES) else f"{v:,}" for v in values]
+        if expected:
+            agrees = name not in expected or list(expected[name]) == list(values)
+            row.append("" if name not in expected else "same" if agrees else
+                       "/".join(f"{v:,}" for v in expected[name]))
+            if not agrees:
+                differs.append(name)
+        table.add_row(_LABELS[name], *row)
+    print_table(table)
+    print(f"file: {source.path}")
+    if settings.split_file:
+        print("blocks and splits as the file says")
+    else:
+        idle = {"split_file", *idle_settings(flat([settings]))}
+        print(", ".join(f"{k}={v}" for k, v in flat([settings]).items() if k not in idle))
+    if of_sessions and not settings.split_file:
+        print("FCUCR's Table 1 counts before items that nobody trains on are left out"
+              + ("." if _AVERAGES[1] in found else "; a file that says its split does not tell how many those were."))
+    if source.config.notes:
+        print(f"note: {source.config.notes}")
+    if not expected:
+        return 0
+    print(f"DIFFERS from the expected counts of its config: {', '.join(differs)}." if differs else
+          "All counts are those expected by its config.")
+    return 1 if differs else 0

@@ -1,0 +1,246 @@
+"""Local training without copies of item rows, for backbones whose logits are inner products (``Backbone.factors``).
+
+The gradient of a logit v . q_i + b with respect to q_i is v, so under SGD a client's rows are the server's plus
+multiples of the vectors it has had: after K updates row i is q_i + sum_k a_ki v_k. A client thus holds K numbers per
+item instead of d. This is the mathematics of ``local.py``, summed in another order.
+
+With compiled kernels, a local batch whose only loss is the usual one is one call (``kernels.inner_batch``), which reads
+the rows of its samples in the server's table. Where a method asks for other logits, those of all slots are made; and
+where clients have many samples among few items, slots are all items, and these logits are one matrix product with the
+table, plus sum_k a_ki (v_k . v).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from .. import contract
+from ..backbone import Backbone, Tables
+from ..method import Method
+from ..model import Snapshot
+from ..ops import kernels
+from ..ops.kernels import Members
+from ..sampling import LocalSettings
+from .base import row_penalties
+from .lists import ListTrainer, LocalBatch, View
+from .optim import SGD, make_optimiser
+
+
+@dataclass(frozen=True)
+class Outer:
+    """What C clients added to their copies of an item table: the sum of outer products of ``steps`` and ``vectors``.
+
+    Attributes:
+        table: what the server sent, (items, d).
+        items: the items that they have steps for, (C, slots), each at most once with a step; None: all of them, in
+            order.
+        steps: of each update, (C, slots, updates).
+        vectors: of each update, (C, updates, d).
+        held: in how many slots, the first, a client has steps that are not 0, (C,), if known.
+        few: updates have steps for the samples of a local batch only.
+    """
+
+    table: Tensor
+    items: Tensor | None
+    steps: Tensor
+    vectors: Tensor
+    held: Tensor | None = None
+    few: bool = False
+
+    def __getitem__(self, part: slice | Tensor) -> "Outer":
+        """Of some clients."""
+        return replace(self, items=None if self.items is None else self.items[part], steps=self.steps[part],
+                       vectors=self.vectors[part], held=None if self.held is None else self.held[part])
+
+    def first(self, updates: int) -> "Outer":
+        """Of the first updates only."""
+        return replace(self, steps=self.steps[:, :, :updates], vectors=self.vectors[:, :updates])
+
+    def scaled(self, factors: Tensor) -> "Outer":
+        """Each client's times its factor, (C,)."""
+        return replace(self, vectors=self.vectors * factors.to(self.vectors)[:, None, None])
+
+    def add_to(self, total: Tensor) -> None:
+        """Add the sum over clients to a table of shape (items, d)."""
+        if self.items is not None or (self.few and kernels.serve(total)):
+            kernels.add_outer(total, self.items, self.held, self.steps.contiguous(), self.vectors)
+            return
+        for step, vector in zip(self.steps.unbind(2), self.vectors.unbind(1)):
+            total.addmm_(step.T, vector)
+
+    def rows(self) -> Tensor:
+        """Of each client, (C, slots, d)."""
+        return self.steps @ self.vectors
+
+
+def _logits(vectors: Tensor, constants: Tensor | None, outer: Outer) -> Tensor:
+    """vectors @ table.T + constants + sum_k steps_k (past_k . vectors) of each slot, (C, slots)."""
+    if outer.items is not None:
+        logits = kernels.row_products(outer.table, outer.items, vectors, constants)
+    elif constants is None:
+        logits = vectors @ outer.table.T
+    else:
+        logits = torch.addmm(constants, vectors, outer.table.T)
+    for step, past in zip(outer.steps.unbind(2), outer.vectors.unbind(1)):
+        logits.addcmul_(step, (past * vectors).sum(1, keepdim=True))
+    return logits
+
+
+def _to_vectors(gradient: Tensor, outer: Outer) -> Tensor:
+    """The gradient of the vectors, (C, d), given that of the logits."""
+    result = gradient @ outer.table if outer.items is None else kernels.row_sums(outer.table, outer.items, gradient)
+    for step, past in zip(outer.steps.unbind(2), outer.vectors.unbind(1)):
+        result.addcmul_((gradient * step).sum(1, keepdim=True), past)
+    return result
+
+
+class _Logits(torch.autograd.Function):
+    """``_logits``, whose gradient with respect to ``own``, which stands for what the client will have added to each
+    logit's row, is that of the logits themselves."""
+
+    @staticmethod
+    def forward(ctx, vectors: Tensor, constants: Tensor | None, own: Tensor, outer: Outer) -> Tensor:
+        ctx.outer = outer
+        return _logits(vectors, constants, outer)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        to_vectors = _to_vectors(gradient, ctx.outer) if ctx.needs_input_grad[0] else None
+        to_constants = gradient.sum(1, keepdim=True) if ctx.needs_input_grad[1] else None
+        return to_vectors, to_constants, gradient if ctx.needs_input_grad[2] else None, None
+
+
+class InnerTrainer(ListTrainer):
+    """``ListTrainer`` whose item rows are not held; ``rows`` has one number per client and slot in their place, whose
+    gradient is the logit's. ``moved`` holds an ``Outer`` for the table."""
+
+    def _own_copies(self) -> Tables:
+        (self.name, table), = self.model.public.items()
+        slots, updates = self.slots.items, self.batches * self.settings.local_epochs
+        self.fused = kernels.serve(table) and _usual_loss(self.backbone)
+        self.outer = Outer(table, None if self.whole else slots.contiguous(), table.new_empty(*slots.shape, updates),
+                           table.new_empty(len(slots), updates, table.shape[1]), few=self.fused)
+        self.done = 0  # updates so far
+        return {self.name: table.new_zeros(()).expand(self.slots.items.shape)}
+
+    def _epoch(self, epoch: int) -> Iterator[View]:
+        if not self.fused:
+            return super()._epoch(epoch)
+        members = self._only_members if self.batches == 1 else self._epoch_members(epoch)
+        return (View(None, None, members=some) for some in members)
+
+    @cached_property
+    def _only_members(self) -> list[Members]:
+        """Of the local batch of clients that have one per epoch."""
+        return list(self._epoch_members(0))
+
+    def _factors(self, clients: Tables) -> tuple[Tensor, Tensor | None]:
+        """The backbone's factors of the logits; ``vectors`` are their values before the next update."""
+        vectors, constants = self.backbone.factors(clients)
+        table, number = self.outer.table, len(self.users)
+        shape = (number, table.shape[1])
+        contract.check_tensor(self.backbone, "factors", vectors, shape, "(C, d): a vector per client")
+        if constants is not None:
+            contract.check_tensor(self.backbone, "factors", constants, (number, 1), "(C, 1): a constant per client")
+        self.vectors = vectors.detach().to(table).clone(memory_format=torch.contiguous_format)
+        return vectors, constants
+
+    def _score(self, clients: Tables, rows: Tables) -> Tensor:
+        vectors, constants = self._factors(clients)
+        return _Logits.apply(vectors, constants, rows[self.name], self.outer.first(self.done))
+
+    def _gradients(self, view: View, some: Tables, number: int) -> tuple[Tensor, Sequence[Tensor | None]]:
+        if view.members is None:
+            return super()._gradients(view, some, number)
+        vectors, constants = self._factors(self.clients)
+        added = None if constants is None else constants.detach().to(self.vectors).contiguous()
+        names = [name for name in some if name != self.name]
+        term = None
+        if type(self.method).local_loss is not Method.local_loss:
+            batch = LocalBatch(self, view, lambda: _logits(self.vectors, added, self.outer.first(self.done))
+                               .requires_grad_(), replace(self.draw, batch=number))
+            term = self.method.local_loss(batch)
+        self.idle_are_still = term is None and self.settings.tolerance == 0.0
+        direct: Sequence[Tensor | None] = [None] * len(names)  # gradients other than through the logits
+        if term is None:
+            loss, to_vectors, to_constants = kernels.inner_batch(
+                self.outer.table, self.outer.items, self.vectors, added, self.outer.steps, self.outer.vectors, self.done,
+                view.members, self.slots.positive, vectors.requires_grad,
+                constants is not None and constants.requires_grad, self.name in some)
+            to_rows = self.outer.steps[:, :, self.done] if self.name in some else None
+        else:
+            self.outer = replace(self.outer, few=False)
+            contract.check_tensor(self.method, "local_loss", term, (len(self.users),), "(C,): one number per client")
+            loss = self.backbone.loss(batch.scores, self._labels, view.members.weights()) + term
+            to_rows, *direct = torch.autograd.grad(loss.sum(), [batch.scores, *(some[name] for name in names)],
+                                                   allow_unused=True)
+            to_vectors = _to_vectors(to_rows, self.outer.first(self.done)) if vectors.requires_grad else None
+            to_constants = to_rows.sum(1, keepdim=True) if constants is not None and constants.requires_grad else None
+        gradients = dict(zip(names, self._through(vectors, constants, to_vectors, to_constants,
+                                                  [some[name] for name in names])))
+        for name, gradient in zip(names, direct):
+            if gradient is not None:
+                gradients[name] = gradient if gradients[name] is None else gradients[name] + gradient
+        return loss, [to_rows if name == self.name else gradients[name] for name in some]
+
+    def _through(self, vectors: Tensor, constants: Tensor | None, to_vectors: Tensor | None,
+                 to_constants: Tensor | None, parameters: list[Tensor]) -> Sequence[Tensor | None]:
+        """The gradients of the parameters that factors are made of, given the factors'."""
+        factors = [factor for factor in (vectors, constants) if factor is not None and factor.requires_grad]
+        if not parameters:
+            return []
+        if not factors:
+            contract.require_gradient(self.backbone, vectors)
+        if len(parameters) == 1 and vectors is parameters[0]:  # needs no graph
+            return [to_vectors]
+        # As a sum: given gradients of what is not one number, PyTorch first imports some 500 modules.
+        through = sum((factor * gradient).sum() for factor, gradient in
+                      zip(factors, (g for g in (to_vectors, to_constants) if g is not None), strict=True))
+        return torch.autograd.grad(through, parameters, allow_unused=True)
+
+    def _move(self, name: str, value: Tensor | None, update: Tensor) -> None:
+        if name != self.name:
+            super()._move(name, value, update)
+            return
+        step = self.outer.steps[:, :, self.done]
+        if update.data_ptr() != step.data_ptr():  # or it has been written in its place
+            step.copy_(update)
+        self.outer.vectors[:, self.done] = self.vectors
+        self.done += 1
+        self.moved[name] = update  # tells whether anything moved, until the round ends
+
+    def train(self) -> Tensor:
+        loss = super().train()
+        self.moved[self.name] = self.outer.first(self.done)
+        return loss
+
+
+def _usual_loss(backbone: Backbone) -> bool:
+    return type(backbone).loss is Backbone.loss and not backbone.pairwise
+
+
+def scores_samples_only(backbone: Backbone, method: Method) -> bool:
+    """Whether nothing looks at logits of other items than a local batch's, so that compiled kernels make no others."""
+    return _usual_loss(backbone) and type(method).local_loss is Method.local_loss
+
+
+def is_inner(backbone: Backbone, method: Method, model: Snapshot, settings: LocalSettings) -> bool:
+    """Whether clients can be trained so: logits are inner products with the one public item table, nothing else reads
+    item rows, and updates are multiples of gradients."""
+    one = torch.zeros(1, dtype=torch.int64, device=next(model.tables()).device)
+    return (len(model.public) == 1 and backbone.factors(model.clients(one)) is not None
+            and defined_by(backbone, "factors", over="score") and type(backbone).regulariser is Backbone.regulariser
+            and not backbone.whole_tables and isinstance(make_optimiser(settings), SGD)
+            and backbone.weight_decay == 0.0 and not row_penalties(method, model.public))
+
+
+def defined_by(backbone: Backbone, hook: str, over: str) -> bool:
+    """Whether the class with the last word on ``hook`` is that on the hook ``over`` too, or one derived from it: a
+    subclass that redefines only the latter means something else."""
+    owner = {name: next(cls for cls in type(backbone).__mro__ if name in vars(cls)) for name in (hook, over)}
+    return issubclass(owner[hook], owner[over])

@@ -1,0 +1,407 @@
+"""Local training on lists of items: positives and sampled negatives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from .. import contract, draws
+from ..backbone import Backbone, OwnBatch, Tables
+from ..method import DrawKey, Method
+from ..model import Snapshot
+from ..ops import kernels
+from ..ops.kernels import Members
+from ..sampling import WEIGHTED_BATCHES, Chunk, LocalSettings, draw_negatives
+from ..stats.clip_noise import OPEN, Protection
+from .base import ChunkTrainer, Local, Slots, row_penalties, writable
+from .optim import make_optimiser
+
+
+@dataclass(frozen=True)
+class View:
+    """One local batch: which rows it scores and what it makes of the scores.
+
+    Attributes:
+        slots: the slots scored, shape (C, n); None: all of them.
+        labels, weights: of each score, shape (C, n), for pointwise losses.
+        pairs: positions of (positive, negative) in the scores, each (C, m), for pairwise losses; ``weights`` is then
+            (C, m).
+        members: which samples it takes, where no weights are made beforehand.
+        chosen: numbers of the samples, (C, b), for a backbone with a loss of its own.
+    """
+
+    slots: Tensor | None
+    weights: Tensor | None
+    labels: Tensor | None = None
+    members: Members | None = None
+    pairs: tuple[Tensor, Tensor] | None = None
+    chosen: Tensor | None = None
+
+
+class LocalBatch(Local):
+    """What a method sees of C clients in one local batch."""
+
+    def __init__(self, trainer: "ListTrainer", view: View, scores: Callable[[], Tensor], draw: DrawKey):
+        super().__init__(trainer, draw)
+        self._view, self._score = view, scores
+
+    @cached_property
+    def scores(self) -> Tensor:
+        """Logits of the slots that the batch scores, (C, n), differentiable."""
+        with torch.enable_grad():  # whoever asks first
+            return self._score()
+
+    def replay_scores(self, clients: Tensor) -> Tensor:
+        """Logits of the method's ``replayed_items`` for some clients, differentiable.
+
+        Args:
+            clients: positions in ``users``, shape (K,).
+
+        Returns:
+            Shape (K, n).
+        """
+        trainer = self._trainer
+        if self._view.slots is None:
+            return self.scores.gather(1, trainer.slots.replay)[clients]
+        return trainer.backbone.score(trainer.clients, trainer.gather(trainer.slots.replay))[clients]
+
+    @torch.no_grad()
+    def all_scores(self, clients: Tensor) -> Tensor:
+        """Logits of all items under the current local models of some clients, not differentiable.
+
+        Args:
+            clients: positions in ``users``, shape (K,).
+
+        Returns:
+            Shape (K, items).
+        """
+        trainer = self._trainer
+        covered = self._view.slots is None
+        if trainer.whole:
+            return self.scores[clients].detach()
+        own = {name: values[clients] for name, values in trainer.clients.items()}
+        if (tables := trainer.tables_now(clients)) is not None:
+            return trainer.backbone.score(own, tables)
+        scores = trainer.backbone.score_all(own, trainer.model.public)
+        if self.draw.batch > 0:  # before the first update every client's rows are the server's
+            rows = (self.scores[clients] if covered else
+                    trainer.backbone.score(own, {name: rows[clients] for name, rows in trainer.rows.items()}))
+            # Every slot of an item gets its canonical slot's score, so that the order of writing does not matter.
+            slots = torch.cat([trainer.slots.sample, trainer.slots.replay], 1)[clients]
+            scores.scatter_(1, trainer.slots.items[clients], rows.gather(1, slots))
+        return scores
+
+
+class ListTrainer(ChunkTrainer):
+    """Local training of one chunk on the samples of a round."""
+
+    def __init__(self, chunk: Chunk, model: Snapshot, backbone: Backbone, method: Method, settings: LocalSettings,
+                 draw: DrawKey, protection: Protection = OPEN):
+        self.chunk, self.backbone = chunk, backbone
+        width, each = chunk.positives.shape[1], settings.negatives
+        samples = chunk.positives.new_empty(len(chunk.users), width * (1 + each))
+        samples[:, :width] = chunk.positives
+        self.negatives = draw_negatives(chunk, settings, draw.seed, draw.step, draw.round, samples[:, width:])
+        replayed = method.replayed_items(chunk.users, draw)
+        if replayed is not None:
+            contract.check_items(method, "replayed_items", replayed, len(chunk.users), model.n_items, draw.round)
+        self.whole = self.all_rows or chunk.dense  # slots are all items, in order
+        slots = self._layout(samples, width, replayed, model.n_items)
+        if backbone.pairwise:  # a sample is a negative with its positive
+            of_positive = torch.arange(width, device=samples.device).repeat_interleave(each)
+            self.pairs = (slots.sample[:, of_positive], slots.sample[:, width:])
+        self.own = backbone.own_samples(settings)
+        if self.own is not None:  # equally many for all
+            self.samples = self.own.of(chunk.count)[:, None]
+        else:
+            self.samples = (chunk.count * (each if backbone.pairwise else 1 + each))[:, None]
+        self.own_batches = None  # of each client, (C,), where some may have fewer than the chunk
+        if chunk.inner and chunk.batches > 1:
+            self.own_batches = -(-self.samples.flatten() // settings.batch_size)
+        self.covering = self.whole  # every local batch scores all rows held
+        self.reads_end = type(method).end_local is not Method.end_local  # looks at the trained parameters
+        self.pull = backbone.pull(model.n_items)
+        self.idle_are_still = False  # clients that sit out have no gradient
+        super().__init__(chunk.users, slots, model, backbone, method, settings, draw, chunk.batches,
+                         protection=protection)
+        self.part_dense()
+
+    def _layout(self, samples: Tensor, positives: int, replayed: Tensor | None, n_items: int) -> Slots:
+        return (Slots.whole if self.whole else Slots.touched)(samples, positives, replayed, n_items)
+
+    @cached_property
+    def valid(self) -> Tensor:
+        """Which samples, or pairs, are a client's own and no padding: bool of shape (C, samples)."""
+        if self.own is not None:
+            return torch.ones(len(self.users), int(self.samples[0]), dtype=torch.bool, device=self.users.device)
+        positive = torch.arange(self.chunk.positives.shape[1], device=self.users.device)
+        of_positive = positive.repeat_interleave(self.settings.negatives)
+        if not self.backbone.pairwise:
+            of_positive = torch.cat([positive, of_positive])
+        return of_positive < self.chunk.count[:, None]
+
+    def _epoch(self, epoch: int) -> Iterator[View]:
+        """The local batches of one epoch, in order."""
+        size, batches = self.settings.batch_size, self.batches
+        if self.own is not None:
+            order = self._shuffle(epoch).argsort(1) if batches > 1 else self.valid.cumsum(1) - 1
+            for chosen in order.split(self.own.per_batch, 1) if batches else ():
+                yield View(None, torch.full(chosen.shape, 1.0 / chosen.shape[1], dtype=self.dtype,
+                                            device=chosen.device), chosen=chosen)
+            return
+        if batches == 1:
+            yield self._only_batch
+            return
+        if batches <= WEIGHTED_BATCHES or self.covering:
+            yield from map(self._covering, self._epoch_weights(epoch))
+            return
+        order = self._shuffle(epoch).argsort(1)
+        for batch in range(batches):
+            some = order[:, batch * size:(batch + 1) * size]
+            left = (self.samples - batch * size).clamp(max=size)
+            weights = (torch.arange(some.shape[1], device=some.device) < left).to(self.dtype) / left
+            if self.backbone.pairwise:
+                n = torch.arange(some.shape[1], device=some.device).expand_as(some)
+                slots = torch.cat([slots.gather(1, some) for slots in self.pairs], 1)
+                yield View(slots, weights, pairs=(n, n + some.shape[1]))
+            else:
+                labels = (some < self.chunk.positives.shape[1]).to(self.dtype)
+                yield View(self.slots.sample.gather(1, some), weights, labels)
+
+    def _shuffle_keys(self, epoch: int) -> Tensor:
+        """Keys of the streams that shuffle each client's samples in an epoch, shape (C,)."""
+        d = self.draw
+        return draws.client_keys(draws.key(d.seed, "shuffle", d.step, d.round, epoch), self.users)
+
+    def _shuffle(self, epoch: int) -> Tensor:
+        """Random keys whose order is each client's order of samples in an epoch; padding comes last."""
+        keys = self._shuffle_keys(epoch)
+        # Number of each sample in its client's own list, positives then negatives, whatever the padding.
+        own = torch.arange(self.valid.shape[1], device=keys.device).expand_as(self.valid).clone()
+        if not self.backbone.pairwise:
+            width = self.chunk.positives.shape[1]
+            own[:, width:] += self.chunk.count[:, None] - width
+        order_key = draws.sort_keys(draws.bits(keys[:, None], own))
+        return order_key.masked_fill_(~self.valid, torch.iinfo(torch.int64).max)
+
+    def _covering(self, weights: Tensor) -> View:
+        """A batch over all the client's rows: the same sum in another order, without copying rows."""
+        if self.backbone.pairwise:
+            return View(None, weights, pairs=self.pairs)
+        return View(None, weights, self._labels)
+
+    def _epoch_weights(self, epoch: int) -> Iterator[Tensor]:
+        """Weights of all slots, or pairs, in the local batches of an epoch, (C, slots) or (C, samples)."""
+        if kernels.serve(self.users):
+            yield from (members.weights() for members in self._epoch_members(epoch))
+            return
+        if self.batches > 1:
+            order_key = self._shuffle(epoch)
+            batch_of = torch.zeros_like(order_key)
+            for last in range(self.settings.batch_size, self.batches * self.settings.batch_size,
+                              self.settings.batch_size):
+                batch_of += order_key > order_key.kthvalue(last, dim=1, keepdim=True).values
+        for batch, share in enumerate(self._shares):
+            members = (batch_of == batch) & self.valid if self.batches > 1 else self.valid
+            if self.backbone.pairwise:
+                yield members * share
+            else:
+                yield torch.zeros(self.slots.items.shape, dtype=self.dtype, device=share.device).scatter_add_(
+                    1, self.slots.sample, members * share)
+
+    def _epoch_members(self, epoch: int) -> Iterator[Members]:
+        """The samples, or pairs, in the local batches of an epoch."""
+        size, count, own = self.settings.batch_size, self.chunk.count, self.chunk.count * self.settings.negatives
+        keys = self._shuffle_keys(epoch)
+        if self.backbone.pairwise:
+            width = self.negatives.shape[1]
+            order = kernels.group(keys, 0, None, own, None, width, size)
+        else:
+            width, slots = self.slots.items.shape[1], self.slots.sample
+            order = kernels.group(keys, self.chunk.positives.shape[1], count, own, slots, slots.shape[1], size)
+        for batch, share in enumerate(self._shares):
+            yield Members(order, batch * size, (batch + 1) * size, share, width)
+
+    @cached_property
+    def _shares(self) -> Tensor:
+        """Of each local batch, what a sample counts in its client's mean, (batches, C, 1)."""
+        size = self.settings.batch_size
+        before = torch.arange(0, self.batches * size, size, device=self.users.device)
+        return (self.samples - before[:, None, None]).clamp(min=1, max=size).to(self.dtype).reciprocal()
+
+    @cached_property
+    def _only_batch(self) -> View:
+        """The local batch of clients that have one per epoch."""
+        return self._covering(next(self._epoch_weights(0)))
+
+    @cached_property
+    def _labels(self) -> Tensor:
+        """1 at slots of positives and 0 elsewhere, (C, slots)."""
+        return self.slots.positive.to(self.dtype).expand_as(self.slots.items).contiguous()
+
+    def _loss(self, view: View, number: int) -> Tensor:
+        """Each client's loss on a local batch, shape (C,)."""
+        draw = replace(self.draw, batch=number)
+        if self.own is not None:  # scores are made only if the method asks for them
+            loss, hook, own_term = self._own_loss(view, draw), "own_loss", None
+
+            def scores() -> Tensor:
+                return self.backbone.score({**self.clients, **self.memory}, self.rows)
+        else:
+            made, loss, own_term = self._scored_loss(view)
+            hook = "pair_loss" if view.pairs is not None else "loss"
+
+            def scores() -> Tensor:
+                return made
+        for plugin, name, term in ((self.backbone, hook, loss), (self.backbone, "regulariser", own_term),
+                                   (self.method, "local_loss",
+                                    self.method.local_loss(LocalBatch(self, view, scores, draw)))):
+            if term is None:
+                continue
+            contract.check_tensor(plugin, name, term, (len(self.users),), "(C,): one number per client")
+            if term is not loss:
+                loss = loss + term
+        return loss + self._penalty() + self._distance()
+
+    def _scored_loss(self, view: View) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Scores, the loss on them, and the backbone's own term."""
+        rows, clients = self.rows, self.clients
+        if view.slots is not None:
+            rows, clients = self.gather(view.slots), {**clients, **self.gather(view.slots, self.own_rows)}
+        scores = self._score(clients, rows)
+        contract.check_tensor(self.backbone, "score", scores, next(iter(rows.values())).shape[:2],
+                              "(C, n): a logit per client and item row")
+        if view.pairs is not None:
+            loss = self.backbone.pair_loss(*(scores.gather(1, slots) for slots in view.pairs), view.weights)
+        else:
+            loss = self.backbone.loss(scores, view.labels, view.weights)
+        return scores, loss, self.backbone.regulariser(clients, rows, view.weights, self.served, self.draw.round)
+
+    def _score(self, clients: Tables, rows: Tables) -> Tensor:
+        return self.backbone.score(clients, rows)
+
+    def _own_loss(self, view: View, draw: DrawKey) -> Tensor:
+        """The loss of a backbone that makes it itself."""
+        done = draw.round * self.batches * self.settings.local_epochs + draw.batch
+        return self.backbone.own_loss(self.clients, self.rows, OwnBatch(
+            self.users, self.chunk.positives, self.negatives, view.chosen, draw, done))
+
+    def _move(self, name: str, value: Tensor | None, update: Tensor) -> None:
+        """Add an update to a parameter, unless nothing reads it any more (None), and to what it has moved."""
+        if value is not None:
+            value += update
+        if name in self.moved:
+            self.moved[name] += update
+        else:
+            self.moved[name] = update
+
+    def _local_batch(self, view: View, rates: Mapping[str, float], taking: Tensor | None, batch: int) -> Tensor:
+        """Train on one local batch: every group of parameters in turn.
+
+        Args:
+            rates: learning rates.
+            taking: which clients take part, bool of shape (C,); None: all.
+            batch: local batches done before.
+
+        Returns:
+            Each client's loss before it, shape (C,).
+        """
+        parameters = {**self.clients, **self.rows}
+        number = batch * len(self.groups)
+        last = self.batches * self.settings.local_epochs * len(self.groups) - 1
+        first_loss = None
+        for number, (group, optimiser) in enumerate(zip(self.groups, self.optimisers), start=number):
+            some = {name: parameters[name] for name in group}
+            for tensor in some.values():
+                tensor.requires_grad_()
+            loss, gradients = self._gradients(view, some, number)
+            for tensor in some.values():
+                tensor.requires_grad_(False)
+            with torch.no_grad():
+                gradients = writable({name: torch.zeros_like(some[name]) if gradient is None else gradient
+                                      for name, gradient in zip(some, gradients)})
+                if self.backbone.weight_decay > 0.0:
+                    for name, gradient in gradients.items():
+                        gradient.add_(some[name], alpha=self.backbone.weight_decay)
+                self._pull(gradients, some)
+                updates = optimiser.updates(gradients, rates)
+                if taking is not None and not self.idle_are_still:
+                    for update in updates.values():
+                        update *= taking.view(-1, *[1] * (update.dim() - 1))
+                for name, update in updates.items():
+                    self._move(name, parameters[name] if number < last or self.reads_end else None, update)
+            first_loss = loss.detach() if first_loss is None else first_loss
+        return first_loss
+
+    def _gradients(self, view: View, some: Tables, number: int) -> tuple[Tensor, Sequence[Tensor | None]]:
+        """Each client's loss on a local batch, (C,), and its gradients with respect to some parameters."""
+        loss = self._loss(view, number)
+        contract.require_gradient(self.backbone, loss)
+        return loss, torch.autograd.grad(loss.sum(), list(some.values()), allow_unused=True)
+
+    def tables_now(self, clients: Tensor | None = None) -> Tables | None:
+        """Whole public tables as clients have them now, if rows that they do not hold move too (see ``partial.py``)."""
+        return None
+
+    def _pull(self, gradients: Tables, some: Tables) -> None:
+        """Add the gradient of the pull towards the tables that the server made for the clients."""
+        if self.pull > 0.0:
+            for name in gradients.keys() & self.served.keys():
+                gradients[name].add_(some[name], alpha=self.pull).sub_(self.served[name], alpha=self.pull)
+
+    @torch.no_grad()
+    def _distance(self) -> Tensor | float:
+        """What the pull adds to each client's loss, shape (C,)."""
+        if self.pull == 0.0:
+            return 0.0
+        return 0.5 * self.pull * sum(torch.linalg.vector_norm((self.rows[name] - served).flatten(1), dim=1).square()
+                                     for name, served in self.served.items())
+
+    def _finish(self) -> None:
+        """After the last local batch: complete ``moved``."""
+        for name, value in {**self.clients, **self.rows}.items():  # a client without a sample
+            if name not in self.moved:
+                self.moved[name] = torch.zeros_like(value)
+
+    def train(self) -> Tensor:
+        """Run all local batches. Afterwards ``moved`` holds what they added to each slot's rows (0 where the slot is
+        not canonical) and to the other parameters.
+
+        Returns:
+            Each client's loss averaged over its local batches, shape (C,).
+        """
+        self.method.begin_local(Local(self, self.draw))
+        parameters = {**self.clients, **self.rows}
+        self.groups = self.backbone.groups(list(parameters))
+        self.optimisers = [make_optimiser(self.settings) for _ in self.groups]
+        private_rates = dict.fromkeys(parameters, self.backbone.settings.lr)  # of what a method adds
+        self.penalties = row_penalties(self.method, self.rows)
+        total = torch.zeros(len(self.users), dtype=torch.float64, device=self.slots.items.device)
+        batches = torch.zeros_like(total)
+        going = torch.ones_like(total, dtype=torch.bool)  # clients that have not ended their round early
+        some_rest = self.settings.tolerance > 0.0 or self.own_batches is not None
+        before = torch.full_like(total, torch.inf)
+        batch = 0
+        for epoch in range(self.settings.local_epochs):
+            epoch_loss = torch.zeros_like(total)
+            for place, view in enumerate(self._epoch(epoch)):
+                taking = going if self.own_batches is None else going & (place < self.own_batches)
+                rates = {**private_rates, **self.backbone.learning_rates(self.n_items, self.draw.round, batch)}
+                loss = self._local_batch(view, rates, taking if some_rest else None, batch)
+                epoch_loss += loss * taking
+                batch += 1
+            total += epoch_loss * going
+            batches += (self.batches if self.own_batches is None else self.own_batches) * going
+            if self.settings.tolerance > 0.0:
+                change = (before - epoch_loss).abs() / before.abs().clamp(min=1e-12)
+                going &= ~(change < self.settings.tolerance)
+                before = epoch_loss
+        self._finish()
+        if self.draw.step == self.draw.round == 0 and self.batches:
+            contract.check_moved(self.backbone, "score", self.moved.values(), parameters.values(), self.users)
+        self.method.end_local(Local(self, self.draw))
+        return total / batches.clamp(min=1)

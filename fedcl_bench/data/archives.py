@@ -1,0 +1,97 @@
+"""Zip files of a dataset's publisher: fetched over the network, checked, unpacked."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import urllib.error
+import urllib.request
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Callable
+
+from .. import __version__
+from ..errors import UserError
+from ..files import bar
+
+TIMEOUT = 30.0  # seconds without a byte
+_CHUNK = 1 << 16
+
+
+def fetch(url: str, path: Path, otherwise: str, timeout: float = TIMEOUT) -> None:
+    """Copy a file from the network to ``path``, with a progress bar on a terminal.
+
+    Args:
+        otherwise: what to do by hand when it fails; ends the message.
+        timeout: seconds to wait for a connection and for each piece of the answer.
+
+    Raises:
+        UserError: if there is no connection, the server refuses, or the answer breaks off; ``path`` may then be there
+            in part.
+    """
+    request = urllib.request.Request(url, headers={"User-Agent": f"fedcl_bench/{__version__}"})
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as answer, open(path, "wb") as file:
+            size = int(answer.headers.get("Content-Length") or 0)
+            with bar(f"fetching {url.rsplit('/', 1)[-1]}", size or None, "bytes") as advance:
+                got = 0
+                while piece := answer.read(_CHUNK):
+                    file.write(piece)
+                    got += len(piece)
+                    advance(len(piece))
+        reason = f"it broke off after {got:,} of {size:,} bytes" if got < size else ""
+    except urllib.error.HTTPError as error:
+        reason = f"the server answers {error.code} {error.reason}"
+    except urllib.error.URLError as error:
+        reason = f"no connection: {getattr(error.reason, 'strerror', None) or error.reason}"
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    if reason:
+        raise UserError(f"{url}: cannot be fetched ({reason}).\n{otherwise}")
+
+
+def digest(path: Path, algorithm: str) -> str:
+    """A file's checksum in hexadecimal; raises UserError if it cannot be read."""
+    result = hashlib.new(algorithm, usedforsecurity=False)
+    try:
+        with open(path, "rb") as file:
+            while piece := file.read(1 << 20):
+                result.update(piece)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
+    return result.hexdigest()
+
+
+def unpack(path: Path, label: str, folder: Path, wanted: Callable[[str], bool]) -> None:
+    """Unpack the members whose file name (without folders) is ``wanted`` straight into ``folder``.
+
+    A member's own path is never followed, so none can be written elsewhere. Of several members of one name, the one
+    nearest to the top of the archive counts.
+
+    Args:
+        label: what messages call the file.
+
+    Raises:
+        UserError: if the file is not a zip or is damaged (zip members carry checksums of their own).
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {}
+            for member in archive.infolist():
+                *parents, name = member.filename.replace("\\", "/").split("/")
+                depth = len(parents)
+                if wanted(name) and (name not in members or depth < members[name][0]):
+                    members[name] = depth, member
+            for name, (_, member) in members.items():
+                with archive.open(member) as source, open(folder / name, "wb") as target:
+                    while piece := source.read(1 << 20):
+                        target.write(piece)
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        with open(path, "rb") as file:
+            start = file.read(24)
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{label}: is not a whole zip file ({reason}; it begins with {start!r}).\nIt may have been cut "
+                        f"short, or be a page sent in its place.") from None
+    except OSError as error:
+        raise UserError(f"{label}: cannot be unpacked ({error.strerror}).") from None

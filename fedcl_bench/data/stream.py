@@ -1,0 +1,374 @@
+"""Streams: what arrives at which client when.
+
+A stream is a list of steps (blocks D^0, D^1, ... of the interactions in time order, or one step of sessions), each with
+every client's train, valid and test items. Ids are numbered by first appearance, so the users and items known before a
+block always have smaller ids than those new in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import draws
+from ..errors import UserError
+from ..settings import setting
+from .recbole_files import SPLITS, Interactions, check_splits, read_table
+
+
+@dataclass(frozen=True)
+class StreamSettings:
+    """How interactions become blocks and splits (F3CRec, section 5.1), or one static leave-one-out split."""
+
+    stream: str = setting("blocks", "time blocks (F3CRec); one step in which each user's latest interaction is test "
+                          "and the one before it valid (PFedRec, FedRAP, GPFedRec); or sessions, of which each client "
+                          "trains on its next one in every round (FCUCR)", choices=("blocks", "static", "sessions"))
+    min_interactions: int = setting(0, "in a static stream, users with fewer interactions are left out (FedRAP: 10)",
+                                    low=0)
+    k_core: int = setting(10, "users and items keep at least this many interactions; 0: all", low=0)
+    blocks: int = setting(4, "blocks: the base block and the incremental ones", low=1)
+    base_share: float = setting(0.6, "share of the interactions in the base block", above=0.0, high=1.0)
+    base_split: str = setting("random", "per-user split of the base block", choices=("random", "chronological"))
+    inc_split: str = setting("chronological", "per-user split of later blocks: the released code's chronological, "
+                             "or the paper's random", choices=("chronological", "random"))
+    split_seed: int = setting(0, "seed of random splits; the same for every run seed, so runs test alike", low=0)
+    split_file: str = setting("", "take blocks and splits from this tab-separated file (block, user, item, split)")
+    session_from: str = setting("gap", "a user's sessions are cut where it was inactive for longer than session_gap, "
+                                "or are those of the dataset's session column", choices=("gap", "column"))
+    session_gap: float = setting(30.0, "minutes of inactivity that end a session", above=0.0)
+    session_split: str = setting("last", "a user's last session is test and the one before it valid, or the dataset's "
+                                 "split column says (train, valid, test)", choices=("last", "column"))
+    min_session_length: int = setting(2, "sessions with fewer interactions are left out", low=2)
+    min_sessions: int = setting(3, "users with fewer sessions are left out", low=3)
+
+
+_BLOCKS_ONLY = ("blocks", "base_share", "base_split", "inc_split", "split_seed")
+_SESSIONS_ONLY = ("session_from", "session_gap", "session_split", "min_session_length", "min_sessions")
+
+
+def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Settings without effect, and why, given the values of all settings."""
+    stream = settings["stream"]
+    if settings["split_file"]:
+        return dict.fromkeys(("stream", "min_interactions", "k_core", *_BLOCKS_ONLY, *_SESSIONS_ONLY),
+                             "with 'split_file', which says the blocks and splits")
+    idle = {} if stream == "sessions" else dict.fromkeys(_SESSIONS_ONLY, f"with stream={stream}")
+    if stream == "blocks":
+        return {**idle, "min_interactions": "with stream=blocks; use k_core"}
+    idle |= dict.fromkeys(_BLOCKS_ONLY, f"with stream={stream}, which has one step and a fixed split")
+    if stream == "sessions":
+        idle["min_interactions"] = "with stream=sessions; use min_sessions"
+        if settings["session_from"] == "column":
+            idle["session_gap"] = "with session_from=column"
+        if settings["session_split"] == "column":
+            idle |= dict.fromkeys(("min_session_length", "min_sessions"),
+                                  "with session_split=column, where the file says what is used")
+    return idle
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Lists of item ids, one per user: user ``u`` has ``values[indptr[u]:indptr[u + 1]]`` (both int64 tensors)."""
+
+    indptr: Tensor
+    values: Tensor
+
+    @property
+    def lengths(self) -> Tensor:
+        """How many items each user has, shape (users,)."""
+        return self.indptr[1:] - self.indptr[:-1]
+
+    def counts(self, users: Tensor) -> Tensor:
+        """How many items some users have, without a look at the others."""
+        return self.indptr[users + 1] - self.indptr[users]
+
+    def of(self, user: int) -> Tensor:
+        """The items of one user."""
+        return self.values[self.indptr[user]:self.indptr[user + 1]]
+
+    def select(self, users: Tensor) -> tuple[Tensor, Tensor]:
+        """All (row, item) pairs of ``users``, where ``row`` is the position in ``users``."""
+        length = self.counts(users)
+        row = torch.repeat_interleave(torch.arange(len(users), device=users.device), length)
+        shift = self.indptr[users] - (torch.cumsum(length, 0) - length)
+        return row, self.values[shift[row] + torch.arange(len(row), device=users.device)]
+
+    def to(self, device: torch.device) -> "Ragged":
+        return Ragged(self.indptr.to(device), self.values.to(device))
+
+
+@dataclass(frozen=True)
+class Sessions:
+    """Sessions of every user, each in time order, laid end to end.
+
+    Attributes:
+        of_user: user ``u`` has the sessions ``of_user[u]:of_user[u + 1]``, in time order; int64, (users + 1,).
+        start: session ``s`` has the interactions ``start[s]:start[s + 1]``; int64, (sessions + 1,).
+        items: int64 item ids; times: float64, in the dataset's unit (seconds in all shipped ones).
+    """
+
+    of_user: Tensor
+    start: Tensor
+    items: Tensor
+    times: Tensor
+
+    @property
+    def count(self) -> Tensor:
+        """How many sessions each user has, shape (users,)."""
+        return self.of_user[1:] - self.of_user[:-1]
+
+    @property
+    def lengths(self) -> Tensor:
+        """How many interactions each session has, shape (sessions,)."""
+        return self.start[1:] - self.start[:-1]
+
+    def in_round(self, users: Tensor, round_: int) -> Tensor:
+        """The session that each of ``users`` trains on in a round: the first in round 0, then the next, and after the
+        last the first again. Every user must have one."""
+        return self.of_user[users] + round_ % self.count[users]
+
+    def tail(self, sessions: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The last interactions of some sessions, left-padded.
+
+        Args:
+            sessions: numbers of sessions, shape (C,).
+            length: L.
+
+        Returns:
+            (items, times, real), each (C, L); where ``real`` is False the session is shorter, and the item and time
+            are those of its first interaction.
+        """
+        column = torch.arange(length, device=sessions.device) - length
+        position = self.start[sessions + 1][:, None] + column
+        first = self.start[sessions][:, None]
+        real = position >= first
+        position = torch.maximum(position, first)
+        return self.items[position], self.times[position], real
+
+    def as_lists(self, sessions: Tensor, n_users: int, users: Tensor) -> "Ragged":
+        """The items of one session for each of ``users`` (ascending), as lists of all ``n_users``."""
+        lengths = torch.zeros(n_users, dtype=torch.int64, device=sessions.device)
+        lengths[users] = self.lengths[sessions]
+        indptr = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        row = torch.repeat_interleave(torch.arange(len(users), device=users.device), lengths[users])
+        offset = torch.arange(len(row), device=users.device) - indptr[users][row]
+        return Ragged(indptr, self.items[self.start[sessions][row] + offset])
+
+    def to(self, device: torch.device) -> "Sessions":
+        return Sessions(*(getattr(self, name).to(device) for name in ("of_user", "start", "items", "times")))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a stream: a block, or all of it.
+
+    Attributes:
+        index: t.
+        n_users, n_items: users and items seen in blocks 0..t (accumulated).
+        old_users, old_items: the same before block t (0 for t = 0).
+        interactions: rows of the block.
+        train, valid, test: items of each accumulated user in this block. In a stream of sessions: all items of its
+            training sessions; the last item of its validation and of its test session, if it has one.
+        sessions: in a stream of sessions, those of ``train``, ``valid`` and ``test``; each user has at most one session
+            in each of the last two, which includes the item to find.
+    """
+
+    index: int
+    n_users: int
+    n_items: int
+    old_users: int
+    old_items: int
+    interactions: int
+    train: Ragged
+    valid: Ragged
+    test: Ragged
+    sessions: Mapping[str, Sessions] = field(default_factory=dict)
+
+    def split(self, name: str) -> Ragged:
+        return getattr(self, name)
+
+    def to(self, device: torch.device) -> "Step":
+        moved = {name: self.split(name).to(device) for name in ("train", "valid", "test")}
+        sessions = {name: some.to(device) for name, some in self.sessions.items()}
+        return Step(**{**self.__dict__, **moved, "sessions": sessions})
+
+
+@dataclass(frozen=True)
+class Stream:
+    """All steps, and the publisher's ids of users and items in the order of ours.
+
+    ``unfiltered`` has, for sessions of which the last ones are for testing, ``users``, ``items``, ``sessions`` and
+    ``average_length`` before items without training session are left out, as the paper's Table 1 counts them.
+    """
+
+    steps: tuple[Step, ...]
+    user_tokens: np.ndarray
+    item_tokens: np.ndarray
+    unfiltered: Mapping[str, float] = field(default_factory=dict)
+
+
+def _ragged(user: np.ndarray, item: np.ndarray, n_users: int) -> Ragged:
+    order = np.argsort(user, kind="stable")
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(user, minlength=n_users))])
+    return Ragged(torch.from_numpy(indptr.astype(np.int64)), torch.from_numpy(item[order].astype(np.int64)))
+
+
+def first_appearance(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ids renumbered in order of first appearance, and the old id of each new one."""
+    unique, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
+    order = np.argsort(first, kind="stable")
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return rank[inverse], unique[order]
+
+
+def block_of_rows(n: int, blocks: int, base_share: float) -> np.ndarray:
+    """Block of each of ``n`` rows in time order: int(base_share n) rows, then equal blocks, the rest in the last."""
+    base = int(base_share * n) if blocks > 1 else n
+    later = int((1.0 - base_share) * n / max(blocks - 1, 1))
+    ends = base + later * np.arange(blocks)
+    return np.minimum(np.searchsorted(ends, np.arange(n), side="right"), blocks - 1)
+
+
+def split_of_rows(user: np.ndarray, how: str, seed: int, block: int) -> np.ndarray:
+    """Train (0), valid (1) or test (2) of each row of one block, per user 80/10/10.
+
+    Of a user's n rows, test takes ceil(n / 10) and valid ceil((n - test) / 9); fewer than 3 rows all train.
+
+    Args:
+        user: user of each row, rows in time order.
+        how: ``chronological`` (test last, valid before it) or ``random``.
+        seed, block: key of the random order.
+    """
+    order = np.argsort(user, kind="stable")
+    count = np.bincount(user)[user[order]]
+    start = np.concatenate([[0], np.flatnonzero(np.diff(user[order])) + 1]) if len(user) else np.zeros(0, int)
+    position = np.arange(len(user)) - np.repeat(start, np.diff(np.append(start, len(user))))
+    if how == "random":
+        keys = draws.client_keys(draws.key(seed, "split", block), torch.from_numpy(user[order]))
+        random = draws.sort_keys(draws.bits(keys, torch.from_numpy(position))).numpy()
+        shuffled = np.lexsort((random, user[order]))  # within a user, by random key
+        order = order[shuffled]
+    test = np.where(count < 3, 0, -(-count // 10))
+    valid = np.where(count < 3, 0, -(-(count - test) // 9))
+    split = np.empty(len(user), dtype=np.int8)
+    split[order] = (position >= count - test - valid).astype(np.int8) + (position >= count - test)
+    return split
+
+
+def _assemble(user: np.ndarray, item: np.ndarray, block: np.ndarray, split: np.ndarray, blocks: int,
+              user_tokens: np.ndarray, item_tokens: np.ndarray, name: str) -> Stream:
+    steps = []
+    n_users = n_items = 0
+    for t in range(blocks):
+        rows = block == t
+        old = n_users, n_items
+        if not (rows & (split == 0)).any():
+            raise UserError(f"{name}: block {t} has no training interaction ({int(rows.sum())} rows in all); "
+                            f"use fewer blocks (--set blocks=N) or a smaller k_core.")
+        n_users = max(n_users, int(user[rows].max()) + 1)
+        n_items = max(n_items, int(item[rows].max()) + 1)
+        parts = [_ragged(user[rows & (split == s)], item[rows & (split == s)], n_users) for s in range(3)]
+        steps.append(Step(t, n_users, n_items, *old, int(rows.sum()), *parts))
+    return Stream(tuple(steps), user_tokens, item_tokens)
+
+
+def build_blocks(data: Interactions, settings: StreamSettings, name: str) -> Stream:
+    """Cut interactions into blocks by count in time order and split each block per user (F3CRec, section 5.1).
+
+    Rows of equal time keep the order of the file. Raises UserError if a block has no training interaction.
+    """
+    order = np.argsort(data.time, kind="stable")
+    user, old_user = first_appearance(data.user[order])
+    item, old_item = first_appearance(data.item[order])
+    block = block_of_rows(len(user), settings.blocks, settings.base_share)
+    split = np.empty(len(user), dtype=np.int8)
+    for t in range(settings.blocks):
+        how = settings.base_split if t == 0 else settings.inc_split
+        split[block == t] = split_of_rows(user[block == t], how, settings.split_seed, t)
+    return _assemble(user, item, block, split, settings.blocks, data.user_tokens[old_user],
+                     data.item_tokens[old_item], name)
+
+
+def build_static(data: Interactions, settings: StreamSettings, name: str) -> Stream:
+    """One step with a leave-one-out split per user: the latest interaction is test, the one before it valid.
+
+    Rows of equal time keep the order of the file. Users with fewer than 3 interactions only train. Raises UserError if
+    nobody is left.
+    """
+    rows = np.flatnonzero(np.bincount(data.user)[data.user] >= settings.min_interactions)
+    if len(rows) == 0:
+        raise UserError(f"{name}: no user has {settings.min_interactions} interactions; lower it with "
+                        f"--set min_interactions=N.")
+    order = rows[np.argsort(data.time[rows], kind="stable")]
+    user, old_user = first_appearance(data.user[order])
+    item, old_item = first_appearance(data.item[order])
+    count = np.bincount(user)[user]
+    later = np.empty(len(user), dtype=np.int64)  # how many of the user's rows come after each
+    by_user = np.argsort(user, kind="stable")
+    ends = np.cumsum(np.bincount(user))
+    later[by_user] = ends[user[by_user]] - 1 - np.arange(len(user))
+    split = np.where((count < 3) | (later > 1), 0, 2 - later).astype(np.int8)
+    return _assemble(user, item, np.zeros(len(user), dtype=np.int64), split, 1, data.user_tokens[old_user],
+                     data.item_tokens[old_item], name)
+
+
+def read_split_file(path: Path) -> Stream:
+    """A stream from a file with the columns block, user, item, split (train|valid|test), in any row order.
+
+    Users and items are numbered by the block they first appear in; within a block by their number if all ids are
+    whole numbers, else by first appearance in the file.
+
+    Raises:
+        UserError: for a bad file, a block that is not 0, 1, 2, ... or an unknown split.
+    """
+    frame = read_table(path, {"block": "float", "user": "token", "item": "token", "split": "token"})
+    block = frame["block"].to_numpy()
+    blocks = np.unique(block)
+    if not np.array_equal(blocks, np.arange(len(blocks))):
+        raise UserError(f"{path}: column 'block' has {', '.join(f'{b:g}' for b in blocks[:8])}, "
+                        f"expected 0, 1, 2, ... without gaps.")
+    check_splits(path, frame["split"])
+    split = frame["split"].map(SPLITS.index)
+    ids, tokens = [], []
+    for column in ("user", "item"):
+        text = frame[column].to_numpy(str)
+        within = text.astype(np.int64) if np.char.isdecimal(text).all() else np.arange(len(text))
+        order = np.lexsort((within, block))
+        number = np.empty(len(text), dtype=np.int64)
+        number[order], token = first_appearance(text[order])
+        ids.append(number)
+        tokens.append(token)
+    return _assemble(*ids, block.astype(np.int64), split.to_numpy(np.int8), len(blocks), *tokens, str(path))
+
+
+def statistics(stream: Stream) -> dict[str, list[float]]:
+    """The rows of F3CRec's Table 1, one value per block, and the sizes of the splits.
+
+    Sparsity is 100 (1 - interactions of the block / (accumulated users x accumulated items)).
+    """
+    steps = stream.steps
+    return {
+        "accumulated_users": [s.n_users for s in steps],
+        "accumulated_items": [s.n_items for s in steps],
+        "interactions": [s.interactions for s in steps],
+        "sparsity": [round(100.0 * (1.0 - s.interactions / (s.n_users * s.n_items)), 2) for s in steps],
+        **{name: [len(s.split(name).values) for s in steps] for name in ("train", "valid", "test")},
+        "train_users": [int((s.train.lengths > 0).sum()) for s in steps],
+        "test_users": [int((s.test.lengths > 0).sum()) for s in steps],
+    }
+
+
+def fingerprint(path: Path) -> str:
+    """Hash of a data file's bytes."""
+    digest = hashlib.blake2b(digest_size=16)
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

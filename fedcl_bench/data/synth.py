@@ -1,0 +1,294 @@
+"""Synthetic interactions of any size: skewed, learnable, drifting.
+
+What is in them, for a world of N users, M items, K interactions per user and B blocks:
+
+- How many interactions a user has is log-normal with mean K, rounded, at least 1 and at most M / 2.
+- Popularity is Zipf: the item of rank r is proposed with a probability in proportion to r^-exponent. Which item has
+  which rank follows a score per item.
+- A user's taste u and an item's properties v are vectors of f standard normal numbers; a proposed item is taken with
+  probability sigmoid(taste (u.v / sqrt(f) - 1)), else another one is proposed. No user has an item twice.
+- From one block to the next the items' popularity scores and the users' tastes move:
+  x <- sqrt(1 - drift^2) x + drift N(0, 1), so that neither gets larger or smaller.
+- Half of the users are there from the beginning, the others begin at a random time, and all stay. Times are scaled so
+  that the whole stream has equally many interactions at any time; blocks by count are then those of the drift.
+
+Every number is keyed by user or item (see ``draws``), so rows do not depend on how many users are made at once.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Callable, Iterator
+
+import numpy as np
+import torch
+
+from .. import draws
+from ..errors import UserError
+from ..parallel import in_order, workers
+from .stream import Ragged, Step, StreamSettings
+
+FACTORS = 4  # length f of the vectors of tastes and properties
+LATE = 0.5  # share of the users who are not there from the beginning
+START, SPAN = 1577836800, 366 * 86400  # the year 2020, in seconds since 1970
+ROWS_AT_ONCE = 1 << 17
+_TASTEFUL = 100  # proposals for a place before anything that the user does not have yet is taken
+_ROW = np.dtype([("second", np.int64), ("user", np.int64), ("item", np.int64)])
+
+
+@dataclass(frozen=True)
+class World:
+    """What is to be made; see the module's description.
+
+    Attributes:
+        users, items: how many there are at most; an item that nobody takes is in no row.
+        per_user: interactions per user, the mean of what the log-normal distribution gives.
+        blocks, base_share: when popularity and tastes move; as the stream's settings of these names.
+        exponent: of Zipf's law.
+        activity: standard deviation of the logarithm of a user's interactions; 0: all users have equally many.
+        taste: how much vectors decide; 0: nothing but popularity does.
+        drift: in [0, 1]; 0: nothing moves, 1: all is new in every block.
+    """
+
+    users: int
+    items: int
+    per_user: float = 50.0
+    blocks: int = StreamSettings.blocks
+    base_share: float = StreamSettings.base_share
+    exponent: float = 1.0
+    activity: float = 1.0
+    taste: float = 3.0
+    drift: float = 0.3
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raise UserError for numbers that no stream can have, naming the option of `data synth`."""
+        for name, low, high, text in (
+                ("users", 1, 1 << 40, "a whole number from 1"), ("items", 2, 1 << 30, "2 to 1,073,741,824"),
+                ("blocks", 1, 1 << 16, "1 to 65,536"), ("exponent", 0.0, 10.0, "0 to 10"),
+                ("activity", 0.0, 5.0, "0 to 5"), ("taste", 0.0, 100.0, "0 to 100"), ("drift", 0.0, 1.0, "0 to 1"),
+                ("base_share", 1e-9, 1.0, "above 0, at most 1")):
+            if not low <= getattr(self, name) <= high:
+                raise UserError(f"--{name.replace('_', '-')}: found {getattr(self, name):g}, accepted: {text}.")
+        if not 1.0 <= self.per_user <= self.items / 2:
+            raise UserError(f"--interactions-per-user: found {self.per_user:g}, accepted: 1 to {self.items / 2:g}, "
+                            f"half of the {self.items:,} items, since no user has an item twice.")
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """What all users choose from.
+
+    Attributes:
+        cumulative: probability of a rank up to each, float64, shape (items,).
+        ranked: the item of each rank in each block, int64, shape (blocks, items).
+        properties: float32, shape (items, FACTORS).
+    """
+
+    cumulative: torch.Tensor
+    ranked: torch.Tensor
+    properties: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Interactions, by user and within a user by time; arrays of int64 of equal length."""
+
+    user: np.ndarray
+    item: np.ndarray
+    second: np.ndarray
+
+
+@dataclass(frozen=True)
+class Written:
+    """Size of a file: rows, and how many different items are in them."""
+
+    rows: int
+    items: int
+
+
+def catalogue(world: World) -> Catalogue:
+    """The items of a world: memory grows with items x blocks."""
+    weight = torch.arange(1, world.items + 1, dtype=torch.float64) ** -world.exponent
+    score = _drifting(draws.normal_rows(world.seed, "synth popularity", 0, world.items, world.blocks).T, world.drift)
+    properties = draws.normal_rows(world.seed, "synth properties", 0, world.items, FACTORS).float()
+    return Catalogue(weight.cumsum(0) / weight.sum(), score.argsort(dim=1, descending=True, stable=True), properties)
+
+
+def _drifting(noise: torch.Tensor, drift: float) -> torch.Tensor:
+    """The process whose changes are ``noise``, shape (blocks, ...): standard normal in every block."""
+    states = [noise[0]]
+    for change in noise[1:]:
+        states.append(math.sqrt(1.0 - drift ** 2) * states[-1] + drift * change)
+    return torch.stack(states)
+
+
+def activity(world: World, users: range) -> torch.Tensor:
+    """How many interactions some users have, int64, shape (n,)."""
+    z = draws.normal_rows(world.seed, "synth activity", users.start, len(users), 1)[:, 0]
+    mean = world.per_user * torch.exp(world.activity * z - world.activity ** 2 / 2.0)
+    return mean.round().long().clamp(1, max(1, world.items // 2))
+
+
+def interactions(world: World, items: Catalogue, users: range) -> Rows:
+    """All interactions of some users. They depend on no other user."""
+    count = activity(world, users)
+    of_row = torch.repeat_interleave(torch.arange(len(users)), count)
+    place = torch.arange(len(of_row)) - (count.cumsum(0) - count)[of_row]
+    ids = torch.arange(users.start, users.stop)
+    at = _times(world, ids, of_row, place)
+    ends = torch.cat([torch.tensor([world.base_share], dtype=torch.float64),
+                      torch.full((world.blocks,), (1.0 - world.base_share) / max(world.blocks - 1, 1),
+                                 dtype=torch.float64)]).cumsum(0)[:world.blocks - 1]
+    block = torch.searchsorted(ends, at, right=True)
+    noise = draws.normal_rows(world.seed, "synth taste", users.start, len(users), world.blocks * FACTORS)
+    tastes = _drifting(noise.float().view(-1, world.blocks, FACTORS).transpose(0, 1), world.drift)
+    item = _choices(world, items, ids, of_row, place, block, tastes)
+    second = START + (at * SPAN).long()
+    order = np.lexsort((second.numpy(), of_row.numpy()))
+    return Rows(ids[of_row].numpy()[order], item.numpy()[order], second.numpy()[order])
+
+
+def _times(world: World, ids: torch.Tensor, of_row: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    """The time of each row on [0, 1), float64: uniform over all users' rows together.
+
+    A user that begins at a has uniform times on [a, 1). With a = 0 for a share 1 - L of the users and uniform for the
+    others, a time is below t with probability t + L (1 - t) ln(1 - t): that is what a time is replaced by.
+    """
+    pattern = draws.bits(draws.client_keys(draws.key(world.seed, "synth begin"), ids)[:, None], torch.arange(2))
+    late, begin = draws.uniform(pattern).unbind(1)
+    begin = torch.where(late < LATE, begin, 0.0)[of_row]
+    keys = draws.client_keys(draws.key(world.seed, "synth time"), ids)
+    t = begin + (1.0 - begin) * draws.uniform(draws.bits(keys[of_row], place))
+    left = 1.0 - t
+    return (t + LATE * torch.special.xlogy(left, left)).clamp_(0.0, math.nextafter(1.0, 0.0))
+
+
+def _choices(world: World, items: Catalogue, ids: torch.Tensor, of_row: torch.Tensor, place: torch.Tensor,
+             block: torch.Tensor, tastes: torch.Tensor) -> torch.Tensor:
+    """The item of each row: proposals are made for all rows at once until each has one.
+
+    Where several rows of a user would take one item, the one with the lowest place gets it.
+    """
+    chosen = torch.empty(len(of_row), dtype=torch.int64)
+    taken = np.empty(0, dtype=np.int64)  # user x items + item, ascending
+    open_, attempt = torch.arange(len(of_row)), 0
+    while len(open_):
+        user, when = of_row[open_], block[open_]
+        keys = draws.client_keys(draws.key(world.seed, "synth proposal", attempt), ids)[user]
+        first, coin = (draws.bits(keys, 2 * place[open_] + side) for side in (0, 1))
+        if attempt < _TASTEFUL:
+            rank = torch.searchsorted(items.cumulative, draws.uniform(first)).clamp_(max=world.items - 1)
+            item = items.ranked[when, rank]
+            fit = (tastes[when, user] * items.properties[item]).sum(1).double() / math.sqrt(FACTORS)
+            willing = draws.uniform(coin) < torch.sigmoid(world.taste * (fit - 1.0))
+        else:  # a user who has nearly all that is popular and to its taste
+            item = draws.integers(first, world.items)
+            willing = torch.ones_like(item, dtype=torch.bool)
+        pair = (user * world.items + item).numpy()
+        candidates = np.flatnonzero(willing.numpy())
+        if len(taken):
+            found = np.minimum(np.searchsorted(taken, pair[candidates]), len(taken) - 1)
+            candidates = candidates[taken[found] != pair[candidates]]
+        new, lowest = np.unique(pair[candidates], return_index=True)  # rows are in order of user and place
+        filled = candidates[lowest]
+        chosen[open_[filled]] = item[filled]
+        taken = np.sort(np.concatenate([taken, new]), kind="stable")  # merges the two
+        rest = np.ones(len(open_), dtype=bool)
+        rest[filled] = False
+        open_, attempt = open_[torch.from_numpy(rest)], attempt + 1
+    return chosen
+
+
+def all_interactions(world: World, rows_at_once: int = ROWS_AT_ONCE) -> Iterator[tuple[range, Rows]]:
+    """All users in ascending order, in groups of about so many interactions, and theirs."""
+    items = catalogue(world)
+    size = max(1, int(rows_at_once / world.per_user))
+    groups = [range(start, min(start + size, world.users)) for start in range(0, world.users, size)]
+    with workers():
+        yield from zip(groups, in_order(partial(interactions, world, items), groups, torch.device("cpu")))
+
+
+def as_step(world: World) -> Step:
+    """All interactions of a world as the training data of one step, in memory (16 bytes each while it is made)."""
+    lengths, values = [], []
+    for users, rows in all_interactions(world):
+        lengths.append(np.bincount(rows.user - users.start, minlength=len(users)))
+        values.append(rows.item)
+    indptr = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
+    train = Ragged(torch.from_numpy(indptr), torch.from_numpy(np.concatenate(values)))
+    none = Ragged(torch.zeros_like(train.indptr), train.values[:0])
+    return Step(0, world.users, world.items, 0, 0, len(train.values), train, none, none)
+
+
+def write(world: World, path: Path, rows_at_once: int = ROWS_AT_ONCE,
+          done: Callable[[int], None] = lambda rows: None) -> Written:
+    """Write a world as a RecBole atomic file, rows in order of time, then user.
+
+    Memory is bounded by ``rows_at_once``, which changes no byte of the file: rows are kept on disk by parts of the time
+    (24 bytes each, beside the file, until it is whole), and each part is sorted on its own.
+
+    Args:
+        path: the file; written whole or not at all.
+        done: called with numbers of rows: each row counts once when it is made and once when it is written.
+
+    Raises:
+        UserError: if the file cannot be written.
+    """
+    world.check()
+    parts = max(1, math.ceil(world.users * world.per_user / (8 * rows_at_once)))
+    total, seen = 0, np.zeros(world.items, dtype=bool)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            for _, rows in all_interactions(world, rows_at_once):
+                _sort_in(rows, Path(folder), parts)
+                total += len(rows.user)
+                seen[rows.item] = True
+                done(len(rows.user))
+            whole = Path(folder) / path.name
+            with open(whole, "wb") as file:
+                file.write(b"user_id:token\titem_id:token\ttimestamp:float\n")
+                for part in range(parts):
+                    done(_write_part(Path(folder) / str(part), file))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(whole, path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror}); choose another folder with --out "
+                        f"DIR.") from None
+    return Written(total, int(seen.sum()))
+
+
+def _sort_in(rows: Rows, folder: Path, parts: int) -> None:
+    """Append each row to the file of its part of the time, in the order they are in."""
+    part = (rows.second - START) * parts // SPAN
+    order = np.argsort(part, kind="stable")
+    records = np.empty(len(order), dtype=_ROW)
+    for name in _ROW.names:
+        records[name] = getattr(rows, name)[order]
+    ends = np.cumsum(np.bincount(part, minlength=parts))
+    for number, (start, end) in enumerate(zip([0, *ends[:-1]], ends)):
+        if end > start:
+            with open(folder / str(number), "ab") as file:
+                file.write(records[start:end].tobytes())
+
+
+def _write_part(part: Path, file) -> int:
+    """Append the rows of a part, sorted, as text; returns how many."""
+    import pyarrow as pa
+    from pyarrow import csv
+
+    if not part.exists():
+        return 0
+    records = np.fromfile(part, dtype=_ROW)
+    part.unlink()
+    records = records[np.argsort(records["second"], kind="stable")]  # users ascend within a part
+    table = pa.table({name: np.ascontiguousarray(records[name]) for name in ("user", "item", "second")})
+    csv.write_csv(table, file, csv.WriteOptions(include_header=False, delimiter="\t"))
+    return len(records)

@@ -1,0 +1,92 @@
+"""What changed for whom: preference shift of users and rank change of items between blocks (F3CRec, Tables 4, 5, 7)."""
+
+from __future__ import annotations
+
+from typing import Callable
+
+import torch
+from torch import Tensor
+
+from ..backbone import Backbone, Tables
+from ..data.stream import Step
+from ..distillation import ranks_of
+from ..model import Snapshot, in_pieces, score_users
+
+SHIFT_TOP_N = 30
+PER_USER = ("user_shift", "target_probability")  # kinds whose ids are users; those of the others are items
+Add = Callable[[Tables], Tables]  # sums over all clients of a run, given those over the clients that are here
+
+
+@torch.no_grad()
+def preference_shift(backbone: Backbone, previous: Snapshot, model: Snapshot, users: Tensor) -> Tensor:
+    """D_u = sum over the previous top-30 list of |rank now - rank then| (F3CRec, Eq. 2), float64 of shape (n,).
+
+    Ranks now are among all items the model knows, 1-based; nothing is masked.
+
+    Args:
+        previous: the model that made the lists; it knows all of ``users``.
+    """
+    position = torch.arange(1, SHIFT_TOP_N + 1, device=users.device)[:previous.n_items]
+    parts = []
+    for some in in_pieces(users, model.n_items):
+        lists = score_users(backbone, previous, some).topk(len(position), dim=1).indices
+        ranks = ranks_of(score_users(backbone, model, some), lists)
+        parts.append((ranks - position).abs().sum(1).double())
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+
+
+def item_movement(previous: Snapshot, model: Snapshot) -> Tensor:
+    """phi_i = ||Q_i before - Q_i now||^2 / sqrt(d) of every old item over all public item tables (F3CRec, Eq. 8)."""
+    before = torch.cat([table.flatten(1) for table in previous.public.values()], 1)
+    now = torch.cat([model.public[name][:previous.n_items].flatten(1) for name in previous.public], 1)
+    return (before - now).double().square().sum(1) / before.shape[1] ** 0.5
+
+
+@torch.no_grad()
+def item_rank_change(backbone: Backbone, previous: Snapshot, model: Snapshot, users: Tensor,
+                     add: Add = lambda sums: sums) -> Tensor:
+    """Mean over users of |rank before - rank now| / rank before of every old item, float64 of shape (items,).
+
+    Both ranks are 1-based among the old items; nothing is masked. nan without a user.
+    """
+    total = torch.zeros(previous.n_items, dtype=torch.float64, device=users.device)
+    for some in in_pieces(users, model.n_items):
+        before, now = (_ranks(score_users(backbone, m, some)[:, :previous.n_items]) for m in (previous, model))
+        total += ((before - now).abs() / before).sum(0)
+    sums = add({"total": total, "users": torch.tensor(len(users))})
+    total, count = sums["total"], int(sums["users"])
+    return total / count if count else total * torch.nan
+
+
+def _ranks(scores: Tensor) -> Tensor:
+    """1-based rank of every item, float64, equal scores by their item's number."""
+    order = scores.argsort(dim=1, descending=True, stable=True)
+    place = torch.arange(1, scores.shape[1] + 1, dtype=torch.float64, device=scores.device)
+    return torch.empty(scores.shape, dtype=torch.float64, device=scores.device).scatter_(
+        1, order, place.expand_as(order))
+
+
+def analyse(backbone: Backbone, step: Step, earlier: Step | None, previous: Snapshot, first: Snapshot | None,
+            best: Snapshot | None, add: Add = lambda sums: sums) -> list[tuple[int, str, Tensor, Tensor]]:
+    """What a round adds to the analysis of a step, as (step, kind, ids, values).
+
+    Args:
+        earlier, previous: the step before and its best model; None: there is none to compare with.
+        first: the model after the step's first round, if this is it; gives the users' preference shift.
+        best: the step's best model, if its rounds are over; gives the items' movement.
+        add: adds up over clients that are elsewhere.
+    """
+    if earlier is None:
+        return []
+    before = (earlier.train.lengths > 0).to(step.train.values.device)
+    now = step.train.lengths[:len(before)] > 0
+    result = []
+    if first is not None:
+        users = (before & now).nonzero().flatten()
+        result.append((step.index, "user_shift", users, preference_shift(backbone, previous, first, users)))
+    if best is not None:
+        items = torch.arange(step.old_items, device=now.device)
+        result.append((step.index, "item_phi", items, item_movement(previous, best)))
+        result.append((step.index, "item_rank_change", items, item_rank_change(
+            backbone, previous, best, (before & ~now).nonzero().flatten(), add)))
+    return result

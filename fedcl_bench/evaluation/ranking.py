@@ -1,0 +1,258 @@
+"""Ranking all items for every user, and the metrics of the resulting lists.
+
+Metrics are computed per user and kept per user; means are taken last. Definitions are RecBole's: Recall = hits / |T_u|,
+NDCG = DCG / IDCG with IDCG over min(|T_u|, K), HR, Precision = hits / K, MRR = 1 / rank of the first hit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from .. import contract, draws
+from ..backbone import Backbone
+from ..data.stream import Ragged, Step
+from ..errors import UserError, unknown
+from ..method import Method
+from ..model import Snapshot, in_pieces, score_pairs, score_users
+from ..ops.topk import highest
+from ..parallel import in_order
+from ..sampling import padded
+from ..settings import setting
+
+METRICS = ("ndcg", "recall", "hit", "precision", "mrr")
+_SCORES_AT_ONCE = 1 << 19  # users x items scored together by one thread: 2 MiB of float32
+# Where scores are a product with one table of more items than the first, at least so many users up to so many scores
+# (128 MiB).
+_MANY_ITEMS, _USERS_PER_PRODUCT, _LARGEST_PRODUCT = 1 << 14, 64, 1 << 25
+# With so many items for each sampled candidate, scoring the candidates alone is less work than scoring all items.
+_ITEMS_PER_CANDIDATE = 64
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """How lists are judged (F3CRec, section 5.1; released code)."""
+
+    topk: tuple[int, ...] = setting((20,), "list lengths K", low=1)
+    valid_metric: str = setting("ndcg@20", "metric for early stopping and the best round, as NAME@K")
+    valid_decimals: int = setting(5, "decimals of the validation metric before rounds are compared, as in the "
+                                  "released code", low=1, high=17)
+    candidates: str = setting("all", "rank all items, or a user's items to find among sampled ones; numbers of the two "
+                              "cannot be compared", choices=("all", "sampled"))
+    sampled_candidates: int = setting(99, "sampled items per user, besides the one to find. In a static stream all "
+                                      "different, and none the user ever has; in a stream of sessions drawn with "
+                                      "replacement among the items the user does not train on", low=1)
+    candidate_lists: str = setting("separate", "validation and test have different sampled items (PFedRec, GPFedRec), "
+                                   "or the same (FedRAP)", choices=("separate", "shared"))
+    candidate_draw: str = setting("once", "sampled items are drawn once per seed, so that methods and rounds are "
+                                  "comparable, or anew at every evaluation (FCUCR's released code)",
+                                  choices=("once", "redraw"))
+    early_session: bool = setting(False, "in every validation, also find the last item of each client's first training "
+                                  "session: its forgetting curve (FCUCR, Figure 2a)")
+
+
+def parse_metric(text: str) -> tuple[str, int]:
+    """``"ndcg@20"`` as ("ndcg", 20); raises UserError for anything else."""
+    name, at, k = text.partition("@")
+    if name not in METRICS:
+        raise unknown("metric in setting 'valid_metric'", name, METRICS)
+    if not at or not k.isdecimal() or int(k) < 1:
+        raise UserError(f"setting 'valid_metric': found '{text}', accepted: NAME@K with K at least 1, as ndcg@20.")
+    return name, int(k)
+
+
+@dataclass(frozen=True)
+class UserScores:
+    """Metrics of each user's list.
+
+    Attributes:
+        users: ids of the users with at least one item to find, shape (n,).
+        values: metric name, as ``ndcg@20``, to float64 of shape (n,).
+    """
+
+    users: Tensor
+    values: dict[str, Tensor]
+
+    def mean(self, metric: str) -> float:
+        return float(self.values[metric].mean())
+
+
+def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Settings without effect, and why, given the values of all settings."""
+    idle = {}
+    if settings["candidates"] == "all":
+        idle = dict.fromkeys(("sampled_candidates", "candidate_lists", "candidate_draw"), "with candidates=all")
+    if settings["stream"] == "sessions" and not settings["split_file"]:
+        return {**idle, "candidate_lists": "with stream=sessions, where validation and test have different ones"}
+    return {**idle, **dict.fromkeys(("candidate_draw", "early_session"), "without stream=sessions")}
+
+
+def draw_candidates(step: Step, settings: EvaluationSettings, seed: int) -> dict[str, Tensor]:
+    """The sampled items of every user for validation and for test (protocol of PFedRec, GPFedRec and FedRAP).
+
+    Uniform without replacement over the items that the user has in no split of the step; the same in every round and
+    for every method. A user with fewer such items gets all of them, separate lists half of them each; the rest of the
+    row is -1.
+
+    Returns:
+        ``{"valid": ..., "test": ...}``, each int64 of shape (users, sampled_candidates); empty if all items are ranked.
+    """
+    if settings.candidates == "all":
+        return {}
+    n, several = settings.sampled_candidates, settings.candidate_lists == "separate"
+    drawn = min(2 * n if several else n, step.n_items)
+    parts = []
+    for users in in_pieces(torch.arange(step.n_users, device=step.train.values.device), step.n_items):
+        keys = draws.client_keys(draws.key(seed, "candidates", step.index), users)
+        order = draws.sort_keys(draws.bits(keys[:, None], torch.arange(step.n_items, device=users.device)))
+        for split in ("train", "valid", "test"):
+            order[step.split(split).select(users)] = torch.iinfo(torch.int64).max
+        key, item = order.topk(drawn, dim=1, largest=False)
+        parts.append(item.masked_fill(key == torch.iinfo(torch.int64).max, -1))
+    items = torch.nn.functional.pad(torch.cat(parts), (0, (2 * n if several else n) - drawn), value=-1)
+    if not several:
+        return {"valid": items, "test": items}
+    half = ((items >= 0).sum(1, keepdim=True) + 1) // 2
+    column = torch.arange(n, device=items.device)
+    return {"valid": items[:, :n].masked_fill(column >= half, -1), "test": items.gather(1, half + column)}
+
+
+def list_metrics(hits: Tensor, relevant: Tensor, topk: Iterable[int]) -> dict[str, Tensor]:
+    """Metrics of ranked lists.
+
+    Args:
+        hits: bool of shape (n, K): whether the item at each rank is one to find; K at least max(topk).
+        relevant: number of items to find, shape (n,), at least 1.
+        topk: list lengths.
+
+    Returns:
+        ``{"ndcg@20": float64 of shape (n,), ...}`` for every metric and length.
+    """
+    hits = hits.double()
+    rank = torch.arange(1, hits.shape[1] + 1, dtype=torch.float64, device=hits.device)
+    discount = 1.0 / torch.log2(rank + 1.0)
+    ideal = torch.cumsum(discount, 0)
+    result = {}
+    for k in topk:
+        top = hits[:, :k]
+        found = top.sum(1)
+        result[f"ndcg@{k}"] = (top * discount[:k]).sum(1) / ideal[relevant.clamp(max=k) - 1]
+        result[f"recall@{k}"] = found / relevant
+        result[f"hit@{k}"] = (found > 0).double()
+        result[f"precision@{k}"] = found / k
+        result[f"mrr@{k}"] = (top / rank[:k]).max(1).values
+    return result
+
+
+def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterable[Ragged], topk: Iterable[int],
+             method: Method | None = None, candidates: Tensor | None = None) -> UserScores:
+    """Rank every item known to the model for each user with items to find. Of equal scores, the smaller item id comes
+    first.
+
+    Args:
+        model: the tables to score with; candidates are all rows of its public tables.
+        target: the items to find, per user.
+        masks: items of each user that are not recommended.
+        topk: list lengths.
+        method: may rescore.
+        candidates: sampled items to rank besides those to find, shape (users, m), -1 for none; None: all items.
+    """
+    topk = sorted(set(topk))
+    users = (target.lengths > 0).nonzero().flatten()
+    n_items = model.n_items
+    if topk[-1] > n_items:
+        raise UserError(f"setting 'topk': found {topk[-1]}, accepted: at most the number of items, {n_items}.")
+    masks = list(masks)
+    wanted = pairs_of(target, users, n_items)
+    alone = candidates is not None and scores_alone(backbone, method, n_items, candidates.shape[1])
+
+    hits = torch.zeros(len(users), topk[-1], dtype=torch.bool, device=users.device)
+
+    def find(place: Tensor) -> None:
+        with torch.no_grad():  # holds per thread
+            items, ranked = lists(users[place])
+            found = ranked & contains(wanted, place[:, None] * n_items + items)
+            hits[place, :found.shape[1]] = found  # in place: small results would lie between large freed blocks
+
+    def lists(some: Tensor) -> tuple[Tensor, Tensor]:
+        """Some users' items in order, and whether they are ranked at all, both (n, K)."""
+        if alone:
+            items, scores = _score_candidates(backbone, model, some, target, masks, candidates)
+            first = highest(scores, topk[-1])
+            return items.gather(1, first), scores.gather(1, first) > -torch.inf
+        scores = score_users(backbone, model, some)
+        if method is not None:
+            scores = method.rescore(some, scores, model, backbone)
+            contract.check_tensor(method, "rescore", scores, (len(some), n_items), "(n, items): a score per item")
+        for mask in masks:
+            scores[mask.select(some)] = -torch.inf
+        if candidates is not None:
+            ranked = torch.zeros(len(some), n_items + 1, dtype=torch.bool, device=scores.device)
+            ranked.scatter_(1, candidates[some] % (n_items + 1), True)  # -1 becomes the column beyond the last item
+            ranked[target.select(some)] = True
+            scores = scores.masked_fill(~ranked[:, :n_items], -torch.inf)
+        first = highest(scores, topk[-1])
+        return first, scores.gather(1, first) > -torch.inf
+
+    places = torch.arange(len(users), device=users.device)
+    size = users_at_once(n_items, n_items > _MANY_ITEMS and is_product(backbone, model))
+    pieces = -(-len(users) // size)  # of equal size: products of few rows round otherwise
+    for _ in in_order(find, places.tensor_split(pieces) if pieces else (), users.device):
+        pass
+    relevant = torch.bincount(wanted.div(n_items, rounding_mode="floor"), minlength=len(users))
+    return UserScores(users, list_metrics(hits, relevant, topk))
+
+
+def scores_alone(backbone: Backbone, method: Method | None, n_items: int, candidates: int) -> bool:
+    """Whether so many candidates per user are scored without the other items: if that is less work, and neither
+    backbone nor method looks at all items. Scores differ by rounding."""
+    return (n_items > _ITEMS_PER_CANDIDATE * (candidates + 1) and not backbone.whole_tables
+            and (method is None or type(method).rescore is Method.rescore))
+
+
+def users_at_once(n_items: int, product: bool) -> int:
+    """Users scored together by one thread.
+
+    Args:
+        product: their scores are one matrix product with a table that all share; then enough users for reading that
+            table to pay, also if it is long.
+    """
+    fitting = max(1, _SCORES_AT_ONCE // n_items)
+    return max(fitting, min(_USERS_PER_PRODUCT, _LARGEST_PRODUCT // n_items)) if product else fitting
+
+
+def is_product(backbone: Backbone, model: Snapshot) -> bool:
+    """Whether the scores of all items are one matrix product with a table that all users share."""
+    one = torch.zeros(1, dtype=torch.int64, device=next(model.tables()).device)
+    return not backbone.scores_local_tables and backbone.factors(model.clients(one)) is not None
+
+
+def _score_candidates(backbone: Backbone, model: Snapshot, users: Tensor, target: Ragged, masks: Iterable[Ragged],
+                      candidates: Tensor) -> tuple[Tensor, Tensor]:
+    """Each user's candidates and items to find in ascending order, and their scores, both (n, m): -inf for those that
+    are masked, that stand there a second time, or are none."""
+    items = torch.cat([candidates[users], padded(target, users)], 1).sort(1).values
+    scores = score_pairs(backbone, model, users, items.clamp(min=0))
+    out = items < 0
+    out[:, 1:] |= items[:, 1:] == items[:, :-1]
+    pair = torch.arange(len(users), device=users.device)[:, None] * model.n_items + items
+    for mask in masks:
+        out |= contains(pairs_of(mask, users, model.n_items), pair)
+    return items, scores.masked_fill(out, -torch.inf)
+
+
+def pairs_of(lists: Ragged, users: Tensor, n_items: int) -> Tensor:
+    """The (position in ``users``, item) pairs of some users' lists as numbers position * n_items + item, ascending and
+    each once."""
+    row, item = lists.select(users)
+    return torch.unique(row * n_items + item)
+
+
+def contains(ascending: Tensor, values: Tensor) -> Tensor:
+    """Whether each value is among ``ascending``: bool of the values' shape."""
+    if not len(ascending):
+        return torch.zeros_like(values, dtype=torch.bool)
+    return ascending[torch.searchsorted(ascending, values).clamp_(max=len(ascending) - 1)] == values

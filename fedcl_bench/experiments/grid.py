@@ -1,0 +1,241 @@
+"""Grids: from a declarative list of runs to tasks, each with its state on disk."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Iterable, Mapping
+
+from ..errors import UserError, unknown
+from ..runs.config import RunConfig, make_config
+from ..runs.records import Corrupt, Record
+from ..runs.registry import Registry
+from ..runs.specs import Layers, RunSpec
+from ..settings import as_text
+
+
+@dataclass(frozen=True)
+class Part:
+    """A product of runs, or the runs of a paper's tables.
+
+    Attributes:
+        methods, backbones, datasets: names; with ``paper`` they choose among its runs, and None means all.
+        seeds, first_seed: how many seeds, and the first.
+        set: settings of every run. vary: setting to the values it takes in turn.
+        paper, tables, figures: a paper's name, the numbers of its tables and the names of its figures.
+    """
+
+    methods: tuple[str, ...] | None = None
+    backbones: tuple[str, ...] | None = None
+    datasets: tuple[str, ...] | None = None
+    seeds: int = 1
+    first_seed: int = 0
+    set: Mapping[str, Any] = field(default_factory=dict)
+    vary: Mapping[str, tuple] = field(default_factory=dict)
+    paper: str | None = None
+    tables: tuple[int, ...] = ()
+    figures: tuple[str, ...] = ()
+
+    def specs(self) -> list[RunSpec]:
+        """The runs of this part, without their seeds.
+
+        Raises:
+            UserError: if it names too little, or something the paper lacks.
+        """
+        if self.paper is None:
+            for name in ("methods", "backbones"):
+                if not getattr(self, name):
+                    raise UserError(f"--{name} is missing (or --paper, or --file with a list of runs).\n"
+                                    f"For example: run_bench.py grid --methods ft,reg --backbones fedmf --seeds 5")
+            if self.tables or self.figures:
+                raise UserError("--table and --figure are a paper's; say which with --paper.")
+            found = [RunSpec(*names) for names in itertools.product(self.methods, self.backbones,
+                                                                   self.datasets or ("ml-100k",))]
+        else:
+            if not self.tables and not self.figures:
+                raise UserError("--table is missing (or --figure): which of the paper's? It may be repeated.")
+            from . import papers
+            chosen = {"datasets": self.datasets, "backbones": self.backbones, "methods": self.methods}
+            found = [*(papers.specs(self.paper, self.tables, **chosen) if self.tables else ()),
+                     *(papers.figure_specs(self.paper, self.figures, **chosen) if self.figures else ())]
+        changes = [dict(zip(self.vary, values)) for values in itertools.product(*self.vary.values())]
+        return [replace(spec, settings=tuple({**dict(spec.settings), **self.set, **change}.items()))
+                for spec in found for change in changes]
+
+
+def names(value: Any) -> tuple[str, ...]:
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, (list, tuple)) or not all(isinstance(p, str) and p.strip() for p in parts) or not parts:
+        raise ValueError("a list of names, as [ft, kd]")
+    return tuple(p.strip() for p in parts)
+
+
+def _number(low: int):
+    def check(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+            raise ValueError(f"a whole number from {low}")
+        return value
+    return check
+
+
+def _numbers(value: Any) -> tuple[int, ...]:
+    return tuple(_number(1)(v) for v in (value if isinstance(value, list) else [value]))
+
+
+def _set(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise ValueError("settings, as {rounds: 50}")
+    return value
+
+
+def _vary(value: Any) -> dict[str, tuple]:
+    if not isinstance(value, dict) or not all(isinstance(k, str) and isinstance(v, list) and v
+                                              for k, v in value.items()):
+        raise ValueError("settings with lists of values, as {eps: [0.001, 0.002]}")
+    return {name: tuple(values) for name, values in value.items()}
+
+
+_FIELDS = {"methods": names, "backbones": names, "datasets": names, "seeds": _number(1), "first_seed": _number(0),
+           "set": _set, "vary": _vary, "paper": lambda value: names(value)[0], "tables": _numbers,
+           "figures": lambda value: names([str(v) for v in value] if isinstance(value, list) else str(value))}
+
+
+def _fields(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
+    result = {}
+    for name, value in content.items():
+        if name not in _FIELDS:
+            raise unknown(f"field in {path}", name, [*_FIELDS, "grids"])
+        try:
+            result[name] = _FIELDS[name](value)
+        except ValueError as error:
+            raise UserError(f"{path}, field '{name}': found {value!r}, accepted: {error}.") from None
+    return result
+
+
+def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a part over others: settings are added, anything else is replaced."""
+    merged = {name: {**below.get(name, {}), **above.get(name, {})} for name in ("set", "vary")}
+    return {**below, **above, **merged}
+
+
+def read_parts(path: Path | None, given: Mapping[str, Any]) -> list[Part]:
+    """The parts of a grid file, or the single part of the command line.
+
+    Args:
+        path: a YAML file with fields of ``Part``, and optionally ``grids``: a list of such mappings, for which the
+            fields beside it are defaults.
+        given: fields of ``Part`` from the command line; they win over the file's.
+
+    Raises:
+        UserError: naming the file, the field, what was found and what is accepted.
+    """
+    if path is None:
+        return [Part(**given)]
+    from ..data.datasets import read_yaml
+
+    content = read_yaml(path)
+    grids = content.pop("grids", [{}])
+    if not isinstance(grids, list) or not grids or not all(isinstance(grid, dict) for grid in grids):
+        raise UserError(f"{path}, field 'grids': accepted: a list of mappings with methods, backbones, ...")
+    common = _fields(path, content)
+    return [Part(**_over(_over(common, _fields(path, grid)), given)) for grid in grids]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run of a grid, checked and ready: what it is called, its overrides, and its configuration."""
+
+    spec: RunSpec
+    layers: Layers
+    config: RunConfig
+
+    @property
+    def label(self) -> str:
+        """The run in words."""
+        settings = ", ".join(f"{name}={as_text(value)}" for name, value in self.spec.settings)
+        return (f"{self.spec.method} on {self.spec.backbone}, {self.spec.dataset}, seed {self.config.seed}"
+                + (f" ({settings})" if settings else ""))
+
+    @property
+    def group(self) -> tuple[str, str, str]:
+        """Runs of one group take about equally long."""
+        return self.spec.dataset, self.spec.backbone, self.spec.method
+
+    @property
+    def shares_base(self) -> bool:
+        """Whether block 0 is shared with other methods."""
+        return self.config.method.cls.first_step > 0
+
+    def record(self, results: Path) -> Record:
+        """Where the run is kept."""
+        return Record(results / "runs" / self.config.name)
+
+    def command(self, results: Path, data_dir: Path | None, plugins: Iterable[Path]) -> str:
+        """The command that does this run alone."""
+        words = ["run_bench.py", "--method", self.spec.method, "--backbone", self.spec.backbone,
+                 "--dataset", self.spec.dataset, "--seed", str(self.config.seed)]
+        for name, value in {name: value for _, layer in self.layers for name, value in layer.items()}.items():
+            words += ["--set", f"{name}={as_text(value)}"]
+        words += ["--data-dir", str(data_dir)] if data_dir else []
+        words += ["--device", self.config.device] if self.config.device != "cpu" else []
+        words += ["--results", str(results)] if results != Path("results") else []
+        for folder in plugins:
+            words += ["--plugins", str(folder)]
+        return shlex.join(words)
+
+
+def plan(registry: Registry, specs: Iterable[RunSpec], seeds: Iterable[int], data_dir: Path | None = None,
+         tuned: Path | None = None, device: str = "cpu") -> list[Task]:
+    """Every run of the specs and seeds once, seeds innermost: neighbours share no block 0 and can run side by side.
+
+    Raises:
+        UserError: for anything that is wrong with any of the runs.
+    """
+    tasks: dict[str, Task] = {}
+    seeds = list(seeds)
+    for spec in specs:
+        layers = spec.layers(tuned)
+        config = make_config(registry, spec.method, spec.backbone, spec.dataset, seeds[0], layers, data_dir, device)
+        for seed in seeds:
+            task = Task(spec, layers, replace(config, seed=seed))
+            tasks.setdefault(task.config.hash, task)
+    return list(tasks.values())
+
+
+def merged(plans: Iterable[list[Task]]) -> list[Task]:
+    """Several plans as one, without runs that occur in more than one."""
+    tasks: dict[str, Task] = {}
+    for task in itertools.chain.from_iterable(plans):
+        tasks.setdefault(task.config.hash, task)
+    return list(tasks.values())
+
+
+@dataclass(frozen=True)
+class State:
+    """What the disk says about a run.
+
+    Attributes:
+        name: ``finished``, ``failed``, ``interrupted`` (there is a checkpoint) or ``missing``.
+        seconds: wall time of a finished run.
+        error: message of a failed one.
+    """
+
+    name: str
+    seconds: float | None = None
+    error: str = ""
+
+
+def state(task: Task, results: Path) -> State:
+    """Look a run up. A damaged record counts as missing: running it sets it aside and repeats it."""
+    record = task.record(results)
+    try:
+        content = record.read()
+    except Corrupt:
+        content = None
+    if content and content["status"] == "finished":
+        return State("finished", seconds=content["seconds"]["total"])
+    if content:
+        return State("failed", error=content.get("error", ""))
+    return State("interrupted" if record.checkpoint.exists() else "missing")

@@ -1,0 +1,74 @@
+"""Papers whose tables can be filled and rebuilt: what runs each table needs, and the numbers it prints."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Iterable
+
+from ...errors import unknown
+from ...runs.specs import RunSpec
+from . import f3crec, fcucr
+from .definitions import Contrast, Key, Lead, PaperTable, Printed
+
+PAPERS: dict[str, ModuleType] = {"f3crec": f3crec, "fcucr": fcucr}
+
+__all__ = ["PAPERS", "Contrast", "Key", "Lead", "PaperTable", "Printed", "figure_specs", "get", "select", "specs"]
+
+
+def get(paper: str) -> ModuleType:
+    """The definitions of a paper. Raises UserError for an unknown one."""
+    if paper not in PAPERS:
+        raise unknown("paper", paper, PAPERS)
+    return PAPERS[paper]
+
+
+def select(paper: str, tables: Iterable[int]) -> list[PaperTable]:
+    """Tables of a paper by number. Raises UserError for an unknown paper or table."""
+    known = get(paper).TABLES
+    for number in (tables := list(tables)):
+        if number not in known:
+            raise unknown(f"table of {paper}", str(number), map(str, known))
+    return [known[number] for number in dict.fromkeys(tables)]
+
+
+def _filtered(paper: str, found: Iterable[RunSpec], datasets: Iterable[str] | None, backbones: Iterable[str] | None,
+              methods: Iterable[str] | None) -> list[RunSpec]:
+    """The specs of these names, each once; UserError for a name that none of them has."""
+    found = list(dict.fromkeys(found))
+    chosen = {"dataset": datasets, "backbone": backbones, "method": methods}
+    chosen = {kind: list(names) for kind, names in chosen.items() if names is not None}
+    for kind, names in chosen.items():
+        known = {getattr(spec, kind) for spec in found}
+        for name in names if found else ():
+            if name not in known:
+                raise unknown(f"{kind} of these tables of {paper}", name, known)
+    return [spec for spec in found if all(getattr(spec, kind) in names for kind, names in chosen.items())]
+
+
+def specs(paper: str, tables: Iterable[int], datasets: Iterable[str] | None = None,
+          backbones: Iterable[str] | None = None, methods: Iterable[str] | None = None) -> list[RunSpec]:
+    """Every run that tables of a paper need, each once.
+
+    Args:
+        paper: name, as ``f3crec``.
+        tables: the tables' numbers.
+        datasets, backbones, methods: only these; None is all.
+
+    Raises:
+        UserError: for an unknown paper or table, or a name that none of the tables has.
+    """
+    found = [spec for table in select(paper, tables) for spec in table.specs()]
+    return _filtered(paper, found, datasets, backbones, methods)
+
+
+def figure_specs(paper: str, figures: Iterable[str | int], datasets: Iterable[str] | None = None,
+                 backbones: Iterable[str] | None = None, methods: Iterable[str] | None = None) -> list[RunSpec]:
+    """Every run that figures of a paper need, each once; arguments and errors as for ``specs``."""
+    known, aliases = get(paper).FIGURES, get(paper).FIGURE_ALIASES
+    found: list[RunSpec] = []
+    for figure in map(str, figures):
+        name = aliases.get(figure, figure)
+        if name not in known:
+            raise unknown(f"figure of {paper}", figure, [*known, *aliases])
+        found += known[name]()
+    return _filtered(paper, found, datasets, backbones, methods)

@@ -1,0 +1,148 @@
+"""FCUCR (Zhang et al., WWW 2026): Tables 1-5, and Figure 2 and the sensitivity and noise curves of Figures 3-10.
+
+The printed numbers are in ``fcucr.csv``, times in seconds. The paper averages five runs, streams sessions, and ranks
+each user's target among 100 sampled items; what it prints nothing for, full ranking, is shown beside it.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from itertools import product
+from pathlib import Path
+
+from ...runs.specs import RunSpec
+from .definitions import Contrast, Key, Lead, PaperTable, Printed, read_printed
+
+TITLE = "FCUCR (Zhang et al., WWW 2026)"
+OURS = "fcucr"  # the paper's own method
+BASELINE = "ft"
+METRIC = "hit@10"  # of figures, unless another is asked for
+PRINTED_RUNS = 5  # runs behind a printed number
+PAGE = "reproduction-fcucr.md"
+DATASETS = {"xing": "XING", "retailrocket": "RetailRocket", "lastfm-1k": "LastFM", "tmall": "Tmall"}
+BACKBONES = {"gru4rec": "GRU4Rec", "sasrec": "SASRec", "tisasrec": "TiSASRec"}  # those FCUCR is put on
+STATIC = {"pfedrec": "PFedRec", "fedrap": "FedRAP", "gpfedrec": "GPFedRec"}
+NOT_HERE = {"fed-dmi-gnn": "Fed-DMI-GNN", "fed-hearint": "Fed-HearInt", "fed-miasrec": "Fed-MiaSRec"}
+TRANSFER = ("fcucr", "without=iupr")  # with and without prototype transfer, for Figure 2b and c
+METHODS = {"ft": "FedAvg", "fcucr": "FCUCR"}
+WINDOWS = (1, 2, 3, 5)  # rounds; FCUCR itself keeps all
+INTERVALS = (2, 3, 4, 5)  # rounds; FCUCR itself transfers in every one
+NEIGHBOURS = (1, 5, 20, 100, 200, 1000)
+LAMBDAS = (0.1, 1.0, 5.0, 10.0, 20.0, 50.0)
+NOISE = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+
+_SAMPLED, _FULL = ("hit@10", "ndcg@10"), ("all:hit@10", "all:ndcg@10")
+STATISTICS = ("users", "items", "sessions", "average_length")
+LABELS = {
+    **DATASETS, **BACKBONES, **STATIC, **NOT_HERE, **METHODS,
+    "without=tasd": "w/o TASD", "without=iupr": "w/o IUPR", "without=both": "w/o both",
+    "window=1": "last round", **{f"window={n}": f"last {n} rounds" for n in WINDOWS[1:]},
+    **{f"transfer_interval={n}": f"every {n} rounds" for n in INTERVALS},
+    "hit@10": "HR@10", "ndcg@10": "NDCG@10", "all:hit@10": "HR@10, all items", "all:ndcg@10": "NDCG@10, all items",
+    "round_seconds": "seconds per round", "value": "ours (paper)",
+    "users": "Users", "items": "Items", "sessions": "Sessions", "average_length": "Averaged Length",
+}
+_TYPES = {"window": int, "transfer_interval": int}
+
+
+def label(table: int, name: str) -> str:
+    """A name as the paper prints it, or what it stands for."""
+    if name == OURS and table in (4, 5):
+        return "all rounds" if table == 4 else "every round"
+    return LABELS.get(name, name)
+
+
+def row_spec(row: str, backbone: str, dataset: str) -> RunSpec | None:
+    """The run of a row: a method, or FCUCR with one setting changed; None for a method that this suite lacks."""
+    if row in NOT_HERE:
+        return None
+    if row in METHODS:
+        return RunSpec(row, backbone, dataset)
+    name, value = row.split("=")
+    return RunSpec(OURS, backbone, dataset, ((name, _TYPES.get(name, str)(value)),))
+
+
+_SEEDS = "Ours: mean ± sample standard deviation over seeds; in parentheses: the paper, a mean of five runs."
+_RANKED = ("HR@10, NDCG@10: the target among 100 sampled items; all items: the same target among all items, which the "
+           "paper does not print.")
+_SECONDS = ("Seconds per round: training and evaluation, mean over rounds. They depend on the machine and on what else "
+            "ran on it; what machine the paper used is not known here. Its minutes and hours are printed in seconds.")
+
+
+def _variants(number: int, title: str, rows: tuple[str, ...]) -> PaperTable:
+    return PaperTable(number, title, tuple(DATASETS), ("sasrec",), rows, (*_SAMPLED, "round_seconds"), ("value",),
+                      ("dataset", "row"), ("metric",), row_spec, notes=(_SEEDS, _SECONDS))
+
+
+TABLES = {table.number: table for table in (
+    PaperTable(1, "Data statistics", tuple(DATASETS), ("",), STATISTICS, ("",), ("value",), ("dataset",), ("row",),
+               None, notes=("Ours; in parentheses: the paper.",)),
+    PaperTable(2, "Main comparison", tuple(DATASETS), (*STATIC, "", *BACKBONES), ("ft", *NOT_HERE, "fcucr"),
+               (*_SAMPLED, *_FULL), ("value",), ("dataset", "backbone", "row"), ("metric",), row_spec, best="max",
+               only=(*product(STATIC, ["ft"]), *product([""], NOT_HERE), *product(BACKBONES, METHODS)),
+               lead=Lead("hit@10", "value", ("value",), "HR@10. p: two-sided paired t-test over users, each averaged "
+                         "over the seeds both have. All lines of a dataset are ranked together.", name_p=True),
+               notes=(_SEEDS, _RANKED,
+                      "FedAvg on a sequential backbone is the paper's Fed-GRU4Rec, Fed-SASRec and Fed-TiSASRec; on "
+                      "PFedRec, FedRAP and GPFedRec it is these methods as they are. Best and second: among all lines "
+                      "of a dataset.",
+                      "* p ≤ .05, two-sided paired t-test of FCUCR against FedAvg on the same backbone, and FCUCR is "
+                      "better. The paper does not state what is paired; ours: users, each averaged over the seeds both "
+                      "have; every metric is tested on its own.")),
+    PaperTable(3, "Ablation", tuple(DATASETS), ("sasrec",), (OURS, "without=tasd", "without=iupr", "without=both"),
+               (*_SAMPLED, *_FULL), ("value",), ("dataset", "row"), ("metric",), row_spec, best="max",
+               notes=(_SEEDS, _RANKED, "The paper has no line w/o both, which keeps the private prediction module.")),
+    _variants(4, "Rounds whose prototypes the knowledge base keeps", (*(f"window={n}" for n in WINDOWS), OURS)),
+    _variants(5, "Interval of the prototype transfer", (OURS, *(f"transfer_interval={n}" for n in INTERVALS))),
+)}
+
+
+@cache
+def printed() -> dict[int, dict[Key, Printed]]:
+    """The numbers the paper prints, by table."""
+    return read_printed(Path(__file__).with_name("fcucr.csv"))
+
+
+def inconsistencies() -> dict[tuple[int, Key], str]:
+    """Cells whose printed number contradicts another printed one: none. Tables 3-5 repeat FCUCR's numbers as Table 2
+    has them, and Table 5 the seconds of Table 4."""
+    return {}
+
+
+def _early() -> list[RunSpec]:
+    return [RunSpec(method, backbone, dataset, (("early_session", True),))
+            for dataset, backbone, method in product(DATASETS, BACKBONES, METHODS)]
+
+
+def _probability() -> list[RunSpec]:
+    return [row_spec(row, backbone, dataset)
+            for dataset, backbone, row in product(DATASETS, BACKBONES, TRANSFER)]
+
+
+def _values(name: str, values: tuple[float, ...]) -> list[RunSpec]:
+    return [RunSpec(OURS, "sasrec", dataset, ((name, value),)) for dataset in DATASETS for value in values]
+
+
+FIGURES = {"early": _early, "probability": _probability, "k": partial(_values, "neighbours", NEIGHBOURS),
+           "lambda": partial(_values, "lambda_tasd", LAMBDAS), "noise": partial(_values, "prototype_noise", NOISE)}
+FIGURE_ALIASES = {"2a": "early", **dict.fromkeys(("2b", "2c", "2bc"), "probability")}
+
+CONTRASTS = (Contrast(
+    "What the start of φ does", "init",
+    (("per_client", "every client has its own random start (the released code)"),
+     ("server", "all clients start from the server's (Algorithm 1 of the paper)")),
+    tuple(BACKBONES), (OURS, "without=tasd", "without=iupr", "without=both", BASELINE), (*_SAMPLED, *_FULL),
+    ("The released code lets every client draw its own start of the representation module φ, the item table included, "
+     "and the server's start is never sent out; Algorithm 1 of the paper sends it. The mean of N independent starts is "
+     "√N times smaller than each of them (XING, 877 clients: 29.6 times). So with starts of their own the first "
+     "average leaves an item row that no client has touched √N times smaller than it would be after a common start, "
+     "and the item's score, an inner product with the row, shrinks alike. In rows that clients trained on, what the "
+     "training added to the average stands out against the small remainder. Matrices of φ shrink in the same way; "
+     "biases and layer normalisations start equal at all clients.",
+     "Sampled items are drawn alike from all items, most of which few clients train on (XING has 2.9 training "
+     "interactions per item). Among 100 of them it can then be enough to tell items that were trained on much from "
+     "items that were not, which needs no knowledge of the user. A list of all items contains every item that was "
+     "trained on, and among those this tells nothing apart. So each line is shown with both starts and with both "
+     "rankings; what differs between the starts, all else being equal, is owed to the start.",
+     "p: two-sided paired t-test over users of FCUCR against the line, HR@10, each user averaged over the seeds both "
+     "have.")),)

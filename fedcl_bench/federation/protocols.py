@@ -1,0 +1,129 @@
+"""What streams differ in: what a round's participants train on, and how a model is validated and tested.
+
+``Lists`` is for blocks and the static stream: clients train on all their items of a step, and a model is tested on the
+step and every earlier one. ``SessionSteps`` is for streams of sessions.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..client.at_rest import holds_whole
+from ..client.factored import is_inner, scores_samples_only
+from ..client.fused import is_one_call
+from ..client.sessions import SessionChunk, make_session_chunks
+from ..data.stream import Step
+from ..evaluation.ranking import (UserScores, draw_candidates, parse_metric,
+                                  rank_all)
+from ..evaluation.sessions import Found, draw_session_candidates, rank_sessions
+from ..method import DrawKey, Method
+from ..model import Snapshot
+from ..sampling import Chunk, make_chunks
+from ..sequential import SequentialBackbone
+from .growth import row_width
+
+if TYPE_CHECKING:
+    from .loop import Federation
+
+Tests = list[tuple[int, int, UserScores]]
+Analysis = list[tuple[int, str, Tensor, Tensor]]
+
+
+class Lists:
+    """A step of blocks, or the static stream."""
+
+    changes_every_round = False
+
+    def __init__(self, f: Federation, step: Step, method: Method):
+        self.f, self.step, self.method = f, step, method
+        self.candidates = draw_candidates(step, f.evaluation, f.seed)
+
+    def chunks(self, users: Tensor, round_: int, model: Snapshot) -> list[Chunk]:
+        """What the participants train on in a round; the same in every round unless they change."""
+        backbone = self.f.backbone
+        whole = holds_whole(backbone, self.method, model, self.f.local)
+        return make_chunks(self.step, users, self.f.local, row_width(model, backbone), backbone.pairwise, whole,
+                           own=backbone.own_samples(self.f.local),
+                           inner=is_inner(backbone, self.method, model, self.f.local),
+                           samples_only=scores_samples_only(backbone, self.method),
+                           one_call=is_one_call(backbone, self.method, model, self.f.local))
+
+    def lengths(self, round_: int) -> Tensor:
+        """Interactions each user trains on in a round, shape (users,)."""
+        return self.step.train.lengths
+
+    def validate(self, model: Snapshot, round_: int) -> UserScores:
+        f = self.f
+        return rank_all(f.backbone, model, self.step.valid, [self.step.train],
+                        [parse_metric(f.evaluation.valid_metric)[1]], self.method, self.candidates.get("valid"))
+
+    def test(self, model: Snapshot, round_: int) -> tuple[Tests, Analysis]:
+        """Row R[t, .]: tests of a step's model on this and every earlier step.
+
+        Candidates are all items accumulated up to the step just trained. Only that step's train and valid items are
+        masked, also when an earlier step is tested (F3CRec's released code).
+        """
+        f, step = self.f, self.step
+        topk = {*f.evaluation.topk, parse_metric(f.evaluation.valid_metric)[1]}
+        return [(step.index, earlier.index,
+                 rank_all(f.backbone, model, earlier.test.to(f.device), [step.train, step.valid], topk, self.method,
+                          draw_candidates(earlier.to(f.device), f.evaluation, f.seed).get("test")))
+                for earlier in f.stream.steps[:step.index + 1]], []
+
+    def extra(self, model: Snapshot, round_: int) -> dict[str, float]:
+        """More numbers of a validated round for its curve."""
+        return {}
+
+
+class SessionSteps:
+    """A stream of sessions: every client trains on its next session in each round."""
+
+    def __init__(self, f: Federation, step: Step, method: Method):
+        self.f, self.step, self.method = f, step, method
+        self.candidates: dict[str, Tensor | None] = {}
+        # Sequences are looked up round by round; lists of items are made anew.
+        self.changes_every_round = not isinstance(f.backbone, SequentialBackbone)
+
+    def chunks(self, users: Tensor, round_: int, model: Snapshot) -> list[Chunk] | list[SessionChunk]:
+        """The participants' next sessions: as sequences, or as lists of items for a backbone that is not sequential."""
+        backbone = self.f.backbone
+        if isinstance(backbone, SequentialBackbone):
+            return make_session_chunks(self.step, users)
+        sessions = self.step.sessions["train"]
+        positives = sessions.as_lists(sessions.in_round(users, round_), self.step.n_users, users)
+        whole = holds_whole(backbone, self.method, model, self.f.local)
+        return make_chunks(self.step, users, self.f.local, row_width(model, backbone), backbone.pairwise, whole,
+                           positives=positives)
+
+    def lengths(self, round_: int) -> Tensor:
+        """Interactions of the session each user trains on in a round, shape (users,)."""
+        sessions = self.step.sessions["train"]
+        return sessions.lengths[sessions.in_round(torch.arange(self.step.n_users, device=self.f.device), round_)]
+
+    def _rank(self, model: Snapshot, purpose: str, round_: int, topk: Any, full: bool = False) -> Found:
+        f = self.f
+        if purpose not in self.candidates or f.evaluation.candidate_draw == "redraw":
+            self.candidates[purpose] = draw_session_candidates(self.step, purpose, f.evaluation, f.seed, round_)
+        return rank_sessions(f.backbone, model, self.step, purpose, topk, self.method, self.candidates[purpose],
+                             DrawKey(f.seed, self.step.index, round_), full, f.server.protection)
+
+    def validate(self, model: Snapshot, round_: int) -> UserScores:
+        return self._rank(model, "valid", round_, [parse_metric(self.f.evaluation.valid_metric)[1]]).scores
+
+    def test(self, model: Snapshot, round_: int) -> tuple[Tests, Analysis]:
+        """The test sessions under the model of a round, and the probability of each item to find."""
+        topk = {*self.f.evaluation.topk, parse_metric(self.f.evaluation.valid_metric)[1]}
+        found = self._rank(model, "test", round_, topk, full=True)
+        t = self.step.index
+        return [(t, t, found.scores)], [(t, "target_probability", found.scores.users, found.probabilities)]
+
+    def extra(self, model: Snapshot, round_: int) -> dict[str, float]:
+        """The forgetting curve, if asked for: how well each client's first training session is still predicted."""
+        if not self.f.evaluation.early_session:
+            return {}
+        k = parse_metric(self.f.evaluation.valid_metric)[1]
+        scores = self._rank(model, "early", round_, [k]).scores
+        return {f"early_{name}@{k}": self.f.together.mean(scores, f"{name}@{k}") for name in ("hit", "ndcg")}

@@ -1,0 +1,224 @@
+"""RecBole's general and sequential recommenders as modules of one client: which there are, and how one is built.
+
+A model is built for one user and N items; RecBole counts its padding id 0 besides both. In place of a dataset it gets
+a stub that knows these numbers and one user's own history. Whatever else a model asks for is not there: a model that
+needs the interactions of other users, or features, is refused with what it asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import random
+import re
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Iterator, Mapping
+
+import numpy as np
+import torch
+import yaml
+from torch import Tensor, nn
+
+from ..errors import UserError, unknown
+
+PREFIX = "recbole:"
+USER, ITEM, LABEL, NEGATIVE = "user_id", "item_id", "label", "neg_item_id"
+SEQUENCE, LENGTH, INVERSE = "item_id_list", "item_length", "Inverse_item_id_list"
+# RecBole's names of the fields above, and what every model may ask for besides its own hyper-parameters.
+_FIELDS = {"USER_ID_FIELD": USER, "ITEM_ID_FIELD": ITEM, "LABEL_FIELD": LABEL, "NEG_PREFIX": "neg_",
+           "LIST_SUFFIX": "_list", "ITEM_LIST_LENGTH_FIELD": LENGTH, "INVERSE_ITEM_SEQ": INVERSE,
+           "RATING_FIELD": "rating", "TIME_FIELD": "timestamp", "seed": 0, "train_batch_size": 512,
+           "require_pow": False}
+_OTHERS = ("inter_matrix", "inter_feat", "inter_num", "history_user_matrix", "user_counter", "item_counter",
+           "net_graph", "ckg_graph")
+_FEATURES = ("item_feat", "user_feat", "get_item_feature", "get_user_feature", "fields", "field2type",
+             "get_preload_weight", "kg_graph", "num_like_fields", "float_like_fields")
+_FLOAT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+_BUILDING = threading.Lock()  # building draws from the global generators
+
+
+class Refused(Exception):
+    """Why a model cannot be a federated backbone, in words that end a sentence on it."""
+
+
+@contextmanager
+def quiet_generators(seed: int) -> Iterator[None]:
+    """All global generators (torch, numpy, random) begin at ``seed`` and are afterwards as before; RecBole's models say
+    nothing meanwhile. One thread at a time."""
+    log = logging.getLogger()
+    with _BUILDING, torch.random.fork_rng(devices=[]):
+        before, disabled = (random.getstate(), np.random.get_state()), log.disabled
+        log.disabled = True
+        torch.manual_seed(seed)
+        np.random.seed(seed % (1 << 32))
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            log.disabled = disabled
+            random.setstate(before[0])
+            np.random.set_state(before[1])
+
+
+@functools.cache
+def _classes() -> dict[str, tuple[str, type]]:
+    anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+    import recbole.model.general_recommender as general
+    import recbole.model.sequential_recommender as sequential
+
+    torch.autograd.set_detect_anomaly(*anomaly)  # a model's module switches it on for the whole process
+    return {name: (kind, value) for kind, module in (("general", general), ("sequential", sequential))
+            for name, value in sorted(vars(module).items()) if isinstance(value, type)}
+
+
+def names() -> dict[str, str]:
+    """``general`` or ``sequential`` by RecBole's name of every such model."""
+    return {name: kind for name, (kind, _) in _classes().items()}
+
+
+def find(name: str) -> str:
+    """RecBole's spelling of a model's name; capital letters do not matter. Raises UserError for an unknown one."""
+    if name in _classes():
+        return name
+    alike = [known for known in _classes() if known.lower() == name.lower()]
+    if len(alike) != 1:
+        raise unknown("RecBole model", name, _classes())
+    return alike[0]
+
+
+@functools.cache
+def _shipped(name: str) -> Mapping[str, Any]:
+    import recbole
+
+    file = Path(recbole.__file__).parent / "properties" / "model" / f"{name}.yaml"
+    found = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
+    return {key: _number(value) for key, value in (found or {}).items()}
+
+
+def _number(value: Any) -> Any:
+    """YAML 1.1 reads 1e-5 as text; RecBole does not."""
+    if isinstance(value, list):
+        return [_number(part) for part in value]
+    if isinstance(value, str) and _FLOAT.fullmatch(value):
+        return float(value)
+    return value
+
+
+def defaults(name: str) -> dict[str, Any]:
+    """A model's own hyper-parameters and their values in RecBole's file ``properties/model/NAME.yaml``."""
+    return dict(_shipped(name))
+
+
+def parse_model(name: str, text: str) -> dict[str, Any]:
+    """The setting ``model``: a YAML mapping of a model's own hyper-parameters.
+
+    Raises:
+        UserError: if it is no mapping, or names one that RecBole's file for the model does not have.
+    """
+    try:
+        found = yaml.safe_load(text) if text else {}
+    except yaml.YAMLError:
+        found = None
+    known = defaults(name)
+    if not isinstance(found, dict):
+        raise UserError(f"setting 'model': found '{text}', accepted: a mapping in braces, as "
+                        f"--set \"model={{{', '.join(f'{k}: {v}' for k, v in list(known.items())[:1])}}}\".")
+    for key in found:
+        if key not in known:
+            raise unknown(f"hyper-parameter in setting 'model' of {PREFIX}{name}", str(key), known)
+    return {key: _number(value) for key, value in found.items()}
+
+
+class _Config(dict):
+    """RecBole's configuration as its models see it: None for what nobody set. ``asked`` has the names looked up."""
+
+    def __init__(self, values: Mapping[str, Any]):
+        super().__init__(values)
+        self.asked: set[str] = set()
+
+    def __getitem__(self, key):
+        self.asked.add(key)
+        return self.get(key)
+
+
+class Client:
+    """What a model sees of its dataset: one user's number of items and own history."""
+
+    def __init__(self, n_users: int, n_items: int, length: int, history: tuple[Tensor, Tensor, Tensor]):
+        self.user_num, self.item_num = n_users + 1, n_items + 1
+        self.field2seqlen = {SEQUENCE: length}
+        self.uid_field, self.iid_field, self.dataset_path = USER, ITEM, ""
+        self._history = history
+
+    def num(self, field: str) -> int:
+        sizes = {USER: self.user_num, ITEM: self.item_num}
+        if field not in sizes:
+            raise Refused(f"needs features of items or users, or a knowledge graph (dataset.num({field!r}))")
+        return sizes[field]
+
+    def history_item_matrix(self, value_field=None, max_history_len=None):
+        if value_field is not None:
+            raise Refused(f"needs values '{value_field}' of the interactions")
+        return self._history
+
+    def __getattr__(self, name: str):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in _OTHERS:
+            raise Refused(f"needs other users' interactions (dataset.{name}), which no client has")
+        if name in _FEATURES:
+            raise Refused(f"needs features of items or users, or a knowledge graph (dataset.{name})")
+        raise Refused(f"needs dataset.{name}, which one client's interactions do not give")
+
+
+def no_history(n_users: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids, values and lengths of the histories of users without one."""
+    return (torch.zeros(n_users + 1, 1, dtype=torch.int64), torch.zeros(n_users + 1, 1),
+            torch.zeros(n_users + 1, dtype=torch.int64))
+
+
+def check_trainable(name: str) -> None:
+    """Raise Refused for a model whose kind says that gradients of ``calculate_loss`` do not train it."""
+    from recbole.utils import ModelType
+
+    cls = _classes()[name][1]
+    if cls.type == ModelType.TRADITIONAL:
+        raise Refused("is one of RecBole's traditional models, which are not trained by gradients but computed at "
+                      "once, from the interactions of all users or from nothing")
+    transform = defaults(name).get("transform")
+    if transform not in (None, "inverse_itemseq"):
+        raise Refused(f"needs RecBole's transform '{transform}' of every batch")
+    if cls.calculate_loss.__code__.co_argcount != 2:
+        raise Refused("takes turns in a trainer of its own: calculate_loss has more arguments than the batch")
+
+
+def build(name: str, n_users: int, n_items: int, values: Mapping[str, Any], length: int, negatives: int = 1,
+          history: tuple[Tensor, Tensor, Tensor] | None = None, seed: int = 0, device: str = "cpu") -> nn.Module:
+    """RecBole's model for some users and items, the padding id not counted; the same for the same arguments.
+
+    Args:
+        values: its hyper-parameters by RecBole's names, over those of its file.
+        length: longest sequence.
+        negatives: per positive.
+        history: what ``history_item_matrix`` returns; None: nothing.
+        seed: of its own initial values.
+
+    Returns:
+        The model; its attribute ``asked`` has the names it looked up in its configuration.
+
+    Raises:
+        Refused: if it asks for what a client does not have, or cannot be built with these hyper-parameters.
+    """
+    config = _Config({**_FIELDS, **defaults(name), "MAX_ITEM_LIST_LENGTH": length, "device": device,
+                      "train_neg_sample_args": {"distribution": "uniform", "sample_num": negatives}, **values})
+    with quiet_generators(seed):
+        try:
+            model = _classes()[name][1](config, Client(n_users, n_items, length, history or no_history(n_users)))
+        except Refused:
+            raise
+        except Exception as error:  # whatever a model's code raises is a reason, not a traceback
+            raise Refused(f"cannot be built: {type(error).__name__}: {error}") from error
+    model.asked = frozenset(config.asked)
+    return model

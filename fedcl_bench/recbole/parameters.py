@@ -1,0 +1,203 @@
+"""Which of a RecBole model's parameters are public and which private, and how they start.
+
+A model is built at several sizes. A dimension that grows with the users makes a parameter private, one row per user;
+one that grows with the items makes it a public item table; a parameter with neither is public and dense. In our tables
+the item dimension comes first, and RecBole's padding row (and rows behind the last item) are dense parameters of their
+own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .. import draws
+from ..backbone import Tables
+from ..errors import UserError
+from .models import Refused
+
+# Users and items of the model whose initial values are measured: some laws depend on the size of a table.
+REFERENCE = 1000, 1000
+_SIZES = (3, 20), (5, 20), (3, 27)
+PADDING = "[padding]"  # ends the name of a table's padding row, which many models never read
+
+
+@dataclass(frozen=True)
+class Law:
+    """The distribution of the numbers of a new row: constant, normal or uniform, with a mean, and the standard
+    deviation or the half width."""
+
+    kind: str
+    mean: float
+    scale: float
+
+    @staticmethod
+    def of(values: Tensor) -> "Law":
+        """The law of measured values: uniform ones have a kurtosis of 1.8, normal ones of 3."""
+        values = values.detach().double().flatten()
+        mean, std = float(values.mean()), float(values.std(correction=0))
+        if std == 0.0:
+            return Law("constant", float(values[0]), 0.0)
+        if abs(mean) < 5.0 * std / len(values) ** 0.5:
+            mean = 0.0
+        centred = values - mean
+        if float(centred.pow(4).mean()) / std ** 4 > 2.4:
+            return Law("normal", mean, std)
+        return Law("uniform", mean, float(centred.abs().max()) * (len(values) + 1) / len(values))
+
+    def rows(self, seed: int, name: str, ids: range, shape: tuple[int, ...]) -> Tensor:
+        """float64 rows of some users or items; a row depends on the seed and its own id only."""
+        columns = shape.numel() if isinstance(shape, torch.Size) else torch.Size(shape).numel()
+        if self.kind == "normal":
+            values = draws.normal_rows(seed, f"init {name}", ids.start, len(ids), columns) * self.scale
+        elif self.kind == "uniform":
+            keys = draws.client_keys(draws.key(seed, f"init {name}"), torch.arange(ids.start, ids.start + len(ids)))
+            pattern = draws.bits(keys[:, None], torch.arange(columns))
+            values = (2.0 * draws.uniform(pattern) - 1.0) * self.scale
+        else:
+            values = torch.zeros(len(ids), columns, dtype=torch.float64)
+        return (values + self.mean).view(len(ids), *shape)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a RecBole model.
+
+    Attributes:
+        name: RecBole's.
+        follows: ``users``, ``items`` or nothing.
+        axis: the dimension that does.
+        row: shape of what belongs to one user or item; a single number has the shape (1,).
+        shape: that without the axis, as the model has it.
+        behind: rows behind the last item's.
+        private: kept at the client.
+    """
+
+    name: str
+    follows: str
+    axis: int
+    row: tuple[int, ...]
+    shape: tuple[int, ...]
+    behind: int
+    private: bool
+
+    @property
+    def padding(self) -> str:
+        """Name of the padding row of an item table."""
+        return self.name + PADDING
+
+    @property
+    def rest(self) -> str:
+        """Name of the rows behind the last item's."""
+        return f"{self.name}[behind]"
+
+    def assemble(self, own: Tables) -> Tensor:
+        """The model's parameter from one client's: rows of ``own`` by name, ``padding`` and ``rest`` among them."""
+        value = own[self.name]
+        if not self.follows:
+            return value
+        if self.follows == "users":
+            value = value.view(1, *self.shape)
+            return torch.cat([torch.zeros_like(value), value]).movedim(0, self.axis)
+        rows = [own[self.padding].view(1, *self.shape), value.view(len(value), *self.shape)]
+        if self.behind:
+            rows.append(own[self.rest].view(self.behind, *self.shape))
+        return torch.cat(rows).movedim(0, self.axis)
+
+
+def classify(build: Callable[[int, int], nn.Module], private: Sequence[str]) -> list[Parameter]:
+    """The trained parameters of a model in its own order.
+
+    Args:
+        build: the model for a number of users and items, the padding id not counted.
+        private: patterns of the names of parameters to keep at the client besides those of users.
+
+    Raises:
+        Refused: for a parameter with a dimension that grows with both, or with several.
+        UserError: for a pattern that no public parameter has, or if no item table is left public.
+    """
+    (users, items), (more_users, _), (_, more_items) = _SIZES
+    built = [build(*size) for size in _SIZES]
+    base, wide, long = ({name: tuple(p.shape) for name, p in model.named_parameters()} for model in built)
+    trained = {name: p.requires_grad for name, p in built[0].named_parameters()}
+    if not base.keys() == wide.keys() == long.keys():
+        raise Refused("has parameters whose number depends on the numbers of users and items")
+    result, matched = [], set()
+    for name, shape in base.items():
+        if len(shape) != len(wide[name]) or len(shape) != len(long[name]):
+            raise Refused(f"has a parameter '{name}' whose dimensions depend on the numbers of users and items")
+        grown = [(axis, w - s, l - s) for axis, (s, w, l) in enumerate(zip(shape, wide[name], long[name]))
+                 if w != s or l != s]
+        if not trained[name]:
+            if grown:
+                raise Refused(f"keeps users or items in '{name}', which is not trained")
+            continue
+        if len(grown) > 1 or (grown and grown[0][1:] not in ((more_users - users, 0), (0, more_items - items))):
+            raise Refused(f"has a parameter '{name}' of shape {shape} that belongs to neither single users nor single "
+                          f"items")
+        patterns = [pattern for pattern in private if fnmatchcase(name, pattern)]
+        if not grown:
+            matched.update(patterns)
+            result.append(Parameter(name, "", 0, shape, shape, 0, bool(patterns)))
+            continue
+        axis, by_user, _ = grown[0]
+        rest = tuple(size for k, size in enumerate(shape) if k != axis)
+        behind = shape[axis] - (users if by_user else items) - 1
+        if behind < 0 or (by_user and behind):
+            raise Refused(f"has a parameter '{name}' of shape {shape} without a row for RecBole's padding id")
+        if not by_user:
+            matched.update(patterns)
+        result.append(Parameter(name, "users" if by_user else "items", axis, rest or (1,), rest, behind,
+                                bool(by_user) or bool(patterns)))
+    for pattern in private:
+        if pattern not in matched:
+            raise UserError(f"setting 'private': found '{pattern}', accepted: patterns of parameters that are public "
+                            f"otherwise: {', '.join(p.name for p in result if p.follows != 'users')}.")
+    if not any(p.follows == "items" and not p.private for p in result):
+        if private:
+            raise UserError("setting 'private': leaves no public item table, so clients would share nothing about "
+                            "items; leave at least one out.")
+        raise Refused("has no parameter with a row per item")
+    return result
+
+
+@dataclass(frozen=True)
+class Starts:
+    """Initial values of all parameters.
+
+    Attributes:
+        laws: of the rows of users and items, by parameter.
+        dense: values of all others, float64, of padding rows too.
+    """
+
+    laws: dict[str, Law]
+    dense: Tables
+
+    @staticmethod
+    def measure(build: Callable[[int, int, int], nn.Module], parameters: Sequence[Parameter], seed: int) -> "Starts":
+        """Of models of the size ``REFERENCE``: rows have the law that the model with seed 0 shows; dense parameters are
+        those of the model with the run's seed.
+
+        Args:
+            build: the model for a number of users, of items and a seed.
+        """
+        measured = dict(build(*REFERENCE, 0).named_parameters())
+        own = dict(build(*REFERENCE, seed).named_parameters())
+        laws, dense = {}, {}
+        for p in parameters:
+            value = own[p.name].detach().double()
+            if not p.follows:
+                dense[p.name] = value.clone()
+                continue
+            count = REFERENCE[0] if p.follows == "users" else REFERENCE[1]
+            laws[p.name] = Law.of(measured[p.name].movedim(p.axis, 0)[1:1 + count])
+            if p.follows == "items":
+                rows = value.movedim(p.axis, 0)
+                dense[p.padding] = rows[0].reshape(p.row).clone()
+                if p.behind:
+                    dense[p.rest] = rows[1 + count:].reshape(p.behind, *p.row).clone()
+        return Starts(laws, dense)

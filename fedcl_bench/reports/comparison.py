@@ -1,0 +1,123 @@
+"""Methods against each other, from their finished runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Mapping, Sequence
+
+from ..runs.store import Run, incremental, one_protocol, user_scores
+from ..stats.significance import (FriedmanComparison, PairedComparison, TooFew,
+                                  compare_paired, friedman, holm)
+from .scores import check_blocks, check_metric, same_tests, seed_averages
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The proposed method against another one on one backbone and dataset.
+
+    Attributes:
+        other: name of the other method.
+        seeds: those both methods have; all numbers are over these.
+        left_out: seeds that only one of the two has.
+        users: over the users that both have, each averaged over blocks and seeds.
+        users_left_out: how many users only one of the two has.
+        p_holm: p of ``users`` adjusted for all methods that the proposed one is compared with.
+        by_seed: over the seeds' averages; None if it cannot be computed, for the reason ``by_seed_reason``.
+    """
+
+    other: str
+    seeds: tuple[int, ...]
+    left_out: tuple[int, ...]
+    users: PairedComparison
+    users_left_out: int
+    p_holm: float
+    by_seed: PairedComparison | None
+    by_seed_reason: str
+
+
+def blocks_of(runs: Sequence[Run], blocks: Sequence[int] | None) -> tuple[int, ...]:
+    """The blocks to average over: those given, or the incremental ones; raises UserError if a run lacks one."""
+    chosen = incremental(runs[0]) if blocks is None else tuple(blocks)
+    check_blocks(runs, chosen)
+    return chosen
+
+
+def against_each(runs: Mapping[str, Sequence[Run]], proposed: str, metric: str,
+                 blocks: Sequence[int] | None = None) -> list[Comparison]:
+    """The proposed method against each other one.
+
+    Args:
+        runs: method to its runs on one backbone and dataset.
+        metric: as ``ndcg@20``; on the block just trained.
+        blocks: averaged over; None: the incremental ones.
+
+    Raises:
+        UserError: for runs that are not comparable, a metric or block that they lack, or fewer than 2 common users.
+    """
+    every = [run for some in runs.values() for run in some]
+    same_tests(every, "compare")
+    check_metric(every, metric, per_user=True)
+    blocks = blocks_of(every, blocks)
+    found = []
+    for other, theirs in runs.items():
+        if other == proposed:
+            continue
+        mine = {run.seed: run for run in runs[proposed]}
+        rest = {run.seed: run for run in theirs}
+        seeds = sorted(mine.keys() & rest.keys())
+        if not seeds:
+            raise TooFew(f"{proposed} and {other} have no seed in common: {proposed} has {', '.join(map(str, mine))}, "
+                         f"{other} {', '.join(map(str, rest))}.\nRun the same seeds of both.")
+        a, b = ([some[seed] for seed in seeds] for some in (mine, rest))
+        scores = [user_scores(some, metric, blocks) for some in (a, b)]
+        common = scores[0].index.intersection(scores[1].index)
+        users = compare_paired(scores[0][common], scores[1][common], unit="user")
+        by_seed, reason = None, ""
+        try:
+            by_seed = compare_paired(*(seed_averages(some, metric, blocks) for some in (a, b)), unit="seed")
+        except TooFew as error:
+            reason = str(error)
+        found.append(Comparison(other, tuple(seeds), tuple(sorted(mine.keys() ^ rest.keys())), users,
+                                len(scores[0].index.symmetric_difference(scores[1].index)), users.p, by_seed, reason))
+    return [replace(one, p_holm=p) for one, p in zip(found, holm([one.users.p for one in found]))]
+
+
+@dataclass(frozen=True)
+class GridRow:
+    """The methods on one backbone and dataset: averages over blocks and over ``seeds``, which all of them have."""
+
+    backbone: str
+    dataset: str
+    seeds: tuple[int, ...]
+    scores: tuple[float, ...]
+
+
+def over_grid(cells: Mapping[tuple[str, str], Mapping[str, Sequence[Run]]], metric: str,
+              blocks: Sequence[int] | None = None,
+              where: str = "compare --friedman") -> tuple[list[GridRow], FriedmanComparison]:
+    """Friedman's test with one row per backbone and dataset.
+
+    Args:
+        cells: (backbone, dataset) to method to its runs; every row has the same methods in the same order.
+        metric, blocks: as for ``against_each``; None are each row's own incremental blocks.
+        where: what asks, for errors.
+
+    Returns:
+        The rows and the test over them.
+
+    Raises:
+        UserError: for runs that are not comparable, a metric or block that they lack, or too few rows or methods.
+    """
+    one_protocol([run for row in cells.values() for some in row.values() for run in some], where)
+    rows = []
+    for (backbone, dataset), row in cells.items():
+        every = [run for some in row.values() for run in some]
+        same_tests(every, where)
+        check_metric(every, metric)
+        chosen = blocks_of(every, blocks)
+        averages = [seed_averages(some, metric, chosen) for some in row.values()]
+        seeds = sorted(set.intersection(*(set(a.index) for a in averages)))
+        if not seeds:
+            raise TooFew(f"the methods have no seed in common on {backbone}, {dataset}; run the same seeds of all.")
+        rows.append(GridRow(backbone, dataset, tuple(seeds), tuple(float(a[seeds].mean()) for a in averages)))
+    return rows, friedman([row.scores for row in rows])

@@ -1,0 +1,500 @@
+"""Figures for print, drawn from plain numbers.
+
+Every function returns a matplotlib ``Figure`` 3.3 or 7 inches wide (one or two columns of a paper) with text of at
+least 7 points. A method has one look in all figures: a colour of Okabe and Ito's palette, which colour-blind readers
+can tell apart, and a hatch, marker and line style that say the same without colour. What has no record stays empty.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Mapping, Sequence
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+from ..files import write_atomically
+from ..stats.significance import LEVEL, FriedmanComparison
+from .scores import Curve, Histogram, Spread
+
+COLUMN, PAGE = 3.3, 7.0  # inches
+FORMATS = ("png", "pdf", "svg")
+GREY = "#6E6E6E"
+STYLE = {
+    "font.family": "DejaVu Sans", "font.size": 7, "axes.titlesize": 7.5, "axes.labelsize": 7, "xtick.labelsize": 7,
+    "ytick.labelsize": 7, "legend.fontsize": 7, "legend.frameon": False, "axes.linewidth": 0.6, "lines.linewidth": 1.1,
+    "lines.markersize": 4, "hatch.linewidth": 0.6, "xtick.major.width": 0.6, "ytick.major.width": 0.6,
+    "xtick.major.size": 2.5, "ytick.major.size": 2.5, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.unicode_minus": True, "savefig.dpi": 300, "pdf.fonttype": 42, "svg.hashsalt": "fedcl_bench",
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a method is drawn and called in every figure."""
+
+    label: str
+    color: str
+    hatch: str
+    marker: str
+    line: str | tuple
+
+
+_FIXED = {  # Okabe and Ito's colours
+    "ft": ("#000000", "", "o", "-"), "reg": ("#56B4E9", "....", "s", "--"), "kd": ("#009E73", "////", "^", "-."),
+    "rlp2": ("#E69F00", "\\\\\\\\", "v", ":"), "spp": ("#CC79A7", "xxxx", "D", (0, (3, 1, 1, 1, 1, 1))),
+    "f3crec": ("#D55E00", "", "*", "-"),
+}
+_OTHERS = (("#0072B2", "----", "P", (0, (5, 1))), ("#F0E442", "||||", "X", (0, (1, 1))),
+           ("#56B4E9", "++++", "<", (0, (4, 2, 1, 2))), ("#009E73", "oooo", ">", (0, (2, 2))),
+           ("#E69F00", "**", "p", (0, (6, 2))), ("#CC79A7", "OO", "h", (0, (1, 3))))
+
+
+def looks(labels: Mapping[str, str]) -> dict[str, Look]:
+    """The look of every method.
+
+    Args:
+        labels: all methods there are, not only those of a figure: name to what it is called. The methods of the F3CRec
+            paper have looks of their own; the others take the remaining ones in the order of their names.
+    """
+    others = sorted(set(labels) - set(_FIXED))
+    return {name: Look(label, *(_FIXED.get(name) or _OTHERS[others.index(name) % len(_OTHERS)]))
+            for name, label in labels.items()}
+
+
+def _styled(draw: Callable) -> Callable:
+    """Draw or save with our style and matplotlib's own defaults, whatever the user's matplotlibrc says."""
+    @functools.wraps(draw)
+    def drawn(*args, **options):
+        with matplotlib.rc_context():
+            matplotlib.rcdefaults()
+            matplotlib.rcParams.update(STYLE)
+            return draw(*args, **options)
+    return drawn
+
+
+@_styled
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure in the format that the path ends in; the same figure gives the same bytes.
+
+    Raises:
+        OSError: if the file cannot be written.
+    """
+    kind = path.suffix[1:]
+    metadata = {"png": {"Software": None}, "pdf": {"CreationDate": None, "Producer": None, "Creator": None},
+                "svg": {"Date": None, "Creator": None}}[kind]
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=kind, metadata=metadata)
+    write_atomically(path, buffer.getvalue())
+
+
+def _grid(rows: int, columns: int, height: float, **options) -> tuple[Figure, np.ndarray]:
+    """A figure of rows x columns axes, one column of a paper wide if it has one axes across, else two."""
+    figure = Figure(figsize=(COLUMN if columns == 1 else PAGE, height), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.03, h_pad=0.03, wspace=0.03, hspace=0.03)
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+@dataclass(frozen=True)
+class BarPanel:
+    """Improvements in percent on one dataset and backbone.
+
+    Attributes:
+        ours: method to improvement; None where there is no record.
+        paper: method to what the paper prints; None or absent where it prints nothing.
+    """
+
+    title: str
+    ours: Mapping[str, Spread | None]
+    paper: Mapping[str, float | None]
+
+
+@_styled
+def improvement_bars(rows: Sequence[Sequence[BarPanel]], look: Mapping[str, Look], base: str, metric: str) -> Figure:
+    """F3CRec's Figure 3: bars of the improvement over a base method, with a whisker of one standard deviation over
+    seeds and an outlined diamond where the paper's number is.
+
+    Args:
+        rows: panels in rows and columns, at most 3 across for print; rows may differ in length.
+        base, metric: what they are called.
+    """
+    figure, grid = _grid(len(rows), max(map(len, rows)), 1.55 * len(rows) + 0.35, sharey="row")
+    with_paper = False
+    for panels, axes_row in zip(rows, grid):
+        for axes in axes_row[len(panels):]:
+            axes.set_visible(False)
+        for panel, axes in zip(panels, axes_row):
+            for x, (name, ours) in enumerate(panel.ours.items()):
+                style = look[name]
+                if ours is None:
+                    axes.text(x - 0.1, 0.0, "no record", rotation=90, ha="center", va="bottom", color=GREY,
+                              gid="missing")
+                else:
+                    # A hatch has the colour of the edge, so the black outline is a bar of its own.
+                    axes.bar(x - 0.1, ours.mean, 0.58, color=style.color, hatch=style.hatch, edgecolor="white",
+                             linewidth=0.0, gid=f"ours:{name}")
+                    axes.bar(x - 0.1, ours.mean, 0.58, fill=False, edgecolor="black", linewidth=0.6)
+                    if ours.n > 1:
+                        axes.errorbar(x - 0.1, ours.mean, ours.deviation, color="black", linewidth=0.8, capsize=2)
+                printed = panel.paper.get(name)
+                if printed is not None:
+                    with_paper = True
+                    axes.plot(x + 0.33, printed, "D", markerfacecolor="white", markeredgecolor="black", markersize=4,
+                              markeredgewidth=0.8, zorder=5, gid=f"paper:{name}")
+            axes.axhline(0.0, color="black", linewidth=0.6)
+            axes.set_xlim(-0.6, len(panel.ours) - 0.4)
+            axes.set_xticks(range(len(panel.ours)), [look[name].label for name in panel.ours],
+                            **(dict(rotation=40, ha="right", rotation_mode="anchor") if len(panel.ours) > 6 else {}))
+            axes.tick_params(axis="x", length=0)
+            axes.spines["bottom"].set_visible(False)
+            axes.margins(y=0.12)
+            axes.set_title(panel.title)
+        axes_row[0].set_ylabel(f"{metric}, improvement\nover {base} (%)")
+    handles = [Line2D([], [], marker="s", linestyle="", color=GREY, markersize=6, label="ours, ± std over seeds")]
+    if with_paper:
+        handles.append(Line2D([], [], marker="D", linestyle="", markerfacecolor="white", markeredgecolor="black",
+                              label="the paper"))
+    figure.legend(handles=handles, loc="outside upper center", ncols=2)
+    return figure
+
+
+@dataclass(frozen=True)
+class SettingPanel:
+    """The metric over the values of one setting.
+
+    Attributes:
+        points: value to the metric; None where there is no record.
+        chosen: the value that all other runs use, if it is a number.
+        above, above_label: value to what a second axis above the panel shows there, and that axis' name.
+    """
+
+    name: str
+    points: Mapping[float, Spread | None]
+    chosen: float | None
+    above: Mapping[float, str] = field(default_factory=dict)
+    above_label: str = ""
+
+
+_SETTING_NAMES = {"eps": "ε", "lambda_kd": "λ$_{KD}$", "beta": "β", "neighbours": "k, prototypes retrieved",
+                  "lambda_tasd": "λ of time-aware self-distillation",
+                  "prototype_noise": "standard deviation of the noise on prototypes"}
+
+
+@_styled
+def sensitivity(panels: Sequence[SettingPanel], look: Look, metric: str, title: str) -> Figure:
+    """F3CRec's Figure 4, FCUCR's sensitivity and noise curves: the metric for each value of each setting.
+
+    Mean and one standard deviation over seeds. The chosen value has a large marker; values without a record are grey
+    crosses on the axis.
+    """
+    figure, grid = _grid(1, len(panels), 1.75 if len(panels) > 1 else 2.4, sharey=True)
+    for panel, axes in zip(panels, grid[0]):
+        every = sorted(panel.points)
+        points = [panel.points[value] for value in every]
+        # nan where there is no record, so that the line is broken there
+        axes.errorbar(every, [p.mean if p else np.nan for p in points],
+                      [p.deviation if p and p.n > 1 else np.nan for p in points], color=look.color, linestyle="-",
+                      marker="o", markersize=3.5, capsize=2, linewidth=0.9, gid=f"ours:{panel.name}")
+        if panel.points.get(panel.chosen):
+            axes.plot(panel.chosen, panel.points[panel.chosen].mean, "o", markersize=8, markerfacecolor="none",
+                      markeredgecolor="black", markeredgewidth=0.9, zorder=5, gid="chosen")
+        missing = [value for value, point in zip(every, points) if not point]
+        if missing:
+            axes.plot(missing, [0.03] * len(missing), "x", color=GREY, transform=axes.get_xaxis_transform(),
+                      gid="missing")
+        if every and every[0] > 0 and every[-1] / every[0] >= 100:
+            axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(numticks=12))
+            axes.xaxis.set_minor_locator(NullLocator())
+        elif every and every[-1] < 0.01:
+            axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 0), useMathText=True)
+            axes.xaxis.set_major_locator(MaxNLocator(5))
+        if panel.above:
+            second = axes.secondary_xaxis("top")
+            second.set_xticks(list(panel.above), list(panel.above.values()))
+            second.set_xlabel(panel.above_label)
+            axes.set_xticks(list(panel.above))
+        axes.set_xlabel(_SETTING_NAMES.get(panel.name, panel.name))
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.margins(y=0.12)
+    grid[0, 0].set_ylabel(metric)
+    handles = [Line2D([], [], color=look.color, marker="o", markersize=3.5, label=f"{title}, ± std over seeds"),
+               Line2D([], [], linestyle="", marker="o", markersize=7, markerfacecolor="none", markeredgecolor="black",
+                      label="value of the other runs")]
+    if any(point is None for panel in panels for point in panel.points.values()):
+        handles.append(Line2D([], [], linestyle="", marker="x", color=GREY, label="no record"))
+    figure.legend(handles=handles, loc="outside upper center", ncols=3 if len(panels) > 1 else 1)
+    return figure
+
+
+@_styled
+def forgetting_maps(matrices: Mapping[str, np.ndarray | None], look: Mapping[str, Look], metric: str,
+                    title: str) -> Figure:
+    """R[t, s] of every method: rows are the block trained last, columns the block tested; 6 panels a row.
+
+    Args:
+        matrices: method to R of shape (T, T), nan above the diagonal; None where there is no record.
+    """
+    columns = min(6, len(matrices))
+    rows = -(-len(matrices) // columns)
+    shown = [m for m in matrices.values() if m is not None]
+    size = len(shown[0])
+    low, high = min(float(np.nanmin(m)) for m in shown), max(float(np.nanmax(m)) for m in shown)
+    width = PAGE if columns > 2 else COLUMN
+    side = min(1.5, (width - 1.0) / columns)
+    figure = Figure(figsize=(width, rows * (side + 0.25) + 0.45), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.02, h_pad=0.02, wspace=0.02, hspace=0.02)
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    image = None
+    for axes, (name, matrix) in zip(grid.flat, matrices.items()):
+        axes.set_title(look[name].label)
+        axes.set_xticks(range(size))
+        axes.set_yticks(range(size))
+        axes.tick_params(length=0)
+        axes.spines[["left", "bottom"]].set_visible(False)
+        if matrix is None:
+            axes.text((size - 1) / 2, (size - 1) / 2, "no record", ha="center", va="center", color=GREY, gid="missing")
+            axes.set(xlim=(-0.5, size - 0.5), ylim=(size - 0.5, -0.5), aspect="equal")
+            continue
+        image = axes.imshow(np.ma.masked_invalid(matrix), cmap="cividis", vmin=low, vmax=high)
+        for t in range(size):
+            for s in range(t + 1):
+                bright = (matrix[t, s] - low) / (high - low or 1.0) > 0.5
+                axes.text(s, t, f"{matrix[t, s]:.3f}".lstrip("0"), ha="center", va="center",
+                          color="black" if bright else "white", gid=f"R:{name}:{t},{s}")
+    for axes in list(grid.flat)[len(matrices):]:
+        axes.set_visible(False)
+    for axes in grid[:, 0]:
+        axes.set_ylabel("trained up to block")
+    figure.supxlabel("tested on block", fontsize=7)
+    bar = figure.colorbar(image, ax=grid, fraction=0.03, pad=0.01, aspect=18)
+    bar.set_label(metric)
+    bar.outline.set_linewidth(0.5)
+    bar.locator = MaxNLocator(4)
+    bar.update_ticks()
+    figure.suptitle(title, fontsize=7.5)
+    return figure
+
+
+def _draw_curve(axes, curve: Curve, name: str, z: int, line: Mapping) -> None:
+    """Mean and band over the rounds that all seeds reached, then the faint tail of those that are left."""
+    rounds = np.arange(1, len(curve.mean) + 1)
+    axes.fill_between(rounds[:curve.common], (curve.mean - curve.deviation)[:curve.common],
+                      (curve.mean + curve.deviation)[:curve.common], color=line["color"], alpha=0.15, linewidth=0)
+    axes.plot(rounds[:curve.common], curve.mean[:curve.common], zorder=z, gid=f"mean:{name}", **line)
+    axes.plot(rounds[curve.common - 1:], curve.mean[curve.common - 1:], zorder=z, alpha=0.35, gid=f"tail:{name}",
+              **line)
+
+
+@_styled
+def early_curves(panels: Mapping[str, Mapping[str, Curve | None]], look: Mapping[str, Look], metric: str) -> Figure:
+    """FCUCR's Figure 2a: how well each client's first session is still predicted after every round.
+
+    Mean and band of one standard deviation over seeds; a line is faint where fewer seeds are left.
+
+    Args:
+        panels: title to method to its curve; None where there is no record.
+    """
+    figure, grid = _grid(1, len(panels), 2.1, sharey=True)
+    handles = {}
+    for axes, (title, curves) in zip(grid[0], panels.items()):
+        for z, (name, curve) in enumerate(curves.items(), start=3):
+            style = look[name]
+            line = dict(color=style.color, linestyle=style.line, linewidth=1.0)
+            handles.setdefault(name, Line2D([], [], **line, label=style.label))
+            if curve is not None:
+                _draw_curve(axes, curve, name, z, line)
+        missing = [look[name].label for name, curve in curves.items() if curve is None]
+        axes.set_title(title + (f" (no record: {', '.join(missing)})" if missing else ""))
+        axes.set_xlabel("round")
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+    grid[0, 0].set_ylabel(f"{metric},\nfirst session")
+    figure.legend(handles=list(handles.values()), loc="outside upper center", ncols=len(handles), handlelength=2.8,
+                  title="mean ± std over seeds", title_fontsize=7)
+    return figure
+
+
+@_styled
+def user_histograms(panels: Mapping[str, Mapping[str, Histogram | None]], look: Mapping[str, Look],
+                    axis: str) -> Figure:
+    """FCUCR's Figure 2b and c: the share of the users in each range of a value, one variant over the other.
+
+    Args:
+        panels: title to variant to its histogram; None where there is no record. The first is filled, the others are
+            outlines; vertical lines are the means.
+        axis: what the value is.
+    """
+    figure, grid = _grid(1, len(panels), 2.0, sharey=True)
+    top = max(float(found.share.max()) for variants in panels.values() for found in variants.values() if found)
+    for axes, (title, variants) in zip(grid[0], panels.items()):
+        handles = []
+        for i, (name, found) in enumerate(variants.items()):
+            style = look[name]
+            if found is None:
+                handles.append(Line2D([], [], linestyle="", label=f"{style.label}: no record"))
+                continue
+            line = dict(color=style.color, linestyle=style.line, linewidth=1.0)
+            if i == 0:
+                axes.stairs(found.share, found.edges, fill=True, color=style.color, alpha=0.3)
+            axes.stairs(found.share, found.edges, gid=f"share:{name}", zorder=3 + i, **line)
+            axes.plot([found.mean.mean] * 2, [0.0, 1.05 * top], zorder=3 + i, gid=f"mean:{name}",
+                      **{**line, "linewidth": 0.7})
+            deviation = f" ± {found.mean.deviation:.3f}" if found.mean.n > 1 else ""
+            handles.append(Line2D([], [], **line, label=f"{style.label}: mean {found.mean.mean:.3f}{deviation}"))
+        axes.set_title(title)
+        axes.set_xlabel(axis)
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.set_ylim(0.0, top * (1.1 + 0.14 * len(handles)))
+        axes.legend(handles=handles, loc="upper center", handlelength=2.4, borderaxespad=0.1)
+    grid[0, 0].set_ylabel("share of the users")
+    return figure
+
+
+@_styled
+def validation_curves(curves: Mapping[str, Sequence[Curve] | None], look: Mapping[str, Look], metric: str,
+                      title: str) -> Figure:
+    """The validation metric over the rounds, one panel per block: mean and band of one standard deviation over seeds.
+
+    A line is faint where fewer seeds are left (the others have stopped early); the marker is the mean best round and
+    its mean value. A method without a record is named in the legend.
+    """
+    blocks = max(len(c) for c in curves.values() if c)
+    columns = min(4, blocks)
+    rows = -(-blocks // columns)
+    figure, grid = _grid(rows, columns, 1.65 * rows + 0.5)
+    handles = []
+    for z, (name, several) in enumerate(curves.items(), start=3):
+        style = look[name]
+        line = dict(color=style.color, linestyle=style.line, linewidth=1.0)
+        marker = dict(marker=style.marker, markersize=8.5 if style.marker == "*" else 5.5, markeredgecolor="white",
+                      markeredgewidth=0.5)
+        handles.append(Line2D([], [], **line, **marker, label=style.label) if several else
+                       Line2D([], [], linestyle="", label=f"{style.label}: no record"))
+        for axes, curve in zip(grid.flat, several or ()):
+            _draw_curve(axes, curve, name, z, line)
+            axes.plot(curve.best_round, curve.best_value, color=style.color, **marker, zorder=20, gid=f"best:{name}")
+    for block, axes in enumerate(grid.flat):
+        axes.set_title(f"block {block}" if blocks > 1 else "")
+        axes.set_visible(block < blocks)
+        axes.set_xlabel("round")
+        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+    for axes in grid[:, 0]:
+        axes.set_ylabel(f"validation {metric}")
+    figure.legend(handles=handles, loc="outside upper center", ncols=min(7, len(handles)),
+                  title=title if columns > 1 else title.replace("; ", "\n"),
+                  title_fontsize=7.5, handlelength=2.8, columnspacing=1.2)
+    return figure
+
+
+@_styled
+def audit_curves(found: Mapping[str, Any], title: str) -> Figure:
+    """AUC and precision of the attacks on clients' uploads over the noise on them, a marker and line per attacked
+    round; whiskers are 95 % intervals over clients.
+
+    Args:
+        found: what ``audit.content`` returns.
+    """
+    figure, grid = _grid(1, 2, 2.3)
+    chance = found["by_chance"]
+    attacks = {"size": "#0072B2", "direction": "#D55E00"}
+    lines = ("-", "--", ":", "-.")
+    for axes, metric, label, floors in ((grid[0, 0], "auc", "AUC", [(chance["auc"], "by chance")]),
+                                        (grid[0, 1], "precision", "precision at n$_+$",
+                                         [(chance["precision"], "by chance"),
+                                          (chance["precision_touched"], "by chance among changed rows")])):
+        for i, number in enumerate(found["rounds"]):
+            rows = [row for row in found["levels"] if row["round"] == number]
+            for attack, color in attacks.items():
+                name = f"{attack}_{metric}"
+                points = [(row["noise"], row[name]) for row in rows if row[name] is not None]
+                means = np.array([value["mean"] for _, value in points])
+                reach = np.abs([[value["low"], value["high"]] for _, value in points] - means[:, None]).T
+                axes.errorbar([noise for noise, _ in points], means, reach, color=color, marker="os^D"[i % 4],
+                              linestyle=lines[i % 4], markersize=3.5, capsize=2, linewidth=0.9,
+                              gid=f"{name}:{number}")
+        for floor, words in floors:
+            axes.axhline(floor, color=GREY, linewidth=0.8, linestyle=":", zorder=1)
+            axes.annotate(words, (0.0, floor), (2, 1), xycoords=("axes fraction", "data"),
+                          textcoords="offset points", va="bottom", color=GREY)
+        every = sorted({row["noise"] for row in found["levels"]})
+        least = next((noise for noise in every if noise > 0.0), 1.0)
+        if every[-1] > 30 * least:
+            axes.set_xscale("symlog", linthresh=least)
+            axes.set_xlim(-0.4 * least, 1.3 * every[-1])
+            axes.set_xticks(every, [f"{noise:g}" for noise in every])
+            axes.xaxis.set_minor_locator(NullLocator())
+        axes.set(xlabel="noise on uploads", ylabel=label, ylim=(-0.03, 1.03))
+    handles = [Line2D([], [], color=color, label=f"by {attack} of the change") for attack, color in attacks.items()]
+    handles += [Line2D([], [], color="black", marker="os^D"[i % 4], linestyle=lines[i % 4], markersize=3.5,
+                       label=f"round {number}") for i, number in enumerate(found["rounds"])]
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), title=title, title_fontsize=7.5,
+                  handlelength=2.6, columnspacing=1.2)
+    return figure
+
+
+@_styled
+def critical_difference_diagram(labels: Sequence[str], test: FriedmanComparison, title: str) -> Figure:
+    """Average ranks on an axis, best on the left; a bar joins methods that do not differ (Demšar 2006, Figure 1).
+
+    Args:
+        labels: of the methods, in the order of ``test.ranks``.
+    """
+    k, ranks = len(labels), np.array(test.ranks)
+    order = [int(i) for i in np.argsort(ranks, kind="stable")]
+    left = order[:-(-k // 2)]
+    groups = test.groups
+    step, bars = 0.17, 0.07  # inches between names and between bars
+    axis_y, first_bar = 0.0, 0.09
+    first_name = first_bar + bars * len(groups) + 0.12
+    depth = first_name + step * (len(left) - 1) + 0.12
+    above, width = 0.46, COLUMN if k <= 8 else PAGE
+    height = above + depth + 0.42
+    figure = Figure(figsize=(width, height))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, width), ylim=(-depth - 0.42, above))
+    axes.axis("off")
+    margin = 0.95
+    low, high = 1, k
+
+    def x(rank: float) -> float:
+        return margin + (width - 2 * margin) * (rank - low) / (high - low)
+
+    line = dict(color="black", linewidth=0.8, solid_capstyle="butt")
+    axes.plot([x(low), x(high)], [axis_y, axis_y], **line)
+    for rank in range(low, high + 1):
+        axes.plot([x(rank)] * 2, [axis_y, axis_y + 0.05], **line)
+        axes.text(x(rank), axis_y + 0.07, str(rank), ha="center", va="bottom")
+    cd = test.critical_difference
+    if cd <= high - low:
+        start, end, y = x(low), x(low + cd), 0.27
+        axes.plot([start, end], [y, y], gid="cd", **line)
+        for edge in (start, end):
+            axes.plot([edge, edge], [y - 0.03, y + 0.03], **line)
+        axes.text((start + end) / 2, y + 0.03, f"CD = {cd:.2f}", ha="center", va="bottom")
+    else:
+        axes.text(width / 2, 0.27, f"CD = {cd:.2f}, more than the whole axis", ha="center", va="bottom")
+    for place, i in enumerate(order):
+        on_left = place < len(left)
+        row = place if on_left else k - 1 - place
+        y = -(first_name + step * row)
+        edge = margin - 0.08 if on_left else width - margin + 0.08
+        axes.plot([x(ranks[i]), x(ranks[i]), edge], [axis_y, y, y], gid=f"rank:{labels[i]}", **line)
+        text = f"{labels[i]}  {ranks[i]:.2f}" if on_left else f"{ranks[i]:.2f}  {labels[i]}"
+        axes.text(edge + (-0.05 if on_left else 0.05), y, text, ha="right" if on_left else "left", va="center")
+    for row, group in enumerate(groups):
+        y = -(first_bar + bars * row)
+        axes.plot([x(min(ranks[list(group)])) - 0.04, x(max(ranks[list(group)])) + 0.04], [y, y], color="black",
+                  linewidth=2.4, solid_capstyle="butt", gid=f"group:{row}")
+    p = f"p = {test.p:.3f}" if test.p >= 0.001 else "p < 0.001"
+    p += "" if test.p <= LEVEL else " (no difference at 5 %)"
+    axes.text(width / 2, -depth - 0.10, f"{title}\nFriedman χ²({k - 1}) = {test.chi2:.2f}, {p}, {test.n} rows",
+              ha="center", va="top", linespacing=1.3)
+    return figure

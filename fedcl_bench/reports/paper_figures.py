@@ -1,0 +1,259 @@
+"""A paper's figures from finished runs: gathers the numbers, names what is missing, and has them drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from itertools import product
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Callable, Iterator
+
+from matplotlib.figure import Figure
+
+from ..errors import UserError
+from ..experiments.papers import Key, figure_specs
+from ..runs.registry import Registry
+from ..runs.specs import RunSpec, expected_settings, seed_text, tuned_file
+from ..runs.store import Run, matching, one_protocol
+from ..stats.significance import TooFew
+from . import draw, scores
+from .comparison import over_grid
+from .draw import BarPanel, Look, SettingPanel
+from .selection import command_for, grid_command, make_spec
+from .tables import DAGGER
+
+
+@dataclass
+class Job:
+    """What is to be drawn from which runs; ``notes`` collects what could not be.
+
+    Attributes:
+        changes: settings of ``--set``.
+        tuned: folder of the tuned settings that the runs have, or None.
+    """
+
+    paper: ModuleType
+    paper_name: str
+    registry: Registry
+    runs: list[Run]
+    records: Path
+    tuned: Path | None
+    changes: dict[str, str]
+    methods: list[str]
+    backbones: list[str]
+    datasets: list[str]
+    metric: str
+    notes: list[str] = field(default_factory=list)
+
+    def label(self, name: str) -> str:
+        """A dataset, backbone, method or metric as the paper calls it."""
+        return self.paper.LABELS.get(name, name)
+
+    @cached_property
+    def looks(self) -> dict[str, Look]:
+        return draw.looks({name: self.label(name) + (DAGGER if self.registry.reimplemented(name) else "")
+                              for name in self.registry.names("method")})
+
+    def spec(self, method: str, backbone: str, dataset: str, own: dict[str, Any] | None = None) -> RunSpec | None:
+        """The spec of a cell; None if tuned settings are asked for and it was never tuned."""
+        if self.tuned and not tuned_file(self.tuned, method, backbone, dataset).is_file():
+            return None
+        return make_spec(self.registry, method, backbone, dataset, (own or {}).items(), self.changes, self.tuned)
+
+    @cached_property
+    def cells(self) -> dict[tuple[str, str], dict[str, list[Run]]]:
+        """(dataset, backbone) to method to its runs; no runs where there is no record. Each is one comparable set."""
+        found: dict[tuple[str, str], dict[str, list[Run]]] = {}
+        missing = []
+        for dataset in self.datasets:
+            for backbone in self.backbones:
+                row = found[dataset, backbone] = {}
+                for method in self.methods:
+                    row[method] = self.find(method, backbone, dataset)
+                    if not row[method]:
+                        missing.append(self.spec(method, backbone, dataset)
+                                       or RunSpec(method, backbone, dataset, tuple(self.changes.items())))
+                every = [run for some in row.values() for run in some]
+                scores.same_tests(every, "figures")
+                scores.check_metric(every, self.metric)
+                if len(seeds := {_seeds(some): method for method, some in row.items() if some}) > 1:
+                    self.notes.append(f"different seeds on {backbone}, {dataset}: "
+                                      + "; ".join(f"{method} {text}" for text, method in seeds.items()))
+        one_protocol([run for row in found.values() for some in row.values() for run in some], "figures")
+        if missing:
+            places: dict[tuple[str, str], list[str]] = {}
+            for spec in missing:
+                places.setdefault((spec.backbone, spec.dataset), []).append(spec.method)
+            for (backbone, dataset), methods in places.items():
+                self.notes.append(f"no records of {', '.join(methods)} on {backbone}, {dataset}: left empty")
+            self.notes.append(f"make them with: {command_for(missing, self.tuned, self.records)}")
+        if len(missing) == len(found) * len(self.methods):
+            raise UserError(f"figures: no records in {self.records} of {', '.join(self.methods)} on "
+                            f"{', '.join(self.backbones)}, {', '.join(self.datasets)} with these settings.\nMake them "
+                            f"with: {command_for(missing, self.tuned, self.records)}")
+        return found
+
+    def find(self, method: str, backbone: str, dataset: str, own: dict[str, Any] | None = None) -> list[Run]:
+        """The runs of a cell, sorted by seed."""
+        spec = self.spec(method, backbone, dataset, own)
+        return matching(self.runs, self.registry, spec, self.tuned) if spec else []
+
+    def command(self, figure: str, datasets: list[str], *options: str) -> str:
+        """The command that makes the runs of the paper's figure."""
+        words = ("--paper", self.paper_name, "--figure", figure, "--datasets", ",".join(datasets), *options)
+        return grid_command(words, self.changes.items(), self.tuned, self.records)
+
+    def file(self, figure: str, *parts: str) -> str:
+        """A file's name without its suffix."""
+        return "-".join((figure, *parts, self.metric.replace("@", "")))
+
+
+def _seeds(runs: list[Run]) -> str:
+    return seed_text({run.seed for run in runs})
+
+
+class Skip(Exception):
+    """A figure that these records do not allow, and why."""
+
+
+Drawn = Iterator[tuple[str, Figure]]  # file names without their suffix, and figures
+
+
+def _improvements(job: Job) -> Drawn:
+    base = job.paper.BASELINE
+    methods = [method for method in job.methods if method != base]
+    if base not in job.methods or not methods:
+        raise Skip(f"needs {base} and another method")
+    printed = job.paper.printed()[2]
+    rows = []
+    for dataset in job.datasets:
+        panels = []
+        for backbone in job.backbones:
+            cell = job.cells[dataset, backbone]
+            if not any(cell.values()):
+                continue
+            ours = {m: scores.improvement(cell[m], cell[base], job.metric) for m in methods}
+            for method, value in ours.items():
+                if value is None and cell[method] and cell[base]:
+                    job.notes.append(f"figure 3: {method} on {backbone}, {dataset} has no seed in common with a {base} "
+                                     f"above 0: left empty")
+            cells = {m: printed.get(Key(dataset, backbone, m, job.metric, "change")) for m in methods}
+            panels.append(BarPanel(f"{job.label(dataset)}, {job.label(backbone)}", ours,
+                                   {m: cell.value for m, cell in cells.items() if cell}))
+        rows += [panels[i:i + 3] for i in range(0, len(panels), 3)]
+    if not any(value for row in rows for panel in row for value in panel.ours.values()):
+        raise Skip(f"no method has a seed in common with {base}")
+    yield job.file("figure3"), draw.improvement_bars(rows, job.looks, job.label(base), job.label(job.metric))
+
+
+def _setting_panel(job: Job, spec: RunSpec, name: str, values: set[float], there: set[float], chosen: Any,
+                   above: Callable[[float], str] | None, above_label: str) -> tuple[SettingPanel, list[Run]]:
+    """The metric for each value of a setting, and the runs; ``there`` are the values that have records."""
+    points, every = {}, []
+    for value in sorted(values | there):
+        runs = []
+        if value in there:
+            runs = job.find(spec.method, spec.backbone, spec.dataset, {name: value})
+        scores.check_metric(runs, job.metric)
+        points[value] = scores.spread(scores.seed_averages(runs, job.metric)) if runs else None
+        every += runs
+    return SettingPanel(name, points, chosen, {value: above(value) for value in points} if above else {},
+                        above_label), every
+
+
+def sensitivity(figure: str, job: Job, above: Callable[[float], str] | None = None, above_label: str = "") -> Drawn:
+    """A figure of the paper that varies one setting at a time, per dataset and backbone.
+
+    Args:
+        above, above_label: see ``SettingPanel``; from a value to its text.
+    """
+    method = job.paper.OURS
+    wanted: dict[tuple[str, str], dict[str, set[float]]] = {}  # the values that the paper shows
+    for spec in figure_specs(job.paper_name, [figure]):
+        (name, value), = spec.settings
+        wanted.setdefault((spec.dataset, spec.backbone), {}).setdefault(name, set()).add(value)
+    settings = list(next(iter(wanted.values())))
+    drawn = incomplete = False
+    for dataset, backbone in product(job.datasets, job.backbones):
+        spec = job.spec(method, backbone, dataset)
+        if spec is None:
+            continue
+        chosen = expected_settings(job.registry, spec, job.tuned)
+        found = scores.variations(job.runs, chosen, spec, settings)
+        varied = any(set(values) - {chosen[name]} for name, values in found.items())
+        panels, every = [], []
+        for name in settings:
+            panel, runs = _setting_panel(job, spec, name, wanted.get((dataset, backbone), {}).get(name, set()),
+                                         set(found.get(name, ())), chosen[name], above, above_label)
+            panels.append(panel)
+            every += runs
+            missing = [f"{value:g}" for value, point in panel.points.items() if point is None]
+            if missing and varied:
+                job.notes.append(f"figure {figure}: no records of {method} on {backbone}, {dataset} with {name} = "
+                                 f"{', '.join(missing)}: left empty")
+                incomplete = True
+        if varied:
+            scores.same_tests(every, f"figure {figure}")
+            drawn = True
+            title = f"{job.label(method)} on {job.label(backbone)}, {job.label(dataset)}"
+            yield (job.file(f"figure{figure}" if figure.isdecimal() else figure, dataset, backbone),
+                   draw.sensitivity(panels, job.looks[method], job.label(job.metric), title))
+    datasets = [dataset for dataset in job.datasets if any((dataset, backbone) in wanted for backbone in job.backbones)]
+    command = ""
+    if datasets:
+        command = f"\nMake the paper's with: {job.command(figure, datasets)}"
+    if not drawn:
+        which = f"one of {', '.join(settings)}" if len(settings) > 1 else settings[0]
+        raise Skip(f"no runs of {method} in which only {which} is another.{command}")
+    if incomplete:
+        job.notes[-1] += command
+
+
+def _forgetting(job: Job) -> Drawn:
+    for (dataset, backbone), cell in job.cells.items():
+        every = [run for some in cell.values() for run in some]
+        if every:
+            matrices = {method: scores.mean_matrix(some, job.metric) if some else None for method, some in cell.items()}
+            title = f"{job.label(backbone)}, {job.label(dataset)}, mean over seeds {_seeds(every)}"
+            yield (job.file("forgetting", dataset, backbone),
+                   draw.forgetting_maps(matrices, job.looks, job.label(job.metric), title))
+
+
+def curves(job: Job) -> Drawn:
+    for (dataset, backbone), cell in job.cells.items():
+        every = [run for some in cell.values() for run in some]
+        metrics = {run.meta["settings"]["valid_metric"] for run in every}
+        if len(metrics) > 1:
+            raise Skip(f"{backbone}, {dataset}: runs with different validation metrics ({', '.join(sorted(metrics))})")
+        if every:
+            found = {method: scores.validation_curves(some) if some else None for method, some in cell.items()}
+            title = (f"{job.label(backbone)}, {job.label(dataset)}, mean ± std over seeds {_seeds(every)}; "
+                     f"marker: mean best round")
+            yield (f"curves-{dataset}-{backbone}",
+                   draw.validation_curves(found, job.looks, job.label(metrics.pop()), title))
+
+
+def _ranks(job: Job) -> Drawn:
+    rows = {(backbone, dataset): cell for (dataset, backbone), cell in job.cells.items() if all(cell.values())}
+    for (dataset, backbone), cell in job.cells.items():
+        if any(cell.values()) and (backbone, dataset) not in rows:
+            lacking = ", ".join(method for method, some in cell.items() if not some)
+            job.notes.append(f"cd: {backbone}, {dataset} is left out, as it lacks {lacking}")
+    if not rows:
+        raise Skip("no dataset and backbone has records of all methods")
+    try:
+        _, test = over_grid(rows, job.metric, where="figure cd")
+    except TooFew as error:
+        raise Skip(str(error)) from None
+    backbones, datasets = ({key[i] for key in rows} for i in (0, 1))
+    complete = len(rows) == len(datasets) * len(backbones)
+    place = " × ".join(job.label(names.pop()) if len(names) == 1 else f"{len(names)} {kind}"
+                       for kind, names in (("datasets", datasets), ("backbones", backbones)))
+    title = f"{job.label(job.metric)} on {place}" + ("" if complete else ", as far as complete")
+    labels = [job.looks[method].label for method in job.methods]
+    yield job.file("cd"), draw.critical_difference_diagram(labels, test, title)
+
+
+MAKERS = {"3": _improvements, "4": partial(sensitivity, "4"), "forgetting": _forgetting, "curves": curves,
+          "cd": _ranks}

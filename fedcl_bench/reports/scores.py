@@ -1,0 +1,208 @@
+"""Numbers of finished runs in the form that tests and figures need: per user, per seed, per block, per round."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, fields
+from typing import Any, Iterable, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from ..data.stream import StreamSettings
+from ..errors import UserError, unknown
+from ..evaluation.ranking import METRICS
+from ..runs.specs import RunSpec
+from ..runs.store import (Run, comparable, describe, incremental, one_data,
+                          one_protocol)
+
+# Settings that say which items a user is tested on, and among which others.
+_TESTED = (*(f.name for f in fields(StreamSettings)), "candidates", "sampled_candidates", "candidate_lists")
+
+
+def parse_blocks(text: str) -> tuple[int, ...]:
+    """``"1-3"`` or ``"0,2"`` as block numbers; raises UserError for anything else."""
+    blocks: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not (last.isdecimal() and int(last) >= int(first))):
+            raise UserError(f"--blocks: found '{text}', accepted: blocks as 1-3 or 1,3.")
+        blocks |= set(range(int(first), int(last or first) + 1))
+    return tuple(sorted(blocks))
+
+
+def check_blocks(runs: Iterable[Run], blocks: Iterable[int]) -> None:
+    """Raise UserError if a run lacks one of the blocks."""
+    for run in runs:
+        count = len(run.meta["rounds"])
+        for block in blocks:
+            if block >= count:
+                raise UserError(f"--blocks: found {block}; {describe(run.meta)}, has blocks 0-{count - 1}.")
+
+
+def check_metric(runs: Iterable[Run], metric: str, per_user: bool = False) -> None:
+    """Raise UserError if ``metric`` is unknown (naming the nearest) or a run has not recorded it."""
+    for run in runs:
+        known = set(run.users["metric"].unique()) if per_user else set(run.meta["metrics"])
+        if metric in known:
+            continue
+        name, at, k = metric.partition("@")
+        if name not in METRICS or not (at and k.isdecimal()):
+            raise unknown("metric", metric, known)
+        kind = " per user" if per_user else ""
+        raise UserError(f"{describe(run.meta)}: its record in {run.path} has no {metric}{kind}.\nIt has: "
+                        f"{', '.join(sorted(known))}. Other list lengths come from runs with --set topk=20,50.")
+
+
+def same_tests(runs: Sequence[Run], where: str) -> None:
+    """Raise UserError unless all runs of a dataset ranked the same items for the same users under the same protocol."""
+    one_protocol(runs, where)
+    one_data(runs)
+    for run in runs[1:]:
+        mine, first = comparable(run.meta["settings"]), comparable(runs[0].meta["settings"])
+        for name in _TESTED:
+            if mine.get(name) != first.get(name):
+                raise UserError(f"{where}: {describe(runs[0].meta)} has {name}={first.get(name)} and "
+                                f"{describe(run.meta)} has {name}={mine.get(name)}: what they are tested on differs.")
+
+
+def seed_averages(runs: Iterable[Run], metric: str, blocks: Sequence[int] | None = None) -> pd.Series:
+    """One score per seed: the metric on the block just trained (a mean over users), averaged over blocks.
+
+    Args:
+        blocks: None is ``incremental``.
+
+    Returns:
+        Values by seed, sorted.
+    """
+    values = {}
+    for run in runs:
+        per_block = run.meta["metrics"][metric]["per_block"]
+        values[run.seed] = float(np.mean([per_block[t] for t in (incremental(run) if blocks is None else blocks)]))
+    return pd.Series(values, dtype=float).sort_index()
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mean over n seeds and its sample standard deviation (0 for a single seed)."""
+
+    mean: float
+    deviation: float
+    n: int
+
+
+def spread(values: Iterable[float]) -> Spread:
+    """Mean and deviation of values; at least one."""
+    values = np.asarray(list(values), dtype=float)
+    return Spread(float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else 0.0, len(values))
+
+
+def improvement(runs: Iterable[Run], base: Iterable[Run], metric: str) -> Spread | None:
+    """Improvement in percent of the average over incremental blocks, over the seeds that both have; None without one.
+
+    The mean is that of the averages' means, as tables show it; the deviation is that of the seeds' own improvements.
+    """
+    mine, theirs = seed_averages(runs, metric), seed_averages(base, metric)
+    seeds = mine.index.intersection(theirs.index)
+    if not len(seeds) or not (theirs[seeds] > 0).all():
+        return None
+    each = spread(100.0 * (mine[seeds] / theirs[seeds] - 1.0))
+    return Spread(float(100.0 * (mine[seeds].mean() / theirs[seeds].mean() - 1.0)), each.deviation, each.n)
+
+
+def mean_matrix(runs: Sequence[Run], metric: str) -> np.ndarray:
+    """R[t, s], the metric on block s after block t, averaged over seeds; nan above the diagonal."""
+    size = len(runs[0].meta["matrix"][metric])
+    result = np.full((size, size), np.nan)
+    for t in range(size):
+        result[t, :t + 1] = np.mean([run.meta["matrix"][metric][t] for run in runs], axis=0)
+    return result
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What was measured in every round of one block: the validation metric, or another column of the rounds.
+
+    Attributes:
+        mean, deviation: of the seeds that still train, per round; sample standard deviation, 0 where one seed is left.
+        common: rounds that every seed reached; beyond them the mean is of fewer seeds.
+        best_round, best_value: of each seed's best validation round, averaged over seeds; rounds count from 1.
+    """
+
+    mean: np.ndarray
+    deviation: np.ndarray
+    common: int
+    best_round: float
+    best_value: float
+
+
+def validation_curves(runs: Sequence[Run], column: str = "valid") -> list[Curve]:
+    """One curve per block, of the validation metric or of another column of the runs' rounds. A round that was not
+    validated has the value of the last one that was; nan before the first."""
+    curves = []
+    for block in range(len(runs[0].meta["rounds"])):
+        valid = [run.rounds.loc[run.rounds["step"] == block].sort_values("round")[column].ffill().to_numpy()
+                 for run in runs]
+        best = [run.meta["best_round"][block] for run in runs]
+        points = [spread(v[i] for v in valid if len(v) > i) for i in range(max(map(len, valid)))]
+        curves.append(Curve(np.array([p.mean for p in points]), np.array([p.deviation for p in points]),
+                            min(map(len, valid)), float(np.mean(best)),
+                            float(np.mean([v[b - 1] for v, b in zip(valid, best)]))))
+    return curves
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How many users have a value in which range.
+
+    Attributes:
+        edges: of the b ranges, shape (b + 1,).
+        share: of the users, shape (b,), averaged over seeds; they add up to 1.
+        mean: the users' mean.
+    """
+
+    edges: np.ndarray
+    share: np.ndarray
+    mean: Spread
+
+
+def user_histogram(runs: Sequence[Run], kind: str, edges: np.ndarray) -> Histogram:
+    """The users' values of one kind of analysis; the first and the last range also take what lies beyond.
+
+    Raises:
+        UserError: for a run whose record has no such values.
+    """
+    shares, means = [], []
+    for run in runs:
+        values = run.analysis.loc[run.analysis["kind"] == kind, "value"].to_numpy(dtype=float)
+        if not len(values):
+            raise UserError(f"{describe(run.meta)}: its record in {run.path} has no {kind}; run it again with this "
+                            f"version of the suite.")
+        shares.append(np.histogram(values.clip(edges[0], edges[-1]), edges)[0] / len(values))
+        means.append(float(values.mean()))
+    return Histogram(edges, np.mean(shares, axis=0), spread(means))
+
+
+def variations(runs: Iterable[Run], base: Mapping[str, Any], spec: RunSpec,
+               names: Iterable[str]) -> dict[str, list[float]]:
+    """Which values of single settings there are runs of, all other settings being those of ``base``.
+
+    Args:
+        runs: any; those of the spec's method, backbone and dataset count.
+        base: the settings that the spec stands for.
+        names: the settings to look at.
+
+    Returns:
+        Setting to its values, sorted; the value of ``base`` is among them if there are runs of it.
+    """
+    base = comparable(base)
+    found: dict[str, set] = defaultdict(set)
+    for run in runs:
+        if any(run.meta[key] != getattr(spec, key) for key in ("method", "backbone", "dataset")):
+            continue
+        settings = comparable(run.meta["settings"])
+        differs = [name for name in {**base, **settings} if settings.get(name) != base.get(name)]
+        for name in names:
+            if differs in ([], [name]):
+                found[name].add(settings[name])
+    return {name: sorted(values) for name, values in found.items()}

@@ -1,0 +1,113 @@
+"""Which finished runs a command is about: methods as the user writes them, their records, and what is missing."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Iterable, Mapping, Sequence
+
+from ..data.datasets import configured
+from ..errors import UserError, unknown
+from ..runs.config import resolve
+from ..runs.registry import Registry
+from ..runs.specs import RunSpec
+from ..runs.store import Run
+from ..settings import parse_assignments
+from .tables import DAGGER, Source, find
+
+FOOTNOTE = f"{DAGGER} re-implementation from the description: its code was never released."
+
+
+def parse_method(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """``"f3crec:without=arm,eps=0.01"`` as its name and settings; raises UserError for anything else.
+
+    A part without ``=`` continues the value before it, as in ``ft:topk=5,20``.
+    """
+    name, colon, rest = text.partition(":")
+    parts: list[str] = []
+    for part in rest.split(",") if colon else ():
+        if "=" in part or not parts:
+            parts.append(part)
+        else:
+            parts[-1] += f",{part}"
+    return name, tuple(parse_assignments(parts, f"{name}:").items())
+
+
+def make_spec(registry: Registry, method: str, backbone: str, dataset: str, own: Iterable[tuple[str, Any]] = (),
+              common: Mapping[str, Any] | None = None, tuned: Path | None = None) -> RunSpec:
+    """A spec, checked.
+
+    Args:
+        own: settings written with the method; they win over ``common``, those of ``--set``.
+
+    Raises:
+        UserError: for an unknown name or setting, or a value out of its range.
+    """
+    own, common = dict(own), dict(common or {})
+    below = RunSpec(method, backbone, dataset).layers(tuned)[:-1]
+    resolve(registry, method, backbone, dataset, [*below, ("--set", common), (f"{method}:", own)])
+    return RunSpec(method, backbone, dataset, tuple({**common, **own}.items()))
+
+
+def grid_command(options: Iterable[str], settings: Iterable[tuple[str, Any]], tuned: Path | None,
+                 records: Path) -> str:
+    """A command of `grid`: its options, 5 seeds, and the settings and places of the records that are read."""
+    words = ["run_bench.py", "grid", *options, "--seeds", "5"]
+    for name, value in settings:
+        words += ["--set", f"{name}={value}"]
+    words += ["--tuned", str(tuned)] if tuned else []
+    words += ["--results", str(records)] if (records / "runs").is_dir() and records != Path("results") else []
+    return shlex.join(words)
+
+
+def command_for(specs: Sequence[RunSpec], tuned: Path | None = None, records: Path = Path("results")) -> str:
+    """The command, or commands with ``&&``, that make the runs of some specs."""
+    groups: dict[tuple, list[RunSpec]] = {}
+    for spec in specs:
+        groups.setdefault((spec.backbone, spec.dataset, spec.settings), []).append(spec)
+    merged: dict[tuple, list[RunSpec]] = {}  # backbones and datasets that miss the same methods need one command
+    for (backbone, dataset, settings), some in groups.items():
+        key = (tuple(dict.fromkeys(s.method for s in some)), dataset, settings)
+        merged.setdefault(key, []).append(replace(some[0], backbone=backbone))
+    commands = []
+    for (methods, dataset, settings), some in merged.items():
+        options = ("--methods", ",".join(methods), "--backbones", ",".join(spec.backbone for spec in some),
+                   "--datasets", dataset)
+        commands.append(grid_command(options, settings, tuned, records))
+    return " && ".join(commands)
+
+
+def find_all(runs: Sequence[Run], registry: Registry, specs: Iterable[RunSpec], tuned: Path | None,
+             records: Path) -> dict[RunSpec, list[Run]]:
+    """The runs of every spec, sorted by seed.
+
+    Raises:
+        UserError: if a spec has none, naming it and the command that makes them, or two specs are the same runs.
+    """
+    specs = list(specs)
+    known = {*configured(), *(run.meta["dataset"] for run in runs)}
+    for spec in specs:
+        if spec.dataset not in known:
+            raise unknown("dataset", spec.dataset, known)
+    source = Source(runs, registry, tuned, (), lambda dataset: {})
+    found, reasons = {}, {}
+    for spec in specs:
+        found[spec], reasons[spec] = find(source, spec)
+    missing = [spec for spec, some in found.items() if not some]
+    owner: dict[str, RunSpec] = {}
+    for spec, some in found.items():
+        for run in some:
+            if (other := owner.setdefault(run.hash, spec)) != spec:
+                raise UserError(f"{other.title} and {spec.title} are the same runs on {spec.backbone}, {spec.dataset}; "
+                                f"leave one of them out.")
+    if missing:
+        places: dict[str, list[str]] = {}
+        for spec in missing:
+            places.setdefault(f"on {spec.backbone}, {spec.dataset}", []).append(spec.title)
+        names = "; ".join(f"{', '.join(titles)} {place}" for place, titles in places.items())
+        nearest = next((f" ({spec.method}: {reasons[spec]}; take other settings with --set)" for spec in missing
+                        if reasons[spec] != "no record"), "")
+        raise UserError(f"no record in {records} of {names}{nearest}.\n"
+                        f"Make them with: {command_for(missing, tuned, records)}")
+    return found

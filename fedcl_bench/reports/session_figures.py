@@ -1,0 +1,93 @@
+"""FCUCR's figures from finished runs: Figure 2, and the sensitivity and noise curves of Figures 3-10."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, Callable
+
+import numpy as np
+
+from ..prototypes import DELTA, gaussian_epsilon
+from ..runs.store import Run
+from . import draw, scores
+from .paper_figures import Drawn, Job, Skip, curves, sensitivity
+
+PROBABILITY = "target_probability"  # kind of analysis: the sigmoid of a test target's logit, per user
+_EDGES = np.linspace(0.0, 1.0, 21)
+
+
+def _gather(job: Job, figure: str, rows: dict[str, tuple[str, dict[str, Any]]],
+            measure: Callable[[list[Run]], Any]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Dataset to backbone to row to what ``measure`` makes of its runs, None without; datasets without any are omitted.
+
+    Args:
+        rows: label to (method, settings of its own).
+
+    Raises:
+        Skip: if no row has a record anywhere.
+    """
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    missing: dict[str, None] = {}
+    for dataset in job.datasets:
+        panels: dict[str, dict[str, Any]] = {}
+        for backbone in job.backbones:
+            runs = {row: job.find(method, backbone, dataset, own) for row, (method, own) in rows.items()}
+            scores.same_tests([run for some in runs.values() for run in some], f"figure {figure}")
+            lacking = [job.label(row) for row, some in runs.items() if not some]
+            if len(lacking) < len(rows):
+                panels[backbone] = {row: measure(some) if some else None for row, some in runs.items()}
+            if lacking:
+                job.notes.append(f"figure {figure}: no records of {', '.join(lacking)} on {backbone}, {dataset}: left "
+                                 f"empty")
+                missing[dataset] = None
+        if panels:
+            found[dataset] = panels
+    command = f"make them with: {job.command(figure, list(missing), '--backbones', ','.join(job.backbones))}"
+    if not found:
+        del job.notes[-len(missing) * len(job.backbones):]
+        raise Skip(f"no records of its runs.\n{command[0].upper()}{command[1:]}")
+    if missing:
+        job.notes.append(command)
+    return found
+
+
+def _panels(job: Job, dataset: str, backbones: dict[str, Any]) -> dict[str, Any]:
+    return {f"{job.label(backbone)}, {job.label(dataset)}": rows for backbone, rows in backbones.items()}
+
+
+def _early(job: Job) -> Drawn:
+    column = f"early_{job.metric}"
+
+    def curve(runs: list[Run]) -> scores.Curve:
+        for run in runs:
+            if column not in run.rounds:
+                raise Skip(f"the record {run.hash[:12]} has no column {column}; "
+                           f"other metrics: --metric hit@10, ndcg@10")
+        return scores.validation_curves(runs, column)[0]
+    rows = {method: (method, {"early_session": True}) for method in job.methods}
+    for dataset, backbones in _gather(job, "early", rows, curve).items():
+        yield job.file("early", dataset), draw.early_curves(_panels(job, dataset, backbones), job.looks,
+                                                                job.label(job.metric))
+
+
+def _probability(job: Job) -> Drawn:
+    ours = job.paper.OURS
+    rows = {row: (ours, dict(job.paper.row_spec(row, "", "").settings)) for row in job.paper.TRANSFER}
+    other = rows.keys() - {ours}
+    look = {ours: replace(job.looks[ours], line="-"),
+            **{row: replace(job.looks[ours], label=job.label(row), color="#000000", line="--") for row in other}}
+    found = _gather(job, "probability", rows, lambda runs: scores.user_histogram(runs, PROBABILITY, _EDGES))
+    for dataset, backbones in found.items():
+        yield f"probability-{dataset}", draw.user_histograms(_panels(job, dataset, backbones), look,
+                                                                 "predicted probability of the test target")
+
+
+def _noise(job: Job) -> Drawn:
+    def text(deviation: float) -> str:
+        return f"{gaussian_epsilon(deviation, DELTA):.1f}" if deviation else "∞"
+    return sensitivity("noise", job, text, "ε at δ = 10$^{-5}$")
+
+
+MAKERS = {"early": _early, "probability": _probability, "k": partial(sensitivity, "k"),
+          "lambda": partial(sensitivity, "lambda"), "noise": _noise, "curves": curves}

@@ -1,0 +1,567 @@
+"""A paper's table, rebuilt from records alone, as data.
+
+``build`` finds the runs of every row, takes the numbers from them, and sets the paper's beside them. Cells without a
+record stay empty and are named in ``Table.missing``. ``tablefmt.py`` writes a table down.
+"""
+
+from __future__ import annotations
+
+import math
+import string
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from ..errors import UserError
+from ..experiments.papers import Key, PaperTable, Printed, get
+from ..runs.registry import Registry
+from ..runs.specs import RunSpec, expected_settings, seed_text, tuned_file
+from ..runs.store import (Run, comparable, matching, one_data, one_protocol,
+                          user_scores)
+from ..stats.significance import compare_paired
+
+DAGGER = "†"
+SHARE = 0.2  # of the users or items in each group of Tables 4, 5 and 7
+STAR_LEVEL = 0.05
+SECONDS = "round_seconds"  # the metric of seconds per round
+ABSENT = "this suite does not have the method"
+DASH = "–"  # where there is nothing to show
+_STUB_HEADS = {"dataset": "dataset", "backbone": "backbone", "metric": "metric", "row": "", "column": ""}
+GRID_SEEDS = 5  # of the command for a missing cell when no other cell says how many there are
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of ours and the paper's.
+
+    Attributes:
+        mean, std: over seeds; mean is None without a record, std with fewer than two.
+        seeds, records: of the runs behind it, and their hashes.
+        printed: the paper's; None where it prints nothing.
+        contradiction: how the printed number contradicts another one of the paper.
+        missing: why there is no number of ours.
+        star: the paper's own method is significantly better than the best baseline.
+        rank: 1 best, 2 second among the methods compared, else 0.
+        p: of the test behind a star, where it was made.
+    """
+
+    key: Key
+    decimals: int
+    mean: float | None = None
+    std: float | None = None
+    seeds: tuple[int, ...] = ()
+    records: tuple[str, ...] = ()
+    printed: Printed | None = None
+    contradiction: str = ""
+    missing: str = ""
+    star: bool = False
+    rank: int = 0
+    p: float | None = None
+
+
+@dataclass(frozen=True)
+class Line:
+    """Stub labels and cells of one line; None where the table has no cell."""
+
+    labels: tuple[str, ...]
+    cells: tuple[Cell | None, ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """All lines of one backbone, or of all where they are not compared apart."""
+
+    title: str
+    lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A whole table.
+
+    Attributes:
+        stub: headings of the label columns; heads: those of the number columns.
+        notes: what the numbers mean; footnotes: (mark, text) of marked cells, see ``marks``.
+        missing: one sentence per group of cells without a record.
+        marks: cell to its footnote mark. daggers: rows that are re-implementations.
+    """
+
+    paper: str
+    number: int
+    title: str
+    stub: tuple[str, ...]
+    heads: tuple[str, ...]
+    panels: tuple[Panel, ...]
+    notes: tuple[str, ...]
+    footnotes: tuple[tuple[str, str], ...]
+    missing: tuple[str, ...]
+    marks: Mapping[Key, str]
+    daggers: frozenset[str]
+
+    def cells(self) -> list[Cell]:
+        """All cells, in reading order."""
+        return [cell for panel in self.panels for line in panel.lines for cell in line.cells if cell is not None]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where numbers come from.
+
+    Attributes:
+        runs: all finished runs there are.
+        tuned: folder of tuned settings, or None for the plugins' and datasets' defaults.
+        assignments: settings that lie over those of every run of the table.
+        statistics: dataset to its statistics (see ``datasets.statistics``), called for tables that need no runs;
+            raises UserError if the data is not there.
+        plugins: the folders of ``--plugins``.
+    """
+
+    runs: Sequence[Run]
+    registry: Registry
+    tuned: Path | None
+    assignments: tuple[tuple[str, Any], ...]
+    statistics: Callable[[str], Mapping[str, list]]
+    plugins: tuple[Path, ...] = ()
+
+    def options(self) -> str:
+        """The options that name these settings and plugins on a command line."""
+        tuned = [f"--tuned {self.tuned}"] if self.tuned is not None else []
+        return " ".join([*tuned, *(f"--set {name}={value}" for name, value in self.assignments),
+                         *(f"--plugins {folder}" for folder in self.plugins)])
+
+
+class NotMeasured(Exception):
+    """A run that exists cannot give a number; says why."""
+
+
+def spread(values: Sequence[float]) -> float | None:
+    """Sample standard deviation; None for fewer than two values."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+
+# From a run to a number.
+
+def _extremes(ids: np.ndarray, order: np.ndarray, what: str) -> dict[str, np.ndarray]:
+    """The lowest and the highest fifth of ``ids`` by ``order``; ties by id."""
+    size = int(SHARE * len(ids))
+    if size == 0:
+        raise NotMeasured(f"{len(ids)} {what} are too few for groups of 20 %")
+    ranked = ids[np.lexsort((ids, order))]
+    return {"static": ranked[:size], "dynamic": ranked[-size:]}
+
+
+def user_groups(run: Run) -> dict[str, np.ndarray]:
+    """Ids of the static and the dynamic users (Tables 4 and 5): the lowest and highest fifth by preference shift in
+    block 1 among the users with a test item in block 0.
+
+    Raises:
+        NotMeasured: if the record holds no shift, or of fewer than five users.
+    """
+    shift = run.analysis
+    shift = shift[(shift["kind"] == "user_shift") & (shift["block"] == 1)]
+    if not len(shift):
+        raise NotMeasured("its record holds no preference shift")
+    users = run.users
+    tested = users.loc[(users["trained_block"] == 0) & (users["tested_block"] == 0), "user"].unique()
+    shift = shift[shift["id"].isin(tested)]
+    return _extremes(shift["id"].to_numpy(), shift["value"].to_numpy(), "users with a preference shift")
+
+
+def _group_scores(run: Run, group: str, trained: int) -> float:
+    """Mean N@20 of a group's users on block 0 with the model after block ``trained``."""
+    users = run.users
+    keep = ((users["trained_block"] == trained) & (users["tested_block"] == 0) & (users["metric"] == "ndcg@20")
+            & users["user"].isin(user_groups(run)[group]))
+    return float(users.loc[keep, "value"].mean())
+
+
+def _degradation(run: Run, group: str) -> float:
+    before = _group_scores(run, group, 0)
+    if before == 0.0:
+        raise NotMeasured(f"its {group} users have N@20 = 0 before D1")
+    return (before - _group_scores(run, group, 1)) / before
+
+
+def item_change(run: Run, group: str) -> float:
+    """Mean change of rank of the static or dynamic fifth of the items by phi, averaged over blocks 1.. (Table 7).
+
+    Raises:
+        NotMeasured: if the record holds no item analysis.
+    """
+    analysis = run.analysis
+    means = []
+    for block in range(1, len(run.meta["rounds"])):
+        here = analysis[analysis["block"] == block]
+        phi = here[here["kind"] == "item_phi"]
+        change = here[here["kind"] == "item_rank_change"].set_index("id")["value"]
+        if not len(phi) or not len(change):
+            raise NotMeasured(f"its record holds no item analysis of D{block}")
+        ids = _extremes(phi["id"].to_numpy(), phi["value"].to_numpy(), "items")[group]
+        means.append(float(change.loc[ids].mean()))
+    if not means or not np.isfinite(means).all():
+        raise NotMeasured("a block has no user who trained in the one before but not in it")
+    return float(np.mean(means))
+
+
+def measure(run: Run, metric: str, column: str) -> float:
+    """The number of one run that a cell averages over seeds. Raises NotMeasured."""
+    if metric == "item_rank_change":
+        if column == "diff":
+            return item_change(run, "dynamic") - item_change(run, "static")
+        return item_change(run, column)
+    if metric == "degradation":
+        return _degradation(run, column)
+    if column in ("static", "dynamic"):
+        return _group_scores(run, column, 1)
+    if metric == SECONDS:
+        return float((run.rounds["train_seconds"] + run.rounds["evaluate_seconds"]).mean())
+    if metric not in run.meta["metrics"]:
+        raise NotMeasured(f"its record has no {metric}")
+    blocks = run.meta["metrics"][metric]["per_block"]
+    if column == "value":
+        if len(blocks) != 1:
+            raise NotMeasured(f"its record has {len(blocks)} blocks, the table is of runs without blocks")
+        return blocks[0]
+    if len(blocks) != 4:
+        raise NotMeasured(f"its record has {len(blocks)} blocks, the table is of D0-D3")
+    return float(np.mean(blocks[1:])) if column == "avg" else blocks[int(column[1:])]
+
+
+# From a spec to its runs, or to the reason why there are none.
+
+def _differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    return [f"{name} {found.get(name, 'absent')} instead of {wanted.get(name, 'absent')}"
+            for name in sorted({*wanted, *found}) if found.get(name) != wanted.get(name)]
+
+
+def find(source: Source, spec: RunSpec) -> tuple[list[Run], str]:
+    """The runs of a spec, and why there are none: a plugin, tuned settings or a record is missing.
+
+    Raises:
+        UserError: for settings that do not exist, and records that contradict each other.
+    """
+    for kind, name in (("method", spec.method), ("backbone", spec.backbone)):
+        if not source.registry.knows(kind, name):
+            broken = source.registry.broken.get(name)
+            return [], f"{kind} '{name}' " + (f"cannot be loaded ({broken})" if broken else "is not installed")
+    if source.tuned is not None:
+        path = tuned_file(source.tuned, spec.method, spec.backbone, spec.dataset)
+        if not path.is_file():
+            return [], f"not tuned (no {path})"
+    spec = replace(spec, settings=(*spec.settings, *source.assignments))
+    found = matching(source.runs, source.registry, spec, source.tuned)
+    if found:
+        return found, ""
+    wanted = comparable(expected_settings(source.registry, spec, source.tuned))
+    others = [(_differences(wanted, comparable(run.meta["settings"])), run) for run in source.runs
+              if (run.meta["method"], run.meta["backbone"], run.meta["dataset"])
+              == (spec.method, spec.backbone, spec.dataset)]
+    if not others:
+        return [], "no record"
+    differences, nearest = min(others, key=lambda pair: (len(pair[0]), pair[1].hash))
+    more = f" and {len(differences) - 4} more" if len(differences) > 4 else ""
+    return [], (f"no record with these settings; the nearest, {nearest.hash[:12]}, has "
+                f"{', '.join(differences[:4])}{more}")
+
+
+# From runs to cells.
+
+def _decimals(key: Key, printed: Printed | None) -> int:
+    if key.metric == SECONDS:
+        return 2
+    if printed is not None and printed.value is not None:
+        return printed.decimals
+    return 2 if key.column == "change" else 4
+
+
+def averaged(cell: Cell, runs: Sequence[Run]) -> Cell:
+    """The cell with the mean and deviation of runs, or with why there is none."""
+    try:
+        values = [measure(run, cell.key.metric, cell.key.column) for run in runs]
+    except NotMeasured as error:
+        return replace(cell, missing=str(error))
+    return replace(cell, mean=float(np.mean(values)), std=spread(values), seeds=tuple(run.seed for run in runs),
+                   records=tuple(run.hash for run in runs))
+
+
+def _paired(a: Sequence[Run], b: Sequence[Run]) -> tuple[list[Run], list[Run]]:
+    """Of each, the runs of the seeds that both have."""
+    seeds = {run.seed for run in a} & {run.seed for run in b}
+    return [run for run in a if run.seed in seeds], [run for run in b if run.seed in seeds]
+
+
+def _changed(cell: Cell, runs: Sequence[Run], base: Sequence[Run], base_name: str) -> Cell:
+    """Percent change of Avg: of the means over common seeds, so that it follows from the Avg cells; std: per seed."""
+    runs, base = _paired(runs, base)
+    if not runs:
+        return replace(cell, missing=f"{base_name} has no record with a seed in common")
+    try:
+        ours, theirs = ([measure(run, cell.key.metric, "avg") for run in some] for some in (runs, base))
+    except NotMeasured as error:
+        return replace(cell, missing=str(error))
+    if min(theirs) == 0.0:
+        return replace(cell, missing=f"Avg of {base_name} is 0")
+    return replace(cell, mean=100.0 * (float(np.mean(ours)) / float(np.mean(theirs)) - 1.0),
+                   std=spread([100.0 * (a / b - 1.0) for a, b in zip(ours, theirs)]),
+                   seeds=tuple(run.seed for run in runs), records=tuple(run.hash for run in runs))
+
+
+def user_test(a: Sequence[Run], b: Sequence[Run], metric: str) -> tuple[float, float, int]:
+    """Paired t-test over users of the seeds that both have.
+
+    Returns:
+        Mean difference a - b, two-sided p, number of users; p is nan with fewer than two.
+    """
+    a, b = _paired(a, b)
+    if not a:
+        return float("nan"), float("nan"), 0
+    first, second = user_scores(a, metric), user_scores(b, metric)
+    common = first.index.intersection(second.index)
+    if len(common) < 2:
+        return float("nan"), float("nan"), len(common)
+    found = compare_paired(first[common], second[common], draws=1)  # the t-test alone
+    return found.difference, found.p, found.n
+
+
+def _leading(cells: Mapping[Key, Cell], table: PaperTable, dataset: str, backbone: str) -> dict[str, Cell]:
+    """Row to the cell by which a backbone's methods, those of the paper, are compared (``PaperTable.lead``)."""
+    keys = {row: Key(dataset, backbone, row, table.lead.metric, table.lead.column) for row in table.rows
+            if row not in table.added}
+    return {row: cells[key] for row, key in keys.items() if key in cells}
+
+
+def _starred(cells: dict[Key, Cell], table: PaperTable, ours: str, runs: Mapping[tuple, list[Run]]) -> None:
+    """Set stars by the paper's rule: against the best baseline on the backbone, each metric tested on its own."""
+    for dataset, backbone in product(table.datasets, table.backbones):
+        mine = runs.get((ours, backbone, dataset))
+        baselines = {row: cell.mean for row, cell in _leading(cells, table, dataset, backbone).items()
+                     if row != ours and cell.mean is not None}
+        if not mine or not baselines:
+            continue
+        best = max(baselines, key=baselines.get)
+        for metric in table.metrics:
+            key = Key(dataset, backbone, ours, metric, table.lead.column)
+            difference, p, _ = user_test(mine, runs[best, backbone, dataset], metric)
+            if not math.isnan(p):
+                cells[key] = replace(cells[key], p=p, star=p <= STAR_LEVEL and difference > 0.0)
+
+
+def _ranked(cells: dict[Key, Cell], table: PaperTable) -> None:
+    """Mark the best and the second of every comparison, by the numbers as they are shown."""
+    groups: dict[Key, list[Cell]] = {}
+    for key, cell in cells.items():
+        if cell.mean is not None and key.column != "change":
+            compared = key._replace(row="") if table.panels else key._replace(row="", backbone="")
+            groups.setdefault(compared, []).append(cell)
+    for group in groups.values():
+        shown = sorted({round(cell.mean, cell.decimals) for cell in group}, reverse=table.best == "max")
+        for cell in group if len(shown) > 1 else ():
+            rank = shown.index(round(cell.mean, cell.decimals)) + 1
+            cells[cell.key] = replace(cell, rank=rank if rank <= 2 else 0)
+
+
+def _cells(paper: str, table: PaperTable, source: Source) -> dict[Key, Cell]:
+    """Every cell of a table."""
+    definitions = get(paper)
+    printed, contradictions = definitions.printed().get(table.number, {}), definitions.inconsistencies()
+    cells = {key: Cell(key, _decimals(key, printed.get(key)), printed=printed.get(key),
+                       contradiction=contradictions.get((table.number, key), "")) for key in table.keys()}
+    if table.row_spec is None:
+        for dataset in table.datasets:
+            try:
+                statistics, reason = source.statistics(dataset), ""
+            except UserError as error:
+                statistics, reason = None, str(error).splitlines()[0].rstrip(".")
+            for key in cells:
+                if key.dataset == dataset and statistics is None:
+                    cells[key] = replace(cells[key], missing=reason)
+                elif key.dataset == dataset:
+                    values = statistics[key.row]
+                    block = table.columns.index(key.column)
+                    cells[key] = (replace(cells[key], mean=float(values[block])) if block < len(values) else
+                                  replace(cells[key], missing=f"the stream has {len(values)} blocks"))
+        return cells
+    runs: dict[tuple[str, str, str], list[Run]] = {}
+    reasons: dict[tuple[str, str, str], str] = {}
+    for name in table.places():
+        spec = table.row_spec(*name)
+        runs[name], reasons[name] = find(source, spec) if spec else ([], ABSENT)
+    used = [run for some in runs.values() for run in some]
+    one_protocol(used, f"Table {table.number} of {paper}")
+    one_data(used)
+    for key, cell in cells.items():
+        name = (key.row, key.backbone, key.dataset)
+        if not runs[name]:
+            cells[key] = replace(cell, missing=reasons[name])
+        elif key.column == "change":
+            base = (table.change_of, key.backbone, key.dataset)
+            cells[key] = _changed(cell, runs[name], runs[base], definitions.LABELS[table.change_of])
+        else:
+            cells[key] = averaged(cell, runs[name])
+    if table.lead:
+        _starred(cells, table, definitions.OURS, runs)
+    if table.best:
+        _ranked(cells, table)
+    return cells
+
+
+# From cells to the table.
+
+def _usual_seeds(cells: Iterable[Cell]) -> tuple[int, ...]:
+    """The seeds that most cells have."""
+    counts = Counter(cell.seeds for cell in cells if cell.seeds)
+    return max(counts, key=lambda seeds: (counts[seeds], len(seeds), seeds)) if counts else ()
+
+
+def _seed_notes(cells: Mapping[Key, Cell], where: Callable[[Key], str]) -> list[str]:
+    """How many seeds there are, and which cells have others."""
+    usual = _usual_seeds(cells.values())
+    if not usual:
+        return []
+    number = "1 seed, so no deviation" if len(usual) == 1 else f"{len(usual)} seeds"
+    notes = [f"{number} ({seed_text(usual)})."]
+    others: dict[tuple[int, ...], list[str]] = {}
+    for key, cell in cells.items():
+        if cell.seeds and cell.seeds != usual:
+            place = where(key) + (" (change)" if key.column == "change" else "")
+            others.setdefault(cell.seeds, []).append(place)
+    for seeds, places in others.items():
+        notes.append(f"Other seeds ({seed_text(seeds)}): {'; '.join(dict.fromkeys(places))}.")
+    return notes
+
+
+def p_text(p: float) -> str:
+    """A p-value in words."""
+    return "< 0.0001" if p < 1e-4 else f"{p:.4f}"
+
+
+def _test_notes(cells: Mapping[Key, Cell], table: PaperTable, ours: str, label: Callable[[str], str]) -> list[str]:
+    """The p of tests where the table wants them, and which tests could not be made, or not against every baseline that
+    the paper has a number for."""
+    notes = []
+    for dataset, backbone in product(table.datasets, table.backbones):
+        here = _leading(cells, table, dataset, backbone)
+        if ours not in here:
+            continue
+        mine, place = here.pop(ours), f"{label(backbone)}, {label(dataset)}"
+        if table.lead.name_p and mine.p is not None:
+            tested = {metric: cells[mine.key._replace(metric=metric)].p for metric in table.metrics}
+            values = "; ".join(f"{label(metric)} {p_text(p)}" for metric, p in tested.items() if p is not None)
+            notes.append(f"p of {label(ours)} on {place}: {values}.")
+        absent = [label(row) for row, cell in here.items()
+                  if cell.mean is None and cell.printed and cell.printed.value is not None]
+        if mine.mean is not None and mine.p is None:
+            notes.append(f"{place}: not tested; no baseline has a record, or the best shares no seed or too few users.")
+        elif mine.mean is not None and absent:
+            notes.append(f"{place}: tested against the best of the baselines with records (without "
+                         f"{', '.join(absent)}).")
+    return notes
+
+
+def command(paper: str, table: PaperTable, source: Source, seeds: int, datasets: Iterable[str] = (),
+            backbones: Iterable[str] = (), methods: Iterable[str] = ()) -> str:
+    """The command that makes the missing records of some cells: those of the paper, or those of added methods."""
+    methods = list(dict.fromkeys(methods))
+    names = [f"--{kind} {','.join(dict.fromkeys(chosen))}"
+             for kind, chosen in (("datasets", datasets), ("backbones", backbones), ("methods", methods)) if chosen]
+    runs = [] if set(methods) & set(table.added) else [f"--paper {paper} --table {table.number}"]
+    return " ".join(["run_bench.py grid", *runs, *names, f"--seeds {seeds}", *filter(None, [source.options()])])
+
+
+def _missing(cells: Mapping[Key, Cell], paper: str, table: PaperTable, source: Source) -> list[str]:
+    """Sentences that name every cell without a number of ours, one per dataset and reason."""
+    places: dict[tuple[str, str, str, bool], list[Key]] = {}
+    for key, cell in cells.items():
+        if cell.missing:
+            places.setdefault((key.dataset, key.backbone, cell.missing, key.row in table.added), []).append(key)
+    alike: dict[tuple, list[str]] = {}  # backbones on which the same cells of a dataset are missing
+    for (dataset, backbone, reason, _), keys in places.items():
+        rows, columns = (tuple(dict.fromkeys(getattr(key, part) for key in keys)) for part in ("row", "column"))
+        whole = [key for key in cells if (key.dataset, key.backbone) == (dataset, backbone) and key.row in rows]
+        alike.setdefault((dataset, reason, rows, columns if len(keys) < len(whole) else ()), []).append(backbone)
+    seeds = len(_usual_seeds(cells.values())) or GRID_SEEDS
+    sentences = []
+    for (dataset, reason, rows, columns), backbones in alike.items():
+        if table.row_spec is None:
+            sentences.append(f"missing: statistics of {dataset}: {reason}.")
+            continue
+        part = f" ({', '.join(columns)})" if columns and len(table.columns) > 1 else ""
+        specs = [table.row_spec(row, backbones[0], dataset) for row in rows]
+        methods = [spec.method for spec in specs if spec]
+        run = (f"; run: {command(paper, table, source, seeds, [dataset], backbones, methods)}"
+               if reason.startswith("no record") else ".")
+        place = " on ".join(filter(None, (", ".join(rows), ", ".join(backbones))))
+        sentences.append(f"missing: {place}, {dataset}{part}: {reason}{run}")
+    return sentences
+
+
+def _limited(table: PaperTable, datasets: Iterable[str] | None, backbones: Iterable[str] | None) -> PaperTable | None:
+    """A table of these datasets and backbones only; None if that leaves nothing."""
+    kept = {"datasets": table.datasets, "backbones": table.backbones}
+    for field, chosen in (("datasets", datasets), ("backbones", backbones if table.row_spec else None)):
+        if chosen is not None:
+            kept[field] = tuple(name for name in kept[field] if name in set(chosen))
+    return replace(table, **kept) if all(kept.values()) else None
+
+
+def build(paper: str, table: PaperTable, source: Source, datasets: Iterable[str] | None = None,
+          backbones: Iterable[str] | None = None, add: Iterable[str] = ()) -> Table | None:
+    """A table with our numbers and the paper's; None if no cell is of these datasets and backbones.
+
+    Args:
+        add: methods that the paper does not have, to be shown beside its own where methods are compared
+            (``PaperTable.lead``).
+
+    Raises:
+        UserError: if records contradict each other: several of one seed, of different data, or of different protocols.
+    """
+    table = _limited(table, datasets, backbones)
+    if table is None:
+        return None
+    definitions = get(paper)
+    if add and table.lead:
+        table = table.adding(tuple(add), definitions.OURS)
+    cells = _cells(paper, table, source)
+    daggers = frozenset(row for row, backbone, dataset in table.places()
+                        if table.row_spec and (spec := table.row_spec(row, backbone, dataset))
+                        and source.registry.reimplemented(spec.method))
+
+    def label(name: str) -> str:
+        return definitions.label(table.number, name) + (DAGGER if name in daggers else "")
+
+    def place(key: Key) -> str:
+        return f"{label(key.row)} on {label(key.backbone)}, {label(key.dataset)}"
+    marked = [key for key, cell in cells.items() if cell.contradiction]
+    marks = dict(zip(marked, string.ascii_letters))
+    footnotes = [(marks[key], f"{place(key)}, {', '.join(filter(None, map(label, (key.metric, key.column))))}: "
+                              f"{cells[key].contradiction}.") for key in marked]
+    if daggers:
+        footnotes.append((DAGGER, "Re-implementation from the description: its code was never released."))
+    notes = [*table.notes, *_seed_notes(cells, place)]
+    if table.added:
+        notes.append(f"Not in the paper: {', '.join(map(label, table.added))}. `compare` tests them.")
+    if table.lead:
+        notes += _test_notes(cells, table, definitions.OURS, label)
+    names = {"dataset": table.datasets, "backbone": table.backbones, "row": table.rows, "metric": table.metrics,
+             "column": table.columns}
+
+    def lines(backbone: str) -> tuple[Line, ...]:
+        result = []
+        for down in product(*(names[part] for part in table.stub)):
+            found = []
+            for across in product(*(names[part] for part in table.across)):
+                parts = {"backbone": backbone, "metric": table.metrics[0], "column": table.columns[0],
+                         **dict(zip(table.stub, down)), **dict(zip(table.across, across))}
+                found.append(cells.get(Key(**parts)))
+            if any(found):
+                result.append(Line(tuple(label(name) or DASH for name in down), tuple(found)))
+        return tuple(result)
+    return Table(paper, table.number, table.title, tuple(_STUB_HEADS[part] for part in table.stub),
+                 tuple(" ".join(map(label, across)) for across in product(*(names[part] for part in table.across))),
+                 tuple(Panel(label(backbone), lines(backbone)) for backbone in (table.backbones if table.panels
+                                                                                else ("",))), tuple(notes),
+                 tuple(footnotes), tuple(_missing(cells, paper, table, source)), marks, daggers)

@@ -1,0 +1,243 @@
+"""Compact records: what tables, tests and figures need of finished runs, small enough for git.
+
+A folder holds ``index.json`` and Parquet files (zstd): one per dataset and backbone, or several where one would exceed
+``LIMIT``. A row of such a file is a run: its ``run.json`` as text, and its frames as lists. Kept are the metrics of
+``METRICS`` per user as 32-bit numbers, the rounds, and the analysis; there is no model. The bytes depend on the runs
+alone, not on when or in which order they were packed. Files are named by their content, and the index is written last,
+so a pack that dies changes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..errors import UserError
+from ..files import write_atomically
+from .records import SCHEMA
+
+if TYPE_CHECKING:
+    from .store import Run
+
+INDEX = "index.json"
+FORMAT = 1
+LIMIT = 512 * 1024  # bytes of a file
+# Of the papers with blocks, and of those with one step; all: is full ranking beside sampled items.
+METRICS = ("ndcg@20", "recall@20", "hit@10", "ndcg@10", "all:hit@10", "all:ndcg@10")
+KINDS = ("user_shift", "item_phi", "item_rank_change", "target_probability")  # files hold their places in this order
+_PER_ITEM = ("item_phi", "item_rank_change")
+_KEYS = ("trained_block", "tested_block", "user")
+_DIGITS = 4  # of seconds; finer is noise that does not compress
+_Row = dict[str, Any]
+
+
+def is_compact(folder: Path) -> bool:
+    """Whether a folder holds compact records."""
+    return (folder / INDEX).is_file()
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _seal(index: Mapping[str, Any]) -> str:
+    """The index's own hash: an index edited by hand is noticed too."""
+    return _hash(json.dumps({k: v for k, v in index.items() if k != "seal"}, sort_keys=True).encode())
+
+
+def _list(column: str, values: np.ndarray) -> np.ndarray:
+    """A frame's column in its compact type."""
+    if not np.issubdtype(values.dtype, np.floating):
+        return values.astype(np.int64)
+    return (values.round(_DIGITS) if column.endswith("seconds") else values).astype(np.float32)
+
+
+def _row(run: Run, item_analysis: bool) -> _Row:
+    """A run as one row: the text ``meta`` and one array per ``frame.column``."""
+    meta = {key: value for key, value in run.meta.items() if key != "files"}
+    settings = meta["settings"]
+    if settings.get("split_file"):  # where it was is of this machine; its bytes are in the fingerprint
+        meta["settings"] = {**settings, "split_file": Path(settings["split_file"]).name}
+    row: _Row = {"meta": json.dumps(meta, sort_keys=True, separators=(",", ":"))}
+    users = run.users
+    for metric in METRICS:
+        part = users[users["metric"] == metric].sort_values(list(_KEYS))
+        if not len(part):
+            continue
+        for key in _KEYS:
+            values = part[key].to_numpy(np.int64)
+            if not np.array_equal(row.setdefault(f"users.{key}", values), values):
+                raise ValueError(f"{run.path}: metrics were taken over different users")
+        row[f"users.{metric}"] = part["value"].to_numpy(np.float32)
+    for column in run.rounds:
+        row[f"rounds.{column}"] = _list(column, run.rounds[column].to_numpy())
+    analysis = run.analysis
+    analysis = analysis[analysis["kind"].isin(KINDS) & (item_analysis | ~analysis["kind"].isin(_PER_ITEM))]
+    row["analysis.kind"] = analysis["kind"].map({kind: i for i, kind in enumerate(KINDS)}).to_numpy(np.int64)
+    for column in ("block", "id"):
+        row[f"analysis.{column}"] = analysis[column].to_numpy(np.int64)
+    row["analysis.value"] = analysis["value"].to_numpy(np.float32)
+    return row
+
+
+def _frame(row: Callable[[str], np.ndarray | None], columns: list[str], name: str) -> pd.DataFrame:
+    """One frame of a run, in the form it has in a full record."""
+    found = {column.split(".", 1)[1]: values for column in columns
+             if column.startswith(f"{name}.") and (values := row(column)) is not None}
+    if name == "users":
+        keys = {key: found[key] for key in _KEYS if key in found}
+        parts = [pd.DataFrame({**keys, "metric": metric, "value": found[metric].astype(np.float64)})
+                 for metric in METRICS if metric in found]
+        frame = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=[*_KEYS, "metric", "value"])
+        return frame.astype({"metric": "category"})
+    frame = pd.DataFrame({column: values.astype(np.float64) if values.dtype == np.float32 else values
+                          for column, values in found.items()})
+    if name == "analysis":
+        frame["kind"] = pd.Categorical.from_codes(frame["kind"], KINDS)
+        return frame[["block", "kind", "id", "value"]]
+    return frame
+
+
+def _table(rows: list[_Row]) -> pa.Table:
+    columns = sorted({name for row in rows for name in row} - {"meta"})
+    arrays = {"meta": pa.array([row["meta"] for row in rows])}
+    for name in columns:
+        kept = [row.get(name) for row in rows]
+        kind = next(values.dtype for values in kept if values is not None)
+        arrays[name] = pa.array(kept, pa.list_(pa.from_numpy_dtype(kind)))
+    return pa.table(arrays)
+
+
+def _rows(table: pa.Table) -> list[_Row]:
+    """The inverse of ``_table``."""
+    return [{"meta": table["meta"][i].as_py(),
+             **{name: values for name in table.column_names if name != "meta"
+                if (values := _values(table, i, name)) is not None}} for i in range(len(table))]
+
+
+def _values(table: pa.Table, row: int, column: str) -> np.ndarray | None:
+    values = table[column][row].values
+    return None if values is None else values.to_numpy(zero_copy_only=False)
+
+
+def _encoded(rows: list[_Row]) -> bytes:
+    """Rows as a Parquet file."""
+    table, buffer = _table(rows), io.BytesIO()
+    # Runs of one dataset share their users, so one large page per column compresses those to almost nothing.
+    pq.write_table(table, buffer, compression="zstd", compression_level=19, use_dictionary=False,
+                   data_page_size=1 << 26, row_group_size=len(table))
+    return buffer.getvalue()
+
+
+def _files(rows: list[_Row]) -> list[tuple[int, bytes]]:
+    """Rows in their order as files of at most ``LIMIT`` bytes, or of a single run: (runs, content) of each."""
+    content = _encoded(rows)
+    if len(content) <= LIMIT or len(rows) == 1:
+        return [(len(rows), content)]
+    half = len(rows) // 2
+    return [*_files(rows[:half]), *_files(rows[half:])]
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, pa.Table]]:
+    """The index and the table of each file, verified."""
+    path = folder / INDEX
+    try:
+        index = json.loads(path.read_text(encoding="utf-8"))
+        known, seal = index["format"], index["seal"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"{path}: is not an index of compact records; restore it, or pack the runs again.") from None
+    if known != FORMAT:
+        raise UserError(f"{path}: has format {known!r}, this version of the suite reads {FORMAT}; pack the runs again.")
+    if seal != _seal(index):
+        raise UserError(f"{path}: has changed since it was packed; restore it, or pack the runs again.")
+    tables = {}
+    for name, expected in index["files"].items():
+        try:
+            content = (folder / name).read_bytes()
+        except OSError as error:
+            raise UserError(f"{folder / name}: cannot be read ({error.strerror}); restore it, or pack the runs "
+                            f"again.") from None
+        if _hash(content) != expected["hash"]:
+            raise UserError(f"{folder / name}: has changed since it was packed; restore it, or pack the runs again.")
+        tables[name] = pq.read_table(io.BytesIO(content))
+    return index, tables
+
+
+def read(folder: Path) -> list[tuple[dict[str, Any], Callable[[str], pd.DataFrame]]]:
+    """All runs of a folder of compact records.
+
+    Returns:
+        Pairs of (content of ``run.json``, loader of the frame ``users``, ``rounds`` or ``analysis``).
+
+    Raises:
+        UserError: if a file is missing, was changed or is of another format.
+    """
+    found = []
+    for table in _read(folder)[1].values():
+        for i, meta in enumerate(table["meta"].to_pylist()):
+            found.append((json.loads(meta), partial(_frame, partial(_values, table, i), table.column_names)))
+    return found
+
+
+def _choice(row: _Row) -> tuple[int, str]:
+    """Which of two records of one run is kept, whatever their order: the one with more analysis."""
+    return -len(row["analysis.kind"]), row["meta"]
+
+
+def write(folder: Path, runs: Iterable[Run], command: str, item_analysis: Callable[[Run], bool]) -> dict[str, Any]:
+    """Add runs to a folder of compact records, which is made if needed.
+
+    Args:
+        runs: full or compact runs; one whose hash is there already is the same run.
+        command: what packed them; kept in the index.
+        item_analysis: whether a run's analysis per item is kept. It is several times larger than all the rest.
+
+    Returns:
+        The index: ``format``, ``schema``, ``commands``, ``files`` (each with ``hash``, ``runs``, ``bytes``), ``seal``.
+
+    Raises:
+        UserError: if the folder cannot be written, or what is in it is corrupt or of another schema version.
+    """
+    commands, old_files, rows = {command}, set(), {}
+    if is_compact(folder):
+        index, tables = _read(folder)
+        if index["schema"] != SCHEMA:
+            raise UserError(f"{folder / INDEX}: holds runs of schema version {index['schema']}, and these are of "
+                            f"{SCHEMA}; pack them into another folder.")
+        commands |= set(index["commands"])
+        old_files = set(tables)
+        rows = {json.loads(row["meta"])["hash"]: row for table in tables.values() for row in _rows(table)}
+    for run in runs:
+        row = _row(run, item_analysis(run))
+        rows[run.hash] = min(rows.get(run.hash, row), row, key=_choice)
+    groups: dict[str, list[tuple[tuple, _Row]]] = {}
+    for row in rows.values():
+        meta = json.loads(row["meta"])
+        order = (meta["method"], json.dumps(meta["settings"], sort_keys=True), meta["seed"], meta["hash"])
+        groups.setdefault(f"{meta['dataset']}-{meta['backbone']}", []).append((order, row))
+    files = {}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for group in sorted(groups):
+            for count, content in _files([row for _, row in sorted(groups[group], key=lambda pair: pair[0])]):
+                name = f"{group}-{_hash(content)[:8]}.parquet"
+                files[name] = {"hash": _hash(content), "runs": count, "bytes": len(content)}
+                if name not in old_files:
+                    write_atomically(folder / name, content)
+        index = {"format": FORMAT, "schema": SCHEMA, "commands": sorted(commands), "files": files}
+        index["seal"] = _seal(index)
+        write_atomically(folder / INDEX, (json.dumps(index, indent=1) + "\n").encode())
+        for name in old_files - set(files):
+            (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({error.strerror}).") from None
+    return index

@@ -1,0 +1,200 @@
+"""From names and overrides to one checked, immutable run configuration."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Iterable, Mapping
+
+import torch
+
+from .. import NUMBERS_VERSION, sampling
+from ..data import stream
+from ..data.datasets import DatasetSource, load_config, locate, session_columns
+from ..data.stream import Stream, StreamSettings
+from ..errors import UserError
+from ..evaluation import ranking
+from ..evaluation.ranking import EvaluationSettings, parse_metric
+from ..federation import loop
+from ..federation.loop import Federation, FederationSettings
+from ..sampling import LocalSettings
+from ..settings import assemble, flat
+from .registry import Plugin, Registry
+
+CORE_SETTINGS = (StreamSettings, LocalSettings, FederationSettings, EvaluationSettings)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """dataset x stream x backbone x method x settings x seed."""
+
+    source: DatasetSource
+    backbone: Plugin
+    method: Plugin
+    stream: StreamSettings
+    local: LocalSettings
+    server: FederationSettings
+    evaluation: EvaluationSettings
+    backbone_settings: Any
+    method_settings: Any
+    seed: int
+    device: str
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All settings that have an effect as one flat, JSON-ready mapping."""
+        return self._settings(with_method=True)
+
+    def _settings(self, with_method: bool) -> dict[str, Any]:
+        parts = [self.stream, self.local, self.server, self.evaluation, self.backbone_settings]
+        return effective(parts + ([self.method_settings] if with_method else []))
+
+    def _identity(self, with_method: bool) -> dict[str, Any]:
+        settings = self._settings(with_method)
+        settings["split_file"] = bool(settings["split_file"])  # its bytes count, not its place
+        identity = {"numbers": NUMBERS_VERSION, "data": self.source.fingerprint, "seed": self.seed,
+                    "device": self.device, "backbone": [self.backbone.name, self.backbone.digest],
+                    "val_interval": dict(self.source.config.val_interval), "settings": settings}
+        if self.stream.stream == "sessions" and not self.stream.split_file:
+            identity["sessions"] = [session_columns(self.source, self.stream), list(self.source.config.drop_events)]
+        if with_method:
+            identity["method"] = [self.method.name, self.method.digest]
+        return identity
+
+    @cached_property
+    def hash(self) -> str:
+        """Hash of everything that can change the run's result."""
+        return _hash(self._identity(with_method=True))
+
+    @cached_property
+    def base_hash(self) -> str:
+        """Hash of everything that can change block 0 under a method that acts only from block 1 on."""
+        return _hash(self._identity(with_method=False))
+
+    @property
+    def name(self) -> str:
+        """The run's folder: readable, then unique."""
+        backbone = self.backbone.name.replace(":", "-")
+        return f"{self.method.name}-{backbone}-{self.source.name}-s{self.seed}-{self.hash[:12]}"
+
+    def federation(self, stream: Stream) -> Federation:
+        """The run's parts over a loaded stream."""
+        return Federation(stream, self.backbone.cls(self.backbone_settings), self.method.cls(self.method_settings),
+                          self.local, self.server, self.evaluation, self.seed, torch.device(self.device))
+
+
+def _hash(identity: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def resolve_device(name: str) -> str:
+    """``cpu``, ``cuda`` or ``auto`` as the device to use. Raises UserError for cuda without one."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: PyTorch finds no CUDA device here; use --device cpu or auto.")
+    return name
+
+
+# What the static stream's papers (PFedRec, FedRAP, GPFedRec) have in common; `rounds` are 100 and none ends early.
+STATIC_DEFAULTS = {"k_core": 0, "candidates": "sampled", "topk": (10,), "valid_metric": "hit@10", "valid_decimals": 17,
+                   "negative_pool": "untouched", "negative_draw": "distinct", "rounds": 100, "patience": 0,
+                   "best_round": "latest"}
+
+# Those of streams of sessions (FCUCR). Its released code trains 40 rounds and never ends early; the paper stops after 5
+# rounds without gain.
+SESSION_DEFAULTS = {"k_core": 0, "candidates": "sampled", "sampled_candidates": 100, "topk": (10,),
+                    "valid_metric": "hit@10", "valid_decimals": 17, "negatives": 1, "rounds": 40, "patience": 5}
+
+
+def _idle(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Settings without effect, and why."""
+    idle: dict[str, str] = {}
+    for module in (stream, sampling, loop, ranking):
+        idle |= module.idle_settings(settings)
+    return idle
+
+
+def refuse_idle(parts: Iterable[Any], overrides: Iterable[tuple[str, Mapping[str, Any]]],
+                ignored: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Raise UserError if the user set something that other settings, or the backbone, leave without effect."""
+    idle = {**ignored, **_idle(flat(parts))}
+    for origin, layer in overrides:
+        for name in layer:
+            if name in idle:
+                raise UserError(f"setting '{name}' ({origin}) has no effect {idle[name]}; leave it out.")
+
+
+def layers(dataset: str, overrides: Iterable[tuple[str, Mapping[str, Any]]], backbone: type | None = None,
+           method: str | None = None) -> list[tuple[str, Mapping[str, Any]]]:
+    """All settings that lie over the classes' defaults, the weakest first: the backbone's, those of the stream, the
+    dataset's, then ``overrides``. A stream that the dataset's config does not name has the last word over the config,
+    which says what suits another one."""
+    config, overrides = load_config(dataset), list(overrides)
+    file = f"dataset_configs/{dataset}.yaml"
+    of_dataset = [(file, config.settings), (file, config.method_settings.get(method, {}))]
+    named = chosen = "blocks"
+    for _, layer in of_dataset:
+        named = chosen = layer.get("stream", named)
+    for _, layer in overrides:
+        chosen = layer.get("stream", chosen)
+    if any(layer.get("split_file") for _, layer in [*of_dataset, *overrides]):
+        chosen = "blocks"  # the file says the blocks
+    of_stream = [(f"stream={chosen}", {"static": STATIC_DEFAULTS, "sessions": SESSION_DEFAULTS}.get(chosen, {}))]
+    if backbone is not None:
+        own = {"static": backbone.static_defaults, "sessions": backbone.session_defaults}.get(chosen, {})
+        of_stream.append((f"backbone {backbone.name}", own))
+    of_backbone = [(f"backbone {backbone.name}", backbone.defaults)] if backbone is not None else []
+    common = [*of_stream, *of_dataset] if chosen == named else [*of_dataset, *of_stream]
+    return [*of_backbone, *common, *overrides]
+
+
+def resolve(registry: Registry, method: str, backbone: str, dataset: str,
+            overrides: Iterable[tuple[str, Mapping[str, Any]]] = ()) -> list[Any]:
+    """The settings of a combination, without looking at its data: one instance per class of ``CORE_SETTINGS``, then
+    the backbone's and the method's. Arguments and errors as for ``make_config``.
+    """
+    method_plugin, backbone_plugin = registry.get("method", method), registry.get("backbone", backbone)
+    overrides = list(overrides)
+    parts = assemble([*CORE_SETTINGS, backbone_plugin.cls.Settings, method_plugin.cls.Settings],
+                     layers(dataset, overrides, backbone_plugin.cls, method), f"{method} on {backbone}")
+    parse_metric(parts[3].valid_metric)
+    refuse_idle(parts, overrides, backbone_plugin.cls.ignored)
+    return parts
+
+
+# Settings that runs had not when the first records were published, and the values that change nothing: with those they
+# are left out of records and hashes, so that the records made before are still found.
+_LATER = {"upload_clip": 0.0, "upload_mechanism": "laplace", "evaluate_every": 1}
+
+
+def effective(parts: Iterable[Any]) -> dict[str, Any]:
+    """Settings classes as one flat, JSON-ready mapping of those that have an effect: what a run record holds."""
+    settings = flat(parts)
+    for name in _idle(settings):
+        del settings[name]
+    return {name: value for name, value in settings.items() if name not in _LATER or value != _LATER[name]}
+
+
+def make_config(registry: Registry, method: str, backbone: str, dataset: str, seed: int = 0,
+                overrides: Iterable[tuple[str, Mapping[str, Any]]] = (), data_dir: Path | None = None,
+                device: str = "cpu") -> RunConfig:
+    """Put a run together.
+
+    Args:
+        method, backbone, dataset: names.
+        overrides: layers of (where they come from, settings), later ones win; they lie over the plugins' defaults and
+            the dataset's.
+        data_dir: folder of atomic files; None looks in ``./data`` and among RecBole's bundled datasets.
+        device: ``cpu`` or ``cuda``.
+
+    Raises:
+        UserError: for an unknown name or setting, a value out of range, or a missing file.
+    """
+    backbone_plugin, method_plugin = registry.get("backbone", backbone), registry.get("method", method)
+    parts = resolve(registry, method, backbone, dataset, overrides)
+    return RunConfig(locate(dataset, data_dir, parts[0]), backbone_plugin, method_plugin, *parts, seed, device)

@@ -1,0 +1,334 @@
+"""Run records: one folder per run, written atomically, verified when read.
+
+A run in progress keeps one ``checkpoint.pt``; a finished one has
+
+- ``run.json``        status, settings, environment, metrics, R[t, s], seconds, bytes, and the other files' hashes
+- ``metrics.parquet`` trained block, tested block, metric, mean over users, users
+- ``rounds.parquet``  one row per round: loss, validation metric, participants, bytes, seconds
+- ``users.parquet``   trained block, tested block, user, metric, value
+- ``analysis.parquet`` block, kind, id, value: shift of users and items between blocks (see ``analysis.py``)
+- ``model.pt``        the tables after the last block; by far the largest, and nothing else needs it: it may be deleted
+
+``run.json`` is written last, so a folder without a finished one is an unfinished run whatever else is in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import platform
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Iterator
+
+import numpy as np
+import pandas as pd
+import torch
+
+from .. import __version__
+from ..errors import Busy, UserError
+from ..evaluation.continual import summaries
+from ..evaluation.ranking import UserScores
+from ..federation.loop import Progress
+from ..files import replacing, write_atomically
+from ..model import Snapshot
+from ..ops import kernels
+from ..ops.memory import peak_mib
+from ..stats import accounting
+from .config import RunConfig
+
+FILES = ("metrics.parquet", "rounds.parquet", "users.parquet", "analysis.parquet")
+MODEL = "model.pt"  # has its own hash
+SCHEMA = 2  # of a record's files; raised when their content changes
+_DIGEST = 32
+_SNAPSHOTS = ("model", "best", "previous")
+
+
+class Corrupt(Exception):
+    """A record that exists and cannot be trusted."""
+
+
+def _digest(content: bytes | memoryview) -> bytes:
+    return hashlib.blake2b(content, digest_size=_DIGEST).digest()
+
+
+def _write_packed(path: Path, value: Any) -> None:
+    """Write tensors, numbers, texts and containers of them to a file that begins with the hash of the rest, without a
+    copy of it all in memory."""
+    with replacing(path) as file:
+        file.write(bytes(_DIGEST))
+        torch.save(value, file)
+        file.seek(_DIGEST)
+        digest = hashlib.blake2b(digest_size=_DIGEST)
+        while part := file.read(1 << 22):
+            digest.update(part)
+        file.seek(0)
+        file.write(digest.digest())
+
+
+def _unpack(content: bytes, device: str) -> Any:
+    packed = memoryview(content)[_DIGEST:]
+    if _digest(packed) != content[:_DIGEST]:
+        raise Corrupt("its hash does not match its content")
+    return torch.load(io.BytesIO(packed), map_location=device, weights_only=True)
+
+
+def save_progress(path: Path, progress: Progress, elapsed: float) -> None:
+    """Write a checkpoint; ``elapsed`` is the wall time in seconds spent on the run so far."""
+    content = {f.name: getattr(progress, f.name) for f in fields(Progress)}
+    for name in _SNAPSHOTS:
+        content[name] = dict(vars(content[name]))
+    content["tests"] = [(t, s, scores.users, scores.values) for t, s, scores in progress.tests]
+    _write_packed(path, {"progress": content, "elapsed": elapsed})
+
+
+def load_progress(path: Path, device: str) -> tuple[Progress, float] | None:
+    """Read a checkpoint, or None if there is none.
+
+    Raises:
+        Corrupt: if the file is not what was written.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        saved = _unpack(content, device)
+        progress = saved["progress"]
+        for name in _SNAPSHOTS:
+            progress[name] = Snapshot(**progress[name])
+        progress["tests"] = tuple((t, s, UserScores(users, values)) for t, s, users, values in progress["tests"])
+        progress["analysis"] = tuple(map(tuple, progress["analysis"]))
+        return Progress(**progress), saved["elapsed"]
+    except Corrupt as error:
+        raise Corrupt(f"{path}: {error}") from None
+    except (TypeError, KeyError, ValueError) as error:  # written by another version of the suite
+        raise Corrupt(f"{path}: is not a checkpoint of this version ({error})") from None
+
+
+def privacy_notes(config: RunConfig, rounds: int) -> list[str]:
+    """What clipping and noise guarantee the client that took part in most rounds, and what they do not."""
+    method = config.method.cls(config.method_settings)
+    return [*method.privacy(), *accounting.sentences(config.server.protection, rounds, method_uploads(config))]
+
+
+def method_uploads(config: RunConfig) -> list[str]:
+    """What clients send besides public parameters."""
+    return list(config.method.cls(config.method_settings).uploads(config.backbone.cls(config.backbone_settings), 0))
+
+
+def environment(device: str) -> dict[str, Any]:
+    """Versions and hardware of this process."""
+    packages = {name: version(name) for name in ("torch", "recbole", "numpy", "pandas", "scipy")}
+    return {"fedcl_bench": __version__, "python": platform.python_version(), **packages,
+            "system": f"{platform.system()} {platform.machine()}", "processor": _processor(),
+            "compiled_kernels": kernels.why_not() is None,
+            "cores": os.cpu_count(), "threads": torch.get_num_threads(),
+            "accelerator": torch.cuda.get_device_name() if device == "cuda" else None}
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown"
+
+
+def _tables(progress: Progress) -> dict[str, pd.DataFrame]:
+    means, users = [], []
+    for t, s, scores in progress.tests:
+        for metric, values in scores.values.items():
+            means.append((t, s, metric, float(values.mean()), len(values)))
+            users.append(pd.DataFrame({"trained_block": np.int16(t), "tested_block": np.int16(s),
+                                       "user": scores.users.cpu().numpy(), "metric": metric,
+                                       "value": values.cpu().numpy()}))
+    every = pd.concat(users, ignore_index=True)
+    every["metric"] = every["metric"].astype("category")
+    analysis = [pd.DataFrame({"block": np.int16(t), "kind": kind, "id": ids.cpu().numpy().astype(np.int32),
+                              "value": values.cpu().numpy()}) for t, kind, ids, values in progress.analysis]
+    shifts = pd.concat(analysis or [pd.DataFrame({"block": np.zeros(0, np.int16), "kind": [], "id": np.zeros(
+        0, np.int32), "value": np.zeros(0)})], ignore_index=True)
+    shifts["kind"] = shifts["kind"].astype("category")
+    return {"analysis.parquet": shifts,
+            "metrics.parquet": pd.DataFrame(
+                means, columns=["trained_block", "tested_block", "metric", "mean", "users"]),
+            "rounds.parquet": pd.DataFrame(list(progress.curve)), "users.parquet": every}
+
+
+def matrices(progress: Progress) -> dict[str, np.ndarray]:
+    """R[t, s] of every metric, nan above the diagonal."""
+    steps = 1 + max(t for t, _, _ in progress.tests)
+    result = {metric: np.full((steps, steps), np.nan) for metric in progress.tests[0][2].values}
+    for t, s, scores in progress.tests:
+        for metric in result:
+            result[metric][t, s] = scores.mean(metric)
+    return result
+
+
+def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: bool,
+            most_rounds: int | None = None) -> dict[str, Any]:
+    """The content of ``run.json`` but for status and file hashes.
+
+    Args:
+        elapsed: wall time of the run, in seconds.
+        shared_base: whether block 0 was taken from an earlier run.
+        most_rounds: that a client took part in; None: all of the run's.
+    """
+    curve = pd.DataFrame(list(progress.curve))
+    per_block = curve.groupby("step")
+    notes = privacy_notes(config, len(curve) if most_rounds is None else most_rounds)
+    metrics, matrix, continual = {}, {}, {}
+    for name, r in matrices(progress).items():
+        diagonal = [float(x) for x in np.diag(r)]
+        metrics[name] = {"per_block": diagonal,
+                         "avg_incremental": float(np.mean(diagonal[1:])) if len(diagonal) > 1 else None}
+        matrix[name] = [[float(r[t, s]) for s in range(t + 1)] for t in range(len(r))]
+        continual[name] = summaries(r)
+    return {
+        "method": config.method.name, "backbone": config.backbone.name, "dataset": config.source.name,
+        "seed": config.seed, "device": config.device, "settings": config.settings, "metrics": metrics,
+        "continual": continual, "matrix": matrix,
+        "rounds": per_block.size().tolist(),
+        "best_round": [progress.best_round(step, config.server.best_round) for step in per_block.groups],
+        "seconds": {"total": elapsed, "train": float(curve["train_seconds"].sum()),
+                    "evaluate": float(curve["evaluate_seconds"].sum())},
+        "peak_memory_mib": peak_mib(), "block0_shared": shared_base,
+        "bytes": {"up_per_client_round": per_block["bytes_up"].max().tolist(),
+                  "down_per_client_round": per_block["bytes_down"].min().tolist(),
+                  "total_up": int((curve["bytes_up"] * curve["participants"]).sum()),
+                  "total_down": int((curve["bytes_down"] * curve["participants"]).sum())},
+        "privacy": {"uploaded": [*progress.best.public, *progress.best.dense, *method_uploads(config)],
+                    "kept_at_client": [*progress.best.private, *progress.client_state],
+                    "upload_noise": config.server.upload_noise, "notes": notes},
+        "hash": config.hash, "base_hash": config.base_hash, "data_fingerprint": config.source.fingerprint,
+        "environment": environment(config.device),
+    }
+
+
+@dataclass(frozen=True)
+class Record:
+    """The folder of one run."""
+
+    folder: Path
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint.pt"
+
+    def read(self) -> dict[str, Any] | None:
+        """The content of ``run.json``, verified; None if the run has not ended.
+
+        Raises:
+            Corrupt: if a file is missing, half-written or changed since it was recorded.
+        """
+        path = self.folder / "run.json"
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            status, files = content["status"], content.get("files", {})
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise Corrupt(f"{path}: is not a complete run record") from None
+        if content.get("schema", 1) != SCHEMA:
+            raise Corrupt(f"{path}: is a record of schema {content.get('schema', 1)}, this version reads {SCHEMA}")
+        for name in FILES if status == "finished" else ():
+            try:
+                found = _digest((self.folder / name).read_bytes()).hex()
+            except OSError:
+                raise Corrupt(f"{self.folder / name}: is missing") from None
+            if files.get(name) != found:
+                raise Corrupt(f"{self.folder / name}: has changed since it was recorded")
+        return content
+
+    def finish(self, content: dict[str, Any], progress: Progress) -> dict[str, Any]:
+        """Write all files of a finished run, ``run.json`` last, and drop the checkpoint."""
+        blobs = {}
+        for name, table in _tables(progress).items():
+            buffer = io.BytesIO()
+            table.to_parquet(buffer, index=False)
+            blobs[name] = buffer.getvalue()
+        _write_packed(self.folder / MODEL, dict(vars(progress.best)))
+        for name in FILES:
+            write_atomically(self.folder / name, blobs[name])
+        content = {"schema": SCHEMA, "status": "finished", **content,
+                   "files": {name: _digest(blobs[name]).hex() for name in FILES}}
+        write_atomically(self.folder / "run.json", json.dumps(content, indent=1).encode())
+        self.checkpoint.unlink(missing_ok=True)
+        for leftover in self.folder.glob(".*.*"):  # of a file that was being written when a process was killed
+            leftover.unlink()
+        return content
+
+    def fail(self, config: RunConfig, message: str) -> None:
+        """Mark the run as failed."""
+        content = {"schema": SCHEMA, "status": "failed", "error": message, "method": config.method.name,
+                   "backbone": config.backbone.name, "dataset": config.source.name, "seed": config.seed,
+                   "settings": config.settings, "hash": config.hash, "environment": environment(config.device)}
+        write_atomically(self.folder / "run.json", json.dumps(content, indent=1).encode())
+
+    def clear(self) -> None:
+        """Remove everything of the run but the folder and its lock."""
+        for path in self.folder.iterdir():
+            if path.name != ".lock":
+                path.unlink()
+
+    def set_aside(self) -> Path:
+        """Move the record's files into a sibling folder and return it."""
+        number = 1
+        while (target := self.folder.with_name(f"{self.folder.name}.corrupt{number}")).exists():
+            number += 1
+        target.mkdir()
+        for path in list(self.folder.iterdir()):
+            if path.name != ".lock":
+                path.rename(target / path.name)
+        return target
+
+    def model(self, device: str = "cpu") -> Snapshot:
+        """The tables after the last block of a finished run.
+
+        Raises:
+            Corrupt: if the file was deleted or has changed.
+        """
+        path = self.folder / MODEL
+        try:
+            return Snapshot(**_unpack(path.read_bytes(), device))
+        except FileNotFoundError:
+            raise Corrupt(f"{path}: is missing") from None
+        except Corrupt as error:
+            raise Corrupt(f"{path}: {error}") from None
+
+    def users(self) -> pd.DataFrame:
+        """Per-user scores of a finished run."""
+        return pd.read_parquet(self.folder / "users.parquet")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from the same run; the lock vanishes with the process.
+
+        Raises:
+            UserError: if the folder cannot be written.
+            Busy: if another process is at the run.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = open(self.folder / ".lock", "w")
+        except OSError as error:
+            raise UserError(f"results folder {self.folder}: cannot be written ({error.strerror}); "
+                            f"choose another with --results DIR.") from None
+        with lock:
+            try:
+                import fcntl
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except ImportError:  # no advisory locks on this system
+                pass
+            except OSError:
+                raise Busy(f"{self.folder}: another process is at this run; wait for it, or stop it first.") from None
+            yield

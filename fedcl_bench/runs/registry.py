@@ -1,0 +1,172 @@
+"""Finding plugins: files in ``plugins/`` and ``--plugins DIR``, and the entry-point group ``fedcl_bench.plugins``.
+
+A plugin that cannot be imported is listed with its error and fails only when chosen. Two plugins of one name are an
+error at once, because nobody could tell which of them made a number.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import inspect
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Iterable
+
+from ..backbone import Backbone
+from ..errors import UserError, unknown
+from ..files import shipped
+from ..method import Method
+from .identity import identity
+
+ENTRY_POINTS = "fedcl_bench.plugins"
+RECBOLE = "recbole:"  # before a RecBole model's name: see backbone.py
+_BASES = {"method": Method, "backbone": Backbone}
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A method or backbone that can be run.
+
+    Attributes:
+        kind: ``method`` or ``backbone``.
+        digest: what stands for the plugin's code in run hashes (see ``identity.py``).
+    """
+
+    kind: str
+    name: str
+    cls: type
+    path: Path
+    digest: str
+
+
+@dataclass
+class Registry:
+    """All plugins found; ``broken`` maps the name of a file that cannot be imported to its error."""
+
+    plugins: dict[tuple[str, str], Plugin] = field(default_factory=dict)
+    broken: dict[str, str] = field(default_factory=dict)
+
+    def names(self, kind: str) -> list[str]:
+        return sorted(name for k, name in self.plugins if k == kind)
+
+    def knows(self, kind: str, name: str) -> bool:
+        """Whether ``get`` finds it."""
+        try:
+            return (kind, name) in self.plugins or (
+                kind == "backbone" and name.startswith(RECBOLE) and bool(spelled(name)))
+        except UserError:
+            return False
+
+    def get(self, kind: str, name: str) -> Plugin:
+        """The plugin of this kind and name.
+
+        Raises:
+            UserError: if there is none (naming the nearest) or its file cannot be imported.
+        """
+        if (kind, name) in self.plugins:
+            return self.plugins[kind, name]
+        if kind == "backbone" and name.startswith(RECBOLE):
+            return _recbole(spelled(name))
+        for file in (name, name.replace("-", "_")):
+            if file in self.broken:
+                raise UserError(f"{kind} '{name}' cannot be loaded: {self.broken[file]}")
+        raise unknown(kind, name, self.names(kind))
+
+    def reimplemented(self, method: str) -> bool:
+        """Whether a method is marked wherever it is shown, as it was written without its authors' code; False for a
+        method that is not installed."""
+        plugin = self.plugins.get(("method", method))
+        return plugin is not None and plugin.cls.reimplementation
+
+    def _add(self, module: ModuleType, path: Path) -> None:
+        for value in list(vars(module).values()):
+            for kind, base in _BASES.items():
+                if not (inspect.isclass(value) and issubclass(value, base) and value.__module__ == module.__name__
+                        and "name" in vars(value)):
+                    continue
+                other = self.plugins.get((kind, value.name))
+                if other:
+                    raise UserError(f"two {kind} plugins are named '{value.name}': {other.path} and {path}.\n"
+                                    f"Rename one of them.")
+                self.plugins[kind, value.name] = Plugin(kind, value.name, value, path, identity(path))
+
+
+@functools.cache
+def _recbole(name: str) -> Plugin:
+    """RecBole's model as a backbone; imported when asked for, as RecBole takes a second or two."""
+    from ..recbole import backbone
+
+    cls = backbone.backbone_class(name.removeprefix(RECBOLE))
+    return Plugin("backbone", name, cls, Path(backbone.__file__), backbone.digest(identity))
+
+
+def spelled(backbone: str) -> str:
+    """A backbone's name; of a RecBole model as RecBole writes it. Raises UserError if RecBole has no such model."""
+    if not backbone.startswith(RECBOLE):
+        return backbone
+    from ..recbole.models import find
+
+    return RECBOLE + find(backbone.removeprefix(RECBOLE))
+
+
+def _import_file(path: Path) -> ModuleType:
+    name = f"fedcl_bench_plugin_{hashlib.blake2b(str(path).encode(), digest_size=6).hexdigest()}_{path.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up while it is being executed
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def load_file(registry: Registry, path: Path) -> None:
+    """Add a file's plugins. Raises whatever its code raises, and UserError for a name that is taken."""
+    registry._add(_import_file(path), path)
+
+
+def discover(folders: Iterable[Path] = ()) -> Registry:
+    """Load all plugins: the shipped ones, those in ``folders``, and those of installed packages.
+
+    Every ``*.py`` of a folder is a plugin, but for those that begin with ``_`` and pytest's own (``test_*.py`` and
+    ``conftest.py``).
+
+    Raises:
+        UserError: if a folder does not exist or two plugins have one name.
+    """
+    registry = Registry()
+    folders = [shipped("plugins"), *map(Path, folders)]
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(f"--plugins: '{folder}' is not a folder.")
+    for folder in dict.fromkeys(folder.resolve() for folder in folders):
+        for path in sorted(folder.glob("*.py")):
+            if path.stem.startswith(("_", "test_")) or path.stem == "conftest":
+                continue
+            try:
+                module = _import_file(path)
+            except Exception as error:  # whatever a plugin's code raises belongs in `list`, not in a traceback
+                registry.broken[path.stem] = f"{path}: {type(error).__name__}: {error}"
+                continue
+            registry._add(module, path)
+    packaged: dict[str, ModuleType] = {}  # several entry points may name classes of one module
+    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        try:
+            loaded = entry.load()
+        except Exception as error:
+            registry.broken[entry.name] = f"entry point {entry.value}: {type(error).__name__}: {error}"
+            continue
+        module = loaded if isinstance(loaded, ModuleType) else sys.modules[loaded.__module__]
+        packaged[module.__name__] = module
+    for module in packaged.values():
+        registry._add(module, Path(module.__file__))
+    return registry

@@ -1,0 +1,157 @@
+"""One run from its configuration to its record: reuse, resume, share block 0, save, finish."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, Callable, Iterator, Protocol
+
+import torch
+
+from ..client.out_of_memory import first_words
+from ..data.stream import Stream
+from ..errors import OutOfMemory, RunFailed, UserError
+from ..federation.loop import Federation, Progress, run
+from ..federation.server import most_rounds
+from .config import RunConfig
+from .memory_plan import advice, require
+from .records import Corrupt, Record, load_progress, save_progress, summary
+
+SAVE_EVERY = 60.0  # seconds between checkpoints inside a block
+
+
+class Engine(Protocol):
+    """What trains a run: this process, or the shards of ``shards.py``."""
+
+    def check(self, federation: Federation) -> None:
+        """Raise UserError, before anything is written, if it cannot: there is not enough memory, say."""
+
+    def run(self, federation: Federation, progress: Progress | None) -> Iterator[Progress]:
+        """The progress after every round and step, from ``progress`` on, at least as much of it as is shown."""
+
+    def whole(self, progress: Progress) -> Progress:
+        """All of the progress that ``run`` has yielded last."""
+
+
+class Here:
+    """Trains a run in this process."""
+
+    def check(self, federation: Federation) -> None:
+        require(federation, torch.get_num_threads())
+
+    def run(self, federation: Federation, progress: Progress | None) -> Iterator[Progress]:
+        return run(federation, progress)
+
+    def whole(self, progress: Progress) -> Progress:
+        return progress
+
+
+class Interrupted(Exception):
+    """The run was asked to stop; its checkpoint is written."""
+
+
+def _load_or_set_aside(path: Path, device: str, warn: Callable[[str], None]) -> tuple[Progress, float] | None:
+    try:
+        return load_progress(path, device)
+    except Corrupt as error:
+        aside = path.with_suffix(".corrupt")
+        path.rename(aside)
+        warn(f"{error}; set aside as {aside.name}, starting afresh.")
+        return None
+
+
+def _finished(record: Record, on_corrupt: Callable[[Corrupt], None]) -> dict[str, Any] | None:
+    """The content of a finished record, or None."""
+    try:
+        content = record.read()
+    except Corrupt as error:
+        on_corrupt(error)
+        return None
+    return content if content and content["status"] == "finished" else None
+
+
+def execute(config: RunConfig, load: Callable[[], Stream], results: Path, rerun: bool = False,
+            on_progress: Callable[[Stream, Progress], None] = lambda stream, progress: None,
+            warn: Callable[[str], None] = lambda message: None, note: Callable[[str], None] = lambda message: None,
+            stop: Callable[[], bool] = lambda: False, engine: Engine = Here()) -> dict[str, Any]:
+    """Run a configuration, or return its record if it is already finished.
+
+    Args:
+        load: builds the stream; not called for a finished run.
+        results: folder of all records.
+        rerun: run again even if there is a finished record.
+        on_progress: called after every round and step.
+        warn: called with a line of text when a record is set aside.
+        note: called with a line of text when a run is resumed or block 0 is shared.
+        stop: asked after every round; when true, the checkpoint is written and Interrupted raised.
+        engine: what trains it; no number and no hash depends on it but by rounding.
+
+    Returns:
+        The content of ``run.json``, with ``record`` (its folder) and ``reused`` added.
+
+    Raises:
+        UserError: also if there is not enough memory. RunFailed, Interrupted.
+    """
+    began = time.perf_counter()
+    record = Record(results / "runs" / config.name)
+    base = results / "shared" / f"{config.base_hash}.pt"
+    if not rerun and (done := _finished(record, lambda error: None)):
+        return {**done, "record": str(record.folder), "reused": True}
+    stream = load()
+    federation = config.federation(stream)
+    federation.check()  # before anything is written
+    engine.check(federation)
+    with record.locked():
+        if rerun:
+            record.clear()
+        elif done := _finished(record, lambda error: warn(f"{error}; set aside as {record.set_aside().name}, "
+                                                          f"running again.")):
+            return {**done, "record": str(record.folder), "reused": True}
+        # In a stream of one step no method acts after it, so there is nothing to share it for.
+        shares_base = config.method.cls.first_step > 0 and len(stream.steps) > 1
+        saved = _load_or_set_aside(record.checkpoint, config.device, warn)
+        if saved:
+            step, round_ = saved[0].step, saved[0].round
+            note("all blocks are trained, writing the record." if step == len(stream.steps) else
+                 f"resuming in block {step}, after round {round_}." if round_ else
+                 f"resuming at the start of block {step}.")
+        shared = None
+        if saved is None and shares_base and not rerun:
+            shared = saved = _load_or_set_aside(base, config.device, warn)
+            if shared:
+                note(f"block 0: from an earlier run with the same block 0 ({shared[0].round} rounds, best validation "
+                     f"{config.evaluation.valid_metric} {shared[0].best_value:.4f})")
+        progress, before = saved or (None, 0.0)
+        last_saved = began
+
+        def elapsed() -> float:
+            return before + time.perf_counter() - began
+
+        step = progress.step if progress else 0
+        try:
+            for progress in engine.run(federation, progress):
+                on_progress(stream, progress)
+                if progress.trained and progress.step == 0 and shares_base:
+                    base.parent.mkdir(parents=True, exist_ok=True)
+                    progress = engine.whole(progress)
+                    save_progress(base, progress, elapsed())
+                asked = stop()
+                if asked or progress.step != step or time.perf_counter() - last_saved > SAVE_EVERY:
+                    progress = engine.whole(progress)
+                    save_progress(record.checkpoint, progress, elapsed())
+                    step, last_saved = progress.step, time.perf_counter()
+                if asked and progress.step < len(stream.steps):
+                    where = (f"after round {progress.round} of" if progress.round else "at the start of")
+                    raise Interrupted(f"stopped {where} block {progress.step}; the same command goes on from there.")
+            content = record.finish(
+                summary(config, progress, elapsed(), shared is not None,
+                        most_rounds(stream, progress.curve, config.server.client_ratio, config.seed)), progress)
+        except RunFailed as error:
+            record.fail(config, str(error))
+            raise RunFailed(f"{error}\nMarked as failed: {record.folder}") from None
+        except (OutOfMemory, torch.OutOfMemoryError) as error:
+            words = str(error) if isinstance(error, OutOfMemory) else f"out of GPU memory: {first_words(str(error))}"
+            raise OutOfMemory(f"{words}\n{advice(federation, 1)}") from None
+        except OSError as error:
+            raise UserError(f"results folder {results}: cannot be written ({error.strerror}).") from None
+        return {**content, "record": str(record.folder), "reused": False}

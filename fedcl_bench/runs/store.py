@@ -1,0 +1,232 @@
+"""Reading finished runs: from a results folder or from compact records, in the same form.
+
+A results folder holds full records under ``runs/`` (``records.py``); a folder of compact records holds an
+``index.json`` (``compact.py``). Only what is verified is returned.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Callable, Iterable, Mapping, Sequence
+
+import pandas as pd
+
+from ..data.datasets import DatasetSource, load_config
+from ..errors import UserError
+from . import compact
+from .config import RunConfig, resolve
+from .records import SCHEMA, Corrupt, Record
+from .registry import Registry
+from .specs import RunSpec, expected_settings
+
+# Settings that say how numbers are taken, with the value of records from before the setting existed.
+PROTOCOL = {"stream": "blocks", "candidates": "all", "sampled_candidates": None, "candidate_lists": None}
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One finished run.
+
+    Attributes:
+        meta: the content of ``run.json``.
+        path: the folder it was read from.
+        load: reads one of the frames ``users``, ``rounds`` and ``analysis``; called once for each that is asked for.
+    """
+
+    meta: dict[str, Any]
+    path: Path
+    load: Callable[[str], pd.DataFrame]
+
+    @property
+    def seed(self) -> int:
+        return self.meta["seed"]
+
+    @property
+    def hash(self) -> str:
+        return self.meta["hash"]
+
+    @cached_property
+    def users(self) -> pd.DataFrame:
+        """Per-user scores: trained_block, tested_block, user, metric, value."""
+        return self.load("users")
+
+    @cached_property
+    def rounds(self) -> pd.DataFrame:
+        """One row per round: step, round, participants, loss, valid, bytes_up, bytes_down, train_seconds,
+        evaluate_seconds."""
+        return self.load("rounds")
+
+    @cached_property
+    def analysis(self) -> pd.DataFrame:
+        """What was measured besides the metrics: block, kind, id, value; no rows if nothing was."""
+        return self.load("analysis")
+
+
+def describe(meta: Mapping[str, Any]) -> str:
+    """A run in words."""
+    return f"{meta['method']} on {meta['backbone']}, {meta['dataset']}, seed {meta['seed']}"
+
+
+def _check_schema(meta: Mapping[str, Any], path: Path) -> None:
+    found = meta.get("schema", 1)
+    if found != SCHEMA:
+        raise UserError(f"{path}: its schema version is {found!r}, this version of the suite reads {SCHEMA}.\n"
+                        f"Run it again with this version, read it with the version that wrote it, or take it away.")
+
+
+def _read_frame(folder: Path, name: str) -> pd.DataFrame:
+    return pd.read_parquet(folder / f"{name}.parquet")
+
+
+def _read_full(folder: Path) -> Run | None:
+    """A run of a results folder, verified; None if it has not finished."""
+    path = folder / "run.json"
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+        if meta["status"] != "finished":
+            return None
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"{path}: is not a complete run record; take its folder away, or run it again.") from None
+    _check_schema(meta, path)
+    try:
+        meta = Record(folder).read()
+    except Corrupt as error:
+        raise UserError(f"{error}; take its folder away, or run it again.") from None
+    return Run(meta, folder, partial(_read_frame, folder))
+
+
+def _folders(folder: Path) -> Iterable[Path]:
+    """Folders of compact records: this one or those in it."""
+    if compact.is_compact(folder):
+        return [folder]
+    return sorted(path for path in folder.iterdir() if path.is_dir() and compact.is_compact(path))
+
+
+def load_runs(folder: Path) -> list[Run]:
+    """All finished runs of a results folder, of a folder of compact records, or of a folder of such folders.
+
+    Returns:
+        One Run per hash, sorted by dataset, backbone, method, seed and hash.
+
+    Raises:
+        UserError: if there is none, or one is corrupt or of another schema version.
+    """
+    if not folder.is_dir():
+        raise UserError(f"records: no folder {folder}; name one with --records DIR.")
+    runs: dict[str, Run] = {}
+    if (folder / "runs").is_dir():
+        for path in sorted((folder / "runs").iterdir()):
+            if path.is_dir() and ".corrupt" not in path.name and (run := _read_full(path)):
+                runs[run.hash] = run
+    else:
+        for path in _folders(folder):
+            for meta, load in compact.read(path):
+                _check_schema(meta, path)
+                runs.setdefault(meta["hash"], Run(meta, path, load))
+    if not runs:
+        raise UserError(f"records: no finished run in {folder}.\nA results folder has runs/*/run.json, a folder of "
+                        f"compact records {compact.INDEX}; name another with --records DIR.")
+    return sorted(runs.values(), key=lambda run: (run.meta["dataset"], run.meta["backbone"], run.meta["method"],
+                                                  run.seed, run.hash))
+
+
+def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings in the form in which those of a record and of a spec are compared.
+
+    A split file's bytes are in the data fingerprint and its place means nothing, so only whether there is one counts.
+    """
+    return {**settings, "split_file": bool(settings.get("split_file"))}
+
+
+def _current_hash(registry: Registry, spec: RunSpec, tuned: Path | None, meta: Mapping[str, Any]) -> str:
+    """The hash that the run would have if it were made by the plugins as they are now."""
+    parts = resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned))
+    source = DatasetSource(spec.dataset, load_config(spec.dataset), Path(), meta["data_fingerprint"])
+    return RunConfig(source, registry.get("backbone", spec.backbone), registry.get("method", spec.method), *parts,
+                     meta["seed"], meta["device"]).hash
+
+
+def matching(runs: Iterable[Run], registry: Registry, spec: RunSpec, tuned: Path | None = None) -> list[Run]:
+    """The runs of a spec, sorted by seed: same names, and the settings the spec stands for.
+
+    Of several runs of one seed (a plugin was edited in between) the one of the present code is taken.
+
+    Raises:
+        UserError: for an unknown name or setting of the spec; if none or several of a seed's runs are of the present
+            code, or runs of the spec used different data.
+    """
+    wanted = comparable(expected_settings(registry, spec, tuned))
+    seeds: dict[int, list[Run]] = defaultdict(list)
+    for run in runs:
+        names = (run.meta["method"], run.meta["backbone"], run.meta["dataset"])
+        if names == (spec.method, spec.backbone, spec.dataset) and comparable(run.meta["settings"]) == wanted:
+            seeds[run.seed].append(run)
+    found = []
+    for seed in sorted(seeds):
+        several = seeds[seed]
+        if len(several) > 1:
+            several = [run for run in several if _current_hash(registry, spec, tuned, run.meta) == run.hash]
+        if len(several) != 1:
+            raise UserError(f"{len(seeds[seed])} records of {describe(seeds[seed][0].meta)} have the same settings: "
+                            f"{', '.join(run.hash[:12] for run in seeds[seed])} (other data, device or code).\n"
+                            f"Take away all but one of them.")
+        found += several
+    one_data(found)
+    return found
+
+
+def one_data(runs: Iterable[Run]) -> None:
+    """Raise UserError if runs of one dataset used different data files."""
+    first: dict[str, Run] = {}
+    for run in runs:
+        other = first.setdefault(run.meta["dataset"], run)
+        if other.meta["data_fingerprint"] != run.meta["data_fingerprint"]:
+            raise UserError(f"records of {run.meta['dataset']} come from different data files and are not comparable: "
+                            f"{describe(other.meta)} ({other.hash[:12]}) and {describe(run.meta)} ({run.hash[:12]}).\n"
+                            f"Take the records of one of the two files away.")
+
+
+def protocol(run: Run) -> tuple[tuple[str, Any], ...]:
+    """How the run's numbers were taken: stream and candidates; settings that the run does not have are left out."""
+    found = {name: run.meta["settings"].get(name, old) for name, old in PROTOCOL.items()}
+    return tuple((name, value) for name, value in found.items() if value is not None)
+
+
+def one_protocol(runs: Iterable[Run], where: str) -> None:
+    """Raise UserError if runs that are to stand in one table, figure or test follow different protocols."""
+    first: Run | None = None
+    for run in runs:
+        first = first or run
+        if protocol(run) != protocol(first):
+            words = [", ".join(f"{name}={value}" for name, value in protocol(r)) for r in (first, run)]
+            raise UserError(f"{where}: records of different protocols are not comparable: {describe(first.meta)} "
+                            f"({words[0]}) and {describe(run.meta)} ({words[1]}).\nPut them into separate ones.")
+
+
+def incremental(run: Run) -> tuple[int, ...]:
+    """Blocks 1, 2, ... of a run; block 0 if it has no other."""
+    return tuple(range(1, len(run.meta["rounds"]))) or (0,)
+
+
+def user_scores(runs: Iterable[Run], metric: str, blocks: Sequence[int] | None = None) -> pd.Series:
+    """One score per user: the metric on the block just trained, averaged over blocks and the runs' seeds.
+
+    Args:
+        blocks: None is ``incremental``. A user is averaged over those in which it has a test item.
+
+    Returns:
+        Values by user id, sorted.
+    """
+    parts = []
+    for run in runs:
+        users = run.users
+        keep = ((users["metric"] == metric) & (users["trained_block"] == users["tested_block"])
+                & users["trained_block"].isin(incremental(run) if blocks is None else blocks))
+        parts.append(users.loc[keep, ["user", "value"]])
+    return pd.concat(parts).groupby("user")["value"].mean()

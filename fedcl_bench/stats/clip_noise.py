@@ -1,0 +1,64 @@
+"""What clients do to their uploads before they send them: clip the change of public parameters, and add noise.
+
+What this guarantees is in ``privacy.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import draws
+
+LAPLACE, GAUSSIAN = MECHANISMS = ("laplace", "gaussian")
+# A change that is clipped ends this share below the norm allowed, so that no rounding of its entries lifts it above.
+_MARGIN = 1e-6
+
+
+@dataclass(frozen=True)
+class Protection:
+    """Clipping and noise of uploads.
+
+    Attributes:
+        clip: largest norm of a client's whole change of all public parameters in a round: L1 with Laplace noise, L2
+            with Gaussian noise; 0: not clipped.
+        noise: scale of the noise on every uploaded number: b of Laplace noise, the standard deviation of Gaussian; 0:
+            none.
+        mechanism: ``laplace`` or ``gaussian``.
+    """
+
+    clip: float = 0.0
+    noise: float = 0.0
+    mechanism: str = LAPLACE
+
+    def sizes(self, values: Tensor) -> Tensor:
+        """What adds up to a norm: sums of absolute values (L1) or squares (L2) over all but the first dimension."""
+        each = values.abs() if self.mechanism == LAPLACE else values.square()
+        return each.reshape(len(each), -1).sum(1, dtype=torch.float64)
+
+    def factors(self, sizes: Tensor) -> Tensor:
+        """By what clients multiply their changes, (C,), given the ``sizes`` of all they changed: 1 or less."""
+        norms = sizes if self.mechanism == LAPLACE else sizes.sqrt()
+        return torch.where(norms > self.clip, self.clip / norms * (1.0 - _MARGIN), 1.0)
+
+    def noisy(self, key: int, users: Tensor, value: Tensor) -> Tensor:
+        """What clients send as ``value`` (C, ...): with noise on every number, keyed by client."""
+        if self.noise == 0.0:
+            return value
+        draw = draws.laplace if self.mechanism == LAPLACE else draws.gaussian
+        return value + draw(key, users, tuple(value.shape[1:]), self.noise).to(value)
+
+    def mean_noise(self, seed: int, step: int, round_: int, name: str, shape: tuple[int, ...], uploads: int) -> Tensor:
+        """The noise on the mean of so many clients' tables, float64, without drawing each client's."""
+        draw = draws.mean_laplace if self.mechanism == LAPLACE else draws.mean_gaussian
+        return draw(seed, step, round_, name, shape, self.noise, uploads)
+
+
+OPEN = Protection()  # neither clipping nor noise
+
+
+def upload_key(seed: int, name: str, step: int, round_: int) -> int:
+    """Names the random numbers of each client's own noise on something that it uploads."""
+    return draws.key(seed, f"upload noise of {name}", step, round_)

@@ -1,0 +1,188 @@
+"""Tests of differences between methods, on plain arrays.
+
+Two methods are compared on units that both were measured on: users (scores averaged over blocks and seeds first, so
+that a user counts once and the units are independent), or seeds. Several methods are compared over a grid of datasets
+and backbones. A test that has too few units raises ``TooFew``; no function returns a value that is not a number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Sequence
+
+import numpy as np
+from scipy import stats
+
+from ..errors import UserError
+
+LEVEL = 0.05  # of Friedman's test and Nemenyi's critical difference
+
+
+class TooFew(UserError):
+    """A test was asked for with fewer units, rows or methods than it needs."""
+
+
+@dataclass(frozen=True)
+class PairedComparison:
+    """Method a against method b over n units.
+
+    Attributes:
+        n: number of units.
+        difference: mean of a - b.
+        low, high: 95 % bootstrap interval of the difference (percentiles).
+        t, p: two-sided paired t-test. t is infinite if all differences are the same and not 0.
+        p_permutation: two-sided sign-flip permutation test.
+        effect: d_z, the mean difference over its standard deviation; infinite where t is.
+    """
+
+    n: int
+    difference: float
+    low: float
+    high: float
+    t: float
+    p: float
+    p_permutation: float
+    effect: float
+
+
+def compare_paired(a: Sequence[float], b: Sequence[float], draws: int = 9999, seed: int = 0,
+                   unit: str = "unit") -> PairedComparison:
+    """Compare two methods unit by unit.
+
+    Args:
+        a, b: one score per unit, in the same order. Two scores closer than rounding are a difference of 0.
+        draws: bootstrap samples, and random sign flips where there are more than ``draws`` possible ones.
+        seed: of both.
+        unit: what a unit is, for the error.
+
+    Raises:
+        TooFew: for fewer than 2 units.
+        ValueError: if the two differ in length or hold a score that is not finite.
+    """
+    a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    if a.shape != b.shape or a.ndim != 1:
+        raise ValueError(f"expected two lists of the same length; found shapes {a.shape} and {b.shape}")
+    if len(a) < 2:
+        raise TooFew(f"a paired test needs at least 2 {unit}s that both methods have; found {len(a)}.")
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        raise ValueError("a score is not finite")
+    d = np.where(np.isclose(a, b, rtol=1e-12, atol=0.0), 0.0, a - b)
+    n, mean = len(d), float(d.mean())
+    if np.ptp(d) <= 1e-12 * np.abs(d).max():  # the same difference everywhere, up to rounding
+        endless = float(np.copysign(np.inf, mean)) if mean else 0.0
+        return PairedComparison(n, mean, mean, mean, endless, 0.0 if mean else 1.0, 2.0 ** (1 - n) if mean else 1.0,
+                                endless)
+    effect = mean / float(d.std(ddof=1))
+    t = effect * n ** 0.5
+    rng = np.random.default_rng(seed)
+    low, high = _interval(d, draws, rng)
+    return PairedComparison(n, mean, low, high, t, float(2.0 * stats.t.sf(abs(t), n - 1)),
+                            _sign_flips(d, draws, rng), effect)
+
+
+def mean_interval(values: Sequence[float], draws: int = 9999, seed: int = 0) -> tuple[float, float, float]:
+    """The mean of one value per unit, and its 95 % bootstrap interval (percentiles).
+
+    Raises:
+        TooFew: without values.
+    """
+    values = np.asarray(values, dtype=float)
+    if not len(values):
+        raise TooFew("a mean needs at least 1 value; found none.")
+    return float(values.mean()), *_interval(values, draws, np.random.default_rng(seed))
+
+
+def _interval(values: np.ndarray, draws: int, rng: np.random.Generator) -> tuple[float, float]:
+    """95 % bootstrap interval of the mean, by percentiles."""
+    n = len(values)
+    sampled = _in_parts(draws, n, lambda size: values[rng.integers(n, size=size)].mean(1))
+    low, high = np.percentile(sampled, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def _in_parts(draws: int, n: int, sample) -> np.ndarray:
+    """``sample((k, n))`` in pieces that bound the memory for many units."""
+    return np.concatenate([sample((min(500, draws - start), n)) for start in range(0, draws, 500)])
+
+
+def _sign_flips(d: np.ndarray, draws: int, rng: np.random.Generator) -> float:
+    """Two-sided p of the mean of ``d`` among its sign flips: all of them if they are few, else random ones."""
+    enough = abs(d.mean()) * (1 - 1e-12)  # equal sums may round differently
+    if 2 ** len(d) <= draws:
+        signs = 1.0 - 2.0 * (np.arange(2 ** len(d))[:, None] >> np.arange(len(d)) & 1)
+        return float((np.abs((signs * d).mean(1)) >= enough).mean())
+    flipped = _in_parts(draws, len(d), lambda size: (d * rng.choice((-1.0, 1.0), size=size)).mean(1))
+    return (int((np.abs(flipped) >= enough).sum()) + 1) / (draws + 1)  # + 1: the observed signs are one of the flips
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Holm's step-down adjusted p-values, in the order given."""
+    p = np.asarray(p, dtype=float)
+    order = np.argsort(p)
+    adjusted = np.minimum(1.0, np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)))
+    result = np.empty_like(p)
+    result[order] = adjusted
+    return result.tolist()
+
+
+@dataclass(frozen=True)
+class FriedmanComparison:
+    """k methods over n rows (Friedman's test, Nemenyi's post-hoc test; Demšar, JMLR 7, 2006).
+
+    Attributes:
+        n: rows: datasets, backbones or pairs of them.
+        ranks: average rank of each method; 1 is the best, ties share their ranks' mean.
+        chi2, p: Friedman's statistic with the correction for ties, against chi-square with k - 1 degrees of freedom.
+        critical_difference: two methods whose average ranks are at least this far apart differ at 5 %.
+        groups: the largest sets of methods that lie within less than the critical difference, as indices in the order
+            of their ranks; sets of one are left out.
+    """
+
+    n: int
+    ranks: tuple[float, ...]
+    chi2: float
+    p: float
+    critical_difference: float
+    groups: tuple[tuple[int, ...], ...]
+
+
+def critical_difference(k: int, n: int) -> float:
+    """Nemenyi's critical difference of average ranks at 5 % for k methods over n rows.
+
+    q sqrt(k (k + 1) / (6 n)), with q the upper 5 % point of the studentized range for k means and infinitely many
+    degrees of freedom, over sqrt(2) (Demšar, section 3.2.2).
+    """
+    q = stats.studentized_range.ppf(1.0 - LEVEL, k, np.inf) / 2.0 ** 0.5
+    return float(q * (k * (k + 1) / (6.0 * n)) ** 0.5)
+
+
+def friedman(scores: Sequence[Sequence[float]]) -> FriedmanComparison:
+    """Compare several methods over a grid.
+
+    Args:
+        scores: shape (n rows, k methods); higher is better.
+
+    Raises:
+        TooFew: for fewer than 2 rows or 3 methods.
+        ValueError: if it is not such a table, or a score is not finite.
+    """
+    scores = np.asarray(scores, dtype=float)
+    if scores.ndim != 2:
+        raise ValueError(f"expected a table of rows x methods; found shape {scores.shape}")
+    n, k = scores.shape
+    if n < 2 or k < 3:
+        raise TooFew(f"Friedman's test needs at least 2 rows (datasets x backbones) and 3 methods; found {n} and {k}.")
+    if not np.isfinite(scores).all():
+        raise ValueError("a score is not finite")
+    ranked = stats.rankdata(-scores, axis=1)
+    ranks = ranked.mean(0)
+    spread = float(((ranked - (k + 1) / 2) ** 2).sum()) / (k - 1)  # n k (k + 1) / 12 less what ties take away
+    chi2 = n * n * float(((ranks - (k + 1) / 2) ** 2).sum()) / spread if spread else 0.0  # 0: every row is one tie
+    width = critical_difference(k, n)
+    order = np.argsort(ranks, kind="stable")
+    groups: list[tuple[int, ...]] = []
+    for first in range(k):
+        group = tuple(int(i) for i in order[first:] if ranks[i] - ranks[order[first]] < width)
+        if len(group) > 1 and not (groups and set(group) <= set(groups[-1])):
+            groups.append(group)
+    return FriedmanComparison(n, tuple(ranks.tolist()), chi2, float(stats.chi2.sf(chi2, k - 1)), width, tuple(groups))

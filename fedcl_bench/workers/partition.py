@@ -1,0 +1,179 @@
+"""A run's clients divided into parts: which are where, and streams and progress cut into parts and put together.
+
+A part numbers its clients from 0 without gaps, in the order of their ids. Of the clients that a block brings, a part
+gets those of one interval, so its table rows are rows of the whole ones: those at ``names``, the clients' ids.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Sequence
+
+import torch
+from torch import Tensor
+
+from ..backbone import Backbone, Tables
+from ..data.stream import Ragged, Sessions, Step, Stream
+from ..errors import UserError
+from ..evaluation.drift import PER_USER
+from ..evaluation.ranking import UserScores
+from ..federation.loop import Federation, Progress
+from ..model import Snapshot
+
+_PER_USER = ("private", "local", "served", "memory")  # parts of a snapshot
+# What a row ends with where it is shorter than those of another part: RecBole's id of no item, and no item.
+_PADDING = {"memory": 0, "client_state": -1}
+
+
+def check_divisible(federation: Federation) -> None:
+    """Raise UserError for a backbone or method whose server looks at more of its clients than sums."""
+    backbone, method = federation.backbone, federation.method
+    spread = "--shards: the clients of a run are spread over workers and send sums;"
+    if type(backbone).serve is not Backbone.serve or backbone.serves_tables:
+        raise UserError(f"{spread} the server of backbone '{backbone.name}' needs every client's item table.\n"
+                        f"Leave --shards out (`grid --ray` spreads whole runs), or use another backbone.")
+    if method.uploads(backbone, 0) or method.uploads(backbone, 1):
+        raise UserError(f"{spread} the server of method '{method.name}' needs what each client uploads.\n"
+                        f"Leave --shards out (`grid --ray` spreads whole runs), or use another method.")
+    if federation.device.type != "cpu":
+        raise UserError("--device: found cuda, accepted: cpu with --shards.")
+
+
+def check(federation: Federation, parts: int) -> None:
+    """Raise UserError if a run's clients cannot be divided into so many parts."""
+    check_divisible(federation)
+    divide(federation.stream, parts)
+
+
+def divide(stream: Stream, parts: int) -> list[Tensor]:
+    """The ids of the clients of each part, int64, ascending.
+
+    Of the clients that a block brings, each part gets an interval with about equally many interactions over the whole
+    stream.
+
+    Raises:
+        UserError: if there are more parts than clients, or a part has nobody to train or to test in some block.
+    """
+    last = stream.steps[-1].n_users
+    if parts > (most := stream.steps[0].n_users):
+        raise UserError(f"--shards: found {parts}, accepted: at most the number of clients, {most} in block 0.")
+    work = torch.ones(last, dtype=torch.int64)
+    for step in stream.steps:
+        work[:step.n_users] += step.train.lengths
+    names: list[list[Tensor]] = [[] for _ in range(parts)]
+    for step in stream.steps:
+        new = work[step.old_users:step.n_users]
+        part = (new.cumsum(0) - new) * parts // max(int(new.sum()), 1)
+        for number in range(parts):
+            names[number].append(step.old_users + (part == number).nonzero().flatten())
+    result = [torch.cat(some) for some in names]
+    for step in stream.steps:
+        for number, some in enumerate(result):
+            here = some[some < step.n_users]
+            for split in ("train", "valid", "test"):
+                if not bool((step.split(split).lengths[here] > 0).any()):
+                    raise UserError(f"--shards: found {parts}; one of so many shards has no client with {split} data "
+                                    f"in block {step.index}, use fewer.")
+    return result
+
+
+def _ragged_part(lists: Ragged, users: Tensor) -> Ragged:
+    lengths = lists.counts(users)
+    return Ragged(torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]), lists.select(users)[1])
+
+
+def _sessions_part(sessions: Sessions, users: Tensor) -> Sessions:
+    numbers = Ragged(sessions.of_user, torch.arange(len(sessions.start) - 1))
+    mine = _ragged_part(numbers, users)
+    items = Ragged(sessions.start, torch.arange(len(sessions.items)))
+    rows = _ragged_part(items, mine.values)
+    return Sessions(mine.indptr, rows.indptr, sessions.items[rows.values], sessions.times[rows.values])
+
+
+def stream_part(stream: Stream, names: Tensor) -> Stream:
+    """The data of some clients: all items, and none of the other clients."""
+    steps = []
+    for step in stream.steps:
+        users = names[names < step.n_users]
+        splits = {name: _ragged_part(step.split(name), users) for name in ("train", "valid", "test")}
+        steps.append(Step(step.index, len(users), step.n_items, int((names < step.old_users).sum()), step.old_items,
+                          step.interactions, **splits, sessions={name: _sessions_part(some, users) for name, some
+                                                                 in step.sessions.items()}))
+    return Stream(tuple(steps), stream.user_tokens[names.numpy()], stream.item_tokens)
+
+
+def _rows(tables: Tables, names: Tensor) -> Tables:
+    return {name: table[names[names < len(table)]] for name, table in tables.items()}
+
+
+def progress_part(progress: Progress, names: Tensor) -> Progress:
+    """What a run carries of some clients, without the tests and analysis of what is behind it."""
+    def cut(model: Snapshot) -> Snapshot:
+        return replace(model, **{kind: _rows(getattr(model, kind), names) for kind in _PER_USER})
+    return replace(progress, model=cut(progress.model), best=cut(progress.best), previous=cut(progress.previous),
+                   client_state=_rows(progress.client_state, names),
+                   best_client_state=_rows(progress.best_client_state, names), tests=(), analysis=())
+
+
+def _together(tables: Sequence[Tables], names: Sequence[Tensor], kind: str) -> Tables:
+    """Tables with a row per client of each part, as one with a row per client."""
+    result = {}
+    for name in tables[0]:
+        parts = [some[name] for some in tables]
+        places = [ids[:len(part)] for ids, part in zip(names, parts)]
+        if len({part.shape[1:] for part in parts}) > 1:  # rows as long as a part's longest list
+            parts = [_widened(name, part, max(part.shape[1] for part in parts), kind) for part in parts]
+        whole = parts[0].new_empty(sum(map(len, parts)), *parts[0].shape[1:])
+        for ids, part in zip(places, parts):
+            whole[ids] = part
+        result[name] = whole
+    return result
+
+
+def _widened(name: str, table: Tensor, width: int, kind: str) -> Tensor:
+    if table.is_floating_point() or kind not in _PADDING or table.dim() != 2:
+        raise UserError(f"--shards: rows of '{name}' differ in size between clients; leave --shards out.")
+    return torch.nn.functional.pad(table, (0, width - table.shape[1]), value=_PADDING[kind])
+
+
+def whole_progress(parts: Sequence[Progress], names: Sequence[Tensor], behind: Progress) -> Progress:
+    """The inverse of ``progress_part``.
+
+    Args:
+        parts: each from the same point of the run.
+        names: ids of each part's clients.
+        behind: what the parts began with; its tests and analysis come first.
+    """
+    def joined(field: str) -> Snapshot:
+        models = [getattr(part, field) for part in parts]
+        return replace(models[0], **{kind: _together([getattr(model, kind) for model in models], names, kind)
+                                     for kind in _PER_USER})
+
+    def by_user(kinds: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """(users, values, ...) of each part as one, users ascending."""
+        users = torch.cat([ids[users] for ids, (users, *_) in zip(names, kinds)])
+        order = users.argsort()
+        return users[order], *(torch.cat(values)[order] for values in list(zip(*kinds))[1:])
+
+    tests, analysis = [], []
+    for found in zip(*(part.tests for part in parts)):
+        t, s, first = found[0]
+        users, *values = by_user([(scores.users, *scores.values.values()) for _, _, scores in found])
+        tests.append((t, s, UserScores(users, dict(zip(first.values, values)))))
+    for found in zip(*(part.analysis for part in parts)):
+        t, kind, ids, values = found[0]
+        if kind in PER_USER:
+            ids, values = by_user([row[2:] for row in found])
+        analysis.append((t, kind, ids, values))
+    states = {field: _together([getattr(part, field) for part in parts], names, "client_state")
+              for field in ("client_state", "best_client_state")}
+    return replace(parts[0], model=joined("model"), best=joined("best"), previous=joined("previous"), **states,
+                   tests=(*behind.tests, *tests), analysis=(*behind.analysis, *analysis))
+
+
+def outline(progress: Progress) -> Progress:
+    """Progress without tables, tests and analysis: what displays look at."""
+    empty = {f.name: type(getattr(progress, f.name))() for f in fields(Progress)
+             if isinstance(getattr(progress, f.name), dict)}
+    nothing = Snapshot({}, {})
+    return replace(progress, model=nothing, best=nothing, previous=nothing, tests=(), analysis=(), **empty)

@@ -1,0 +1,140 @@
+"""A worker of a grid: takes runs from a pipe one after the other, and reports on each.
+
+The parent's end of the pipe is the only thing a worker depends on: a message on it while a run is going on, or its end
+when the parent is gone, makes the worker stop after the current round with the checkpoint saved.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Mapping, Protocol
+
+STOP = "stop"
+REPORT_EVERY = 0.25  # seconds between two progress messages
+STREAMS = 2  # streams kept: consecutive runs are mostly of one dataset
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run in plain data, so that another process can put it together again.
+
+    Attributes:
+        layers: overrides for ``make_config``.
+        device: where it computes.
+        hash: the run's hash in the parent; the worker refuses to run anything else.
+    """
+
+    method: str
+    backbone: str
+    dataset: str
+    seed: int
+    layers: list[tuple[str, Mapping[str, Any]]]
+    data_dir: Path | None
+    results: Path
+    plugins: tuple[Path, ...]
+    hash: str
+    device: str = "cpu"
+
+
+def serve(pipe: Connection, threads: int) -> None:
+    """Run jobs until the parent closes its end of the pipe.
+
+    Sends ("progress", block, blocks, round, rounds) and ("warn", text) during a job and one of ("finished", seconds),
+    ("failed" | "error" | "busy" | "stopped", text) at its end: "failed" runs have a record that says so.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):  # whoever asks the parent to stop asks the workers through it
+        signal.signal(number, signal.SIG_IGN)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # before torch is imported
+        os.environ[name] = str(threads)
+    streams: OrderedDict[Any, Any] = OrderedDict()
+    try:
+        while True:
+            job = pipe.recv()
+            if job != STOP:  # asked to stop when the last job had just ended
+                pipe.send(run_job(job, pipe, threads, streams))
+    except (EOFError, OSError):
+        pass  # the parent is gone
+
+
+class Pipe(Protocol):
+    """What ``run_job`` needs of a pipe's end, which need not be one of the operating system."""
+
+    def poll(self) -> bool: ...
+
+    def recv(self) -> Any: ...
+
+    def send(self, message: tuple) -> None: ...
+
+
+def run_job(job: Job, pipe: Pipe, threads: int, streams: OrderedDict[Any, Any]) -> tuple[str, Any]:
+    """Do a run; returns the last message about it, and sends the others (see ``serve``).
+
+    Args:
+        streams: streams of earlier jobs, by what they were made of; kept up to date.
+    """
+    from ..ops.memory import importing, reset_peak
+    with importing():
+        import torch
+
+        from ..data.datasets import load_stream
+        from ..errors import Busy, RunFailed, UserError
+        from ..runs.config import make_config, resolve_device
+        from ..runs.registry import discover
+        from ..runs.runner import Interrupted, execute
+
+    torch.set_num_threads(threads)
+    reset_peak()
+    asked, reported = [], [0.0]
+
+    def stop() -> bool:
+        try:
+            if not asked and pipe.poll():
+                asked.append(pipe.recv())
+        except (EOFError, OSError):
+            asked.append(STOP)
+        return bool(asked)
+
+    def tell(*message) -> None:
+        try:
+            pipe.send(message)
+        except OSError:  # the parent is gone: not a reason to lose the checkpoint
+            asked.append(STOP)
+
+    def on_progress(stream, progress) -> None:
+        if time.monotonic() - reported[0] >= REPORT_EVERY or progress.trained:
+            reported[0] = time.monotonic()
+            tell("progress", progress.step, len(stream.steps), progress.round, config.server.rounds)
+
+    def load():
+        key = (job.dataset, config.source.fingerprint, config.stream)
+        if key not in streams:
+            streams[key] = load_stream(config.source, config.stream)
+        streams.move_to_end(key)
+        while len(streams) > STREAMS:
+            streams.popitem(last=False)
+        return streams[key]
+
+    try:
+        config = make_config(discover(job.plugins), job.method, job.backbone, job.dataset, job.seed, job.layers,
+                             job.data_dir, resolve_device(job.device))
+        if config.hash != job.hash:
+            raise UserError("its data, plugin or configuration file was changed since the grid began; start it again.")
+        content = execute(config, load, job.results, on_progress=on_progress, stop=stop,
+                          warn=lambda text: tell("warn", text))
+        return "finished", content["seconds"]["total"]
+    except Interrupted as error:
+        return "stopped", str(error)
+    except Busy as error:
+        return "busy", str(error)
+    except RunFailed as error:
+        return "failed", str(error)
+    except UserError as error:
+        return "error", str(error)
+    except Exception as error:  # a plugin's fault is no reason to give up the other runs
+        return "error", f"{type(error).__name__}: {error}"
