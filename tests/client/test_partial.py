@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-from helpers import build, module_of
+from helpers import ROOT, build, module_of
 
 from fedcl_bench.client.at_rest import PartialTrainer, holds_whole, is_partial
 from fedcl_bench.client.base import Slots
@@ -176,6 +175,6 @@ def test_gpfedrec_products_are_those_of_all_pairs(registry, monkeypatch):
     ([], "--data-dir"), (["--data-dir", "nowhere"], "--data-dir: 'nowhere' is not a folder"),
     (["--data-dir", "."], "dataset 'ml-1m': no file")])
 def test_benchmark_says_what_it_needs(tmp_path, arguments, said):
-    script = Path(__file__).parents[1] / "benchmarks" / "fedrap.py"
+    script = ROOT / "benchmarks" / "fedrap.py"
     done = subprocess.run([sys.executable, str(script), *arguments], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr

@@ -8,9 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pandas as pd
 import pytest
-import torch
+from helpers import ROOT, same_numbers
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.errors import UserError
@@ -19,7 +18,6 @@ from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.records import Corrupt, Record
 from fedcl_bench.runs.runner import Interrupted, execute
 
-ROOT = Path(__file__).resolve().parents[1]
 ROUNDS = 6
 
 
@@ -34,20 +32,6 @@ def uninterrupted(registry, ml100k, tmp_path_factory):
     """The record of the run that nothing disturbed."""
     config = make_config(registry, "f3crec", "fedmf", "ml-100k", overrides=[("test", {"rounds": ROUNDS})])
     return execute(config, lambda: ml100k, tmp_path_factory.mktemp("whole"))
-
-
-def same_numbers(found, expected):
-    for key in ("metrics", "matrix", "continual", "rounds", "best_round", "bytes", "settings", "hash"):
-        assert found[key] == expected[key], key
-    a, b = Record(Path(found["record"])), Record(Path(expected["record"]))
-    for part in ("public", "private"):
-        for name, table in getattr(b.model(), part).items():
-            assert torch.equal(getattr(a.model(), part)[name], table)
-    pd.testing.assert_frame_equal(a.users(), b.users())
-    curves = [pd.read_parquet(r.folder / "rounds.parquet").drop(columns=["train_seconds", "evaluate_seconds"])
-              for r in (a, b)]
-    pd.testing.assert_frame_equal(*curves)
-    assert {p.name for p in a.folder.iterdir()} == {p.name for p in b.folder.iterdir()}
 
 
 KILLED = """

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_resume import same_numbers
+from helpers import ROOT, records, same_numbers
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.errors import UserError
@@ -23,7 +23,6 @@ from fedcl_bench.runs.specs import RunSpec, seed_text
 from fedcl_bench.workers import pool
 from fedcl_bench.workers.pool import Board, Outcome, Pool, Running
 
-ROOT = Path(__file__).resolve().parents[1]
 CELLS = ["--methods", "ft,kd", "--backbones", "fedmf", "--seeds", "2", "--set", "rounds=2"]
 
 # The command line in a process that does something to itself (or to its group) when a condition on the board is met.
@@ -55,12 +54,6 @@ def grid_json(capsys, *arguments, status=0):
     assert main(["grid", *arguments, "--json", "--jobs", "2"]) == status
     captured = capsys.readouterr()
     return json.loads(captured.out), captured.err
-
-
-def records(folder):
-    """Every finished run of a results folder by its name."""
-    return {path.parent.name: {**json.loads(path.read_text()), "record": str(path.parent)}
-            for path in folder.glob("runs/*/run.json")}
 
 
 @pytest.fixture(scope="module")

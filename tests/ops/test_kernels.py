@@ -6,12 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 import torch
-from helpers import build
+from helpers import ROOT, build
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,7 +30,6 @@ from fedcl_bench.sampling import (LocalSettings, Others, draw_negatives,
 from fedcl_bench.sequential import Dropout
 from fedcl_bench.testing.worlds import ragged
 
-ROOT = Path(__file__).parents[1]
 compiled = pytest.mark.skipif(kernels.why_not() is not None, reason=f"no compiled kernels: {kernels.why_not()}")
 
 
