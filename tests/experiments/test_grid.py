@@ -28,8 +28,8 @@ CELLS = ["--methods", "ft,kd", "--backbones", "fedmf", "--seeds", "2", "--set", 
 # The command line in a process that does something to itself (or to its group) when a condition on the board is met.
 DISTURBED = """
 import os, signal, sys
-from fedcl_bench import grid_view
-from fedcl_bench.cli import main
+from fedcl_bench.cli import grid_view
+from fedcl_bench.cli.main import main
 
 condition, action, *arguments = sys.argv[1:]
 

@@ -37,10 +37,10 @@ def uninterrupted(registry, ml100k, tmp_path_factory):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from fedcl_bench import records, runner
-from fedcl_bench.config import make_config
-from fedcl_bench.datasets import load_stream
-from fedcl_bench.registry import discover
+from fedcl_bench.runs import records, runner
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.runs.registry import discover
 
 step, round_, results = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 config = make_config(discover(), "f3crec", "fedmf", "ml-100k", overrides=[("test", {"rounds": %d})])
