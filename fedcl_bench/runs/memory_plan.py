@@ -31,15 +31,17 @@ from typing import Iterable
 import torch
 
 from .. import sampling
-from ..backbone import Backbone, Tables
+from ..backbone import Backbone
 from ..client import sessions
 from ..client.base import SLOT_TABLE
 from ..client.fused import is_one_call
 from ..data.stream import Step
+from ..draws import Tables
 from ..errors import UserError
 from ..evaluation.ranking import METRICS, is_product, users_at_once
 from ..evaluation.sessions import USERS_AT_ONCE
-from ..federation.loop import Federation, acting_in
+from ..federation.loop import acting_in
+from ..federation.parts import Federation
 from ..model import Snapshot
 from ..ops import kernels
 from ..ops.memory import available
