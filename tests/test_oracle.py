@@ -64,7 +64,7 @@ def some_clients(step, count=12):
     lengths = step.train.lengths
     users = (lengths > 0).nonzero().flatten()
     by_size = users[lengths[users].argsort(stable=True)]
-    picked = by_size[torch.linspace(0, 0.97 * len(by_size), count).long()]
+    picked = by_size[torch.linspace(0, 0.9 * len(by_size), count).long()]
     assert (picked < step.old_users).any() and (picked >= step.old_users).any()
     return picked.sort().values
 
@@ -190,7 +190,7 @@ def every_two(*lists):
 @pytest.mark.parametrize("method, local, optimiser", every_two(METHODS, LOCAL, ["sgd", "adam"]))
 def test_fedmf_round_equals_oracle(registry, stream, method, local, optimiser):
     changes = {} if optimiser == "sgd" else {"lr": 0.01, "item_lr": "plain"}
-    compare(registry, stream, "fedmf", method, {**LOCAL[local], "optimiser": optimiser}, **changes)
+    compare(registry, stream, "fedmf", method, {**LOCAL[local], "optimiser": optimiser}, count=10, **changes)
 
 
 @pytest.mark.parametrize("method, local, backbone", every_two(
@@ -319,8 +319,8 @@ def test_error_memory_equals_oracle(registry, stream, backbone):
 
 
 @pytest.mark.parametrize("backbone,method", [
-    *(("fedmf", method) for method in ("ft", "reg", "kd", "f3crec", "spp")),
-    *((backbone, method) for backbone in ("pfedrec", "ncf", "fedrap") for method in ("reg", "spp"))])
+    *(("fedmf", method) for method in ("ft", "reg", "f3crec", "spp")), ("pfedrec", "reg"), ("ncf", "spp"),
+    ("fedrap", "reg")])
 def test_result_does_not_depend_on_chunks_or_threads(registry, stream, backbone, method):
     step = stream.steps[1]
     name, settings, training = BACKBONES[backbone]
@@ -329,7 +329,7 @@ def test_result_does_not_depend_on_chunks_or_threads(registry, stream, backbone,
     method_name, method_settings = METHODS[method]
     method, _ = method_and_oracle(registry, method_name, stream, previous, model, backbone, method_settings)
     users = (step.train.lengths > 0).nonzero().flatten()
-    users = users[::2] if name == "fedmf" else users[::8]
+    users = users[::4] if name == "fedmf" else users[::8]
     train = LocalSettings(batch_size=64, **training)
     results = []
     threads = torch.get_num_threads()
