@@ -236,10 +236,12 @@ def test_round_without_compiled_kernels_equals_oracle(registry, stream, monkeypa
         compare(registry, stream, backbone, "f3crec", LOCAL[local], count=8, layout="all items")
 
 
-# Variants of a backbone differ in its scores or its server, which F3CRec's loss and aggregation both go through.
+# Every second pair goes to the long tests. Variants of a backbone differ in its scores or its server, which F3CRec's
+# loss and aggregation both go through.
 @pytest.mark.parametrize("backbone, method", [
-    *((backbone, method) for backbone in ("fedncf", "pfedrec", "fedrap", "gpfedrec", "biasmf", "ncf")
-      for method in METHODS if method != "reg-mean"),
+    *(pytest.param(backbone, method, marks=[pytest.mark.long] * ((i + j) % 2))
+      for i, backbone in enumerate(("fedncf", "pfedrec", "fedrap", "gpfedrec", "biasmf", "ncf"))
+      for j, method in enumerate(("ft", "f3crec", "kd", "reg", "rlp2", "spp"))),
     *((backbone, method) for backbone in ("fedncf-hidden", "pfedrec-local", "fedrap-tolerance", "gpfedrec-code",
                                           "ncf-sigmoid") for method in ("reg-mean", "f3crec"))])
 def test_round_equals_oracle(registry, stream, backbone, method):
@@ -280,7 +282,8 @@ def test_every_path_of_the_engine_is_compared(stream):
         assert any(len(chunk.users) > 1 for chunk in chunks)
 
 
-@pytest.mark.parametrize("backbone", ["fedmf", "fedncf", "pfedrec", "biasmf"])
+@pytest.mark.parametrize("backbone", [*(pytest.param(name, marks=pytest.mark.long) for name in ("fedmf", "pfedrec")),
+                                      "fedncf", "biasmf"])
 def test_error_memory_equals_oracle(registry, stream, backbone):
     """RLP2: the stored errors are the largest ones of the client's samples, and scores are corrected by them."""
     name, settings, _ = BACKBONES[backbone]
