@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import nnls
 
-from fedcl_bench.federation.round import ONE_CALL
+ONE_CALL = 1 << 22
 
 TERMS = ("a, ns per sample", "b, ns per sample, local epoch, dimension and doubling of the table",
          "c, ns per item and dimension", "g, ns per sample, local epoch and earlier update", "h, us per call")

@@ -47,6 +47,10 @@ class Reg(Method):
             loss = loss + self._weight(anchor) * (values - anchor).flatten(1).square().sum(1)
         return loss
 
+    @property
+    def penalises_rows(self):
+        return self.settings.lambda_reg > 0.0
+
     def row_penalty(self, name):
         if self.settings.lambda_reg == 0.0:
             return None

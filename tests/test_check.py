@@ -8,8 +8,7 @@ import cheaters
 import pytest
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.testing import (assert_passed, check_backbone, check_method,
-                                 check_plugin)
+from fedcl_bench.testing import assert_passed, check_backbone, check_method, check_plugin
 from fedcl_bench.testing.worlds import growing_stream
 
 # (cheater, property that names it, part of the evidence)

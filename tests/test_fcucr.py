@@ -13,14 +13,13 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from helpers import build
+from helpers import build, train_round
 from hypothesis import given
 from session_oracle import ITEM, drawn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedcl_bench import draws, prototypes
-from fedcl_bench.client.sessions import (SessionTrainer, make_session_chunks,
-                                         window)
+from fedcl_bench.client.sessions import SessionTrainer, make_session_chunks, window
 from fedcl_bench.draws import DrawKey
 from fedcl_bench.evaluation import sessions as session_ranking
 from fedcl_bench.evaluation.ranking import EvaluationSettings
@@ -28,7 +27,6 @@ from fedcl_bench.federation import protocols
 from fedcl_bench.federation.growth import grow
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Federation, FederationSettings
-from fedcl_bench.federation.round import train_round
 from fedcl_bench.method import Encoding
 from fedcl_bench.model import Snapshot
 from fedcl_bench.prototypes import fuse, gaussian_epsilon, nearest

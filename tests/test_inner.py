@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import build
+from helpers import build, train_round, trainer_of
 
 from fedcl_bench.backbone import Backbone
 from fedcl_bench.client.factored import Outer, is_inner
 from fedcl_bench.draws import DrawKey
 from fedcl_bench.errors import PluginError
 from fedcl_bench.federation.growth import grow
-from fedcl_bench.federation.round import train_round, trainer_of
 from fedcl_bench.functional import dot
 from fedcl_bench.layers import ITEM, USER
 from fedcl_bench.method import Method, NoSettings

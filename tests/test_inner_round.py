@@ -9,9 +9,8 @@ from itertools import product
 
 import pytest
 import torch
-from helpers import build
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from helpers import build, train_round, trainer_of
+from hypothesis import given, settings, strategies as st
 
 from fedcl_bench import parallel, sampling
 from fedcl_bench.client.fused import plan_of
@@ -21,7 +20,6 @@ from fedcl_bench.draws import DrawKey
 from fedcl_bench.errors import PluginError
 from fedcl_bench.federation import round as rounds
 from fedcl_bench.federation.growth import grow
-from fedcl_bench.federation.round import train_round, trainer_of
 from fedcl_bench.layers import ITEM, USER
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot

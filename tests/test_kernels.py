@@ -11,9 +11,8 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from helpers import build
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from helpers import _add_rows, build
+from hypothesis import given, settings, strategies as st
 
 from fedcl_bench import draws, prototypes
 from fedcl_bench.client.lists import ListTrainer
@@ -21,14 +20,12 @@ from fedcl_bench.data.stream import Step
 from fedcl_bench.data.synth import World, as_step
 from fedcl_bench.draws import DrawKey
 from fedcl_bench.federation.growth import grow
-from fedcl_bench.federation.round import _add_rows
 from fedcl_bench.functional import layer_norm, target_logits, weighted_bce
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.ops import kernels
 from fedcl_bench.prototypes import nearest
-from fedcl_bench.sampling import (LocalSettings, Others, draw_negatives,
-                                  make_chunks, padded)
+from fedcl_bench.sampling import LocalSettings, Others, draw_negatives, make_chunks, padded
 from fedcl_bench.sequential import Dropout
 from fedcl_bench.testing.worlds import ragged
 

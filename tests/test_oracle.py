@@ -8,6 +8,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from helpers import train_round
 
 from fedcl_bench import sampling
 from fedcl_bench.client import lists as local_training
@@ -15,7 +16,6 @@ from fedcl_bench.client.factored import is_inner
 from fedcl_bench.draws import DrawKey
 from fedcl_bench.federation import round as rounds
 from fedcl_bench.federation.growth import grow
-from fedcl_bench.federation.round import train_round
 from fedcl_bench.federation.server import aggregate
 from fedcl_bench.model import Snapshot
 from fedcl_bench.ops import kernels
@@ -157,7 +157,7 @@ def compare(registry, stream, backbone_case, method_case, local, dtype=torch.flo
         for user in uploads:
             close(table[user], uploads[user][key])
 
-    answer = aggregate(backbone, after, users, OPEN, SEED, 1, ROUND)
+    answer = aggregate(backbone, after, users, OPEN, DrawKey(SEED, 1, ROUND))
     if backbone.serves_tables:
         s = backbone.settings
         mean_table, served = oracle.graph_server([uploads[int(u)][ITEM] for u in users], s.graph_sign,

@@ -6,14 +6,13 @@ import gc
 
 import pytest
 import torch
-from helpers import build
+from helpers import build, train_round
 
 from fedcl_bench import draws, sequential
 from fedcl_bench.client.base import ChunkTrainer
 from fedcl_bench.client.optim import stacked_optimiser
 from fedcl_bench.client.sessions import make_session_chunks
 from fedcl_bench.federation.growth import grow
-from fedcl_bench.federation.round import train_round
 from fedcl_bench.functional import attention, layer_norm, linear
 from fedcl_bench.model import Snapshot
 from fedcl_bench.ops import kernels
