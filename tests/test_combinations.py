@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers import SMALL, STABLE
 
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.federation.loop import run
@@ -19,11 +20,6 @@ NAMES = discover()
 BACKBONES = [name for name in NAMES.names("backbone")
              if not issubclass(NAMES.get("backbone", name).cls, SequentialBackbone)]
 METHODS = [name for name in NAMES.names("method") if not NAMES.get("method", name).cls.needs_sequential]
-# Small and stable: few users and items, few epochs, rates at which no model diverges in two rounds.
-SMALL = {"k_core": 70, "rounds": 2, "dim": 8}
-STABLE = {"fedrap": {"lr_items": 1.0, "local_epochs": 2}, "gpfedrec": {"lr": 0.01, "hidden": [8]},
-          "biasmf": {"local_epochs": 1}, "ncf": {"local_epochs": 1, "hidden": [8]}, "fedncf": {"lr": 0.01},
-          "pfedrec": {"lr": 0.01}}
 
 
 @pytest.fixture(scope="module")

@@ -83,7 +83,7 @@ def test_runs_equal_those_on_the_cpu(registry, method, backbone):
 @pytest.mark.parametrize("method,backbone", [("ft", name) for name in NAMES.names("backbone") if name != "gpfedrec"]
                          + [("reg", "fedmf"), ("spp", "fedmf"), ("fcucr", "sasrec")])
 def test_a_round_waits_for_the_host_once(registry, method, backbone):
-    """For its mean loss. Which calls of other methods do is in tests/test_round_trips.py."""
+    """For its mean loss. Which calls of other methods do is in tests/federation/test_round_trips.py."""
     f = federation(registry, method, backbone, "cuda")
     f.method.client_state, f.method.server_state = {}, {}
     step = f.stream.steps[0].to(CUDA)

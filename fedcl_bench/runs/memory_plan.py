@@ -20,7 +20,8 @@ backbone makes of a row is taken to be ``_ACTIVATIONS`` times as long as the row
 Measured growth of the process in MiB (2 threads) and, in brackets, the plan: FedRAP on ML-100K 768 to 894 (968); with
 four rounds per block GPFedRec on ML-100K 1,361 (2,027), SASRec on XING 427 (648), PFedRec on XING 122 (175); PFedRec on
 ML-100K's first block with clients' own tables and d 64 895 to 1,008 (1,172). How chunks of several threads overlap, and
-what the allocator keeps, differ from run to run. ``tests/test_memory_plan.py`` holds two runs of one block to 30 %.
+what the allocator keeps, differ from run to run. ``tests/runs/test_memory_plan.py`` holds two runs of one block to
+30 %.
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from fabricate import USERS, fabricate, level
+from helpers import ROOT
 from scipy import stats
 
 from fedcl_bench.cli.main import main
@@ -31,7 +31,6 @@ from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.specs import RunSpec
 from fedcl_bench.runs.store import load_runs
 
-ROOT = Path(__file__).resolve().parents[1]
 BASELINES = {"ft": 0.080, "reg": 0.085, "kd": 0.090, "rlp2": 0.081, "spp": 0.084}
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from helpers import SameProcess
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.data import source
@@ -16,6 +17,7 @@ from fedcl_bench.experiments import tune
 from fedcl_bench.experiments.grid import Outcome
 from fedcl_bench.experiments.tune import Combination, Effort
 from fedcl_bench.runs.specs import tuned_settings
+from fedcl_bench.workers import pool
 
 FT, REG, KD, F3CREC = (Combination(method, "fedmf", "ml-100k") for method in ("ft", "reg", "kd", "f3crec"))
 
@@ -62,16 +64,17 @@ def test_the_value_is_the_mean_of_the_best_of_blocks_1_on(tmp_path):
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
-    """A real search by the command line, in which every read of a table in the parent is noted."""
+    """A real search by the command line, in which every read of a table is noted."""
     folder, read, original = tmp_path_factory.mktemp("tuned"), [], pd.read_parquet
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pd, "read_parquet", lambda path, **options: read.append((Path(path).name, options)) or
                       original(path, **options))
+        patch.setattr(pool, "Processes", SameProcess)
         assert main([*COMMAND, "--results", str(folder), "--quiet"]) == 0
     return folder, read
 
 
-COMMAND = ["tune", "--methods", "kd,reg", "--backbones", "fedmf", "--budget", "3", "--set", "rounds=2", "--jobs", "2"]
+COMMAND = ["tune", "--methods", "kd,reg", "--backbones", "fedmf", "--budget", "3", "--set", "rounds=2", "--jobs", "1"]
 
 
 def test_the_best_validation_wins(tuned):

@@ -8,9 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pandas as pd
 import pytest
-import torch
+from helpers import ROOT, same_numbers
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.errors import UserError
@@ -19,7 +18,6 @@ from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.records import Corrupt, Record
 from fedcl_bench.runs.runner import Interrupted, execute
 
-ROOT = Path(__file__).resolve().parents[1]
 ROUNDS = 6
 
 
@@ -36,65 +34,60 @@ def uninterrupted(registry, ml100k, tmp_path_factory):
     return execute(config, lambda: ml100k, tmp_path_factory.mktemp("whole"))
 
 
-def same_numbers(found, expected):
-    for key in ("metrics", "matrix", "continual", "rounds", "best_round", "bytes", "settings", "hash"):
-        assert found[key] == expected[key], key
-    a, b = Record(Path(found["record"])), Record(Path(expected["record"]))
-    for part in ("public", "private"):
-        for name, table in getattr(b.model(), part).items():
-            assert torch.equal(getattr(a.model(), part)[name], table)
-    pd.testing.assert_frame_equal(a.users(), b.users())
-    curves = [pd.read_parquet(r.folder / "rounds.parquet").drop(columns=["train_seconds", "evaluate_seconds"])
-              for r in (a, b)]
-    pd.testing.assert_frame_equal(*curves)
-    assert {p.name for p in a.folder.iterdir()} == {p.name for p in b.folder.iterdir()}
-
-
+# One process after the other, forked before PyTorch has a thread, trains until it kills itself.
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from fedcl_bench import records, runner
-from fedcl_bench.config import make_config
-from fedcl_bench.datasets import load_stream
-from fedcl_bench.registry import discover
+import torch
+from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.runs import records, runner
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.registry import discover
 
-step, round_, results = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+torch.set_num_threads(1)
 config = make_config(discover(), "f3crec", "fedmf", "ml-100k", overrides=[("test", {"rounds": %d})])
+stream = load_stream(config.source, config.stream)
+write = records.write_atomically
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
-def watch(stream, progress):
-    if step < 4 and (progress.step, progress.round) == (step, round_):
-        die()
+def train(step, round_):
+    def watch(stream, progress):
+        if step < 4 and (progress.step, progress.round) == (step, round_):
+            die()
 
-if step == 4:  # while the finished record is being written: after its third file
-    write, written = records.write_atomically, []
     def write_then_die(path, content):
         write(path, content)
-        written.append(path)
         if path.name == "users.parquet":
             die()
-    records.write_atomically = write_then_die
-runner.execute(config, lambda: load_stream(config.source, config.stream), results, on_progress=watch)
-print("finished")
+    if step == 4:  # while the finished record is being written: after its third file
+        records.write_atomically = write_then_die
+    runner.execute(config, lambda: stream, Path(sys.argv[1]), on_progress=watch)
+
+for step, round_ in ((0, 3), (1, 2), (2, 5), (3, 1), (4, 0)):
+    child = os.fork()
+    if not child:
+        try:
+            train(step, round_)
+        finally:
+            os._exit(1)
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(ended, (Path(sys.argv[1]) / "runs" / config.name / "run.json").exists())
 """ % ROUNDS
 
 
 def test_killed_in_every_block_and_resumed(uninterrupted, tmp_path, config, ml100k):
     """SIGKILL in block 0, 1, 2, 3 and while writing, one after the other, then run to the end: bit-identical."""
-    for step, round_ in ((0, 3), (1, 2), (2, 5), (3, 1), (4, 0)):
-        done = subprocess.run([sys.executable, "-c", KILLED, str(step), str(round_), str(tmp_path)], cwd=ROOT,
-                              capture_output=True, text=True, timeout=120)
-        assert done.returncode == -signal.SIGKILL, done.stderr
-        assert Record(tmp_path / "runs" / config().name).read() is None
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.splitlines() == [f"{-signal.SIGKILL} False"] * 5, done.stderr
     notes = []
     found = execute(config(), lambda: ml100k, tmp_path, note=notes.append)
     assert notes == ["all blocks are trained, writing the record."]
     same_numbers(found, uninterrupted)
 
 
-@pytest.mark.parametrize("at", [(0, 1), (0, ROUNDS), (1, 4), (3, ROUNDS)])
+@pytest.mark.parametrize("at", [(0, ROUNDS), (1, 4)])
 def test_stopped_inside_a_block_and_resumed(uninterrupted, tmp_path, config, ml100k, at):
     """Asked to stop, a run saves the very round it is in."""
     seen = []
@@ -124,22 +117,39 @@ def test_saved_every_now_and_then(uninterrupted, tmp_path, config, ml100k, monke
     same_numbers(found, uninterrupted)
 
 
-def test_ctrl_c_on_the_command_line(tmp_path):
-    """SIGINT ends the process with status 130 and one line; the same command finishes the run."""
-    command = [sys.executable, str(ROOT / "run_bench.py"), "--method", "kd", "--backbone", "fedmf",
-               "--set", "rounds=25", "--results", str(tmp_path)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path)
-    for line in process.stderr:
-        if "block 0" in line:
-            process.send_signal(signal.SIGINT)
-            break
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and out == ""
-    assert "the same command goes on from there" in err and "Traceback" not in err
-    whole = tmp_path / "whole"
-    results = [json.loads(subprocess.run([*command, "--json", *extra], cwd=tmp_path, text=True, timeout=120,
-                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=True).stdout)
-               for extra in ([], ["--results", str(whole)])]
+# The command line in a process that is asked to stop after round 2 of block 1.
+ASKED = """
+import os, sys
+from fedcl_bench.cli.main import main
+from fedcl_bench.cli.progress import Display
+
+update, signal, *arguments = Display.update, *sys.argv[1:]
+
+def watched(self, stream, progress):
+    update(self, stream, progress)
+    if (progress.step, progress.round) == (1, 2):
+        os.kill(os.getpid(), int(signal))
+
+Display.update = watched
+sys.exit(main(arguments))
+"""
+
+
+@pytest.mark.parametrize("ask", [signal.SIGINT, signal.SIGTERM])
+def test_asked_to_stop_on_the_command_line(tmp_path, capsys, ask):
+    """Ctrl-C and a scheduler's SIGTERM end the process with status 130 and one line; the same command goes on."""
+    arguments = ["--method", "kd", "--backbone", "fedmf", "--set", "rounds=3", "--results", str(tmp_path)]
+    process = subprocess.run([sys.executable, "-c", ASKED, str(int(ask)), *arguments, "--threads", "1"], cwd=ROOT,
+                             capture_output=True, text=True)
+    assert process.returncode == 130 and process.stdout == ""
+    assert "the same command goes on from there" in process.stderr and "Traceback" not in process.stderr
+    assert next((tmp_path / "runs").glob("*/checkpoint.pt")).stat().st_size > 0
+    results = []
+    for extra in ([], ["--results", str(tmp_path / "whole")]):
+        assert main([*arguments, "--json", *extra]) == 0
+        captured = capsys.readouterr()
+        assert ("resuming in block 1" in captured.err) == (not extra)
+        results.append(json.loads(captured.out))
     same_numbers(*results)
 
 
@@ -255,20 +265,6 @@ def test_same_seed_same_numbers_other_seed_others(registry, uninterrupted, tmp_p
     same_numbers(execute(config(), lambda: ml100k, tmp_path), uninterrupted)
     other = make_config(registry, "f3crec", "fedmf", "ml-100k", 1, [("test", {"rounds": ROUNDS})])
     assert execute(other, lambda: ml100k, tmp_path)["metrics"] != uninterrupted["metrics"]
-
-
-def test_terminated_like_interrupted(tmp_path):
-    """A scheduler's SIGTERM is answered like Ctrl-C."""
-    command = [sys.executable, str(ROOT / "run_bench.py"), "--method", "ft", "--backbone", "fedmf",
-               "--results", str(tmp_path)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
-    for line in process.stderr:
-        if "block 0" in line:
-            process.send_signal(signal.SIGTERM)
-            break
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and "the same command goes on from there" in err
-    assert next((tmp_path / "runs").glob("*/checkpoint.pt")).stat().st_size > 0
 
 
 def test_a_stream_of_one_step_leaves_no_shared_block(tmp_path, monkeypatch, capsys):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from helpers import ROOT
 from hypothesis import given, strategies as st
 
 from fedcl_bench.data.datasets import load_stream
@@ -187,6 +187,5 @@ def test_recbole_is_imported_without_scikit_learn_and_its_metrics_still_work():
             "from recbole.evaluator import metrics\n"
             "assert metrics.sk_auc([0.0, 1.0], [0.0, 1.0]) == 0.5 and 'sklearn.metrics' in sys.modules\n"
             "from sklearn.metrics import mean_squared_error\nassert mean_squared_error([1.0], [3.0]) == 4.0\n")
-    root = Path(__file__).resolve().parents[1]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr

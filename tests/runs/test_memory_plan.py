@@ -62,12 +62,12 @@ def test_every_kind_of_backbone_has_a_plan(registry, ml100k, name):
 
 MEASURE = """
 import json, sys
-from fedcl_bench.config import make_config
-from fedcl_bench.datasets import load_stream
-from fedcl_bench.federation import run
-from fedcl_bench.memory import peak_mib, reset_peak
-from fedcl_bench.memory_plan import plan
-from fedcl_bench.registry import discover
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.federation.loop import run
+from fedcl_bench.ops.memory import peak_mib, reset_peak
+from fedcl_bench.runs.memory_plan import plan
+from fedcl_bench.runs.registry import discover
 import torch
 torch.set_num_threads(2)
 found = []

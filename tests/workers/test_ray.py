@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_grid import records
-from test_resume import same_numbers
+from helpers import records, same_numbers
 
 from fedcl_bench.cli.grid_view import View
 from fedcl_bench.cli.main import main

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from helpers import ROOT
 
 from fedcl_bench.experiments import papers
 from fedcl_bench.reports.tables import Source, build
 from fedcl_bench.runs.store import load_runs
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def short(value: float, decimals: int) -> str:

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_combinations import SMALL, STABLE
-from test_resume import same_numbers
+from helpers import SMALL, STABLE, same_numbers
 
 from fedcl_bench import draws
 from fedcl_bench.data.datasets import load_stream

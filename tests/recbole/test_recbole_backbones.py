@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import build, federation, finish, one_step, ragged, train_round
+from helpers import ROOT, build, federation, finish, one_step, ragged, train_round
 from recbole.data.interaction import Interaction
 
 from fedcl_bench.backbone import OwnBatch
@@ -584,7 +584,7 @@ def test_importing_recboles_models_changes_nothing_of_the_process(registry):
 
 # ------------------------------------------------------------------------------------------------------- the docs' page
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "recbole-models.md"
+PAGE = ROOT / "docs" / "recbole-models.md"
 QUICK = ("BPR", "NeuMF", "CDAE", "LightGCN", "EASE", "RecVAE", "GRU4Rec", "SRGNN", "SASRecF", "BERT4Rec")
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import ROOT
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import fedcl_bench
 from fedcl_bench import contract
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.draws import DrawKey
@@ -38,8 +38,7 @@ MAKES = (torch.arange, torch.ones, torch.zeros, torch.full, torch.empty, torch.e
 # GPFedRec and NCF take names from initial values, which are made on the host and stay there; ``Slots.distinct`` reads a
 # number on the CPU only.
 ON_HOST = ("uniform_values", "normal_rows", "distinct")
-ROOT = Path(fedcl_bench.__file__).parents[1]
-OURS = (ROOT / "fedcl_bench", ROOT / "plugins", Path(__file__).parent)  # not all of it: an environment may be in there
+OURS = (ROOT / "fedcl_bench", ROOT / "plugins", ROOT / "tests")  # not all of it: an environment may be in there
 NAMES = discover()
 SESSIONS = {"stream": "sessions", "min_session_length": 5, "min_sessions": 4}
 BLOCKS = {"blocks": 2, "base_share": 0.5, "k_core": 70}

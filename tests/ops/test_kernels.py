@@ -6,12 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 import torch
-from helpers import _add_rows, build
+from helpers import ROOT, build
 from hypothesis import given, settings, strategies as st
 
 from fedcl_bench import draws, prototypes
@@ -20,6 +19,7 @@ from fedcl_bench.data.stream import Step
 from fedcl_bench.data.synth import World, as_step
 from fedcl_bench.draws import DrawKey
 from fedcl_bench.federation.growth import grow
+from fedcl_bench.federation.sums import _add_rows
 from fedcl_bench.functional import layer_norm, target_logits, weighted_bce
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
@@ -29,7 +29,6 @@ from fedcl_bench.sampling import LocalSettings, Others, draw_negatives, make_chu
 from fedcl_bench.sequential import Dropout
 from fedcl_bench.testing.worlds import ragged
 
-ROOT = Path(__file__).parents[1]
 compiled = pytest.mark.skipif(kernels.why_not() is not None, reason=f"no compiled kernels: {kernels.why_not()}")
 
 

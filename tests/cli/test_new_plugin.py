@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import build, one_step, ragged
+from helpers import ROOT, build, one_step, ragged
 
 from fedcl_bench.cli.commands.new_plugin import TEMPLATES
 from fedcl_bench.cli.main import main
@@ -18,7 +18,6 @@ from fedcl_bench.draws import DrawKey
 from fedcl_bench.model import Snapshot
 from fedcl_bench.runs.registry import discover
 
-ROOT = Path(__file__).resolve().parents[1]
 ROUNDS = ["--set", "rounds=2"]
 MINE = ["--plugins", "my_plugins"]
 

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from fabricate import fabricate, level
+from helpers import ROOT
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.errors import UserError
@@ -123,7 +124,7 @@ def test_a_file_over_the_limit_is_halved(three, tmp_path, monkeypatch, limit, ru
 
 def test_published_files_are_small():
     """Git keeps every version of a file."""
-    published = Path(__file__).parents[1] / "results" / "published"
+    published = ROOT / "results" / "published"
     sizes = {str(path.relative_to(published)): path.stat().st_size for path in published.rglob("*") if path.is_file()}
     assert any(name.endswith(".parquet") for name in sizes)
     assert {name: size for name, size in sizes.items() if size > 512 * 1024} == {}

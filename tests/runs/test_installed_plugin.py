@@ -11,11 +11,11 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from helpers import ROOT
 
 from fedcl_bench.cli.main import main
 
 pytest.importorskip("setuptools", reason="needs setuptools to build a package without network")
-ROOT = Path(__file__).resolve().parents[1]
 # Beside the entry points of the documentation: a module named twice, one that cannot be imported, one that is not there
 MORE = """\
 acme-mean-again = "acme.acme_mean:AcmeMean"

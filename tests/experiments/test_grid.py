@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_resume import same_numbers
+from helpers import ROOT, SameProcess, records, same_numbers
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.errors import UserError
@@ -24,14 +24,13 @@ from fedcl_bench.runs.specs import RunSpec, seed_text
 from fedcl_bench.workers import pool
 from fedcl_bench.workers.pool import Board, Pool, Running
 
-ROOT = Path(__file__).resolve().parents[1]
 CELLS = ["--methods", "ft,kd", "--backbones", "fedmf", "--seeds", "2", "--set", "rounds=2"]
 
 # The command line in a process that does something to itself (or to its group) when a condition on the board is met.
 DISTURBED = """
 import os, signal, sys
-from fedcl_bench import grid_view
-from fedcl_bench.cli import main
+from fedcl_bench.cli import grid_view
+from fedcl_bench.cli.main import main
 
 condition, action, *arguments = sys.argv[1:]
 
@@ -48,7 +47,7 @@ def disturbed(condition, action, *arguments):
     """Run a command that disturbs itself; returns when all its workers have ended, too (they share standard error)."""
     process = subprocess.Popen([sys.executable, "-c", DISTURBED, condition, action, *arguments], cwd=ROOT, text=True,
                                start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     return process.returncode, out, err
 
 
@@ -56,12 +55,6 @@ def grid_json(capsys, *arguments, status=0):
     assert main(["grid", *arguments, "--json", "--jobs", "2"]) == status
     captured = capsys.readouterr()
     return json.loads(captured.out), captured.err
-
-
-def records(folder):
-    """Every finished run of a results folder by its name."""
-    return {path.parent.name: {**json.loads(path.read_text()), "record": str(path.parent)}
-            for path in folder.glob("runs/*/run.json")}
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +221,7 @@ def test_same_numbers_as_a_run_alone(undisturbed, tmp_path, capsys):
     same_numbers(records(undisturbed)[Path(alone["record"]).name], alone)
 
 
-def test_killed_and_started_again(undisturbed, tmp_path, capsys):
+def test_killed_and_started_again(undisturbed, tmp_path, capsys, monkeypatch):
     """SIGKILL of the whole process group after the first finished run: the rest is run, nothing twice, same numbers.
 
     One process, so that no second run can finish between the first one's end and the kill.
@@ -238,6 +231,7 @@ def test_killed_and_started_again(undisturbed, tmp_path, capsys):
     assert code == -signal.SIGKILL and err.count(" finished: ") == 1
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/run.json")}
     assert len(kept) == 1
+    monkeypatch.setattr(pool, "Processes", SameProcess)
     found, _ = grid_json(capsys, *CELLS, "--results", str(tmp_path))
     assert found["counts"]["finished"] == 4 and sum(run["new"] for run in found["runs"]) == 3
     assert all(path.stat().st_mtime_ns == time for path, time in kept.items())
@@ -247,35 +241,37 @@ def test_killed_and_started_again(undisturbed, tmp_path, capsys):
     assert not expected
 
 
-LONG = ["grid", "--methods", "ft", "--backbones", "fedmf", "--seeds", "2", "--set", "rounds=400",
-        "--set", "patience=400", "--jobs", "2"]
-BOTH_IN_ROUNDS = "len([r for r in board.running if r.at]) == 2"
+LONG = ["grid", "--methods", "ft", "--backbones", "fedmf", "--seeds", "2", "--set", "rounds=9000",
+        "--set", "patience=9000", "--jobs"]
+ALL_IN_ROUNDS = "all(r.at for r in board.running) and len(board.running) == board.jobs"
 
 
 def test_workers_end_when_the_parent_is_killed(tmp_path):
     """Minutes of work are left when the parent dies; its workers save the round they are in and end."""
-    code, _, err = disturbed(BOTH_IN_ROUNDS, "os.kill(os.getpid(), signal.SIGKILL)", *LONG, "--results", str(tmp_path))
+    code, _, err = disturbed(ALL_IN_ROUNDS, "os.kill(os.getpid(), signal.SIGKILL)", *LONG, "2", "--results",
+                             str(tmp_path))
     assert code == -signal.SIGKILL and err == ""
     assert len(list(tmp_path.glob("runs/*/checkpoint.pt"))) == 2 and not records(tmp_path)
 
 
-def test_ctrl_c_saves_the_rounds(tmp_path):
-    """SIGINT reaches parent and workers alike, as in a terminal."""
-    code, out, err = disturbed(BOTH_IN_ROUNDS + " and not getattr(self, 'asked', None)",
-                               "self.asked = True; os.killpg(0, signal.SIGINT)", *LONG, "--results", str(tmp_path))
+def test_ctrl_c_saves_the_round(tmp_path):
+    """SIGINT reaches parent and worker alike, as in a terminal."""
+    code, out, err = disturbed(ALL_IN_ROUNDS + " and not getattr(self, 'asked', None)",
+                               "self.asked = True; os.killpg(0, signal.SIGINT)", *LONG, "1", "--results", str(tmp_path))
     assert code == 130 and "Traceback" not in err and "the same command goes on from there" in err
-    assert err.count("stopped after round") == 2 and "0 of 2 runs finished" in out
-    assert len(list(tmp_path.glob("runs/*/checkpoint.pt"))) == 2 and not records(tmp_path)
+    assert err.count("stopped after round") == 1 and "0 of 2 runs finished" in out
+    assert len(list(tmp_path.glob("runs/*/checkpoint.pt"))) == 1 and not records(tmp_path)
 
 
+@pytest.mark.long
 def test_a_second_ctrl_c_stops_at_once(tmp_path):
     code, _, err = disturbed("board.running[:1] and board.running[0].at",
                              "os.kill(os.getpid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGINT)",
-                             *LONG, "--jobs", "1", "--results", str(tmp_path))
+                             *LONG, "1", "--results", str(tmp_path))
     assert code == 130 and "Traceback" not in err and not records(tmp_path)
 
 
-def test_a_failing_run_leaves_the_others(tmp_path, capsys):
+def test_a_failing_run_leaves_the_others(same_process, tmp_path, capsys):
     """A diverging run is reported with the command that repeats it, and again only when asked for."""
     arguments = ["--methods", "reg", "--backbones", "fedmf", "--vary", "lambda_reg=1.0,1e-5", "--set", "rounds=8",
                  "--results", str(tmp_path)]
@@ -306,7 +302,7 @@ def test_a_killed_worker_costs_its_run_only(tasks, tmp_path, capsys):
         assert [o.status for o in workers.run(two)] == ["finished", "finished"]
 
 
-def test_plugin_errors_are_reported(tmp_path, capsys):
+def test_plugin_errors_are_reported(same_process, tmp_path, capsys):
     """An exception in a plugin's code is that run's failure; plugins of other folders reach the workers."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "broken.py").write_text(
@@ -317,7 +313,7 @@ def test_plugin_errors_are_reported(tmp_path, capsys):
     assert found["runs"][0]["status"] == "error" and "KeyError: 'no such table'" in found["runs"][0]["error"]
 
 
-def test_a_run_that_another_process_is_at(tasks, tmp_path, monkeypatch):
+def test_a_run_that_another_process_is_at(same_process, tasks, tmp_path, monkeypatch):
     """It is tried once more at the end and then reported; its record is left alone."""
     monkeypatch.setattr(pool, "BUSY_WAIT", 0.0)
     task, = tasks("ft")
