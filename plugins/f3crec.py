@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedcl_bench import draws
+from fedcl_bench import draws, setting
 from fedcl_bench.distillation import TopNDistillation, TopNSettings, ranks_of
-from fedcl_bench.settings import setting
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from fedcl_bench import draws
+from fedcl_bench import Method, draws, setting
 from fedcl_bench.layers import apply_linear
-from fedcl_bench.method import Method
 from fedcl_bench.parallel import in_order
 from fedcl_bench.prototypes import DELTA, fuse, gaussian_epsilon, nearest
 from fedcl_bench.sequential import Start, linear_start, norm_start, zeros
-from fedcl_bench.settings import setting
 
 BN_EPS, BN_MOMENTUM = 1e-9, 0.1  # of Dice's batch normalisation
 _ANSWERED_AT_ONCE = 256  # queries that one thread answers together

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedcl_bench import draws
-from fedcl_bench.backbone import Backbone, BackboneSettings
-from fedcl_bench.data.recbole_files import build_model
-from fedcl_bench.settings import setting
+from fedcl_bench import Backbone, BackboneSettings, draws, setting
+from fedcl_bench.recbole_model import build_model
 
 USER, ITEM = "user_embedding.weight", "item_embedding.weight"
 

@@ -1,6 +1,6 @@
 """FT: fine-tuning, the lower reference."""
 
-from fedcl_bench.method import Method
+from fedcl_bench import Method
 
 
 class FT(Method):

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedcl_bench.backbone import Backbone, BackboneSettings
-from fedcl_bench.layers import (ITEM, USER, apply_linear, apply_pair_linear,
-                                item_rows, perceptron, same_for_all)
+from fedcl_bench import Backbone, BackboneSettings, setting
+from fedcl_bench.layers import ITEM, USER, apply_linear, apply_pair_linear, item_rows, perceptron, same_for_all
 from fedcl_bench.parallel import in_order
-from fedcl_bench.settings import setting
 
 
 @dataclass(frozen=True)

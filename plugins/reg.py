@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedcl_bench.method import Method
-from fedcl_bench.settings import setting
+from fedcl_bench import Method, setting
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedcl_bench.method import Method
+from fedcl_bench import Method, setting
 from fedcl_bench.model import in_pieces, pair_keys, score_users
 from fedcl_bench.sampling import LocalSettings, draw_negatives, make_chunks
-from fedcl_bench.settings import setting
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
+from fedcl_bench import SequentialBackbone, SequentialSettings, setting
 from fedcl_bench.errors import UserError
 from fedcl_bench.functional import attention, linear
 from fedcl_bench.layers import apply_linear, feed_forward, layer_norm
-from fedcl_bench.sequential import (SequentialBackbone, SequentialSettings,
-                                    linear_start, norm_start, xavier, zeros)
-from fedcl_bench.settings import setting
+from fedcl_bench.sequential import linear_start, norm_start, xavier, zeros
 
 
 @dataclass(frozen=True)

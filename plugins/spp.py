@@ -8,12 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedcl_bench import draws
+from fedcl_bench import Method, draws, setting
 from fedcl_bench.functional import weighted_bce
-from fedcl_bench.method import Method
 from fedcl_bench.model import Snapshot, in_pieces, score_users
 from fedcl_bench.sampling import padded
-from fedcl_bench.settings import setting
 
 PROXIES = ("stability", "plasticity")
 
