@@ -21,6 +21,10 @@ class F3CRecSettings(TopNSettings):
                            "sc = plain averaging at the server, itm = the same weight beta for every old item",
                            choices=("none", "cc", "arm", "sc", "itm"))
 
+    def idle_settings(self):
+        idle = {"cc": ("lambda_kd", "top_n", "kd_reduction", "refresh_lists", "eps"), "arm": ("eps",), "sc": ("beta",)}
+        return dict.fromkeys(idle.get(self.without, ()), f"with without={self.without}")
+
 
 def preference_shift(ranks: Tensor) -> Tensor:
     """D = sum_k |r(i_k) - k| of each user's ordered list (Eq. 2).

@@ -17,6 +17,9 @@ from fedcl_bench.sequential import Start, linear_start, norm_start, zeros
 BN_EPS, BN_MOMENTUM = 1e-9, 0.1  # of Dice's batch normalisation
 _ANSWERED_AT_ONCE = 256  # queries that one thread answers together
 _FUSED_AT_ONCE = 32  # queries; bounds the memory of their k prototypes
+# The settings of the two parts that ablations leave out.
+_DISTILLATION = ("lambda_tasd", "distillation", "teacher")
+_TRANSFER = ("neighbours", "fusion", "window", "window_rule", "transfer_interval", "prototype_noise")
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,10 @@ class FCUCRSettings:
     without: str = setting("none", "ablation of Table 3: tasd = no self-distillation, iupr = no prototypes (zeros in "
                            "their place), both = the backbone with the private prediction module alone",
                            choices=("none", "tasd", "iupr", "both"))
+
+    def idle_settings(self):
+        idle = {"tasd": _DISTILLATION, "iupr": _TRANSFER, "both": _DISTILLATION + _TRANSFER}
+        return dict.fromkeys(idle.get(self.without, ()), f"with without={self.without}")
 
 
 class Dice(torch.autograd.Function):

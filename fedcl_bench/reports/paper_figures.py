@@ -180,7 +180,7 @@ def sensitivity(figure: str, job: Job, above: Callable[[float], str] | None = No
         if spec is None:
             continue
         chosen = expected_settings(job.registry, spec, job.tuned)
-        found = scores.variations(job.runs, chosen, spec, settings)
+        found = scores.variations(job.runs, chosen, spec, [name for name in settings if name in chosen])
         varied = any(set(values) - {chosen[name]} for name, values in found.items())
         panels, every = [], []
         for name in settings:

@@ -22,7 +22,7 @@ from ..evaluation.ranking import EvaluationSettings, parse_metric
 from ..federation import loop
 from ..federation.loop import Federation, FederationSettings
 from ..sampling import LocalSettings
-from ..settings import assemble, flat
+from ..settings import assemble, declared_idle, flat
 from .registry import Plugin, Registry
 
 CORE_SETTINGS = (StreamSettings, LocalSettings, FederationSettings, EvaluationSettings)
@@ -47,14 +47,19 @@ class RunConfig:
     @property
     def settings(self) -> dict[str, Any]:
         """All settings that have an effect as one flat, JSON-ready mapping."""
-        return self._settings(with_method=True)
+        return effective(self._parts(with_method=True))
 
-    def _settings(self, with_method: bool) -> dict[str, Any]:
+    @property
+    def idle(self) -> dict[str, str]:
+        """Settings of the plugins that others of their settings leave without effect, and why."""
+        return declared_idle([self.backbone_settings, self.method_settings])
+
+    def _parts(self, with_method: bool) -> list[Any]:
         parts = [self.stream, self.local, self.server, self.evaluation, self.backbone_settings]
-        return effective(parts + ([self.method_settings] if with_method else []))
+        return parts + ([self.method_settings] if with_method else [])
 
-    def _identity(self, with_method: bool) -> dict[str, Any]:
-        settings = self._settings(with_method)
+    def _identity(self, with_method: bool, with_idle: bool = False) -> dict[str, Any]:
+        settings = effective(self._parts(with_method), with_idle)
         settings["split_file"] = bool(settings["split_file"])  # its bytes count, not its place
         identity = {"numbers": NUMBERS_VERSION, "data": self.source.fingerprint, "seed": self.seed,
                     "device": self.device, "backbone": [self.backbone.name, self.backbone.digest],
@@ -71,6 +76,11 @@ class RunConfig:
         return _hash(self._identity(with_method=True))
 
     @cached_property
+    def former_hash(self) -> str | None:
+        """The run's hash in records from when idle settings of plugins were part of it; None if that is ``hash``."""
+        return _hash(self._identity(with_method=True, with_idle=True)) if self.idle else None
+
+    @cached_property
     def base_hash(self) -> str:
         """Hash of everything that can change block 0 under a method that acts only from block 1 on."""
         return _hash(self._identity(with_method=False))
@@ -78,8 +88,16 @@ class RunConfig:
     @property
     def name(self) -> str:
         """The run's folder: readable, then unique."""
+        return self._named(self.hash)
+
+    @property
+    def former_name(self) -> str | None:
+        """The folder of a record under ``former_hash``, if there is such a hash."""
+        return self._named(self.former_hash) if self.former_hash else None
+
+    def _named(self, digest: str) -> str:
         backbone = self.backbone.name.replace(":", "-")
-        return f"{self.method.name}-{backbone}-{self.source.name}-s{self.seed}-{self.hash[:12]}"
+        return f"{self.method.name}-{backbone}-{self.source.name}-s{self.seed}-{digest[:12]}"
 
     def federation(self, stream: Stream) -> Federation:
         """The run's parts over a loaded stream."""
@@ -129,6 +147,12 @@ def refuse_idle(parts: Iterable[Any], overrides: Iterable[tuple[str, Mapping[str
                 raise UserError(f"setting '{name}' ({origin}) has no effect {idle[name]}; leave it out.")
 
 
+def idle_notes(config: RunConfig, overrides: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """Sentences on settings that the user gave and that the plugins' other settings leave without effect."""
+    return [f"setting '{name}' ({origin}) has no effect {config.idle[name]}."
+            for origin, layer in overrides for name in layer if name in config.idle]
+
+
 def layers(dataset: str, overrides: Iterable[tuple[str, Mapping[str, Any]]], backbone: type | None = None,
            method: str | None = None) -> list[tuple[str, Mapping[str, Any]]]:
     """All settings that lie over the classes' defaults, the weakest first: the backbone's, those of the stream, the
@@ -172,10 +196,15 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
 _LATER = {"upload_clip": 0.0, "upload_mechanism": "laplace", "evaluate_every": 1}
 
 
-def effective(parts: Iterable[Any]) -> dict[str, Any]:
-    """Settings classes as one flat, JSON-ready mapping of those that have an effect: what a run record holds."""
+def effective(parts: Iterable[Any], with_idle: bool = False) -> dict[str, Any]:
+    """Settings classes as one flat, JSON-ready mapping of those that have an effect: what a run record holds.
+
+    Args:
+        with_idle: also those that plugins declare idle, as records held them before plugins could.
+    """
+    parts = list(parts)
     settings = flat(parts)
-    for name in _idle(settings):
+    for name in {**_idle(settings), **({} if with_idle else declared_idle(parts))}:
         del settings[name]
     return {name: value for name, value in settings.items() if name not in _LATER or value != _LATER[name]}
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Callable, Iterable, Mapping, Sequence
+from typing import Any, Callable, Collection, Iterable, Mapping, Sequence
 
 import pandas as pd
 
@@ -21,7 +21,7 @@ from . import compact
 from .config import RunConfig, resolve
 from .records import SCHEMA, Corrupt, Record
 from .registry import Registry
-from .specs import RunSpec, expected_settings
+from .specs import RunSpec, expected_idle, expected_settings
 
 # Settings that say how numbers are taken, with the value of records from before the setting existed.
 PROTOCOL = {"stream": "blocks", "candidates": "all", "sampled_candidates": None, "candidate_lists": None}
@@ -136,42 +136,53 @@ def load_runs(folder: Path) -> list[Run]:
                                                   run.seed, run.hash))
 
 
-def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
+def comparable(settings: Mapping[str, Any], idle: Collection[str] = ()) -> dict[str, Any]:
     """Settings in the form in which those of a record and of a spec are compared.
 
     A split file's bytes are in the data fingerprint and its place means nothing, so only whether there is one counts.
+
+    Args:
+        idle: names that are left out: records that older versions made of the spec hold them.
     """
-    return {**settings, "split_file": bool(settings.get("split_file"))}
+    return {name: value for name, value in {**settings, "split_file": bool(settings.get("split_file"))}.items()
+            if name not in idle}
 
 
-def _current_hash(registry: Registry, spec: RunSpec, tuned: Path | None, meta: Mapping[str, Any]) -> str:
-    """The hash that the run would have if it were made by the plugins as they are now."""
+def _current_hashes(registry: Registry, spec: RunSpec, tuned: Path | None, meta: Mapping[str, Any]) -> list[str | None]:
+    """The hashes that the run would have if it were made by the plugins as they are now: the present, the former."""
     parts = resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned))
     source = DatasetSource(spec.dataset, load_config(spec.dataset), Path(), meta["data_fingerprint"])
-    return RunConfig(source, registry.get("backbone", spec.backbone), registry.get("method", spec.method), *parts,
-                     meta["seed"], meta["device"]).hash
+    config = RunConfig(source, registry.get("backbone", spec.backbone), registry.get("method", spec.method), *parts,
+                       meta["seed"], meta["device"])
+    return [config.hash, config.former_hash]
 
 
 def matching(runs: Iterable[Run], registry: Registry, spec: RunSpec, tuned: Path | None = None) -> list[Run]:
     """The runs of a spec, sorted by seed: same names, and the settings the spec stands for.
 
-    Of several runs of one seed (a plugin was edited in between) the one of the present code is taken.
+    Of several runs of one seed (a plugin was edited in between) the one of the present code is taken; of several of
+    those the one whose hash has no idle settings.
 
     Raises:
         UserError: for an unknown name or setting of the spec; if none or several of a seed's runs are of the present
             code, or runs of the spec used different data.
     """
     wanted = comparable(expected_settings(registry, spec, tuned))
+    idle = expected_idle(registry, spec, tuned)
     seeds: dict[int, list[Run]] = defaultdict(list)
     for run in runs:
         names = (run.meta["method"], run.meta["backbone"], run.meta["dataset"])
-        if names == (spec.method, spec.backbone, spec.dataset) and comparable(run.meta["settings"]) == wanted:
+        settings = comparable(run.meta["settings"], idle)
+        if names == (spec.method, spec.backbone, spec.dataset) and settings == wanted:
             seeds[run.seed].append(run)
     found = []
     for seed in sorted(seeds):
         several = seeds[seed]
         if len(several) > 1:
-            several = [run for run in several if _current_hash(registry, spec, tuned, run.meta) == run.hash]
+            several = [run for which in (0, 1) for run in several
+                       if _current_hashes(registry, spec, tuned, run.meta)[which] == run.hash]
+            if len({(run.meta["device"], run.meta["data_fingerprint"]) for run in several}) == 1:
+                several = several[:1]
         if len(several) != 1:
             raise UserError(f"{len(seeds[seed])} records of {describe(seeds[seed][0].meta)} have the same settings: "
                             f"{', '.join(run.hash[:12] for run in seeds[seed])} (other data, device or code).\n"
