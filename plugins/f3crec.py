@@ -1,4 +1,8 @@
-"""F3CRec: adaptive replay memory at the client, item-wise temporal mean at the server."""
+"""F3CRec: adaptive replay memory at the client, item-wise temporal mean at the server.
+
+Equations are those of the paper. Eqs. 1, 5 and 6 are computed in ``fedcl_bench/distillation.py``; Eq. 7, the mean of
+the uploads, is the server's own.
+"""
 
 from __future__ import annotations
 
@@ -68,6 +72,7 @@ class F3CRec(TopNDistillation):
         super().__init__(settings)
 
     def chosen(self, batch, known, lists):
+        """Adaptive replay memory: a uniform sample of the list, as large as Eqs. 2-4 say."""
         if self.settings.without == "arm":
             return super().chosen(batch, known, lists)
         n = lists.shape[1]

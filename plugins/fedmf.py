@@ -20,7 +20,10 @@ class FedMFSettings(BackboneSettings):
 
 
 class FedMF(Backbone):
-    """Score s(u, i) = p_u . q_i on the parameters of RecBole's BPR model; p_u stays at the client, Q is public."""
+    """s(u, i) = p_u . q_i on the parameters of RecBole's BPR model; p_u stays at the client, Q is public.
+
+    The client's loss is the mean binary cross-entropy, the server's table the mean of the uploads (Eq. 7 of F3CRec).
+    """
 
     name = "fedmf"
     title = "matrix factorisation, private user vectors, public item table (RecBole's BPR)"
@@ -40,6 +43,7 @@ class FedMF(Backbone):
         return {ITEM: rows[ITEM]}, {USER: rows[USER]}
 
     def factors(self, clients):
+        """p_u of s(u, i) = p_u . q_i."""
         return clients[USER], None
 
     def keys(self, clients, rows):

@@ -41,9 +41,11 @@ class PFedRec(Backbone):
         return {ITEM: item_rows(seed, ITEM, items, dim)}, same_for_all(linear(seed, "score", dim, 1), users)
 
     def groups(self, names):
+        """First the score function, then the item rows."""
         return [[name for name in names if name != ITEM], [ITEM]]
 
     def factors(self, clients):
+        """w_u and b_u of s(u, i) = w_u . q_i + b_u."""
         return clients["score.weight"][:, 0], clients["score.bias"]
 
     def learning_rates(self, n_items, round_=0, batch=0):

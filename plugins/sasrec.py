@@ -102,8 +102,8 @@ class SASRec(SequentialBackbone):
         return layer_norm(clients, "norm", x)
 
     def _recbole(self, clients, inputs, real, future, drop):
-        place = (real.long().cumsum(1) - 1).clamp(min=0).unsqueeze(2).expand_as(inputs)
-        x = drop(layer_norm(clients, "norm", inputs + clients["positions"].gather(1, place), eps=1e-12))
+        position = (real.long().cumsum(1) - 1).clamp(min=0).unsqueeze(2).expand_as(inputs)
+        x = drop(layer_norm(clients, "norm", inputs + clients["positions"].gather(1, position), eps=1e-12))
         # A padded position sees itself, so that no row of the softmax is empty.
         itself = torch.eye(real.shape[1], dtype=torch.bool, device=real.device)
         masked = ((future | ~real.unsqueeze(1)) & ~itself).unsqueeze(1)

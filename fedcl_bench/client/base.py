@@ -114,10 +114,12 @@ class Local:
         private: the clients' private parameters, each (C, ...), differentiable.
         dense: their copies of public parameters without item rows, each (C, ...), differentiable.
         draw: key of the method's own random numbers.
+        kept: what the method keeps of these clients from one of its hooks to the next in the same round.
     """
 
     def __init__(self, trainer: "ChunkTrainer", draw: DrawKey):
         self._trainer = trainer
+        self.kept: dict[str, Tensor] = {}
         self.users, self.private, self.dense, self.draw = trainer.users, trainer.private, trainer.dense, draw
 
     def known(self, n_users: int) -> Tensor:

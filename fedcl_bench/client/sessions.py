@@ -72,7 +72,7 @@ def window(sessions: Sessions, chosen: Tensor, length: int) -> tuple[Tensor, Seq
 
 
 def session_loss(positive: Tensor, negative: Tensor, real: Tensor) -> Tensor:
-    """FCUCR's L_rec: mean cross-entropy of the targets plus that of their negatives, over real positions.
+    """Recommendation loss: mean cross-entropy of the targets plus that of their negatives, over real positions.
 
     Args:
         positive, negative: logits, (C, L); real: bool, (C, L).
@@ -92,7 +92,6 @@ class LocalSessions(Local):
         session: the number of that session among all training sessions, shape (C,).
         features: the encoder's representations in the latest forward pass, (C, L, d), differentiable.
         recommendation: the recommendation loss of that pass, shape (C,).
-        teacher: for the method to keep something between its hooks of one round.
     """
 
     def __init__(self, trainer: "SessionTrainer"):
@@ -100,7 +99,6 @@ class LocalSessions(Local):
         self.sequence, self.session = trainer.sequence, trainer.session
         self.features: Tensor | None = None
         self.recommendation: Tensor | None = None
-        self.teacher: Tensor | None = None
 
     def encode(self) -> Tensor:
         """Representations of the session under the clients' present models without dropout: (C, L, d)."""

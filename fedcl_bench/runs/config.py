@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -16,7 +16,7 @@ from .. import NUMBERS_VERSION, sampling
 from ..data import stream
 from ..data.datasets import DatasetSource, load_config, locate, session_columns
 from ..data.stream import Stream, StreamSettings
-from ..errors import UserError
+from ..errors import Misfit, UserError
 from ..evaluation import ranking
 from ..evaluation.ranking import EvaluationSettings, parse_metric
 from ..federation import loop
@@ -30,7 +30,11 @@ CORE_SETTINGS = (StreamSettings, LocalSettings, FederationSettings, EvaluationSe
 
 @dataclass(frozen=True)
 class RunConfig:
-    """dataset x stream x backbone x method x settings x seed."""
+    """dataset x stream x backbone x method x settings x seed.
+
+    Attributes:
+        registry: where the plugins come from; errors name others of it.
+    """
 
     source: DatasetSource
     backbone: Plugin
@@ -43,6 +47,7 @@ class RunConfig:
     method_settings: Any
     seed: int
     device: str
+    registry: Registry = field(default_factory=Registry, repr=False, compare=False)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -103,6 +108,13 @@ class RunConfig:
         """The run's parts over a loaded stream."""
         return Federation(stream, self.backbone.cls(self.backbone_settings), self.method.cls(self.method_settings),
                           self.local, self.server, self.evaluation, self.seed, torch.device(self.device))
+
+    def check(self, federation: Federation) -> None:
+        """Raise UserError if the run's parts do not go together or do not fit the data."""
+        try:
+            federation.check()
+        except Misfit as error:
+            raise self.registry.naming(error) from None
 
 
 def _hash(identity: Mapping[str, Any]) -> str:
@@ -226,4 +238,5 @@ def make_config(registry: Registry, method: str, backbone: str, dataset: str, se
     """
     backbone_plugin, method_plugin = registry.get("backbone", backbone), registry.get("method", method)
     parts = resolve(registry, method, backbone, dataset, overrides)
-    return RunConfig(locate(dataset, data_dir, parts[0]), backbone_plugin, method_plugin, *parts, seed, device)
+    return RunConfig(locate(dataset, data_dir, parts[0]), backbone_plugin, method_plugin, *parts, seed, device,
+                     registry)

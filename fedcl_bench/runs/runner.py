@@ -99,7 +99,7 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, rerun:
         return {**done, "record": str(record.folder), "reused": True}
     stream = load()
     federation = config.federation(stream)
-    federation.check()  # before anything is written
+    config.check(federation)  # before anything is written
     engine.check(federation)
     with record.locked():
         if rerun:

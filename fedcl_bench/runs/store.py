@@ -17,11 +17,12 @@ import pandas as pd
 
 from ..data.datasets import DatasetSource, load_config
 from ..errors import UserError
+from ..settings import declared_idle
 from . import compact
-from .config import RunConfig, resolve
+from .config import RunConfig, effective, resolve
 from .records import SCHEMA, Corrupt, Record
 from .registry import Registry
-from .specs import RunSpec, expected_idle, expected_settings
+from .specs import RunSpec
 
 # Settings that say how numbers are taken, with the value of records from before the setting existed.
 PROTOCOL = {"stream": "blocks", "candidates": "all", "sampled_candidates": None, "candidate_lists": None}
@@ -167,13 +168,13 @@ def matching(runs: Iterable[Run], registry: Registry, spec: RunSpec, tuned: Path
         UserError: for an unknown name or setting of the spec; if none or several of a seed's runs are of the present
             code, or runs of the spec used different data.
     """
-    wanted = comparable(expected_settings(registry, spec, tuned))
-    idle = expected_idle(registry, spec, tuned)
+    parts = resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned))
+    wanted, idle = comparable(effective(parts)), declared_idle(parts)
     seeds: dict[int, list[Run]] = defaultdict(list)
     for run in runs:
         names = (run.meta["method"], run.meta["backbone"], run.meta["dataset"])
-        settings = comparable(run.meta["settings"], idle)
-        if names == (spec.method, spec.backbone, spec.dataset) and settings == wanted:
+        if (names == (spec.method, spec.backbone, spec.dataset)
+                and comparable(run.meta["settings"], idle) == wanted):
             seeds[run.seed].append(run)
     found = []
     for seed in sorted(seeds):

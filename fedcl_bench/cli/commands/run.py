@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
         if not streams:
             streams.append(load_stream(configs[0].source, configs[0].stream))
             federation = configs[0].federation(streams[0])
-            federation.check()
+            configs[0].check(federation)
             if args.ray:
                 partition.check(federation, shards)
             step = streams[0].steps[0]
