@@ -9,16 +9,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from .version import __version__
+
 if TYPE_CHECKING:
     from .backbone import Backbone, BackboneSettings
     from .method import Method
     from .sequential import SequentialBackbone, SequentialSettings
     from .settings import setting
-
-__version__ = "0.1.0"
-
-# Part of every run's hash. Raise it in a commit that changes any number, and say which and why there.
-NUMBERS_VERSION = 1
 
 __all__ = ["Backbone", "BackboneSettings", "Method", "SequentialBackbone", "SequentialSettings", "setting"]
 

@@ -14,7 +14,7 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.errors import PluginError
 from fedcl_bench.evaluation.ranking import EvaluationSettings
 from fedcl_bench.experiments.grid import plan, state
-from fedcl_bench.federation.loop import Federation, FederationSettings
+from fedcl_bench.federation.parts import Federation, FederationSettings
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.records import Record
 from fedcl_bench.runs.runner import execute
