@@ -19,7 +19,7 @@ from ..data.stream import Stream, StreamSettings
 from ..errors import Misfit, UserError
 from ..evaluation import ranking
 from ..evaluation.ranking import EvaluationSettings, parse_metric
-from ..federation import loop
+from ..federation import parts
 from ..federation.parts import Federation, FederationSettings
 from ..sampling import LocalSettings
 from ..settings import assemble, declared_idle, flat
@@ -145,7 +145,7 @@ SESSION_DEFAULTS = {"k_core": 0, "candidates": "sampled", "sampled_candidates": 
 def _idle(settings: Mapping[str, Any]) -> dict[str, str]:
     """Settings without effect, and why."""
     idle: dict[str, str] = {}
-    for module in (stream, sampling, loop, ranking):
+    for module in (stream, sampling, parts, ranking):
         idle |= module.idle_settings(settings)
     return idle
 
