@@ -209,6 +209,7 @@ _HOOKS = ("begin_step", "new_private", "begin_round", "begin_local", "represent"
           "replayed_items", "local_loss", "row_penalty", "aggregate", "rescore", "end_step")
 
 
-def does_something(method: Method) -> bool:
-    """Whether a method has a hook of its own; FT has none."""
-    return any(map(method.overrides, _HOOKS))
+def does_something(method: Method | type[Method]) -> bool:
+    """Whether a method, or a class of methods, has a hook of its own; fine-tuning has none."""
+    cls = method if isinstance(method, type) else type(method)
+    return any(getattr(cls, hook) is not getattr(Method, hook) for hook in _HOOKS)

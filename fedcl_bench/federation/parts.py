@@ -9,16 +9,16 @@ from typing import Any, Mapping
 import torch
 from torch import Tensor
 
+from . import kinds
 from .population import Population
 from .. import contract
 from ..backbone import Backbone
 from ..data.stream import Step, Stream
 from ..errors import UserError
 from ..evaluation.ranking import EvaluationSettings, UserScores, parse_metric
-from ..method import Method, NoSettings, does_something
+from ..method import Method, NoSettings
 from ..model import Snapshot
 from ..sampling import LocalSettings
-from ..sequential import SequentialBackbone
 from ..settings import setting
 from ..stats.clip_noise import LAPLACE, MECHANISMS, Protection
 
@@ -166,34 +166,8 @@ class Federation:
         self.method.check(self.stream)
 
     def check_kinds(self) -> None:
-        """Raise UserError unless backbone, method and stream go together."""
-        sequential, sessions = isinstance(self.backbone, SequentialBackbone), bool(self.stream.steps[0].sessions)
-        fit = "a stream of sessions (--set stream=sessions, or --dataset xing)"
-        if sequential and not sessions:
-            raise UserError(f"backbone '{self.backbone.name}' is sequential and needs {fit}.")
-        if self.method.needs_sequential and not sequential:
-            raise UserError(f"method '{self.method.name}' needs a sequential backbone, as --backbone sasrec, with "
-                            f"{fit}; found '{self.backbone.name}'.")
-        if sequential and does_something(self.method) and not self.method.needs_sequential:
-            raise UserError(f"method '{self.method.name}' works on scores of item lists; with the sequential backbone "
-                            f"'{self.backbone.name}' use ft or fcucr.")
-        if sessions and does_something(self.method) and self.method.first_step > 0:
-            others = "ft or fcucr" if sequential else "ft (or fcucr with a sequential backbone)"
-            raise UserError(f"method '{self.method.name}' acts from a stream's second step on, and a stream of "
-                            f"sessions has one; use {others}, or --set stream=blocks.")
-        if sequential and self.local.negatives != 1:
-            raise UserError(f"setting 'negatives': found {self.local.negatives}, accepted: 1 with a sequential "
-                            f"backbone, which has one per target.")
-        if (does_something(self.method) and not self.backbone.whole_tables
-                and self.backbone.new_personal(0, range(0))):
-            raise UserError(f"method '{self.method.name}' needs whole personal tables; let '{self.backbone.name}' "
-                            f"train them with l2 above 0, or use ft.")
-        if sessions and self.backbone.own_samples(self.local) is not None:
-            raise UserError(f"backbone '{self.backbone.name}' trains on blocks or the static stream; use --set "
-                            f"stream=blocks, or one of the sequential backbones, as --backbone sasrec, with sessions.")
-        if self.server.init == "per_client" and not sequential:
-            raise UserError(f"setting 'init': found per_client, accepted: server with '{self.backbone.name}'; only "
-                            f"sequential backbones can start at the clients.")
+        """Raise UserError unless backbone, method and stream go together; see ``kinds.py``."""
+        kinds.check(self.backbone, self.method, bool(self.stream.steps[0].sessions), self.local, self.server.init)
 
     def _check_protection(self) -> None:
         """What clients do to their uploads must go with what the server makes of them."""

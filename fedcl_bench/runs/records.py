@@ -196,7 +196,8 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
         continual[name] = summaries(r)
     return {
         "method": config.method.name, "backbone": config.backbone.name, "dataset": config.source.name,
-        "seed": config.seed, "device": config.device, "settings": config.settings, "metrics": metrics,
+        "seed": config.seed, "device": config.device, "settings": config.settings, "idle_settings": config.idle,
+        "metrics": metrics,
         "continual": continual, "matrix": matrix,
         "rounds": per_block.size().tolist(),
         "best_round": [progress.best_round(step, config.server.best_round) for step in per_block.groups],
@@ -311,6 +312,15 @@ class Record:
     def users(self) -> pd.DataFrame:
         """Per-user scores of a finished run."""
         return pd.read_parquet(self.folder / "users.parquet")
+
+    @classmethod
+    def of(cls, config: RunConfig, results: Path) -> "Record":
+        """Where a run is kept in a results folder: under its name, or, if there is only that, under its former one."""
+        folder = results / "runs" / config.name
+        if config.former_name and not folder.exists():
+            former = folder.with_name(config.former_name)
+            folder = former if former.exists() else folder
+        return cls(folder)
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -76,7 +76,7 @@ def test_distillation_loss_is_a_mean_over_all_positions(registry):
     """L_dist is the mean square over L x d, padding included, of each client; the weight is not differentiated."""
     method = build(registry, "method", "fcucr", lambda_tasd=50.0)
     features = torch.arange(12.0, dtype=torch.float64).view(2, 3, 2).requires_grad_()
-    local = SimpleNamespace(features=features, teacher=torch.zeros(2, 3, 2, dtype=torch.float64),
+    local = SimpleNamespace(features=features, kept={"teacher": torch.zeros(2, 3, 2, dtype=torch.float64)},
                             recommendation=torch.tensor([55.0, 4210.0], dtype=torch.float64))
     distance = [sum(x * x for x in range(first, first + 6)) / 6 for first in (0, 6)]
     weight = [min(r / d, 50.0) for r, d in zip((55.0, 4210.0), distance)]
