@@ -39,7 +39,8 @@ from fedcl_bench.runs.specs import RunSpec
 from fedcl_bench.settings import assemble, parse_assignments
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "results/published/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "results/published/README.md", *sorted((ROOT / "results/pages").glob("*.md")),
+         *sorted((ROOT / "docs").glob("*.md"))]
 LANGUAGES = ("bash", "text", "python", "yaml", "toml")  # text is not to be typed
 
 

@@ -583,7 +583,7 @@ def test_importing_recboles_models_changes_nothing_of_the_process(registry):
 
 # ------------------------------------------------------------------------------------------------------- the docs' page
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "recbole-models.md"
+PAGE = Path(__file__).resolve().parents[1] / "results/pages/recbole-models.md"
 QUICK = ("BPR", "NeuMF", "CDAE", "LightGCN", "EASE", "RecVAE", "GRU4Rec", "SRGNN", "SASRecF", "BERT4Rec")
 
 
