@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from . import draws, functional
-from .backbone import Backbone, BackboneSettings, Tables
+from .backbone import Backbone, BackboneSettings
+from .draws import Tables
 from .layers import ITEM
 from .ops import kernels
 from .settings import setting
