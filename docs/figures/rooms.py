@@ -1,7 +1,7 @@
 """Draw docs/figures/rooms.svg, the map of the package in docs/architecture.md: python docs/figures/rooms.py [FILE]
 
-Boxes are the rooms of ``fedcl_bench``, with the first phrase of their docstrings. Arrows are imports as they stand in the
-files, those within functions too. An arrow that follows from two others is left out.
+Boxes are the rooms of ``fedcl_bench``, with the first phrase of their docstrings. Arrows are imports as they stand in
+the files, those within functions too. An arrow that follows from two others is left out.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ examples:
   run_bench.py reproduction --paper fcucr --records results/published/fcucr  writes results/pages/reproduction-fcucr.md
 
 Every printed number is set beside ours with a status: reproduced, inconclusive, differs (with sign and size), or cannot
-be checked (with the reason). The page says at its top what these mean. results/pages/README.md counts them for all pages there.
+be checked (with the reason). The page says at its top what these mean. The index results/pages/README.md has the counts
+of all pages there.
 """
 
 
@@ -27,8 +28,8 @@ def add(commands) -> None:
     add_tables(page, "all")
     add_records(page)
     add_settings(page)
-    page.add_argument("--out", type=Path, metavar="FILE", help="the page (default: results/pages/reproduction.md; of fcucr, "
-                                                                "results/pages/reproduction-fcucr.md)")
+    page.add_argument("--out", type=Path, metavar="FILE",
+                      help="the page (default: results/pages/reproduction.md; of fcucr, reproduction-fcucr.md)")
 
 
 def run(args: argparse.Namespace) -> int:
