@@ -131,7 +131,8 @@ def test_command(results, tmp_path, monkeypatch, capsys):
     text = (tmp_path / "results/pages/reproduction.md").read_text()
     assert f"`run_bench.py reproduction --records {results.name} --datasets ml-100k`" in text
     assert "| 1 Data statistics | 16 | 16 | 0 |" in text
-    (row,) = [row for row in (tmp_path / "results/pages/README.md").read_text().splitlines() if "(reproduction.md" in row]
+    listed = (tmp_path / "results/pages/README.md").read_text()
+    (row,) = [row for row in listed.splitlines() if "(reproduction.md" in row]
     rows = [[int(x) for x in row.split("|")[2:-1]] for row in text.splitlines() if re.match(r"\| [1-8] \w", row)]
     sums = [sum(column) for column in zip(*rows)]
     assert len(rows) == 8 and sums[0] == sum(sums[1:])
