@@ -522,7 +522,8 @@ def sentences(text: str) -> list[list[str]]:
 
 def test_sentences_are_counted():
     page = ("# A heading of no sentence\n\nOne two three. Four (five six)? **Seven.** Eight `run it now` "
-            "[nine\nten](a.md) .5.\n\n- eleven twelve;\n- thirteen\n  fourteen:\n\n```bash\nmake bench. make test.\n```\n\n"
+            "[nine\nten](a.md) .5.\n\n- eleven twelve;\n- thirteen\n  fourteen:\n\n"
+            "```bash\nmake bench. make test.\n```\n\n"
             "| no | word. |\n")
     assert [len(words) for words in sentences(page)] == [3, 3, 6, 2, 2]
 
