@@ -584,7 +584,7 @@ def test_importing_recboles_models_changes_nothing_of_the_process(registry):
 
 # ------------------------------------------------------------------------------------------------------- the docs' page
 
-PAGE = ROOT / "docs" / "recbole-models.md"
+PAGE = ROOT / "results/pages/recbole-models.md"
 QUICK = ("BPR", "NeuMF", "CDAE", "LightGCN", "EASE", "RecVAE", "GRU4Rec", "SRGNN", "SASRecF", "BERT4Rec")
 
 

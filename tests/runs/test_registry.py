@@ -10,7 +10,6 @@ import sys
 import pytest
 
 import fedcl_bench
-
 from fedcl_bench.cli.commands.new_plugin import TEMPLATES
 from fedcl_bench.cli.main import main
 from fedcl_bench.errors import UserError

@@ -28,7 +28,7 @@ examples:
 
 The runs must be finished: nothing is run here. Units are users, each with the metric on the block just trained averaged
 over blocks and over the seeds that both methods have; beside it stands the same test over the seeds' averages.
-docs/statistics.md explains every column.
+docs/tables.md explains every column.
 """
 
 

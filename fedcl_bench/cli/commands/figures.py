@@ -37,7 +37,7 @@ figures of fcucr (its Figures 3-10 are k, lambda and noise, per dataset):
   noise        noise on received prototypes, with the ε it stands for
   curves       the validation metric over the rounds
 
-What has no record is named, with the command that makes it, and left empty. docs/statistics.md says how to read them.
+What has no record is named, with the command that makes it, and left empty. docs/tables.md says how to read them.
 """
 
 
