@@ -1,4 +1,4 @@
-"""FCUCR's knowledge base: prototypes that clients uploaded, and finding and fusing the nearest of other clients."""
+"""A knowledge base of prototypes that clients uploaded, as FCUCR has one: finding and fusing the nearest of others."""
 
 from __future__ import annotations
 
