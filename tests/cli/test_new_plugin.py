@@ -129,7 +129,7 @@ def test_the_backbone_is_matrix_factorisation(written, capsys):
     assert found[0] == found[1]
 
 
-def test_in_every_command(written, capsys, monkeypatch):
+def test_in_every_command(same_process, written, capsys, monkeypatch):
     """From the file alone: list, run, grid, tables, compare."""
     monkeypatch.chdir(written)
 

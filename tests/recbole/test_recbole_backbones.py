@@ -550,7 +550,7 @@ def test_unknown_models_name_the_nearest_and_idle_settings_are_refused(registry,
     assert "RecBole 1.2.0's general recommender BPR" in capsys.readouterr().out
 
 
-def test_in_grid_compare_check_and_tables(tmp_path, monkeypatch, capsys):
+def test_in_grid_compare_check_and_tables(same_process, tmp_path, monkeypatch, capsys):
     """Commands that read records find those of RecBole's models, in any spelling."""
     monkeypatch.chdir(tmp_path)
     small = ["--set", "rounds=1", "--set", "blocks=2", "--set", "k_core=70", "--set", "dim=4"]

@@ -13,7 +13,7 @@ from synthetic import SETTINGS, flat_runs, make_run
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.reports import scores
-from fedcl_bench.reports.draw import (COLUMN, FORMATS, PAGE, BarPanel, SettingPanel, critical_difference_diagram,
+from fedcl_bench.reports.draw import (COLUMN, PAGE, BarPanel, SettingPanel, critical_difference_diagram,
                                       early_curves, forgetting_maps, improvement_bars, looks, save, sensitivity,
                                       user_histograms, validation_curves)
 from fedcl_bench.reports.scores import Curve, Histogram, Spread, improvement, mean_matrix, spread, variations
@@ -133,8 +133,8 @@ def test_readable_in_print(draw, monkeypatch):
             assert not a.overlaps(b), f"{one!r} lies on {other!r}"
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.parametrize("name", ["one bar panel", "sensitivity", "two maps", "one curve", "ranks"])
+@pytest.mark.parametrize("name, kind", [("one bar panel", "png"), ("sensitivity", "svg"), ("two maps", "pdf"),
+                                        ("one curve", "png"), ("ranks", "svg"), ("ranks", "pdf")])
 def test_same_numbers_same_bytes(tmp_path, name, kind):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()

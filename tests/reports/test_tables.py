@@ -7,16 +7,12 @@ import io
 import json
 import os
 import re
-import resource
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from fabricate import USERS, fabricate, level
-from helpers import ROOT
 from scipy import stats
 
 from fedcl_bench.cli.main import main
@@ -506,18 +502,3 @@ def test_command(main_runs, registry, tmp_path, capsys, monkeypatch):
                                 (["--table", "2", "--set", "roundz=2"], "Did you mean 'rounds'"),
                                 (["--table", "2", "--records", "nowhere"], "no folder nowhere")):
         assert expected in refused(capsys, *records, *arguments)
-
-
-def test_table_2_of_90_runs_takes_seconds(registry, tmp_path):
-    """Processor time of the whole command, imports included; the promise is 5 s."""
-    runs = tmp_path / "r"
-    for spec in papers.specs("f3crec", [2], datasets=["ml-100k"]):
-        for seed in range(5):
-            fabricate(runs, registry, spec, seed, level(0.08), users=350, rounds=60)
-    compact.write(tmp_path / "c", load_runs(runs), "pack", lambda run: False)
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, str(ROOT / "run_bench.py"), "tables", "--table", "2", "--records", "c",
-                           "--datasets", "ml-100k"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert done.returncode == 0 and "missing" not in done.stdout, done.stderr
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 5.0

@@ -47,19 +47,41 @@ def python(tmp_path_factory):
     return python
 
 
-@pytest.fixture
-def bench(python, tmp_path):
-    """Run a command in that environment, in an empty folder; returns its status, output and errors."""
-    def run(*arguments):
-        done = subprocess.run([python, "-m", "fedcl_bench", *arguments], cwd=tmp_path, text=True, capture_output=True,
-                              env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
-        assert "Traceback" not in done.stderr
-        return done.returncode, done.stdout, done.stderr
-    return run
+# Commands one after the other in one process, as most of a command's time is PyTorch's import.
+COMMANDS = """
+import contextlib, io, json, sys
+from fedcl_bench.cli.main import main
+
+if __name__ == "__main__":
+    found = []
+    for arguments in json.loads(sys.argv[1]):
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            status = main(arguments)
+        assert "Traceback" not in err.getvalue(), err.getvalue()
+        found.append((status, out.getvalue(), err.getvalue()))
+    print(json.dumps(found))
+"""
+CHOICE = ["--set", "rounds=1", "--json", "--quiet"]
 
 
-def test_listed_beside_the_shipped_ones(bench):
-    status, out, _ = bench("list")
+@pytest.fixture(scope="module")
+def found(python, tmp_path_factory):
+    """Status, output and errors of commands in that environment, in an empty folder."""
+    commands = {"list": ["list"],
+                "run": ["--method", "acme-mean", "--backbone", "acme-model", *CHOICE, "--results", "alone"],
+                "grid": ["grid", "--methods", "acme-mean", "--backbones", "acme-model", *CHOICE, "--jobs", "1"],
+                **{name: ["--method", name, "--backbone", "fedmf"] for name in ("acme-broken", "acme-gone")}}
+    folder = tmp_path_factory.mktemp("empty")
+    (folder / "commands.py").write_text(COMMANDS)
+    done = subprocess.run([python, "commands.py", json.dumps(list(commands.values()))], cwd=folder, text=True,
+                          capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    return dict(zip(commands, json.loads(done.stdout)))
+
+
+def test_listed_beside_the_shipped_ones(found):
+    status, out, _ = found["list"]
     lines = {line.split()[0]: line for line in out.splitlines() if line.strip()}
     assert status == 0 and "exponentially weighted mean" in lines["acme-mean"] and "f3crec" in lines
     assert "matrix factorisation" in lines["acme-model"]
@@ -67,19 +89,18 @@ def test_listed_beside_the_shipped_ones(bench):
     assert "entry point acme.not_there: ModuleNotFoundError: No module named 'acme.not_there'" in out
 
 
-def test_run_and_grid(bench):
+def test_run_and_grid(found):
     """Worker processes of a grid find the package as the command does, and its numbers are the same."""
-    choice = ["--set", "rounds=1", "--json", "--quiet"]
-    status, out, _ = bench("--method", "acme-mean", "--backbone", "acme-model", *choice, "--results", "alone")
+    status, out, _ = found["run"]
     alone = json.loads(out)
     assert status == 0 and (alone["method"], alone["backbone"]) == ("acme-mean", "acme-model")
-    status, out, _ = bench("grid", "--methods", "acme-mean", "--backbones", "acme-model", *choice, "--jobs", "1")
+    status, out, _ = found["grid"]
     (run,) = json.loads(out)["runs"]
     assert status == 0 and run["new"] and run["hash"] == alone["hash"]
 
 
 @pytest.mark.parametrize("name, module", [("acme-broken", "acme.broken"), ("acme-gone", "acme.not_there")])
-def test_what_cannot_be_imported_fails_when_chosen(bench, name, module):
-    status, out, err = bench("--method", name, "--backbone", "fedmf")
+def test_what_cannot_be_imported_fails_when_chosen(found, name, module):
+    status, out, err = found[name]
     assert status == 2 and out == "" and len(err.splitlines()) == 1
     assert f"method '{name}' cannot be loaded: entry point {module}: ModuleNotFoundError" in err

@@ -59,6 +59,7 @@ def second(nodes):
     kill()
 
 
+@pytest.mark.long
 def test_a_grid_loses_a_node(second, tmp_path, capsys, monkeypatch):
     """Both nodes are in a run when one dies: all runs end with the numbers of processes, and none is done twice."""
     address, kill = second

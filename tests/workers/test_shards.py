@@ -94,7 +94,7 @@ def assert_same(found, expected, atol=1e-9):
 
 
 RUNS = [
-    *[(method, "fedmf", SMALL) for method in ("ft", "kd", "reg", "rlp2", "spp", "f3crec")],
+    *[(method, "fedmf", SMALL) for method in ("ft", "kd", "rlp2", "spp", "f3crec")],
     *[("f3crec", backbone, {**SMALL, **STABLE[backbone]}) for backbone in ("biasmf", "fedncf", "fedrap", "pfedrec")],
     ("spp", "fedrap", {**SMALL, **STABLE["fedrap"]}),
     ("f3crec", "fedmf", {**SMALL, "client_ratio": 0.3, "weighting": "interactions"}),
@@ -151,7 +151,7 @@ def test_the_record_is_that_of_any_run(made, tmp_path):
     same_numbers(other, execute(config, lambda: stream, tmp_path / "third", engine=Conductor(config, 2, (), Threads)))
 
 
-@pytest.mark.parametrize("last_answer", [1, 7, 12])
+@pytest.mark.parametrize("last_answer", [1, 12])
 def test_lost_shards_start_again_from_what_was_gathered(made, last_answer):
     """The numbers are those of shards that were never lost, bit for bit, and no round is shown twice."""
     config, stream = made("f3crec", "fedmf", **SMALL)
