@@ -464,13 +464,3 @@ void weighted_bce(const float *scores, const float *targets, const float *weight
         loss[c] = sum_float(sum);
     }
 }
-
-/* Products and sums that are one step in PyTorch's operations too, where the processor has one. */
-#if defined(__FMA__) || defined(__aarch64__)
-#define FMA(a, b, c) __builtin_fmaf(a, b, c)
-#else
-#define FMA(a, b, c) ((a) * (b) + (c))
-#endif
-
-#include "kernels_layers.h"
-#include "kernels_linear.h"

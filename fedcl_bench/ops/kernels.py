@@ -24,9 +24,8 @@ from typing import Callable, Sequence
 import torch
 from torch import Tensor
 
-_SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.c", "kernels_real.h", "kernels_layers.h",
-                                                             "kernels_linear.h"))
-# No contraction of products and sums: results do not depend on the processor; but see kernels_linear.h.
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.c", "kernels_real.h"))
+# No contraction of products and sums: results do not depend on the processor.
 _FLAGS = "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"
 _NATIVE = "-march=native", "-mcpu=native", ""  # for this processor, as far as the compiler can
 SWITCH = "FEDCL_BENCH_KERNELS"
@@ -258,129 +257,6 @@ def weighted_bce(scores: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tens
     loss, slopes = scores.new_empty(len(scores)), torch.empty_like(scores, memory_format=torch.contiguous_format)
     _call("weighted_bce", scores.contiguous(), targets.contiguous(), weights.contiguous(), *scores.shape, loss, slopes)
     return loss, slopes
-
-
-_MOST_INPUTS, _MOST_POSITIONS = 512, 64  # of a linear layer; libraries are as fast with larger ones
-
-
-def serve_linear(inputs: Tensor, weight: Tensor) -> bool:
-    """Whether there are kernels for linear layers of these sizes, (C, n, inputs) and (C, outputs, inputs)."""
-    return (inputs.dtype == weight.dtype == torch.float32 and max(weight.shape[1:]) <= _MOST_INPUTS
-            and inputs.shape[1] <= _MOST_POSITIONS and serve(inputs))
-
-
-def _each_in_one_piece(weight: Tensor) -> Tensor:
-    """Weights (C, outputs, inputs) of which each client's lie together."""
-    return weight if weight.stride()[1:] == (weight.shape[2], 1) else weight.contiguous()
-
-
-def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """As ``functional.linear`` of layers that differ between clients, in single precision."""
-    weight, (clients, n, size), outputs = _each_in_one_piece(weight), inputs.shape, weight.shape[1]
-    result = inputs.new_empty(clients, n, outputs)
-    if _call("linear", inputs.contiguous(), _Rows(weight), weight.stride(0), None if bias is None else bias.contiguous(),
-             clients, n, size, outputs, result):
-        raise MemoryError(f"no memory for a layer of {outputs:,} x {size:,} weights")
-    return result
-
-
-def linear_back(gradient: Tensor, inputs: Tensor, weight: Tensor, used: int,
-                bias: bool) -> tuple[Tensor | None, Tensor, Tensor | None]:
-    """Given the gradient of the outputs of a linear layer, (C, n, outputs), those of its first ``used`` inputs,
-    (C, n, used) or None where it is 0, of its weights, (C, outputs, inputs), and of its bias, (C, outputs) or None."""
-    weight, (clients, n, size), outputs = _each_in_one_piece(weight), inputs.shape, gradient.shape[2]
-    to_inputs = inputs.new_empty(clients, n, used) if used else None
-    to_weight = inputs.new_empty(clients, outputs, size)
-    to_bias = inputs.new_empty(clients, outputs) if bias else None
-    if _call("linear_back", gradient.contiguous(), inputs.contiguous(), _Rows(weight), weight.stride(0), clients, n,
-             size, outputs, used, to_inputs, to_weight, to_bias):
-        raise MemoryError(f"no memory for a layer of {outputs:,} x {size:,} weights")
-    return to_inputs, to_weight, to_bias
-
-
-_MOST_SUMMED, _MOST_POSITIONS_SUMMED = 512, 256  # beyond, and out of order, PyTorch adds up otherwise
-
-
-def serve_positions(x: Tensor) -> bool:
-    """Whether there are kernels for representations of this shape, (C, n, d), between linear layers."""
-    return (x.dtype == torch.float32 and x.dim() == 3 and x.shape[1] < _MOST_POSITIONS_SUMMED
-            and x.shape[2] < _MOST_SUMMED and x.is_contiguous() and serve(x))
-
-
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float,
-               again: bool) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """As ``functional.layer_norm``, in single precision.
-
-    Args:
-        again: whether what the gradients need is asked for.
-
-    Returns:
-        (result; x with mean 0 and variance 1; the mean and what x less that was multiplied with, both (C, n, 1)).
-    """
-    weight, bias = (_with_rows(parameter) for parameter in (weight, bias))
-    result = torch.empty_like(x, memory_format=torch.contiguous_format)
-    kept = ((torch.empty_like(result), x.new_empty(*x.shape[:2], 1), x.new_empty(*x.shape[:2], 1)) if again else
-            (None, None, None))
-    _call("layer_norm", x, _Rows(weight), weight.stride(0), _Rows(bias), bias.stride(0), *x.shape, eps,
-          result, *kept)
-    return result, *kept
-
-
-def layer_norm_back(gradient: Tensor, normed: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of what ``layer_norm`` has normalised, of its weight and of its bias, given that of its result."""
-    weight, (clients, _, d) = _with_rows(weight), gradient.shape
-    result = torch.empty_like(normed), gradient.new_empty(clients, d), gradient.new_empty(clients, d)
-    _call("layer_norm_back", gradient, normed, _Rows(weight), weight.stride(0), *gradient.shape, *result)
-    return result
-
-
-def _with_rows(parameter: Tensor) -> Tensor:
-    """A parameter (C, d) whose rows are in one piece each."""
-    return parameter if parameter.stride(1) == 1 else parameter.contiguous()
-
-
-def dropout(x: Tensor, keys: Tensor, first: int, limit: int, scale: float) -> tuple[Tensor, Tensor]:
-    """As ``functional.dropout``, in single precision: (result; which entries are kept, uint8 of x's shape)."""
-    result = torch.empty_like(x, memory_format=torch.contiguous_format)
-    kept = torch.empty_like(result, dtype=torch.uint8)
-    if _call("dropout", x.contiguous(), keys.contiguous(), first, len(x), x[0].numel(), limit, scale, result, kept):
-        raise MemoryError(f"no memory to drop some of {x[0].numel():,} entries")
-    return result, kept
-
-
-def dropout_back(gradient: Tensor, kept: Tensor, scale: float) -> Tensor:
-    """The gradient of what ``dropout`` was given, given that of its result."""
-    result = torch.empty_like(gradient, memory_format=torch.contiguous_format)
-    _call("dropout_back", gradient.contiguous(), kept, gradient.numel(), scale, result)
-    return result
-
-
-def target_logits(outputs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """As ``functional.target_logits``, in single precision."""
-    result = outputs.new_empty(outputs.shape[:2]), outputs.new_empty(outputs.shape[:2])
-    _call("target_logits", outputs, rows, *outputs.shape, *result)
-    return result
-
-
-def target_logits_back(of_positive: Tensor, of_negative: Tensor, outputs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of what ``target_logits`` was given, given those of its results."""
-    result = torch.empty_like(outputs), torch.empty_like(rows)
-    _call("target_logits_back", of_positive.contiguous(), of_negative.contiguous(), outputs, rows, *outputs.shape,
-          *result)
-    return result
-
-
-def adam(values: Sequence[Tensor], gradients: Sequence[Tensor], firsts: Sequence[Tensor], seconds: Sequence[Tensor],
-         betas: tuple[float, float], eps: float, rates: Sequence[float], step: int, last: bool) -> None:
-    """Adam's step number ``step``, from 1, on some parameters, in single precision.
-
-    Args:
-        firsts, seconds: the moments, which need not be set before step 1 and are not after the last.
-        rates: learning rates.
-    """
-    _call("adam", len(values), *map(_addresses, (values, gradients, firsts, seconds)),
-          (ctypes.c_int64 * len(values))(*(value.numel() for value in values)),
-          (ctypes.c_double * len(values))(*rates), *betas, eps, step, int(last))
 
 
 def row_products(table: Tensor, items: Tensor, vectors: Tensor, constants: Tensor | None) -> Tensor:
@@ -631,23 +507,6 @@ def highest(scores: Tensor, k: int) -> Tensor:
     result = torch.empty(rows, min(k, n), dtype=torch.int64)
     if _call(_real("highest", scores), scores.contiguous(), rows, n, min(k, n), result):
         raise MemoryError(f"no memory for the {k:,} highest scores")
-    return result
-
-
-_FEWEST_QUERIES = 8  # that share what preparing a row costs; libraries are faster with fewer
-
-
-def serve_similarities(queries: Tensor, rows: Tensor) -> bool:
-    """Whether there is a kernel for similarities of these, (Q, d) and (N, d)."""
-    return queries.dtype == rows.dtype == torch.float32 and len(queries) >= _FEWEST_QUERIES and serve(queries)
-
-
-def similarities(queries: Tensor, owners: Tensor, rows: Tensor, lengths: Tensor, row_owners: Tensor) -> Tensor:
-    """Products of queries (Q, d) and rows (N, d), each by its row's length: (Q, N), -inf where both are of one owner."""
-    result = queries.new_empty(len(queries), len(rows))
-    if _call("similarities", queries.contiguous(), owners.long().contiguous(), len(queries), rows.contiguous(),
-             lengths.to(rows.dtype).contiguous(), row_owners.long().contiguous(), *rows.shape, result):
-        raise MemoryError(f"no memory to compare {len(queries):,} queries")
     return result
 
 
