@@ -80,21 +80,15 @@ static const char *round_of(int64_t clients, int64_t p, int64_t k, int64_t m, in
     float *all_past = floats(clients * updates * d), *moved = floats(clients * d), *moved_constants = floats(clients);
     int64_t *held_items = INTEGERS(clients * n), *n_held = INTEGERS(clients), *samples = INTEGERS(clients * n);
     uint8_t *positives_of = make(clients * n, 1);
-    double *losses = make(2 * clients, sizeof *losses);
+    double *losses = make(clients, sizeof *losses);
     for (int64_t c = 0; c < clients; c++) users[c] = clients - 1 - c;
     const Round round = {table, vectors, below(2) ? constants : NULL, rates, shuffles, turns == 1 ? both : alternating,
                          7, m, d, k, epochs, size, turns};
-    const Clients chunks[] = {{users, ascending, count, keys, others, gap, clients, p, p, batches, updates, 0},
-                              {users, ascending, count, keys, others, gap, clients, p, p, batches, updates, clients}};
+    const Clients chunk = {users, ascending, count, keys, others, gap, clients, p, p, batches, updates};
     for (int asked = 0; asked < 2; asked++) {
         const Made made = {held_items, n_held, asked ? samples : NULL, asked ? positives_of : NULL, all_steps, all_past,
                            moved, moved_constants, losses};
-        if (inner_round_float(&round, chunks, &made)) return "inner_round";
-    }
-    float *change = floats(m * d), *new_vectors = floats(clients * d), *new_constants = floats(clients);
-    for (int mean = 0; mean < 2; mean++) {
-        Together all = {round, chunks, change, new_vectors, new_constants, losses, mean ? 2.0 * clients : 0, 2, 0, 0, 0};
-        if (inner_rounds_float(&all)) return "inner_rounds";
+        if (inner_round_float(&round, &chunk, &made)) return "inner_round";
     }
     add_rows_at_float(vectors, users, moved, clients, d);
     for (int64_t i = 0; i < clients * n; i++)

@@ -15,7 +15,7 @@ from ..client.at_rest import PartialTrainer, is_partial
 from ..client.base import (ChunkTrainer, Slots, own_start_key, row_penalties,
                            writable)
 from ..client.factored import InnerTrainer, Outer
-from ..client.fused import Plan, RoundTrainer, plan_of, train_together
+from ..client.fused import RoundTrainer, plan_of
 from ..client.lists import ListTrainer
 from ..client.optim import make_optimiser
 from ..client.out_of_memory import AnyChunk, can_run_out, in_halves
@@ -30,7 +30,6 @@ from ..stats.clip_noise import OPEN, Protection
 
 _AT_ONCE = 1 << 19  # numbers of a table
 _SHORT = 1 << 18  # samples of a round
-ONE_CALL = 1 << 22  # most positives of a round that is one call
 
 
 def _shift(public: Tables, method: Method, backbone: Backbone, settings: LocalSettings, batches: int,
@@ -266,14 +265,6 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, 
     return train
 
 
-def _fits_one_call(chunks: Sequence[AnyChunk], place: DrawKey) -> bool:
-    """Whether chunks that a plan is for are all there and small enough for nobody to wait long for the end of a call,
-    in which Ctrl-C is not heard; the first round of all is looked at more closely."""
-    return (bool(chunks) and not place.step == place.round == 0
-            and all(isinstance(chunk, Chunk) and chunk.inner and not chunk.dense for chunk in chunks)
-            and sum(chunk.positives.numel() for chunk in chunks) <= ONE_CALL)
-
-
 def _add_rows(table: Tensor, places: Tensor, rows: Tensor) -> None:
     """Add rows (n, ...) to those of a table at ``places``, (n,), in its place."""
     if kernels.serve(table) and rows.dtype == table.dtype in kernels.REALS:
@@ -307,7 +298,7 @@ class _Sums:
     """What the clients of a round add up to.
 
     Attributes:
-        change: of the public parameters; or, if ``averaged``, these after the round.
+        change: of the public parameters.
         private: those private parameters that are others now, and ``local`` tables, of all users.
         losses: each client's, float64, in the order of ``users``, ids of shape (N,).
         squares: of the weights that touched each item, if clients draw their own starts.
@@ -320,22 +311,10 @@ class _Sums:
     losses: Tensor
     squares: Tensor
     uploads: Tables
-    averaged: bool = False
 
 
 def _everybody(chunks: Sequence[AnyChunk], device: torch.device) -> Tensor:
     return torch.cat([torch.zeros(0, dtype=torch.int64, device=device), *(chunk.users for chunk in chunks)])
-
-
-def _trained_together(chunks: Sequence[AnyChunk], model: Snapshot, settings: LocalSettings, plan: Plan,
-                      average: bool) -> _Sums:
-    """Of clients that are trained and added up, or averaged, in one call."""
-    count = sum(chunk.users.shape[0] for chunk in chunks)
-    change, private = empty_like(model.public[plan.item]), {}
-    for name in filter(None, (plan.vector, plan.constant)):
-        private[name] = _others_rows(model.private[name], count)
-    losses = train_together(chunks, model, settings, plan, change, private, float(count) if average else 0.0)
-    return _Sums({plan.item: change}, private, {}, losses, change[:0], {}, average)
 
 
 def _trained_in_order(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone, method: Method,
@@ -446,18 +425,7 @@ def train_round(chunks: Sequence[AnyChunk], model: Snapshot, backbone: Backbone,
         keeps them; mean local loss; what the method uploaded, each (N, ...) in ascending order of users).
     """
     place = DrawKey(seed, step, round_)
-    plan = None
-    if (weights is None and observe is None and not protection.clip and not backbone.keeps_local_tables
-            and _fits_one_call(chunks, place)):
-        plan = plan_of(backbone, method, model, settings, place, max(chunk.batches for chunk in chunks))
-    if plan is not None:
-        found = _trained_together(chunks, model, settings, plan, average=add is None)
-        if found.averaged:
-            return (Snapshot(found.change, {**model.private, **found.private}),
-                    float(found.losses.sum()) / found.losses.shape[0], {})
-    else:
-        found = _trained_in_order(chunks, model, backbone, method, settings, place, weights, own_start, protection,
-                                  observe)
+    found = _trained_in_order(chunks, model, backbone, method, settings, place, weights, own_start, protection, observe)
     device, count = next(iter(model.public.values())).device, sum(len(chunk.users) for chunk in chunks)
     private = {name: found.private.get(name, table) for name, table in model.private.items()}
     own = None if weights is None else weights[_everybody(chunks, device)]

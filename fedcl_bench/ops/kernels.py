@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import itertools
 import os
 import platform
 import shutil
@@ -19,7 +18,7 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Sequence
+from typing import Sequence
 
 import torch
 from torch import Tensor
@@ -331,13 +330,8 @@ def _structure(name: str, pointers: str, numbers: str) -> type[ctypes.Structure]
 
 _Round = _structure("Round", "table vectors constants rates shuffles turns", "draws n_items d each epochs size n_turns")
 _Clients = _structure("Clients", "users positives count names others gaps",
-                      "clients width n_gaps batches updates first")
+                      "clients width n_gaps batches updates")
 _Made = _structure("Made", "items held sample positive steps past moved_vectors moved_constants loss", "")
-
-
-class _Together(ctypes.Structure):
-    _fields_ = [("round", _Round), *((name, ctypes.c_void_p) for name in "chunks change vectors constants loss".split()),
-                ("whole", ctypes.c_double), *((name, ctypes.c_int64) for name in "n_chunks taken passed added".split())]
 
 
 @dataclass(frozen=True)
@@ -400,10 +394,10 @@ class InnerClients:
     gaps: Tensor
     batches: int
 
-    def structure(self, task: InnerTask, first: int = 0) -> ctypes.Structure:
-        """For the kernel; so many clients are ``first``, in chunks before this one."""
+    def structure(self, task: InnerTask) -> ctypes.Structure:
+        """For the kernel."""
         result = _Clients.from_buffer_copy(self._structure)
-        result.updates, result.first = task.updates(self.batches), first
+        result.updates = task.updates(self.batches)
         return result
 
     @functools.cached_property
@@ -458,33 +452,6 @@ def inner_round(task: InnerTask, some: InnerClients, samples: bool) -> InnerRoun
     if _call(_real("inner_round", table), *map(ctypes.byref, (structure, some.structure(task), made))):
         raise MemoryError(f"no memory to train on {n:,} samples of a client")
     return result
-
-
-def inner_rounds(task: InnerTask, chunks: Sequence[InnerClients], change: Tensor, vectors: Tensor,
-                 constants: Tensor | None, loss: Tensor, whole: float) -> Callable[[], None]:
-    """A function that trains the clients of some chunks when it is called, on as many threads as call it, and returns
-    when all is done; numbers do not depend on the threads. It raises MemoryError if there is none.
-
-    Args:
-        change: written to: the sum of what clients added to item rows, (items, d).
-        vectors, constants: written to, for those who are among the clients: as they are afterwards, like those of the
-            task.
-        loss: written to: each client's mean over its local batches, chunk after chunk, float64.
-        whole: not 0: ``change`` is divided by it and added to the table, as by ``mean``.
-    """
-    first = list(itertools.accumulate((some.users.shape[0] for some in chunks), initial=0))
-    own = (_Clients * len(chunks))(*(some.structure(task, n) for some, n in zip(chunks, first)))
-    structure, kept = task.structure()
-    all_of_it = _Together(structure, ctypes.addressof(own), *map(_address, (change, vectors, constants, loss)),
-                          whole, len(chunks), 0, 0, 0)
-    kept += [own, chunks, change, vectors, constants, loss]  # as long as somebody is at it
-    name = _real("inner_rounds", task.table)
-
-    def take_part(kept=kept) -> None:
-        if _call(name, ctypes.byref(all_of_it)):
-            raise MemoryError("no memory to train clients")
-
-    return take_part
 
 
 def add_rows(table: Tensor, places: Tensor, rows: Tensor) -> None:
