@@ -30,7 +30,7 @@ from fedcl_bench.backbone import Backbone
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.stream import Step
 from fedcl_bench.federation.growth import grow
-from fedcl_bench.federation.loop import Federation
+from fedcl_bench.federation.parts import Federation
 from fedcl_bench.federation.protocols import Lists
 from fedcl_bench.federation.round import train_round
 from fedcl_bench.federation.server import aggregate, participants

@@ -1,6 +1,3 @@
 """fedcl_bench: a benchmark suite for federated continual recommendation on RecBole."""
 
-__version__ = "0.1.0"
-
-# Part of every run's hash. Raise it in a commit that changes any number, and say which and why there.
-NUMBERS_VERSION = 1
+from .version import __version__

@@ -15,35 +15,20 @@ There are four kinds of parameters, each a dictionary of tensors by name:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Iterable, Mapping
 
 import torch
 from torch import Tensor
 
+from .draws import Tables
 from .functional import dot, weighted_bce
+from .sampling import OwnSamples
 from .settings import setting
 
 if TYPE_CHECKING:
     from .data.stream import Step
-    from .method import DrawKey
+    from .draws import DrawKey
     from .sampling import LocalSettings
-
-Tables = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class OwnSamples:
-    """How a backbone with a loss of its own makes samples of a client's positives.
-
-    Attributes:
-        of: numbers of positives, int64, to numbers of samples per epoch.
-        per_batch: samples in a local batch.
-        elements: numbers held in memory per sample, and per sample and item known.
-    """
-
-    of: Callable[[Tensor], Tensor]
-    per_batch: int
-    elements: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -96,6 +81,7 @@ class Backbone:
         weight_decay: added times the parameter to every gradient; needs ``whole_tables``.
     """
 
+    kind: ClassVar[str] = "backbone"
     name: ClassVar[str]
     title: ClassVar[str]
     reference: ClassVar[str] = ""

@@ -7,16 +7,16 @@ from typing import Any, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from .backbone import Backbone, Tables
+from .backbone import Backbone
+from .draws import Tables
 from .errors import PluginError
 
 
 def _named(plugin: Any, hook: str) -> str:
-    from .method import Method
-    return f"{'method' if isinstance(plugin, Method) else 'backbone'} '{plugin.name}': {hook}"
+    return f"{plugin.kind} '{plugin.name}': {hook}"
 
 
-def _found(value: Any) -> str:
+def _shown(value: Any) -> str:
     return f"a {value.dtype} tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:80]
 
 
@@ -30,7 +30,7 @@ def check_tensor(plugin: Any, hook: str, value: Any, shape: tuple[int, ...], mea
     if (not isinstance(value, Tensor) or tuple(value.shape) != tuple(shape)
             or (value.dtype != torch.int64 if whole else not value.is_floating_point())):
         kind = "int64" if whole else "floating"
-        raise PluginError(f"{_named(plugin, hook)} returned {_found(value)},\n"
+        raise PluginError(f"{_named(plugin, hook)} returned {_shown(value)},\n"
                           f"expected a {kind} tensor of shape {tuple(shape)} = {meaning}.")
 
 
@@ -74,7 +74,7 @@ def checked_aggregate(method: Any, public: Tables) -> Tables:
     result = method.aggregate(public)
     if not isinstance(result, Mapping) or list(result) != list(public):
         raise PluginError(f"{_named(method, 'aggregate')} returned "
-                          f"{', '.join(map(str, result)) if isinstance(result, Mapping) else _found(result)},\n"
+                          f"{', '.join(map(str, result)) if isinstance(result, Mapping) else _shown(result)},\n"
                           f"expected the public item tables in their order: {', '.join(public)}.")
     for name, table in public.items():
         check_tensor(method, f"aggregate['{name}']", result[name], tuple(table.shape), "(items, ...)")
@@ -84,11 +84,11 @@ def checked_aggregate(method: Any, public: Tables) -> Tables:
 def checked_answers(method: Any, answers: Any, participants: int) -> Tables:
     """What ``Method.end_round`` returned; raises PluginError unless it has one row per participant."""
     if not isinstance(answers, Mapping):
-        raise PluginError(f"{_named(method, 'end_round')} returned {_found(answers)},\n"
+        raise PluginError(f"{_named(method, 'end_round')} returned {_shown(answers)},\n"
                           f"expected a dictionary of what the server answers, each (N, ...), or {{}}.")
     for name, rows in answers.items():
         if not isinstance(rows, Tensor) or rows.dim() == 0 or len(rows) != participants:
-            raise PluginError(f"{_named(method, 'end_round')}['{name}'] is {_found(rows)},\n"
+            raise PluginError(f"{_named(method, 'end_round')}['{name}'] is {_shown(rows)},\n"
                               f"expected ({participants}, ...) = (N, ...): one row per participant.")
     return dict(answers)
 
@@ -104,16 +104,16 @@ def check_moved(backbone: Backbone, hook: str, moved: Iterable[Tensor | None], p
         moved: what was added to all parameters, or their gradients, each (C, ...).
         parameters: themselves, each (C, ...).
     """
-    def some(tensors: Iterable[Tensor | None]) -> Tensor:
-        found = torch.zeros(len(users), dtype=torch.bool, device=users.device)
+    def any_nonzero(tensors: Iterable[Tensor | None]) -> Tensor:
+        nonzero = torch.zeros(len(users), dtype=torch.bool, device=users.device)
         for tensor in sorted((t for t in tensors if t is not None and t.numel()), key=Tensor.numel):
-            found |= (tensor.detach().flatten(1) != 0).any(1)
-            if bool(found.all()):  # the small ones tell of almost all clients, and item rows need not be read
+            nonzero |= (tensor.detach().flatten(1) != 0).any(1)
+            if bool(nonzero.all()):  # the small ones tell of almost all clients, and item rows need not be read
                 break
-        return found
+        return nonzero
 
-    alive = some(moved)
-    if not bool(alive.all()) and bool((dead := ~alive & some(parameters)).any()):
+    alive = any_nonzero(moved)
+    if not bool(alive.all()) and bool((dead := ~alive & any_nonzero(parameters)).any()):
         raise PluginError(f"{_named(backbone, hook)} leaves {int(dead.sum())} of {len(users)} clients (user "
                           f"{int(users[dead][0])} first) without gradient: no parameter of theirs moved in their first "
                           f"round.\nExpected logits that depend on the parameters of every client.")
@@ -131,7 +131,7 @@ def check_declaration(backbone: Backbone) -> None:
     users, items = range(2, 5), range(3, 10)
     tables = backbone.new_rows(0, users, items)
     if not (isinstance(tables, tuple) and len(tables) == 2 and all(isinstance(kind, Mapping) for kind in tables)):
-        raise PluginError(f"{_named(backbone, 'new_rows')} returned {_found(tables)},\nexpected a pair of "
+        raise PluginError(f"{_named(backbone, 'new_rows')} returned {_shown(tables)},\nexpected a pair of "
                           f"dictionaries: public item tables, private tables.")
     kinds = [("new_rows (public)", tables[0], len(items), "items"),
              ("new_rows (private)", tables[1], len(users), "users"), ("new_dense", backbone.new_dense(0), None, ""),
@@ -142,7 +142,7 @@ def check_declaration(backbone: Backbone) -> None:
             if not isinstance(value, Tensor) or not value.is_floating_point() \
                     or (count is not None and (value.dim() == 0 or len(value) != count)):
                 shape = f"({count}, ...) = ({rows}, ...)" if count is not None else "any shape"
-                raise PluginError(f"{_named(backbone, hook)}['{name}'] is {_found(value)},\nexpected a floating tensor "
+                raise PluginError(f"{_named(backbone, hook)}['{name}'] is {_shown(value)},\nexpected a floating tensor "
                                   f"of shape {shape}.")
             if name in names:
                 raise PluginError(f"{_named(backbone, hook)} declares '{name}', which is declared before; every "
@@ -151,15 +151,15 @@ def check_declaration(backbone: Backbone) -> None:
     if not tables[0]:
         raise PluginError(f"{_named(backbone, 'new_rows')} declares no public item table; expected at least one of "
                           f"shape (items, ...): it is what clients share.")
-    for hook, found in (("learning_rates", list(backbone.learning_rates(len(items)))),
+    for hook, named in (("learning_rates", list(backbone.learning_rates(len(items)))),
                         ("groups", [name for group in backbone.groups(list(names)) for name in group])):
-        wrong = [name for name in found if name not in names]
-        missing = [name for name in names if name not in found]
+        wrong = [name for name in named if name not in names]
+        missing = [name for name in names if name not in named]
         if wrong:
             raise PluginError(f"{_named(backbone, hook)} names '{wrong[0]}', a parameter that does not exist;\n"
                               f"declared: {', '.join(names)}.")
         if missing:
             raise PluginError(f"{_named(backbone, hook)} lacks '{missing[0]}'; expected every parameter: "
                               f"{', '.join(names)}.")
-        if len(set(found)) < len(found):
-            raise PluginError(f"{_named(backbone, hook)} names a parameter twice: {', '.join(found)}.")
+        if len(set(named)) < len(named):
+            raise PluginError(f"{_named(backbone, hook)} names a parameter twice: {', '.join(named)}.")

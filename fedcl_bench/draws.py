@@ -15,6 +15,7 @@ import hashlib
 import math
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Iterator
 
 import numpy as np
@@ -22,6 +23,8 @@ import torch
 from torch import Tensor
 
 from .ops import kernels
+
+Tables = dict[str, Tensor]
 
 GAMMA = 0x9E3779B97F4A7C15
 _MIX1 = 0xBF58476D1CE4E5B9
@@ -188,3 +191,17 @@ def gaussian(base: int, clients: Tensor, shape: tuple[int, ...], scale: float) -
     """Independent N(0, scale^2) float64 of shape (C, *shape), keyed by ``base`` (see ``key``) and each client."""
     index = torch.arange(math.prod(shape), device=clients.device)
     return (scale * normals(client_keys(base, clients)[:, None], index)).view(len(clients), *shape)
+
+
+@dataclass(frozen=True)
+class DrawKey:
+    """Names the random numbers of one local batch, round or step: a method's draws are keyed by it and the client."""
+
+    seed: int
+    step: int
+    round: int = 0
+    batch: int = 0
+
+    def clients(self, purpose: str, users: Tensor) -> Tensor:
+        """One stream key per user; feed them to ``draws.bits``."""
+        return client_keys(key(self.seed, purpose, self.step, self.round, self.batch), users)

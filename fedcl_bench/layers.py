@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import draws, functional
-from .backbone import Tables
+from .draws import Tables
 
 USER, ITEM = "user_embedding.weight", "item_embedding.weight"
 

@@ -16,34 +16,18 @@ from typing import TYPE_CHECKING, Callable, ClassVar, Iterable, Mapping
 
 from torch import Tensor
 
-from . import draws
-from .backbone import Backbone, Tables
+from .backbone import Backbone
 from .data.stream import Step, Stream
+from .draws import DrawKey, Tables
 from .model import Snapshot
 
 if TYPE_CHECKING:
-    from .client.base import Local
-    from .client.lists import LocalBatch
-    from .client.sessions import LocalSessions
+    from .views import Local, LocalBatch, LocalSessions
 
 
 @dataclass(frozen=True)
 class NoSettings:
     """A method without settings of its own."""
-
-
-@dataclass(frozen=True)
-class DrawKey:
-    """Names the random numbers of one local batch, round or step: a method's draws are keyed by it and the client."""
-
-    seed: int
-    step: int
-    round: int = 0
-    batch: int = 0
-
-    def clients(self, purpose: str, users: Tensor) -> Tensor:
-        """One stream key per user; feed them to ``draws.bits``."""
-        return draws.client_keys(draws.key(self.seed, purpose, self.step, self.round, self.batch), users)
 
 
 @dataclass(frozen=True)
@@ -80,6 +64,7 @@ class Method:
         server_state: tensors the server keeps, by name.
     """
 
+    kind: ClassVar[str] = "method"
     name: ClassVar[str]
     title: ClassVar[str]
     reference: ClassVar[str] = ""

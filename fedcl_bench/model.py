@@ -7,7 +7,8 @@ from typing import Iterator
 
 from torch import Tensor
 
-from .backbone import Backbone, Tables
+from .backbone import Backbone
+from .draws import Tables
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from . import draws
-from .backbone import OwnSamples
-from .client.optim import OPTIMISERS
 from .data.stream import Ragged, Step
 from .errors import UserError
 from .ops import kernels
 from .settings import setting
+
+OPTIMISERS = ("sgd", "adam")
 
 # Elements of stacked item rows per chunk: large enough that a chunk's work outweighs calling its operations, small
 # enough that memory stays bounded. It changes results by rounding only.
@@ -312,3 +312,18 @@ def _distinct(pattern: Tensor, count: Tensor) -> Tensor:
         columns.append(position)
         taken = torch.cat([taken, position[:, :, None]], 2).sort(2).values
     return torch.stack(columns, 2).flatten(1)
+
+
+@dataclass(frozen=True)
+class OwnSamples:
+    """How a backbone with a loss of its own makes samples of a client's positives.
+
+    Attributes:
+        of: numbers of positives, int64, to numbers of samples per epoch.
+        per_batch: samples in a local batch.
+        elements: numbers held in memory per sample, and per sample and item known.
+    """
+
+    of: Callable[[Tensor], Tensor]
+    per_batch: int
+    elements: tuple[int, int]

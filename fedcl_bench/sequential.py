@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from . import draws
-from .backbone import Backbone, BackboneSettings, Tables
+from .backbone import Backbone, BackboneSettings
+from .draws import Tables
 from .layers import ITEM
 from .settings import setting
 

@@ -8,9 +8,9 @@ from typing import Callable, Sequence
 import numpy as np
 import torch
 
-from fedcl_bench.data.datasets import DatasetSource, load_config
+from fedcl_bench.data.source import DatasetSource, load_config
 from fedcl_bench.evaluation.ranking import UserScores
-from fedcl_bench.federation.loop import Progress
+from fedcl_bench.federation.parts import Progress
 from fedcl_bench.model import Snapshot
 from fedcl_bench.runs.config import RunConfig, resolve
 from fedcl_bench.runs.records import Record, summary

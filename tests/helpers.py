@@ -8,7 +8,8 @@ import torch
 
 from fedcl_bench.data.stream import Step
 from fedcl_bench.evaluation.ranking import EvaluationSettings
-from fedcl_bench.federation.loop import Federation, FederationSettings, run
+from fedcl_bench.federation.loop import run
+from fedcl_bench.federation.parts import Federation, FederationSettings
 from fedcl_bench.federation.round import train_round
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.sampling import LocalSettings, draw_negatives, make_chunks

@@ -13,11 +13,12 @@ from scipy import stats
 
 from fedcl_bench.backbone import Backbone, BackboneSettings
 from fedcl_bench.data.stream import StreamSettings, build_static
+from fedcl_bench.draws import DrawKey
 from fedcl_bench.evaluation.ranking import rank_all
 from fedcl_bench.federation.growth import grow, row_width
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.round import train_round
-from fedcl_bench.method import DrawKey, Method, NoSettings
+from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot, pair_keys, score_users
 from fedcl_bench.runs.config import make_config, resolve
 from fedcl_bench.sampling import LocalSettings, make_chunks
@@ -49,6 +50,7 @@ class Starts(Method):
 
 
 # FedNCF ------------------------------------------------------------------------------------------------------------
+
 
 def test_fedncf_score_is_additive(registry):
     """s(u, i) - s(u, j) = w_i-part . (q_i - q_j), whatever e_u is, in both ways of scoring."""
@@ -111,6 +113,7 @@ def test_private_parameters_are_reset_or_kept(registry, ml100k, name):
 
 
 # PFedRec -----------------------------------------------------------------------------------------------------------
+
 
 def pfedrec_once(registry, weight, rows, lr=0.2, lr_eta=0.5, negatives=4):
     """One client, one positive (item 3 of 10), one batch; returns (bias, weight, item table, negatives)."""
@@ -260,6 +263,7 @@ def test_fedrap_keeps_its_own_view(registry):
 
 
 # GPFedRec ----------------------------------------------------------------------------------------------------------
+
 
 def graph(registry, tables, sign="paper", neighbours=0, threshold=1.0):
     tables = torch.tensor(tables, dtype=torch.float64).unsqueeze(2)
@@ -498,6 +502,7 @@ def test_rlp2_memory_is_fifo_and_bounded(registry, stream):
 
 
 # SPP ---------------------------------------------------------------------------------------------------------------
+
 
 class Replay:
     """What SPP sees of a local batch: the clients, and their scores of the replayed items."""
@@ -795,6 +800,7 @@ def test_tutorial_single_pair(registry, name):
 
 
 # Any backbone ------------------------------------------------------------------------------------------------------
+
 
 class Aliased(Backbone):
     """s(u, i) = q_i + (a_u + b_u): the two private numbers have one gradient, in one tensor."""

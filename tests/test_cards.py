@@ -12,15 +12,17 @@ from helpers import (ITEM, USER, build, federation, finish, module_of,
 from fedcl_bench.client.lists import ListTrainer
 from fedcl_bench.distillation import (distillation_loss, ranks_of,
                                       refresh_teacher)
+from fedcl_bench.draws import DrawKey
 from fedcl_bench.errors import UserError
 from fedcl_bench.federation.loop import run
-from fedcl_bench.method import DrawKey, Method, NoSettings
+from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.ops import kernels
 from fedcl_bench.sampling import LocalSettings, make_chunks
 from fedcl_bench.testing.worlds import ragged
 
 # FedMF -------------------------------------------------------------------------------------------------------------
+
 
 def one_round(registry, train, vectors, n_items, lr):
     backbone = build(registry, "backbone", "fedmf", lr=lr, dim=2)
@@ -102,6 +104,7 @@ def test_fedmf_starts_small_and_grows_consistently(registry):
 
 # FT ----------------------------------------------------------------------------------------------------------------
 
+
 def test_ft_is_f3crec_without_both_parts(registry, ml100k):
     """lambda_kd = 0 and beta = 0 give FT bit by bit, whatever N and eps are."""
     ft = finish(federation(registry, ml100k, build(registry, "method", "ft")))
@@ -124,6 +127,7 @@ def test_ft_keeps_users_without_data(registry, ml100k):
 
 
 # Reg ---------------------------------------------------------------------------------------------------------------
+
 
 def reg_with_anchor(registry, **settings):
     reg = build(registry, "method", "reg", **settings)
@@ -167,6 +171,7 @@ def test_reg_zero_is_ft(registry, ml100k):
 
 
 # KD ----------------------------------------------------------------------------------------------------------------
+
 
 def test_kd_of_the_teacher_itself(registry):
     """Student == teacher: the loss is the teacher's entropy and its gradient is 0."""
@@ -215,6 +220,7 @@ def test_kd_teacher_refresh(registry):
 
 
 # F3CRec ------------------------------------------------------------------------------------------------------------
+
 
 def test_f3crec_shift_and_rate(registry):
     f3 = module_of(registry, "method", "f3crec")

@@ -63,7 +63,7 @@ def test_released_settings_are_the_defaults(capsys):
     expected = dict(lr=1.0, dim=32, lambda_kd=0.1, eps=0.006, top_n=30, beta=0.9, patience=30, batch_size=512,
                     negatives=4, local_epochs=1, client_ratio=1.0, inc_split="chronological", init_from="last")
     assert {name: result["settings"][name] for name in expected} == expected
-    from fedcl_bench.data.datasets import load_config
+    from fedcl_bench.data.source import load_config
     assert load_config("ml-100k").settings["rounds"] == 100
 
 

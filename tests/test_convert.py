@@ -17,8 +17,8 @@ from fedcl_bench.cli.commands.data import ACTIONS
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.archives import fetch
 from fedcl_bench.data.convert import FORMATS, clean, convert
-from fedcl_bench.data.datasets import Published, configured, load_config
 from fedcl_bench.data.recbole_files import bundled
+from fedcl_bench.data.source import Published, configured, load_config
 from fedcl_bench.errors import UserError
 
 UNCHECKED = Published()
@@ -102,7 +102,7 @@ def publish(monkeypatch):
             config = load_config(asked)
             return dataclasses.replace(config, raw=Published(**facts)) if asked == name else config
         monkeypatch.setattr("fedcl_bench.data.convert.load_config", load)
-        monkeypatch.setattr("fedcl_bench.data.datasets.load_config", load)
+        monkeypatch.setattr("fedcl_bench.data.source.load_config", load)
     return change
 
 
@@ -135,6 +135,7 @@ def refused(capsys, *arguments):
 
 
 # Conversion
+
 
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("place", ["raw", "raw/of this dataset", "zip"])
@@ -426,6 +427,7 @@ def test_bad_commands(capsys, publish, arguments, words):
 
 # Writing
 
+
 def test_existing_files(capsys, publish):
     publish("ml-100k")
     lay("ml-100k")
@@ -473,6 +475,7 @@ def test_interruption_is_told(capsys, monkeypatch):
 
 
 # Download
+
 
 @pytest.fixture
 def server():
@@ -577,6 +580,7 @@ def test_a_dataset_that_cannot_be_downloaded(capsys, publish):
 
 
 # The tables
+
 
 def test_every_format_has_its_facts():
     for name, format in FORMATS.items():

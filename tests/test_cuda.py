@@ -12,8 +12,8 @@ import torch
 from fedcl_bench.cli.main import main
 from fedcl_bench.client.out_of_memory import can_run_out
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.federation.loop import (Progress, acting_in, open_step,
-                                         protocol_of, run)
+from fedcl_bench.federation.loop import acting_in, open_step, protocol_of, run
+from fedcl_bench.federation.parts import Progress
 from fedcl_bench.federation.round import train_round
 from fedcl_bench.ops.memory import available
 from fedcl_bench.ops.topk import highest

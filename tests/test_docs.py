@@ -27,8 +27,8 @@ from helpers import ITEM, USER
 from fedcl_bench.cli import commands, main
 from fedcl_bench.cli.commands.grid import _given
 from fedcl_bench.data.convert import FORMATS
-from fedcl_bench.data.datasets import load_config
 from fedcl_bench.data.recbole_files import bundled
+from fedcl_bench.data.source import load_config
 from fedcl_bench.errors import UserError
 from fedcl_bench.experiments import grid, papers, tune
 from fedcl_bench.runs import config
@@ -88,6 +88,7 @@ def name_of(page: Path) -> str:
 
 
 # Command lines
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
@@ -410,6 +411,7 @@ def test_unknown_commands_are_found(capsys, monkeypatch, tmp_path):
 
 
 # The twenty lines
+
 
 def test_twenty_lines_are_f3crecs_server(registry, ml100k, tmp_path):
     """The method of docs/plugins.md and f3crec without its client's part: the same model and scores, bit for bit."""

@@ -21,13 +21,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedcl_bench import draws, prototypes
 from fedcl_bench.client.sessions import (SessionTrainer, make_session_chunks,
                                          window)
+from fedcl_bench.draws import DrawKey
 from fedcl_bench.evaluation import sessions as session_ranking
 from fedcl_bench.evaluation.ranking import EvaluationSettings
 from fedcl_bench.federation import protocols
 from fedcl_bench.federation.growth import grow
-from fedcl_bench.federation.loop import Federation, FederationSettings, run
+from fedcl_bench.federation.loop import run
+from fedcl_bench.federation.parts import Federation, FederationSettings
 from fedcl_bench.federation.round import train_round
-from fedcl_bench.method import DrawKey, Encoding
+from fedcl_bench.method import Encoding
 from fedcl_bench.model import Snapshot
 from fedcl_bench.prototypes import fuse, gaussian_epsilon, nearest
 from fedcl_bench.sampling import LocalSettings
@@ -53,6 +55,7 @@ def after_each_round(f):
 
 
 # The card's numbers.
+
 
 @pytest.mark.parametrize("distillation,distance,weight,total", [
     ("capped", 0.05, 10.0, 1.7), ("capped", 0.3, 4.0, 2.4), ("fixed", 0.3, 10.0, 4.2)])
@@ -112,6 +115,7 @@ def test_inputs_and_targets_of_a_session(size):
 
 
 # Finding prototypes.
+
 
 def naive_nearest(query, owner, base, owners, k):
     """(cosine, position) of the k best of others, one by one."""
@@ -178,6 +182,7 @@ def test_memory_of_fusing_many_neighbours_is_bounded(registry):
 
 # Fusing them.
 
+
 def test_fusion_by_mean_and_softmax():
     generator = torch.Generator().manual_seed(1)
     rows = torch.randn(1, 4, 6, generator=generator, dtype=torch.float64)
@@ -221,6 +226,7 @@ def test_state_is_made_where_the_run_is(registry):
 
 
 # The knowledge base.
+
 
 def remembered(registry, rounds, **settings):
     """The base after rounds of (users, their sessions), as rows (session, owner, round of upload, prototype)."""
@@ -307,6 +313,7 @@ def test_what_ablations_send(registry, without, uploads):
 
 # The private head.
 
+
 def test_dice_equals_batch_normalisation(registry):
     """Outputs, gradients and running statistics of each client's own BatchNorm1d over 15 positions, in training and in
     evaluation; clients that do not take part keep theirs."""
@@ -350,6 +357,7 @@ def test_dice_equals_batch_normalisation(registry):
 
 
 # Random numbers belong to clients.
+
 
 @pytest.mark.parametrize("backbone", ["sasrec", "gru4rec", "tisasrec"])
 @pytest.mark.parametrize("settings", [{}, {"prototype_noise": 0.3, "teacher": "previous"}], ids=str)
@@ -412,6 +420,7 @@ def test_noise_on_what_a_client_uploads(registry):
 
 
 # Clients that begin on their own.
+
 
 @pytest.mark.parametrize("weighting", ["uniform", "interactions"])
 def test_law_of_own_starts(registry, weighting):

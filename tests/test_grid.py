@@ -18,10 +18,11 @@ from test_resume import same_numbers
 from fedcl_bench.cli.main import main
 from fedcl_bench.errors import UserError
 from fedcl_bench.experiments import grid
+from fedcl_bench.experiments.grid import Outcome
 from fedcl_bench.ops.memory import peak_mib, reset_peak
 from fedcl_bench.runs.specs import RunSpec, seed_text
 from fedcl_bench.workers import pool
-from fedcl_bench.workers.pool import Board, Outcome, Pool, Running
+from fedcl_bench.workers.pool import Board, Pool, Running
 
 ROOT = Path(__file__).resolve().parents[1]
 CELLS = ["--methods", "ft,kd", "--backbones", "fedmf", "--seeds", "2", "--set", "rounds=2"]
@@ -80,6 +81,7 @@ def tasks(registry):
 
 
 # Planning
+
 
 @pytest.mark.parametrize("seeds,text", [([], ""), ([3], "3"), ([1, 0], "0, 1"), (range(5), "0-4"), ([0, 2], "0, 2"),
                                         ({5, 2, 1, 0, 7, 8}, "0-2, 5, 7, 8")])
@@ -200,6 +202,7 @@ def test_bad_commands_start_nothing(capsys, tmp_path, monkeypatch, arguments, me
 
 
 # Running
+
 
 def test_finished_runs_are_not_repeated(undisturbed, capsys):
     before = {path: path.stat().st_mtime_ns for path in undisturbed.glob("runs/*/run.json")}
@@ -325,6 +328,7 @@ def test_a_run_that_another_process_is_at(tasks, tmp_path, monkeypatch):
 
 
 # Scheduling
+
 
 def test_one_run_makes_a_block_0_at_a_time(tasks, tmp_path):
     workers = Pool(tmp_path, None, (), jobs=4)

@@ -8,12 +8,13 @@ from helpers import build
 
 from fedcl_bench.backbone import Backbone
 from fedcl_bench.client.factored import Outer, is_inner
+from fedcl_bench.draws import DrawKey
 from fedcl_bench.errors import PluginError
 from fedcl_bench.federation.growth import grow
 from fedcl_bench.federation.round import train_round, trainer_of
 from fedcl_bench.functional import dot
 from fedcl_bench.layers import ITEM, USER
-from fedcl_bench.method import DrawKey, Method, NoSettings
+from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.ops import kernels
 from fedcl_bench.sampling import LocalSettings, make_chunks

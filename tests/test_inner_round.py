@@ -17,12 +17,13 @@ from fedcl_bench import parallel, sampling
 from fedcl_bench.client.fused import plan_of
 from fedcl_bench.data.stream import Step
 from fedcl_bench.data.synth import World, as_step
+from fedcl_bench.draws import DrawKey
 from fedcl_bench.errors import PluginError
 from fedcl_bench.federation import round as rounds
 from fedcl_bench.federation.growth import grow
 from fedcl_bench.federation.round import train_round, trainer_of
 from fedcl_bench.layers import ITEM, USER
-from fedcl_bench.method import DrawKey, Method, NoSettings
+from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.ops import kernels
 from fedcl_bench.sampling import LocalSettings, make_chunks

@@ -18,10 +18,11 @@ from fedcl_bench import draws
 from fedcl_bench.client.lists import ListTrainer
 from fedcl_bench.data.stream import Step
 from fedcl_bench.data.synth import World, as_step
+from fedcl_bench.draws import DrawKey
 from fedcl_bench.federation.growth import grow
 from fedcl_bench.federation.round import _add_rows
 from fedcl_bench.functional import weighted_bce
-from fedcl_bench.method import DrawKey, Method, NoSettings
+from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.ops import kernels
 from fedcl_bench.sampling import (LocalSettings, Others, draw_negatives,

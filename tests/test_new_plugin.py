@@ -14,7 +14,7 @@ from helpers import build, one_step, ragged
 
 from fedcl_bench.cli.commands.new_plugin import TEMPLATES
 from fedcl_bench.cli.main import main
-from fedcl_bench.method import DrawKey
+from fedcl_bench.draws import DrawKey
 from fedcl_bench.model import Snapshot
 from fedcl_bench.runs.registry import discover
 
@@ -49,6 +49,7 @@ def refused(capsys, *arguments):
 
 
 # What is written
+
 
 def test_files_and_next_commands(capsys):
     assert main(["new-plugin", "method", "two-words"]) == 0
@@ -92,6 +93,7 @@ def test_a_folder_named_twice_is_one_folder(written):
 
 
 # What it does
+
 
 def test_the_mean_is_exponentially_weighted(written):
     """Two blocks with tables of ones and threes, decay .25, and an item that is new in the second block."""
@@ -165,6 +167,7 @@ def test_the_backbone_passes_its_check(written, capsys):
 
 
 # What is refused
+
 
 @pytest.mark.parametrize("arguments, message", [
     (["metod", "mine"], "unknown kind of plugin 'metod'.\nDid you mean 'method'?"),

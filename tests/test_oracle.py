@@ -12,11 +12,11 @@ import torch
 from fedcl_bench import sampling
 from fedcl_bench.client import lists as local_training
 from fedcl_bench.client.factored import is_inner
+from fedcl_bench.draws import DrawKey
 from fedcl_bench.federation import round as rounds
 from fedcl_bench.federation.growth import grow
 from fedcl_bench.federation.round import train_round
 from fedcl_bench.federation.server import aggregate
-from fedcl_bench.method import DrawKey
 from fedcl_bench.model import Snapshot
 from fedcl_bench.ops import kernels
 from fedcl_bench.parallel import workers

@@ -13,10 +13,11 @@ from helpers import build, module_of
 
 from fedcl_bench.client.at_rest import PartialTrainer, holds_whole, is_partial
 from fedcl_bench.client.base import Slots
+from fedcl_bench.draws import DrawKey
 from fedcl_bench.errors import PluginError
 from fedcl_bench.federation.growth import grow
 from fedcl_bench.federation.round import train_round, trainer_of
-from fedcl_bench.method import DrawKey, Method, NoSettings
+from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.sampling import LocalSettings, make_chunks
 

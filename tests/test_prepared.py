@@ -12,7 +12,8 @@ from helpers import build
 from fedcl_bench import sampling
 from fedcl_bench.cli.main import main
 from fedcl_bench.data import prepared
-from fedcl_bench.data.datasets import build_stream, load_stream, locate
+from fedcl_bench.data.datasets import build_stream, load_stream
+from fedcl_bench.data.source import locate
 from fedcl_bench.data.stream import Ragged, Stream, StreamSettings
 from fedcl_bench.data.synth import World, write
 from fedcl_bench.errors import UserError

@@ -15,12 +15,12 @@ from helpers import build, federation, finish
 from scipy import optimize, stats
 
 from fedcl_bench import draws
+from fedcl_bench.draws import DrawKey
 from fedcl_bench.errors import UserError
-from fedcl_bench.federation.loop import (Progress, acting_in, open_step,
-                                         protocol_of, run)
+from fedcl_bench.federation.loop import acting_in, open_step, protocol_of, run
+from fedcl_bench.federation.parts import Progress
 from fedcl_bench.federation.round import train_round, trainer_of
 from fedcl_bench.federation.server import most_rounds, participants
-from fedcl_bench.method import DrawKey
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.runner import execute
 from fedcl_bench.sampling import LocalSettings
@@ -158,6 +158,7 @@ def test_gaussian_noise_of_a_round(registry):
 
 
 # What is guaranteed.
+
 
 def test_epsilon_of_laplace_noise():
     """One round is (2C/b)-DP; more are below the sum, and the closed form is never below the distribution's."""

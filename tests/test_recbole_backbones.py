@@ -16,13 +16,13 @@ from recbole.data.interaction import Interaction
 from fedcl_bench.backbone import OwnBatch
 from fedcl_bench.cli import main
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.draws import client_keys, key
+from fedcl_bench.draws import DrawKey, client_keys, key
 from fedcl_bench.errors import UserError
 from fedcl_bench.evaluation.ranking import EvaluationSettings
 from fedcl_bench.federation.growth import grow
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.round import train_round
-from fedcl_bench.method import DrawKey, Method, NoSettings
+from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot, score_users
 from fedcl_bench.parallel import workers
 from fedcl_bench.recbole import models
@@ -87,6 +87,7 @@ def one_round(backbone, step, model, settings, chunk_elements=1 << 20, alone=Fal
 
 
 # ----------------------------------------------------------------------------------------------- the independent oracle
+
 
 class Config(dict):
     """RecBole's configuration has None for what nobody set."""
@@ -354,6 +355,7 @@ def test_keyed_operators_inside_vmap_are_those_of_each_client():
 
 # ------------------------------------------------------------------------------------------------ parameters and starts
 
+
 def test_parameters_are_told_by_what_they_grow_with(registry):
     kinds = {name: {p.name: (p.follows, p.axis, p.row) for p in backbone_of(registry, name).parameters}
              for name in ("NeuMF", "MultiDAE", "FISM")}
@@ -412,6 +414,7 @@ def test_laws_of_initial_values_are_recognised():
 
 
 # ---------------------------------------------------------------------------------------------------------- whole runs
+
 
 def small_federation(registry, stream, method, backbone, **settings):
     chosen = {"f3crec": {"top_n": 5, "lambda_kd": 0.5},
@@ -506,6 +509,7 @@ def test_one_by_one_says_so_once_and_names_the_operator(registry):
 
 
 # -------------------------------------------------------------------------------------------- names, records, bad input
+
 
 def test_names_in_any_spelling_and_records_without_colon(registry):
     plugin = registry.get("backbone", "recbole:neumf")
@@ -614,6 +618,7 @@ def test_a_model_that_crashes_is_listed_with_the_reason(monkeypatch):
 
 
 # ------------------------------------------------------------------------------------- every model on the real ML-100K
+
 
 def usable():
     return [line.split("|")[1].strip() for line in PAGE.read_text(encoding="utf-8").splitlines()

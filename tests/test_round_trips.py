@@ -19,11 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fedcl_bench
 from fedcl_bench import contract
 from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.draws import DrawKey
 from fedcl_bench.evaluation.ranking import pairs_of
-from fedcl_bench.federation.loop import (Progress, acting_in, open_step,
-                                         protocol_of)
+from fedcl_bench.federation.loop import acting_in, open_step, protocol_of
+from fedcl_bench.federation.parts import Progress
 from fedcl_bench.federation.round import train_round
-from fedcl_bench.method import DrawKey
 from fedcl_bench.ops import kernels
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover

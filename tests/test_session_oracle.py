@@ -10,7 +10,8 @@ from session_oracle import ITEM, Oracle
 
 from fedcl_bench.evaluation.ranking import EvaluationSettings
 from fedcl_bench.federation.growth import grow
-from fedcl_bench.federation.loop import Federation, FederationSettings, run
+from fedcl_bench.federation.loop import run
+from fedcl_bench.federation.parts import Federation, FederationSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.sampling import LocalSettings
 from fedcl_bench.testing.worlds import session_log, session_stream

@@ -12,9 +12,10 @@ import torch
 from hypothesis import given
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.data.datasets import load_config, load_stream, statistics
+from fedcl_bench.data.datasets import load_stream, statistics
 from fedcl_bench.data.recbole_files import Interactions
 from fedcl_bench.data.sessions import build_sessions
+from fedcl_bench.data.source import load_config
 from fedcl_bench.data.stream import StreamSettings
 from fedcl_bench.errors import UserError
 from fedcl_bench.runs.config import make_config
@@ -230,6 +231,7 @@ def test_tail_and_lists_of_some_users():
 
 # XING
 
+
 def test_the_real_xing(registry, shared, capsys):
     folder = str(shared / "data" / "atomic")
     assert main(["data", "xing", "--data-dir", folder]) == 0
@@ -347,7 +349,7 @@ def test_columns_are_part_of_a_runs_identity(registry, tmp_path, monkeypatch):
     original = load_config("xing")
 
     def name(settings=None, **changes):
-        monkeypatch.setattr("fedcl_bench.data.datasets.load_config", lambda _: dataclasses.replace(original, **changes))
+        monkeypatch.setattr("fedcl_bench.data.source.load_config", lambda _: dataclasses.replace(original, **changes))
         return make_config(registry, "ft", "fedmf", "xing", 0, [("test", settings or {})], tmp_path).hash
     changes = {"SESSION_FIELD": "user_id", "SPLIT_FIELD": "user_id", "EVENT_FIELD": "user_id", "drop_events": ("4",)}
     cut = {"session_from": "gap", "session_split": "last"}

@@ -13,7 +13,8 @@ from test_resume import same_numbers
 from fedcl_bench import draws
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.errors import RunFailed, UserError
-from fedcl_bench.federation.loop import Progress, run
+from fedcl_bench.federation.loop import run
+from fedcl_bench.federation.parts import Progress
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.runner import execute
 from fedcl_bench.workers.partition import (check_divisible, divide,
@@ -200,6 +201,7 @@ def test_errors_of_shards(made, tmp_path):
 
 
 # Dividing
+
 
 def test_parts_are_all_of_the_stream(ml100k):
     """Every client is in one part, with its own lists, and the parts have about equally much to train."""

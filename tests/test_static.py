@@ -21,8 +21,9 @@ from scipy import stats
 from fedcl_bench import sampling
 from fedcl_bench.backbone import Backbone
 from fedcl_bench.cli.main import main
-from fedcl_bench.data.datasets import load_config, load_stream
+from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.recbole_files import Interactions
+from fedcl_bench.data.source import load_config
 from fedcl_bench.data.stream import StreamSettings, build_static
 from fedcl_bench.errors import UserError
 from fedcl_bench.evaluation.ranking import (EvaluationSettings,
@@ -55,6 +56,7 @@ def touched(step, user):
 
 
 # Split -------------------------------------------------------------------------------------------------------------
+
 
 @given(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=9), min_size=1, max_size=8), st.integers(0, 10 ** 6),
        st.integers(0, 5))
@@ -96,6 +98,7 @@ def test_split_of_ml100k(ml100k_static):
 
 
 # Candidates --------------------------------------------------------------------------------------------------------
+
 
 def random_step(seed, users, items):
     """Users with up to all but one of the items, in three splits."""
@@ -172,6 +175,7 @@ def test_candidates_are_uniform():
 
 # Metrics -----------------------------------------------------------------------------------------------------------
 
+
 def by_hand(scores, target, candidates, k=10):
     """(HR@k, NDCG@k) of one user: rank of the item to find among it and the candidates."""
     rank = 1 + sum(scores[item] > scores[target] for item in candidates)
@@ -229,6 +233,7 @@ def test_every_round_and_backbone_uses_the_same_lists(registry, name):
 
 
 # Negatives ---------------------------------------------------------------------------------------------------------
+
 
 def drawn(step, settings, round_=0, seed=0):
     """User to its negatives, a list per positive."""
@@ -327,6 +332,7 @@ def test_training_uses_those_negatives(registry):
 
 # Best round --------------------------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize("which", ["first", "latest"])
 def test_best_round_of_equal_ones(registry, which):
     """With few users validation values repeat: the first or the latest of the best is tested, and recorded."""
@@ -356,6 +362,7 @@ def test_no_early_end_whatever_the_rounds(registry, chosen, rounds):
 
 
 # Settings ----------------------------------------------------------------------------------------------------------
+
 
 def configured(registry, backbone="pfedrec", *overrides):
     return make_config(registry, "ft", backbone, "ml-100k",
@@ -458,6 +465,7 @@ def test_static_with_full_ranking(registry):
 
 
 # Whole runs --------------------------------------------------------------------------------------------------------
+
 
 def command(capsys, *arguments):
     assert main([*map(str, arguments), "--quiet"]) == 0

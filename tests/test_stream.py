@@ -14,9 +14,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcl_bench.data.datasets import configured, load_config, load_stream
+from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.recbole_files import (Interactions, bundled,
                                             load_interactions)
+from fedcl_bench.data.source import configured, load_config
 from fedcl_bench.data.stream import (StreamSettings, block_of_rows,
                                      build_blocks, read_split_file,
                                      split_of_rows, statistics)

@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.data import datasets
+from fedcl_bench.data import source
 from fedcl_bench.errors import UserError
 from fedcl_bench.experiments import tune
+from fedcl_bench.experiments.grid import Outcome
 from fedcl_bench.experiments.tune import Combination, Effort
 from fedcl_bench.runs.specs import tuned_settings
-from fedcl_bench.workers.pool import Outcome
 
 FT, REG, KD, F3CREC = (Combination(method, "fedmf", "ml-100k") for method in ("ft", "reg", "kd", "f3crec"))
 
@@ -50,6 +50,7 @@ def searching(registry, tmp_path):
 
 
 # The objective
+
 
 def test_the_value_is_the_mean_of_the_best_of_blocks_1_on(tmp_path):
     """The folder has no other file, so nothing else can be read."""
@@ -134,6 +135,7 @@ def test_grid_uses_what_was_chosen(tuned, capsys):
 
 # Points and budgets
 
+
 def test_equal_budgets(searching):
     """Whole grids where they fit, else as many different points as the budget allows, the default first."""
     found, tried = searching(lambda method, s: 0.5, FT, REG, KD, F3CREC, budget=7)
@@ -192,12 +194,13 @@ def test_a_dataset_has_its_own_space(registry):
     ({"eps": [-1]}, "setting 'eps' .*ml-100k.yaml.*: found -1"),
 ])
 def test_bad_spaces_of_datasets(registry, monkeypatch, search, message):
-    monkeypatch.setattr(tune, "load_config", lambda name: datasets.DatasetConfig(search={"f3crec": search}))
+    monkeypatch.setattr(tune, "load_config", lambda name: source.DatasetConfig(search={"f3crec": search}))
     with pytest.raises(UserError, match=message):
         tune.searched(registry, F3CREC)
 
 
 # Trials that do not finish
+
 
 def test_a_diverged_trial_is_the_worst(searching):
     found, _ = searching(lambda method, s: "failed" if s.get("lambda_reg", 0) > 1e-4 else 0.1, REG)
@@ -224,6 +227,7 @@ def test_without_ft_nothing_is_inherited(searching):
 
 # TPE
 
+
 def test_tpe_finds_the_better_region_with_distinct_points(searching):
     pytest.importorskip("optuna")
 
@@ -241,6 +245,7 @@ def test_tpe_finds_the_better_region_with_distinct_points(searching):
 
 
 # Bad input
+
 
 @pytest.mark.parametrize("arguments, message", [
     (["--methods", "kdd", "--backbones", "fedmf"], "unknown method 'kdd'"),
@@ -267,6 +272,7 @@ def test_tpe_without_optuna(capsys, monkeypatch):
 
 
 # What would be done
+
 
 def test_a_dry_run_counts_what_the_search_would_do(searching, registry, tmp_path, capsys, monkeypatch):
     """Trials of FT are known; those of the others hang on its choice, until it is made."""

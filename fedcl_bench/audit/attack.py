@@ -21,10 +21,10 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from .. import draws
-from ..backbone import Backbone, Tables
+from ..backbone import Backbone
 from ..client.base import Slots, own_start_key
+from ..draws import DrawKey, Tables
 from ..federation.round import Trained
-from ..method import DrawKey
 from ..model import Snapshot
 from ..stats.clip_noise import Protection, upload_key
 

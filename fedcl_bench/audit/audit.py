@@ -20,11 +20,11 @@ from torch import Tensor
 
 from .. import draws
 from ..data.stream import Stream
+from ..draws import DrawKey
 from ..federation.loop import run
 from ..federation.round import Trained
 from ..federation.server import participants
 from ..files import write_atomically
-from ..method import DrawKey
 from ..model import Snapshot
 from ..runs.config import RunConfig
 from ..runs.records import method_uploads

@@ -12,13 +12,13 @@ from typing import Callable, Iterable
 from packaging.requirements import Requirement
 
 from ..errors import UserError
+from ..stats.accounting import ACCOUNTANT
 from ..workers.cluster import REQUIREMENT as RAY
 
 # The same list as in setup.cfg, for a checkout that is not installed; a test compares the two.
 REQUIREMENTS = ("recbole==1.2.0", "kmeans-pytorch>=0.3", "torch>=2.4", "numpy>=1.24,<2", "pandas>=2.0,<3",
                 "scipy>=1.10", "pyyaml>=6", "pyarrow>=14,<26", "rich>=13",
                 "packaging>=21", "matplotlib>=3.7")
-ACCOUNTANT = "dp-accounting>=0.6"  # the extra [privacy]
 
 
 def _requirements() -> list[Requirement]:
@@ -54,7 +54,8 @@ def _optional(requirement: str, without: str) -> str:
 
 
 def _data() -> str:
-    from ..data.datasets import load_config, load_stream, locate
+    from ..data.datasets import load_stream
+    from ..data.source import load_config, locate
     from ..data.stream import statistics
     from ..runs.config import CORE_SETTINGS
     from ..settings import assemble

@@ -11,11 +11,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ..experiments.grid import State, Task
+from ..experiments.grid import Outcome, State, Task
 from ..experiments.tune import Outlook, Result
 from ..runs.specs import seed_text
 from ..settings import as_text
-from ..workers.pool import Board, Outcome
+from ..workers.pool import Board
 from .show import plain_table, print_table
 
 

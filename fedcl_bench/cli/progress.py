@@ -6,10 +6,12 @@ import math
 import time
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn
+from rich.progress import Progress as Bar
+from rich.progress import TextColumn
 
 from ..data.stream import Stream
-from ..federation.loop import Progress
+from ..federation.parts import Progress
 from ..runs.config import RunConfig
 
 

@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ..data.datasets import DatasetConfig, DatasetSource
+from ..data.source import DatasetConfig, DatasetSource
 from ..data.stream import StreamSettings, idle_settings
 from ..evaluation.continual import SUMMARIES
 from ..runs.config import RunConfig

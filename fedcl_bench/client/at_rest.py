@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from .. import contract
-from ..backbone import Backbone, Tables
-from ..method import DrawKey, Method
+from ..backbone import Backbone
+from ..draws import DrawKey, Tables
+from ..method import Method
 from ..model import Snapshot
 from ..sampling import Chunk, LocalSettings
 from ..stats.clip_noise import OPEN, Protection

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .. import contract, draws
-from ..backbone import Backbone, Tables
-from ..method import DrawKey, Method
+from .. import contract, draws, views
+from ..backbone import Backbone
+from ..draws import DrawKey, Tables
+from ..method import Method
 from ..model import Snapshot
 from ..ops import kernels
 from ..sampling import LocalSettings
@@ -106,42 +107,25 @@ def first_slots(items: Tensor, n_items: int) -> tuple[Tensor, Tensor]:
     return found, found == slot
 
 
-class Local:
-    """What a method sees of C clients before, while and after they train.
-
-    Attributes:
-        users: ids, shape (C,).
-        private: the clients' private parameters, each (C, ...), differentiable.
-        dense: their copies of public parameters without item rows, each (C, ...), differentiable.
-        draw: key of the method's own random numbers.
-    """
+class TrainerView(views.Local):
+    """``views.Local`` of a trainer's clients."""
 
     def __init__(self, trainer: "ChunkTrainer", draw: DrawKey):
         self._trainer = trainer
         self.users, self.private, self.dense, self.draw = trainer.users, trainer.private, trainer.dense, draw
 
     def known(self, n_users: int) -> Tensor:
-        """Positions of the clients that were among the first ``n_users``; looked up once a round, as a GPU has to be
-        waited for."""
-        found = self._trainer.known
-        if n_users not in found:
-            found[n_users] = (self.users < n_users).nonzero().flatten()
-        return found[n_users]
+        positions = self._trainer.known
+        if n_users not in positions:
+            positions[n_users] = (self.users < n_users).nonzero().flatten()
+        return positions[n_users]
 
     @torch.no_grad()
     def upload(self, name: str, value: Tensor) -> None:
-        """Send each client's row of ``value`` (C, ...) to the server, which gets it in ``Method.end_round``.
-
-        Numbers of a floating type are sent with the noise on uploads, whole numbers as they are.
-
-        Raises:
-            PluginError: if ``Method.uploads`` does not declare it, or with another shape, or if it is a private
-                parameter.
-        """
-        trainer, place = self._trainer, self.draw
+        trainer, draw = self._trainer, self.draw
         contract.check_upload(trainer.method, trainer.declared, name, value, len(self.users), trainer.private)
         if value.is_floating_point():
-            key = upload_key(place.seed, name, place.step, place.round)
+            key = upload_key(draw.seed, name, draw.step, draw.round)
             value = trainer.protection.noisy(key, self.users, value)
         trainer.uploads[name] = value
 

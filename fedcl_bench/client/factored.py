@@ -20,14 +20,15 @@ import torch
 from torch import Tensor
 
 from .. import contract
-from ..backbone import Backbone, Tables
+from ..backbone import Backbone
+from ..draws import Tables
 from ..method import Method
 from ..model import Snapshot
 from ..ops import kernels
 from ..ops.kernels import Members
 from ..sampling import LocalSettings
 from .base import row_penalties
-from .lists import ListTrainer, LocalBatch, View
+from .lists import BatchView, ListTrainer, View
 from .optim import SGD, make_optimiser
 
 
@@ -162,7 +163,7 @@ class InnerTrainer(ListTrainer):
         names = [name for name in some if name != self.name]
         term = None
         if type(self.method).local_loss is not Method.local_loss:
-            batch = LocalBatch(self, view, lambda: _logits(self.vectors, added, self.outer.first(self.done))
+            batch = BatchView(self, view, lambda: _logits(self.vectors, added, self.outer.first(self.done))
                                .requires_grad_(), replace(self.draw, batch=number))
             term = self.method.local_loss(batch)
         self.idle_are_still = term is None and self.settings.tolerance == 0.0

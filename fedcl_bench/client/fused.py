@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from .. import contract, draws
-from ..backbone import Backbone, Tables
-from ..method import DrawKey, Method
+from ..backbone import Backbone
+from ..draws import DrawKey, Tables
+from ..method import Method
 from ..model import Snapshot
 from ..ops import kernels
 from ..sampling import Chunk, LocalSettings

@@ -9,15 +9,16 @@ from typing import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from .. import contract, draws
-from ..backbone import Backbone, OwnBatch, Tables
-from ..method import DrawKey, Method
+from .. import contract, draws, views
+from ..backbone import Backbone, OwnBatch
+from ..draws import DrawKey, Tables
+from ..method import Method
 from ..model import Snapshot
 from ..ops import kernels
 from ..ops.kernels import Members
 from ..sampling import WEIGHTED_BATCHES, Chunk, LocalSettings, draw_negatives
 from ..stats.clip_noise import OPEN, Protection
-from .base import ChunkTrainer, Local, Slots, row_penalties, writable
+from .base import ChunkTrainer, Slots, TrainerView, row_penalties, writable
 from .optim import make_optimiser
 
 
@@ -42,8 +43,8 @@ class View:
     chosen: Tensor | None = None
 
 
-class LocalBatch(Local):
-    """What a method sees of C clients in one local batch."""
+class BatchView(TrainerView, views.LocalBatch):
+    """``views.LocalBatch`` of a trainer's clients."""
 
     def __init__(self, trainer: "ListTrainer", view: View, scores: Callable[[], Tensor], draw: DrawKey):
         super().__init__(trainer, draw)
@@ -51,19 +52,10 @@ class LocalBatch(Local):
 
     @cached_property
     def scores(self) -> Tensor:
-        """Logits of the slots that the batch scores, (C, n), differentiable."""
         with torch.enable_grad():  # whoever asks first
             return self._score()
 
     def replay_scores(self, clients: Tensor) -> Tensor:
-        """Logits of the method's ``replayed_items`` for some clients, differentiable.
-
-        Args:
-            clients: positions in ``users``, shape (K,).
-
-        Returns:
-            Shape (K, n).
-        """
         trainer = self._trainer
         if self._view.slots is None:
             return self.scores.gather(1, trainer.slots.replay)[clients]
@@ -71,25 +63,16 @@ class LocalBatch(Local):
 
     @torch.no_grad()
     def all_scores(self, clients: Tensor) -> Tensor:
-        """Logits of all items under the current local models of some clients, not differentiable.
-
-        Args:
-            clients: positions in ``users``, shape (K,).
-
-        Returns:
-            Shape (K, items).
-        """
         trainer = self._trainer
-        covered = self._view.slots is None
         if trainer.whole:
             return self.scores[clients].detach()
-        own = {name: values[clients] for name, values in trainer.clients.items()}
+        parameters = {name: values[clients] for name, values in trainer.clients.items()}
         if (tables := trainer.tables_now(clients)) is not None:
-            return trainer.backbone.score(own, tables)
-        scores = trainer.backbone.score_all(own, trainer.model.public)
+            return trainer.backbone.score(parameters, tables)
+        scores = trainer.backbone.score_all(parameters, trainer.model.public)
         if self.draw.batch > 0:  # before the first update every client's rows are the server's
-            rows = (self.scores[clients] if covered else
-                    trainer.backbone.score(own, {name: rows[clients] for name, rows in trainer.rows.items()}))
+            rows = (self.scores[clients] if self._view.slots is None else
+                    trainer.backbone.score(parameters, {name: rows[clients] for name, rows in trainer.rows.items()}))
             # Every slot of an item gets its canonical slot's score, so that the order of writing does not matter.
             slots = torch.cat([trainer.slots.sample, trainer.slots.replay], 1)[clients]
             scores.scatter_(1, trainer.slots.items[clients], rows.gather(1, slots))
@@ -259,7 +242,7 @@ class ListTrainer(ChunkTrainer):
                 return made
         for plugin, name, term in ((self.backbone, hook, loss), (self.backbone, "regulariser", own_term),
                                    (self.method, "local_loss",
-                                    self.method.local_loss(LocalBatch(self, view, scores, draw)))):
+                                    self.method.local_loss(BatchView(self, view, scores, draw)))):
             if term is None:
                 continue
             contract.check_tensor(plugin, name, term, (len(self.users),), "(C,): one number per client")
@@ -374,7 +357,7 @@ class ListTrainer(ChunkTrainer):
         Returns:
             Each client's loss averaged over its local batches, shape (C,).
         """
-        self.method.begin_local(Local(self, self.draw))
+        self.method.begin_local(TrainerView(self, self.draw))
         parameters = {**self.clients, **self.rows}
         self.groups = self.backbone.groups(list(parameters))
         self.optimisers = [make_optimiser(self.settings) for _ in self.groups]
@@ -403,5 +386,5 @@ class ListTrainer(ChunkTrainer):
         self._finish()
         if self.draw.step == self.draw.round == 0 and self.batches:
             contract.check_moved(self.backbone, "score", self.moved.values(), parameters.values(), self.users)
-        self.method.end_local(Local(self, self.draw))
+        self.method.end_local(TrainerView(self, self.draw))
         return total / batches.clamp(min=1)

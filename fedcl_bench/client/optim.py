@@ -52,9 +52,6 @@ class Adam:
         return result
 
 
-OPTIMISERS = ("sgd", "adam")
-
-
 def make_optimiser(settings: LocalSettings) -> SGD | Adam:
     """A fresh local optimiser."""
     return Adam(beta2=settings.adam_beta2) if settings.optimiser == "adam" else SGD()

@@ -12,18 +12,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from .. import contract, draws
+from .. import contract, draws, views
 from ..backbone import Backbone
 from ..data.stream import Sessions, Step
+from ..draws import DrawKey
 from ..functional import target_logits
 from ..layers import ITEM
-from ..method import DrawKey, Encoding, Method
+from ..method import Encoding, Method
 from ..model import Snapshot
 from ..parallel import even_pieces
 from ..sampling import LISTED_OTHERS, LocalSettings, Others, padded
 from ..sequential import Dropout, Sequence
 from ..stats.clip_noise import OPEN, Protection
-from .base import ChunkTrainer, Local, Slots, row_penalties
+from .base import ChunkTrainer, Slots, TrainerView, row_penalties
 from .optim import stacked_optimiser
 
 # Most clients per chunk: enough that a chunk's work outweighs calling its operations, few enough that memory stays
@@ -84,16 +85,8 @@ def session_loss(positive: Tensor, negative: Tensor, real: Tensor) -> Tensor:
     return (each * real).sum(1) / real.sum(1)
 
 
-class LocalSessions(Local):
-    """What a method sees of C clients that train a sequential backbone; its draws' ``batch`` is the epoch.
-
-    Attributes:
-        sequence: of the session they train on.
-        session: the number of that session among all training sessions, shape (C,).
-        features: the encoder's representations in the latest forward pass, (C, L, d), differentiable.
-        recommendation: the recommendation loss of that pass, shape (C,).
-        teacher: for the method to keep something between its hooks of one round.
-    """
+class SessionView(TrainerView, views.LocalSessions):
+    """``views.LocalSessions`` of a trainer's clients."""
 
     def __init__(self, trainer: "SessionTrainer"):
         super().__init__(trainer, trainer.draw)
@@ -103,13 +96,11 @@ class LocalSessions(Local):
         self.teacher: Tensor | None = None
 
     def encode(self) -> Tensor:
-        """Representations of the session under the clients' present models without dropout: (C, L, d)."""
         trainer = self._trainer
         inputs = trainer.inputs(trainer.slots.sample[:, :self.sequence.real.shape[1]])
         return self._encoded(inputs, self.sequence, Dropout())
 
     def encode_next(self, dropout: bool = True) -> Tensor:
-        """Representations of each client's next session under its present model: (C, L, d)."""
         trainer = self._trainer
         keys = self.draw.clients("dropout of the next session", self.users) if dropout else None
         return self._encoded(trainer.inputs(trainer.slots.replay), trainer.next_sequence,
@@ -153,7 +144,7 @@ class SessionTrainer(ChunkTrainer):
         Returns:
             Each client's loss averaged over the epochs, shape (C,).
         """
-        local = LocalSessions(self)  # not kept here: in a circle they would live until Python looks for such
+        local = SessionView(self)  # not kept here: in a circle they would live until Python looks for such
         self.method.begin_local(local)
         self.penalties = row_penalties(self.method, self.rows)
         loss = self._epochs(local)
@@ -167,7 +158,7 @@ class SessionTrainer(ChunkTrainer):
             self.moved[name] = rows * self.slots.first_copy.unsqueeze(2)
         return loss
 
-    def _epochs(self, local: LocalSessions) -> Tensor:
+    def _epochs(self, local: SessionView) -> Tensor:
         """Update all parameters in place; returns as ``train``."""
         parameters, step = {**self.clients, **self.rows}, None
         rates = {**dict.fromkeys(parameters, self.backbone.settings.lr),
@@ -193,7 +184,7 @@ class SessionTrainer(ChunkTrainer):
             gradients = None  # their memory is the next epoch's
         return total / self.settings.local_epochs
 
-    def _loss(self, local: LocalSessions, epoch: int) -> Tensor:
+    def _loss(self, local: SessionView, epoch: int) -> Tensor:
         """Each client's loss in an epoch, shape (C,)."""
         real, length = self.sequence.real, self.sequence.real.shape[1]
         local.draw = replace(self.draw, batch=epoch)

@@ -1,1 +1,4 @@
-"""data"""
+"""From files to a stream of steps: dataset configs, RecBole's atomic files, splits into blocks or sessions.
+
+In come a dataset's name and stream settings, out goes a ``stream.Stream``. Converting and making data is here too.
+"""

@@ -11,9 +11,9 @@ import zlib
 from pathlib import Path
 from typing import Callable
 
-from .. import __version__
 from ..errors import UserError
 from ..files import bar
+from ..version import __version__
 
 TIMEOUT = 30.0  # seconds without a byte
 _CHUNK = 1 << 16

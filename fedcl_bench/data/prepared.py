@@ -23,12 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import NUMBERS_VERSION
-from ..errors import UserError
 from .stream import Ragged, Sessions, Step, Stream, StreamSettings
+from ..errors import UserError
+from ..version import NUMBERS_VERSION
 
 if TYPE_CHECKING:
-    from .datasets import DatasetSource
+    from .source import DatasetSource
 
 _SPLITS = ("train", "valid", "test")
 _NUMBERS = ("index", "n_users", "n_items", "old_users", "old_items", "interactions")

@@ -7,9 +7,10 @@ from typing import Callable
 import torch
 from torch import Tensor
 
-from ..backbone import Backbone, Tables
+from ..backbone import Backbone
 from ..data.stream import Step
 from ..distillation import ranks_of
+from ..draws import Tables
 from ..model import Snapshot, in_pieces, score_users
 
 SHIFT_TOP_N = 30

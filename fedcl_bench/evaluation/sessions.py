@@ -18,8 +18,9 @@ from .. import draws
 from ..backbone import Backbone
 from ..client.sessions import window
 from ..data.stream import Step
+from ..draws import DrawKey
 from ..layers import ITEM
-from ..method import DrawKey, Encoding, Method
+from ..method import Encoding, Method
 from ..model import Snapshot, score_pairs, score_users
 from ..parallel import even_pieces, in_order
 from ..sampling import LISTED_OTHERS, Others, padded

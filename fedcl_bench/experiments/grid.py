@@ -133,7 +133,7 @@ def read_parts(path: Path | None, given: Mapping[str, Any]) -> list[Part]:
     """
     if path is None:
         return [Part(**given)]
-    from ..data.datasets import read_yaml
+    from ..data.source import read_yaml
 
     content = read_yaml(path)
     grids = content.pop("grids", [{}])
@@ -239,3 +239,27 @@ def state(task: Task, results: Path) -> State:
     if content:
         return State("failed", error=content.get("error", ""))
     return State("interrupted" if record.checkpoint.exists() else "missing")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a task.
+
+    Attributes:
+        status: ``finished``; ``failed``: it cannot be run to its end and its record says so; ``error``: it ended
+            without a record; ``busy``: another process is at it; ``stopped``: asked to stop, its checkpoint is saved;
+            ``waiting``: never begun.
+        seconds: wall time of a finished run from its record, with that of a block 0 it shares.
+        took: wall time here, in seconds; None if it did not begin here.
+        error: why it did not finish.
+    """
+
+    task: Task
+    status: str
+    seconds: float | None = None
+    took: float | None = None
+    error: str = ""
+
+    @property
+    def new(self) -> bool:
+        return self.took is not None

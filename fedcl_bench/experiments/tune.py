@@ -19,15 +19,14 @@ from typing import Any, Callable, Generator, Iterable, Mapping, Sequence
 
 import pandas as pd
 
-from ..data.datasets import configured, load_config
+from ..data.source import configured, load_config
 from ..errors import UserError, unknown
 from ..files import write_atomically
 from ..runs.config import CORE_SETTINGS, effective, resolve
 from ..runs.registry import Registry
 from ..runs.specs import RunSpec, tuned_file, tuned_settings
 from ..settings import as_text, checked, search_space
-from ..workers.pool import Outcome
-from .grid import Task, plan, state
+from .grid import Outcome, Task, plan, state
 
 REFERENCE = "ft"  # the method whose backbone settings all others take over
 SAMPLERS = ("random", "grid", "tpe")

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from .. import draws
-from ..backbone import Backbone, Tables
+from ..backbone import Backbone
 from ..data.stream import Step
+from ..draws import Tables
 from ..method import Method
 from ..model import Snapshot
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..backbone import Tables
 from ..data.stream import Step
+from ..draws import Tables
 from ..evaluation.ranking import UserScores
 from .server import participants
 

@@ -16,17 +16,18 @@ from ..client.factored import is_inner, scores_samples_only
 from ..client.fused import is_one_call
 from ..client.sessions import SessionChunk, make_session_chunks
 from ..data.stream import Step
+from ..draws import DrawKey
 from ..evaluation.ranking import (UserScores, draw_candidates, parse_metric,
                                   rank_all)
 from ..evaluation.sessions import Found, draw_session_candidates, rank_sessions
-from ..method import DrawKey, Method
+from ..method import Method
 from ..model import Snapshot
 from ..sampling import Chunk, make_chunks
 from ..sequential import SequentialBackbone
 from .growth import row_width
 
 if TYPE_CHECKING:
-    from .loop import Federation
+    from .parts import Federation
 
 Tests = list[tuple[int, int, UserScores]]
 Analysis = list[tuple[int, str, Tensor, Tensor]]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import contract, draws
-from ..backbone import Backbone, Tables
+from ..backbone import Backbone
 from ..client.at_rest import PartialTrainer, is_partial
 from ..client.base import (ChunkTrainer, Slots, own_start_key, row_penalties,
                            writable)
@@ -20,7 +20,8 @@ from ..client.lists import ListTrainer
 from ..client.optim import make_optimiser
 from ..client.out_of_memory import AnyChunk, can_run_out, in_halves
 from ..client.sessions import SessionChunk, SessionTrainer
-from ..method import DrawKey, Method
+from ..draws import DrawKey, Tables
+from ..method import Method
 from ..model import Snapshot
 from ..ops import kernels
 from ..ops.memory import empty_like

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from .. import draws
-from ..backbone import Backbone, Tables
+from ..backbone import Backbone
 from ..data.stream import Step, Stream
+from ..draws import Tables
 from ..model import Snapshot, in_pieces
 from ..stats.clip_noise import Protection, upload_key
 

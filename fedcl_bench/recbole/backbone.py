@@ -17,11 +17,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..backbone import Backbone, BackboneSettings, OwnBatch, OwnSamples, Tables
+from ..backbone import Backbone, BackboneSettings, OwnBatch
 from ..data.stream import Step
+from ..draws import Tables
 from ..errors import UserError
 from ..layers import same_for_all
-from ..sampling import LocalSettings
+from ..sampling import LocalSettings, OwnSamples
 from ..settings import setting
 from . import models
 from .calls import HISTORY, Caller, Facts, training_fields

@@ -14,7 +14,7 @@ from typing import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from ..backbone import Tables
+from ..draws import Tables
 from .keyed_random import Keyed
 from .models import INVERSE, ITEM, LABEL, LENGTH, NEGATIVE, SEQUENCE, USER
 from .parameters import Parameter

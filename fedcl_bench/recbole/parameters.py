@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import draws
-from ..backbone import Tables
+from ..draws import Tables
 from ..errors import UserError
 from .models import Refused
 

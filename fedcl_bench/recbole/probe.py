@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..backbone import Tables
+from ..draws import Tables
 from .calls import Caller, Facts, padded_sequences, training_fields
 from .models import (INVERSE, ITEM, LABEL, LENGTH, NEGATIVE, SEQUENCE, USER,
                      Refused)

@@ -14,8 +14,9 @@ from matplotlib.figure import Figure
 from ..errors import UserError
 from ..experiments.papers import Key, figure_specs
 from ..runs.registry import Registry
+from ..runs.run import Run
 from ..runs.specs import RunSpec, expected_settings, seed_text, tuned_file
-from ..runs.store import Run, matching, one_protocol
+from ..runs.store import matching, one_protocol
 from ..stats.significance import TooFew
 from . import draw, scores
 from .comparison import over_grid

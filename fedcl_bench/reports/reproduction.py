@@ -12,8 +12,8 @@ from typing import Iterable, Sequence
 from scipy import stats
 
 from ..experiments.papers import Contrast, Key, PaperTable, get
+from ..runs.run import Run
 from ..runs.specs import seed_text
-from ..runs.store import Run
 from .render import md_text, ours, printed
 from .tables import (DAGGER, DASH, SECONDS, Cell, Source, Table, averaged,
                      build, command, find, measure, p_text, user_test)

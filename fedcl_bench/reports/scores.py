@@ -12,8 +12,9 @@ import pandas as pd
 from ..data.stream import StreamSettings
 from ..errors import UserError, unknown
 from ..evaluation.ranking import METRICS
+from ..runs.run import Run
 from ..runs.specs import RunSpec
-from ..runs.store import (Run, comparable, describe, incremental, one_data,
+from ..runs.store import (comparable, describe, incremental, one_data,
                           one_protocol)
 
 # Settings that say which items a user is tested on, and among which others.

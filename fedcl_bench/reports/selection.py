@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Sequence
 
-from ..data.datasets import configured
+from ..data.source import configured
 from ..errors import UserError, unknown
 from ..runs.config import resolve
 from ..runs.registry import Registry
+from ..runs.run import Run
 from ..runs.specs import RunSpec
-from ..runs.store import Run
 from ..settings import parse_assignments
 from .tables import DAGGER, Source, find
 

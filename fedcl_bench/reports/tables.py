@@ -19,8 +19,9 @@ import numpy as np
 from ..errors import UserError
 from ..experiments.papers import Key, PaperTable, Printed, get
 from ..runs.registry import Registry
+from ..runs.run import Run
 from ..runs.specs import RunSpec, expected_settings, seed_text, tuned_file
-from ..runs.store import (Run, comparable, matching, one_data, one_protocol,
+from ..runs.store import (comparable, matching, one_data, one_protocol,
                           user_scores)
 from ..stats.significance import compare_paired
 
@@ -145,6 +146,7 @@ def spread(values: Sequence[float]) -> float | None:
 
 # From a run to a number.
 
+
 def _extremes(ids: np.ndarray, order: np.ndarray, what: str) -> dict[str, np.ndarray]:
     """The lowest and the highest fifth of ``ids`` by ``order``; ties by id."""
     size = int(SHARE * len(ids))
@@ -233,6 +235,7 @@ def measure(run: Run, metric: str, column: str) -> float:
 
 # From a spec to its runs, or to the reason why there are none.
 
+
 def _differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     return [f"{name} {found.get(name, 'absent')} instead of {wanted.get(name, 'absent')}"
             for name in sorted({*wanted, *found}) if found.get(name) != wanted.get(name)]
@@ -269,6 +272,7 @@ def find(source: Source, spec: RunSpec) -> tuple[list[Run], str]:
 
 
 # From runs to cells.
+
 
 def _decimals(key: Key, printed: Printed | None) -> int:
     if key.metric == SECONDS:
@@ -410,6 +414,7 @@ def _cells(paper: str, table: PaperTable, source: Source) -> dict[Key, Cell]:
 
 
 # From cells to the table.
+
 
 def _usual_seeds(cells: Iterable[Cell]) -> tuple[int, ...]:
     """The seeds that most cells have."""

@@ -26,7 +26,7 @@ from ..files import write_atomically
 from .records import SCHEMA
 
 if TYPE_CHECKING:
-    from .store import Run
+    from .run import Run
 
 INDEX = "index.json"
 FORMAT = 1

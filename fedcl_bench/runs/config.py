@@ -12,17 +12,18 @@ from typing import Any, Iterable, Mapping
 
 import torch
 
-from .. import NUMBERS_VERSION, sampling
+from .. import sampling
 from ..data import stream
-from ..data.datasets import DatasetSource, load_config, locate, session_columns
+from ..data.source import DatasetSource, load_config, locate, session_columns
 from ..data.stream import Stream, StreamSettings
 from ..errors import UserError
 from ..evaluation import ranking
 from ..evaluation.ranking import EvaluationSettings, parse_metric
 from ..federation import loop
-from ..federation.loop import Federation, FederationSettings
+from ..federation.parts import Federation, FederationSettings
 from ..sampling import LocalSettings
 from ..settings import assemble, flat
+from ..version import NUMBERS_VERSION
 from .registry import Plugin, Registry
 
 CORE_SETTINGS = (StreamSettings, LocalSettings, FederationSettings, EvaluationSettings)

@@ -31,15 +31,17 @@ from typing import Iterable
 import torch
 
 from .. import sampling
-from ..backbone import Backbone, Tables
-from ..client import sessions
+from ..backbone import Backbone
+from ..client.sessions import CHUNK_CLIENTS
 from ..client.base import SLOT_TABLE
 from ..client.fused import is_one_call
 from ..data.stream import Step
+from ..draws import Tables
 from ..errors import UserError
 from ..evaluation.ranking import METRICS, is_product, users_at_once
 from ..evaluation.sessions import USERS_AT_ONCE
-from ..federation.loop import Federation, acting_in
+from ..federation.loop import acting_in
+from ..federation.parts import Federation
 from ..model import Snapshot
 from ..ops import kernels
 from ..ops.memory import available
@@ -150,13 +152,13 @@ def _of_step(f: Federation, step: Step, threads: int) -> Plan:
 
 def _lists(f: Federation, step: Step, widths: _Widths) -> int:
     """Positives of all chunks, and the items that negatives are drawn from."""
-    train, sessions = len(step.train.values), isinstance(f.backbone, SequentialBackbone)
+    train, sequential = len(step.train.values), isinstance(f.backbone, SequentialBackbone)
     every = step.n_users * step.n_items
     kept = 8 * train if train <= sampling.KEPT_POSITIVES else 0
     others = kept // 2
-    if every <= sampling.LISTED_OTHERS if sessions else sampling.lists_others(step.n_users, step.n_items, f.local,
+    if every <= sampling.LISTED_OTHERS if sequential else sampling.lists_others(step.n_users, step.n_items, f.local,
                                                                               f.device):
-        together = sessions.CHUNK_CLIENTS if sessions else (
+        together = CHUNK_CLIENTS if sequential else (
             sampling.CHUNK_ELEMENTS * step.n_users // (widths.row * (1 + f.local.negatives) * max(train, 1)))
         others = 4 * every + 17 * min(together, step.n_users) * step.n_items  # listing those of a chunk
     candidates = 0
@@ -200,7 +202,7 @@ def _waiting(threads: int) -> int:
 def _sessions(f: Federation, step: Step, widths: _Widths, threads: int, number: int) -> int:
     """Chunks of sessions."""
     settings = f.backbone.settings
-    length, dim, clients = settings.max_length, settings.dim, min(sessions.CHUNK_CLIENTS, step.n_users)
+    length, dim, clients = settings.max_length, settings.dim, min(CHUNK_CLIENTS, step.n_users)
     layers = getattr(settings, "layers", 1)
     parameters = (widths.private + widths.dense + 3 * length * widths.public) * 5  # value, gradient, moments, moved
     activations = length * (dim + length) * _SESSION_ACTIVATIONS * layers

@@ -29,16 +29,16 @@ import numpy as np
 import pandas as pd
 import torch
 
-from .. import __version__
 from ..errors import Busy, UserError
 from ..evaluation.continual import summaries
 from ..evaluation.ranking import UserScores
-from ..federation.loop import Progress
+from ..federation.parts import Progress
 from ..files import replacing, write_atomically
 from ..model import Snapshot
 from ..ops import kernels
 from ..ops.memory import peak_mib
 from ..stats import accounting
+from ..version import __version__
 from .config import RunConfig
 
 FILES = ("metrics.parquet", "rounds.parquet", "users.parquet", "analysis.parquet")

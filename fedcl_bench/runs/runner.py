@@ -11,7 +11,8 @@ import torch
 from ..client.out_of_memory import first_words
 from ..data.stream import Stream
 from ..errors import OutOfMemory, RunFailed, UserError
-from ..federation.loop import Federation, Progress, run
+from ..federation.loop import run
+from ..federation.parts import Federation, Progress
 from ..federation.server import most_rounds
 from .config import RunConfig
 from .memory_plan import advice, require

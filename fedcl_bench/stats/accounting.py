@@ -22,8 +22,9 @@ import math
 from dataclasses import dataclass
 from typing import Sequence
 
-from ..cli.doctor import ACCOUNTANT
 from .clip_noise import LAPLACE, Protection
+
+ACCOUNTANT = "dp-accounting>=0.6"  # the extra [privacy]
 
 DELTA = 1e-5  # unless said otherwise
 INSTALL = f"python -m pip install '{ACCOUNTANT}'"

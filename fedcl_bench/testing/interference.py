@@ -12,13 +12,12 @@ from typing import Callable
 import torch
 from torch import Tensor
 
-from ..backbone import Tables
 from ..data.stream import Step
-from ..federation.loop import (Federation, Progress, acting_in, open_step,
-                               protocol_of)
+from ..draws import DrawKey, Tables
+from ..federation.loop import acting_in, open_step, protocol_of
+from ..federation.parts import Federation, Progress
 from ..federation.round import train_round
 from ..federation.server import aggregate, participants
-from ..method import DrawKey
 from ..model import Snapshot, score_users
 from ..stats.clip_noise import OPEN
 from .report import Inapplicable, Violated

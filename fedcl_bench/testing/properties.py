@@ -21,7 +21,7 @@ import torch
 
 from .. import contract
 from ..errors import RunFailed, UserError
-from ..federation.loop import Progress
+from ..federation.parts import Progress
 from ..model import score_users
 from ..recbole.parameters import PADDING
 from ..runs.records import load_progress, save_progress
@@ -32,6 +32,7 @@ from .trials import (Pair, all_tables, client_round, difference, finished,
                      is_sequential, module_of, runs_differ, tables_differ)
 
 # Of a plugin alone.
+
 
 def declared_parameters(plugin: Plugin, backbone) -> str:
     """Public and private parameters are declared completely: names, shapes, rates, order of updates; and a row's start
@@ -175,6 +176,7 @@ def _recording(settings: Any, seen: set[str]) -> Any:
 
 
 # Of a pair.
+
 
 def runs(pair: Pair) -> str:
     """It runs through all steps, with the users and items that are new in them."""

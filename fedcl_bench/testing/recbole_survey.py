@@ -10,7 +10,8 @@ import torch
 from ..data.stream import Stream
 from ..errors import RunFailed, UserError
 from ..evaluation.ranking import EvaluationSettings
-from ..federation.loop import Federation, FederationSettings, run
+from ..federation.loop import run
+from ..federation.parts import Federation, FederationSettings
 from ..method import Method, NoSettings
 from ..recbole import models
 from ..recbole.backbone import RecBoleBackbone, backbone_class

@@ -13,14 +13,15 @@ from typing import Any, Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from ..backbone import Backbone, Tables
+from ..backbone import Backbone
 from ..data.stream import Stream
+from ..draws import DrawKey, Tables
 from ..errors import RunFailed, UserError
-from ..federation.loop import (Federation, Progress, acting_in, open_step,
-                               protocol_of, run)
+from ..federation.loop import acting_in, open_step, protocol_of, run
+from ..federation.parts import Federation, Progress
 from ..federation.round import trainer_of
 from ..federation.server import participants
-from ..method import DrawKey, Method
+from ..method import Method
 from ..model import Snapshot
 from ..runs.config import resolve
 from ..runs.identity import identity

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Iterator
 
-from .. import __version__
+from ..version import __version__
 from ..errors import UserError
 
 REQUIREMENT = "ray>=2.60"  # the extra [ray]

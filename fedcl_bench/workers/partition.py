@@ -12,12 +12,13 @@ from typing import Sequence
 import torch
 from torch import Tensor
 
-from ..backbone import Backbone, Tables
+from ..backbone import Backbone
 from ..data.stream import Ragged, Sessions, Step, Stream
+from ..draws import Tables
 from ..errors import UserError
 from ..evaluation.drift import PER_USER
 from ..evaluation.ranking import UserScores
-from ..federation.loop import Federation, Progress
+from ..federation.parts import Federation, Progress
 from ..model import Snapshot
 
 _PER_USER = ("private", "local", "served", "memory")  # parts of a snapshot

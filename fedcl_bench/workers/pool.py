@@ -12,36 +12,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Callable, Iterable, Mapping, Sequence
 
-from ..experiments.grid import Task, state
+from ..experiments.grid import Outcome, Task, state
 from .processes import Crew, Processes, Worker
 from .worker import STOP, Job
 
 TICK = 0.25  # seconds between two looks at the clock, the display and Ctrl-C
 BUSY_WAIT = 5.0  # seconds until a run that another process was at is tried once more
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a task.
-
-    Attributes:
-        status: ``finished``; ``failed``: it cannot be run to its end and its record says so; ``error``: it ended
-            without a record; ``busy``: another process is at it; ``stopped``: asked to stop, its checkpoint is saved;
-            ``waiting``: never begun.
-        seconds: wall time of a finished run from its record, with that of a block 0 it shares.
-        took: wall time here, in seconds; None if it did not begin here.
-        error: why it did not finish.
-    """
-
-    task: Task
-    status: str
-    seconds: float | None = None
-    took: float | None = None
-    error: str = ""
-
-    @property
-    def new(self) -> bool:
-        return self.took is not None
 
 
 @dataclass

@@ -23,11 +23,12 @@ import torch
 from torch import Tensor
 
 from .. import draws, errors
-from ..backbone import Tables
 from ..data.stream import Step, Stream
+from ..draws import Tables
 from ..errors import UserError
 from ..evaluation.ranking import EvaluationSettings, UserScores
-from ..federation.loop import Federation, FederationSettings, Progress, run
+from ..federation.loop import run
+from ..federation.parts import Federation, FederationSettings, Progress
 from ..federation.population import Together
 from ..federation.server import participants
 from ..runs.config import RunConfig

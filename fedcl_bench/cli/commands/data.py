@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _located(args: argparse.Namespace):
     """The dataset's file and the stream's settings that the command line asks for."""
-    from ...data.datasets import locate
+    from ...data.source import locate
     from ...runs.config import CORE_SETTINGS, layers, refuse_idle
     from ...settings import assemble, parse_assignments
 
@@ -154,7 +154,7 @@ def _convert(args: argparse.Namespace) -> int:
 def _download(args: argparse.Namespace) -> int:
     from ...data.archives import fetch
     from ...data.convert import FORMATS
-    from ...data.datasets import load_config
+    from ...data.source import load_config
 
     if args.name not in FORMATS:
         raise unknown("dataset", args.name, FORMATS)
@@ -171,8 +171,8 @@ def _download(args: argparse.Namespace) -> int:
 
 
 def _synth(args: argparse.Namespace) -> int:
-    from ...data.datasets import configured
     from ...data.recbole_files import bundled
+    from ...data.source import configured
     from ...data.stream import StreamSettings
     from ...data.synth import World, write
     from ...files import bar

@@ -12,7 +12,7 @@ from .common import (add_cells, add_plugins, add_records, add_set, add_tuned,
                      names)
 
 if TYPE_CHECKING:
-    from ...runs.store import Run
+    from ...runs.run import Run
 
 EXAMPLES = """\
 examples:

@@ -21,7 +21,7 @@ def add(commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ...data.datasets import configured, load_config
+    from ...data.source import configured, load_config
     from ...runs.config import CORE_SETTINGS
     from ...runs.registry import RECBOLE, discover
     from ..show import show_dataset, show_listing, show_plugin

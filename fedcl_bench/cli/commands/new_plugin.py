@@ -35,7 +35,7 @@ def add(commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ...data.datasets import configured
+    from ...data.source import configured
     from ...files import shipped
     from ...runs.registry import discover
 

@@ -13,7 +13,7 @@ from .common import (Extend, add_data_dir, add_plugins, add_set, add_tuned,
 if TYPE_CHECKING:
     from ...experiments.papers import PaperTable
     from ...reports.tables import Source
-    from ...runs.store import Run
+    from ...runs.run import Run
 
 
 def _table_numbers(text: str) -> tuple[int | str, ...]:
@@ -78,8 +78,9 @@ def _statistics(dataset: str, data_dir: Path | None, assignments: Mapping[str, A
     """Statistics of a dataset that is on this machine; UserError if it is not."""
     from dataclasses import fields
 
-    from ...data.datasets import load_stream, locate, statistics
+    from ...data.datasets import load_stream, statistics
     from ...data.recbole_files import bundled
+    from ...data.source import locate
     from ...data.stream import StreamSettings
     from ...errors import UserError
     from ...runs.config import layers

@@ -70,7 +70,7 @@ def _merge_config_file(args: argparse.Namespace) -> dict[str, Any]:
     """Fill arguments that the command line left open from --config; return the settings of the file."""
     if args.config is None:
         return {}
-    from ...data.datasets import read_yaml
+    from ...data.source import read_yaml
 
     settings = read_yaml(args.config)
     for name, convert in _FILE_KEYS.items():

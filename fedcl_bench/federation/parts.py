@@ -1,0 +1,210 @@
+"""The parts of a run, all fixed before it starts, and the progress that it carries from round to round."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Mapping
+
+import torch
+from torch import Tensor
+
+from .. import contract
+from ..backbone import Backbone
+from ..data.stream import Step, Stream
+from ..errors import UserError
+from ..evaluation.ranking import EvaluationSettings, UserScores, parse_metric
+from ..method import Method, does_something
+from ..model import Snapshot
+from ..sampling import LocalSettings
+from ..sequential import SequentialBackbone
+from ..settings import setting
+from ..stats.clip_noise import LAPLACE, MECHANISMS, Protection
+from .population import Together
+
+
+@dataclass(frozen=True)
+class FederationSettings:
+    """What the server does (F3CRec, section 5.1 and its released code)."""
+
+    rounds: int = setting(100, "most rounds per block", low=1)
+    patience: int = setting(30, "rounds without a better validation metric before a block ends; 0: it never ends early",
+                            low=0)
+    evaluate_every: int = setting(1, "rounds from one validation to the next; a block's last round is always validated."
+                                  " Patience still counts rounds, and a block ends early only in a validated one", low=1)
+    best_round: str = setting("first", "of rounds with the same validation metric the first (F3CRec) or the latest "
+                              "(PFedRec, GPFedRec) counts as the best", choices=("first", "latest"))
+    client_ratio: float = setting(1.0, "share of the clients with data that take part in a round", above=0.0, high=1.0)
+    upload_noise: float = setting(0.0, "scale of the noise on every uploaded number: b of Laplace noise, the standard "
+                                  "deviation of Gaussian", low=0.0)
+    upload_mechanism: str = setting(LAPLACE, "distribution of that noise, and with it the norm of upload_clip: L1 with "
+                                    "laplace, L2 with gaussian", choices=MECHANISMS)
+    upload_clip: float = setting(0.0, "a client's change of all public parameters in a round is scaled down to this "
+                                 "norm; 0: never. With noise it bears a formal guarantee", low=0.0)
+    weighting: str = setting("uniform", "all clients count alike in the mean, or by their training interactions",
+                             choices=("uniform", "interactions"))
+    reset_private: bool = setting(False, "clients with data in a block start it from untrained private parameters, as "
+                                  "the released FedNCF and PFedRec code of F3CRec does")
+    init_from: str = setting("last", "a block starts from the previous one's last round (released code) or its best "
+                             "validation round", choices=("last", "best"))
+    precision: str = setting("float32", "floating-point numbers of the training", choices=("float32", "float64"))
+    init: str = setting("server", "all clients begin the first round with the server's random public parameters "
+                        "(Algorithm 1 of FCUCR), or each with its own (FCUCR's released code)",
+                        choices=("server", "per_client"))
+    tested_round: str = setting("best", "the model tested is that of the best validation round, or of the last round",
+                                choices=("best", "last"))
+
+    @property
+    def protection(self) -> Protection:
+        """What clients do to their uploads."""
+        return Protection(self.upload_clip, self.upload_noise, self.upload_mechanism)
+
+
+def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Settings without effect, and why, given the values of all settings."""
+    idle = {}
+    if not settings["upload_noise"] and not settings["upload_clip"]:
+        idle["upload_mechanism"] = "without upload_noise or upload_clip"
+    if settings["stream"] != "sessions" or settings["split_file"]:
+        idle |= dict.fromkeys(("init", "tested_round"), "without stream=sessions")
+    return idle
+
+
+@dataclass(frozen=True)
+class Progress:
+    """All a run carries from one round to the next: saving it and loading it back changes no number.
+
+    Attributes:
+        step, round: the step being trained and the rounds done in it.
+        trained: whether the step's rounds are over and its tests are in ``tests``.
+        model: tables after the last round; best: those of the round that is tested; previous: ``best`` of the step
+            before.
+        best_value, stale: best validation metric and rounds since it.
+        client_state, server_state: the method's.
+        curve: one row per round of every step so far; ``valid`` is nan where the round was not validated.
+        tests: (trained step, tested step, per-user scores).
+        analysis: (step, kind, ids of users or items, values), see ``analysis.py``.
+        best_at, best_client_state, best_server_state: the round of ``best``, and the method's state after it: what a
+            method keeps from round to round belongs to that round's model.
+    """
+
+    step: int = 0
+    round: int = 0
+    trained: bool = False
+    model: Snapshot = field(default_factory=lambda: Snapshot({}, {}))
+    best: Snapshot = field(default_factory=lambda: Snapshot({}, {}))
+    previous: Snapshot = field(default_factory=lambda: Snapshot({}, {}))
+    best_value: float = -1.0
+    stale: int = 0
+    client_state: dict[str, Tensor] = field(default_factory=dict)
+    server_state: dict[str, Tensor] = field(default_factory=dict)
+    curve: tuple[dict[str, Any], ...] = ()
+    tests: tuple[tuple[int, int, UserScores], ...] = ()
+    analysis: tuple[tuple[int, str, Tensor, Tensor], ...] = ()
+    best_at: int = 0
+    best_client_state: dict[str, Tensor] = field(default_factory=dict)
+    best_server_state: dict[str, Tensor] = field(default_factory=dict)
+
+    def best_round(self, step: int, which: str) -> int:
+        """The number, from 1, of a step's best validation round; of equal ones the ``first`` or the ``latest``."""
+        values = {row["round"] + 1: row["valid"] for row in self.curve if row["step"] == step
+                  and not math.isnan(row["valid"])}
+        best = [number for number, value in values.items() if value == max(values.values())]
+        return best[0 if which == "first" else -1]
+
+
+@dataclass(frozen=True)
+class Federation:
+    """One run's parts, all fixed before it starts."""
+
+    stream: Stream
+    backbone: Backbone
+    method: Method
+    local: LocalSettings
+    server: FederationSettings
+    evaluation: EvaluationSettings
+    seed: int
+    device: torch.device = torch.device("cpu")
+    together: Together = Together()
+
+    def check(self) -> None:
+        """Raise UserError if a setting does not fit the data."""
+        name, k = parse_metric(self.evaluation.valid_metric)
+        for step in self.stream.steps:
+            if max(k, *self.evaluation.topk) > step.n_items:
+                raise UserError(f"setting 'topk'/'valid_metric': found {max(k, *self.evaluation.topk)}, accepted: at "
+                                f"most the number of items, {step.n_items} in block {step.index}.")
+            for split in ("valid", "test"):
+                if len(step.split(split).values) == 0:
+                    raise UserError(f"block {step.index} has no {split} interaction: every user has fewer than 3 rows "
+                                    f"in it; use fewer blocks (--set blocks=N).")
+            self._check_negatives(step)
+        ranked = self.evaluation.sampled_candidates
+        if self.evaluation.candidates == "sampled" and max(k, *self.evaluation.topk) > ranked:
+            raise UserError(f"setting 'topk'/'valid_metric': found {max(k, *self.evaluation.topk)}, accepted: at most "
+                            f"sampled_candidates, {ranked}; the item to find would always be among so many.")
+        self.check_kinds()
+        self._check_protection()
+        contract.check_declaration(self.backbone)
+        self.method.check(self.stream)
+
+    def check_kinds(self) -> None:
+        """Raise UserError unless backbone, method and stream go together."""
+        sequential, sessions = isinstance(self.backbone, SequentialBackbone), bool(self.stream.steps[0].sessions)
+        fit = "a stream of sessions (--set stream=sessions, or --dataset xing)"
+        if sequential and not sessions:
+            raise UserError(f"backbone '{self.backbone.name}' is sequential and needs {fit}.")
+        if self.method.needs_sequential and not sequential:
+            raise UserError(f"method '{self.method.name}' needs a sequential backbone, as --backbone sasrec, with "
+                            f"{fit}; found '{self.backbone.name}'.")
+        if sequential and does_something(self.method) and not self.method.needs_sequential:
+            raise UserError(f"method '{self.method.name}' works on scores of item lists; with the sequential backbone "
+                            f"'{self.backbone.name}' use ft or fcucr.")
+        if sessions and does_something(self.method) and self.method.first_step > 0:
+            others = "ft or fcucr" if sequential else "ft (or fcucr with a sequential backbone)"
+            raise UserError(f"method '{self.method.name}' acts from a stream's second step on, and a stream of "
+                            f"sessions has one; use {others}, or --set stream=blocks.")
+        if sequential and self.local.negatives != 1:
+            raise UserError(f"setting 'negatives': found {self.local.negatives}, accepted: 1 with a sequential "
+                            f"backbone, which has one per target.")
+        if (does_something(self.method) and not self.backbone.whole_tables
+                and self.backbone.new_personal(0, range(0))):
+            raise UserError(f"method '{self.method.name}' needs whole personal tables; let '{self.backbone.name}' "
+                            f"train them with l2 above 0, or use ft.")
+        if sessions and self.backbone.own_samples(self.local) is not None:
+            raise UserError(f"backbone '{self.backbone.name}' trains on blocks or the static stream; use --set "
+                            f"stream=blocks, or one of the sequential backbones, as --backbone sasrec, with sessions.")
+        if self.server.init == "per_client" and not sequential:
+            raise UserError(f"setting 'init': found per_client, accepted: server with '{self.backbone.name}'; only "
+                            f"sequential backbones can start at the clients.")
+
+    def _check_protection(self) -> None:
+        """What clients do to their uploads must go with what the server makes of them."""
+        noise, clip = self.server.upload_noise > 0.0, self.server.upload_clip > 0.0
+        if noise and self.server.weighting != "uniform":
+            raise UserError("setting 'upload_noise': found a scale above 0 with weighting=interactions, accepted: "
+                            "noise with weighting=uniform.")
+        if not clip:
+            return
+        clipped = f"setting 'upload_clip': found {self.server.upload_clip:g} with"
+        if self.server.weighting != "uniform":
+            raise UserError(f"{clipped} weighting=interactions, whose weights would give the clients' numbers of "
+                            f"interactions away; accepted: weighting=uniform.")
+        if self.server.init == "per_client":
+            raise UserError(f"{clipped} init=per_client, whose first uploads are whole tables and not changes of the "
+                            f"server's; accepted: --set init=server.")
+        if self.backbone.serves_tables:
+            raise UserError(f"{clipped} the backbone '{self.backbone.name}', whose clients send whole tables and not "
+                            f"changes of the server's; accepted: 0, or a backbone whose server averages.")
+
+    def _check_negatives(self, step: Step) -> None:
+        """Every client must have enough items to draw negatives from."""
+        needed = self.local.negatives if self.local.negative_draw == "distinct" else 1
+        kinds = ("train", "valid", "test") if self.local.negative_pool == "untouched" else ("train",)
+        lengths = sum(step.split(kind).lengths for kind in kinds)
+        for user in (lengths > step.n_items - needed).nonzero().flatten().tolist():
+            left = step.n_items - len(torch.cat([step.split(kind).of(user) for kind in kinds]).unique())
+            if left < needed and step.train.lengths[user] > 0:
+                raise UserError(f"block {step.index}: user {self.stream.user_tokens[user]} has interacted with all but "
+                                f"{left} of the {step.n_items} items, and {needed} must be left to draw "
+                                f"negatives from.")
