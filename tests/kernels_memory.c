@@ -82,14 +82,13 @@ static const char *round_of(int64_t clients, int64_t p, int64_t k, int64_t m, in
     uint8_t *positives_of = make(clients * n, 1);
     double *losses = make(clients, sizeof *losses);
     for (int64_t c = 0; c < clients; c++) users[c] = clients - 1 - c;
-    const Round round = {table, vectors, below(2) ? constants : NULL, rates, shuffles, turns == 1 ? both : alternating,
-                         7, m, d, k, epochs, size, turns};
-    const Clients chunk = {users, ascending, count, keys, others, gap, clients, p, p, batches, updates};
-    for (int asked = 0; asked < 2; asked++) {
-        const Made made = {held_items, n_held, asked ? samples : NULL, asked ? positives_of : NULL, all_steps, all_past,
-                           moved, moved_constants, losses};
-        if (inner_round_float(&round, &chunk, &made)) return "inner_round";
-    }
+    for (int asked = 0; asked < 2; asked++)
+        if (inner_round_float(table, vectors, below(2) ? constants : NULL, rates, shuffles,
+                              turns == 1 ? both : alternating, 7, m, d, k, epochs, size, turns, users, ascending, count,
+                              keys, others, gap, clients, p, p, batches, updates, held_items, n_held,
+                              asked ? samples : NULL, asked ? positives_of : NULL, all_steps, all_past, moved,
+                              moved_constants, losses))
+            return "inner_round";
     add_rows_at_float(vectors, users, moved, clients, d);
     for (int64_t i = 0; i < clients * n; i++)
         if (held_items[i] < 0 || held_items[i] >= m || samples[i] < 0 || samples[i] >= n_held[i / n])

@@ -13,6 +13,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifndef SOURCES
+#define SOURCES ""
+#endif
+
+/* A digest of the sources that this is built from. */
+const char *sources(void) { return SOURCES; }
+
 #define LANES 16  /* partial sums of a sum; their number, unlike that of a register's, is part of the result */
 
 /* How many bytes registers hold. Wider vectors would go through memory. */

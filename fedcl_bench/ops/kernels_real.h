@@ -399,10 +399,20 @@ static void NAME(train)(NAME(Room) *room, const Round *round, const Clients *min
 }
 
 /* Returns 0, or -1 without memory. */
-int NAME(inner_round)(const Round *round, const Clients *mine, const Made *made) {
+int NAME(inner_round)(const REAL *table, const REAL *vectors, const REAL *constants, const REAL *rates,
+                      const uint64_t *shuffles, const uint8_t *turns, uint64_t draws, int64_t n_items, int64_t d,
+                      int64_t each, int64_t epochs, int64_t size, int64_t n_turns, const int64_t *users,
+                      const int64_t *positives, const int64_t *count, const int64_t *names, const int64_t *others,
+                      const int32_t *gaps, int64_t clients, int64_t width, int64_t n_gaps, int64_t batches,
+                      int64_t updates, int64_t *items, int64_t *held, int64_t *sample, uint8_t *positive, REAL *steps,
+                      REAL *past, REAL *moved_vectors, REAL *moved_constants, double *loss) {
+    const Round round = {table, vectors, constants, rates, shuffles, turns, draws, n_items, d, each, epochs, size,
+                         n_turns};
+    const Clients mine = {users, positives, count, names, others, gaps, clients, width, n_gaps, batches, updates};
+    const Made made = {items, held, sample, positive, steps, past, moved_vectors, moved_constants, loss};
     NAME(Room) room;
-    const int ready = NAME(room_begin)(&room, round, mine->width, mine->n_gaps, mine->updates);
-    if (ready) NAME(train)(&room, round, mine, made);
+    const int ready = NAME(room_begin)(&room, &round, width, n_gaps, updates);
+    if (ready) NAME(train)(&room, &round, &mine, &made);
     NAME(room_end)(&room);
     return ready ? 0 : -1;
 }
