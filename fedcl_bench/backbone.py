@@ -101,6 +101,10 @@ class Backbone:
     def __init__(self, settings: BackboneSettings):
         self.settings = settings
 
+    def overrides(self, hook: str) -> bool:
+        """Whether the backbone has a hook of its own of this name."""
+        return getattr(type(self), hook) is not getattr(Backbone, hook)
+
     def new_rows(self, seed: int, users: range, items: range) -> tuple[Tables, Tables]:
         """Initial (public, private) rows, float64, of items and users first seen in a block.
 

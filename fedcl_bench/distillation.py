@@ -133,6 +133,7 @@ class TopNDistillation(Method):
         return torch.ones_like(lists, dtype=torch.bool)
 
     def local_loss(self, batch):
+        """lambda_kd L_KD, the second term of F3CRec's Eq. 6."""
         if self.settings.lambda_kd == 0.0:
             return None
         lists = self.client_state["lists"]

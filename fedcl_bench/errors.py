@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import Iterable
+from typing import Callable, Iterable
 
 
 class UserError(Exception):
@@ -12,6 +12,19 @@ class UserError(Exception):
 
 class Busy(UserError):
     """Another process is at the same run."""
+
+
+class Misfit(UserError):
+    """Plugins that do not go together. Whoever knows all plugins can add which others would do.
+
+    Attributes:
+        kind: of those others, ``method`` or ``backbone``.
+        fits: whether a class of that kind would do.
+    """
+
+    def __init__(self, reason: str, kind: str, fits: Callable[[type], bool]):
+        super().__init__(reason)
+        self.kind, self.fits = kind, fits
 
 
 class PluginError(UserError):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedcl_bench import draws
-from fedcl_bench.backbone import Backbone, BackboneSettings
-from fedcl_bench.data.recbole_files import build_model
-from fedcl_bench.settings import setting
+from fedcl_bench import Backbone, BackboneSettings, draws, setting
+from fedcl_bench.recbole_model import build_model
 
 USER, ITEM = "user_embedding.weight", "item_embedding.weight"
 
@@ -22,7 +20,10 @@ class FedMFSettings(BackboneSettings):
 
 
 class FedMF(Backbone):
-    """Score s(u, i) = p_u . q_i on the parameters of RecBole's BPR model; p_u stays at the client, Q is public."""
+    """s(u, i) = p_u . q_i on the parameters of RecBole's BPR model; p_u stays at the client, Q is public.
+
+    The client's loss is the mean binary cross-entropy, the server's table the mean of the uploads (Eq. 7 of F3CRec).
+    """
 
     name = "fedmf"
     title = "matrix factorisation, private user vectors, public item table (RecBole's BPR)"
@@ -42,6 +43,7 @@ class FedMF(Backbone):
         return {ITEM: rows[ITEM]}, {USER: rows[USER]}
 
     def factors(self, clients):
+        """p_u of s(u, i) = p_u . q_i."""
         return clients[USER], None
 
     def keys(self, clients, rows):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedcl_bench.backbone import Backbone, BackboneSettings
+from fedcl_bench import Backbone, BackboneSettings, setting
 from fedcl_bench.layers import ITEM, item_rows, linear, same_for_all
-from fedcl_bench.settings import setting
 
 
 @dataclass(frozen=True)
@@ -42,9 +41,11 @@ class PFedRec(Backbone):
         return {ITEM: item_rows(seed, ITEM, items, dim)}, same_for_all(linear(seed, "score", dim, 1), users)
 
     def groups(self, names):
+        """First the score function, then the item rows."""
         return [[name for name in names if name != ITEM], [ITEM]]
 
     def factors(self, clients):
+        """w_u and b_u of s(u, i) = w_u . q_i + b_u."""
         return clients["score.weight"][:, 0], clients["score.bias"]
 
     def learning_rates(self, n_items, round_=0, batch=0):

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
+from helpers import SameProcess
 
+from fedcl_bench.data import datasets
 from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.data.recbole_files import bundled
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.runner import execute
+from fedcl_bench.workers import pool
 
 torch.manual_seed(0)
 torch.set_num_threads(1)  # operations of tests are short; threads that wait for each other take ten times as long
@@ -19,6 +24,30 @@ torch.set_num_threads(1)  # operations of tests are short; threads that wait for
 hypothesis.settings.register_profile("suite", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("suite")
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def read_once():
+    """The ML-100K that RecBole bundles is parsed once for each set of filters, as hundreds of tests run on it."""
+    original, folder = datasets.load_interactions, bundled("ml-100k")
+
+    @functools.cache
+    def kept(path, k_core, fields, keep, drop_events):
+        return original(path, k_core, dict(fields), dict(keep), drop_events)
+
+    def load_interactions(path, k_core, fields, keep, drop_events=()):
+        if path.parent != folder:
+            return original(path, k_core, fields, keep, drop_events)
+        return kept(path, k_core, tuple(fields.items()), tuple(keep.items()), tuple(drop_events))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets, "load_interactions", load_interactions)
+        yield
+
+
+@pytest.fixture
+def same_process(monkeypatch):
+    """Grids and searches do their runs in this process: for tests of what becomes of runs, not of their processes."""
+    monkeypatch.setattr(pool, "Processes", SameProcess)
 
 
 @pytest.fixture(scope="session")

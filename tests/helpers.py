@@ -1,20 +1,36 @@
-"""Parts of a federation put together by hand, for tests that look at one of them."""
+"""What tests in several rooms use: parts of a federation put together by hand, records compared, paths."""
 
 from __future__ import annotations
 
+import json
 import sys
+from collections import OrderedDict, deque
+from pathlib import Path
+from types import SimpleNamespace
 
+import pandas as pd
 import torch
 
+from fedcl_bench.client.ways import Training, choose_way
 from fedcl_bench.data.stream import Step
+from fedcl_bench.draws import DrawKey
 from fedcl_bench.evaluation.ranking import EvaluationSettings
+from fedcl_bench.federation import round as rounds, server
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Federation, FederationSettings
-from fedcl_bench.federation.round import train_round
 from fedcl_bench.method import Method, NoSettings
+from fedcl_bench.runs.records import Record
 from fedcl_bench.sampling import LocalSettings, draw_negatives, make_chunks
+from fedcl_bench.stats.clip_noise import OPEN
 from fedcl_bench.testing.worlds import ragged
+from fedcl_bench.workers.worker import STOP, run_job
 
+ROOT = Path(__file__).resolve().parents[1]
+# Small and stable: few users and items, few epochs, rates at which no model diverges in two rounds.
+SMALL = {"k_core": 70, "rounds": 2, "dim": 8}
+STABLE = {"fedrap": {"lr_items": 1.0, "local_epochs": 2}, "gpfedrec": {"lr": 0.01, "hidden": [8]},
+          "biasmf": {"local_epochs": 1}, "ncf": {"local_epochs": 1, "hidden": [8]}, "fedncf": {"lr": 0.01},
+          "pfedrec": {"lr": 0.01}}
 USER, ITEM = "user_embedding.weight", "item_embedding.weight"
 
 
@@ -55,6 +71,26 @@ def finish(f):
     return progress
 
 
+def training(backbone, method, model, settings, protection=OPEN, own_start=False):
+    """How these clients are trained in a step of blocks."""
+    way = choose_way(backbone, method, model, settings, sessions=False)
+    return Training(backbone, method, settings, way, protection, own_start)
+
+
+def trainer_of(chunks, model, backbone, method, settings, key, own_start=False, protection=OPEN, watched=True):
+    """``round.trainer_of`` of parts given one by one."""
+    return rounds.trainer_of(chunks, model, training(backbone, method, model, settings, protection, own_start), key,
+                             watched)
+
+
+def train_round(chunks, model, backbone, method, settings, seed, step, round_, weights=None, own_start=False,
+                protection=OPEN, observe=None, add=None):
+    """Clients train and the server averages, as in a round of the loop: (model, mean loss, the method's uploads)."""
+    sums = rounds.train_clients(chunks, model, training(backbone, method, model, settings, protection, own_start),
+                                DrawKey(seed, step, round_), weights, observe)
+    return *server.mean(sums, model, backbone, seed, add), sums.uploads
+
+
 def train_once(backbone, model, train, settings=LocalSettings(), round_=0, weights=None, step=None):
     """One local round of the clients with items in ``train`` (or in that of ``step``), under FT with seed 0.
 
@@ -71,3 +107,49 @@ def train_once(backbone, model, train, settings=LocalSettings(), round_=0, weigh
         for user, items, count in zip(chunk.users.tolist(), drawn.tolist(), chunk.count.tolist()):
             negatives[user] = items[:settings.negatives * count]
     return after, loss, negatives
+
+
+class SameProcess:
+    """A crew and its workers, which do their runs where they are, to spare a test the start of processes."""
+
+    tries, keeps_idle = 1, True
+
+    def __init__(self, threads):
+        self.running, self._messages = None, deque()
+
+    def hire(self):
+        return SameProcess(1)
+
+    def listen(self, workers, seconds):
+        return [worker for worker in workers if worker._messages]
+
+    def send(self, job):
+        if job != STOP:  # a run is at its end before anybody could ask for it
+            pipe = SimpleNamespace(send=self._messages.append, poll=lambda: False)
+            self._messages.append(run_job(job, pipe, 1, OrderedDict()))
+
+    def receive(self):
+        return self._messages.popleft()
+
+    def end(self, kill=False):
+        return ""
+
+
+def records(folder):
+    """Every finished run of a results folder by its name."""
+    return {path.parent.name: {**json.loads(path.read_text()), "record": str(path.parent)}
+            for path in folder.glob("runs/*/run.json")}
+
+
+def same_numbers(found, expected):
+    for key in ("metrics", "matrix", "continual", "rounds", "best_round", "bytes", "settings", "hash"):
+        assert found[key] == expected[key], key
+    a, b = Record(Path(found["record"])), Record(Path(expected["record"]))
+    for part in ("public", "private"):
+        for name, table in getattr(b.model(), part).items():
+            assert torch.equal(getattr(a.model(), part)[name], table)
+    pd.testing.assert_frame_equal(a.users(), b.users())
+    curves = [pd.read_parquet(r.folder / "rounds.parquet").drop(columns=["train_seconds", "evaluate_seconds"])
+              for r in (a, b)]
+    pd.testing.assert_frame_equal(*curves)
+    assert {p.name for p in a.folder.iterdir()} == {p.name for p in b.folder.iterdir()}

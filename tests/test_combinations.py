@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers import SMALL, STABLE
 
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.federation.loop import run
@@ -19,11 +20,6 @@ NAMES = discover()
 BACKBONES = [name for name in NAMES.names("backbone")
              if not issubclass(NAMES.get("backbone", name).cls, SequentialBackbone)]
 METHODS = [name for name in NAMES.names("method") if not NAMES.get("method", name).cls.needs_sequential]
-# Small and stable: few users and items, few epochs, rates at which no model diverges in two rounds.
-SMALL = {"k_core": 70, "rounds": 2, "dim": 8}
-STABLE = {"fedrap": {"lr_items": 1.0, "local_epochs": 2}, "gpfedrec": {"lr": 0.01, "hidden": [8]},
-          "biasmf": {"local_epochs": 1}, "ncf": {"local_epochs": 1, "hidden": [8]}, "fedncf": {"lr": 0.01},
-          "pfedrec": {"lr": 0.01}}
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +56,7 @@ def test_runs_through_all_blocks_and_resumes(registry, stream, tmp_path, method,
     save_progress(tmp_path / "checkpoint.pt", middle, 1.0)
     restored, _ = load_progress(tmp_path / "checkpoint.pt", "cpu")
     *_, again = run(federation(), restored)
-    assert same(again.model, last.model) and same(again.best, last.best)
+    assert same(again.model, last.model) and same(again.best.model, last.best.model)
     assert [row["valid"] for row in again.curve] == [row["valid"] for row in last.curve]
     for (t, kind, ids, values), (_, _, ids2, values2) in zip(last.analysis, again.analysis, strict=True):
         assert torch.equal(ids, ids2) and torch.equal(values.nan_to_num(-1), values2.nan_to_num(-1))

@@ -22,7 +22,7 @@ from typing import Iterable, Iterator
 
 import pytest
 import torch
-from helpers import ITEM, USER
+from helpers import ITEM, ROOT, USER
 
 from fedcl_bench.cli import commands, main
 from fedcl_bench.cli.commands.grid import _given
@@ -38,7 +38,6 @@ from fedcl_bench.runs.runner import execute
 from fedcl_bench.runs.specs import RunSpec
 from fedcl_bench.settings import assemble, parse_assignments
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "results/published/README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LANGUAGES = ("bash", "text", "python", "yaml", "toml")  # text is not to be typed
 
@@ -140,7 +139,7 @@ def resolve_all(registry: Registry, specs: Iterable[RunSpec], tuned: Path | None
 
 
 def run_command(words, args, capsys):
-    if args.ray:  # tests/test_ray.py has a cluster
+    if args.ray:  # tests/workers/test_ray.py has a cluster
         left_out = {place for option in ("--ray", "--shards") if option in words
                     for place in (words.index(option), words.index(option) + 1)}
         words = [word for place, word in enumerate(words) if place not in left_out]

@@ -24,7 +24,7 @@ from .. import draws
 from ..backbone import Backbone
 from ..client.base import Slots, own_start_key
 from ..draws import DrawKey, Tables
-from ..federation.round import Trained
+from ..client.trained import Trained
 from ..model import Snapshot
 from ..stats.clip_noise import Protection, upload_key
 

@@ -22,7 +22,7 @@ from .. import draws
 from ..data.stream import Stream
 from ..draws import DrawKey
 from ..federation.loop import run
-from ..federation.round import Trained
+from ..client.trained import Trained
 from ..federation.server import participants
 from ..files import write_atomically
 from ..model import Snapshot

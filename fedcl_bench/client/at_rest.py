@@ -21,7 +21,7 @@ from ..method import Method
 from ..model import Snapshot
 from ..sampling import Chunk, LocalSettings
 from ..stats.clip_noise import OPEN, Protection
-from .base import Slots, row_penalties
+from .base import Slots
 from .factored import defined_by
 from .lists import ListTrainer, View
 from .optim import SGD, make_optimiser
@@ -112,7 +112,7 @@ def is_partial(backbone: Backbone, method: Method, model: Snapshot, settings: Lo
     sees = backbone.new_personal(0, range(0)) and any(
         _own(method, hook) for hook in ("begin_local", "local_loss", "replayed_items", "end_local"))
     return (backbone.whole_tables and backbone.rest_follows and isinstance(make_optimiser(settings), SGD)
-            and not sees and not row_penalties(method, model.public) and backbone.own_samples(settings) is None
+            and not sees and not method.penalises_rows and backbone.own_samples(settings) is None
             and not (backbone.serves_tables and backbone.weight_decay > 0.0))
 
 

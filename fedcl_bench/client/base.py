@@ -112,6 +112,7 @@ class TrainerView(views.Local):
 
     def __init__(self, trainer: "ChunkTrainer", draw: DrawKey):
         self._trainer = trainer
+        self.kept: dict[str, Tensor] = {}
         self.users, self.private, self.dense, self.draw = trainer.users, trainer.private, trainer.dense, draw
 
     def known(self, n_users: int) -> Tensor:

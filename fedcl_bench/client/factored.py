@@ -25,7 +25,6 @@ from ..method import Method
 from ..model import Snapshot
 from ..ops import kernels
 from ..sampling import LocalSettings
-from .base import row_penalties
 from .lists import BatchView, ListTrainer, View
 from .optim import SGD, make_optimiser
 
@@ -221,7 +220,7 @@ def is_inner(backbone: Backbone, method: Method, model: Snapshot, settings: Loca
     return (len(model.public) == 1 and backbone.factors(model.clients(one)) is not None
             and defined_by(backbone, "factors", over="score") and type(backbone).regulariser is Backbone.regulariser
             and not backbone.whole_tables and isinstance(make_optimiser(settings), SGD)
-            and backbone.weight_decay == 0.0 and not row_penalties(method, model.public))
+            and backbone.weight_decay == 0.0 and not method.penalises_rows)
 
 
 def defined_by(backbone: Backbone, hook: str, over: str) -> bool:

@@ -73,7 +73,7 @@ def window(sessions: Sessions, chosen: Tensor, length: int) -> tuple[Tensor, Seq
 
 
 def session_loss(positive: Tensor, negative: Tensor, real: Tensor) -> Tensor:
-    """FCUCR's L_rec: mean cross-entropy of the targets plus that of their negatives, over real positions.
+    """Recommendation loss: mean cross-entropy of the targets plus that of their negatives, over real positions.
 
     Args:
         positive, negative: logits, (C, L); real: bool, (C, L).
@@ -93,7 +93,6 @@ class SessionView(TrainerView, views.LocalSessions):
         self.sequence, self.session = trainer.sequence, trainer.session
         self.features: Tensor | None = None
         self.recommendation: Tensor | None = None
-        self.teacher: Tensor | None = None
 
     def encode(self) -> Tensor:
         trainer = self._trainer

@@ -13,6 +13,8 @@ from .stream import StreamSettings, fingerprint
 from ..errors import UserError, unknown
 from ..files import shipped
 
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
+
 
 @dataclass(frozen=True)
 class Published:
@@ -75,7 +77,7 @@ def configured() -> dict[str, Path]:
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file that holds one mapping; raises UserError for anything else."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

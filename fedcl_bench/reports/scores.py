@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, fields
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -185,13 +185,14 @@ def user_histogram(runs: Sequence[Run], kind: str, edges: np.ndarray) -> Histogr
 
 
 def variations(runs: Iterable[Run], base: Mapping[str, Any], spec: RunSpec,
-               names: Iterable[str]) -> dict[str, list[float]]:
+               names: Iterable[str], idle: Collection[str] = ()) -> dict[str, list[float]]:
     """Which values of single settings there are runs of, all other settings being those of ``base``.
 
     Args:
         runs: any; those of the spec's method, backbone and dataset count.
         base: the settings that the spec stands for.
         names: the settings to look at.
+        idle: settings that have no effect with those of the spec.
 
     Returns:
         Setting to its values, sorted; the value of ``base`` is among them if there are runs of it.
@@ -201,7 +202,7 @@ def variations(runs: Iterable[Run], base: Mapping[str, Any], spec: RunSpec,
     for run in runs:
         if any(run.meta[key] != getattr(spec, key) for key in ("method", "backbone", "dataset")):
             continue
-        settings = comparable(run.meta["settings"])
+        settings = comparable(run.meta["settings"], idle)
         differs = [name for name in {**base, **settings} if settings.get(name) != base.get(name)]
         for name in names:
             if differs in ([], [name]):

@@ -30,7 +30,11 @@ _HEADING = """\
 
 def code_digest(path: Path) -> str:
     """Hash of a Python file's lines without comments, docstrings and blank lines; the same on every Python version."""
-    source = path.read_text(encoding="utf-8")
+    return _digest(path.read_text(encoding="utf-8"))
+
+
+@functools.lru_cache(maxsize=256)
+def _digest(source: str) -> str:
     lines = source.splitlines()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:

@@ -20,7 +20,8 @@ backbone makes of a row is taken to be ``_ACTIVATIONS`` times as long as the row
 Measured growth of the process in MiB (2 threads) and, in brackets, the plan: FedRAP on ML-100K 768 to 894 (968); with
 four rounds per block GPFedRec on ML-100K 1,361 (2,027), SASRec on XING 427 (648), PFedRec on XING 122 (175); PFedRec on
 ML-100K's first block with clients' own tables and d 64 895 to 1,008 (1,172). How chunks of several threads overlap, and
-what the allocator keeps, differ from run to run. ``tests/test_memory_plan.py`` holds two runs of one block to 30 %.
+what the allocator keeps, differ from run to run. ``tests/runs/test_memory_plan.py`` holds two runs of one block to
+30 %.
 """
 
 from __future__ import annotations
@@ -34,13 +35,12 @@ from .. import sampling
 from ..backbone import Backbone
 from ..client.sessions import CHUNK_CLIENTS
 from ..client.base import SLOT_TABLE
-from ..client.fused import is_one_call
+from ..client.ways import Way, choose_way
 from ..data.stream import Step
 from ..draws import Tables
 from ..errors import UserError
 from ..evaluation.ranking import METRICS, is_product, users_at_once
 from ..evaluation.sessions import USERS_AT_ONCE
-from ..federation.loop import acting_in
 from ..federation.parts import Federation
 from ..model import Snapshot
 from ..ops import kernels
@@ -74,8 +74,7 @@ class _Widths:
         local, served: tables with a row per user and item that clients keep, or that the server makes for each.
         drawn: private ones that differ between users from the start.
         product: the scores of all items are one matrix product with a table that all users share.
-        inner: logits are inner products.
-        one_call: clients' rounds are calls of a kernel.
+        way: how clients are trained.
     """
 
     public: int
@@ -86,13 +85,12 @@ class _Widths:
     served: int
     drawn: int
     product: bool
-    inner: bool
-    one_call: bool
+    way: Way
 
     @staticmethod
     def of(f: Federation, step: Step) -> "_Widths":
         """Of a federation's tables in a step, from those of one user and one item."""
-        backbone, one, acting = f.backbone, range(1), acting_in(f, step)
+        backbone, one, acting = f.backbone, range(1), f.acting_in(step)
         public, private = backbone.new_rows(f.seed, range(2), one)
         drawn = {name: rows for name, rows in private.items() if not torch.equal(rows[0], rows[1])}
         private = {name: rows[:1] for name, rows in private.items()}
@@ -102,8 +100,7 @@ class _Widths:
         return _Widths(row, _numbers(private), _numbers(dense), _numbers(backbone.new_personal(f.seed, one)),
                        row if backbone.keeps_local_tables else 0, row if backbone.serves_tables else 0,
                        _numbers(drawn) // 2, is_product(backbone, model),
-                       backbone.factors(model.clients(torch.zeros(1, dtype=torch.int64))) is not None,
-                       is_one_call(backbone, acting, model, f.local))
+                       choose_way(backbone, acting, model, f.local, bool(step.sessions)))
 
     @property
     def row(self) -> int:
@@ -171,13 +168,13 @@ def _training(f: Federation, step: Step, widths: _Widths, threads: int, number: 
     """Chunks of lists."""
     backbone, local = f.backbone, f.local
     per_client = step.n_items if backbone.whole_tables else int(step.train.lengths.max()) * (1 + local.negatives)
-    if widths.inner and backbone.keeps_local_tables:
+    if widths.way.factored and backbone.keeps_local_tables:
         # Held as outer products, and written out as tables at the end: those of all users that share a chunk.
         row, rows = number * widths.row, max(sampling.CHUNK_ELEMENTS // sampling.INNER_WIDTH, per_client)
         if f.device.type == "cpu" and kernels.why_not() is None:  # by rows looked up, then by all items
             usual = max(1, int(step.train.lengths.double().mean()) * (1 + local.negatives))
             each = -(-rows // usual)
-            if widths.one_call:
+            if widths.way.fused:
                 each = min(each, -(-step.n_users // sampling.CHUNKS_OF_CALLS))
             clients = min((threads + _waiting(threads)) * each, step.n_users)
             return (threads * rows + clients * step.n_items) * row

@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
     if chosen > last:
         raise UserError(f"--block: found {chosen}, accepted: 0 to {last}, the blocks of {args.dataset} here.")
     for one in configs:
-        one.federation(stream).check()  # all of them before anything is run
+        one.check(one.federation(stream))  # all of them before anything is run
     name = f"{args.method}-{args.backbone}-{args.dataset}".replace(":", "-")  # as records' folders
     out = args.out or Path("results/audits") / name
     plan, frames = [Level(one, chosen, rounds, args.clients) for one in configs], []

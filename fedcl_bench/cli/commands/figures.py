@@ -102,9 +102,14 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"figures: no records in {args.records} of the datasets and backbones of {args.paper}; name "
                         f"others with --datasets and --backbones.")
     written, skipped = [], []
+    notes: dict[str, None] = {}  # each once, though several figures have it
     for name in wanted:
         try:
-            for file, figure in makers[name](job):
+            for drawn in makers[name](job):
+                if isinstance(drawn, str):
+                    notes[drawn] = None
+                    continue
+                file, figure = drawn
                 for kind in args.format:
                     path = args.out / f"{file}.{kind}"
                     try:
@@ -117,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
             skipped.append(f"{'figure ' if name.isdecimal() else ''}{name}: not drawn: {error}")
     if not written:
         raise UserError("figures: " + "\n".join(skipped))
-    for line in [*job.notes, *skipped]:
+    for line in [*notes, *skipped]:
         print(line)
     if any(registry.reimplemented(method) for method in methods):
         print(FOOTNOTE)

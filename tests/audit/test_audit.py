@@ -1,0 +1,413 @@
+"""The leakage audit: the attacks on made-up uploads, on real ones, and the command."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from fabricate import config_of
+from helpers import ITEM, build, federation
+
+from fedcl_bench import draws
+from fedcl_bench.audit import attack
+from fedcl_bench.audit.attack import METRICS, Roles, along_direction, auc, item_changes, precision
+from fedcl_bench.audit.audit import Level, Stopped, attacked, content, level_clients, summarise
+from fedcl_bench.audit.audit_report import markdown
+from fedcl_bench.cli.main import main
+from fedcl_bench.federation.loop import run
+from fedcl_bench.layers import ITEM as ROWS
+from fedcl_bench.reports.draw import audit_curves
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.specs import RunSpec
+from fedcl_bench.sampling import LocalSettings
+from fedcl_bench.stats import accounting
+from fedcl_bench.stats.accounting import epsilon
+from fedcl_bench.stats.clip_noise import OPEN, Protection, upload_key
+from fedcl_bench.stats.significance import TooFew, compare_paired, mean_interval
+from fedcl_bench.testing.worlds import session_log, session_stream, small_stream
+
+
+def yes(*rows):
+    return np.array(rows, dtype=bool)
+
+
+def test_auc_counts_pairs_and_ties_half():
+    scores = np.array([[3.0, 1.0, 2.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0, 1.0], [0.0, 5.0, 1.0, 1.0, 9.0]])
+    positive = yes([1, 0, 1, 0, 0], [1, 0, 0, 0, 1], [0, 0, 1, 0, 0])
+    everything = np.ones_like(positive)
+    assert auc(scores, positive, everything).tolist() == [1.0, 0.5, (1 + 0.5) / 4]
+    among = yes([1, 1, 1, 0, 0], [0, 0, 1, 0, 1], [0, 0, 1, 1, 1])
+    assert auc(scores, positive, among).tolist() == [1.0, 0.5, 0.5 / 2]
+    assert math.isnan(auc(scores[:1], positive[:1], yes([1, 0, 1, 0, 0]))[0])
+
+
+def test_auc_is_scikit_learns():
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(0)
+    scores, positive = rng.integers(0, 6, (20, 30)).astype(float), rng.random((20, 30)) < 0.3
+    expected = [metrics.roc_auc_score(p, s) for p, s in zip(positive, scores)]
+    assert auc(scores, positive, np.ones_like(positive)) == pytest.approx(expected, abs=1e-12)
+
+
+def test_precision_shares_ties():
+    positive = yes([1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 0, 1])
+    scores = np.array([[4.0, 3.0, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0], [4.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0]])
+    assert precision(scores, positive).tolist() == [1.0, 0.0, (1 + 1 / 3) / 2, 0.25]
+
+
+def test_direction_of_a_factorisation():
+    """Rows of positives moved along the private vector, more rows of negatives against it, by less."""
+    vector = torch.tensor([0.6, -0.8], dtype=torch.float64)
+    steps = torch.tensor([[0.9, -0.5, 0.0, -0.4, -0.5, -0.3], [-0.1, 0.0, -0.3, 0.2, 0.0, -0.1]], dtype=torch.float64)
+    for sign in (1.0, -1.0):
+        found = along_direction(sign * steps[:, :, None] * vector)
+        torch.testing.assert_close(found, steps, atol=1e-12, rtol=0.0)
+    # Neither rows that hardly moved outvote those that did, nor a few that moved far the many that moved less.
+    for steps in (torch.cat([torch.full((1, 3), 9.0), torch.full((1, 12), -9.0), torch.full((1, 85), 0.1)], 1),
+                  torch.cat([torch.full((1, 3), 9.0), torch.full((1, 12), -1.0)], 1)):
+        torch.testing.assert_close(along_direction(steps[:, :, None].double() * vector), steps.double())
+
+
+# The uploads attacked are the run's.
+
+def observed(f, block=0):
+    """Everything an attacker sees in a block's first round, and the next model."""
+    seen = []
+
+    def observe(place, model, trained):
+        if place.step == block and place.round == 0:
+            seen.append((place, model, trained))
+    for progress in run(f, observe=observe):
+        if progress.step == block and progress.round == 1:
+            return seen, progress.model
+
+
+CASES = {"fedmf": ({}, {}), "reg": ({}, {"upload_clip": 0.5}), "biasmf": ({}, {"upload_clip": 0.1}),
+         "fedrap": ({"l2": 0.1}, {}), "pfedrec": ({}, {"upload_clip": 0.5, "upload_mechanism": "gaussian"})}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_uploads_average_to_the_next_model(registry, case):
+    settings, server = CASES[case]
+    block = 1 if case == "reg" else 0
+    f = federation(registry, small_stream(), build(registry, "method", case if case == "reg" else "ft"),
+                   build(registry, "backbone", "fedmf" if case == "reg" else case, **settings), precision="float64",
+                   rounds=2, **server)
+    seen, after = observed(f, block)
+    total, clients = {}, 0
+    for place, model, trained in seen:
+        for some, changes in item_changes(place, model, trained, f.backbone, f.server.protection, False):
+            for name, change in changes.items():
+                total[name] = total.get(name, 0.0) + change.sum(0)
+        clients += len(trained.users)
+    for name, table in after.public.items():
+        torch.testing.assert_close(model.public[name] + total[name] / clients, table, atol=1e-12, rtol=1e-9)
+
+
+@pytest.mark.parametrize("case", [*CASES, "gpfedrec", "ncf"])
+def test_some_clients_of_a_chunk_are_those_clients(registry, case):
+    """Everything that a chunk keeps of its clients is cut to the chosen ones."""
+    settings, server = CASES.get(case, ({}, {}))
+    f = federation(registry, small_stream(), build(registry, "method", case if case == "reg" else "ft"),
+                   build(registry, "backbone", "fedmf" if case == "reg" else case, **settings), precision="float64",
+                   rounds=2, **server)
+    seen, _ = observed(f, 1 if case == "reg" else 0)
+    _, model, trained = max(seen, key=lambda one: len(one[2].users))
+    part = torch.arange(len(trained.users)) % 3 == 1
+    assert 0 < int(part.sum()) < len(part)
+    some = attack.some_of(trained, part)
+    whole, cut = trained.changes(model, f.backbone), some.changes(model, f.backbone)
+    assert whole.keys() == cut.keys()
+    for name, change in whole.items():
+        torch.testing.assert_close(cut[name], change[part], atol=1e-15, rtol=1e-13)
+    for kind in ("private", "kept", "uploads", "rest", "held"):
+        for name, values in getattr(trained, kind).items():
+            assert torch.equal(getattr(some, kind)[name], values[part]), (kind, name)
+
+
+def test_noisy_uploads_of_a_server_that_looks_at_each(registry):
+    """GPFedRec's server serves a function of the noisy uploads: they are those of the attack, to the bit."""
+    backbone = build(registry, "backbone", "gpfedrec", dim=4)
+    f = federation(registry, small_stream(), build(registry, "method", "ft"), backbone, rounds=1, upload_noise=0.3)
+    (place, model, trained), *rest = seen = observed(f)[0]
+    after = observed(f)[1]
+    uploads = []
+    for place, model, trained in seen:
+        for some, changes in item_changes(place, model, trained, backbone, f.server.protection, False):
+            uploads += list(zip(some.users.tolist(), model.public[ROWS] + changes[ROWS]))
+    tables = torch.stack([table for _, table in sorted(uploads, key=lambda pair: pair[0])])
+    public, served = backbone.serve({ROWS: tables})
+    torch.testing.assert_close(after.public[ROWS], public[ROWS], atol=1e-6, rtol=1e-5)
+
+
+def test_own_starts_are_whole_uploads(registry):
+    """With init=per_client the rows a client left alone are its own draws, and nothing of the server's."""
+    stream = session_stream(session_log(30), 30)
+    f = federation(registry, stream, build(registry, "method", "ft"), build(registry, "backbone", "sasrec", dim=8),
+                   local=LocalSettings(negatives=1), rounds=1, init="per_client")
+    (place, model, trained), = observed(f)[0]
+    changes = torch.cat([some[ROWS] for _, some in item_changes(place, model, trained, f.backbone, OPEN, True)])
+    start = f.backbone.item_starts(30)[ROWS]
+    for row, (user, items) in enumerate(zip(trained.users.tolist(), trained.slots.items)):
+        keys = draws.client_keys(draws.key(0, f"client start {ROWS}"), torch.tensor([user]))
+        own = start.draw(draws.bits(keys, torch.arange(30))).float()
+        alone = torch.ones(30, dtype=torch.bool)
+        alone[items] = False
+        assert alone.any() and torch.equal(changes[row][alone], own[alone])
+        assert (changes[row][~alone] != own[~alone]).any(1).all()
+
+
+def test_roles_and_noise_do_not_depend_on_how_many_are_attacked_at_once(registry, monkeypatch):
+    f = federation(registry, small_stream(), build(registry, "method", "ft"), rounds=1, upload_noise=0.1)
+    (place, model, trained), = observed(f)[0]
+    roles, step = Roles.of(trained, model.n_items), f.stream.steps[0]
+    for row, user in enumerate(trained.users.tolist()):
+        assert roles.positive[row].nonzero().flatten().tolist() == sorted(set(step.train.of(user).tolist()))
+    assert not (roles.positive & ~roles.touched).any() and (roles.touched & ~roles.positive).any(1).all()
+    whole = attack.attack(place, model, trained, f.backbone, f.server.protection)
+    monkeypatch.setattr(attack, "_NUMBERS_AT_ONCE", 1)
+    single = attack.attack(place, model, trained, f.backbone, f.server.protection)
+    for name, values in whole.items():
+        assert values == pytest.approx(single[name], abs=1e-12), name
+    key = upload_key(0, ITEM, 0, 0)
+    first = next(iter(item_changes(place, model, trained, f.backbone, f.server.protection, False)))[1][ITEM][0]
+    clean = next(iter(item_changes(place, model, trained, f.backbone, OPEN, False)))[1][ITEM][0]
+    noise = draws.laplace(key, trained.users[:1], tuple(clean.shape), 0.1)[0].float()
+    assert torch.equal(first, clean + noise)
+
+
+# What leaks.
+
+def audited(registry, tmp_path, noise, backbone="fedmf", method="ft", block=0, rounds=(1, 3), **settings):
+    stream = small_stream(users=60, items=80, each=(8, 25))
+    config = make_config(registry, method, backbone, "ml-100k", overrides=[
+        ("test", {"rounds": rounds[-1], "patience": 0, "upload_noise": noise, "topk": "5", "valid_metric": "ndcg@5",
+                  **settings})])
+    level = Level(config, block, rounds)
+    return level, attacked(level, stream)
+
+
+def test_the_uploads_of_a_factorisation_leak_and_noise_hides_them(registry, tmp_path):
+    found = {noise: audited(registry, tmp_path, noise)[1].groupby("round").mean() for noise in (0.0, 0.02, 0.1, 5.0)}
+    # Without noise the direction tells every item: the claim that negatives hide positives does not hold.
+    assert (found[0.0]["direction_auc"] == 1.0).all() and (found[0.0]["direction_precision"] == 1.0).all()
+    for number in (1, 3):
+        for metric in ("size_auc", "direction_auc", "direction_precision"):
+            values = [found[noise].loc[number, metric] for noise in (0.0, 0.02, 0.1)]
+            assert values == sorted(values, reverse=True) and values[0] > values[2] + 0.1, (number, metric, values)
+        assert found[0.0].loc[number, "size_auc"] > 0.75
+        assert abs(found[5.0].loc[number, "size_auc"] - 0.5) < 0.03
+
+
+def test_clipping_bounds_what_a_level_of_noise_lets_through(registry, tmp_path):
+    free = audited(registry, tmp_path, 0.02)[1]["direction_auc"].mean()
+    clipped = audited(registry, tmp_path, 0.02, upload_clip=0.1, upload_mechanism="gaussian")[1]["direction_auc"].mean()
+    assert clipped < free - 0.1 and abs(clipped - 0.5) < 0.05
+
+
+def test_summary_counts_a_client_once_and_states_epsilon(registry, tmp_path):
+    settings = {"upload_clip": 1.0, "upload_mechanism": "gaussian"}
+    level, frame = audited(registry, tmp_path, 2.0, **settings, block=1)
+    other = frame.assign(**{name: frame[name] + 0.1 for name in METRICS})
+    first, last = summarise([level, level], [frame, other], 1e-6)
+    assert (first["round"], last["round"]) == (1, 3) and first["clients"] == frame["user"].nunique()
+    assert (first["rounds_so_far"], last["rounds_so_far"]) == (4, 6)
+    protection = Protection(1.0, 2.0, "gaussian")
+    assert last["epsilon"] == epsilon(protection, 1, 1e-6) and last["epsilon_so_far"] == epsilon(protection, 6, 1e-6)
+    mean = frame[frame["round"] == 3]["size_auc"].mean() + 0.05
+    assert last["size_auc"]["mean"] == pytest.approx(mean)
+    assert last["size_auc"]["low"] < mean < last["size_auc"]["high"]
+
+
+def test_the_interval_of_a_mean():
+    values = np.random.default_rng(1).normal(size=50)
+    mean, low, high = mean_interval(values)
+    paired = compare_paired(values, np.zeros(50))
+    assert (mean, low, high) == (paired.difference, paired.low, paired.high)
+    assert mean_interval([0.25] * 3) == (0.25, 0.25, 0.25)
+    with pytest.raises(TooFew):
+        mean_interval([])
+
+
+def test_no_epsilon_beside_uploads_that_are_not_clipped(registry):
+    spec = RunSpec("fcucr", "sasrec", "xing", (("init", "server"), ("upload_clip", 1.0), ("upload_noise", 1.0)))
+    config = config_of(registry, spec, 0)
+    frame = pd.DataFrame({"round": 1, "user": [0, 1], "items": 9, "positives": 2, "touched": 4,
+                          **dict.fromkeys(METRICS, 0.5)})
+    found = content([Level(config, 0, (1,))], [frame], 1e-5)
+    assert found["levels"][0]["epsilon"] is None and found["not_attacked"] == ["prototype", "session", "query"]
+    assert "prototype, session, query, also uploaded, are not: no formal guarantee." in markdown(found)
+
+
+def test_the_figure_shows_the_numbers():
+    def row(noise, number, shift):
+        return {"noise": noise, "round": number,
+                **{name: {"mean": 0.5 + shift, "low": 0.4 + shift, "high": 0.7 + shift} for name in METRICS}}
+    rows = [row(noise, number, 0.1 * number - 0.001 * noise) for number in (1, 2) for noise in (0.0, 0.1, 50.0)]
+    figure = audit_curves({"levels": rows, "rounds": [1, 2], "by_chance": {"auc": 0.5, "precision": 0.1,
+                                                                          "precision_touched": 0.2}}, "a title")
+    lines = {line.get_gid(): line for axes in figure.axes for line in axes.lines
+             if line.get_gid() and line.get_linestyle() != "None"}  # whiskers have caps
+    assert sorted(lines) == [f"{attack}_{metric}:{number}" for attack in ("direction", "size")
+                             for metric in ("auc", "precision") for number in (1, 2)]
+    assert lines["size_auc:2"].get_xdata().tolist() == [0.0, 0.1, 50.0]
+    assert lines["size_auc:2"].get_ydata() == pytest.approx([0.7, 0.6999, 0.65])
+    assert [text.get_text() for text in figure.axes[0].get_xticklabels()] == ["0", "0.1", "50"]
+
+
+def test_finished_levels_are_kept_and_others_made_anew(registry, tmp_path):
+    level, frame = audited(registry, tmp_path, 0.1)
+    calls = []
+
+    def load():
+        calls.append(1)
+        return small_stream(users=60, items=80, each=(8, 25))
+    made, again = level_clients(level, tmp_path, load)
+    pd.testing.assert_frame_equal(made, frame)
+    kept, reused = level_clients(level, tmp_path, load)
+    pd.testing.assert_frame_equal(kept, frame)
+    assert (again, reused, len(calls)) == (False, True, 1)
+    path = tmp_path / level.file
+    path.write_bytes(path.read_bytes()[:100])
+    remade, reused = level_clients(level, tmp_path, load)
+    pd.testing.assert_frame_equal(remade, frame)
+    assert not reused
+    others = [Level(level.config, *plan) for plan in ((0, (1, 2)), (0, (1, 3), 9), (1, (1, 3)))]
+    assert len({level.file, *(other.file for other in others)}) == 4
+    with pytest.raises(Stopped):
+        attacked(level, load(), stop=lambda: True)
+
+
+def test_a_sample_of_clients(registry):
+    """Drawn at random, the same in every round and at every level, with the numbers they have among all."""
+    level, everyone = audited(registry, None, 0.1)
+    several = [attacked(Level(level.config, 0, (1, 3), clients), small_stream(users=60, items=80, each=(8, 25)))
+               for clients in (7, 9, 1000)]
+    users = [set(frame["user"]) for frame in several]
+    assert [len(some) for some in users] == [7, 9, everyone["user"].nunique()] and users[0] < users[1]
+    for frame, some in zip(several, users):
+        assert frame["user"].value_counts().eq(2).all()
+        expected = everyone[everyone["user"].isin(some)].reset_index(drop=True)
+        pd.testing.assert_frame_equal(frame, expected)
+
+
+# The command.
+
+AUDIT = ["audit", "--method", "ft", "--backbone", "fedmf", "--rounds", "1,2", "--block", "0"]
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_command_writes_table_figure_and_json(capsys):
+    assert main([*AUDIT, "--noise", "0,1", "--json"]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert "noise 1, seed 0" in captured.err
+    assert (found["method"], found["block"], found["rounds"], found["seeds"]) == ("ft", 0, [1, 2], [0])
+    assert [(row["noise"], row["round"], row["clients"]) for row in found["levels"]] == [
+        (0.0, 1, 587), (0.0, 2, 587), (1.0, 1, 587), (1.0, 2, 587)]
+    clean, noisy = found["levels"][0], found["levels"][2]
+    assert clean["direction_auc"]["mean"] == 1.0 and clean["epsilon"] is None
+    assert clean["size_auc"]["mean"] == pytest.approx(0.852, abs=0.002)  # ML-100K's block 0, round 1
+    assert noisy["size_auc"]["mean"] == pytest.approx(0.5, abs=0.01)
+    folder = Path(found["folder"])
+    assert folder == Path("results/audits/ft-fedmf-ml-100k")
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "audit.csv", "audit.json", "audit.md", "audit.png", "audit.svg", "levels"]
+    rows = pd.read_csv(folder / "audit.csv")
+    assert len(rows) == 4 * len(METRICS)
+    assert json.loads((folder / "audit.json").read_text()) == {name: found[name] for name in found if name != "folder"}
+    assert main([*AUDIT, "--noise", "0,1"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.count("from an earlier audit") == 2
+    text = " ".join(captured.out.split())
+    for words in ("ft on fedmf, ml-100k, block 0, seed 0", "Mean over 587 clients", "By chance: AUC .5",
+                  "no level of noise bears a formal guarantee", "F3CRec's noise", "FCUCR's epsilon", "audit.svg"):
+        assert words in text
+
+
+def test_clipped_levels_carry_their_epsilon(capsys, monkeypatch):
+    def absent(*args):
+        raise ModuleNotFoundError
+    clip = ["--set", "upload_clip=1", "--set", "upload_mechanism=gaussian"]
+    assert main([*AUDIT[:-2], "--block", "1", "--noise", "0,4", *clip, "--delta", "1e-6", "--quiet"]) == 0
+    captured = capsys.readouterr()
+    protection = Protection(1.0, 4.0, "gaussian")
+    third, fourth = (f"{epsilon(protection, rounds, 1e-6):.4g}" for rounds in (3, 4))
+    once = f"{epsilon(protection, 1, 1e-6):.4g}"
+    lines = captured.out.splitlines()
+    assert lines[2].split()[-5:] == ["ε,", "upload", "ε,", "so", "far"]
+    assert [line.split()[-2:] for line in lines[4:8]] == [["none", "none"], [once, third], ["none", "none"],
+                                                         [once, fourth]]
+    assert captured.err == "" and "an L2 norm of 1. ε for delta 1e-06" in captured.out
+    assert "upper bounds" not in captured.out
+    monkeypatch.setattr(accounting, "epsilon", absent)
+    assert main([*AUDIT[:-2], "--block", "1", "--noise", "0,4", *clip, "--quiet"]) == 0
+    bound = f"{accounting.closed_form(protection, 1, 1e-5):.4g}"
+    out = capsys.readouterr().out
+    assert out.splitlines()[5].split()[-2] == bound and f"upper bounds; for tighter ones: {accounting.INSTALL}" in out
+
+
+def test_ctrl_c_keeps_finished_levels(capsys, monkeypatch):
+    import signal
+
+    from fedcl_bench.audit import audit
+    real = audit.attacked
+
+    def then_stop(*args, **options):
+        frame = real(*args, **options)
+        signal.raise_signal(signal.SIGINT)
+        return frame
+    monkeypatch.setattr(audit, "attacked", then_stop)
+    command = ["audit", "--method", "ft", "--backbone", "fedmf", "--rounds", "1", "--noise", "0,1"]
+    assert main(command) == 130
+    assert "1 of 2 runs are kept in results/audits/ft-fedmf-ml-100k" in capsys.readouterr().err
+    monkeypatch.setattr(audit, "attacked", real)
+    assert main(command) == 0
+    assert capsys.readouterr().err.count("from an earlier audit") == 1
+
+
+@pytest.mark.parametrize("arguments,words", [
+    ([*AUDIT, "--noise", "0,loud"], ["--noise", "found '0,loud'", "numbers from 0 with commas"]),
+    ([*AUDIT, "--noise", "0,-1"], ["--noise", "found '0,-1'"]),
+    ([*AUDIT, "--noise", "nan"], ["--noise", "found 'nan'"]),
+    ([*AUDIT, "--rounds", "0"], ["--rounds", "a whole number from 1"]),
+    ([*AUDIT, "--delta", "1"], ["--delta", "found '1'", "between 0 and 1"]),
+    ([*AUDIT, "--block", "4"], ["--block", "found 4", "0 to 3"]),
+    ([*AUDIT, "--block", "last"], ["--block", "found 'last'"]),
+    ([*AUDIT, "--set", "upload_noise=1"], ["--set upload_noise", "use --noise"]),
+    ([*AUDIT, "--set", "rounds=1"], ["--set rounds", "use --rounds"]),
+    ([*AUDIT, "--set", "upload_clip=-1"], ["'upload_clip'", "found '-1'", "at least 0.0"]),
+    ([*AUDIT, "--set", "upload_clip=much"], ["'upload_clip'", "found 'much'"]),
+    ([*AUDIT, "--set", "upload_mechanism=uniform"], ["'upload_mechanism'", "laplace, gaussian"]),
+    ([*AUDIT, "--noise", "0", "--set", "weighting=interactions", "--set", "upload_clip=1"],
+     ["'upload_clip'", "weighting=uniform"]),
+    (["audit", "--method", "gpfedrec", "--set", "upload_clip=1"], ["'upload_clip'", "'gpfedrec'"]),
+    (["audit", "--backbone", "fedmf"], ["--method is missing", "audit --method ft --backbone fedmf"]),
+    (["audit", "--method", "fcucr", "--backbone", "fedmf"], ["'fcucr'", "sequential"]),
+])
+def test_bad_commands(capsys, arguments, words):
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    message = " ".join(captured.err.split())
+    assert captured.out == "" and len(captured.err.strip().splitlines()) <= 2 and "Traceback" not in message
+    assert all(word in message for word in words), message
+    assert not Path("results").exists()
+
+
+def test_a_recbole_model_is_audited_into_a_folder_without_colon(capsys):
+    assert main(["audit", "--method", "ft", "--backbone", "recbole:BPR", "--noise", "0", "--rounds", "1", "--set",
+                 "dim=4", "--set", "k_core=70", "--set", "blocks=2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["folder"] == "results/audits/ft-recbole-BPR-ml-100k" and Path(found["folder"], "audit.csv").is_file()
+    level, = found["levels"]
+    assert level["clients"] == 211  # of block 1, in which methods begin to act
+    assert level["size_auc"]["low"] > 0.5

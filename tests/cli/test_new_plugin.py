@@ -1,0 +1,211 @@
+"""The scaffold: what it writes runs as it stands, in every command, and nothing is overwritten."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import ROOT, build, one_step, ragged
+
+from fedcl_bench.cli.commands.new_plugin import TEMPLATES
+from fedcl_bench.cli.main import main
+from fedcl_bench.draws import DrawKey
+from fedcl_bench.model import Snapshot
+from fedcl_bench.runs.registry import discover
+
+ROUNDS = ["--set", "rounds=2"]
+MINE = ["--plugins", "my_plugins"]
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A folder in which both kinds were made by the command: ``my_plugins`` with ewma and my-mf."""
+    folder = tmp_path_factory.mktemp("written")
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        assert main(["new-plugin", "method", "ewma"]) == main(["new-plugin", "backbone", "my-mf"]) == 0
+    finally:
+        os.chdir(before)
+    return folder
+
+
+def refused(capsys, *arguments):
+    assert main(["new-plugin", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and "Traceback" not in captured.err and len(captured.err.strip().splitlines()) in (1, 2)
+    return captured.err
+
+
+# What is written
+
+
+def test_files_and_next_commands(capsys):
+    assert main(["new-plugin", "method", "two-words"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "wrote my_plugins/two_words.py", "wrote my_plugins/tests/test_two_words.py",
+        "It runs as it stands; edit it and try:", "  run_bench.py check two-words --plugins my_plugins",
+        "  run_bench.py --method two-words --backbone fedmf --plugins my_plugins"]
+    plugin = discover([Path("my_plugins")]).get("method", "two-words")
+    assert plugin.cls.__name__ == "TwoWords" and plugin.cls.Settings.__name__ == "TwoWordsSettings"
+    Path("plugins").mkdir()  # one that is here is taken
+    assert main(["new-plugin", "backbone", "mf2"]) == 0
+    assert "--method ft --backbone mf2 --plugins plugins" in capsys.readouterr().out
+    assert sorted(map(str, Path("plugins").rglob("*.py"))) == ["plugins/mf2.py", "plugins/tests/test_mf2.py"]
+    assert main(["new-plugin", "method", "other", "--plugins", "deep/er"]) == 0 and Path("deep/er/other.py").is_file()
+
+
+def test_templates_are_plain_and_short(written):
+    """Every line fits; a method is written in under 40 lines of code."""
+    for path in written.rglob("*.py"):
+        lines = path.read_text().splitlines()
+        assert max(map(len, lines)) <= 120 and "$" not in path.read_text()
+    code = [line for line in (written / "my_plugins/ewma.py").read_text().splitlines()
+            if line.strip() and not line.strip().startswith("#")]
+    assert len(code) < 40
+    assert sorted(path.name for path in TEMPLATES.iterdir()) == ["backbone.py.txt", "method.py.txt", "test.py.txt"]
+
+
+def test_files_of_tests_are_no_plugins(written):
+    """pytest's files may lie beside the plugins."""
+    for name in ("test_ewma.py", "conftest.py", "_helper.py"):
+        Path(name).write_text("raise RuntimeError('a test is not to be imported')\n")
+    Path("ewma.py").write_text((written / "my_plugins/ewma.py").read_text())
+    registry = discover([Path()])
+    assert not registry.broken and "ewma" in registry.names("method")
+
+
+def test_a_folder_named_twice_is_one_folder(written):
+    folder = written / "my_plugins"
+    assert discover([folder, folder / "../my_plugins"]).names("method") == discover([folder]).names("method")
+    assert discover([ROOT / "plugins"]).names("method") == discover().names("method")
+
+
+# What it does
+
+
+def test_the_mean_is_exponentially_weighted(written):
+    """Two blocks with tables of ones and threes, decay .25, and an item that is new in the second block."""
+    method = build(discover([written / "my_plugins"]), "method", "ewma", decay=0.25)
+
+    def end(value, items):
+        model = Snapshot({"item": torch.full((items, 3), value)}, {})
+        method.end_step(one_step(ragged([0]), items), model, None, torch.tensor([0]), DrawKey(0, 0))
+        return method.server_state["item"][:, 0].tolist()
+    assert end(1.0, 2) == [1.0, 1.0]
+    pulled = method.aggregate({"item": torch.full((3, 3), 3.0)})["item"]
+    assert pulled[:, 0].tolist() == [0.75 * 3 + 0.25 * 1] * 2 + [3.0] and pulled.shape == (3, 3)
+    assert end(3.0, 3) == [2.5, 2.5, 3.0]
+    assert end(5.0, 3) == [0.75 * 5 + 0.25 * 2.5] * 2 + [0.75 * 5 + 0.25 * 3]
+
+
+def test_without_weight_on_the_past_it_is_ft(written, capsys):
+    def run(*arguments):
+        assert main([*arguments, "--backbone", "my-mf", "--plugins", str(written / "my_plugins"), *ROUNDS,
+                     "--json"]) == 0
+        return json.loads(capsys.readouterr().out)["metrics"]
+    ewma = run("--method", "ewma")
+    assert run("--method", "ewma", "--set", "decay=0") == run("--method", "ft") != ewma
+
+
+def test_the_backbone_is_matrix_factorisation(written, capsys):
+    """With FedMF's settings it is FedMF, whose initial values have the same names."""
+    mine, same = [["--method", "ft", "--backbone", name, *ROUNDS, "--json", "--set", "optimiser=adam",
+                   "--set", "lr=0.01"] for name in ("my-mf", "fedmf")]
+    found = []
+    for arguments in ([*mine, "--plugins", str(written / "my_plugins")], [*same, "--set", "item_lr=plain"]):
+        assert main(arguments) == 0
+        found.append(json.loads(capsys.readouterr().out)["metrics"])
+    assert found[0] == found[1]
+
+
+def test_in_every_command(written, capsys, monkeypatch):
+    """From the file alone: list, run, grid, tables, compare."""
+    monkeypatch.chdir(written)
+
+    def output(*arguments):
+        assert main(list(arguments)) == 0, capsys.readouterr().err
+        return capsys.readouterr().out
+    listed = output("list", *MINE)
+    assert "ewma" in listed and "exponentially weighted mean" in listed and "my-mf" in listed
+    assert "decay = 0.5" in output("list", "ewma", *MINE)
+    assert "ewma on fedmf, ml-100k, seed 0" in output("--method", "ewma", "--backbone", "fedmf", *MINE, *ROUNDS)
+    cells = ["--methods", "ft,ewma", "--backbones", "fedmf", "--seeds", "2", "--jobs", "1", *ROUNDS, *MINE]
+    assert output("grid", *cells, "--quiet").startswith("4 of 4 runs finished, 3 of them now")
+    table = output("tables", "--table", "2", "--datasets", "ml-100k", "--backbones", "fedmf", "--add", "ewma",
+                   "--records", "results", *ROUNDS, *MINE)
+    heads, d1 = table.splitlines()[2].split(" | "), table.splitlines()[4].split(" | ")
+    assert heads[-1] == "ewma |" and d1[heads.index("FT")].count("±") == d1[-1].count("±") == 1
+    assert "Not in the paper: ewma." in table and "missing: ewma" not in table
+    assert "ewma on fedmf, ml-100k: ndcg@20" in output("compare", "ewma", "ft", "--backbone", "fedmf", *ROUNDS, *MINE)
+
+
+@pytest.mark.parametrize("name", ["ewma", pytest.param("my_mf", marks=pytest.mark.long)])
+def test_the_written_test_passes(written, name):
+    """The plugin's own test, as its author runs it."""
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
+                           f"my_plugins/tests/test_{name}.py"],
+                          cwd=written, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_backbone_passes_its_check(written, capsys):
+    """With one method; the test above has all that the written test tries."""
+    assert main(["check", "my-mf", "--with", "ft", "--plugins", str(written / "my_plugins")]) == 0
+    assert "all properties hold" in capsys.readouterr().out
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["metod", "mine"], "unknown kind of plugin 'metod'.\nDid you mean 'method'?"),
+    (["method", "Mine"], "found the name 'Mine', accepted: lower-case letters"),
+    (["method", "2nd"], "found the name '2nd', accepted"),
+    (["method", "a b"], "found the name 'a b', accepted"),
+    (["method", "../up"], "found the name '../up', accepted"),
+    (["method", "mine-"], "found the name 'mine-', accepted"),
+    (["method", "none"], "'none', which means something else"),
+    (["backbone", "backbone"], "'backbone', which means something else"),
+    (["method", "test-mine"], "'test-mine', which means something else"),
+    (["method", "kd"], "the name 'kd' is taken by the method in"),
+    (["method", "fedmf"], "the name 'fedmf' is taken by the backbone in"),
+    (["backbone", "xing"], "the name 'xing' is taken by a dataset"),
+    (["method", "mine", "--plugins", "file"], "--plugins: 'file' is not a folder"),
+    (["method", "mine", "--plugins", "file/below"], "cannot be written"),
+])
+def test_bad_names_and_places(capsys, arguments, message):
+    Path("file").write_text("")
+    assert message in refused(capsys, *arguments)
+    assert [path.name for path in Path().rglob("*")] == ["file"]
+
+
+def test_nothing_is_overwritten(capsys):
+    assert main(["new-plugin", "method", "mine"]) == 0
+    capsys.readouterr()
+    assert "the name 'mine' is taken by the method in" in refused(capsys, "method", "mine")
+    Path("my_plugins/broken.py").write_text("nonsense(\n")  # cannot be loaded, so its name is not known
+    Path("my_plugins/tests/test_gone.py").write_text("# whose plugin was deleted\n")
+    assert "my_plugins/broken.py exists and is left as it is" in refused(capsys, "backbone", "broken")
+    assert "my_plugins/tests/test_gone.py exists and is left as it is" in refused(capsys, "method", "gone")
+    assert {str(path.relative_to("my_plugins")): len(path.read_text().splitlines())
+            for path in Path("my_plugins").rglob("*.py") if path.name != "mine.py"} == {
+        "broken.py": 1, "tests/test_gone.py": 1, "tests/test_mine.py": 12}
+
+
+def test_a_broken_file_is_named_under_either_name(capsys):
+    assert main(["new-plugin", "method", "two-words"]) == 0
+    Path("my_plugins/two_words.py").write_text("import nothing_of_this_name\n")
+    capsys.readouterr()
+    assert main(["--method", "two-words", "--backbone", "fedmf", *MINE]) == 2
+    assert "method 'two-words' cannot be loaded: " in capsys.readouterr().err

@@ -1,0 +1,198 @@
+"""Bad and unusual input with streams of sessions, as a user of the command line meets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedcl_bench.cli.main import main
+
+SESSIONS = ["--set", "stream=sessions", "--set", "min_session_length=5", "--set", "min_sessions=4"]
+QUICK = ["--set", "rounds=1"]
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def job(method, backbone, *assignments):
+    return ["--method", method, "--backbone", backbone, *(part for text in assignments for part in ("--set", text))]
+
+
+def refused(capsys, *arguments):
+    """Run a bad command; returns its message after checking its form."""
+    assert main(list(arguments)) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and "Traceback" not in captured.err
+    lines = [line for line in captured.err.strip().splitlines() if ", seed 0" not in line]  # the run's heading
+    assert len(lines) in (1, 2) and not Path("results/runs").exists()
+    return " ".join(lines)
+
+
+def run_json(capsys, *arguments):
+    assert main([*arguments, "--json"]) == 0
+    captured = capsys.readouterr()
+    return json.loads(captured.out), captured.err
+
+
+@pytest.mark.parametrize("arguments,words", [
+    (job("fcucr", "fedmf"), ["method 'fcucr' needs a sequential backbone", "stream=sessions", "found 'fedmf'",
+                             "Backbones that fit: gru4rec, sasrec, tisasrec."]),
+    ([*job("fcucr", "fedmf"), *SESSIONS], ["needs a sequential backbone", "found 'fedmf'"]),
+    (job("ft", "sasrec"), ["backbone 'sasrec' is sequential", "--set stream=sessions", "--dataset xing"]),
+    (job("fcucr", "gru4rec", "stream=static"), ["backbone 'gru4rec' is sequential", "--set stream=sessions"]),
+    ([*job("kd", "sasrec"), *SESSIONS], ["method 'kd' works on scores of item lists", "'sasrec'", "Methods that fit: fcucr, ft."]),
+    ([*job("f3crec", "fedmf"), *SESSIONS], ["'f3crec' acts from a stream's second step on",
+                                            "--set stream=blocks", "Methods that fit: ft."]),
+    ([*job("spp", "fedmf"), *SESSIONS], ["'spp' acts from a stream's second step on"]),
+    ([*job("ft", "pfedrec", "init=per_client"), *SESSIONS],
+     ["setting 'init': found per_client, accepted: server with 'pfedrec'"]),
+    ([*job("ft", "sasrec", "negatives=3"), *SESSIONS], ["setting 'negatives': found 3, accepted: 1"]),
+    ([*job("ft", "sasrec", "heads=3"), *SESSIONS], ["'heads'", "found 3", "a divisor of dim=50"]),
+    ([*job("ft", "sasrec", "topk=1395"), *SESSIONS], ["topk", "found 1395", "1394"]),
+    ([*job("ft", "sasrec", "sampled_candidates=9"), *SESSIONS], ["topk", "found 10", "at most sampled_candidates, 9"]),
+    ([*job("ft", "sasrec", "adam_beta2=1"), *SESSIONS], ["'adam_beta2'", "above 0.0 and below 1.0"]),
+    ([*job("reg", "fedmf"), *SESSIONS], ["'reg'", "Methods that fit: ft."]),
+    ([*job("fcucr", "sasrec", "upload_noise=0.1", "weighting=interactions"), *SESSIONS],
+     ["'upload_noise'", "weighting=uniform"]),
+    ([*job("fcucr", "sasrec", "fusion=median"), *SESSIONS], ["'fusion'", "'median'", "one of softmax, mean, pca"]),
+    ([*job("fcucr", "sasrec", "teacher=own"), *SESSIONS], ["'teacher'", "'own'", "one of broadcast, previous"]),
+    ([*job("fcucr", "sasrec", "distillation=free"), *SESSIONS], ["'distillation'", "one of capped, fixed"]),
+    ([*job("fcucr", "sasrec", "window_rule=bytes"), *SESSIONS], ["'window_rule'", "one of rounds, entries"]),
+    ([*job("fcucr", "sasrec", "without=cc"), *SESSIONS], ["'without'", "one of none, tasd, iupr, both"]),
+    ([*job("fcucr", "sasrec", "init=client"), *SESSIONS], ["'init'", "one of server, per_client"]),
+    ([*job("fcucr", "sasrec", "window=-1"), *SESSIONS], ["'window'", "found '-1'", "at least 0"]),
+    ([*job("fcucr", "sasrec", "transfer_interval=0"), *SESSIONS], ["'transfer_interval'", "at least 1"]),
+    ([*job("fcucr", "sasrec", "neighbours=0"), *SESSIONS], ["'neighbours'", "at least 1"]),
+    ([*job("fcucr", "sasrec", "neighbors=5"), *SESSIONS], ["'neighbors'", "'neighbours'"]),
+    ([*job("fcucr", "sasrec", "prototype_noise=-0.1"), *SESSIONS], ["'prototype_noise'", "at least 0"]),
+    ([*job("ft", "sasrec", "lambda_tasd=1"), *SESSIONS], ["'lambda_tasd'", "ft on sasrec"]),
+    ([*job("ft", "sasrec", "dropout=1"), *SESSIONS], ["'dropout'", "at most 0.9"]),
+    ([*job("ft", "sasrec", "max_length=0"), *SESSIONS], ["'max_length'", "at least 1"]),
+    ([*job("ft", "gru4rec", "heads=2"), *SESSIONS], ["'heads'", "ft on gru4rec"]),
+    (job("ft", "fedmf", "early_session=true"), ["'early_session'", "no effect without stream=sessions"]),
+    (job("ft", "fedmf", "candidate_draw=redraw", "candidates=sampled"),
+     ["'candidate_draw'", "without stream=sessions"]),
+    (job("ft", "fedmf", "tested_round=last"), ["'tested_round'", "no effect without stream=sessions"]),
+    (job("ft", "fedmf", "session_gap=10"), ["'session_gap'", "no effect with stream=blocks"]),
+    ([*job("ft", "sasrec", "blocks=2"), *SESSIONS], ["'blocks'", "no effect with stream=sessions"]),
+    *(([*job("fcucr", "sasrec", f"{name}={value}"), *SESSIONS], [f"'{name}'", "no effect with a sequential backbone"])
+      for name, value in (("batch_size", "64"), ("tolerance", "0.1"), ("negative_pool", "untouched"),
+                          ("negative_draw", "distinct"), ("reset_private", "true"), ("init_from", "best"))),
+    ([*job("ft", "sasrec", "k_core=300"), *SESSIONS], ["300-core", "k_core"]),
+    ([*job("ft", "sasrec"), *SESSIONS, "--set", "min_sessions=60"], ["no user has 60 sessions", "min_sessions=N"]),
+    ([*job("ft", "sasrec"), *SESSIONS, "--set", "session_gap=0"], ["'session_gap'", "above 0"]),
+])
+def test_bad_commands(capsys, arguments, words):
+    message = refused(capsys, *arguments)
+    assert all(word in message for word in words), message
+
+
+# What a user should know before the run is said once.
+
+def test_fewer_prototypes_than_neighbours(capsys):
+    """108 clients: at most 107 are of others after the first round."""
+    many = [*job("fcucr", "sasrec", "neighbours=108"), *SESSIONS, *QUICK]
+    found, err = run_json(capsys, *many, "--seeds", "2")
+    assert len(found["runs"]) == 2
+    note = ("neighbours=108: after the first round other clients have uploaded 107 prototypes; as long as there are "
+            "fewer, all of them are used.")
+    assert " ".join(err.split()).count(note) == 1
+    assert err.index("neighbours=108") < err.index("block 0: 1 rounds")
+    _, err = run_json(capsys, *many, "--seeds", "2")
+    assert "neighbours" not in err  # nothing was trained
+    for assignment in ("neighbours=107", "without=iupr"):
+        arguments = [*(many if assignment.startswith("without") else job("fcucr", "sasrec")), *SESSIONS, *QUICK]
+        _, err = run_json(capsys, *arguments, "--set", assignment)
+        assert "after the first round" not in err
+
+
+def test_all_prototypes_are_used_if_there_are_fewer(capsys):
+    """So that any k above their number gives the same."""
+    results = [run_json(capsys, *job("fcucr", "sasrec", f"neighbours={k}", "window=1"), *SESSIONS, "--set", "rounds=2",
+                        "--quiet")[0]["metrics"] for k in (108, 1000)]
+    assert results[0] == results[1]
+
+
+def test_what_noise_guarantees_is_in_the_record(capsys):
+    """And shown with the result, also when that is an earlier one."""
+    noisy = [*job("fcucr", "sasrec", "prototype_noise=0.1", "upload_noise=0.01"), *SESSIONS, *QUICK]
+    result, _ = run_json(capsys, *noisy, "--quiet")
+    formula, uploads = result["privacy"]["notes"]
+    assert formula.startswith("prototype_noise=0.1: FCUCR's formula gives epsilon 48.45 for delta 1e-05.")
+    assert formula.endswith("this is no formal guarantee.")
+    assert uploads.startswith("upload_noise=0.01: ") and uploads.endswith("it bears no formal guarantee and no epsilon.")
+    assert main([*noisy, "--quiet"]) == 0
+    text = capsys.readouterr().out
+    assert text.count(formula) == 1 and text.count(uploads) == 1 and "from its record" in text
+
+
+def test_the_note_on_neighbours_counts_participants(capsys):
+    """Of 108 clients, 22 take part."""
+    _, err = run_json(capsys, *job("fcucr", "sasrec", "client_ratio=0.2", "neighbours=22"), *SESSIONS, *QUICK)
+    assert "other clients have uploaded 21 prototypes" in " ".join(err.split())
+
+
+# Files.
+
+HEADER = "user_id:token\titem_id:token\tsession_id:token\tinteraction_type:float\ttimestamp:float\tsplit:token\n"
+
+
+def xing(users):
+    """A file of each user's sessions, (items, split); the arguments of a short run on it."""
+    lines, clock = [], 0
+    for user, sessions in enumerate(users):
+        for number, (items, split) in enumerate(sessions):
+            clock += 10_000
+            lines += [f"u{user}\ti{item}\ts{number}\t1\t{clock + i}\t{split}\n" for i, item in enumerate(items)]
+    Path("data/xing").mkdir(parents=True, exist_ok=True)
+    Path("data/xing/xing.inter").write_text(HEADER + "".join(lines))
+    return ["--dataset", "xing", *QUICK]
+
+
+def usual(user):
+    """Two training sessions, one to validate and one to test on, of 90 items in all."""
+    return [([(7 * user + 3 * number + i) % 90 for i in range(length)], split)
+            for number, (length, split) in enumerate([(12, "train"), (9, "train"), (4, "valid"), (5, "test")])]
+
+
+USUAL = [usual(user) for user in range(12)]
+
+
+def test_users_with_one_session_only(capsys):
+    """Of the file's split: they train on it again in every round and are neither validated nor tested; a session of one
+    interaction is none, and its user does not exist."""
+    arguments = xing([*USUAL, [(range(40), "train")], [([5], "train")]])
+    found, _ = run_json(capsys, *job("fcucr", "sasrec"), *arguments, "--set", "rounds=3")
+    import pandas as pd
+    curve, users = (pd.read_parquet(Path(found["record"]) / f"{name}.parquet") for name in ("rounds", "users"))
+    assert curve.participants.tolist() == [13, 13, 13]
+    assert users[users.metric == "hit@10"].groupby("tested_block").size().tolist() == [12]
+
+
+def test_only_users_with_one_session(capsys):
+    message = refused(capsys, *job("fcucr", "sasrec"), *xing([[(range(40), "train")]] * 3))
+    assert "no valid session has 2 interactions with items that anybody trains on" in message
+
+
+def test_sessions_longer_than_the_encoders_length(capsys):
+    """Only the last max_length + 1 interactions count: with others before them no number changes."""
+    first = [[(range(40), "train")], [(range(40, 60), "train")]]  # numbers the items, and has some for negatives
+
+    def metrics(before):
+        users = []
+        for user in range(12):
+            tails = [[(5 * user + 3 * number + i) % 40 for i in range(16)] for number in range(4)]
+            users.append([((before * tail)[:-1] + tail, split)  # of its own items, so that no other is known to it
+                          for tail, split in zip(tails, ("train", "train", "valid", "test"))])
+        return run_json(capsys, *job("fcucr", "sasrec"), *xing(first + users), "--set", "rounds=3")[0]["metrics"]
+
+    assert metrics(0) == metrics(1) == metrics(3)
+
+
+def test_a_user_who_has_every_item(capsys):
+    message = refused(capsys, *job("fcucr", "sasrec"), *xing([*USUAL, [(range(90), "train")]]))
+    assert "user u12 has interacted with all but 0 of the 90 items, and 1 must be left" in message

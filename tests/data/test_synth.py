@@ -1,0 +1,211 @@
+"""Synthetic streams: the law of their rows, the same bytes for the same seed, and their way into a run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from scipy import optimize, stats
+
+from fedcl_bench import draws
+from fedcl_bench.cli.main import main, parse
+from fedcl_bench.data.synth import (FACTORS, LATE, SPAN, START, World, _drifting, activity, all_interactions, as_step,
+                                    catalogue, interactions, write)
+from fedcl_bench.errors import UserError
+
+WORLD = World(400, 300, per_user=20.0, seed=3)
+
+
+def read(path: Path) -> np.ndarray:
+    """Rows (user, item, second) of a file."""
+    header, *lines = path.read_text().splitlines()
+    assert header == "user_id:token\titem_id:token\ttimestamp:float"
+    return np.array([line.split("\t") for line in lines], dtype=np.int64)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    path = tmp_path_factory.mktemp("synth") / "w.inter"
+    write(WORLD, path)
+    return read(path)
+
+
+def test_every_user_has_its_number_of_different_items_in_order_of_time(rows):
+    assert np.array_equal(np.bincount(rows[:, 0]), activity(WORLD, range(400)))
+    assert len(np.unique(rows[:, :2], axis=0)) == len(rows)
+    assert np.array_equal(rows, rows[np.lexsort((rows[:, 0], rows[:, 2]))])
+    assert START <= rows[0, 2] and rows[-1, 2] < START + SPAN
+
+
+@settings(max_examples=25)
+@given(world=st.builds(World, users=st.integers(1, 30), items=st.integers(2, 40), per_user=st.just(1.0),
+                       blocks=st.integers(1, 5), base_share=st.sampled_from([0.1, 0.6, 1.0]),
+                       exponent=st.sampled_from([0.0, 1.0, 3.0]), activity=st.sampled_from([0.0, 1.0, 3.0]),
+                       taste=st.sampled_from([0.0, 3.0, 50.0]), drift=st.sampled_from([0.0, 0.5, 1.0]),
+                       seed=st.integers(0, 2 ** 63 - 1)),
+       share=st.floats(0.0, 1.0), size=st.integers(1, 200))
+def test_any_world_keeps_its_counts_and_does_not_depend_on_the_groups(tmp_path_factory, world, share, size):
+    world = replace(world, per_user=1.0 + share * (world.items / 2 - 1.0))
+    folder = tmp_path_factory.mktemp("worlds")
+    assert write(world, folder / "a.inter", rows_at_once=size) == write(world, folder / "b.inter")
+    assert (folder / "a.inter").read_bytes() == (folder / "b.inter").read_bytes()
+    assert sorted(path.name for path in folder.iterdir()) == ["a.inter", "b.inter"]  # nothing else is left
+    rows = read(folder / "a.inter")
+    assert np.array_equal(np.bincount(rows[:, 0]), activity(world, range(world.users)))
+    assert len(np.unique(rows[:, :2], axis=0)) == len(rows) and rows[:, 1].max() < world.items
+
+
+def test_the_seed_makes_the_bytes(tmp_path):
+    files = [tmp_path / name for name in "abc"]
+    for path, seed in zip(files, (1, 1, 2)):
+        write(replace(WORLD, users=20, seed=seed), path)
+    first, again, other = (path.read_bytes() for path in files)
+    assert first == again != other
+
+
+def test_a_user_has_the_same_rows_in_a_larger_world():
+    items = catalogue(WORLD)
+    some = interactions(WORLD, items, range(100, 103))
+    every = interactions(replace(WORLD, users=900), items, range(0, 900))
+    kept = (every.user >= 100) & (every.user < 103)
+    assert np.array_equal(some.item, every.item[kept]) and np.array_equal(some.second, every.second[kept])
+
+
+def test_activity_is_log_normal_with_the_mean_asked_for():
+    counts = activity(World(20000, 10 ** 6, per_user=1000.0, activity=0.5), range(20000)).double().numpy()
+    z = (np.log(counts / 1000.0) + 0.5 ** 2 / 2) / 0.5
+    assert stats.kstest(z, "norm").pvalue > 1e-3
+    assert np.array_equal(activity(World(9, 100, per_user=7.0, activity=0.0), range(9)), [7] * 9)
+    assert activity(World(500, 10, per_user=5.0, activity=5.0), range(500)).aminmax() == (1, 5)
+
+
+def test_first_choices_follow_zipf():
+    """One interaction each and no taste: the ranks of the items are Zipf's law itself."""
+    world = World(20000, 50, per_user=1.0, activity=0.0, taste=0.0, drift=0.0, exponent=1.3)
+    items = catalogue(world)
+    rank = items.ranked[0].argsort()[as_step(world).train.values]
+    weight = np.arange(1, 51) ** -1.3
+    assert stats.chisquare(np.bincount(rank, minlength=50), 20000 * weight / weight.sum()).pvalue > 1e-3
+
+
+def test_times_are_uniform_and_half_of_the_users_come_late():
+    users, each = 4000, 20
+    _, rows = next(all_interactions(World(users, 400, per_user=each, activity=0.0), rows_at_once=users * each))
+    times = (rows.second.reshape(users, each) - START) / SPAN
+    assert stats.kstest(times.ravel(), "uniform").pvalue > 1e-3
+    # Of a user who begins at a, all times are after t with probability ((1 - t) / (1 - a))^20, or 1 if a > t.
+    t = optimize.brentq(lambda t: t + LATE * (1.0 - t) * np.log(1.0 - t) - 0.4, 0.0, 0.99)
+    late = (1.0 - t) + ((1.0 - t) - (1.0 - t) ** each) / (each - 1)
+    expected = (1.0 - LATE) * (1.0 - t) ** each + LATE * late
+    assert stats.binomtest(int((times[:, 0] >= 0.4).sum()), users, expected).pvalue > 1e-3
+
+
+def test_drift_keeps_the_scale_and_moves_what_it_is_told_to():
+    noise = torch.randn(4, 50000, generator=torch.Generator().manual_seed(0))
+    for drift in (0.0, 0.3, 1.0):
+        moved = _drifting(noise, drift)
+        assert moved.std(1).tolist() == pytest.approx([1.0] * 4, abs=0.02)
+        found = [float(torch.corrcoef(moved[[t, t + 1]])[0, 1]) for t in range(3)]
+        assert found == pytest.approx([(1.0 - drift ** 2) ** 0.5] * 3, abs=0.02)
+    still = catalogue(replace(WORLD, drift=0.0)).ranked
+    assert (still == still[0]).all()
+
+
+def test_first_choices_follow_tastes():
+    """One interaction each: a user takes an item with a probability in proportion to popularity x sigmoid."""
+    world = World(3000, 40, per_user=1.0, activity=0.0, blocks=1, base_share=1.0)
+    items = catalogue(world)
+    popularity = torch.empty(40, dtype=torch.float64)
+    popularity[items.ranked[0]] = torch.arange(1, 41, dtype=torch.float64) ** -1.0
+    tastes = draws.normal_rows(0, "synth taste", 0, 3000, FACTORS)
+    fit = tastes @ items.properties.double().T / FACTORS ** 0.5
+    p = popularity * torch.sigmoid(3.0 * (fit - 1.0))
+    p /= p.sum(1, keepdim=True)
+    chosen = as_step(world).train.values
+    found = fit.gather(1, chosen[:, None]).sum()
+    mean = (p * fit).sum()
+    variance = ((p * fit ** 2).sum(1) - (p * fit).sum(1) ** 2).sum()
+    assert abs(found - mean) < 4.0 * variance.sqrt()
+    assert stats.chisquare(np.bincount(chosen, minlength=40), p.sum(0).numpy()).pvalue > 1e-3
+
+
+def test_a_step_holds_the_rows_of_the_file(rows):
+    step = as_step(WORLD)
+    assert (step.n_users, step.n_items, step.interactions) == (400, 300, len(rows))
+    for user in (0, 17, 399):
+        assert sorted(step.train.of(user).tolist()) == sorted(rows[rows[:, 0] == user, 1])
+
+
+def test_memory_is_bounded(tmp_path):
+    """Ten times the rows in the same memory; those alone would take 24 MB."""
+    code = ("from fedcl_bench.data.synth import *; from fedcl_bench.ops.memory import peak_mib; import sys\n"
+            "for users in (5000, 50000):\n"
+            "    write(World(users, 500, 20.0), Path(sys.argv[1]), 1 << 14); print(peak_mib())")
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "x.inter"], stdout=subprocess.PIPE, text=True,
+                          check=True)
+    few, many = map(float, done.stdout.split())
+    assert many < few + 12.0
+
+
+def test_the_command_makes_a_dataset_that_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main("data synth tiny-1 --users 60 --items 80 --interactions-per-user 12 --blocks 2".split()) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = read(tmp_path / "data/tiny-1/tiny-1.inter")
+    named = len(np.unique(rows[:, 1]))
+    rest = f" ({80 - named} others have none)" if named < 80 else ""
+    assert lines[:2] == [f"tiny-1: {len(rows):,} interactions of 60 users and {named} items{rest}",
+                         "wrote: data/tiny-1/tiny-1.inter"]
+    assert lines[2] == "next: run_bench.py data tiny-1 --set k_core=0 --set blocks=2"
+    assert main(lines[2].split()[2:]) == 0
+    assert f"{int(0.6 * len(rows)):,}" in capsys.readouterr().out  # interactions of the base block
+    assert lines[3].startswith("then: run_bench.py ")
+    assert main([*lines[3].split()[2:], "--set", "rounds=1", "--quiet"]) == 0
+    assert "ndcg@20" in capsys.readouterr().out
+
+
+def test_the_command_has_the_defaults_of_a_world():
+    args = parse(["data", "synth", "x"])
+    made = World(args.users, args.items, args.interactions_per_user, args.blocks, args.base_share, args.exponent,
+                 args.activity, args.taste, args.drift, args.seed)
+    assert made == World(1000, 1000)
+
+
+@pytest.mark.parametrize("words,message", [
+    ("../x", "accepted: letters, digits, - and _"), ("-x", ""), ("ml-100k", "'ml-100k' is a dataset that exists"),
+    ("x --users 0", "--users"), ("x --items 1", "--items: found 1, accepted: 2 to"),
+    ("x --interactions-per-user 501", "accepted: 1 to 500, half of the 1,000 items"),
+    ("x --interactions-per-user nan", "--interactions-per-user: found nan"),
+    ("x --drift 1.5", "--drift: found 1.5, accepted: 0 to 1"), ("x --base-share 0", "--base-share: found 0"),
+    ("x --exponent -1", "--exponent: found -1"), ("x --activity inf", "--activity: found inf")])
+def test_bad_input(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    try:
+        status = main(["data", "synth", *words.split()])
+    except SystemExit as stopped:
+        status = stopped.code
+    assert status == 2 and message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_existing_dataset_is_kept_unless_forced(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    command = ["data", "synth", "x", "--users", "5", "--items", "20", "--interactions-per-user", "3"]
+    assert main(command) == 0
+    before = (tmp_path / "data/x/x.inter").read_bytes()
+    assert main([*command, "--seed", "1"]) == 2 and "--force" in capsys.readouterr().err
+    assert (tmp_path / "data/x/x.inter").read_bytes() == before
+    assert main([*command, "--seed", "1", "--force"]) == 0
+    assert (tmp_path / "data/x/x.inter").read_bytes() != before
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written .*--out DIR"):
+        write(replace(WORLD, users=2), tmp_path / "file" / "x.inter")

@@ -1,0 +1,532 @@
+"""The static leave-one-out protocol of PFedRec, FedRAP and GPFedRec: split, candidates, negatives, settings, runs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from helpers import TableBackbone, build, federation, finish, one_step, train_once
+from hypothesis import given, settings, strategies as st
+from scipy import stats
+
+from fedcl_bench import sampling
+from fedcl_bench.backbone import Backbone
+from fedcl_bench.cli.main import main
+from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.data.recbole_files import Interactions
+from fedcl_bench.data.source import load_config
+from fedcl_bench.data.stream import StreamSettings, build_static
+from fedcl_bench.errors import UserError
+from fedcl_bench.evaluation.ranking import EvaluationSettings, draw_candidates, rank_all
+from fedcl_bench.federation.loop import run
+from fedcl_bench.model import Snapshot, score_users
+from fedcl_bench.runs import config
+from fedcl_bench.runs.config import STATIC_DEFAULTS, layers, make_config
+from fedcl_bench.runs.records import Record
+from fedcl_bench.sampling import LocalSettings, draw_negatives, make_chunks
+from fedcl_bench.testing.worlds import ragged, small_interactions
+
+STATIC = StreamSettings(stream="static", k_core=0)
+SAMPLED = EvaluationSettings(topk=(10,), valid_metric="hit@10", candidates="sampled")
+
+
+@pytest.fixture(scope="module")
+def ml100k_static(registry):
+    """All of ML-100K: 943 users, 1682 items."""
+    config = make_config(registry, "ft", "pfedrec", "ml-100k", overrides=[("test", {"stream": "static"})])
+    return load_stream(config.source, config.stream)
+
+
+def split_of(step, user):
+    return [step.split(name).of(user).tolist() for name in ("train", "valid", "test")]
+
+
+def touched(step, user):
+    return {item for items in split_of(step, user) for item in items}
+
+
+# Split -------------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=9), min_size=1, max_size=8), st.integers(0, 10 ** 6),
+       st.integers(0, 5))
+def test_split_equals_plain_python(times, seed, least):
+    """One test and one valid item for every user with at least 3 rows, the latest and the one before it, ties in the
+    order of the file; all other rows train; users with fewer than ``min_interactions`` are left out whole."""
+    rng = np.random.default_rng(seed)
+    rows = [(f"u{u}", f"i{i}", time) for u, some in enumerate(times) for i, time in zip(rng.permutation(12), some)]
+    rows = [rows[k] for k in rng.permutation(len(rows))]
+    users, items = sorted({u for u, _, _ in rows}), sorted({i for _, i, _ in rows})
+    data = Interactions(np.array([users.index(u) for u, _, _ in rows]), np.array([items.index(i) for _, i, _ in rows]),
+                        np.array([float(t) for *_, t in rows]), np.array(users), np.array(items))
+    kept = {u: [i for _, i in sorted(((t, i) for v, i, t in rows if v == u), key=lambda row: row[0])] for u in users}
+    kept = {u: some for u, some in kept.items() if len(some) >= least}
+    rule = StreamSettings(stream="static", min_interactions=least)
+    if not kept:
+        with pytest.raises(UserError, match=f"no user has {least} interactions.*--set min_interactions=N"):
+            build_static(data, rule, "toy")
+        return
+    stream = build_static(data, rule, "toy")
+    step, = stream.steps
+    assert sorted(stream.user_tokens[:step.n_users]) == sorted(kept) and (step.old_users, step.old_items) == (0, 0)
+    assert step.interactions == sum(map(len, kept.values()))
+    for user in range(step.n_users):
+        some = kept[stream.user_tokens[user]]
+        train, valid, test = ([stream.item_tokens[i] for i in part] for part in split_of(step, user))
+        if len(some) < 3:
+            assert (train, valid, test) == (some, [], [])
+        else:
+            assert (train, valid, test) == (some[:-2], some[-2:-1], some[-1:])
+
+
+def test_split_of_ml100k(ml100k_static):
+    step, = ml100k_static.steps
+    assert (step.n_users, step.n_items, step.interactions) == (943, 1682, 100_000)
+    assert (step.test.lengths == 1).all() and (step.valid.lengths == 1).all()
+    assert len(step.train.values) == 100_000 - 2 * 943
+    assert all(len(touched(step, user)) == n + 2 for user, n in enumerate(step.train.lengths.tolist()))
+
+
+# Candidates --------------------------------------------------------------------------------------------------------
+
+
+def random_step(seed, users, items):
+    """Users with up to all but one of the items, in three splits."""
+    rng = np.random.default_rng(seed)
+    lists = [rng.permutation(items)[:rng.integers(3, items)].tolist() for _ in range(users)]
+    return one_step(ragged(*(some[:-2] for some in lists)), items, ragged(*(some[-2:-1] for some in lists)),
+                    ragged(*(some[-1:] for some in lists)))
+
+
+def row_of(candidates, user):
+    """A user's candidates without the -1 that fill the row up, which must stand last."""
+    row = candidates[user].tolist()
+    found = [item for item in row if item >= 0]
+    assert row == found + [-1] * (len(row) - len(found))
+    return found
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 10 ** 6), st.integers(1, 6), st.integers(5, 40), st.integers(1, 15), st.booleans())
+def test_candidates(seed, users, items, n, separate):
+    """n different items that the user has in no split. Separate lists have no item in common, shared ones are equal. A
+    user with too few such items gets all of them, half of them in each of two lists."""
+    step = random_step(seed, users, items)
+    evaluation = EvaluationSettings(candidates="sampled", sampled_candidates=n,
+                                    candidate_lists="separate" if separate else "shared")
+    drawn = draw_candidates(step, evaluation, seed)
+    assert drawn["valid"].shape == drawn["test"].shape == (users, n)
+    for user in range(users):
+        valid, test = (row_of(drawn[name], user) for name in ("valid", "test"))
+        free = set(range(items)) - touched(step, user)
+        assert set(valid) | set(test) <= free and len(set(valid)) == len(valid) and len(set(test)) == len(test)
+        if not separate:
+            assert valid == test and len(test) == min(n, len(free))
+            continue
+        assert not set(valid) & set(test)
+        assert (len(valid), len(test)) == (min(n, -(-len(free) // 2)), min(n, len(free) // 2))
+
+
+def test_candidates_of_ml100k(ml100k_static):
+    """99 for everybody in each list; the same again, others under another seed; none if all items are ranked."""
+    step, = ml100k_static.steps
+    first, again, other = (draw_candidates(step, SAMPLED, seed) for seed in (0, 0, 1))
+    assert (first["valid"] >= 0).all() and (first["test"] >= 0).all()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert (first["test"].sort(1).values != other["test"].sort(1).values).any(1).all()
+    for user in range(0, 943, 37):
+        valid, test = first["valid"][user].tolist(), first["test"][user].tolist()
+        assert len({*valid, *test}) == 198 and not {*valid, *test} & touched(step, user)
+    assert draw_candidates(step, EvaluationSettings(), 0) == {}
+
+
+def test_candidates_depend_on_the_user_alone(ml100k_static):
+    """Neither on the other users nor on which of its items are in which split."""
+    whole, = ml100k_static.steps
+    lists = [split_of(whole, user) for user in range(5)]
+    moved = one_step(ragged(*(valid + test for _, valid, test in lists)), whole.n_items, ragged(*[[]] * 5),
+                     ragged(*(train for train, _, _ in lists)))
+    few, many = draw_candidates(moved, SAMPLED, 0), draw_candidates(whole, SAMPLED, 0)
+    assert all(torch.equal(few[name], many[name][:5]) for name in few)
+
+
+def test_candidates_are_uniform():
+    """Over 2000 users with the same 4 of 24 items, every other item is as often a candidate."""
+    users, n = 2000, 5
+    step = one_step(ragged(*[[0, 1]] * users), 24, ragged(*[[2]] * users), ragged(*[[3]] * users))
+    drawn = draw_candidates(step, EvaluationSettings(candidates="sampled", sampled_candidates=n), 3)
+    for name in ("valid", "test"):
+        counts = torch.bincount(drawn[name].flatten(), minlength=24)
+        assert (counts[:4] == 0).all()
+        expected = users * n / 20
+        chi2 = float(((counts[4:] - expected) ** 2 / expected).sum()) / (1 - (n - 1) / 19)
+        assert stats.chi2(19).sf(chi2) > 1e-3
+
+
+# Metrics -----------------------------------------------------------------------------------------------------------
+
+
+def by_hand(scores, target, candidates, k=10):
+    """(HR@k, NDCG@k) of one user: rank of the item to find among it and the candidates."""
+    rank = 1 + sum(scores[item] > scores[target] for item in candidates)
+    return (1.0, math.log(2) / math.log(1 + rank)) if rank <= k else (0.0, 0.0)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10 ** 6), st.booleans())
+def test_metrics_equal_plain_python(seed, separate):
+    rng = np.random.default_rng(seed)
+    users, items = 12, 330
+    step = random_step(seed, users, items)
+    evaluation = EvaluationSettings(candidates="sampled", candidate_lists="separate" if separate else "shared")
+    drawn = draw_candidates(step, evaluation, seed)
+    scores = torch.from_numpy(rng.permutation(users * items).reshape(users, items)).double()
+    model = Snapshot({"items": torch.zeros(items, 1)}, {"scores": scores})
+    for name, masks in (("valid", [step.train]), ("test", [step.train, step.valid])):
+        found = rank_all(TableBackbone(), model, step.split(name), masks, [10], candidates=drawn[name])
+        expected = [by_hand(scores[u].tolist(), step.split(name).of(u).item(), row_of(drawn[name], u))
+                    for u in range(users)]
+        assert found.values["hit@10"].tolist() == [hit for hit, _ in expected] == found.values["recall@10"].tolist()
+        assert found.values["ndcg@10"].tolist() == pytest.approx([gain for _, gain in expected])
+
+
+def test_random_scores_are_at_chance(ml100k_static):
+    """10 of 100: HR@10 of random scores is .1 within 4 standard errors."""
+    step, = ml100k_static.steps
+    scores = torch.rand(943, 1682, generator=torch.Generator().manual_seed(0))
+    found = rank_all(TableBackbone(), Snapshot({"items": torch.zeros(1682, 1)}, {"scores": scores}), step.test,
+                     [step.train, step.valid], [10], candidates=draw_candidates(step, SAMPLED, 0)["test"])
+    assert found.mean("hit@10") == pytest.approx(0.1, abs=4 * math.sqrt(0.1 * 0.9 / 943))
+
+
+@pytest.mark.parametrize("name", ["pfedrec", "fedmf"])
+def test_every_round_and_backbone_uses_the_same_lists(registry, name):
+    """Validation of each round, and the test, are those of plain Python over lists drawn once from the seed."""
+    stream = build_static(small_interactions(items=260), STATIC, "small")
+    step, = stream.steps
+    lists = draw_candidates(step, SAMPLED, 5)
+    settings = {"eval_item_table": "local", "lr_eta": 20.0} if name == "pfedrec" else {}
+    f = federation(registry, stream, build(registry, "method", "ft"), build(registry, "backbone", name, **settings),
+                   seed=5, rounds=3, evaluation=SAMPLED)
+
+    def expected(model, split):
+        users = torch.arange(step.n_users)
+        scores = score_users(f.backbone, model, users).tolist()
+        return [by_hand(scores[u], step.split(split).of(u).item(), row_of(lists[split], u)) for u in users.tolist()]
+    for progress in run(f):
+        if progress.round:
+            hits = [hit for hit, _ in expected(progress.model, "valid")]
+            assert progress.curve[-1]["valid"] == pytest.approx(sum(hits) / len(hits), abs=1e-5)
+    (_, _, scores), = progress.tests
+    assert scores.values["hit@10"].tolist() == [hit for hit, _ in expected(progress.best.model, "test")]
+    assert scores.values["ndcg@10"].tolist() == pytest.approx([gain for _, gain in expected(progress.best.model, "test")])
+
+
+# Negatives ---------------------------------------------------------------------------------------------------------
+
+
+def drawn(step, settings, round_=0, seed=0):
+    """User to its negatives, a list per positive."""
+    users = (step.train.lengths > 0).nonzero().flatten()
+    result = {}
+    for chunk in make_chunks(step, users, settings, 4):
+        items = draw_negatives(chunk, settings, seed, 0, round_).view(len(chunk.users), -1, settings.negatives)
+        for user, count, rows in zip(chunk.users.tolist(), chunk.count.tolist(), items.tolist()):
+            result[user] = rows[:count]
+    return result
+
+
+UNTOUCHED = LocalSettings(negative_pool="untouched", negative_draw="distinct")
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10 ** 6), st.integers(1, 6), st.integers(1, 4))
+def test_distinct_untouched_negatives(seed, users, n):
+    """The negatives of each positive are all different, and none is an item that the user has in any split."""
+    step = random_step(seed, users, 30)
+    enough = [u for u in range(users) if len(touched(step, u)) <= 30 - n]
+    train = ragged(*(step.train.of(u).tolist() if u in enough else [] for u in range(users)))
+    step = one_step(train, 30, step.valid, step.test)
+    if not enough:
+        return
+    rule = LocalSettings(negatives=n, negative_pool="untouched", negative_draw="distinct")
+    found = drawn(step, rule, seed=seed)
+    assert sorted(found) == enough
+    for user, rows in found.items():
+        assert len(rows) == len(step.train.of(user)) and all(len(set(row)) == n for row in rows)
+        assert not {item for row in rows for item in row} & touched(step, user)
+
+
+def test_untrained_negatives_may_be_valid_or_test_items():
+    step = one_step(ragged([0, 1, 2, 3]), 6, ragged([4]), ragged([5]))
+    assert {item for row in drawn(step, LocalSettings())[0] for item in row} == {4, 5}
+    step = one_step(ragged([0, 1, 2, 3]), 9, ragged([4]), ragged([5]))
+    repeated = drawn(step, LocalSettings(negative_pool="untouched"))
+    assert {item for row in repeated[0] for item in row} == {6, 7, 8}
+
+
+def test_distinct_negatives_are_uniform():
+    """Every set of 4 of 7 untouched items is as likely, and so is every order; anew in every round."""
+    users, pool = 400, [1, 3, 4, 6, 7, 9, 10]
+    mine = [item for item in range(12) if item not in pool]
+    step = one_step(ragged(*[mine[:3]] * users), 12, ragged(*[mine[3:4]] * users), ragged(*[mine[4:]] * users))
+    rounds = [drawn(step, UNTOUCHED, r) for r in range(8)]
+    assert rounds[0] == drawn(step, UNTOUCHED, 0) != rounds[1]
+    rows = [row for found in rounds for lists in found.values() for row in lists]
+    assert len(rows) == 8 * users * 3
+    sets = Counter(frozenset(row) for row in rows)
+    assert set(sets) == {frozenset(some) for some in combinations(pool, 4)}
+    assert stats.chisquare(list(sets.values())).pvalue > 1e-3
+    for place in range(4):
+        counts = Counter(row[place] for row in rows)
+        assert set(counts) == set(pool) and stats.chisquare(list(counts.values())).pvalue > 1e-3
+    # The first positive's negatives say nothing of the second's.
+    pairs = Counter((lists[0][0], lists[1][0]) for found in rounds for lists in found.values())
+    assert stats.chisquare([pairs[a, b] for a in pool for b in pool]).pvalue > 1e-3
+
+
+def test_negatives_without_listing_the_others(monkeypatch):
+    """Where the lists of untouched items would be too large they are counted; the draws are the same."""
+    step = random_step(4, 9, 60)
+    enough = [step.train.of(u).tolist() if len(touched(step, u)) <= 56 else [] for u in range(9)]
+    step = one_step(ragged(*enough), 60, step.valid, step.test)
+    listed = drawn(step, UNTOUCHED)
+    monkeypatch.setattr(sampling, "LISTED_OTHERS", 0)
+    assert drawn(step, UNTOUCHED) == listed and len(listed) > 5
+
+
+def test_too_few_items_to_draw_from(registry):
+    """A user who has all but 3 items: 4 different untouched ones cannot be drawn, repeated ones can."""
+    data = small_interactions(items=20, each=(17, 18))
+    stream = build_static(data, STATIC, "small")
+
+    def check(**settings):
+        federation(registry, stream, build(registry, "method", "ft"), local=LocalSettings(**settings),
+                   evaluation=EvaluationSettings(topk=(5,), valid_metric="hit@5")).check()
+    with pytest.raises(UserError, match="has interacted with all but 3 of the 20 items, and 4 must be left"):
+        check(negative_pool="untouched", negative_draw="distinct")
+    check(negative_pool="untouched")
+    check(negative_draw="distinct")  # valid and test items are there to draw
+    check(negative_pool="untouched", negative_draw="distinct", negatives=3)
+
+
+def test_training_uses_those_negatives(registry):
+    """A round moves the rows of the positives and of untouched items, and nothing else."""
+    step = one_step(ragged([0, 1, 2]), 12, ragged([3]), ragged([4]))
+    backbone = build(registry, "backbone", "fedmf", dim=2)
+    model = Snapshot({"item_embedding.weight": torch.zeros(12, 2)}, {"user_embedding.weight": torch.ones(1, 2)})
+    after, _, negatives = train_once(backbone, model, step.train, UNTOUCHED, step=step)
+    moved = (after.public["item_embedding.weight"] != 0).any(1).nonzero().flatten().tolist()
+    assert set(moved) == {0, 1, 2, *negatives[0]} and not {3, 4} & set(moved)
+
+
+# Best round --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", ["first", "latest"])
+def test_best_round_of_equal_ones(registry, which):
+    """With few users validation values repeat: the first or the latest of the best is tested, and recorded."""
+    stream = build_static(small_interactions(users=6, items=260), STATIC, "small")
+    backbone = build(registry, "backbone", "pfedrec", lr_eta=20.0)
+    f = federation(registry, stream, build(registry, "method", "ft"), backbone, seed=2, rounds=12, patience=12,
+                   evaluation=SAMPLED, best_round=which)
+    models = []
+    for progress in run(f):
+        if progress.round:
+            models.append(progress.model)
+    values = [row["valid"] for row in progress.curve]
+    best = [number for number, value in enumerate(values, start=1) if value == max(values)]
+    assert len(values) == 12 and len(best) > 1 and 12 not in best
+    number = best[0] if which == "first" else best[-1]
+    assert progress.best_round(0, which) == number
+    assert all(torch.equal(a, b) for a, b in zip(progress.best.model.tables(), models[number - 1].tables(), strict=True))
+
+
+@pytest.mark.parametrize("chosen,rounds", [({}, 110), ({"patience": 2}, 3)])
+def test_no_early_end_whatever_the_rounds(registry, chosen, rounds):
+    """Nothing is learned, so that every round after the first is stale."""
+    config = make_config(registry, "ft", "fedmf", "ml-100k", overrides=[
+        ("test", {"stream": "static", "rounds": 110, "lr": 1e-30, **chosen})])
+    progress = finish(config.federation(build_static(small_interactions(users=6, items=260), STATIC, "small")))
+    assert len(progress.curve) == rounds and len({row["valid"] for row in progress.curve}) == 1
+
+
+# Settings ----------------------------------------------------------------------------------------------------------
+
+
+def configured(registry, backbone="pfedrec", *overrides):
+    return make_config(registry, "ft", backbone, "ml-100k",
+                       overrides=[(f"layer {n}", layer) for n, layer in enumerate(overrides)]).settings
+
+
+def test_static_defaults(registry):
+    """stream=static brings the protocol of its papers, over the dataset's settings, and each backbone's own values."""
+    pfedrec, fedrap, gpfedrec = (configured(registry, name, {"stream": "static"})
+                                 for name in ("pfedrec", "fedrap", "gpfedrec"))
+    protocol = {**STATIC_DEFAULTS, "topk": [10], "stream": "static", "sampled_candidates": 99}
+    for found in (pfedrec, fedrap, gpfedrec):
+        assert {name: found[name] for name in protocol} == protocol
+    names = ("k_core", "candidates", "negative_pool", "negative_draw", "best_round", "valid_metric", "rounds")
+    assert [protocol[name] for name in names] == [0, "sampled", "untouched", "distinct", "latest", "hit@10", 100]
+    own = {"lr": 0.1, "lr_eta": 80.0, "batch_size": 256, "eval_item_table": "local", "candidate_lists": "separate",
+           "min_interactions": 0, "local_epochs": 1}
+    assert {name: pfedrec[name] for name in own} == own
+    assert (fedrap["min_interactions"], fedrap["candidate_lists"], fedrap["local_epochs"]) == (10, "shared", 10)
+    own = {"candidate_lists": "separate", "eval_item_table": "local", "batch_size": 256, "min_interactions": 0}
+    assert {name: gpfedrec[name] for name in own} == own
+
+
+def test_blocks_know_nothing_of_it(registry):
+    found = configured(registry)
+    own = {"stream": "blocks", "candidates": "all", "k_core": 10, "best_round": "first", "lr_eta": 170.0,
+           "eval_item_table": "global", "negative_pool": "untrained", "negative_draw": "repeated"}
+    assert {name: found[name] for name in own} == own
+
+
+def test_the_user_wins(registry):
+    """In whatever layer and order; the last word on ``stream`` decides which defaults lie below."""
+    wishes = {"lr": 0.3, "k_core": 5, "rounds": 7, "eval_item_table": "global", "candidate_lists": "shared",
+              "topk": (5,), "best_round": "first"}
+    for parts in ([{**wishes, "stream": "static"}], [wishes, {"stream": "static"}], [{"stream": "static"}, wishes]):
+        found = configured(registry, "pfedrec", *parts)
+        assert {name: found[name] for name in wishes} == {**wishes, "topk": [5]} and found["lr_eta"] == 80.0
+    assert configured(registry, "pfedrec", {"stream": "static"}, {"stream": "blocks"}) == configured(registry)
+
+
+def test_order_of_defaults():
+    """A backbone's static values lie over the protocol's, those over dataset's and backbone's."""
+    class Own(Backbone):
+        name = "own"
+        defaults = {"batch_size": 9, "k_core": 3, "local_epochs": 2}
+        static_defaults = {"batch_size": 7, "topk": (3,)}
+
+    def merged(**user):
+        return {name: value for _, layer in layers("ml-100k", [("user", user)], Own) for name, value in layer.items()}
+    dataset, static = merged(), merged(stream="static")
+    names = ("batch_size", "local_epochs", "k_core", "rounds", "blocks")
+    assert [dataset[name] for name in names] == [9, 2, 10, 100, 4] and "topk" not in dataset
+    assert [static[name] for name in (*names, "topk")] == [7, 2, 0, 100, 4, (3,)]
+    assert merged(stream="static", batch_size=1, topk=5)["batch_size"] == 1
+
+
+def test_a_config_that_names_the_stream_has_the_last_word(monkeypatch):
+    """Over the stream's values; not if another stream is chosen, and not over blocks from a file."""
+    named = replace(load_config("ml-100k"), settings={"stream": "static", "rounds": 7, "topk": (5,)},
+                    method_settings={"kd": {"patience": 3}})
+    monkeypatch.setattr(config, "load_config", lambda name: named)
+
+    def merged(**user):
+        found = layers("ml-100k", [("user", user)], method="kd")
+        return {name: value for _, layer in found for name, value in layer.items()}
+    assert {name: merged()[name] for name in ("rounds", "topk", "patience", "candidates")} == {
+        "rounds": 7, "topk": (5,), "patience": 3, "candidates": "sampled"}
+    assert {name: merged(stream="sessions")[name] for name in ("rounds", "topk", "patience", "sampled_candidates")} == {
+        "rounds": 40, "topk": (10,), "patience": 5, "sampled_candidates": 100}
+    assert "candidates" not in merged(split_file="x.tsv") and merged(split_file="x.tsv")["rounds"] == 7
+
+
+STATIC_REASON = "with stream=static, which has one step and a fixed split"
+
+
+@pytest.mark.parametrize("layer,name,reason", [
+    *(({"stream": "static", name: value}, name, STATIC_REASON) for name, value in (
+        ("blocks", 4), ("base_share", 0.6), ("base_split", "random"), ("inc_split", "random"), ("split_seed", 1))),
+    ({"min_interactions": 10}, "min_interactions", "with stream=blocks; use k_core"),
+    ({"sampled_candidates": 50}, "sampled_candidates", "with candidates=all"),
+    ({"candidate_lists": "shared"}, "candidate_lists", "with candidates=all"),
+    ({"stream": "static", "candidates": "all", "sampled_candidates": 99}, "sampled_candidates", "with candidates=all"),
+    ({"stream": "static", "split_file": "x.tsv"}, "stream", "with 'split_file'")])
+def test_idle_settings_are_refused(registry, layer, name, reason):
+    with pytest.raises(UserError) as error:
+        configured(registry, "pfedrec", layer)
+    assert f"setting '{name}' (layer 0) has no effect {reason}" in str(error.value)
+
+
+def test_unknown_stream_is_refused(registry):
+    with pytest.raises(UserError, match=r"'stream' \(layer 0\): found 'weekly', accepted: one of blocks, static"):
+        configured(registry, "pfedrec", {"stream": "weekly"})
+
+
+def test_static_with_full_ranking(registry):
+    """The split alone: candidates=all leaves the defaults of sampled lists without effect, and out of the record."""
+    for name in ("pfedrec", "fedrap"):
+        found = configured(registry, name, {"stream": "static", "candidates": "all"})
+        assert found["candidates"] == "all" and not {"sampled_candidates", "candidate_lists"} & set(found)
+
+
+# Whole runs --------------------------------------------------------------------------------------------------------
+
+
+def command(capsys, *arguments):
+    assert main([*map(str, arguments), "--quiet"]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.fixture
+def toy(tmp_path):
+    """A folder with an atomic file of 8 users, one of them with 2 rows, and 260 items."""
+    rng = np.random.default_rng(1)
+    lines = ["user_id:token\titem_id:token\ttimestamp:float"]
+    lines += [f"u{u}\ti{i}\t{rng.integers(0, 1000)}" for u in range(8)
+              for i in rng.choice(260, 2 if u == 7 else rng.integers(20, 40), replace=False)]
+    (tmp_path / "toy.inter").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def test_records_say_which_protocol(capsys, toy):
+    """Records hold stream and candidates, and no setting without effect; the printed result warns."""
+    arguments = ["--method", "pfedrec", "--dataset", "toy", "--data-dir", toy, "--results", toy / "results"]
+    static = ["--set", "stream=static", "--set", "rounds=8", "--set", "lr_eta=5"]
+    result = json.loads(command(capsys, *arguments, *static, "--json"))
+    settings = result["settings"]
+    assert (result["method"], result["backbone"]) == ("ft", "pfedrec")
+    protocol = {"stream": "static", "candidates": "sampled", "candidate_lists": "separate", "sampled_candidates": 99}
+    assert {name: settings[name] for name in protocol} == protocol
+    assert not {"blocks", "base_share", "base_split", "inc_split", "split_seed"} & set(settings)
+    assert result["rounds"] == [8]
+    assert set(result["metrics"]) == {f"{metric}@10" for metric in ("ndcg", "recall", "hit", "precision", "mrr")}
+    curve = pd.read_parquet(f"{result['record']}/rounds.parquet").valid
+    assert result["best_round"] == [int(curve[curve == curve.max()].index[-1]) + 1]
+    users = pd.read_parquet(f"{result['record']}/users.parquet")
+    assert users.user.nunique() == 7  # whoever has fewer than 3 rows has nothing to find
+    hits = users[users.metric == "hit@10"].value
+    assert result["metrics"]["hit@10"]["per_block"] == [pytest.approx(hits.mean())] and hits.isin([0.0, 1.0]).all()
+    assert "ranked among 99 sampled items: not comparable with full ranking" in command(capsys, *arguments, *static)
+    first = json.loads(command(capsys, *arguments, *static, "--json", "--set", "best_round=first"))
+    curve = pd.read_parquet(f"{first['record']}/rounds.parquet").valid
+    assert first["best_round"] == [int(curve.idxmax()) + 1] and first["best_round"] < result["best_round"]
+
+    text = command(capsys, *arguments, "--set", "blocks=2", "--set", "rounds=1", "--set", "k_core=0")
+    assert "sampled" not in text
+    found = [Record(folder).read()["settings"] for folder in (toy / "results" / "runs").iterdir()]
+    blocks, = (settings for settings in found if settings["stream"] == "blocks")
+    assert blocks["candidates"] == "all" and blocks["blocks"] == 2
+    assert not {"min_interactions", "sampled_candidates", "candidate_lists"} & set(blocks)
+
+
+def test_pfedrec_on_ml100k(capsys, tmp_path):
+    """Three rounds of the authors' setting are far above chance, .10."""
+    result = json.loads(command(capsys, "--method", "pfedrec", "--set", "stream=static", "--set", "rounds=3", "--json",
+                                "--results", tmp_path))
+    assert (result["method"], result["backbone"], result["dataset"]) == ("ft", "pfedrec", "ml-100k")
+    assert result["rounds"] == [3] and result["settings"]["sampled_candidates"] == 99
+    assert 0.3 < result["metrics"]["hit@10"]["per_block"][0] < 0.7
+    assert result["metrics"]["hit@10"] == result["metrics"]["recall@10"]
+    assert result["metrics"]["hit@10"]["avg_incremental"] is None and result["continual"]["hit@10"]["BWT"] is None
+
+
+@pytest.mark.long
+def test_pfedrec_on_ml100k_whole(capsys, tmp_path):
+    """All 100 rounds. Measured HR@10 / NDCG@10 of seeds 0-2: .7169 / .4344, .7264 / .4463, .7200 / .4348."""
+    result = json.loads(command(capsys, "--method", "pfedrec", "--set", "stream=static", "--json",
+                                "--results", tmp_path))
+    assert result["rounds"] == [100]
+    assert 0.69 < result["metrics"]["hit@10"]["per_block"][0] < 0.75
+    assert 0.41 < result["metrics"]["ndcg@10"]["per_block"][0] < 0.46

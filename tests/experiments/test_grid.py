@@ -1,0 +1,366 @@
+"""Grids: what is planned, what is run, and that failures, kills and interruptions cost no more than they must."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import ROOT, SameProcess, records, same_numbers
+
+from fedcl_bench.cli.main import main
+from fedcl_bench.errors import UserError
+from fedcl_bench.experiments import grid
+from fedcl_bench.experiments.grid import Outcome
+from fedcl_bench.ops.memory import peak_mib, reset_peak
+from fedcl_bench.runs.specs import RunSpec, seed_text
+from fedcl_bench.workers import pool
+from fedcl_bench.workers.pool import Board, Pool, Running
+
+CELLS = ["--methods", "ft,kd", "--backbones", "fedmf", "--seeds", "2", "--set", "rounds=2"]
+
+# The command line in a process that does something to itself (or to its group) when a condition on the board is met.
+DISTURBED = """
+import os, signal, sys
+from fedcl_bench.cli import grid_view
+from fedcl_bench.cli.main import main
+
+condition, action, *arguments = sys.argv[1:]
+
+def show(self, board):
+    if eval(condition):
+        exec(action)
+
+grid_view.View.show = show
+sys.exit(main(arguments))
+"""
+
+
+def disturbed(condition, action, *arguments):
+    """Run a command that disturbs itself; returns when all its workers have ended, too (they share standard error)."""
+    process = subprocess.Popen([sys.executable, "-c", DISTURBED, condition, action, *arguments], cwd=ROOT, text=True,
+                               start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, err = process.communicate(timeout=600)
+    return process.returncode, out, err
+
+
+def grid_json(capsys, *arguments, status=0):
+    assert main(["grid", *arguments, "--json", "--jobs", "2"]) == status
+    captured = capsys.readouterr()
+    return json.loads(captured.out), captured.err
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The results of a grid that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    assert main(["grid", *CELLS, "--results", str(folder), "--quiet", "--jobs", "2"]) == 0
+    return folder
+
+
+@pytest.fixture
+def tasks(registry):
+    def make(*methods, seeds=1, **settings):
+        specs = [RunSpec(m, "fedmf", "ml-100k", tuple({"rounds": 2, **settings}.items())) for m in methods]
+        return grid.plan(registry, specs, range(seeds))
+    return make
+
+
+# Planning
+
+
+@pytest.mark.parametrize("seeds,text", [([], ""), ([3], "3"), ([1, 0], "0, 1"), (range(5), "0-4"), ([0, 2], "0, 2"),
+                                        ({5, 2, 1, 0, 7, 8}, "0-2, 5, 7, 8")])
+def test_seeds_in_words(seeds, text):
+    assert seed_text(seeds) == text
+
+
+def test_a_product_with_seeds_innermost(registry):
+    part = grid.Part(("ft", "f3crec"), ("fedmf",), seeds=2, set={"rounds": 5})
+    assert part.specs() == [RunSpec(m, "fedmf", "ml-100k", (("rounds", 5),)) for m in ("ft", "f3crec")]
+    planned = grid.plan(registry, part.specs(), (3, 4))
+    assert [(t.spec.method, t.config.seed, t.config.server.rounds) for t in planned] == [
+        ("ft", 3, 5), ("ft", 4, 5), ("f3crec", 3, 5), ("f3crec", 4, 5)]
+    assert planned[1].config.base_hash == planned[3].config.base_hash != planned[0].config.base_hash
+
+
+def test_every_combination_of_what_varies():
+    part = grid.Part(("f3crec",), ("fedmf",), set={"eps": 0.5}, vary={"eps": (0.1, 0.2), "beta": (0, 1)})
+    assert [dict(spec.settings) for spec in part.specs()] == [
+        {"eps": eps, "beta": beta} for eps in (0.1, 0.2) for beta in (0, 1)]
+
+
+def test_equal_runs_are_planned_once(registry):
+    """However a run is written: by its default, as text, or in two parts of a file."""
+    specs = [RunSpec("ft", "fedmf", "ml-100k", settings) for settings in ((), (("lr", "1.0"),), (("lr", 1),))]
+    once = grid.plan(registry, specs, (0, 1))
+    assert len(once) == 2
+    assert len(grid.merged([once, grid.plan(registry, specs[:1], (1, 2))])) == 3
+
+
+def test_the_device_is_part_of_every_run(registry, capsys, tmp_path, monkeypatch):
+    """It reaches the workers and the commands that are shown; without the device, nothing starts."""
+    spec, arguments = RunSpec("ft", "fedmf", "ml-100k"), ["grid", "--methods", "ft", "--backbones", "fedmf", "--device"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main([*arguments, "cuda", "--results", str(tmp_path)]) == 2
+    assert "--device cuda: PyTorch finds no CUDA device here" in capsys.readouterr().err
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    task, = grid.plan(registry, [spec], [3], device="cuda")
+    assert (task.config.device, task.config.seed) == ("cuda", 3)
+    assert task.command(Path("results"), None, ()) == \
+        "run_bench.py --method ft --backbone fedmf --dataset ml-100k --seed 3 --device cuda"
+    on_cpu, = grid.plan(registry, [spec], [3])
+    (found,), _ = grid_json(capsys, *arguments[1:], "auto", "--first-seed", "3", "--dry-run", "--results", str(tmp_path))
+    assert found["hash"] == task.config.hash != on_cpu.config.hash
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a CUDA device")
+def test_a_worker_has_the_device_of_its_run(registry, tmp_path, monkeypatch):
+    """Its process finds no GPU and says so, instead of computing on the processor."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    task, = grid.plan(registry, [RunSpec("ft", "fedmf", "ml-100k", (("rounds", 1),))], [0], device="cuda")
+    with Pool(tmp_path, None, (), jobs=1) as workers:
+        outcome, = workers.run([task])
+    assert (outcome.status, "PyTorch finds no CUDA device" in outcome.error) == ("error", True)
+
+
+def test_a_file_of_grids_and_the_command_line_over_it(tmp_path):
+    path = tmp_path / "grid.yaml"
+    path.write_text("backbones: [fedmf]\nseeds: 5\nset: {rounds: 50}\ngrids:\n"
+                    "  - {methods: 'ft, reg', set: {lr: 0.5}}\n"
+                    "  - {methods: [f3crec], seeds: 2, vary: {eps: [1e-3, 2e-3]}}\n")
+    first, second = grid.read_parts(path, {"set": {"rounds": 2}})
+    assert (first.methods, first.seeds, first.set) == (("ft", "reg"), 5, {"rounds": 2, "lr": 0.5})
+    assert (second.seeds, second.set, second.vary) == (2, {"rounds": 2}, {"eps": ("1e-3", "2e-3")})
+    assert [part.seeds for part in grid.read_parts(path, {"seeds": 1})] == [1, 1]
+
+
+@pytest.mark.parametrize("text, message", [
+    ("method: [ft]\n", "unknown field in .*grid.yaml 'method'.\nDid you mean 'methods'"),
+    ("methods: 3\n", "field 'methods': found 3, accepted: a list of names"),
+    ("methods: [ft]\nseeds: 0\n", "field 'seeds': found 0, accepted: a whole number from 1"),
+    ("methods: [ft]\nvary: {eps: 0.1}\n", "field 'vary': .* settings with lists of values"),
+    ("methods: [ft]\nset: rounds\n", "field 'set': found 'rounds'"),
+    ("grids: {methods: [ft]}\n", "field 'grids': accepted: a list"),
+    ("backbones: [fedmf]\n", "--methods is missing"),
+    ("- ft\n", "expected 'name: value' lines, found list"),
+])
+def test_bad_files(tmp_path, text, message):
+    path = tmp_path / "grid.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message):
+        [part.specs() for part in grid.read_parts(path, {})]
+
+
+def test_runs_of_a_paper(monkeypatch):
+    """The paper's specs with what the command line asks for over them."""
+    asked = {}
+
+    def specs(paper, tables, **chosen):
+        asked.update(chosen, paper=paper, tables=tuple(tables))
+        return [RunSpec("f3crec", "fedmf", "ml-100k", (("without", "cc"),))]
+    monkeypatch.setitem(sys.modules, "fedcl_bench.experiments.papers", types.SimpleNamespace(specs=specs))
+    monkeypatch.setattr("fedcl_bench.experiments.papers", types.SimpleNamespace(specs=specs), raising=False)
+    part = grid.Part(datasets=("ml-100k",), set={"rounds": 2}, paper="f3crec", tables=(3,))
+    assert part.specs() == [RunSpec("f3crec", "fedmf", "ml-100k", (("without", "cc"), ("rounds", 2)))]
+    assert asked == dict(paper="f3crec", tables=(3,), datasets=("ml-100k",), backbones=None, methods=None)
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--methods", "regg", "--backbones", "fedmf"], "unknown method 'regg'"),
+    (["--methods", "ft,", "--backbones", "fedmf"], "accepted: names with commas"),
+    (["--methods", "ft"], "--backbones is missing"),
+    (["--methods", "ft,reg", "--backbones", "fedmf", "--set", "lambda_reg=1"], "for ft on fedmf"),
+    (["--methods", "reg", "--backbones", "fedmf", "--vary", "lambda_reg=1,-1"], "found '-1', accepted: a number"),
+    (["--methods", "reg", "--backbones", "fedmf", "--vary", "lambda_reg=1,,2"], "--vary: found"),
+    (["--methods", "ft", "--backbones", "fedmf", "--datasets", "ml-100k,lastfm-2k"], "lastfm-2k.*--data-dir"),
+    (["--methods", "ft", "--backbones", "fedmf", "--tuned"], "no tuned settings for ft on fedmf"),
+    (["--methods", "ft", "--backbones", "fedmf", "--table", "2"], "--paper"),
+    (["--paper", "f3crec"], "--table is missing"),
+    (["--file", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
+])
+def test_bad_commands_start_nothing(capsys, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(["grid", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and len(captured.err.strip().splitlines()) in (1, 2)
+    assert re.search(message, captured.err) and not list(tmp_path.iterdir())
+
+
+# Running
+
+
+def test_finished_runs_are_not_repeated(undisturbed, capsys):
+    before = {path: path.stat().st_mtime_ns for path in undisturbed.glob("runs/*/run.json")}
+    assert len(before) == 4
+    found, err = grid_json(capsys, *CELLS, "--results", str(undisturbed))
+    assert found["counts"]["finished"] == 4 and not any(run["new"] for run in found["runs"]) and err == ""
+    assert before == {path: path.stat().st_mtime_ns for path in undisturbed.glob("runs/*/run.json")}
+    assert main(["grid", *CELLS, "--first-seed", "1", "--results", str(undisturbed), "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "4 runs: 2 finished, 0 failed, 0 interrupted, 2 to run" in out
+
+
+def test_block_0_is_computed_once(undisturbed):
+    shared = {name: record["block0_shared"] for name, record in records(undisturbed).items()}
+    assert sorted(name.split("-")[0] for name, was in shared.items() if was) == ["kd", "kd"]
+    assert len(list((undisturbed / "shared").glob("*.pt"))) == 2
+
+
+def test_same_numbers_as_a_run_alone(undisturbed, tmp_path, capsys):
+    assert main(["--method", "kd", "--backbone", "fedmf", "--seed", "1", "--set", "rounds=2",
+                 "--results", str(tmp_path), "--json", "--quiet"]) == 0
+    alone = json.loads(capsys.readouterr().out)
+    same_numbers(records(undisturbed)[Path(alone["record"]).name], alone)
+
+
+def test_killed_and_started_again(undisturbed, tmp_path, capsys, monkeypatch):
+    """SIGKILL of the whole process group after the first finished run: the rest is run, nothing twice, same numbers.
+
+    One process, so that no second run can finish between the first one's end and the kill.
+    """
+    code, _, err = disturbed("board.count('finished') >= 1 and board.running", "os.killpg(0, signal.SIGKILL)",
+                             "grid", *CELLS, "--results", str(tmp_path), "--jobs", "1")
+    assert code == -signal.SIGKILL and err.count(" finished: ") == 1
+    kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/run.json")}
+    assert len(kept) == 1
+    monkeypatch.setattr(pool, "Processes", SameProcess)
+    found, _ = grid_json(capsys, *CELLS, "--results", str(tmp_path))
+    assert found["counts"]["finished"] == 4 and sum(run["new"] for run in found["runs"]) == 3
+    assert all(path.stat().st_mtime_ns == time for path, time in kept.items())
+    expected = records(undisturbed)
+    for name, record in records(tmp_path).items():
+        same_numbers(record, expected.pop(name))
+    assert not expected
+
+
+LONG = ["grid", "--methods", "ft", "--backbones", "fedmf", "--seeds", "2", "--set", "rounds=9000",
+        "--set", "patience=9000", "--jobs"]
+ALL_IN_ROUNDS = "all(r.at for r in board.running) and len(board.running) == board.jobs"
+
+
+def test_workers_end_when_the_parent_is_killed(tmp_path):
+    """Minutes of work are left when the parent dies; its workers save the round they are in and end."""
+    code, _, err = disturbed(ALL_IN_ROUNDS, "os.kill(os.getpid(), signal.SIGKILL)", *LONG, "2", "--results",
+                             str(tmp_path))
+    assert code == -signal.SIGKILL and err == ""
+    assert len(list(tmp_path.glob("runs/*/checkpoint.pt"))) == 2 and not records(tmp_path)
+
+
+def test_ctrl_c_saves_the_round(tmp_path):
+    """SIGINT reaches parent and worker alike, as in a terminal."""
+    code, out, err = disturbed(ALL_IN_ROUNDS + " and not getattr(self, 'asked', None)",
+                               "self.asked = True; os.killpg(0, signal.SIGINT)", *LONG, "1", "--results", str(tmp_path))
+    assert code == 130 and "Traceback" not in err and "the same command goes on from there" in err
+    assert err.count("stopped after round") == 1 and "0 of 2 runs finished" in out
+    assert len(list(tmp_path.glob("runs/*/checkpoint.pt"))) == 1 and not records(tmp_path)
+
+
+@pytest.mark.long
+def test_a_second_ctrl_c_stops_at_once(tmp_path):
+    code, _, err = disturbed("board.running[:1] and board.running[0].at",
+                             "os.kill(os.getpid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGINT)",
+                             *LONG, "1", "--results", str(tmp_path))
+    assert code == 130 and "Traceback" not in err and not records(tmp_path)
+
+
+def test_a_failing_run_leaves_the_others(same_process, tmp_path, capsys):
+    """A diverging run is reported with the command that repeats it, and again only when asked for."""
+    arguments = ["--methods", "reg", "--backbones", "fedmf", "--vary", "lambda_reg=1.0,1e-5", "--set", "rounds=8",
+                 "--results", str(tmp_path)]
+    assert main(["grid", *arguments, "--jobs", "1"]) == 1
+    out, err = capsys.readouterr()
+    assert "1 of 2 runs finished" in out and "training diverged in block 1" in out
+    assert ("run_bench.py --method reg --backbone fedmf --dataset ml-100k --seed 0 --set rounds=8 "
+            f"--set lambda_reg=1.0 --results {tmp_path}") in out
+    found, _ = grid_json(capsys, *arguments, status=1)
+    assert [(run["status"], run["new"]) for run in found["runs"]] == [("failed", False), ("finished", False)]
+    found, _ = grid_json(capsys, *arguments, "--retry-failed", status=1)
+    assert [(run["status"], run["new"]) for run in found["runs"]] == [("failed", True), ("finished", False)]
+
+
+def test_a_killed_worker_costs_its_run_only(tasks, tmp_path, capsys):
+    killed = []
+
+    def show(board):
+        if not killed and any(running.at for running in board.running):
+            killed.append(board.running[0].task.label)
+            os.kill(workers._workers[0].process.pid, signal.SIGKILL)
+    two = tasks("ft", seeds=2)
+    with Pool(tmp_path, None, (), jobs=1, show=show) as workers:
+        first, second = workers.run(two)
+        assert first.task.label == killed[0] and first.status == "error" and "killed by SIGKILL" in first.error
+        assert second.status == "finished"
+        assert grid.state(two[0], tmp_path).name != "failed"  # nothing is wrong with the run itself
+        assert [o.status for o in workers.run(two)] == ["finished", "finished"]
+
+
+def test_plugin_errors_are_reported(same_process, tmp_path, capsys):
+    """An exception in a plugin's code is that run's failure; plugins of other folders reach the workers."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "broken.py").write_text(
+        "from fedcl_bench.method import Method\n\nclass Broken(Method):\n    name = title = 'broken'\n\n"
+        "    def aggregate(self, public):\n        return public['no such table']\n")
+    found, _ = grid_json(capsys, "--methods", "broken", "--backbones", "fedmf", "--set", "rounds=1", "--plugins",
+                         str(tmp_path / "mine"), "--results", str(tmp_path), status=1)
+    assert found["runs"][0]["status"] == "error" and "KeyError: 'no such table'" in found["runs"][0]["error"]
+
+
+def test_a_run_that_another_process_is_at(same_process, tasks, tmp_path, monkeypatch):
+    """It is tried once more at the end and then reported; its record is left alone."""
+    monkeypatch.setattr(pool, "BUSY_WAIT", 0.0)
+    task, = tasks("ft")
+    with task.record(tmp_path).locked(), Pool(tmp_path, None, (), jobs=1) as workers:
+        outcome, = workers.run([task])
+    assert outcome.status == "busy" and "another process is at this run" in outcome.error
+    assert grid.state(task, tmp_path).name == "missing"
+
+
+# Scheduling
+
+
+def test_one_run_makes_a_block_0_at_a_time(tasks, tmp_path):
+    workers = Pool(tmp_path, None, (), jobs=4)
+    ft, other, kd, _ = tasks("ft", "kd", seeds=2)
+    board = Board(3, 4, waiting=[kd, other], running=[Running(ft, 0.0)])
+    assert workers._next(board, {}) is other and workers._next(board, {}) is None and board.waiting == [kd]
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / f"{kd.config.base_hash}.pt").touch()
+    assert workers._next(board, {}) is kd
+
+
+def test_runs_with_checkpoints_first_then_long_ones(tasks):
+    ft, kd, reg, f3crec = tasks("ft", "kd", "reg", "f3crec")
+    done = [Outcome(task, "finished", seconds) for task, seconds in ((ft, 5.0), (kd, 9.0), (reg, 7.0))]
+    board = Board(4, 1, outcomes=done, waiting=[ft, kd, reg, f3crec])
+    pool._order(board, {reg.config.hash})
+    assert board.waiting == [reg, f3crec, kd, ft]
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="this system cannot count peaks anew")
+def test_peak_memory_is_that_of_the_run():
+    """A worker's second run does not report the first one's peak."""
+    block = torch.ones(100 << 20, dtype=torch.uint8)
+    high = peak_mib()
+    del block
+    reset_peak()
+    assert peak_mib() < high - 50
+
+
+def test_time_left(tasks, monkeypatch):
+    """The mean of the method's own runs where there are some, else of the dataset's; jobs side by side."""
+    monkeypatch.setattr(pool.time, "monotonic", lambda: 104.0)
+    ft0, ft1, kd0, kd1 = tasks("ft", "kd", seeds=2)
+    assert Board(4, 2, waiting=[ft0]).time_left() is None
+    done = [Outcome(ft0, "finished", 99.0, took=10.0)]
+    assert Board(4, 2, done, [Running(ft1, 100.0)], [kd0, kd1]).time_left() == (6 + 10 + 10) / 2
+    done.append(Outcome(kd0, "finished", 99.0, took=30.0))
+    assert Board(4, 2, done, [Running(ft1, 100.0)], [kd1]).time_left() == (6 + 30) / 2
+    assert Board(4, 8, done, [], [kd1]).time_left() == 30

@@ -1,0 +1,187 @@
+"""The loop: participants, early stopping, the best round, noise, growth, and what is tested with which model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedcl_bench.draws import DrawKey
+from fedcl_bench.errors import RunFailed, UserError
+from fedcl_bench.evaluation.ranking import UserScores, rank_all
+from fedcl_bench.federation.loop import require_finite, run
+from fedcl_bench.federation.server import participants
+from fedcl_bench.model import Snapshot
+from fedcl_bench.runs.config import make_config
+
+USER, ITEM = "user_embedding.weight", "item_embedding.weight"
+
+
+@pytest.fixture
+def federation(registry, ml100k):
+    return lambda method="ft", **settings: make_config(
+        registry, method, "fedmf", "ml-100k", overrides=[("test", settings)]).federation(ml100k)
+
+
+def test_everybody_with_data_takes_part(ml100k):
+    for step in ml100k.steps:
+        users = participants(step, 1.0, 0, 0)
+        assert torch.equal(users, (step.train.lengths > 0).nonzero().flatten())
+
+
+def test_sampled_clients(ml100k, federation):
+    """A share of the clients, without replacement, anew in every round; the others keep their private vectors."""
+    step = ml100k.steps[0]
+    rounds = [participants(step, 0.3, 0, r) for r in range(40)]
+    assert all(len(users) == round(0.3 * 587) == len(users.unique()) for users in rounds)
+    assert not torch.equal(rounds[0], rounds[1]) and torch.equal(rounds[0], participants(step, 0.3, 0, 0))
+    drawn = torch.bincount(torch.cat(rounds), minlength=587).double()
+    assert drawn.min() > 0 and drawn.std() == pytest.approx(np.sqrt(40 * 0.3 * 0.7), rel=0.15)  # binomial
+
+    f = federation(client_ratio=0.3, rounds=1)
+    start = f.backbone.new_rows(0, range(587), range(1136))[1][USER].float()
+    first = next(iter(run(f)))
+    moved = (first.model.private[USER] != start).any(1).nonzero().flatten()
+    assert torch.equal(moved, rounds[0]) and first.curve[0]["participants"] == len(moved)
+
+
+def last_of_block0(f):
+    return next(progress for progress in run(f) if progress.trained)
+
+
+def test_validation_every_few_rounds(federation):
+    """The same training with fewer validations: the last round's is among them, and the best round is one of them."""
+    every = last_of_block0(federation(rounds=11, patience=0))
+    some = last_of_block0(federation(rounds=11, patience=0, evaluate_every=4))
+    values = {row["round"]: row["valid"] for row in some.curve if not math.isnan(row["valid"])}
+    assert values == {number: every.curve[number]["valid"] for number in (3, 7, 10)}
+    assert [row["loss"] for row in some.curve] == [row["loss"] for row in every.curve]
+    assert some.best_round(0, "first") == 1 + max(values, key=values.get) == some.best.round + 1
+    assert some.best_value == max(values.values())
+    assert torch.equal(some.model.public[ITEM], every.model.public[ITEM])
+
+
+@pytest.mark.parametrize("patience,interval,validated,best", [
+    (2, 1, [0, 1, 2, 3], 1), (3, 1, [0, 1, 2, 3, 4, 5, 6, 7], 4), (1, 3, [2, 5, 8], 5), (3, 3, [2, 5, 8], 5),
+    (4, 3, [2, 5, 8, 9], 9), (0, 4, [3, 7, 9], 9), (9, 20, [9], 9)])
+def test_patience_counts_rounds_whatever_is_validated(federation, monkeypatch, patience, interval, validated, best):
+    """Which rounds are validated, and the best of them, both from 0, with these validation values."""
+    values = [0.1, 0.3, 0.2, 0.3, 0.5, 0.4, 0.1, 0.2, 0.3, 0.9]
+    seen = []
+
+    def validate(self, model, round_):
+        seen.append(round_)
+        return UserScores(torch.zeros(1), {"ndcg@20": torch.tensor([values[round_]], dtype=torch.float64)})
+
+    monkeypatch.setattr("fedcl_bench.federation.protocols.Lists.validate", validate)
+    found = last_of_block0(federation(rounds=10, patience=patience, evaluate_every=interval))
+    assert seen == validated == [row["round"] for row in found.curve if not math.isnan(row["valid"])]
+    assert (found.round, found.best.round, found.best_value) == (validated[-1] + 1, best, values[best])
+
+
+def test_runs_that_validate_every_round_keep_their_names(registry):
+    """Records from before there was the setting are still found."""
+    def config(**settings):
+        return make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", settings)])
+
+    assert config(evaluate_every=1).hash == config().hash != config(evaluate_every=2).hash
+    assert "evaluate_every" not in config().settings and config(evaluate_every=2).settings["evaluate_every"] == 2
+    with pytest.raises(UserError, match="'evaluate_every' .*found 0, accepted: a whole number at least 1"):
+        config(evaluate_every=0)
+
+
+def test_early_stopping_counts_rounds_without_gain(federation):
+    """A block ends after `patience` rounds that are not strictly better, and never later than `rounds`."""
+    for progress in run(federation(patience=2, rounds=100, lr=2.0)):
+        if not progress.trained:
+            continue
+        values = [row["valid"] for row in progress.curve if row["step"] == progress.step]
+        best = int(np.argmax(values))
+        assert progress.best_value == values[best]
+        assert len(values) == min(best + 1 + 2, 100)
+        assert all(v <= values[best] for v in values[best + 1:])
+        assert all(v == round(v, 5) for v in values)
+
+
+def test_tests_are_made_with_the_best_round(federation, ml100k):
+    """R[t, s] is of the best validation round, masks block t's train and valid items, and ranks all items so far."""
+    f = federation(patience=1, rounds=100, lr=2.0)
+    for progress in run(f):
+        if not progress.trained:
+            continue
+        t = progress.step
+        step = ml100k.steps[t]
+        best = progress.best.model
+        assert len(best.public[ITEM]) == step.n_items and len(best.private[USER]) == step.n_users
+        for trained, tested, scores in progress.tests:
+            if trained == t:
+                again = rank_all(f.backbone, progress.best.model, ml100k.steps[tested].test, [step.train, step.valid], [20])
+                assert torch.equal(scores.values["ndcg@20"], again.values["ndcg@20"])
+        assert [s for trained, s, _ in progress.tests if trained == t] == list(range(t + 1))
+    assert torch.equal(progress.best.model.public[ITEM], progress.model.public[ITEM]) is False
+
+
+def test_old_rows_survive_growth(federation, ml100k):
+    """A block appends rows for new users and items and leaves the others as they were."""
+    f = federation(rounds=2)
+    progress = iter(run(f))
+    base = next(p for p in progress if p.trained)
+    next(progress)
+    first = next(progress)
+    idle = (ml100k.steps[1].train.lengths == 0).nonzero().flatten()
+    old, new = idle[idle < 587], idle[idle >= 587]
+    assert torch.equal(first.model.private[USER][old], base.model.private[USER][old])
+    rows = f.backbone.new_rows(0, range(587, 697), range(1136, 1146))[1][USER].float()
+    assert len(first.model.private[USER]) == 697 and len(first.model.public[ITEM]) == 1146
+    assert torch.equal(first.model.private[USER][new], rows[new - 587])
+
+
+def test_upload_noise_reaches_the_tables(federation):
+    """The noisy table is the plain one plus noise of the mean's deviation; private vectors have none in round 1."""
+    plain, noisy = (next(iter(run(federation(upload_noise=scale)))) for scale in (0.0, 0.2))
+    difference = noisy.model.public[ITEM] - plain.model.public[ITEM]
+    assert float(difference.std()) == pytest.approx(np.sqrt(2 * 0.2 ** 2 / 587), rel=0.02)
+    assert abs(float(difference.mean())) < 4 * float(difference.std()) / np.sqrt(difference.numel())
+    assert torch.equal(noisy.model.private[USER], plain.model.private[USER])
+
+
+def test_double_precision(federation):
+    single, double = (next(iter(run(federation(precision=p)))).model for p in ("float32", "float64"))
+    assert double.public[ITEM].dtype == torch.float64
+    torch.testing.assert_close(single.public[ITEM].double(), double.public[ITEM], atol=1e-6, rtol=0)
+
+
+def test_divergence_names_block_round_and_rate(federation):
+    with pytest.raises(RunFailed, match=r"block 1, round \d+:[\s\S]*lr=1 "):
+        for _ in run(federation("reg", lambda_reg=1.0, rounds=8)):
+            pass
+
+
+def test_continuing_from_any_progress(federation):
+    """`run` resumed from each of its own yields ends in the same tables."""
+    f = federation("f3crec", rounds=2)
+    points = list(run(f))
+    for point in points[::3]:
+        *_, last = run(federation("f3crec", rounds=2), replace(point)) if point.step < 4 else [point]
+        assert torch.equal(last.model.public[ITEM], points[-1].model.public[ITEM])
+        assert last.curve[-1]["valid"] == points[-1].curve[-1]["valid"]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_one_number_that_is_not_finite_ends_a_run(federation, ml100k, bad):
+    """Wherever it is, also beside infinities of the other sign; empty tables are none."""
+    f, step = federation(), ml100k.steps[0]
+    kinds = ("public", "private", "dense", "local", "served")
+    fine = {kind: {"a": torch.tensor([[1e38, -1e38], [0.0, 1.0]]), "b": torch.zeros(0, 2)} for kind in kinds}
+    require_finite(0.5, Snapshot(**fine), f, step.n_items, DrawKey(0, 0))
+    with pytest.raises(RunFailed, match="round 1"):
+        require_finite(bad, Snapshot(**fine), f, step.n_items, DrawKey(0, 0))
+    for kind in kinds:
+        for row, column in ((0, 0), (1, 1)):
+            table = fine[kind]["a"].clone()
+            table[row, column] = bad
+            with pytest.raises(RunFailed):
+                require_finite(0.5, Snapshot(**{**fine, kind: {"a": table}}), f, step.n_items, DrawKey(0, 0))

@@ -1,0 +1,830 @@
+"""The numeric checks of the method cards of the other backbones, and of RLP2 and SPP."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers import ITEM, USER, build, federation, finish, module_of, one_step, train_once, train_round
+from scipy import stats
+
+from fedcl_bench.backbone import Backbone, BackboneSettings
+from fedcl_bench.data.stream import StreamSettings, build_static
+from fedcl_bench.draws import DrawKey
+from fedcl_bench.evaluation.ranking import rank_all
+from fedcl_bench.federation.growth import grow, row_width
+from fedcl_bench.federation.loop import run
+from fedcl_bench.method import Method, NoSettings
+from fedcl_bench.model import Snapshot, pair_keys, score_users
+from fedcl_bench.runs.config import make_config, resolve
+from fedcl_bench.sampling import LocalSettings, make_chunks
+from fedcl_bench.testing.worlds import ragged, small_interactions, small_stream
+
+LN2 = math.log(2.0)
+
+
+@pytest.fixture(scope="module")
+def stream():
+    return small_stream()
+
+
+def initial(backbone, users, items, dtype=torch.float64):
+    step = one_step(ragged(*[[] for _ in range(users)]), items)
+    return grow(Snapshot({}, {}), backbone, 0, step, dtype, torch.device("cpu"))
+
+
+class Starts(Method):
+    """FT that keeps the private parameters with which clients begin block 1, as (users, parameters) of each chunk."""
+
+    def __init__(self):
+        super().__init__(NoSettings())
+        self.seen = []
+
+    def local_loss(self, batch):
+        if (batch.draw.step, batch.draw.round, batch.draw.batch) == (1, 0, 0):
+            self.seen.append((batch.users, {name: values.detach().clone() for name, values in batch.private.items()}))
+
+
+# FedNCF ------------------------------------------------------------------------------------------------------------
+
+
+def test_fedncf_score_is_additive(registry):
+    """s(u, i) - s(u, j) = w_i-part . (q_i - q_j), whatever e_u is, in both ways of scoring."""
+    backbone = build(registry, "backbone", "fedncf", dim=4)
+    model = initial(backbone, 3, 6)
+    weight = model.private["predictor.0.weight"]
+    assert weight.shape == (3, 1, 8)  # one layer on [e_u ; q_i]
+    users, expected = torch.arange(3), torch.einsum("uk,ik->ui", weight[:, 0, 4:], model.public[ITEM])
+    for shift in (0.0, 5.0):
+        moved = replace(model, private={**model.private, USER: model.private[USER] + shift})
+        for scores in (score_users(backbone, moved, users),
+                       backbone.score(moved.clients(users), {ITEM: model.public[ITEM].expand(3, 6, 4)})):
+            torch.testing.assert_close(scores - scores[:, :1], expected - expected[:, :1])
+    constant = score_users(backbone, model, users) - expected
+    torch.testing.assert_close(constant[:, 0], (weight[:, 0, :4] * model.private[USER]).sum(1)
+                               + model.private["predictor.0.bias"][:, 0])
+
+
+def test_fedncf_learning_rates(registry):
+    """lr .01, eta 170, 1136 items: predictor .01, user 1.7, items 1931.2."""
+    rates = build(registry, "backbone", "fedncf", lr=0.01).learning_rates(1136)
+    assert rates == {"predictor.0.weight": 0.01, "predictor.0.bias": 0.01, USER: pytest.approx(1.7),
+                     ITEM: pytest.approx(1931.2)}
+
+
+def test_fedncf_starts_alike_and_shares_items_only(registry):
+    """Every user starts from the same vector and layer, items from N(0, 1); only the item table is uploaded."""
+    model = initial(build(registry, "backbone", "fedncf"), 4, 2000)
+    assert set(model.public) == {ITEM} and not model.dense
+    assert all(torch.equal(table[0], row) for table in model.private.values() for row in table)
+    assert float(model.public[ITEM].std()) == pytest.approx(1.0, rel=0.02)
+    assert model.private["predictor.0.weight"].abs().max() <= 64 ** -0.5
+
+
+@pytest.mark.parametrize("name", ["fedncf", "pfedrec"])
+def test_private_parameters_are_reset_or_kept(registry, ml100k, name):
+    """In code mode (the default) block 1 starts every client with data in it, old or new, from the server's initial
+    values; in the paper's mode all keep theirs. Users without data keep theirs in both."""
+    step = ml100k.steps[1]
+    for reset, settings in ((True, {}), (False, {"reset_private": False})):
+        starts = Starts()
+        f = replace(make_config(registry, "ft", name, "ml-100k",
+                                overrides=[("test", {"rounds": 1, **settings})]).federation(ml100k), method=starts)
+        points = iter(run(f))
+        before = next(p for p in points if p.trained).best.model.private
+        after = next(p for p in points if p.step == 1 and p.round == 1).model.private
+        fresh = {key: table.float() for key, table in f.backbone.new_rows(0, range(step.n_users), range(0))[1].items()}
+        present = step.train.lengths > 0
+        old = torch.arange(step.n_users) < step.old_users
+        for key in after:
+            table = after[key].clone()  # users without data are as the block found them
+            for users, private in starts.seen:
+                table[users] = private[key]
+            kept = old & ~present if reset else old
+            assert torch.equal(table[~kept], fresh[key][~kept])
+            assert torch.equal(table[kept], before[key][kept[:step.old_users]])
+            trained = (ml100k.steps[0].train.lengths > 0).nonzero().flatten()
+            assert (before[key][trained] != fresh[key][trained]).flatten(1).any(1).all()  # block 0 had moved them
+        assert (present & old).any() and (present & ~old).any() and (old & ~present).any()
+
+
+# PFedRec -----------------------------------------------------------------------------------------------------------
+
+
+def pfedrec_once(registry, weight, rows, lr=0.2, lr_eta=0.5, negatives=4):
+    """One client, one positive (item 3 of 10), one batch; returns (bias, weight, item table, negatives)."""
+    backbone = build(registry, "backbone", "pfedrec", lr=lr, lr_eta=lr_eta, dim=2)
+    private = {"score.weight": torch.tensor(weight, dtype=torch.float64)[None, None],
+               "score.bias": torch.zeros(1, 1, dtype=torch.float64)}
+    after, _, drawn = train_once(backbone, Snapshot({ITEM: rows.clone()}, private), ragged([3]),
+                                 LocalSettings(negatives=negatives))
+    return after.private["score.bias"].item(), after.private["score.weight"][0, 0], after.public[ITEM], drawn[0]
+
+
+@pytest.mark.parametrize("negatives", [1, 4])
+def test_pfedrec_two_steps_from_zero(registry, negatives):
+    """q = 0, w = 0, b = 0: the first step moves b only, to lr x the mean of label - 1/2; the second nothing (w = 0).
+
+    One positive and n negatives: b = lr (1/2 - n/2) / (1 + n), that is 0 for n = 1 and -.3 lr for n = 4.
+    """
+    bias, weight, rows, drawn = pfedrec_once(registry, [0.0, 0.0], torch.zeros(10, 2).double(), negatives=negatives)
+    assert len(drawn) == negatives and 3 not in drawn
+    assert bias == pytest.approx(0.2 * 0.5 * (1 - negatives) / (1 + negatives), abs=1e-15)
+    assert (weight == 0).all() and (rows == 0).all()
+
+
+def test_pfedrec_items_see_the_updated_score_function(registry):
+    """q = 0, w = (1, 0): b = -.3 lr first; then items learn from sigmoid(b) with b updated, at lr I lr_eta = 1."""
+    bias, weight, rows, drawn = pfedrec_once(registry, [1.0, 0.0], torch.zeros(10, 2).double())
+    assert bias == pytest.approx(-0.06) and weight.tolist() == [1.0, 0.0]
+    p = 1 / (1 + math.exp(0.06))
+    expected = torch.zeros(10, 2).double()
+    expected[3, 0] = (1 - p) / 5
+    for item in drawn:
+        expected[item, 0] -= p / 5
+    torch.testing.assert_close(rows, expected)
+
+
+def test_pfedrec_score_function_sees_the_old_items(registry):
+    """w = 0, q = (1, 0) for the positive only: w = lr (1/2) / 5 from the old row, which the second step then moves."""
+    start = torch.zeros(10, 2).double()
+    start[3, 0] = 1.0
+    bias, weight, rows, _ = pfedrec_once(registry, [0.0, 0.0], start)
+    assert bias == pytest.approx(-0.06) and weight.tolist() == pytest.approx([0.02, 0.0])
+    p = 1 / (1 + math.exp(-(0.02 - 0.06)))
+    assert float(rows[3, 0]) == pytest.approx(1.0 + (1 - p) / 5 * 0.02)
+
+
+def test_pfedrec_item_learning_rate(registry):
+    """The authors' settings on ML-100K: lr .1, eta 80, 1682 items give 13456; they are those of the static stream."""
+    settings = resolve(registry, "ft", "pfedrec", "ml-100k", [("test", {"stream": "static"})])[4]
+    rates = registry.get("backbone", "pfedrec").cls(settings).learning_rates(1682)
+    assert rates == {"score.weight": 0.1, "score.bias": 0.1, ITEM: pytest.approx(13456.0)}
+
+
+def test_pfedrec_local_and_global_tables(registry):
+    """The table that clients are evaluated with changes what is measured after round 1, and nothing of the training."""
+    stream = build_static(small_interactions(), StreamSettings(stream="static"), "small")
+    local, shared = (finish(federation(registry, stream, build(registry, "method", "ft"), rounds=1, backbone=build(
+        registry, "backbone", "pfedrec", eval_item_table=table))) for table in ("local", "global"))
+    assert torch.equal(local.model.public[ITEM], shared.model.public[ITEM])
+    assert local.curve[0]["loss"] == shared.curve[0]["loss"] and local.curve[0]["valid"] != shared.curve[0]["valid"]
+    assert not torch.equal(local.tests[0][2].values["ndcg@20"], shared.tests[0][2].values["ndcg@20"])
+    # A client's own copy is what it uploaded, before the mean.
+    torch.testing.assert_close(local.model.local[ITEM].mean(0), local.model.public[ITEM], atol=1e-4, rtol=1e-4)
+
+
+def test_pfedrec_uploads_the_item_table_only(registry):
+    model = initial(build(registry, "backbone", "pfedrec"), 3, 5)
+    assert set(model.public) == {ITEM} and not model.dense and set(model.private) == {"score.weight", "score.bias"}
+    assert all(torch.equal(table[0], row) for table in model.private.values() for row in table)
+
+
+# FedRAP ------------------------------------------------------------------------------------------------------------
+
+COMMON, PERSONAL = "item_commonality.weight", "item_personality.weight"
+
+
+def constant_fedrap(registry, **settings):
+    """A client whose D is .1 and C .3 everywhere, with a score function of 0: its loss is log 2 and the two terms."""
+    backbone = build(registry, "backbone", "fedrap", dim=2, lambda_apart=0.1, mu=0.1, **settings)
+    model = initial(backbone, 1, 10)
+    return backbone, Snapshot({COMMON: torch.full_like(model.public[COMMON], 0.3)},
+                              {name: torch.full_like(table, 0.1 if name == PERSONAL else 0.0)
+                               for name, table in model.private.items()})
+
+
+@pytest.mark.parametrize("settings,round_,share", [
+    ({}, 0, 1.0), ({}, 10, 1.0), ({"schedule": "tanh"}, 0, 0.0), ({"schedule": "tanh"}, 10, 0.7616)])
+def test_fedrap_extra_terms(registry, settings, round_, share):
+    """D = .1, C = .3, lambda = mu = .1: -.1 x .04 + .1 x .3 = .026, always (released code) or growing (tanh)."""
+    backbone, model = constant_fedrap(registry, **settings)
+    _, loss, _ = train_once(backbone, model, ragged([1, 4, 7]), round_=round_)
+    assert loss == pytest.approx(LN2 + share * 0.026, abs=1e-6)
+    assert backbone.weights(round_) == pytest.approx((0.1 * share, 0.1 * share), abs=1e-5)
+
+
+def test_fedrap_l2_sparsity(registry):
+    backbone, model = constant_fedrap(registry, sparsity="l2")
+    _, loss, _ = train_once(backbone, model, ragged([1, 4, 7]))
+    assert loss == pytest.approx(LN2 - 0.1 * 0.04 + 0.1 * 0.09)
+
+
+def test_fedrap_terms_are_means_over_the_batch(registry):
+    """Items outside the batch have no part in the loss and do not move, but for weight decay."""
+    backbone, model = constant_fedrap(registry, l2=0.0)
+    after, _, drawn = train_once(backbone, model, ragged([1, 4, 7]), LocalSettings(negatives=1))
+    untouched = [i for i in range(10) if i not in {1, 4, 7, *drawn[0]}]
+    for before, now in ((model.public[COMMON], after.public[COMMON]),
+                        (model.private[PERSONAL][0], after.private[PERSONAL][0])):
+        assert untouched and torch.equal(now[untouched], before[untouched])
+        assert (now[[1, 4, 7]] != before[[1, 4, 7]]).all()
+
+
+def test_fedrap_learning_rates(registry):
+    """After 3 rounds base x .97^3; inside a round after b batches x .95^b, counted over its epochs and anew in each."""
+    backbone = build(registry, "backbone", "fedrap", lr=0.5, lr_items=200.0, dim=2)
+    for round_, batch in ((3, 0), (0, 4), (3, 4)):
+        decay = 0.97 ** round_ * 0.95 ** batch
+        assert backbone.learning_rates(9, round_, batch) == pytest.approx(
+            {"score.weight": 0.5 * decay, "score.bias": 0.5 * decay, COMMON: 200.0 * decay, PERSONAL: 200.0 * decay})
+    asked, rates = [], backbone.learning_rates
+    backbone.learning_rates = lambda *counts: asked.append(counts) or rates(*counts)
+    for round_ in (3, 4):  # 3 positives and 12 negatives are 2 batches of at most 10
+        train_once(backbone, initial(backbone, 1, 10), ragged([1, 4, 7]), LocalSettings(batch_size=10, local_epochs=2),
+                   round_=round_)
+    assert asked == [(10, round_, batch) for round_ in (3, 4) for batch in range(4)]
+
+
+def test_fedrap_sparsity_is_logged(registry, stream):
+    """Every round's row has the share of entries of C of at most 1e-4."""
+    backbone = build(registry, "backbone", "fedrap", lr_items=1.0, mu=0.05, dim=4)
+    shares = []
+    for progress in run(federation(registry, stream, build(registry, "method", "ft"), backbone, rounds=2)):
+        if not progress.round:
+            continue
+        entries = progress.model.public[COMMON].flatten().tolist()
+        shares.append(sum(abs(x) <= 1e-4 for x in entries) / len(entries))
+        assert progress.curve[-1]["sparsity"] == pytest.approx(shares[-1])
+    assert len(shares) == 8
+    sparse = initial(backbone, 1, 8).public[COMMON]
+    sparse[:2] = torch.tensor([1e-4, -1e-4, 0.0, 2e-4])
+    assert backbone.diagnostics({COMMON: sparse}) == {"sparsity": pytest.approx(6 / 32)}
+
+
+def test_fedrap_keeps_its_own_view(registry):
+    model = initial(build(registry, "backbone", "fedrap", dim=3), 2, 5)
+    assert set(model.public) == {COMMON} and set(model.private) == {PERSONAL, "score.weight", "score.bias"}
+    assert model.private[PERSONAL].shape == (2, 5, 3) and torch.equal(*model.private[PERSONAL])
+
+
+# GPFedRec ----------------------------------------------------------------------------------------------------------
+
+
+def graph(registry, tables, sign="paper", neighbours=0, threshold=1.0):
+    tables = torch.tensor(tables, dtype=torch.float64).unsqueeze(2)
+    return module_of(registry, "backbone", "gpfedrec").user_graph(tables, sign, neighbours, threshold).tolist()
+
+
+def test_gpfedrec_graph_of_three_users(registry):
+    """Two identical tables, one orthogonal: similarity links the pair, the released sign each of it to the third."""
+    tables = [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
+    assert graph(registry, tables) == [[0.5, 0.5, 0], [0.5, 0.5, 0], [0, 0, 1]]
+    assert graph(registry, tables, "code") == [[0, 0, 1], [0, 0, 1], [0.5, 0.5, 0]]
+    assert graph(registry, tables, neighbours=2)[:2] == [[0.5, 0.5, 0], [0.5, 0.5, 0]]
+    assert graph(registry, tables, "code", neighbours=1)[:2] == [[0, 0, 1], [0, 0, 1]]
+
+
+def test_gpfedrec_threshold_is_the_mean_of_the_whole_matrix(registry):
+    """Cosine .3 of two of three users: with the diagonal the mean is 3.6 / 9 = .4 > .3, without it .6 / 6 = .1 < .3."""
+    tables = [[1.0, 0.0, 0.0], [0.3, math.sqrt(1 - 0.09), 0.0], [0.0, 0.0, 1.0]]
+    assert graph(registry, tables) == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+    assert graph(registry, tables, threshold=0.7) == [[0.5, 0.5, 0], [0.5, 0.5, 0], [0, 0, 1]]  # .28 < .3
+
+
+@pytest.mark.parametrize("sign", ["paper", "code"])
+def test_gpfedrec_one_user_has_itself(registry, sign):
+    assert graph(registry, [[0.3, -2.0]], sign) == [[1]]
+
+
+def test_gpfedrec_learning_rates(registry):
+    """lr .1, eta 80: user 7.9, items on ML-100K 13455.9; predictor .1. Without the released offset 8 and 13456."""
+    rates = build(registry, "backbone", "gpfedrec").learning_rates(1682)
+    assert rates[USER] == pytest.approx(7.9) and rates[ITEM] == pytest.approx(13455.9)
+    assert rates["predictor.0.weight"] == rates["predictor.3.bias"] == 0.1
+    rates = build(registry, "backbone", "gpfedrec", lr_offset="none").learning_rates(1682)
+    assert (rates[USER], rates[ITEM]) == pytest.approx((8.0, 13456.0))
+
+
+def test_gpfedrec_server(registry):
+    """R = A^L Q for each client, and the mean of R for all."""
+    q = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 4.0]], dtype=torch.float64).unsqueeze(2)
+    for layers in (1, 3):
+        public, served = build(registry, "backbone", "gpfedrec", graph_layers=layers).serve({ITEM: q})
+        assert served[ITEM].squeeze(2).tolist() == [[2, 0], [2, 0], [0, 4]]
+        torch.testing.assert_close(public[ITEM], served[ITEM].mean(0))
+    swapped = build(registry, "backbone", "gpfedrec", graph_sign="code").serve({ITEM: q})[1][ITEM].squeeze(2)
+    assert swapped.tolist() == [[0, 4], [0, 4], [2, 0]]
+    back = build(registry, "backbone", "gpfedrec", graph_sign="code", graph_layers=2).serve({ITEM: q})[1][ITEM]
+    assert back.squeeze(2).tolist() == [[2, 0], [2, 0], [0, 4]]
+
+
+def test_gpfedrec_pull_concerns_the_whole_table(registry):
+    """reg x the mean of (Q - R)^2 over all entries; in round 1 R is the table everybody starts from, so it is 0."""
+    backbone = build(registry, "backbone", "gpfedrec", dim=2, hidden=(), reg=2.0, lr=1e-6)
+    model = initial(backbone, 2, 10)
+    assert all(torch.equal(table, model.public[ITEM]) for table in model.served[ITEM])
+    _, without, _ = train_once(backbone, model, ragged([1], [2]))
+    away = replace(model, served={ITEM: model.served[ITEM] + torch.tensor([0.5, 0.1]).double()[:, None, None]})
+    _, loss, _ = train_once(backbone, away, ragged([1], [2]))
+    assert loss - without == pytest.approx(2.0 * (0.25 + 0.01) / 2)
+
+
+def test_gpfedrec_starts_a_round_from_the_mean_and_keeps_near_its_own(registry, stream):
+    """Round 2's clients start from the broadcast table and are pulled to R_u: with a learning rate of almost 0 every
+    upload is that table."""
+    backbone = build(registry, "backbone", "gpfedrec", dim=3, hidden=(4,), lr=0.01)
+    rounds = iter(run(federation(registry, stream, build(registry, "method", "ft"), backbone)))
+    first = next(rounds).model
+    users = (stream.steps[0].train.lengths > 0).nonzero().flatten()
+    public, served = backbone.serve({ITEM: first.local[ITEM][users]})
+    assert torch.equal(first.public[ITEM], public[ITEM]) and torch.equal(first.served[ITEM][users], served[ITEM])
+    still = build(registry, "backbone", "gpfedrec", dim=3, hidden=(4,), lr=1e-12)
+    chunks = make_chunks(stream.steps[0], users, LocalSettings(), 3, whole_tables=True)
+    second, _, _ = train_round(chunks, first, still, Method(NoSettings()), LocalSettings(), 0, 0, 1)
+    torch.testing.assert_close(second.local[ITEM][users], first.public[ITEM].expand(len(users), -1, -1))
+
+
+# RLP2 --------------------------------------------------------------------------------------------------------------
+
+BACKBONES = {"fedmf": {}, "fedncf": {"lr": 0.01, "lr_eta": 20.0}, "pfedrec": {"lr": 0.02, "lr_eta": 20.0},
+             "pfedrec-local": {"lr": 0.02, "lr_eta": 20.0, "eval_item_table": "local"},
+             "fedrap": {"lr_items": 1.0, "dim": 8}, "gpfedrec": {"lr": 0.01, "lr_eta": 20.0, "dim": 8, "hidden": (8,)},
+             "biasmf": {}, "ncf": {"dim": 8, "hidden": (8,)}}
+
+
+def same_run(a, b, tolerance=0.0):
+    for model, other in ((a.model, b.model), (a.best.model, b.best.model)):
+        for x, y in zip(model.tables(), other.tables(), strict=True):
+            torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance)
+    for row, other in zip(a.curve, b.curve, strict=True):
+        assert row["loss"] == pytest.approx(other["loss"], rel=tolerance, abs=0.0)
+        assert row["valid"] == other["valid"]
+    for (*_, scores), (*_, others) in zip(a.tests, b.tests, strict=True):
+        assert all(torch.equal(values, others.values[metric]) for metric, values in scores.values.items())
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_lambda_zero_is_ft(registry, stream, name):
+    """RLP2 and SPP with weight 0 are FT, bit by bit but for one case: tables, curve and every user's test scores; with
+    a weight not."""
+    def whole(method, **settings):
+        backbone = build(registry, "backbone", name.split("-")[0], **BACKBONES[name])
+        local = LocalSettings(optimiser="adam" if backbone.pairwise else "sgd", batch_size=32)
+        return finish(federation(registry, stream, build(registry, "method", method, **settings), backbone, rounds=3,
+                                 local=local, init_from="best"))
+    ft = whole("ft")
+    same_run(whole("rlp2", lambda_error=0.0), ft)
+    # Beside a method that may look at them, FedRAP's personal tables are trained as a whole: summed in another order.
+    tolerance = 1e-5 if name == "fedrap" else 0.0
+    same_run(whole("spp", lambda_replay=0.0), ft, tolerance)
+    same_run(whole("spp", stable_items=0, plastic_items=0), ft, tolerance)
+    for method, settings in (("rlp2", {"lambda_error": 0.5}), ("spp", {"lambda_replay": 0.5})):
+        with pytest.raises(AssertionError):
+            same_run(whole(method, **settings), ft, tolerance)
+
+
+def test_rlp2_leaves_training_alone(registry, stream):
+    """Only rankings are corrected: after as many rounds the last tables are FT's."""
+    ft, rlp2 = (finish(federation(registry, stream, build(registry, "method", name), rounds=3))
+                for name in ("ft", "rlp2"))
+    assert all(torch.equal(a, b) for a, b in zip(ft.model.tables(), rlp2.model.tables(), strict=True))
+
+
+def with_memory(registry, keys, errors, filled=None, **settings):
+    """RLP2 whose clients remember these (keys (users, m, d), errors (users, m))."""
+    method = build(registry, "method", "rlp2", **settings)
+    method.client_state = {"keys": torch.as_tensor(keys).double(), "errors": torch.as_tensor(errors).double(),
+                           "filled": torch.ones(len(errors), len(errors[0]), dtype=torch.bool) if filled is None
+                           else torch.as_tensor(filled)}
+    return method
+
+
+@pytest.fixture
+def memories(registry):
+    """PFedRec, whose key of (u, i) is q_i, with 4 users and 6 items, and its logits."""
+    backbone = build(registry, "backbone", "pfedrec", dim=3)
+    model = initial(backbone, 4, 6)
+    return backbone, model, score_users(backbone, model, torch.arange(4))
+
+
+def test_rlp2_single_entry(registry, memories):
+    """One entry, with the key of item 2: p' = p + lambda e there; alone it is every item's nearest, too."""
+    backbone, model, scores = memories
+    method = with_memory(registry, model.public[ITEM][None, 2:3].expand(4, 1, 3), [[0.7], [-0.4], [0.1], [0.0]],
+                         lambda_error=0.2)
+    corrected = method.rescore(torch.arange(4), scores.clone(), model, backbone)
+    expected = torch.sigmoid(scores) + 0.2 * torch.tensor([0.7, -0.4, 0.1, 0.0]).double()[:, None]
+    torch.testing.assert_close(corrected, expected)
+
+
+def test_rlp2_two_nearest_by_hand(registry, memories):
+    """Entries at squared distances 1, 4 and 9: K = 2 leaves the last out, weights are softmax(-distance / tau)."""
+    backbone, model, scores = memories
+    query = model.public[ITEM][2]
+    keys = torch.stack([query + 3 * torch.eye(3)[2], query + torch.eye(3)[0], query + 2 * torch.eye(3)[1]])
+    method = with_memory(registry, keys.expand(4, 3, 3), [[-1.0, 0.5, -0.25]] * 4, lambda_error=0.1, neighbours=2,
+                         temperature=2.0)
+    corrected = method.rescore(torch.arange(4), scores.clone(), model, backbone)
+    near, far = math.exp(-1 / 2), math.exp(-4 / 2)
+    error = (near * 0.5 + far * -0.25) / (near + far)
+    torch.testing.assert_close(corrected[:, 2], torch.sigmoid(scores[:, 2]) + 0.1 * error)
+
+
+def test_rlp2_reads_only_its_own_memory(registry, memories):
+    """Another memory of user 1 changes user 1's scores and nobody else's, whoever is scored together."""
+    backbone, model, scores = memories
+    torch.manual_seed(3)
+    keys, errors = torch.randn(4, 5, 3).double(), torch.rand(4, 5).double()
+    other_keys, other_errors = keys.clone(), errors.clone()
+    other_keys[1], other_errors[1] = torch.randn(5, 3), -errors[1]
+    a, b = (with_memory(registry, k, e).rescore(torch.arange(4), scores.clone(), model, backbone)
+            for k, e in ((keys, errors), (other_keys, other_errors)))
+    assert torch.equal(a[[0, 2, 3]], b[[0, 2, 3]]) and (a[1] != b[1]).any()
+    some = torch.tensor([3, 1])
+    method = with_memory(registry, keys, errors)
+    torch.testing.assert_close(method.rescore(some, scores[some].clone(), model, backbone), a[some])
+
+
+def test_rlp2_users_without_memory_rank_as_before(registry, memories):
+    """A new user's and an empty memory's ranking is the model's, also where sigmoid(s) is 1 in double precision."""
+    backbone, model, scores = memories
+    scores[1:] = torch.tensor([40.0, 60.0, 50.0, 45.0, 55.0, 65.0]).double()
+    method = with_memory(registry, model.public[ITEM][:2].expand(2, 2, 3), [[0.5, -0.5]] * 2,
+                         [[True, True], [False, False]])  # users 2 and 3 are new, user 1's memory is empty
+    corrected = method.rescore(torch.arange(4), scores.clone(), model, backbone)
+    assert (corrected[0] != torch.sigmoid(scores[0])).any()
+    assert all(torch.equal(corrected[u].argsort(), scores[u].argsort()) for u in (1, 2, 3))
+
+
+def test_rlp2_mask_comes_after_the_correction(registry):
+    """A masked item is not ranked, however much its error raises it; the item that the error lowers is not masked."""
+    backbone = build(registry, "backbone", "fedmf", dim=4)
+    model = Snapshot({ITEM: torch.eye(4).double()}, {USER: torch.tensor([[0.4, 0.3, 0.2, 0.1]]).double()})
+    keys = pair_keys(backbone, model, torch.tensor([0]), torch.arange(4)[None])
+    torch.testing.assert_close(keys[0], torch.diag(model.private[USER][0]))  # FedMF's key of (u, i) is p_u * q_i
+    method = with_memory(registry, keys, [[1.0, -1.0, -1.0, 1.0]], lambda_error=10.0, neighbours=1)
+    alone = rank_all(backbone, model, ragged([3]), [ragged([0])], [1, 2, 3])
+    assert [float(alone.values[f"hit@{k}"]) for k in (1, 2, 3)] == [0, 0, 1]
+    found = rank_all(backbone, model, ragged([3]), [ragged([0])], [1, 2, 3], method)
+    assert [float(found.values[f"hit@{k}"]) for k in (1, 2, 3)] == [1, 1, 1]
+    masked = rank_all(backbone, model, ragged([0, 1]), [ragged([0])], [4], method)
+    assert float(masked.values["recall@4"]) == 0.5
+
+
+def remembered(method, user):
+    filled = method.client_state["filled"][user]
+    return method.client_state["errors"][user][filled].tolist(), method.client_state["keys"][user][filled].tolist()
+
+
+def test_rlp2_memory_is_fifo_and_bounded(registry, stream):
+    """3 errors a block and 5 places: the newest block's 3 and the 2 newest of those before. Users without data in a
+    block keep theirs, new users have nothing until their first block."""
+    backbone = build(registry, "backbone", "fedmf", dim=4)
+    models = {}
+    before = Snapshot({}, {})
+    for step in stream.steps:
+        before = models[step.index] = grow(before, backbone, 0, step, torch.float64, torch.device("cpu"))
+
+    def add(method, t):
+        trained = (stream.steps[t].train.lengths > 0).nonzero().flatten()
+        method.end_step(stream.steps[t], models[t], backbone, trained, DrawKey(0, t))
+        return set(trained.tolist())
+    method = build(registry, "method", "rlp2", memory=5, errors=3)
+    history, alone = {}, {}
+    for t, step in enumerate(stream.steps):
+        alone[t] = build(registry, "method", "rlp2", memory=5, errors=3)
+        present = add(alone[t], t)
+        add(method, t)
+        for user in present:
+            errors, keys = remembered(alone[t], user)
+            assert len(errors) == 3 and [abs(e) for e in errors] == sorted((abs(e) for e in errors), reverse=True)
+            old = history.get(user, ([], []))
+            history[user] = (errors + old[0])[:5], (keys + old[1])[:5]
+        for user in range(step.n_users):
+            assert remembered(method, user) == history.get(user, ([], []))
+    assert method.client_state["errors"].shape == (stream.steps[-1].n_users, 5)
+    assert any(len(errors) == 5 for errors, _ in history.values())
+
+
+# SPP ---------------------------------------------------------------------------------------------------------------
+
+
+class Replay:
+    """What SPP sees of a local batch: the clients, and their scores of the replayed items."""
+
+    def __init__(self, users, round_, scores):
+        self.users, self.draw, self.scores = torch.tensor(users), DrawKey(0, 1, round_), torch.tensor(scores).double()
+
+    def replay_scores(self, clients):
+        return self.scores[clients]
+
+
+def table(scores):
+    """A FedMF snapshot of length-1 vectors whose user u has the logits ``scores[u]`` x (item's row): p_u = 1."""
+    return Snapshot({ITEM: torch.as_tensor(scores).double()[:, None]}, {USER: torch.ones(1, 1, dtype=torch.float64)})
+
+
+def after_blocks(registry, starts, trains=None, **settings):
+    """SPP at the start of block len(starts), blocks 1, 2, ... having started from ``starts`` (logits of one user)."""
+    method, backbone = build(registry, "method", "spp", **settings), build(registry, "backbone", "fedmf", dim=1)
+    trains = trains or [[]] * (len(starts) + 1)
+    for t, scores in enumerate(starts, start=1):
+        step, previous = (one_step(ragged(trains[i]), len(scores), index=i, old_users=1, old_items=len(scores))
+                          for i in (t, t - 1))
+        method.end_step(previous, table(scores), backbone, torch.tensor([0]), DrawKey(0, t - 1))
+        method.begin_step(step, table(scores), backbone)
+    return method
+
+
+def test_spp_proxies_are_moving_averages(registry):
+    """S = s_w S + (1 - s_w) W and P likewise; both start as W; s_w = 1 freezes S and p_w = 0 makes P = W."""
+    starts = [[1.0, 2.0, 3.0], [4.0, 0.0, 1.0], [-1.0, 5.0, 2.0]]
+    method = after_blocks(registry, starts, stability=0.9, plasticity=0.1)
+    w1, w2, w3 = (torch.tensor(w).double()[:, None] for w in starts)
+    torch.testing.assert_close(method.server_state["stability:" + ITEM], 0.9 * (0.9 * w1 + 0.1 * w2) + 0.1 * w3)
+    torch.testing.assert_close(method.server_state["plasticity:" + ITEM], 0.1 * (0.1 * w1 + 0.9 * w2) + 0.9 * w3)
+    extreme = after_blocks(registry, starts, stability=1.0, plasticity=0.0)
+    assert torch.equal(extreme.server_state["stability:" + ITEM], w1)
+    assert torch.equal(extreme.server_state["plasticity:" + ITEM], w3)
+    assert set(extreme.server_state) == {"stability:" + ITEM, "plasticity:" + ITEM}  # user vectors stay at the client
+    assert torch.equal(extreme.client_state["stability:" + USER], torch.ones(1, 1).double())
+
+
+def test_spp_new_rows_are_copied_from_the_model(registry):
+    moved_average = module_of(registry, "method", "spp").moved_average
+    old, new = torch.ones(2, 3), torch.full((4, 3), 5.0)
+    assert moved_average(old, new, 0.75).tolist() == [[2.0] * 3] * 2 + [[5.0] * 3] * 2
+    assert moved_average(old[:, :2], new, 0.75)[0].tolist() == [2.0, 2.0, 5.0]  # a personal table, with a new item
+
+
+def test_spp_weight_example(registry):
+    """Rank 1000 under W and 0 under S, eps 1e-4: exp(.1) = 1.105; others of S's top A lost one place: exp(-1e-4)."""
+    old = [-float(i) for i in range(1200)]
+    old[1000] = 1.0
+    method = after_blocks(registry, [old, [-float(i) for i in range(1200)]], stability=1.0, proxy_top=50)
+    assert method.client_state["stability items"][0].tolist() == [1000, *range(49)]
+    weights = method.client_state["stability weights"][0].exp()
+    assert float(weights[0]) == pytest.approx(1.105, abs=5e-4) and float(weights[0]) == pytest.approx(math.exp(0.1))
+    torch.testing.assert_close(weights[1:], torch.full((49,), math.exp(-1e-4)).double())
+    labels = method.client_state["stability labels"][0, :2].tolist()
+    assert labels == pytest.approx([1 / (1 + math.exp(-1.0)), 0.5])
+
+
+def test_spp_masks_before_ranking(registry):
+    """Items of this and the previous block's training take no place in either ranking."""
+    old = [-float(i) for i in range(1200)]
+    old[1000] = 1.0
+    seen = [[700], [3], [5, 1100]]
+    method = after_blocks(registry, [old, [-float(i) for i in range(1200)]], seen, stability=1.0, proxy_top=50)
+    assert method.client_state["stability items"][0].tolist() == [1000, *(i for i in range(51) if i not in (3, 5))]
+    # Items 3 and 5 are out, so W ranks 1000 at 998; 700 and 1100 change nothing: block 0 is over, 1100 ranks lower.
+    assert float(method.client_state["stability weights"][0, 0]) == pytest.approx(1e-4 * 998)
+
+
+def test_spp_plasticity_without_past_is_uniform(registry):
+    """p_w = 0: P = W, every rank gap is 0, and draws are uniform over the top A."""
+    torch.manual_seed(0)
+    starts = torch.randn(2, 60).double()
+    method = after_blocks(registry, starts, plasticity=0.0, proxy_top=20, plastic_items=4, stable_items=0)
+    assert (method.client_state["plasticity weights"] == 0).all()
+    top = starts[1].argsort(descending=True)[:20].tolist()
+    assert method.client_state["plasticity items"][0].tolist() == top
+    user = torch.tensor([0])
+    drawn = [method.replayed_items(user, DrawKey(0, 1, r))[0].tolist() for r in range(1500)]
+    assert all(len(set(items)) == 4 for items in drawn)  # without replacement
+    counts = [sum(i in items for items in drawn) for i in top]
+    assert sum(counts) == 6000
+    # Without replacement counts vary by 1 - 3/19 less than independent ones.
+    expected = 300
+    chi2 = sum((c - expected) ** 2 / expected for c in counts) / (1 - 3 / 19)
+    assert stats.chi2(19).sf(chi2) > 1e-3
+
+
+def test_spp_draws_follow_the_weights(registry):
+    """With a large eps the item that W ranks much lower is drawn exp(eps gap) times as often as the others."""
+    old = [-float(i) for i in range(100)]
+    old[90] = 1.0
+    method = after_blocks(registry, [old, [-float(i) for i in range(100)]], stability=1.0, proxy_top=10, stable_items=1,
+                          plastic_items=0, rank_eps=math.log(9.0) / 91)  # weights 9 r and 1 r: gaps 90 and -1
+    drawn = torch.cat([method.replayed_items(torch.tensor([0]), DrawKey(0, 2, r))[0] for r in range(1500)])
+    assert stats.binomtest(int((drawn == 90).sum()), 1500, 0.5).pvalue > 1e-3
+
+
+def test_spp_annealing(registry):
+    """The loss is lambda x the cross-entropy to the proxy's probability, and exp(-1) = .3679 of it after 10 rounds."""
+    method = after_blocks(registry, [[3.0, 1.0, 0.0]], proxy_top=1, stable_items=1, lambda_replay=0.5)
+    label = 1 / (1 + math.exp(-3.0))
+    first, tenth = (float(method.local_loss(Replay([0], r, [[0.7]]))) for r in (0, 10))
+    cross_entropy = math.log(1 + math.exp(0.7)) - label * 0.7
+    assert first == pytest.approx(0.5 * cross_entropy)
+    assert tenth / first == pytest.approx(0.3679, abs=5e-5)
+
+
+@pytest.mark.parametrize("old,new", [(3.0, 1.0), (1.0, 3.0)])
+def test_spp_duplicate_keeps_the_larger_label(registry, old, new):
+    """An item drawn from both proxies counts once, with the larger probability."""
+    method = after_blocks(registry, [[old, 0.0, -1.0], [new, 0.0, -1.0]], stability=1.0, plasticity=0.0, proxy_top=1,
+                          stable_items=1, plastic_items=1, lambda_replay=1.0)
+    assert method.replayed_items(torch.tensor([0]), DrawKey(0, 1)).tolist() == [[0, 0]]
+    label = 1 / (1 + math.exp(-3.0))
+    loss = float(method.local_loss(Replay([0], 0, [[0.2, 0.2]])))
+    assert loss == pytest.approx(math.log(1 + math.exp(0.2)) - label * 0.2)
+
+
+def test_spp_reductions(registry):
+    """Two items of each proxy, all different: their cross-entropies are averaged, or summed as in CCD."""
+    starts = [[3.0, 2.0, 0.0, 0.0], [0.0, 0.0, 3.0, 2.0]]
+    mean, total = (after_blocks(registry, starts, stability=1.0, plasticity=0.0, proxy_top=2, stable_items=2,
+                                plastic_items=2, lambda_replay=1.0, replay_reduction=reduction)
+                   for reduction in ("mean", "sum"))
+    assert sorted(mean.replayed_items(torch.tensor([0]), DrawKey(0, 1))[0].tolist()) == [0, 1, 2, 3]
+    batch = Replay([0], 0, [[0.0] * 4])
+    assert float(mean.local_loss(batch)) == pytest.approx(LN2)
+    assert float(total.local_loss(batch)) == pytest.approx(4 * LN2)
+
+
+def test_spp_new_users_replay_nothing(registry):
+    method = after_blocks(registry, [[3.0, 1.0, 0.0]], proxy_top=2, stable_items=2)
+    loss = method.local_loss(Replay([0, 1], 0, [[0.5, 0.5], [0.5, 0.5]]))
+    assert float(loss[0]) > 0 and float(loss[1]) == 0
+
+
+@pytest.mark.parametrize("name", ["fedmf", "fedrap"])
+def test_spp_in_a_run(registry, stream, name):
+    """In block 1 only the stability proxy is used; nobody replays an item of its own training of this and the previous
+    block, nor an item or user new in the block; from block 2 on both proxies are used."""
+    method = build(registry, "method", "spp")
+    seen, draw_items = [], method._draws
+
+    def spy(users, draw):
+        drawn = draw_items(users, draw)
+        seen.append((draw.step, users, *drawn))
+        return drawn
+    method._draws = spy
+    backbone = build(registry, "backbone", name, **BACKBONES[name])
+    for progress in run(federation(registry, stream, method, backbone, rounds=2)):
+        if progress.round and progress.step:
+            assert ("plasticity items" in progress.client_state) == (progress.step > 1)
+            assert "stability items" in progress.client_state
+    widths, older = {}, 0
+    for t, users, items, labels, weights in seen:
+        step, previous = stream.steps[t], stream.steps[t - 1]
+        widths.setdefault(t, set()).add(items.shape[1])
+        assert ((labels > 0) & (labels < 1)).all()
+        for user, replayed, weight in zip(users.tolist(), items.tolist(), weights.tolist()):
+            if user >= step.old_users:
+                assert not any(weight)
+                continue
+            kept = [item for item, w in zip(replayed, weight) if w]
+            recent = {item for some in (step, previous) for item in some.train.of(user).tolist()}
+            assert kept and len(set(kept)) == len(kept) and not recent & set(kept) and max(kept) < step.old_items
+            if t > 1 and user < stream.steps[0].n_users:
+                older += len(set(kept) & set(stream.steps[0].train.of(user).tolist()) - recent)
+    assert widths == {1: {3}, 2: {6}, 3: {6}} and older > 0  # what a user had before those two blocks may come back
+
+
+# BiasMF and NCF (tutorial) -----------------------------------------------------------------------------------------
+
+ITEM_BIAS, USER_BIAS, GLOBAL_BIAS = "item_bias.weight", "user_bias.weight", "global_bias"
+TUTORIAL = LocalSettings(optimiser="adam", batch_size=256, local_epochs=5)
+
+
+@pytest.mark.parametrize("settings", [TUTORIAL, replace(TUTORIAL, batch_size=7), LocalSettings()])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_biases_that_cancel_never_move(registry, settings, dtype):
+    """User bias and global bias cancel in every pair: they stay exactly where they are, under Adam too."""
+    backbone = build(registry, "backbone", "biasmf", lr=0.1, init_std=1.0)
+    model = initial(backbone, 5, 40, dtype)
+    private = {**model.private, USER_BIAS: torch.linspace(-1, 1, 5).to(dtype)[:, None],
+               GLOBAL_BIAS: torch.full((5, 1), 0.3, dtype=dtype)}
+    lists = [list(range(k, 40, 5))[:n] for k, n in zip(range(5), (8, 7, 5, 3, 1))]
+    after, _, _ = train_once(backbone, replace(model, private=private), ragged(*lists), settings)
+    assert torch.equal(after.private[USER_BIAS], private[USER_BIAS])
+    assert torch.equal(after.private[GLOBAL_BIAS], private[GLOBAL_BIAS])
+    assert (after.private[USER] != private[USER]).any(1).all()
+
+
+@pytest.mark.parametrize("name", ["biasmf", "ncf"])
+def test_tutorial_mean_weighs_clients_by_interactions(registry, name):
+    """Clients of 3 interactions and 1: new = 3/4 of the first's upload + 1/4 of the other's, dense layers too."""
+    backbone = build(registry, "backbone", name, lr=0.05, dim=4, init_std=1.0,
+                     **({"hidden": (6, 5)} if name == "ncf" else {}))
+    model = initial(backbone, 2, 12)
+    both = ragged([1, 5, 8], [3])
+    first, second = (train_once(backbone, model, lists, TUTORIAL)[0]
+                     for lists in (ragged([1, 5, 8], []), ragged([], [3])))
+    after, _, _ = train_once(backbone, model, both, TUTORIAL, weights=both.lengths.double())
+    different = set()
+    for kind in ("public", "dense"):
+        for key, new in getattr(after, kind).items():
+            a, b = getattr(first, kind)[key], getattr(second, kind)[key]
+            torch.testing.assert_close(new, 0.75 * a + 0.25 * b)
+            if not torch.equal(a, b):
+                different.add(key)
+                assert not torch.allclose(new, 0.5 * (a + b), rtol=1e-9, atol=0.0)
+    assert different >= set(model.public)
+
+
+@pytest.mark.parametrize("name", ["biasmf", "ncf"])
+def test_tutorial_run_uses_that_mean(registry, stream, name):
+    """It is the default of both, and what a run does."""
+    config = make_config(registry, "ft", name, "ml-100k")
+    assert config.server.weighting == "interactions"
+    assert config.local == TUTORIAL
+    first = next(iter(run(config.federation(stream)))).model
+    step, backbone = stream.steps[0], config.federation(stream).backbone
+    users = (step.train.lengths > 0).nonzero().flatten()
+    start = grow(Snapshot({}, {}), backbone, 0, step, torch.float32, torch.device("cpu"))
+    chunks = make_chunks(step, users, TUTORIAL, row_width(start, backbone), pairwise=True)
+    weighted, plain = (train_round(chunks, start, backbone, Method(NoSettings()), TUTORIAL, 0, 0, 0, weights)[0]
+                       for weights in (step.train.lengths.float(), None))
+    for key, value in {**first.public, **first.dense}.items():
+        same, other = ({**m.public, **m.dense}[key] for m in (weighted, plain))
+        assert torch.equal(value, same) and (key == "output.bias") == torch.equal(value, other)
+
+
+def test_tutorial_item_biases_leak_the_positives(registry):
+    """After one round of one client its upload's item biases are up for positives, down for the sampled negatives, and
+    unchanged elsewhere: an attacker's perfect separation."""
+    backbone = build(registry, "backbone", "biasmf")
+    model = initial(backbone, 1, 60)
+    positives = [4, 9, 17, 31]
+    after, _, drawn = train_once(backbone, model, ragged(positives), TUTORIAL)
+    change = (after.public[ITEM_BIAS] - model.public[ITEM_BIAS])[:, 0]
+    negatives = sorted(set(drawn[0]))
+    rest = [i for i in range(60) if i not in positives + negatives]
+    assert rest and (change[positives] > 0).all() and (change[negatives] < 0).all() and (change[rest] == 0).all()
+
+
+def test_tutorial_groups_are_explicit(registry):
+    """NCF's MLP user vector is private, its layers are public; MF's user and global biases are private."""
+    ncf, mf = (initial(build(registry, "backbone", name), 2, 5) for name in ("ncf", "biasmf"))
+    assert set(ncf.private) == {"user_gmf.weight", "user_mlp.weight"}
+    assert set(ncf.public) == {"item_gmf.weight", "item_mlp.weight"}
+    assert {key.split(".")[0] for key in ncf.dense} == {"mlp", "output"}
+    assert set(mf.public) == {ITEM, ITEM_BIAS} and set(mf.private) == {USER, USER_BIAS, GLOBAL_BIAS} and not mf.dense
+    assert all((mf.private[key] == 0).all() for key in (USER_BIAS, GLOBAL_BIAS)) and (mf.public[ITEM_BIAS] == 0).all()
+
+
+def test_ncf_bpr_on_sigmoids_saturates(registry):
+    """On sigmoid outputs a pair's loss stays within (log(1 + 1/e), log(1 + e)), on logits it has no bound."""
+    scores, losses = {}, {}
+    one, other = torch.cartesian_prod(torch.arange(30), torch.arange(30)).T
+    for output in ("logit", "sigmoid"):
+        backbone = build(registry, "backbone", "ncf", dim=4, hidden=(6, 5), init_std=1.0, output=output)
+        model = initial(backbone, 1, 30)
+        model = replace(model, dense={**model.dense, "output.weight": 20 * model.dense["output.weight"]})
+        scores[output] = s = score_users(backbone, model, torch.tensor([0]))[0]
+        losses[output] = backbone.pair_loss(s[one, None], s[other, None], torch.ones(1, 1))  # one pair per client
+    torch.testing.assert_close(scores["sigmoid"], torch.sigmoid(scores["logit"]))
+    low, high = math.log(1 + math.exp(-1)), math.log(1 + math.e)
+    assert low < losses["sigmoid"].min() < low + 0.05 and high - 0.05 < losses["sigmoid"].max() < high
+    assert losses["logit"].min() < low - 0.2 and losses["logit"].max() > high + 2
+    unequal = (scores["logit"][one] - scores["logit"][other]).abs() > 0.01
+    assert unequal.any() and (losses["logit"] != losses["sigmoid"])[unequal].all()
+
+
+def test_ncf_outputs_train_differently(registry):
+    def once(output):
+        backbone = build(registry, "backbone", "ncf", dim=4, hidden=(6, 5), lr=0.1, output=output)
+        return train_once(backbone, initial(backbone, 1, 12), ragged([1, 5, 8]), TUTORIAL)
+    (a, loss_a, _), (b, loss_b, _) = once("logit"), once("sigmoid")
+    assert loss_a != loss_b and not torch.allclose(a.dense["output.weight"], b.dense["output.weight"])
+
+
+@pytest.mark.parametrize("name", ["biasmf", "ncf"])
+def test_tutorial_single_pair(registry, name):
+    """A batch of one pair: one positive with one negative."""
+    backbone = build(registry, "backbone", name, dim=4)
+    model = initial(backbone, 1, 3)
+    after, loss, drawn = train_once(backbone, model, ragged([1]), replace(TUTORIAL, negatives=1, local_epochs=1))
+    assert loss == pytest.approx(LN2, abs=1e-3) and len(drawn[0]) == 1
+    for key, rows in after.public.items():
+        moved = (rows != model.public[key]).any(1).tolist()
+        assert moved == [item in (1, drawn[0][0]) for item in range(3)]
+
+
+# Any backbone ------------------------------------------------------------------------------------------------------
+
+
+class Aliased(Backbone):
+    """s(u, i) = q_i + (a_u + b_u): the two private numbers have one gradient, in one tensor."""
+
+    def learning_rates(self, n_items, round_=0, batch=0):
+        return {ITEM: 1.0, "a": 0.5, "b": 0.25, "c": 1.0}
+
+    def score(self, clients, rows):
+        return rows[ITEM].squeeze(2) + torch.tanh(clients["a"] + clients["b"]) + 0.0 * clients["c"].sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_parameters_with_one_gradient_tensor(optimiser, decay):
+    """Autograd returns the same tensor for terms of a sum, and an expanded number for a sum over a row; every parameter
+    still gets its own step."""
+    backbone = Aliased(BackboneSettings())
+    backbone.weight_decay = decay
+    private = {"a": torch.tensor([[0.2]]), "b": torch.tensor([[-0.1]]), "c": torch.ones(1, 3)}
+    model = Snapshot({ITEM: torch.zeros(10, 1)}, {name: value.double() for name, value in private.items()})
+    model = replace(model, public={ITEM: model.public[ITEM].double()})
+    after, _, _ = train_once(backbone, model, ragged([3]), LocalSettings(optimiser=optimiser))
+    t = math.tanh(0.1)
+    gradient = (1 / (1 + math.exp(-t)) - 0.2) * (1 - t * t)  # 5 samples, one positive
+    for name, value in private.items():
+        own = (0.0 if name == "c" else gradient) + decay * value.double()
+        step = own if optimiser == "sgd" else own.sign() * (own != 0)
+        torch.testing.assert_close(after.private[name], value.double() - backbone.learning_rates(10)[name] * step,
+                                   atol=1e-6, rtol=1e-6)

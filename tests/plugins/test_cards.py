@@ -1,0 +1,329 @@
+"""The numeric checks of the papers' method cards, one test each."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from helpers import ITEM, USER, build, federation, finish, module_of, train_once
+
+from fedcl_bench.client.lists import ListTrainer
+from fedcl_bench.distillation import distillation_loss, ranks_of, refresh_teacher
+from fedcl_bench.draws import DrawKey
+from fedcl_bench.errors import UserError
+from fedcl_bench.federation.loop import run
+from fedcl_bench.method import Method, NoSettings
+from fedcl_bench.model import Snapshot
+from fedcl_bench.ops import kernels
+from fedcl_bench.sampling import LocalSettings, make_chunks
+from fedcl_bench.testing.worlds import ragged
+
+# FedMF -------------------------------------------------------------------------------------------------------------
+
+
+def one_round(registry, train, vectors, n_items, lr):
+    backbone = build(registry, "backbone", "fedmf", lr=lr, dim=2)
+    model = Snapshot({ITEM: torch.zeros(n_items, 2)}, {USER: torch.tensor(vectors)})
+    after, _, negatives = train_once(backbone, model, train)
+    return negatives[0], after.public, after.private
+
+
+def test_fedmf_single_batch_step(registry):
+    """One positive and 4 negatives, q = 0: q_pos = +.1 p, q_neg = -.1 p per draw, p unchanged (item lr .1 x 10 = 1)."""
+    negatives, public, private = one_round(registry, ragged([4]), [[1.0, 0.0]], n_items=10, lr=0.1)
+    expected = torch.zeros(10, 2)
+    expected[4, 0] = 0.1
+    for item in negatives:  # an item drawn twice moves twice as far
+        expected[item, 0] -= 0.1
+    assert len(negatives) == 4 and 4 not in negatives
+    torch.testing.assert_close(public[ITEM], expected)
+    torch.testing.assert_close(private[USER], torch.tensor([[1.0, 0.0]]))
+
+
+def test_fedmf_mean_with_untouched_clients(registry):
+    """Averaged with 3 clients that leave their table at 0 (p = 0, so no gradient reaches q): q_pos = .025."""
+    vectors = [[1.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]
+    _, public, _ = one_round(registry, ragged([4], [4], [4], [4]), vectors, n_items=10, lr=0.1)
+    torch.testing.assert_close(public[ITEM][4], torch.tensor([0.025, 0.0]))
+
+
+def test_fedmf_item_learning_rate(registry, ml100k):
+    """lr 1.0 gives items 1136 in block 0 of ML-100K and 1146 in block 1: the true count, not RecBole's padded one."""
+    backbone = build(registry, "backbone", "fedmf", lr=1.0)
+    assert [backbone.learning_rates(s.n_items)[ITEM] for s in ml100k.steps[:2]] == [1136.0, 1146.0]
+    assert backbone.learning_rates(1136)[USER] == 1.0
+    assert build(registry, "backbone", "fedmf", item_lr="plain").learning_rates(1136)[ITEM] == 1.0
+
+
+def test_fedmf_sample_count_and_duplicates(registry, ml100k):
+    """5 rows per training positive; among the negatives an item may come twice, and none is a training positive."""
+    step = ml100k.steps[0]
+    backbone = build(registry, "backbone", "fedmf")
+    public, private = backbone.new_rows(0, range(step.n_users), range(step.n_items))
+    chunks = make_chunks(step, torch.arange(step.n_users), LocalSettings(), 32)
+    repeated = total = 0
+    for chunk in chunks:
+        trainer = ListTrainer(chunk, Snapshot(public, private), backbone, Method(NoSettings()), LocalSettings(),
+                              DrawKey(0, 0))
+        assert torch.equal(trainer.valid.sum(1), 5 * step.train.lengths[chunk.users])
+        total += int(trainer.valid.sum())
+        for c, user in enumerate(chunk.users.tolist()):
+            negatives = trainer.slots.items[c, chunk.positives.shape[1]:][trainer.valid[c, chunk.positives.shape[1]:]]
+            assert not set(negatives.tolist()) & set(step.train.of(user).tolist())
+            repeated += len(negatives) - len(negatives.unique())
+    assert total == 5 * len(step.train.values) and repeated > 0
+
+
+def test_fedmf_scores_are_recboles(registry):
+    """The batched score equals RecBole BPR's predict and full_sort_predict on the same tables."""
+    backbone = build(registry, "backbone", "fedmf", dim=8)
+    public, private = backbone.new_rows(1, range(5), range(7))
+    model = backbone.recbole_model(5, 7).double()
+    model.load_state_dict({**public, **private})
+    users, items = torch.arange(5), torch.randint(0, 7, (5, 4))
+    ours = backbone.score(private, {ITEM: public[ITEM][items]})
+    theirs = model.predict({"user_id": users.repeat_interleave(4), "item_id": items.flatten()}).view(5, 4)
+    torch.testing.assert_close(ours, theirs)
+    full = model.full_sort_predict({"user_id": users}).view(5, 7)
+    torch.testing.assert_close(backbone.score_all(private, public), full)
+
+
+def test_fedmf_starts_small_and_grows_consistently(registry):
+    """Rows are N(0, .01^2), and a row does not depend on the block in which the table grew to hold it."""
+    backbone = build(registry, "backbone", "fedmf")
+    whole = backbone.new_rows(5, range(0, 900), range(0, 1100))
+    later = backbone.new_rows(5, range(600, 900), range(1000, 1100))
+    assert torch.equal(whole[1][USER][600:], later[1][USER]) and torch.equal(whole[0][ITEM][1000:], later[0][ITEM])
+    for table in (whole[0][ITEM], whole[1][USER]):
+        assert float(table.std()) == pytest.approx(0.01, rel=0.02) and abs(float(table.mean())) < 2e-4
+    assert not torch.equal(whole[0][ITEM][:900], whole[1][USER])
+
+
+# FT ----------------------------------------------------------------------------------------------------------------
+
+
+def test_ft_is_f3crec_without_both_parts(registry, ml100k):
+    """lambda_kd = 0 and beta = 0 give FT bit by bit, whatever N and eps are."""
+    ft = finish(federation(registry, ml100k, build(registry, "method", "ft")))
+    for settings in ({}, {"top_n": 50, "eps": 0.001}):
+        off = finish(federation(registry, ml100k, build(registry, "method", "f3crec", lambda_kd=0.0, beta=0.0,
+                                                        **settings)))
+        assert torch.equal(off.model.public[ITEM], ft.model.public[ITEM])
+        assert torch.equal(off.model.private[USER], ft.model.private[USER])
+    on = finish(federation(registry, ml100k, build(registry, "method", "f3crec")))
+    assert not torch.equal(on.model.public[ITEM], ft.model.public[ITEM])
+
+
+def test_ft_keeps_users_without_data(registry, ml100k):
+    """A user absent from a block keeps the private vector."""
+    progress = finish(federation(registry, ml100k, build(registry, "method", "ft"), rounds=2))
+    absent = (ml100k.steps[3].train.lengths[:587] == 0).nonzero().flatten()
+    absent = [u for u in absent.tolist() if all(ml100k.steps[t].train.lengths[u] == 0 for t in (1, 2))]
+    base = next(p for p in run(federation(registry, ml100k, build(registry, "method", "ft"), rounds=2)) if p.trained)
+    assert absent and torch.equal(progress.model.private[USER][absent], base.model.private[USER][absent])
+
+
+# Reg ---------------------------------------------------------------------------------------------------------------
+
+
+def reg_with_anchor(registry, **settings):
+    reg = build(registry, "method", "reg", **settings)
+    previous = Snapshot({ITEM: torch.randn(6, 4)}, {USER: torch.randn(3, 4)})
+    reg.end_step(None, previous, None, None, None)
+    return reg, previous
+
+
+class Batch:
+    def __init__(self, users, vectors):
+        self.users, self.private, self.dense = users, {USER: vectors}, {}
+
+
+def test_reg_new_user_and_new_items_are_free(registry):
+    reg, previous = reg_with_anchor(registry, lambda_reg=0.5)
+    vectors = torch.randn(2, 4, requires_grad=True)
+    loss = reg.local_loss(Batch(torch.tensor([1, 3]), vectors))  # user 3 is new
+    assert float(loss[1].detach()) == 0.0
+    assert float(loss[0].detach()) == pytest.approx(
+        0.5 * float((vectors[0] - previous.private[USER][1]).detach().square().sum()))
+    rows = torch.randn(1, 8, 4, requires_grad=True)
+    reg.row_penalty(ITEM)(rows, torch.arange(8)[None]).sum().backward()  # items 6 and 7 are new
+    assert (rows.grad[0, 6:] == 0).all() and (rows.grad[0, :6] != 0).all()
+    torch.testing.assert_close(rows.grad[0, :6], 2 * 0.5 * (rows.detach()[0, :6] - previous.public[ITEM]))
+
+
+def test_reg_mean_is_sum_over_size(registry):
+    torch.manual_seed(1)
+    by_sum, _ = reg_with_anchor(registry, lambda_reg=0.5)
+    by_mean = build(registry, "method", "reg", lambda_reg=0.5, reg_reduction="mean")
+    by_mean.client_state, by_mean.server_state = by_sum.client_state, by_sum.server_state
+    rows, items = torch.randn(1, 6, 4), torch.arange(6)[None]
+    torch.testing.assert_close(by_mean.row_penalty(ITEM)(rows, items),
+                               by_sum.row_penalty(ITEM)(rows, items) / (6 * 4))
+
+
+def test_reg_zero_is_ft(registry, ml100k):
+    ft = finish(federation(registry, ml100k, build(registry, "method", "ft"), rounds=2))
+    off = finish(federation(registry, ml100k, build(registry, "method", "reg", lambda_reg=0.0), rounds=2))
+    assert torch.equal(off.model.public[ITEM], ft.model.public[ITEM])
+
+
+# KD ----------------------------------------------------------------------------------------------------------------
+
+
+def test_kd_of_the_teacher_itself(registry):
+    """Student == teacher: the loss is the teacher's entropy and its gradient is 0."""
+    scores = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    p = torch.sigmoid(scores.detach())
+    loss = distillation_loss(scores, p, torch.ones(3, 5, dtype=torch.bool), "mean")
+    entropy = -(p * p.log() + (1 - p) * (1 - p).log())
+    torch.testing.assert_close(loss.detach(), entropy.mean(1))
+    loss.sum().backward()
+    assert scores.grad.abs().max() < 1e-15
+
+
+def test_kd_reductions():
+    scores, teacher = torch.zeros(1, 4), torch.full((1, 4), 0.5)
+    chosen = torch.tensor([[True, True, False, False]])
+    assert float(distillation_loss(scores, teacher, chosen, "mean")) == pytest.approx(math.log(2))
+    assert float(distillation_loss(scores, teacher, chosen, "sum")) == pytest.approx(2 * math.log(2))
+    assert float(distillation_loss(scores, teacher, torch.zeros_like(chosen), "mean")) == 0.0
+
+
+@pytest.mark.parametrize("name", ["kd", "f3crec"])
+def test_kd_list_longer_than_the_items(registry, ml100k, name):
+    f = federation(registry, ml100k, build(registry, "method", name, top_n=1137))
+    with pytest.raises(UserError, match=r"'top_n': found 1137.*1136 in block 0"):
+        f.check()
+    federation(registry, ml100k, build(registry, "method", name, top_n=1136)).check()
+
+
+def test_kd_teacher_refresh(registry):
+    """All users get the new model's probabilities; only refreshed users get a new list; lists are ordered top-N."""
+    backbone = build(registry, "backbone", "fedmf", dim=3)
+    torch.manual_seed(2)
+    first = Snapshot({ITEM: torch.randn(9, 3)}, {USER: torch.randn(4, 3)})
+    second = Snapshot({ITEM: torch.randn(12, 3)}, {USER: torch.randn(6, 3)})
+    state = {}
+    refresh_teacher(state, first, backbone, 4, torch.arange(4))
+    scores = first.private[USER] @ first.public[ITEM].T
+    assert torch.equal(state["lists"], scores.argsort(1, descending=True)[:, :4])
+    old = state["lists"].clone()
+    refresh_teacher(state, second, backbone, 4, torch.tensor([1, 4, 5]))
+    scores = second.private[USER] @ second.public[ITEM].T
+    for user in range(6):
+        expected = old[user] if user in (0, 2, 3) else scores[user].argsort(descending=True)[:4]
+        assert torch.equal(state["lists"][user], expected)
+        torch.testing.assert_close(state["teacher"][user], torch.sigmoid(scores[user][expected]))
+
+
+# F3CRec ------------------------------------------------------------------------------------------------------------
+
+
+def test_f3crec_shift_and_rate(registry):
+    f3 = module_of(registry, "method", "f3crec")
+    # Scores that put item 2 first, 5 second and 7 sixth; the list is [5, 2, 7].
+    order = [2, 5, 0, 1, 3, 7, 4, 6]
+    scores = torch.empty(1, 8)
+    scores[0, order] = torch.arange(8, 0, -1).float()
+    ranks = ranks_of(scores, torch.tensor([[5, 2, 7]]))
+    assert ranks.tolist() == [[2, 1, 6]]
+    shift = f3.preference_shift(ranks)
+    assert shift.tolist() == [5]
+    assert math.exp(-0.1 * 5) == pytest.approx(0.6065, abs=1e-4)
+    assert f3.replay_size(shift, 0.1, 3).tolist() == [1]
+    assert f3.replay_size(shift, 0.5, 3).tolist() == [0]
+
+
+def test_f3crec_unchanged_ranking_replays_everything(registry):
+    f3 = module_of(registry, "method", "f3crec")
+    scores = torch.randn(5, 40)
+    ranks = ranks_of(scores, scores.argsort(1, descending=True)[:, :30])
+    assert f3.preference_shift(ranks).tolist() == [0] * 5
+    assert f3.replay_size(f3.preference_shift(ranks), 0.006, 30).tolist() == [30] * 5
+
+
+def test_f3crec_replay_ends_near_a_shift_of_566(registry):
+    """N = 30, eps = .006: n > 0 only up to D = ln(30) / .006, far below the worst possible shift."""
+    f3 = module_of(registry, "method", "f3crec")
+    sizes = f3.replay_size(torch.tensor([566, 567, 30 * 1136]), 0.006, 30)
+    assert sizes.tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_f3crec_ranks_match_sorting(monkeypatch, dtype):
+    torch.manual_seed(4)
+    scores = torch.randn(20, 300, dtype=dtype)
+    items = torch.stack([torch.randperm(300)[:30] for _ in range(20)])
+    expected = scores.argsort(1, descending=True).argsort(1).gather(1, items) + 1
+    some_equal = (4 * scores).round()
+    found = ranks_of(scores, items), ranks_of(some_equal, items)
+    monkeypatch.setattr(kernels, "why_not", lambda: "switched off")
+    assert torch.equal(found[0], expected) and torch.equal(ranks_of(scores, items), expected)
+    assert torch.equal(found[1], ranks_of(some_equal, items))
+
+
+def test_f3crec_temporal_weight(registry):
+    f3 = module_of(registry, "method", "f3crec")
+    previous, mean = torch.zeros(2, 4), torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
+    # phi = 2 / sqrt(4) = 1 gives beta / 2; phi = 0 gives beta.
+    torch.testing.assert_close(f3.temporal_weight(previous, mean, 0.9), torch.tensor([0.45, 0.9]))
+
+
+def f3crec_after_block(registry, table, **settings):
+    method = build(registry, "method", "f3crec", **settings)
+    method.server_state = {ITEM: table}
+    return method
+
+
+def test_f3crec_server_leaves_new_items(registry):
+    previous, mean = torch.randn(3, 4), torch.randn(5, 4)
+    result = f3crec_after_block(registry, previous).aggregate({ITEM: mean})[ITEM]
+    assert torch.equal(result[3:], mean[3:])
+    gamma = 0.9 / (1 + (previous - mean[:3]).square().sum(1) / 2)
+    torch.testing.assert_close(result[:3], (1 - gamma)[:, None] * mean[:3] + gamma[:, None] * previous)
+
+
+def test_f3crec_ablations(registry, ml100k):
+    """cc and sc switch a part off, itm weighs every old item alike, arm replays whole lists."""
+    previous, mean = torch.randn(3, 4), torch.randn(5, 4)
+    uniform = f3crec_after_block(registry, previous, without="itm").aggregate({ITEM: mean})[ITEM]
+    torch.testing.assert_close(uniform[:3], 0.1 * mean[:3] + 0.9 * previous)
+    assert f3crec_after_block(registry, previous, without="sc").aggregate({ITEM: mean})[ITEM] is mean
+    assert build(registry, "method", "f3crec", without="cc").replayed_items(torch.arange(3), DrawKey(0, 1)) is None
+    runs = {without: finish(federation(registry, ml100k, build(registry, "method", "f3crec", without=without),
+                                       rounds=3))
+            for without in ("none", "cc", "arm", "sc", "itm")}
+    tables = [p.model.public[ITEM] for p in runs.values()]
+    assert all(not torch.equal(a, b) for i, a in enumerate(tables) for b in tables[:i])
+    kd = finish(federation(registry, ml100k, build(registry, "method", "kd"), rounds=3))
+    arm_only = finish(federation(registry, ml100k, build(registry, "method", "f3crec", without="arm", beta=0.0),
+                                 rounds=3))
+    assert torch.equal(kd.model.public[ITEM], arm_only.model.public[ITEM])  # whole lists, plain mean: KD
+
+
+def test_f3crec_does_nothing_in_block_0(registry, ml100k):
+    """Block 0 is FT's, so all methods share it: neither distillation nor the temporal mean runs."""
+    def base(name):
+        return next(p for p in run(federation(registry, ml100k, build(registry, "method", name), rounds=3))
+                    if p.trained)
+    ft = base("ft")
+    for name in ("reg", "kd", "f3crec"):
+        assert torch.equal(base(name).model.public[ITEM], ft.model.public[ITEM])
+
+
+def test_f3crec_teacher_is_the_best_round_and_start_is_the_last(registry, ml100k):
+    """Teacher and Q^{t-1} are the best validation round's; the next block starts from the last one (or the best)."""
+    for init_from in ("last", "best"):
+        method = build(registry, "method", "f3crec")
+        f = federation(registry, ml100k, method, rounds=100, patience=1, init_from=init_from)
+        progress = iter(run(f))
+        base = next(p for p in progress if p.trained)
+        assert base.stale == 1 and not torch.equal(base.model.public[ITEM], base.best.model.public[ITEM])
+        after = next(progress)
+        assert torch.equal(after.server_state[ITEM], base.best.model.public[ITEM])
+        first = next(progress)
+        assert first.step == 1 and first.round == 1
+        start = base.model if init_from == "last" else base.best.model
+        absent = (ml100k.steps[1].train.lengths[:587] == 0).nonzero().flatten()
+        assert torch.equal(first.model.private[USER][absent], start.private[USER][absent])

@@ -1,0 +1,463 @@
+"""FCUCR: the numbers of its card, the knowledge base, its private head, and draws that belong to clients."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import hypothesis.strategies as st
+import numpy as np
+import oracle
+import pytest
+import torch
+from helpers import build, train_round
+from hypothesis import given
+from session_oracle import ITEM, drawn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedcl_bench import draws, prototypes
+from fedcl_bench.client.sessions import SessionTrainer, make_session_chunks, window
+from fedcl_bench.draws import DrawKey
+from fedcl_bench.evaluation import sessions as session_ranking
+from fedcl_bench.evaluation.ranking import EvaluationSettings
+from fedcl_bench.federation import protocols
+from fedcl_bench.federation.growth import grow
+from fedcl_bench.federation.loop import run
+from fedcl_bench.federation.parts import Federation, FederationSettings
+from fedcl_bench.method import Encoding
+from fedcl_bench.model import Snapshot
+from fedcl_bench.prototypes import fuse, gaussian_epsilon, nearest
+from fedcl_bench.sampling import LocalSettings
+from fedcl_bench.testing.worlds import session_log, session_stream, sessions_of
+
+N_ITEMS = 40
+
+
+def federation(registry, rounds=2, backbone="sasrec", dropout=0.0, init="server", precision="float64", **settings):
+    """FCUCR on the eight users of ``session_log``."""
+    f = Federation(session_stream(session_log(N_ITEMS), N_ITEMS),
+                   build(registry, "backbone", backbone, dim=6, max_length=5, dropout=dropout),
+                   build(registry, "method", "fcucr", **{"head_size": 5, "neighbours": 3, **settings}),
+                   LocalSettings("adam", adam_beta2=0.98, local_epochs=2, negatives=1),
+                   FederationSettings(rounds=rounds, precision=precision, init=init, tested_round="last", patience=0),
+                   EvaluationSettings(topk=(3,), valid_metric="hit@3", candidates="sampled", sampled_candidates=10), 5)
+    f.check()
+    return f
+
+
+def after_each_round(f):
+    return [progress for progress in run(f) if progress.round]
+
+
+# The card's numbers.
+
+
+@pytest.mark.parametrize("distillation,distance,weight,total", [
+    ("capped", 0.05, 10.0, 1.7), ("capped", 0.3, 4.0, 2.4), ("fixed", 0.3, 10.0, 4.2)])
+def test_weight_of_the_distillation(registry, distillation, distance, weight, total):
+    """L_rec = 1.2: a ratio of 24 is capped at lambda = 10; one of 4 makes both losses equal."""
+    method = build(registry, "method", "fcucr", distillation=distillation)
+    recommendation, distance = (torch.tensor([x], dtype=torch.float64) for x in (1.2, distance))
+    found = method.weight(recommendation, distance)
+    assert float(found) == pytest.approx(weight, rel=1e-6)
+    assert float(recommendation + found * distance) == pytest.approx(total, rel=1e-6)
+
+
+def test_weight_where_nothing_differs(registry):
+    """A client whose encoder is the teacher's has no distance to divide by."""
+    method = build(registry, "method", "fcucr")
+    assert method.weight(torch.tensor([1.2, 0.0]), torch.zeros(2)).tolist() == [10.0, 0.0]
+
+
+def test_distillation_loss_is_a_mean_over_all_positions(registry):
+    """L_dist is the mean square over L x d, padding included, of each client; the weight is not differentiated."""
+    method = build(registry, "method", "fcucr", lambda_tasd=50.0)
+    features = torch.arange(12.0, dtype=torch.float64).view(2, 3, 2).requires_grad_()
+    local = SimpleNamespace(features=features, kept={"teacher": torch.zeros(2, 3, 2, dtype=torch.float64)},
+                            recommendation=torch.tensor([55.0, 4210.0], dtype=torch.float64))
+    distance = [sum(x * x for x in range(first, first + 6)) / 6 for first in (0, 6)]
+    weight = [min(r / d, 50.0) for r, d in zip((55.0, 4210.0), distance)]
+    assert weight == [6.0, 50.0]
+    loss = method.local_loss(local)
+    assert loss.tolist() == pytest.approx([w * d for w, d in zip(weight, distance)])
+    gradient, = torch.autograd.grad(loss.sum(), features)
+    expected = 2 * features.detach() / 6 * torch.tensor(weight).double()[:, None, None]
+    torch.testing.assert_close(gradient, expected, rtol=1e-7, atol=0)
+
+
+def test_epsilon_of_the_noise():
+    """sqrt(2 ln(1.25e5)) = 4.8448."""
+    assert round(gaussian_epsilon(1.0, 1e-5), 4) == 4.8448
+    assert (round(gaussian_epsilon(0.1, 1e-5), 2), round(gaussian_epsilon(0.6, 1e-5), 2)) == (48.45, 8.07)
+
+
+def test_softmax_over_similarities_is_nearly_uniform():
+    weights = fuse(torch.tensor([[0.9, 0.8]]), torch.eye(2)[None], "softmax")[0]
+    assert [round(float(weight), 3) for weight in weights] == [0.525, 0.475]
+
+
+@pytest.mark.parametrize("size", [2, 3, 15, 16, 17, 40])
+def test_inputs_and_targets_of_a_session(size):
+    """Of m items the first m - 1 are inputs and all but the first targets, the last 15 of them, padded in front."""
+    session = [(10 + i, float(i)) for i in range(size)]
+    some = sessions_of([[[(1, 5.0), (2, 6.0)], session, [(3, 1e4), (4, 2e4)]]])
+    items, sequence = window(some, torch.tensor([1]), 15)
+    kept = min(size - 1, 15)
+    assert sequence.real.tolist() == [[False] * (15 - kept) + [True] * kept]
+    assert items[0, :-1][sequence.real[0]].tolist() == list(range(10, 10 + size))[:-1][-15:]
+    assert items[0, 1:][sequence.real[0]].tolist() == list(range(11, 10 + size))[-15:]
+    assert sequence.times[0].tolist() == [0.0] * (15 - kept) + [float(i) for i in range(size)][:-1][-15:]
+
+
+# Finding prototypes.
+
+
+def naive_nearest(query, owner, base, owners, k):
+    """(cosine, position) of the k best of others, one by one."""
+    def cosine(a, b):
+        return sum(x * y for x, y in zip(a, b)) / math.sqrt(sum(x * x for x in a) * sum(y * y for y in b))
+    found = [(cosine(query, row), i) for i, row in enumerate(base) if owners[i] != owner]
+    return sorted(found, key=lambda pair: -pair[0])[:k]
+
+
+@given(seed=st.integers(0, 10 ** 6), queries=st.integers(1, 9), size=st.integers(1, 40), clients=st.integers(1, 6),
+       k=st.integers(1, 45), at_once=st.integers(1, 60), some=st.integers(1, 9))
+def test_nearest_equals_a_naive_ranking(seed, queries, size, clients, k, at_once, some):
+    """For any sizes of blocks; several prototypes are a client's own, and all of them are left out."""
+    rng = np.random.default_rng(seed)
+    query, base = (torch.from_numpy(rng.normal(size=(n, 3))) for n in (queries, size))
+    owner, owners = (torch.from_numpy(rng.integers(0, clients, n)) for n in (queries, size))
+    with patch.object(prototypes, "SIMILARITIES_AT_ONCE", at_once), patch.object(prototypes, "_QUERIES_AT_ONCE", some):
+        similarity, position = nearest(query, owner, base, base.norm(dim=1), owners, k)
+    assert similarity.shape == position.shape == (queries, min(k, size))
+    for q in range(queries):
+        expected = naive_nearest(query[q].tolist(), int(owner[q]), base.tolist(), owners.tolist(), k)
+        assert similarity[q, :len(expected)].tolist() == pytest.approx([value for value, _ in expected], abs=1e-12)
+        assert position[q, :len(expected)].tolist() == [i for _, i in expected]
+        assert (similarity[q, len(expected):] == -torch.inf).all()
+
+
+class Largest(TorchDispatchMode):
+    """The most elements that any operation's result has."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for part in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(part, torch.Tensor):
+                self.elements = max(self.elements, part.numel())
+        return result
+
+
+def test_memory_is_bounded_for_100_000_prototypes():
+    """Their similarities to 600 queries would be 60 million; no tensor has more elements than the limit of a block."""
+    generator = torch.Generator().manual_seed(0)
+    base, queries = (torch.randn(n, 4, generator=generator) for n in (100_000, 600))
+    owners = torch.arange(100_000) % 600
+    with Largest() as largest:
+        similarity, position = nearest(queries, torch.arange(600), base, base.norm(dim=1), owners, 20)
+    assert largest.elements <= prototypes.SIMILARITIES_AT_ONCE
+    row = torch.nn.functional.cosine_similarity(queries[7:8], base).masked_fill(owners == 7, -torch.inf)
+    assert position[7].tolist() == row.topk(20).indices.tolist()
+
+
+def test_memory_of_fusing_many_neighbours_is_bounded(registry):
+    """The 1000 neighbours of 100 queries are not gathered at once, but those of 32."""
+    generator = torch.Generator().manual_seed(0)
+    base, queries = (torch.randn(n, 100, generator=generator) for n in (5000, 100))
+    method = build(registry, "method", "fcucr", neighbours=1000)
+    method.server_state = {"prototypes": base, "length": base.norm(dim=1), "owner": torch.arange(5000)}
+    with Largest() as largest:
+        answer = method.answers(queries, torch.arange(100))
+    assert largest.elements == 32 * 1000 * 100 and answer.shape == (100, 100)
+
+
+# Fusing them.
+
+
+def test_fusion_by_mean_and_softmax():
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randn(1, 4, 6, generator=generator, dtype=torch.float64)
+    near = torch.tensor([[0.9, 0.5, 0.1, -torch.inf]], dtype=torch.float64)
+    torch.testing.assert_close(fuse(near, rows, "mean"), rows[:, :3].mean(1), rtol=1e-14, atol=1e-14)
+    weights = torch.tensor([math.exp(x) for x in (0.9, 0.5, 0.1)], dtype=torch.float64)
+    torch.testing.assert_close(fuse(near, rows, "softmax")[0], weights @ rows[0, :3] / weights.sum(), rtol=1e-14,
+                               atol=1e-14)
+
+
+@given(seed=st.integers(0, 10 ** 6), k=st.integers(1, 12), n=st.integers(2, 9), there=st.integers(1, 12))
+def test_fusion_by_the_first_principal_direction(seed, k, n, there):
+    """The mean of the best approximation of rank one (Eckart & Young), which is not zero."""
+    rows, there = torch.from_numpy(np.random.default_rng(seed).normal(size=(2, k, n))), min(there, k)
+    near = torch.zeros(2, k, dtype=torch.float64)
+    near[1, there:] = -torch.inf
+    found = fuse(near, rows, "pca")
+    for q, count in enumerate((k, there)):
+        u, s, v = torch.linalg.svd(rows[q, :count], full_matrices=False)
+        torch.testing.assert_close(found[q], (s[0] * torch.outer(u[:, 0], v[0])).mean(0), rtol=1e-6, atol=1e-9)
+        assert found[q].norm() > 0.0
+
+
+@pytest.mark.parametrize("how", ["softmax", "mean", "pca"])
+def test_fusion_of_nothing_is_zero(how):
+    rows = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(2))
+    near = torch.tensor([[-torch.inf] * 3, [0.5, -torch.inf, -torch.inf]])
+    found = fuse(near, rows, how)
+    assert found[0].tolist() == [0.0] * 4
+    torch.testing.assert_close(found[1], rows[1, 0])
+
+
+def test_state_is_made_where_the_run_is(registry):
+    """``meta`` stands for a device that is not the processor."""
+    f, device = federation(registry, teacher="previous"), torch.device("meta")
+    step = f.stream.steps[0].to(device)
+    grow(Snapshot({}, {}), f.backbone, 5, step, torch.float32, device, f.method)
+    f.method.begin_round(step, 0, f.backbone)
+    assert f.method.client_state.keys() == {"head.norm.mean", "head.norm.var", "teacher", "teacher round"}
+    assert {values.device for values in f.method.client_state.values()} == {device}
+
+
+# The knowledge base.
+
+
+def remembered(registry, rounds, **settings):
+    """The base after rounds of (users, their sessions), as rows (session, owner, round of upload, prototype)."""
+    method = build(registry, "method", "fcucr", **settings)
+    for round_, (users, sessions) in enumerate(rounds):
+        uploads = torch.tensor([[10.0 * round_ + user, 1.0] for user in users])
+        method.remember(uploads, torch.tensor(users), torch.tensor(sessions), round_)
+    state = method.server_state
+    torch.testing.assert_close(state["length"], state["prototypes"].norm(dim=1))
+    return list(zip(state["session"].tolist(), state["owner"].tolist(), state["round"].tolist(),
+                    state["prototypes"][:, 0].tolist()))
+
+
+# Three clients: the first has session 0 only, the second 1 and 2, the third 3 to 5.
+ROUNDS = [([0, 1, 2], [0, 1, 3]), ([0, 1, 2], [0, 2, 4]), ([0, 1, 2], [0, 1, 5]), ([1, 2], [2, 3])]
+
+
+@pytest.mark.parametrize("settings,expected", [
+    ({}, [(0, 0, 2, 20), (1, 1, 2, 21), (3, 2, 3, 32), (2, 1, 3, 31), (4, 2, 1, 12), (5, 2, 2, 22)]),
+    ({"window": 1}, [(3, 2, 3, 32), (2, 1, 3, 31)]),
+    ({"window": 2}, [(0, 0, 2, 20), (1, 1, 2, 21), (5, 2, 2, 22), (2, 1, 3, 31), (3, 2, 3, 32)]),
+    ({"window": 9}, [(0, 0, 2, 20), (1, 1, 2, 21), (3, 2, 3, 32), (2, 1, 3, 31), (4, 2, 1, 12), (5, 2, 2, 22)]),
+    ({"window": 1, "window_rule": "entries"}, [(2, 1, 3, 31), (3, 2, 3, 32)]),
+    ({"window": 2, "window_rule": "entries"}, [(3, 2, 3, 32), (2, 1, 3, 31), (4, 2, 1, 12), (5, 2, 2, 22)])], ids=str)
+def test_knowledge_base(registry, settings, expected):
+    """A session seen again overwrites its prototype; of more entries than so many times the round's clients, the first
+    inserted leave."""
+    assert sorted(remembered(registry, ROUNDS, **settings)) == sorted(expected)
+
+
+def test_size_after_the_first_round(registry):
+    first, *_ = after_each_round(federation(registry, rounds=1))
+    assert len(first.server_state["prototypes"]) == 8
+    assert first.server_state["owner"].tolist() == list(range(8)) and first.server_state["prototypes"].shape == (8, 30)
+
+
+def test_transfer_interval(registry):
+    """Between transfers clients keep the prototypes they have, while the base goes on growing."""
+    rounds = after_each_round(federation(registry, rounds=5, transfer_interval=2))
+    kept = [progress.client_state["prototype"] for progress in rounds]
+    assert [torch.equal(a, b) for a, b in zip(kept, kept[1:])] == [True, False, True, False]
+    assert [len(progress.server_state["prototypes"]) for progress in rounds] == [8, 14, 18, 20, 20]
+    every = [progress.client_state["prototype"] for progress in after_each_round(federation(registry, rounds=2))]
+    assert torch.equal(every[0], kept[0]) and not torch.equal(every[0], every[1])
+    # Of the two prototypes sent and the one received, only the session's goes up in between.
+    size, last = 5 * 6 * 8, rounds[-1].curve
+    assert [row["bytes_up"] - last[1]["bytes_up"] for row in last] == [size, 0, size, 0, size]
+    assert [row["bytes_down"] - last[1]["bytes_down"] for row in last] == [size, 0, size, 0, size]
+
+
+def test_no_client_receives_its_own_prototypes(registry):
+    """With the mean of all, what client u has is the mean of the others' entries, whatever it asked for; the same holds
+    for evaluations."""
+    f = federation(registry, rounds=4, neighbours=500, fusion="mean")
+    for progress in run(f):
+        if not progress.round:
+            break
+        base, owner = progress.server_state["prototypes"], progress.server_state["owner"]
+        expected = torch.stack([base[owner != user].mean(0) for user in range(8)])
+        torch.testing.assert_close(progress.client_state["prototype"], expected, rtol=1e-12, atol=1e-12)
+        queries = torch.randn(8, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+        encoding = Encoding(torch.arange(8), {}, torch.zeros(8, 5, 6, dtype=torch.float64), "valid", DrawKey(0, 0),
+                            queries.view(8, 5, 6))
+        torch.testing.assert_close(f.method.received(encoding).flatten(1), expected, rtol=1e-12, atol=1e-12)
+    assert owner.bincount().tolist() == [1, 2, 3, 4, 1, 2, 3, 4]  # several of one client
+
+
+def test_a_client_alone_receives_zeros(registry):
+    method = build(registry, "method", "fcucr")
+    method.remember(torch.ones(2, 30), torch.tensor([4, 4]), torch.tensor([0, 1]), 0)
+    assert method.answers(torch.ones(2, 30), torch.tensor([4, 5])).tolist() == [[0.0] * 30, [1.0] * 30]
+
+
+@pytest.mark.parametrize("without,uploads", [("iupr", 0), ("both", 0), ("tasd", 2), ("none", 2)])
+def test_what_ablations_send(registry, without, uploads):
+    f = federation(registry, rounds=1, without=without)
+    last, = after_each_round(f)
+    assert ("prototypes" in last.server_state) == bool(uploads)
+    assert f.method.uploads(f.backbone, 0) == ({"prototype": (30,), "session": (), "query": (30,)} if uploads else {})
+    numbers = sum(table.numel() for table in {**last.model.public, **last.model.dense}.values())
+    assert last.curve[0]["bytes_up"] == 8 * (numbers + (61 if uploads else 0))
+    assert not any(name.startswith("head") for name in {**last.model.public, **last.model.dense})
+
+
+# The private head.
+
+
+def test_dice_equals_batch_normalisation(registry):
+    """Outputs, gradients and running statistics of each client's own BatchNorm1d over 15 positions, in training and in
+    evaluation; clients that do not take part keep theirs."""
+    generator = torch.Generator().manual_seed(4)
+    method = build(registry, "method", "fcucr", head_size=7)
+    method.new_private(0, range(5), SimpleNamespace(settings=SimpleNamespace(dim=6)))
+    users = torch.tensor([3, 1])
+    modules = [torch.nn.BatchNorm1d(7, eps=1e-9).double() for _ in users]
+    weight, bias, alpha = torch.randn(3, 2, 7, generator=generator, dtype=torch.float64).unbind()
+    for tensor in (weight, bias, alpha):
+        tensor.requires_grad_()
+    clients = {"head.norm.weight": weight, "head.norm.bias": bias, "head.alpha": alpha}
+    for module, *values in zip(modules, weight, bias):
+        for parameter, value in zip(module.parameters(), values):
+            parameter.data.copy_(value)
+
+    def check(purpose):
+        x = 3.0 * torch.randn(2, 15, 7, generator=generator, dtype=torch.float64) + 1.0
+        x.requires_grad_()
+        found = method.dice(Encoding(users, clients, x, purpose, DrawKey(0, 0)), x)
+        target = torch.randn(found.shape, generator=generator, dtype=torch.float64)
+        gradients = torch.autograd.grad((found * target).sum(), [x, weight, bias, alpha])
+        for c, module in enumerate(modules):
+            module.train(purpose == "train")
+            one, own = (t.detach().clone().requires_grad_() for t in (x[c], alpha[c]))
+            p = torch.sigmoid(module(one))
+            expected = p * one + (1.0 - p) * own * one
+            torch.testing.assert_close(found[c], expected, rtol=1e-9, atol=1e-9)
+            for ours, theirs in zip(gradients, torch.autograd.grad((expected * target[c]).sum(),
+                                                                   [one, module.weight, module.bias, own])):
+                torch.testing.assert_close(ours[c], theirs, rtol=1e-8, atol=1e-8)
+        for name, running in (("mean", "running_mean"), ("var", "running_var")):
+            expected = torch.stack([getattr(module, running) for module in modules])
+            torch.testing.assert_close(method.client_state[f"head.norm.{name}"][users], expected, rtol=1e-12,
+                                       atol=1e-12)
+
+    for purpose in ("valid", "train", "train", "test", "train", "early"):
+        check(purpose)
+    assert method.client_state["head.norm.mean"][[0, 2, 4]].abs().max() == 0.0
+    assert (method.client_state["head.norm.var"][[0, 2, 4]] == 1.0).all()
+
+
+# Random numbers belong to clients.
+
+
+@pytest.mark.parametrize("backbone", ["sasrec", "gru4rec", "tisasrec"])
+@pytest.mark.parametrize("settings", [{}, {"prototype_noise": 0.3, "teacher": "previous"}], ids=str)
+def test_dropout_does_not_depend_on_chunks_or_threads(registry, backbone, settings):
+    """Two rounds with dropout: bit-identical for one and two threads, and equal for any chunks."""
+    def last(chunk, at_once=64, threads=1, dropout=0.2):
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            with (patch.object(protocols, "make_session_chunks", partial(make_session_chunks, chunk_clients=chunk)),
+                  patch.object(session_ranking, "USERS_AT_ONCE", at_once)):
+                return after_each_round(federation(registry, 2, backbone, dropout, "per_client", **settings))[-1]
+        finally:
+            torch.set_num_threads(before)
+
+    def numbers(progress):
+        (_, _, scores), = progress.tests
+        return {**progress.model.public, **progress.model.dense, **progress.model.private, **progress.client_state,
+                **progress.server_state, **scores.values, "probability": progress.analysis[-1][3],
+                "loss": torch.tensor([row["loss"] for row in progress.curve], dtype=torch.float64)}
+
+    one, two = (numbers(last(3, 3, threads)) for threads in (1, 2))
+    assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+    for chunk, at_once in ((1, 2), (64, 64)):
+        other = numbers(last(chunk, at_once))
+        for name, value in one.items():
+            torch.testing.assert_close(other[name], value, rtol=1e-6, atol=1e-8, msg=lambda m: f"{name}: {m}")
+    assert not torch.allclose(one[ITEM], numbers(last(64, dropout=0.0))[ITEM], rtol=1e-3)
+
+
+def test_noise_on_what_a_client_receives(registry):
+    """N(0, std^2), anew in every batch, round, evaluation and for every client."""
+    method = build(registry, "method", "fcucr", prototype_noise=0.5)
+    method.client_state["prototype"] = torch.full((40, 750), 2.0)
+
+    def received(users, **place):
+        return method.received(Encoding(users, {}, torch.zeros(len(users), 15, 50), "train", DrawKey(0, 0, **place)))
+
+    everybody = received(torch.arange(40), round=1)
+    noise = (everybody - 2.0) / 0.5
+    assert float(noise.mean()) == pytest.approx(0.0, abs=4 / math.sqrt(30_000))
+    assert float(noise.square().mean()) == pytest.approx(1.0, abs=4 * math.sqrt(2 / 30_000))
+    torch.testing.assert_close(received(torch.tensor([9, 2]), round=1), everybody[[9, 2]], rtol=0, atol=0)
+    for place in ({"round": 2}, {"round": 1, "batch": 1}):
+        assert (received(torch.arange(40), **place) != everybody).float().mean() > 0.99
+    assert len(everybody.unique()) > 29_000
+
+
+def test_noise_on_what_a_client_uploads(registry):
+    """Prototypes and queries are uploads too: Laplace(scale) on every number, of each client and round its own."""
+    def base(scale):
+        f = federation(registry, 1, lambda_tasd=0.0, without="tasd")
+        f = replace(f, server=replace(f.server, upload_noise=scale))
+        return after_each_round(f)[0].server_state["prototypes"]
+
+    key = draws.key(5, "upload noise of prototype", 0, 0)
+    expected = torch.stack([draws.laplace(key, torch.tensor([user]), (5, 6), 2.0) for user in range(8)]).view(8, 30)
+    torch.testing.assert_close(base(2.0) - base(0.0), expected, rtol=1e-9, atol=1e-9)
+    assert len(expected.unique()) == 240
+
+
+# Clients that begin on their own.
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "interactions"])
+def test_law_of_own_starts(registry, weighting):
+    """With a learning rate of nothing the first round's mean is that of the starts: the exact sum over the clients that
+    look a row up, and for the others one draw with the variance that the mean of theirs has."""
+    rng = np.random.default_rng(7)
+    n_items, count = 4000, 30
+    log = [([[(int(i), float(t)) for t, i in enumerate(rng.integers(0, 20, 4 + user % 3))]], [(0, 1.0), (1, 2.0)],
+            [(0, 3.0), (1, 4.0)]) for user in range(count)]
+    stream = session_stream(log, n_items)
+    backbone = build(registry, "backbone", "gru4rec", lr=1e-13, dim=6, max_length=5)
+    step, users = stream.steps[0], torch.arange(count)
+    method, local = build(registry, "method", "ft"), LocalSettings("adam")
+    model = grow(Snapshot({}, {}), backbone, 5, step, torch.float64, torch.device("cpu"), method)
+    weights = step.train.lengths.double() if weighting == "interactions" else torch.ones(count, dtype=torch.float64)
+    chunks = make_session_chunks(step, users, 8)
+    after, _, _ = train_round(chunks, model, backbone, method, local, 5, 0, 0,
+                           weights if weighting == "interactions" else None, own_start=True)
+    touched = torch.zeros(count, n_items, dtype=torch.bool)
+    for chunk in chunks:
+        slots = SessionTrainer(chunk, model, backbone, method, local, DrawKey(5, 0)).slots.items
+        touched[chunk.users] = torch.zeros(len(slots), n_items, dtype=torch.bool).scatter_(1, slots, True)
+    start = backbone.item_starts(n_items)[ITEM]
+    table, looked_up = after.public[ITEM], touched.any(0)
+    everyone, variance = weights.sum(), start.std ** 2 * float(weights.square().sum() / weights.sum() ** 2)
+    for item in looked_up.nonzero().flatten().tolist():
+        total = drawn(oracle.stream(5, f"client start {ITEM} elsewhere", item), start) * float(
+            weights[~touched[:, item]].square().sum().sqrt())
+        for user in touched[:, item].nonzero().flatten().tolist():
+            key = oracle.stream(5, f"client start {ITEM}", user)(item)
+            row = drawn(lambda i, key=key: oracle.mix((key + oracle.GAMMA * (i + 1)) & oracle.MASK), start)
+            total += weights[user] * row
+        torch.testing.assert_close(table[item], total / everyone, rtol=1e-9, atol=1e-11)
+    rest = table[~looked_up]
+    assert len(rest) > 3500 and int(looked_up.sum()) > 100
+    assert float(rest.mean()) == pytest.approx(0.0, abs=4 * math.sqrt(variance / rest.numel()))
+    assert float(rest.square().mean()) == pytest.approx(variance, rel=4 * math.sqrt(2 / rest.numel()))
+    assert len(rest.unique()) == rest.numel()
+    for name, of_client in backbone.dense_starts().items():  # every client has drawn all of it
+        keys = draws.client_keys(draws.key(5, f"client start {name}"), users)
+        mean = (of_client.draw(keys) * weights.view(-1, *[1] * len(of_client.shape))).sum(0) / everyone
+        torch.testing.assert_close(after.dense[name], mean, rtol=1e-9, atol=1e-11)

@@ -1,0 +1,366 @@
+"""Figures: what is drawn equals the numbers, is readable in print, and says what is missing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
+from synthetic import SETTINGS, flat_runs, make_run
+
+from fedcl_bench.cli.main import main
+from fedcl_bench.reports import scores
+from fedcl_bench.reports.draw import (COLUMN, FORMATS, PAGE, BarPanel, SettingPanel, critical_difference_diagram,
+                                      early_curves, forgetting_maps, improvement_bars, looks, save, sensitivity,
+                                      user_histograms, validation_curves)
+from fedcl_bench.reports.scores import Curve, Histogram, Spread, improvement, mean_matrix, spread, variations
+from fedcl_bench.runs.specs import RunSpec
+from fedcl_bench.runs.store import load_runs
+from fedcl_bench.stats.significance import friedman
+
+LABELS = {"ft": "FT", "reg": "Reg", "kd": "KD", "rlp2": "RLP2†", "spp": "SPP†", "f3crec": "F3CRec"}
+LOOK = looks(LABELS)
+QUICK = ["--set", "rounds=2"]
+
+
+def artists(figure, gid):
+    return figure.findobj(lambda artist: artist.get_gid() == gid)
+
+
+def texts(figure):
+    return [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
+
+
+def bars():
+    rng = np.random.default_rng(0)
+    return [[BarPanel(f"{dataset}, {backbone}",
+                      {m: None if (m, backbone) == ("rlp2", "PFedRec") else Spread(float(rng.normal(10, 9)), 2.0, 5)
+                       for m in list(LABELS)[1:]}, {m: float(rng.normal(10, 9)) for m in list(LABELS)[1:]})
+             for backbone in ("FedMF", "FedNCF", "PFedRec")] for dataset in ("ML-100K", "ML-Latest-Small", "Lastfm-2K")]
+
+
+def settings(missing=()):
+    values = {"eps": [i / 1e5 for i in range(1, 10)], "lambda_kd": [10.0 ** i for i in range(-5, 1)],
+              "beta": [i / 10 for i in range(11)]}
+    return [SettingPanel(name, {v: None if v in missing else Spread(0.1 + 0.001 * i, 0.002, 5)
+                                for i, v in enumerate(some)}, some[3]) for name, some in values.items()]
+
+
+def matrix(seed):
+    r = np.random.default_rng(seed).uniform(0.05, 0.28, (4, 4))
+    r[np.triu_indices(4, 1)] = np.nan
+    return r
+
+
+def curves(seed):
+    rng = np.random.default_rng(seed)
+    return [Curve(np.sort(rng.uniform(0.01, 0.12, n)), np.full(n, 0.002), n - 7, n - 12.4, 0.11)
+            for n in (80, 50, 52, 60)]
+
+
+def early(panels):
+    """Of so many backbones; the last lacks a method if there are several."""
+    return {f"TiSASRec, Retail{i}": {"ft": curves(i)[1], "f3crec": None if i == 2 else curves(i)[2]}
+            for i in range(panels)}
+
+
+def histograms(panels):
+    found = Histogram(np.linspace(0.0, 1.0, 21), np.full(20, 0.05), Spread(0.5, 0.011, 5))
+    return {f"TiSASRec, Retail{i}": {"f3crec": found, "ft": None if i == 2 else found} for i in range(panels)}
+
+
+def grid_test(methods, rows=12):
+    rng = np.random.default_rng(4)
+    return friedman(np.linspace(0.1, 0.3, methods) + rng.normal(0, 0.03, (rows, methods)))
+
+
+EVERY = {
+    "bars": lambda: improvement_bars(bars(), LOOK, "FT", "N@20"),
+    "one bar panel": lambda: improvement_bars([bars()[0][:1]], LOOK, "FT", "N@20"),
+    "uneven bar panels": lambda: improvement_bars([bars()[0], bars()[1][:1]], LOOK, "FT", "N@20"),
+    "sensitivity": lambda: sensitivity(settings((0.1, 0.5)), LOOK["f3crec"], "N@20",
+                                       "F3CRec on FedMF, ML-Latest-Small"),
+    "six maps": lambda: forgetting_maps({m: matrix(i) for i, m in enumerate(LABELS)}, LOOK, "N@20",
+                                        "PFedRec, ML-Latest-Small, mean over seeds 0-4"),
+    "two maps": lambda: forgetting_maps({"ft": matrix(0), "f3crec": None}, LOOK, "N@20", "FedMF, ML-100K"),
+    "seven maps": lambda: forgetting_maps({f"m{i}": matrix(i) for i in range(7)},
+                                          looks({f"m{i}": f"M{i}" for i in range(7)}), "N@20", "FedMF, ML-100K"),
+    "curves": lambda: validation_curves({m: None if m == "spp" else curves(i) for i, m in enumerate(LABELS)}, LOOK,
+                                        "N@20", "FedMF, ML-Latest-Small, mean ± std over seeds 0-4; marker: mean best "
+                                        "round"),
+    "one curve": lambda: validation_curves({"ft": curves(0)[:1]}, LOOK, "N@20", "TiSASRec, RetailRocket, mean ± std "
+                                           "over seeds 0-4; marker: mean best round"),
+    "one early curve": lambda: early_curves(early(1), LOOK, "NDCG@10"),
+    "three early curves": lambda: early_curves(early(3), LOOK, "NDCG@10"),
+    "one histogram": lambda: user_histograms(histograms(1), LOOK, "predicted probability of the test target"),
+    "three histograms": lambda: user_histograms(histograms(3), LOOK, "predicted probability of the test target"),
+    "noise": lambda: sensitivity([SettingPanel("prototype_noise", {i / 10: Spread(0.2, 0.01, 5) if i else None
+                                                                   for i in range(7)}, 0.1,
+                                               {i / 10: "48.4" for i in range(7)}, "ε at δ = 10$^{-5}$")],
+                                 LOOK["f3crec"], "NDCG@10", "FCUCR on TiSASRec, RetailRocket"),
+    "ranks": lambda: critical_difference_diagram(list(LABELS.values()), grid_test(6),
+                                                 "N@20 on 4 datasets × 3 backbones"),
+    "three ranks": lambda: critical_difference_diagram(list(LABELS.values())[:3], grid_test(3, 2),
+                                                       "N@20 on 2 datasets × FedMF, as far as complete"),
+    "ten ranks": lambda: critical_difference_diagram([f"method {i}" for i in range(10)], grid_test(10), "N@20"),
+}
+
+
+@pytest.mark.parametrize("draw", EVERY.values(), ids=EVERY)
+def test_readable_in_print(draw, monkeypatch):
+    """Width of one or two columns, no text below 7 points, none cut off, none on top of another."""
+    figure = draw()
+    assert figure.get_size_inches()[0] in (COLUMN, PAGE)
+    drawn, draw_text = [], Text.draw
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()  # the layout
+    # What is really drawn: an axis also has labels of ticks that are out of sight.
+    monkeypatch.setattr(Text, "draw", lambda text, renderer: (drawn.append(text), draw_text(text, renderer)))
+    canvas.draw()
+    page = figure.bbox
+    boxes = []
+    for text in (text for text in dict.fromkeys(drawn) if text.get_visible() and text.get_text().strip()):
+        assert text.get_fontsize() >= 7, text
+        box = text.get_window_extent()
+        assert (page.x0 - 0.5 <= box.x0 and box.x1 <= page.x1 + 0.5 and page.y0 - 0.5 <= box.y0
+                and box.y1 <= page.y1 + 0.5), f"cut off: {text.get_text()!r}"
+        boxes.append((text.get_text(), box.padded(-0.5)))
+    for i, (one, a) in enumerate(boxes):
+        for other, b in boxes[:i]:
+            assert not a.overlaps(b), f"{one!r} lies on {other!r}"
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("name", ["one bar panel", "sensitivity", "two maps", "one curve", "ranks"])
+def test_same_numbers_same_bytes(tmp_path, name, kind):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        save(EVERY[name](), tmp_path / folder / f"figure.{kind}")
+    content = (tmp_path / "a" / f"figure.{kind}").read_bytes()
+    assert content == (tmp_path / "b" / f"figure.{kind}").read_bytes() and len(content) > 2000
+    assert not re.search(rb"CreationDate|<dc:date>|Software|20[0-9]{2}-[0-9]{2}-[0-9]{2}", content)
+    assert content.startswith({"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}[kind])
+
+
+def test_the_users_matplotlibrc_changes_nothing(tmp_path):
+    import matplotlib
+    save(EVERY["ranks"](), tmp_path / "a.svg")
+    with matplotlib.rc_context({"font.size": 20, "lines.linewidth": 9, "axes.facecolor": "red"}):
+        save(EVERY["ranks"](), tmp_path / "b.svg")
+        assert matplotlib.rcParams["font.size"] == 20
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_bars_are_the_numbers():
+    rows = bars()
+    figure = improvement_bars(rows, LOOK, "FT", "N@20")
+    for i, panel in enumerate(panel for row in rows for panel in row):
+        axes = figure.axes[i]
+        assert axes.get_title() == panel.title
+        for x, (method, ours) in enumerate(panel.ours.items()):
+            found = [bar for bar in axes.patches if bar.get_gid() == f"ours:{method}"]
+            assert len(found) == (ours is not None)
+            if ours:
+                assert found[0].get_height() == ours.mean and abs(found[0].get_x() + found[0].get_width() / 2 - x) < 0.3
+            paper, = [line for line in axes.lines if line.get_gid() == f"paper:{method}"]
+            assert paper.get_ydata()[0] == panel.paper[method] and paper.get_markerfacecolor() == "white"
+        assert [t.get_text() for t in axes.get_xticklabels()] == [LABELS[m] for m in panel.ours]
+    whiskers = figure.axes[0].containers
+    assert len(artists(figure, "missing")) == 3  # RLP2 on PFedRec, visibly empty
+    segments = [c.lines[2][0].get_segments()[0] for c in whiskers if hasattr(c, "has_yerr")]
+    assert [s[1][1] - s[0][1] for s in segments] == pytest.approx([4.0] * 5)
+
+
+def test_setting_lines_are_the_numbers():
+    panels = settings(missing=(0.1,))  # of lambda_kd and of beta
+    figure = sensitivity(panels, LOOK["f3crec"], "N@20", "title")
+    for panel, axes in zip(panels, figure.axes):
+        line = axes.containers[0].lines[0]
+        assert line.get_xdata().tolist() == sorted(panel.points)
+        expected = [p.mean if p else np.nan for p in panel.points.values()]
+        # nan: the line has a gap
+        assert np.array_equal(np.array(line.get_ydata(), dtype=float), expected, equal_nan=True)
+        assert axes.get_xscale() == ("log" if panel.name == "lambda_kd" else "linear")
+        crosses = [line for line in axes.lines if line.get_gid() == "missing"]
+        assert [c.get_xdata().tolist() for c in crosses] == ([] if panel.name == "eps" else [[0.1]])
+        chosen, = [line for line in axes.lines if line.get_gid() == "chosen"]
+        assert chosen.get_xdata()[0] == panel.chosen and chosen.get_ydata()[0] == panel.points[panel.chosen].mean
+
+
+def test_maps_are_the_numbers():
+    r = matrix(3)
+    figure = forgetting_maps({"ft": r, "kd": None}, LOOK, "N@20", "title")
+    for t in range(4):
+        for s in range(4):
+            found = artists(figure, f"R:ft:{t},{s}")
+            assert [a.get_text() for a in found] == ([f"{r[t, s]:.3f}"[1:]] if s <= t else [])
+            assert all(a.get_position() == (s, t) for a in found)
+    assert np.array_equal(figure.axes[0].images[0].get_array().filled(np.nan), r, equal_nan=True)
+    assert [a.get_text() for a in artists(figure, "missing")] == ["no record"]
+
+
+def test_curves_are_the_numbers():
+    several = curves(1)
+    figure = validation_curves({"kd": several}, LOOK, "N@20", "title")
+    for curve, axes in zip(several, figure.axes):
+        by_gid = {line.get_gid(): line for line in axes.lines}
+        assert np.array_equal(by_gid["mean:kd"].get_ydata(), curve.mean[:curve.common])
+        assert np.array_equal(by_gid["tail:kd"].get_ydata(), curve.mean[curve.common - 1:])
+        assert by_gid["mean:kd"].get_xdata()[0] == 1 and by_gid["tail:kd"].get_xdata()[-1] == len(curve.mean)
+        best = by_gid["best:kd"]
+        assert (best.get_xdata()[0], best.get_ydata()[0]) == (curve.best_round, curve.best_value)
+
+
+def test_rank_diagram_is_the_test():
+    test = grid_test(6)
+    figure = critical_difference_diagram(list(LABELS.values()), test, "title")
+    axis = {int(t.get_text()): t.get_position()[0] for t in texts(figure) if t.get_text().isdecimal()}
+    inch = axis[2] - axis[1]
+    for label, rank in zip(LABELS.values(), test.ranks):
+        line, = artists(figure, f"rank:{label}")
+        assert line.get_xdata()[0] == pytest.approx(axis[1] + inch * (rank - 1))
+        assert any(label in t.get_text() and f"{rank:.2f}" in t.get_text() for t in texts(figure))
+    cd, = artists(figure, "cd")
+    assert np.ptp(cd.get_xdata()) == pytest.approx(inch * test.critical_difference)
+    assert test.groups
+    for row, group in enumerate(test.groups):
+        bar, = artists(figure, f"group:{row}")
+        inside = [test.ranks[i] for i in range(6) if bar.get_xdata()[0] <= axis[1] + inch * (test.ranks[i] - 1)
+                  <= bar.get_xdata()[1]]
+        assert sorted(inside) == sorted(test.ranks[i] for i in group)
+    assert f"χ²(5) = {test.chi2:.2f}" in " ".join(t.get_text() for t in texts(figure))
+
+
+def test_looks_are_stable_and_distinct():
+    more = looks({**LABELS, "another": "another", "zeta": "zeta"})
+    assert all(more[name] == LOOK[name] for name in LABELS)
+    assert len({(look.color, look.marker) for look in more.values()}) == len(more)
+    for feature in ("marker", "line"):  # without colour
+        assert len({str(getattr(LOOK[m], feature)) for m in list(LABELS)[1:]}) == 5
+    assert len({look.hatch for name, look in LOOK.items() if name != "ft"}) == 5
+    assert LOOK["f3crec"].color == "#D55E00" and LOOK["rlp2"].label == "RLP2†"
+
+
+# From runs to numbers
+
+def test_improvement_is_that_of_the_means():
+    ft, kd = flat_runs("ft", {0: 0.1, 1: 0.2, 5: 9.0}), flat_runs("kd", {0: 0.15, 1: 0.2, 7: 9.0})
+    found = improvement(kd, ft, "ndcg@20")
+    assert found.mean == pytest.approx(100 * (0.175 / 0.15 - 1)) and found.n == 2
+    assert found.deviation == pytest.approx(np.std([50.0, 0.0], ddof=1))
+    assert improvement(kd[:1], ft, "ndcg@20") == Spread(pytest.approx(50.0), 0.0, 1)
+    assert improvement(kd, [], "ndcg@20") is None and improvement(kd[2:], ft, "ndcg@20") is None
+    assert improvement(kd, flat_runs("ft", {0: 0.0}), "ndcg@20") is None  # no percentage of nothing
+
+
+def test_mean_matrix():
+    runs = flat_runs("ft", {0: 0.1, 1: 0.3})
+    assert np.diag(mean_matrix(runs, "ndcg@20")) == pytest.approx([0.2] * 4)
+    assert mean_matrix(runs, "ndcg@20")[2, 0] == pytest.approx(0.05)
+    assert np.isnan(mean_matrix(runs, "ndcg@20")[0, 1])
+
+
+def test_curves_of_runs_that_stop_at_different_rounds():
+    values = {0: {0: 0.5}}
+    runs = [make_run("ft", 0, values, valid=[[0.1, 0.3, 0.2]]),
+            make_run("ft", 1, values, valid=[[0.3, 0.1, 0.2, 0.5, 0.4]])]
+    curve, = scores.validation_curves(runs)
+    assert curve.mean == pytest.approx([0.2, 0.2, 0.2, 0.5, 0.4]) and curve.common == 3
+    assert curve.deviation == pytest.approx([0.2 / 2 ** 0.5, 0.2 / 2 ** 0.5, 0.0, 0.0, 0.0])
+    assert (curve.best_round, curve.best_value) == (pytest.approx(3.0), pytest.approx(0.4))
+
+
+def test_curves_of_runs_that_validate_every_few_rounds():
+    """The last value stays until the next; there is none before the first."""
+    nan = float("nan")
+    run = make_run("ft", 0, {0: {0: 0.5}}, valid=[[nan, 0.3, nan, nan, 0.4]])
+    assert scores.validation_curves([run])[0].mean == pytest.approx([nan, 0.3, 0.3, 0.3, 0.4], nan_ok=True)
+
+
+def test_variations_change_one_setting_only():
+    spec = RunSpec("f3crec", "fedmf", "ml-100k")
+    runs = [run for options in ({}, {"eps": 0.001}, {"eps": 0.001, "beta": 0.1}, {"beta": 0.5}, {"split_seed": 2},
+                                {"eps": 0.002, "method": "kd"}, {"eps": 0.003, "backbone": "fedncf"})
+            for run in flat_runs(**{"method": "f3crec", "averages": {0: 0.1}, **options})]
+    base = {**SETTINGS}
+    assert variations(runs, base, spec, ("eps", "lambda_kd", "beta")) == {
+        "eps": [0.001, 0.006], "lambda_kd": [0.1], "beta": [0.5, 0.9]}
+
+
+def test_spread():
+    assert spread([0.1]) == Spread(0.1, 0.0, 1)
+    assert spread([1.0, 3.0]) == Spread(2.0, pytest.approx(2 ** 0.5), 2)
+
+
+# The command
+
+@pytest.fixture
+def at_records(records_of_two_rounds, monkeypatch):
+    monkeypatch.chdir(records_of_two_rounds)
+
+
+def test_command_draws_what_there_is(at_records, capsys, tmp_path):
+    methods = ["--methods", "ft,kd,f3crec"]
+    assert main(["figures", *QUICK, *methods, "--out", str(tmp_path / "new"), "--format", "png,svg"]) == 0
+    out = capsys.readouterr().out
+    names = {path.name for path in (tmp_path / "new").iterdir()}
+    stems = {"figure3-ndcg20", "figure4-ml-100k-fedmf-ndcg20", "cd-ndcg20"} | {
+        f"{kind}-ml-100k-{backbone}{metric}" for backbone in ("fedmf", "fedncf")
+        for kind, metric in (("forgetting", "-ndcg20"), ("curves", ""))}
+    assert names == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")}
+    assert all(str(tmp_path / "new" / name) in out for name in names)
+    assert "eps = 0.002, 0.003" in out and "left empty" in out
+    assert "grid --paper f3crec --figure 4 --datasets ml-100k --seeds 5 --set rounds=2" in out
+
+
+def test_numbers_of_the_command_come_from_the_records(at_records, tmp_path, monkeypatch, capsys):
+    from fedcl_bench.reports import draw
+    drawn = []
+    monkeypatch.setattr(draw, "save", lambda figure, path: drawn.append(figure))
+    assert main(["figures", *QUICK, "--figure", "3", "--methods", "ft,kd,reg", "--backbones", "fedmf",
+                 "--format", "png", "--out", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "no records of reg on fedmf, ml-100k: left empty" in out and "grid --methods reg --backbones fedmf" in out
+    runs = {method: [run for run in load_runs(Path("results")) if run.meta["method"] == method
+                     and run.meta["backbone"] == "fedmf"] for method in ("ft", "kd")}
+    bar, = artists(drawn[0], "ours:kd")
+    assert bar.get_height() == pytest.approx(improvement(runs["kd"], runs["ft"], "ndcg@20").mean)
+    assert not artists(drawn[0], "ours:reg") and len(artists(drawn[0], "missing")) == 1
+    printed, = artists(drawn[0], "paper:reg")
+    assert printed.get_ydata()[0] == 11.49  # Table 2, ML-100K, FedMF, Reg, N@20, Improv.
+
+
+@pytest.mark.parametrize("arguments,parts", [
+    (["--figure", "5"], ["unknown figure '5'", "cd, curves, forgetting"]),
+    (["--figure", "curve"], ["Did you mean 'curves'"]),
+    (["--format", "jpg"], ["unknown format 'jpg'", "pdf, png, svg"]),
+    (["--paper", "f3rec"], ["unknown paper 'f3rec'", "Did you mean 'f3crec'"]),
+    (["--methods", "ftt"], ["unknown method 'ftt'"]),
+    (["--datasets", "ml-1m"], ["unknown dataset 'ml-1m'", "ml-100k"]),
+    (["--backbones", "fedmff"], ["unknown backbone 'fedmff'"]),
+    ([], ["no records in results of ft", "grid --methods ft"]),  # these runs have rounds=2
+    ([*QUICK, "--datasets", "lastfm-2k"], ["no records in results", "grid --methods", "lastfm-2k"]),
+    ([*QUICK, "--metric", "ndcg@2O"], ["unknown metric", "Did you mean 'ndcg@20'"]),
+    ([*QUICK, "--metric", "ndcg@50"], ["has no ndcg@50", "topk"]),
+    ([*QUICK, "--figure", "cd", "--methods", "ft,kd"], ["cd: not drawn", "3 methods; found 2 and 2"]),
+    ([*QUICK, "--figure", "3", "--methods", "kd,f3crec"], ["figure 3: not drawn: needs ft"]),
+    ([*QUICK, "--figure", "4", "--backbones", "fedncf"], ["figure 4: not drawn", "eps, lambda_kd, beta"]),
+    (["--set", "lr=x"], ["setting 'lr'"]),
+    (["--records", "nowhere"], ["no folder nowhere"]),
+])
+def test_bad_input(at_records, capsys, tmp_path, arguments, parts):
+    assert main(["figures", "--out", str(tmp_path / "out"), *arguments]) == 2
+    captured = capsys.readouterr()
+    message = " ".join(captured.err.split())
+    assert captured.out == "" and "Traceback" not in captured.err and len(captured.err.splitlines()) <= 2
+    assert all(part in message for part in parts), message
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_written(at_records, capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert main(["figures", *QUICK, "--figure", "3", "--methods", "ft,kd", "--out", str(tmp_path / "file")]) == 2
+    assert "cannot be written" in capsys.readouterr().err

@@ -1,0 +1,89 @@
+"""The numbers of the README and of docs/results.md are those of the published records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers import ROOT
+
+from fedcl_bench.experiments import papers
+from fedcl_bench.reports.tables import Source, build
+from fedcl_bench.runs.store import load_runs
+
+
+def short(value: float, decimals: int) -> str:
+    """A number below 1 as the pages write it, without the zero before the point."""
+    return f"{value:.{decimals}f}".removeprefix("0")
+
+
+def rows_of(page: Path, heading: str) -> list[list[str]]:
+    """The cells of the rows of the table whose heading line begins so; every table of the page."""
+    lines, found = page.read_text(encoding="utf-8").splitlines(), []
+    for start in [i for i, line in enumerate(lines) if line.startswith(heading)]:
+        for line in lines[start + 2:]:
+            if not line.startswith("|"):
+                break
+            found.append([cell.strip() for cell in line.strip("|").split("|")])
+    return found
+
+
+def published(registry, folder: str, paper: str, number: int, tuned: Path | None = None, **settings) -> dict:
+    """Our cells of a table, rebuilt from published records: (backbone, row, metric) and the dataset to (mean, std)."""
+    source = Source(load_runs(ROOT / "results/published" / folder), registry, tuned, tuple(settings.items()), None)
+    built = build(paper, papers.get(paper).TABLES[number], source)
+    return {(cell.key.dataset, cell.key.backbone, cell.key.row, cell.key.metric): (cell.mean, cell.std)
+            for cell in built.cells() if cell.key.column in ("avg", "value") and cell.mean is not None}
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs/results.md"], ids=["README", "results"])
+def test_f3crecs_numbers_are_those_of_the_records(registry, page):
+    cells = published(registry, "f3crec", "f3crec", 2, ROOT / "results/tuned")
+    names = {"ML-100K": "ml-100k", "ML-Latest-Small": "ml-latest-small", "Last.FM 2K": "lastfm-2k"}
+    printed = papers.get("f3crec").printed()[2]
+    rows = rows_of(page, "| dataset | backbone | FT |")
+    assert len(rows) == 9
+    for dataset, backbone, *shown in rows:
+        dataset, backbone = names[dataset], backbone.lower()
+        for method, text in zip(papers.get("f3crec").METHODS, shown, strict=True):
+            if text == "–":  # one seed only
+                assert cells[dataset, backbone, method, "ndcg@20"][1] is None
+                continue
+            mean, std = (short(value, 4) for value in cells[dataset, backbone, method, "ndcg@20"])
+            paper = printed[papers.Key(dataset, backbone, method, "ndcg@20", "avg")].value
+            assert text == f"{mean} ± {std} [{short(paper, 4)}]"
+
+
+LINES = {"Fed-GRU4Rec": ("gru4rec", "ft"), "FCUCR on GRU4Rec": ("gru4rec", "fcucr"), "Fed-SASRec": ("sasrec", "ft"),
+         "FCUCR on SASRec": ("sasrec", "fcucr"), "Fed-TiSASRec": ("tisasrec", "ft"),
+         "FCUCR on TiSASRec": ("tisasrec", "fcucr"), "&nbsp; without TASD": ("sasrec", "without=tasd"),
+         "&nbsp; without IUPR": ("sasrec", "without=iupr"), "&nbsp; without both": ("sasrec", "without=both"),
+         "PFedRec": ("pfedrec", "ft"), "FedRAP": ("fedrap", "ft"), "GPFedRec": ("gpfedrec", "ft"),
+         "GPFedRec (3 seeds)": ("gpfedrec", "ft")}
+
+
+def test_fcucrs_numbers_are_those_of_the_records(registry):
+    """Both tables of docs/results.md, untuned and tuned, under both starts, and the README's, which has HR alone."""
+    tables = {}
+    for start in ("per_client", "server"):
+        folder = "fcucr-tuned" + ("-server" if start == "server" else "")
+        tuned = ROOT / "results/tuned" / folder.replace("-tuned", "")
+        tables[False, start] = {**published(registry, "fcucr", "fcucr", 2, patience=0, init=start),
+                                **published(registry, "fcucr", "fcucr", 3, patience=0, init=start)}
+        tables[True, start] = published(registry, folder, "fcucr", 2, tuned, patience=5, init=start)
+    for page, heading, tuned in ((ROOT / "README.md", "| | clients' own starts", False),
+                                 (ROOT / "docs/results.md", "| | own starts (re", False),
+                                 (ROOT / "docs/results.md", "| | own starts |", True)):
+        rows = rows_of(page, heading)
+        assert len(rows) >= 8
+        for name, *shown in rows:
+            backbone, row = LINES[name]
+            for start, (sampled, _, full) in (("per_client", shown[:3]), ("server", shown[3:])):
+                if not sampled:
+                    assert row == "ft" and backbone in ("pfedrec", "fedrap", "gpfedrec")  # they start at the server
+                    continue
+                found = {metric: tables[tuned, start]["xing", backbone, row, metric][0]
+                         for metric in ("hit@10", "ndcg@10", "all:hit@10")}
+                ours = [short(found[metric], 3) for metric in ("hit@10", "ndcg@10")]
+                assert sampled.partition(" [")[0] in (" / ".join(ours), ours[0]), (page, name)
+                assert full == short(found["all:hit@10"], 4), (page, name)

@@ -1,0 +1,523 @@
+"""Tables rebuilt from records: right numbers in the right cells, marks by their rules, nothing filled in."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fabricate import USERS, fabricate, level
+from helpers import ROOT
+from scipy import stats
+
+from fedcl_bench.cli.main import main
+from fedcl_bench.errors import UserError
+from fedcl_bench.experiments import papers
+from fedcl_bench.experiments.papers import Key, f3crec, fcucr
+from fedcl_bench.reports import tables
+from fedcl_bench.reports.render import csv_text, latex, markdown
+from fedcl_bench.reports.tables import Source, build
+from fedcl_bench.runs import compact
+from fedcl_bench.runs.registry import discover
+from fedcl_bench.runs.specs import RunSpec
+from fedcl_bench.runs.store import load_runs
+
+BASELINES = {"ft": 0.080, "reg": 0.085, "kd": 0.090, "rlp2": 0.081, "spp": 0.084}
+
+
+def source(runs, registry, tuned=None, assignments=(), statistics=None) -> Source:
+    return Source(runs, registry, tuned, assignments, statistics)
+
+
+def table(number, folder, registry, **options):
+    only = options.pop("only", {})
+    return build("f3crec", f3crec.TABLES[number], source(load_runs(folder), registry, **options), **only)
+
+
+def cell(built, row, column, metric="ndcg@20", dataset="ml-100k", backbone="fedmf"):
+    (found,) = [c for c in built.cells() if c.key == Key(dataset, backbone, row, metric, column)]
+    return found
+
+
+@pytest.fixture(scope="module")
+def main_runs(registry, tmp_path_factory):
+    """Table 2 on ML-100K, FedMF: all methods, seeds 0-2, F3CRec best at .1 in D0 coordinates."""
+    results = tmp_path_factory.mktemp("main")
+    for i, (method, mean) in enumerate({**BASELINES, "f3crec": 0.1}.items()):
+        for seed in range(3):
+            fabricate(results, registry, RunSpec(method, "fedmf", "ml-100k"), seed, level(mean, noise=i))
+    return results
+
+
+# The printed numbers
+
+OUR_NAMES = {"ML-100k": "ml-100k", "ML-100K": "ml-100k", "ML-Latest-Small": "ml-latest-small", "Lastfm-2k": "lastfm-2k",
+             "Lastfm-2K": "lastfm-2k", "HetRec2011": "hetrec2011-ml", "# of accumulated users": "accumulated_users",
+             "# of accumulated items": "accumulated_items", "# of interactions": "interactions",
+             "sparsity (%)": "sparsity", "w/o c.c": "without=cc", "w/o a.r.m": "without=arm", "w/o s.c": "without=sc",
+             "w/o i.t.m": "without=itm", "N@20": "ndcg@20", "NDCG@20": "ndcg@20", "R@20": "recall@20",
+             "Recall@20": "recall@20", "Avg": "avg", "item-rank change rate": "item_rank_change",
+             "degradation rate (a00-a10)/a00 on N@20": "degradation"}
+
+
+def published(shared, name):
+    """Cells of a published csv as (key, value as text, star)."""
+    with open(shared / "paper_tables" / f"f3crec_{name}.csv", newline="") as file:
+        for line in csv.DictReader(file):
+            metric, column, row = line["metric"], line["block"], line["method"]
+            if name == "table1":
+                metric, row = "", line["metric"]
+            elif metric.endswith("decrease (%)"):
+                metric, column = metric.split()[0], "change"
+            elif column.startswith("Improv"):
+                column = "change"
+            elif name in ("table4", "table5", "table7"):
+                column = line["setting"].split()[0]
+            elif name == "table8" and line["setting"] != "laplace_lambda=0":
+                row = line["setting"].replace("laplace_lambda", "upload_noise")
+            row = OUR_NAMES.get(row, row if "=" in row else row.lower())
+            yield (Key(OUR_NAMES[line["dataset"]], line["backbone"].lower(), row, OUR_NAMES.get(metric, metric),
+                       OUR_NAMES.get(column, column)), line["value"], "*" in line["marker"])
+
+
+def test_printed_numbers_are_those_of_the_paper(shared):
+    count = 0
+    for number in range(1, 9):
+        ours = dict(f3crec.printed()[number])
+        for name in [f"table{number}", *(["table2_oom", "table2_improv"] if number == 2 else [])]:
+            for key, value, star in published(shared, name):
+                found = ours.pop(key)
+                assert found.text == "OOM" if name.endswith("oom") else found.value == float(value), key
+                assert found.star == star, key
+                count += 1
+        assert not ours, f"Table {number} has numbers that the paper does not print"
+    assert count == 894
+
+
+def test_contradictions_are_the_known_ones(shared):
+    with open(shared / "paper_tables" / "f3crec_table2_avg_inconsistencies.csv", newline="") as file:
+        expected = {(2, Key(OUR_NAMES[line["dataset"]], line["backbone"].lower(), line["method"].lower(),
+                            OUR_NAMES[line["metric"]], "avg")) for line in csv.DictReader(file)}
+    expected |= {(8, Key("hetrec2011-ml", "fedmf", "f3crec", metric, "avg")) for metric in ("ndcg@20", "recall@20")}
+    found = f3crec.inconsistencies()
+    assert {place for place in found if place[1].column == "avg"} == expected
+    changes = [key for number, key in found if key.column == "change"]
+    assert changes and all((2, key._replace(column="avg")) in expected for key in changes)
+
+
+def test_every_printed_number_has_a_cell():
+    for number, definition in f3crec.TABLES.items():
+        without = set(definition.keys()) - set(f3crec.printed()[number])
+        assert set(f3crec.printed()[number]) <= set(definition.keys())
+        assert all(key.row == "rlp2" and key.dataset == "hetrec2011-ml" for key in without)
+
+
+def test_specs_of_a_paper(registry):
+    assert len(papers.specs("f3crec", [2])) == 72
+    assert len(papers.specs("f3crec", [2], datasets=["ml-100k"], backbones=["fedmf"], methods=["ft", "kd"])) == 2
+    ablations = papers.specs("f3crec", [3, 6], datasets=["ml-100k"])
+    assert len(ablations) == 6 and RunSpec("f3crec", "fedmf", "ml-100k", (("without", "sc"),)) in ablations
+    assert len(papers.specs("f3crec", range(1, 9))) == len(set(papers.specs("f3crec", range(1, 9)))) == 100
+    assert papers.specs("f3crec", [1]) == []
+    assert {spec.settings[0][0] for spec in papers.figure_specs("f3crec", [4])} == {"eps", "lambda_kd", "beta"}
+    for arguments, expected in ((("f3crc", [2]), "Did you mean 'f3crec'"), (("f3crec", [9]), "unknown table.*'9'"),
+                                (("f3crec", [3], ["ml-1m"]), "unknown dataset"),
+                                (("f3crec", [3], None, ["fedncf"]), "unknown backbone")):
+        with pytest.raises(UserError, match=expected):
+            papers.specs(*arguments)
+    for spec in papers.specs("f3crec", range(1, 9), datasets=["ml-100k"]):  # every setting of a row exists
+        tables.expected_settings(registry, spec)
+
+
+# Table 2
+
+def test_means_deviations_and_improvements(main_runs, registry):
+    built = table(2, main_runs, registry)
+    found = cell(built, "kd", "D2")
+    assert found.mean == pytest.approx(0.090 + 0.02 + 0.002)  # level + block + mean of the seeds' gaps
+    assert found.std == pytest.approx(np.std([0, 0.002, 0.004], ddof=1)) and found.seeds == (0, 1, 2)
+    assert cell(built, "kd", "avg").mean == pytest.approx(0.112)
+    assert cell(built, "kd", "avg", "recall@20").mean == pytest.approx(0.224)
+    change = cell(built, "f3crec", "change")
+    assert change.mean == pytest.approx(100 * (0.122 / 0.102 - 1))  # follows from the two Avg cells
+    assert change.std == pytest.approx(np.std([100 * (0.12 + g) / (0.10 + g) for g in (0, 0.002, 0.004)], ddof=1))
+    assert not [c for c in built.cells() if c.key.row == "ft" and c.key.column == "change"]
+    assert cell(built, "kd", "avg").printed.text == "0.0938"
+    assert "3 seeds (0-2)." in built.notes
+
+
+def test_best_and_second(main_runs, registry):
+    built = table(2, main_runs, registry)
+    ranks = {row: cell(built, row, "avg").rank for row in f3crec.METHODS}
+    assert ranks == {"ft": 0, "reg": 0, "kd": 2, "rlp2": 0, "spp": 0, "f3crec": 1}
+    assert all(c.rank == 0 for c in built.cells() if c.key.column == "change")
+
+
+def test_equal_numbers_share_a_rank(registry, tmp_path):
+    for method, mean in (("ft", 0.08), ("reg", 0.080001), ("kd", 0.07)):
+        fabricate(tmp_path, registry, RunSpec(method, "fedmf", "ml-100k"), 0, level(mean))
+    built = table(2, tmp_path, registry)
+    assert [cell(built, row, "D1").rank for row in ("ft", "reg", "kd")] == [1, 1, 2]
+    assert cell(built, "ft", "D1").std is None
+    assert "1 seed, so no deviation (0)." in built.notes
+
+
+def test_star_is_the_papers_rule(main_runs, registry):
+    """p is that of a paired t-test over users of F3CRec and the best baseline, each averaged over blocks and seeds."""
+    built = table(2, main_runs, registry)
+    mine, best = (np.mean([level(mean, noise=i)(t, t, seed) for t in (1, 2, 3) for seed in range(3)], axis=0)
+                  for i, mean in ((5, 0.1), (2, 0.09)))
+    assert len(mine) == USERS
+    found = cell(built, "f3crec", "avg")
+    assert found.p == pytest.approx(stats.ttest_rel(mine, best).pvalue, rel=1e-6) and found.star
+    assert [c.key for c in built.cells() if c.star] == [Key("ml-100k", "fedmf", "f3crec", m, "avg")
+                                                        for m in ("ndcg@20", "recall@20")]
+
+
+@pytest.mark.parametrize("mean,noise", [(0.0801, 1), (0.070, 2)])
+def test_no_star_without_significance_or_for_the_worse(registry, tmp_path, mean, noise):
+    def noisy(t, s, seed):
+        return level(mean)(t, s, seed) + np.random.default_rng(noise).normal(0, 0.02, USERS)
+    scores = noisy if mean > 0.08 else level(mean, noise=noise)
+    fabricate(tmp_path, registry, RunSpec("ft", "fedmf", "ml-100k"), 0, level(0.08))
+    fabricate(tmp_path, registry, RunSpec("f3crec", "fedmf", "ml-100k"), 0, scores)
+    found = cell(built := table(2, tmp_path, registry), "f3crec", "avg")
+    assert not found.star and (found.p > 0.05) == (mean > 0.08)
+    assert any("without Reg, KD, RLP2†, SPP†" in note for note in built.notes)
+
+
+@pytest.fixture
+def with_mine(main_runs, registry, tmp_path):
+    """Table 2 with a method of one's own, above all others; the folder of its runs and the registry that knows it."""
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins/mine.py").write_text("from fedcl_bench.method import Method\n\n\nclass Mine(Method):\n"
+                                              "    name = title = 'mine'\n")
+    shutil.copytree(main_runs, tmp_path / "results")
+    known = discover([tmp_path / "plugins"])
+    for seed in range(3):
+        fabricate(tmp_path / "results", known, RunSpec("mine", "fedmf", "ml-100k"), seed, level(0.12, noise=9))
+    return tmp_path, known
+
+
+def test_a_method_that_the_paper_does_not_have(main_runs, registry, with_mine):
+    """It is shown and ranked, and takes no part in the paper's own test."""
+    folder, known = with_mine
+    built = table(2, folder / "results", known, only={"add": ["mine"]})
+    plain = table(2, main_runs, registry)
+    found = cell(built, "mine", "avg")
+    assert found.mean == pytest.approx(0.142) and found.seeds == (0, 1, 2) and found.printed is None
+    assert cell(built, "mine", "change").mean == pytest.approx(100 * (0.142 / 0.102 - 1))
+    assert {row: cell(built, row, "avg").rank for row in ("kd", "f3crec", "mine")} == {"kd": 0, "f3crec": 2, "mine": 1}
+    assert (cell(built, "f3crec", "avg").p, cell(built, "f3crec", "avg").star) == (
+        cell(plain, "f3crec", "avg").p, True)
+    assert built.heads == (*plain.heads, "mine") and "Not in the paper: mine. `compare` tests them." in built.notes
+    assert ("missing: mine on fedncf, pfedrec, ml-100k: no record; run: run_bench.py grid --datasets ml-100k "
+            "--backbones fedncf,pfedrec --methods mine --seeds 3") in built.missing
+    alone = table(3, folder / "results", known, only={"add": ["mine"]})  # no comparison of methods
+    assert not [c for c in alone.cells() if c.key.row == "mine"]
+
+
+def test_own_methods_on_the_command_line(with_mine, capsys):
+    folder, _ = with_mine
+    command = ["tables", "--records", str(folder / "results"), "--plugins", str(folder / "plugins"), "--datasets",
+               "ml-100k"]
+    assert main([*command, "--table", "2", "--backbones", "fedmf,fedncf", "--add", "mine"]) == 0
+    out = capsys.readouterr().out
+    assert "| **0.1420** ± 0.0020 |" in out and f"--methods mine --seeds 3 --plugins {folder / 'plugins'}" in out
+    for number, method, message in (("2", "mien", "unknown method (--add) 'mien'.\nDid you mean 'mine'?"),
+                                    ("2", "mine,kd", "--add: found 'kd', which the tables of f3crec have already"),
+                                    ("3", "mine", "--add has no effect without a table that compares methods")):
+        assert main([*command, "--table", number, "--add", method]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == "" and message in captured.err
+
+
+def test_own_methods_stand_on_the_backbones_of_the_papers_own():
+    added = fcucr.TABLES[2].adding(("mine",), "fcucr")
+    assert [key.backbone for key in added.keys() if key.row == "mine" and key.dataset == "xing"][::4] == list(
+        fcucr.BACKBONES)
+    assert RunSpec("mine", "sasrec", "xing") in added.specs() and set(fcucr.TABLES[2].specs()) < set(added.specs())
+
+
+def test_only_common_seeds_are_paired(registry, tmp_path):
+    for method, seeds in (("ft", (0, 1)), ("f3crec", (1, 2))):
+        for seed in seeds:
+            fabricate(tmp_path, registry, RunSpec(method, "fedmf", "ml-100k"), seed, level(0.08, gap=0.01))
+    built = table(2, tmp_path, registry)
+    found = cell(built, "f3crec", "change")
+    assert found.mean == pytest.approx(0.0) and found.seeds == (1,) and found.std is None
+    assert any(note.startswith("Other seeds") and "F3CRec on FedMF, ML-100K" in note for note in built.notes)
+    fabricate(tmp_path / "apart", registry, RunSpec("ft", "fedmf", "ml-100k"), 0, level(0.08))
+    fabricate(tmp_path / "apart", registry, RunSpec("f3crec", "fedmf", "ml-100k"), 1, level(0.08))
+    built = table(2, tmp_path / "apart", registry)
+    assert cell(built, "f3crec", "change").mean is None and cell(built, "f3crec", "avg").p is None
+    assert any(note.startswith("FedMF, ML-100K: not tested; ") for note in built.notes)
+    assert any("(change): FT has no record with a seed in common" in text for text in built.missing)
+
+
+# What is missing
+
+def test_missing_cells_are_named(main_runs, registry):
+    built = table(2, main_runs, registry)
+    assert cell(built, "spp", "avg", backbone="fedncf").mean is None
+    (found,) = [text for text in built.missing if "on fedncf, pfedrec, ml-100k" in text]
+    assert found == ("missing: ft, reg, kd, rlp2, spp, f3crec on fedncf, pfedrec, ml-100k: no record; run: "
+                     "run_bench.py grid --paper f3crec --table 2 --datasets ml-100k --backbones fedncf,pfedrec "
+                     "--methods ft,reg,kd,rlp2,spp,f3crec --seeds 3")
+    shown = [c for c in built.cells() if c.mean is None]
+    assert len(shown) == len(built.cells()) - 6 * 8 - 5 * 2 and all(c.missing for c in shown)
+
+
+def test_the_nearest_record_is_named(registry, tmp_path):
+    near = (("eps", 0.001), ("lr", 0.5))
+    for settings in (near, (*near, ("rounds", 7))):
+        fabricate(tmp_path, registry, RunSpec("f3crec", "fedmf", "ml-100k", settings), 0, level(0.08))
+    built = table(2, tmp_path, registry)
+    assert any("f3crec on fedmf, ml-100k: no record with these settings; the nearest, " in text
+               and "has eps 0.001 instead of 0.006, lr 0.5 instead of 1.0; run: " in text for text in built.missing)
+
+
+def test_settings_for_all_rows(registry, tmp_path):
+    """--set lies over the settings of every row, an ablation's own too."""
+    own = (("without", "cc"), ("rounds", 7))
+    fabricate(tmp_path, registry, RunSpec("f3crec", "fedmf", "ml-100k", own), 0, level(0.08))
+    built = table(3, tmp_path, registry, assignments=(("rounds", "7"),))
+    assert cell(built, "without=cc", "avg").mean == pytest.approx(0.1)  # of .09, .1 and .11
+    assert cell(table(3, tmp_path, registry), "without=cc", "avg").mean is None
+
+
+def test_missing_plugins_and_tuned_settings_are_named(registry, tmp_path):
+    small = replace(registry, plugins={k: v for k, v in registry.plugins.items() if k != ("method", "spp")})
+    spec = RunSpec("f3crec", "fedmf", "ml-100k")
+    tuned = tmp_path / "tuned"
+    tuned.mkdir()
+    (tuned / "ml-100k-fedmf-f3crec.json").write_text(json.dumps({"settings": {"eps": 0.003}}))
+    fabricate(tmp_path, small, spec, 0, level(0.08), tuned=tuned)
+    fabricate(tmp_path, small, RunSpec("ft", "fedmf", "ml-100k"), 0, level(0.07))
+    built = table(2, tmp_path, small, tuned=tuned)
+    assert cell(built, "f3crec", "D1").mean == pytest.approx(0.09) and cell(built, "ft", "D1").mean is None
+    assert "missing: spp on fedmf, fedncf, pfedrec, ml-100k: method 'spp' is not installed." in built.missing
+    assert any("ft on fedmf, ml-100k: not tuned (no " in text for text in built.missing), built.missing
+    assert cell(table(2, tmp_path, small), "ft", "D1").mean == pytest.approx(0.08)
+
+
+def test_records_of_fewer_blocks_are_not_averaged(registry, tmp_path):
+    folder = fabricate(tmp_path, registry, RunSpec("ft", "fedmf", "ml-100k"), 0, level(0.08))
+    content = json.loads((folder / "run.json").read_text())
+    content["metrics"]["ndcg@20"]["per_block"].pop()
+    (folder / "run.json").write_text(json.dumps(content))
+    built = table(2, tmp_path, registry)
+    assert cell(built, "ft", "avg").mean is None
+    assert any("its record has 3 blocks, the table is of D0-D3" in text for text in built.missing)
+
+
+def test_records_without_the_tables_metric(registry, tmp_path):
+    fabricate(tmp_path, registry, RunSpec("ft", "fedmf", "ml-100k"), 0, level(0.08))
+    runs = load_runs(tmp_path)
+    del runs[0].meta["metrics"]["recall@20"]
+    built = build("f3crec", f3crec.TABLES[2], source(runs, registry))
+    assert cell(built, "ft", "avg").mean == pytest.approx(0.1) and cell(built, "ft", "avg", "recall@20").mean is None
+    assert any("its record has no recall@20" in text for text in built.missing)
+
+
+def test_mixed_protocols_are_refused(registry, tmp_path):
+    """Sampled candidates for one of the methods, by its tuned settings."""
+    tuned = tmp_path / "tuned"
+    tuned.mkdir()
+    for method, settings in (("ft", {}), ("kd", {"candidates": "sampled"})):
+        (tuned / f"ml-100k-fedmf-{method}.json").write_text(json.dumps({"settings": settings}))
+        fabricate(tmp_path, registry, RunSpec(method, "fedmf", "ml-100k"), 0, level(0.08), tuned=tuned)
+    with pytest.raises(UserError, match="Table 2 of f3crec: records of different protocols.*kd on fedmf.*=sampled"):
+        table(2, tmp_path, registry, tuned=tuned)
+    built = table(2, tmp_path, registry)  # without the tuned settings FT's record alone is of the table
+    assert cell(built, "ft", "avg").mean == pytest.approx(0.1) and cell(built, "kd", "avg").mean is None
+    assert any("candidates sampled instead of all" in text for text in built.missing)
+
+
+def test_mixed_data_is_refused(registry, tmp_path):
+    fabricate(tmp_path, registry, RunSpec("ft", "fedmf", "ml-100k"), 0, level(0.08))
+    fabricate(tmp_path, registry, RunSpec("kd", "fedmf", "ml-100k"), 0, level(0.08), data="e" * 32)
+    with pytest.raises(UserError, match="records of ml-100k come from different data files"):
+        table(2, tmp_path, registry)
+
+
+# The other tables
+
+def test_statistics_are_those_of_the_data(registry, ml100k):
+    from fedcl_bench.data.stream import statistics
+
+    def known(dataset):
+        if dataset == "ml-100k":
+            return statistics(ml100k)
+        raise UserError(f"dataset '{dataset}': no file.\nSecond line.")
+    built = build("f3crec", f3crec.TABLES[1], source([], registry, statistics=known))
+    for found in built.cells():
+        if found.key.dataset == "ml-100k":
+            assert found.mean == found.printed.value
+        else:
+            assert found.mean is None
+    assert "missing: statistics of lastfm-2k: dataset 'lastfm-2k': no file." in built.missing
+
+
+def test_ablations(registry, tmp_path):
+    for i, (settings, mean) in enumerate((((), 0.1), ((("without", "cc"),), 0.09), ((("without", "sc"),), 0.05))):
+        for seed in range(2):
+            fabricate(tmp_path, registry, RunSpec("f3crec", "fedmf", "ml-100k", settings), seed, level(mean))
+    built = table(3, tmp_path, registry)
+    assert cell(built, "without=cc", "avg").mean == pytest.approx(0.111)
+    assert cell(built, "without=cc", "change").mean == pytest.approx(100 * (0.111 / 0.121 - 1))
+    assert cell(built, "f3crec", "avg").rank == 1 and cell(built, "without=cc", "avg").rank == 2
+    assert cell(built, "ft", "change").missing == "no record"
+    assert cell(table(6, tmp_path, registry), "without=sc", "avg").mean == pytest.approx(0.071)
+    assert built.heads == ("N@20 Avg", "N@20 change (%)", "R@20 Avg", "R@20 change (%)")
+
+
+def test_static_and_dynamic_users(registry, tmp_path):
+    """Shift is the user's number: the 8 lowest are static. They fall from .2 to .1, the 8 highest to .05."""
+    def scores(t, s, seed):
+        values = np.full(USERS, 0.2)
+        if (t, s) == (1, 0):
+            values[:] = 0.3
+            values[:8], values[-8:] = 0.1, 0.05
+        return values
+    for seed in range(2):
+        fabricate(tmp_path, registry, RunSpec("f3crec", "fedmf", "ml-100k"), seed, scores)
+    degradation, after = table(4, tmp_path, registry), table(5, tmp_path, registry)
+    assert cell(degradation, "f3crec", "static", "degradation").mean == pytest.approx(0.5)
+    assert cell(degradation, "f3crec", "dynamic", "degradation").mean == pytest.approx(0.75)
+    assert cell(after, "f3crec", "static").mean == pytest.approx(0.1)
+    assert cell(after, "f3crec", "dynamic").mean == pytest.approx(0.05)
+    assert degradation.heads == ("F3CRec", "w/o a.r.m", "SPP†")
+
+
+def test_users_without_a_test_item_are_in_no_group(registry, tmp_path):
+    """Of 40 users with a shift only those tested on block 0 are ordered."""
+    fabricate(tmp_path, registry, RunSpec("f3crec", "fedmf", "ml-100k"), 0, level(0.08))
+    (run,) = load_runs(tmp_path)
+    run.users.drop(run.users.index[(run.users["tested_block"] == 0) & (run.users["user"] < 10)], inplace=True)
+    groups = tables.user_groups(run)
+    assert groups["static"].tolist() == [10, 11, 12, 13, 14, 15]  # a fifth of 30
+    assert groups["dynamic"].tolist() == [34, 35, 36, 37, 38, 39]
+    run.users.drop(run.users.index[run.users["user"] < 36], inplace=True)
+    with pytest.raises(tables.NotMeasured, match="4 users"):
+        tables.user_groups(run)
+
+
+def test_static_and_dynamic_items(registry, tmp_path):
+    """Of ten items with phi i and change i / 100, the groups are {0, 1} and {8, 9}."""
+    fabricate(tmp_path, registry, RunSpec("f3crec", "fedmf", "ml-100k"), 0, level(0.08))
+    built = table(7, tmp_path, registry)
+    found = [cell(built, "f3crec", column, "item_rank_change").mean for column in ("static", "dynamic", "diff")]
+    assert found == pytest.approx([0.005, 0.085, 0.08])
+    compact.write(tmp_path / "c", load_runs(tmp_path), "pack", lambda run: False)
+    built = table(7, tmp_path / "c", registry)
+    assert cell(built, "f3crec", "static", "item_rank_change").missing == "its record holds no item analysis of D1"
+
+
+def test_noise(registry, tmp_path):
+    for scale in (0.0, 0.3):
+        fabricate(tmp_path, registry, RunSpec("f3crec", "fedmf", "ml-100k", (("upload_noise", scale),)), 0,
+                  level(0.08 - scale / 10))
+    built = table(8, tmp_path, registry)
+    assert cell(built, "f3crec", "avg").mean == pytest.approx(0.1)
+    assert cell(built, "upload_noise=0.3", "avg").mean == pytest.approx(0.07)
+    assert built.heads[:2] == ("λ = 0", "λ = 0.1")
+    marked = [c.key for c in built.cells() if c.contradiction]
+    assert [key.dataset for key in marked] == ["hetrec2011-ml"] * 2
+
+
+# Formats
+
+def test_markdown(main_runs, registry):
+    text = markdown(table(2, main_runs, registry))
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert {line.count("|") for line in rows} == {10}
+    assert "**0.1220**\\* ± 0.0020 (0.1034\\*)" in text and "<u>0.1120</u> ± 0.0020 (0.0938)" in text
+    assert "(OOM)" in text and "+19.61 ± " in text and "RLP2†" in text
+    assert "0.0440<sup>" in text and "the mean of its D1-D3 is 0.0457" in text
+
+
+@pytest.mark.parametrize("number", range(2, 9))
+def test_latex_is_well_formed(number, main_runs, registry):
+    text = latex(table(number, main_runs, registry))
+    body = re.sub(r"(?m)^%.*", "", text)
+    assert not re.search(r"(?<!\\)[%#_]", body) and body.isascii()
+    assert body.count("{") == body.count("}") and body.replace(r"\$", "").count("$") % 2 == 0
+    opened = []
+    for kind, name in re.findall(r"\\(begin|end)\{([a-z*]+)\}", body):
+        opened.append(name) if kind == "begin" else None
+        assert kind == "begin" or opened.pop() == name
+    assert not opened
+    columns = 0
+    for line in body.splitlines():
+        if line.startswith(r"\begin{tabular}"):
+            columns = len(re.fullmatch(r"\\begin\{tabular\}\{([lr]+)\}", line)[1])
+        elif line.endswith(r" \\"):
+            assert len(re.findall(r"(?<!\\)&", line)) == columns - 1, line
+    assert [body.count(rule) for rule in (r"\toprule", r"\bottomrule")] == [body.count(r"\begin{tabular}")] * 2
+    if number == 2:
+        assert r"\textbf{0.1220}$^{*}${\tiny$\pm$0.0020} (0.1034$^{*}$)" in body
+        assert r"\underline{0.1120}{\tiny$\pm$0.0020} (0.0938)" in body and r"SPP$^{\dagger}$" in body
+
+
+def test_csv_has_every_cell_in_full_precision(main_runs, registry):
+    built = table(2, main_runs, registry)
+    lines = list(csv.DictReader(io.StringIO(csv_text(built))))
+    assert len(lines) == len(built.cells()) == 552 + 24 + 114 + 6
+    place = {"dataset": "ml-100k", "backbone": "fedmf", "row": "kd", "metric": "ndcg@20", "column": "avg"}
+    (found,) = [line for line in lines if place.items() <= line.items()]
+    assert float(found["mean"]) == cell(built, "kd", "avg").mean and found["seeds"] == "0 1 2"
+    assert len(found["records"].split()) == 3 and found["paper"] == "0.0938"
+
+
+# The command
+
+def refused(capsys, *arguments):
+    assert main(["tables", *arguments]) == 2
+    captured = capsys.readouterr()
+    lines = captured.err.strip().splitlines()
+    assert captured.out == "" and len(lines) in (1, 2)
+    return " ".join(lines)
+
+
+def test_command(main_runs, registry, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    records = ["--records", str(main_runs)]
+    assert main(["tables", "--table", "2", *records, "--datasets", "ml-100k", "--backbones", "fedmf"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("| ML-100K |") == 1 and "FedNCF" not in text and "**0.1220**" in text and "missing" not in text
+    assert main(["tables", "--table", "2", "3", *records, "--format", "all", "--out", "t"]) == 0
+    assert sorted(os.listdir("t")) == [f"table{n}.{end}" for n in (2, 3) for end in ("csv", "md", "tex")]
+    assert main(["tables", "--table", "2", *records, "--set", "rounds=7", "--datasets", "ml-100k"]) == 0
+    assert "rounds 100 instead of 7" in (text := capsys.readouterr().out) and "±" not in text.split("- Ours")[0]
+    for arguments, expected in ((["--paper", "f3rec"], "Did you mean 'f3crec'"), (["--table", "12"], "unknown table"),
+                                (["--table", "two"], "accepted: the number of a table, or all"),
+                                (["--table", "3", "--datasets", "ml-latest-small"], "unknown dataset of these tables"),
+                                (["--table", "2", "--backbones", "fedm"], "Did you mean 'fedmf'"),
+                                (["--table", "2", "--set", "roundz=2"], "Did you mean 'rounds'"),
+                                (["--table", "2", "--records", "nowhere"], "no folder nowhere")):
+        assert expected in refused(capsys, *records, *arguments)
+
+
+def test_table_2_of_90_runs_takes_seconds(registry, tmp_path):
+    """Processor time of the whole command, imports included; the promise is 5 s."""
+    runs = tmp_path / "r"
+    for spec in papers.specs("f3crec", [2], datasets=["ml-100k"]):
+        for seed in range(5):
+            fabricate(runs, registry, spec, seed, level(0.08), users=350, rounds=60)
+    compact.write(tmp_path / "c", load_runs(runs), "pack", lambda run: False)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, str(ROOT / "run_bench.py"), "tables", "--table", "2", "--records", "c",
+                           "--datasets", "ml-100k"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0 and "missing" not in done.stdout, done.stderr
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 5.0

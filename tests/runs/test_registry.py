@@ -1,0 +1,215 @@
+"""Plugins: discovery, errors, and that a new method is one file."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+
+import pytest
+
+import fedcl_bench
+
+from fedcl_bench.cli.commands.new_plugin import TEMPLATES
+from fedcl_bench.cli.main import main
+from fedcl_bench.errors import UserError
+from fedcl_bench.files import shipped
+from fedcl_bench.runs.identity import changed, code_digest
+from fedcl_bench.runs.registry import discover
+from fedcl_bench.settings import assemble, setting
+
+SHRINK = '''"""Shrink: an example method in one file."""
+from dataclasses import dataclass
+
+from fedcl_bench.method import Method
+from fedcl_bench.settings import setting
+
+
+@dataclass(frozen=True)
+class ShrinkSettings:
+    shrink: float = setting(0.5, "factor on the averaged table", above=0.0, high=1.0)
+
+
+class Shrink(Method):
+    name = "shrink"
+    title = "multiply the averaged table by a factor"
+    Settings = ShrinkSettings
+
+    def aggregate(self, public):
+        return {name: table * self.settings.shrink for name, table in public.items()}
+'''
+
+
+def test_shipped_plugins(registry):
+    assert registry.names("method") == ["f3crec", "fcucr", "ft", "kd", "reg", "rlp2", "spp"]
+    assert registry.names("backbone") == ["biasmf", "fedmf", "fedncf", "fedrap", "gpfedrec", "gru4rec", "ncf",
+                                          "pfedrec", "sasrec", "tisasrec"]
+    assert not registry.broken
+    for plugin in registry.plugins.values():
+        assert plugin.cls.title and plugin.cls.reference and plugin.path.parent == shipped("plugins")
+
+
+def imports(source: str) -> list[tuple[str, str]]:
+    """What a plugin takes from the suite: (module, name) pairs."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, "") for alias in node.names if alias.name.split(".")[0] == "fedcl_bench"]
+        elif isinstance(node, ast.ImportFrom) and (node.level or node.module.split(".")[0] == "fedcl_bench"):
+            found += [("." * node.level + (node.module or ""), alias.name) for alias in node.names]
+    return found
+
+
+@pytest.mark.parametrize("path", [*sorted(path for path in shipped("plugins").glob("*.py") if path.stem != "__init__"),
+                                  TEMPLATES / "method.py.txt", TEMPLATES / "backbone.py.txt"],
+                         ids=lambda path: path.name)
+def test_plugins_import_the_top_level_alone(path):
+    """Base classes and ``setting`` from the package itself, other things from its modules, and none from a room."""
+    package = shipped("plugins").parent / "fedcl_bench"
+    modules = {file.stem for file in package.glob("*.py")}
+    taken = imports(path.read_text().replace("$name", "mine").replace("${cls}", "Mine").replace("$cls", "Mine"))
+    assert taken
+    for module, name in taken:
+        if module == "fedcl_bench":
+            assert name in fedcl_bench.__all__ or name in modules, name
+        else:
+            assert module.count(".") == 1 and module.split(".")[1] in modules, module
+            assert name not in fedcl_bench.__all__, f"from fedcl_bench import {name}"
+
+
+def test_the_package_offers_what_plugins_are_written_from():
+    from fedcl_bench import backbone, method, sequential, settings
+
+    assert fedcl_bench.Method is method.Method and fedcl_bench.setting is settings.setting
+    assert fedcl_bench.Backbone is backbone.Backbone
+    assert fedcl_bench.SequentialBackbone is sequential.SequentialBackbone
+    assert set(fedcl_bench.__all__) <= set(dir(fedcl_bench))
+    assert all(getattr(fedcl_bench, name).__name__ == name for name in fedcl_bench.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'Methods'"):
+        fedcl_bench.Methods  # noqa: B018
+
+
+def test_help_does_not_wait_for_pytorch():
+    code = ("import sys, fedcl_bench; from fedcl_bench.cli.main import main\n"
+            "try: main(['--help'])\n"
+            "except SystemExit: pass\n"
+            "dir(fedcl_bench); sys.exit('torch' in sys.modules)")
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_which_methods_are_reimplemented(registry):
+    assert [name for name in registry.names("method") if registry.reimplemented(name)] == ["rlp2", "spp"]
+    assert not registry.reimplemented("not-installed")
+
+
+def test_a_new_method_is_one_file(tmp_path, monkeypatch, capsys):
+    """The file alone makes the method listed, configurable and runnable, and editing it makes a new record."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    path = tmp_path / "mine" / "shrink.py"
+    path.write_text(SHRINK)
+    assert main(["list", "--plugins", "mine"]) == 0
+    assert "multiply the averaged table" in capsys.readouterr().out
+    command = ["--method", "shrink", "--backbone", "fedmf", "--plugins", "mine", "--set", "rounds=2", "--json"]
+    assert main(command) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert first["settings"]["shrink"] == 0.5
+    assert main([*command, "--set", "shrink=1.0"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert main(["--method", "ft", "--backbone", "fedmf", "--set", "rounds=2", "--json"]) == 0
+    ft = json.loads(capsys.readouterr().out)
+    assert plain["metrics"] == ft["metrics"] != first["metrics"]
+    assert main([*command[:-1], "--set", "shrink=2"]) == 2
+    assert "'shrink' (--set): found '2'" in capsys.readouterr().err
+
+
+def test_digest_follows_code_not_comments(tmp_path):
+    path = tmp_path / "shrink.py"
+    path.write_text(SHRINK)
+    before = code_digest(path)
+    path.write_text(SHRINK.replace('"""Shrink: an example method in one file."""', '"""Another text."""\n# a comment'))
+    assert code_digest(path) == before
+    path.write_text(SHRINK.replace("\n\n\n", "\n\n") + "# ''' not a text\n")
+    assert code_digest(path) == before
+    path.write_text(SHRINK.replace("table * self", "table * 2 * self"))
+    assert code_digest(path) != before
+
+
+def test_digest_is_the_same_on_every_python(tmp_path):
+    path = tmp_path / "shrink.py"
+    path.write_text(SHRINK + "LABEL = f'{len(SHRINK)} x' # here\n")
+    assert code_digest(path) == "be6d150c7d385f487eb8503ca921ff88"
+
+
+def test_shipped_code_that_changed_has_the_digest_of_published_records():
+    """Whoever changes shipped code says so: ``python -m fedcl_bench.runs.identity --same-numbers`` where numbers are
+    the same, or a new identity in the table where they are not."""
+    assert not changed()
+
+
+def test_a_broken_plugin_is_listed_and_fails_only_when_chosen(tmp_path, capsys):
+    (tmp_path / "wrong.py").write_text("import nothing_of_this_name\n")
+    registry = discover([tmp_path])
+    assert registry.get("method", "ft").name == "ft"
+    with pytest.raises(UserError, match="wrong.py: ModuleNotFoundError.*nothing_of_this_name"):
+        registry.get("method", "wrong")
+    assert main(["list", "--plugins", str(tmp_path)]) == 0
+    assert "nothing_of_this_name" in capsys.readouterr().out
+    assert main(["doctor", "--plugins", str(tmp_path), "--results", str(tmp_path)]) == 1
+    assert "FIX" in capsys.readouterr().out
+
+
+def test_two_plugins_of_one_name(tmp_path):
+    (tmp_path / "mine.py").write_text(SHRINK.replace('"shrink"\n', '"ft"\n'))
+    with pytest.raises(UserError, match=r"two method plugins are named 'ft': .*ft.py and .*mine.py"):
+        discover([tmp_path])
+
+
+def test_one_setting_name_cannot_mean_two_things(tmp_path):
+    (tmp_path / "mine.py").write_text(SHRINK.replace("shrink: float", "rounds: float"))
+    from fedcl_bench.runs.config import make_config
+    with pytest.raises(UserError, match="'rounds' is declared by both"):
+        make_config(discover([tmp_path]), "shrink", "fedmf", "ml-100k")
+
+
+def test_doctor_and_setup_agree():
+    import configparser
+
+    from fedcl_bench.cli.doctor import RAY, REQUIREMENTS
+    from fedcl_bench.stats.accounting import ACCOUNTANT
+    parser = configparser.ConfigParser()
+    parser.read(shipped("plugins").parent / "setup.cfg")
+    lines = [line for line in parser["options"]["install_requires"].splitlines() if line and not line.startswith("#")]
+    assert lines == list(REQUIREMENTS)
+    for extra, requirement in (("privacy", ACCOUNTANT), ("ray", RAY)):
+        assert requirement in parser["options.extras_require"][extra].splitlines()
+        assert requirement in parser["options.extras_require"]["test"].splitlines()
+
+
+def test_settings_accept_what_they_say():
+    from dataclasses import dataclass
+
+    @dataclass(frozen=True)
+    class Some:
+        flag: bool = setting(False, "a flag")
+        number: float = setting(1.0, "a number")
+        text: str = setting("", "a text")
+        many: tuple[int, ...] = setting((1,), "numbers", low=1)
+
+    def one(**values):
+        return assemble([Some], [("here", values)], "a test")[0]
+    assert one(flag="true").flag is True and one(number="1e-3").number == 0.001 and one(number=2).number == 2.0
+    assert one(many="3,4").many == (3, 4) and one(many=[5]).many == (5,) and one(many=6).many == (6,)
+    for bad in (dict(flag="1"), dict(flag=1), dict(number=True), dict(number="inf"), dict(text=3), dict(many=""),
+                dict(many="0")):
+        with pytest.raises(UserError):
+            one(**bad)
+
+
+@pytest.mark.parametrize("stream", ["blocks", "static"])
+def test_every_combination_has_one_meaning_per_setting(registry, stream):
+    from fedcl_bench.runs.config import resolve
+    for method in registry.names("method"):
+        for backbone in registry.names("backbone"):
+            assert resolve(registry, method, backbone, "ml-100k", [("a test", {"stream": stream})])

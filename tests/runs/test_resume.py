@@ -1,0 +1,274 @@
+"""Runs that are killed, interrupted, damaged, repeated or shared give the numbers of an uninterrupted run."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import ROOT, same_numbers
+
+from fedcl_bench.cli.main import main
+from fedcl_bench.errors import UserError
+from fedcl_bench.runs import records, runner
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.records import Corrupt, Record
+from fedcl_bench.runs.runner import Interrupted, execute
+
+ROUNDS = 6
+
+
+@pytest.fixture
+def config(registry):
+    return lambda method="f3crec", **settings: make_config(
+        registry, method, "fedmf", "ml-100k", overrides=[("test", {"rounds": ROUNDS, **settings})])
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(registry, ml100k, tmp_path_factory):
+    """The record of the run that nothing disturbed."""
+    config = make_config(registry, "f3crec", "fedmf", "ml-100k", overrides=[("test", {"rounds": ROUNDS})])
+    return execute(config, lambda: ml100k, tmp_path_factory.mktemp("whole"))
+
+
+# One process after the other, forked before PyTorch has a thread, trains until it kills itself.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.runs import records, runner
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.registry import discover
+
+torch.set_num_threads(1)
+config = make_config(discover(), "f3crec", "fedmf", "ml-100k", overrides=[("test", {"rounds": %d})])
+stream = load_stream(config.source, config.stream)
+write = records.write_atomically
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def train(step, round_):
+    def watch(stream, progress):
+        if step < 4 and (progress.step, progress.round) == (step, round_):
+            die()
+
+    def write_then_die(path, content):
+        write(path, content)
+        if path.name == "users.parquet":
+            die()
+    if step == 4:  # while the finished record is being written: after its third file
+        records.write_atomically = write_then_die
+    runner.execute(config, lambda: stream, Path(sys.argv[1]), on_progress=watch)
+
+for step, round_ in ((0, 3), (1, 2), (2, 5), (3, 1), (4, 0)):
+    child = os.fork()
+    if not child:
+        try:
+            train(step, round_)
+        finally:
+            os._exit(1)
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(ended, (Path(sys.argv[1]) / "runs" / config.name / "run.json").exists())
+""" % ROUNDS
+
+
+def test_killed_in_every_block_and_resumed(uninterrupted, tmp_path, config, ml100k):
+    """SIGKILL in block 0, 1, 2, 3 and while writing, one after the other, then run to the end: bit-identical."""
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.splitlines() == [f"{-signal.SIGKILL} False"] * 5, done.stderr
+    notes = []
+    found = execute(config(), lambda: ml100k, tmp_path, note=notes.append)
+    assert notes == ["all blocks are trained, writing the record."]
+    same_numbers(found, uninterrupted)
+
+
+@pytest.mark.parametrize("at", [(0, ROUNDS), (1, 4)])
+def test_stopped_inside_a_block_and_resumed(uninterrupted, tmp_path, config, ml100k, at):
+    """Asked to stop, a run saves the very round it is in."""
+    seen = []
+    with pytest.raises(Interrupted, match="the same command goes on"):
+        execute(config(), lambda: ml100k, tmp_path, stop=lambda: seen[-1] == at,
+                on_progress=lambda stream, p: seen.append((p.step, p.round)))
+    notes, later = [], []
+    found = execute(config(), lambda: ml100k, tmp_path, note=notes.append,
+                    on_progress=lambda stream, p: later.append((p.step, p.round)))
+    assert notes == [f"resuming in block {at[0]}, after round {at[1]}."]
+    assert at not in later and len(later) + len(seen) == 4 * (ROUNDS + 1)  # no round was trained twice
+    same_numbers(found, uninterrupted)
+
+
+def test_saved_every_now_and_then(uninterrupted, tmp_path, config, ml100k, monkeypatch):
+    """A crash loses at most the time between two checkpoints."""
+    monkeypatch.setattr(runner, "SAVE_EVERY", 0.0)
+
+    def crash(stream, progress):
+        if (progress.step, progress.round) == (2, 4):
+            raise RuntimeError("power cut")
+    with pytest.raises(RuntimeError):
+        execute(config(), lambda: ml100k, tmp_path, on_progress=crash)
+    later = []
+    found = execute(config(), lambda: ml100k, tmp_path, on_progress=lambda stream, p: later.append((p.step, p.round)))
+    assert later[0] == (2, 4)
+    same_numbers(found, uninterrupted)
+
+
+# The command line in a process that is asked to stop after round 2 of block 1.
+ASKED = """
+import os, sys
+from fedcl_bench.cli.main import main
+from fedcl_bench.cli.progress import Display
+
+update, signal, *arguments = Display.update, *sys.argv[1:]
+
+def watched(self, stream, progress):
+    update(self, stream, progress)
+    if (progress.step, progress.round) == (1, 2):
+        os.kill(os.getpid(), int(signal))
+
+Display.update = watched
+sys.exit(main(arguments))
+"""
+
+
+@pytest.mark.parametrize("ask", [signal.SIGINT, signal.SIGTERM])
+def test_asked_to_stop_on_the_command_line(tmp_path, capsys, ask):
+    """Ctrl-C and a scheduler's SIGTERM end the process with status 130 and one line; the same command goes on."""
+    arguments = ["--method", "kd", "--backbone", "fedmf", "--set", "rounds=3", "--results", str(tmp_path)]
+    process = subprocess.run([sys.executable, "-c", ASKED, str(int(ask)), *arguments, "--threads", "1"], cwd=ROOT,
+                             capture_output=True, text=True)
+    assert process.returncode == 130 and process.stdout == ""
+    assert "the same command goes on from there" in process.stderr and "Traceback" not in process.stderr
+    assert next((tmp_path / "runs").glob("*/checkpoint.pt")).stat().st_size > 0
+    results = []
+    for extra in ([], ["--results", str(tmp_path / "whole")]):
+        assert main([*arguments, "--json", *extra]) == 0
+        captured = capsys.readouterr()
+        assert ("resuming in block 1" in captured.err) == (not extra)
+        results.append(json.loads(captured.out))
+    same_numbers(*results)
+
+
+def test_finished_runs_are_not_run_again(tmp_path, config, ml100k):
+    first = execute(config(), lambda: ml100k, tmp_path)
+    assert not first["reused"]
+
+    def never():
+        raise AssertionError("a finished run must not even load its data")
+    again = execute(config(), never, tmp_path)
+    assert again["reused"] and again["seconds"] == first["seconds"]
+    rerun = execute(config(), lambda: ml100k, tmp_path, rerun=True)
+    assert not rerun["reused"] and not rerun["block0_shared"]
+    same_numbers(rerun, first)
+
+
+def test_block_0_is_shared_between_methods(uninterrupted, tmp_path, config, ml100k):
+    """FT first; F3CRec then trains blocks 1-3 only, with the numbers it would have had alone."""
+    execute(config("ft"), lambda: ml100k, tmp_path)
+    later = []
+    found = execute(config(), lambda: ml100k, tmp_path, on_progress=lambda stream, p: later.append(p.step))
+    assert found["block0_shared"] and found["rounds"][0] == ROUNDS and later.count(0) == 0
+    same_numbers(found, uninterrupted)
+    other = execute(config(lr=0.5), lambda: ml100k, tmp_path)
+    assert not other["block0_shared"]  # another learning rate is another block 0
+
+
+def test_damaged_files_are_set_aside(uninterrupted, tmp_path, config, ml100k):
+    """Half-written, changed or missing files are noticed, kept beside, and the run repeated."""
+    folder = Path(execute(config(), lambda: ml100k, tmp_path)["record"])
+
+    def repeated():
+        warnings = []
+        found = execute(config(), lambda: ml100k, tmp_path, warn=warnings.append)
+        assert len(warnings) == 1 and "set aside" in warnings[0] and not found["reused"]
+        same_numbers(found, uninterrupted)
+        return warnings[0]
+
+    (folder / "run.json").write_text((folder / "run.json").read_text()[:500])
+    assert "run.json" in repeated()
+    users = folder / "users.parquet"
+    users.write_bytes(users.read_bytes()[:-100])
+    assert "users.parquet: has changed" in repeated()
+    (folder / "rounds.parquet").unlink()
+    assert "rounds.parquet: is missing" in repeated()
+    assert len(list(folder.parent.glob("*.corrupt*"))) == 3
+
+
+def test_a_model_may_be_deleted(tmp_path, config, ml100k):
+    """It is most of a record, and tables do not need it; it has a hash of its own."""
+    record = Record(Path(execute(config(), lambda: ml100k, tmp_path)["record"]))
+    model = record.folder / "model.pt"
+    model.write_bytes(model.read_bytes()[:-1])
+    with pytest.raises(Corrupt, match="model.pt"):
+        record.model()
+    model.unlink()
+    assert execute(config(), lambda: ml100k, tmp_path)["reused"]
+    with pytest.raises(Corrupt, match="is missing"):
+        record.model()
+
+
+def test_damaged_checkpoint_and_block_0(uninterrupted, tmp_path, config, ml100k):
+    seen = []
+    with pytest.raises(Interrupted):
+        execute(config(), lambda: ml100k, tmp_path, stop=lambda: seen[-1] == (1, 2),
+                on_progress=lambda stream, p: seen.append((p.step, p.round)))
+    for path in (tmp_path / "runs" / config().name / "checkpoint.pt", *(tmp_path / "shared").glob("*.pt")):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    warnings = []
+    found = execute(config(), lambda: ml100k, tmp_path, warn=warnings.append)
+    assert len(warnings) == 2 and all("set aside" in w for w in warnings)
+    (tmp_path / "runs" / config().name / "checkpoint.corrupt").unlink()
+    same_numbers(found, uninterrupted)
+
+
+def test_checkpoint_of_another_version(uninterrupted, tmp_path, config, ml100k):
+    """A checkpoint that is whole but has other fields is set aside too."""
+    folder = tmp_path / "runs" / config().name
+    folder.mkdir(parents=True)
+    records._write_packed(folder / "checkpoint.pt", {"progress": {"epoch": 3}, "elapsed": 1.0})
+    warnings = []
+    execute(config(), lambda: ml100k, tmp_path, warn=warnings.append)
+    assert len(warnings) == 1 and "not a checkpoint of this version" in warnings[0]
+
+
+def test_full_disk_is_a_message(tmp_path, config, ml100k, monkeypatch):
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+    monkeypatch.setattr(records, "write_atomically", full)
+    with pytest.raises(UserError, match="No space left on device"):
+        execute(config(), lambda: ml100k, tmp_path)
+
+
+def test_two_processes_at_one_run(tmp_path, config, ml100k):
+    record = Record(tmp_path / "runs" / config().name)
+    with record.locked():
+        with pytest.raises(UserError, match="another process is at this run"):
+            execute(config(), lambda: ml100k, tmp_path)
+
+
+def test_the_hash_covers_what_changes_results(registry, config, tmp_path):
+    base = config()
+    for changed in (config("kd"), config(eps=0.001), config(lr=0.9), config(inc_split="random"),
+                    make_config(registry, "f3crec", "fedmf", "ml-100k", 1, [("test", {"rounds": ROUNDS})])):
+        assert changed.hash != base.hash
+    assert config(eps=0.001).base_hash == base.base_hash == config("ft").base_hash
+    assert config(upload_noise=0.1).base_hash != base.base_hash
+
+
+def test_same_seed_same_numbers_other_seed_others(registry, uninterrupted, tmp_path, config, ml100k):
+    same_numbers(execute(config(), lambda: ml100k, tmp_path), uninterrupted)
+    other = make_config(registry, "f3crec", "fedmf", "ml-100k", 1, [("test", {"rounds": ROUNDS})])
+    assert execute(other, lambda: ml100k, tmp_path)["metrics"] != uninterrupted["metrics"]
+
+
+def test_a_stream_of_one_step_leaves_no_shared_block(tmp_path, monkeypatch, capsys):
+    """There is no later block in which methods would differ, so nothing of it is kept for others."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["--method", "ft", "--backbone", "fedmf", "--set", "stream=static", "--set", "rounds=1", "--json"]) == 0
+    assert not (tmp_path / "results" / "shared").exists() and len(list((tmp_path / "results" / "runs").iterdir())) == 1

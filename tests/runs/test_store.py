@@ -1,0 +1,307 @@
+"""Finished runs are found and verified, whether full or compact; what cannot be trusted is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from fabricate import fabricate, level
+from helpers import ROOT
+
+from fedcl_bench.cli.main import main
+from fedcl_bench.errors import UserError
+from fedcl_bench.runs import compact
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.runner import execute
+from fedcl_bench.runs.specs import RunSpec
+from fedcl_bench.runs.store import load_runs, matching, one_protocol, user_scores
+
+QUICK = (("rounds", 2),)
+REAL = RunSpec("f3crec", "fedmf", "ml-100k", QUICK)
+
+
+@pytest.fixture(scope="session")
+def real(registry, ml100k, tmp_path_factory):
+    """A results folder with two real runs of two rounds per block."""
+    results = tmp_path_factory.mktemp("real")
+    for seed in (0, 1):
+        config = make_config(registry, "f3crec", "fedmf", "ml-100k", seed, [("test", dict(QUICK))])
+        execute(config, lambda: ml100k, results)
+    return results
+
+
+@pytest.fixture
+def three(registry, tmp_path):
+    """A results folder with three fabricated runs."""
+    for method, seed in (("ft", 0), ("ft", 1), ("f3crec", 0)):
+        fabricate(tmp_path / "r", registry, RunSpec(method, "fedmf", "ml-100k"), seed, level(0.08))
+    return tmp_path / "r"
+
+
+def pack(folder, runs, command="pack", items=True):
+    return compact.write(folder, runs, command, lambda run: items)
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def message(call) -> str:
+    """The text of the UserError, after checking its form."""
+    with pytest.raises(UserError) as caught:
+        call()
+    text = str(caught.value)
+    assert len(text.splitlines()) <= 2
+    return text
+
+
+def test_real_runs_are_found_and_match_their_spec(real, registry):
+    runs = load_runs(real)
+    assert [run.seed for run in runs] == [0, 1]
+    assert [run.seed for run in matching(reversed(runs), registry, REAL)] == [0, 1]
+    assert matching(runs, registry, RunSpec("f3crec", "fedmf", "ml-100k")) == []  # 100 rounds
+    assert matching(runs, registry, RunSpec("f3crec", "fedmf", "ml-100k", (*QUICK, ("without", "cc")))) == []
+    assert matching(runs, registry, RunSpec("kd", "fedmf", "ml-100k", QUICK)) == []
+    run = runs[0]
+    own = run.users[(run.users.trained_block == 2) & (run.users.tested_block == 2) & (run.users.metric == "ndcg@20")]
+    assert own.value.mean() == pytest.approx(run.meta["metrics"]["ndcg@20"]["per_block"][2])
+    assert set(run.analysis["kind"]) == {"user_shift", "item_phi", "item_rank_change"}
+
+
+def test_compact_records_hold_the_same(real, registry, tmp_path):
+    runs = load_runs(real)
+    pack(tmp_path / "c", runs)
+    small = load_runs(tmp_path / "c")
+    assert [run.seed for run in matching(small, registry, REAL)] == [0, 1]
+    for full, packed in zip(runs, small):
+        assert {k: v for k, v in full.meta.items() if k != "files"} == packed.meta
+        keys = ["metric", "trained_block", "tested_block", "user"]
+        kept = full.users[full.users["metric"].isin(compact.METRICS)]
+        frames = [frame.astype({"metric": str}).sort_values(keys, ignore_index=True)[[*keys, "value"]]
+                  for frame in (kept, packed.users)]
+        pd.testing.assert_frame_equal(*frames, check_dtype=False, rtol=1e-7)
+        pd.testing.assert_frame_equal(full.rounds, packed.rounds[full.rounds.columns], check_dtype=False, rtol=1e-6,
+                                      atol=1e-4)
+        frames = [run.analysis.astype({"kind": str})[["block", "kind", "id", "value"]] for run in (full, packed)]
+        pd.testing.assert_frame_equal(*frames, check_dtype=False, rtol=1e-6)
+    np.testing.assert_allclose(user_scores(runs, "ndcg@20"), user_scores(small, "ndcg@20"), atol=1e-7)
+
+
+def test_bytes_do_not_depend_on_the_order(three, tmp_path):
+    runs = load_runs(three)
+    pack(tmp_path / "once", runs)
+    for i, some in enumerate(([runs[2:], runs[:2]], [[run] for run in reversed(runs)], [runs, runs])):
+        for part in some:
+            pack(tmp_path / str(i), part)
+        assert contents(tmp_path / str(i)) == contents(tmp_path / "once")
+    pack(tmp_path / "again", load_runs(tmp_path / "once"))  # compact records of compact records
+    assert contents(tmp_path / "again") == contents(tmp_path / "once")
+    assert len(contents(tmp_path / "once")) == 2  # files of earlier states are gone
+
+
+@pytest.mark.parametrize("limit,runs_per_file", [(lambda whole: whole, [3]), (lambda whole: whole - 1, [1, 2]),
+                                                 (lambda whole: 1, [1, 1, 1])])
+def test_a_file_over_the_limit_is_halved(three, tmp_path, monkeypatch, limit, runs_per_file):
+    """Down to single runs, which stay whole; the values are the same, and the order of packing does not matter."""
+    runs = load_runs(three)
+    (whole,) = pack(tmp_path / "one", runs)["files"].values()
+    monkeypatch.setattr(compact, "LIMIT", limit(whole["bytes"]))
+    files = pack(tmp_path / "c", runs)["files"]
+    assert [file["runs"] for file in files.values()] == runs_per_file
+    assert {name: len(content) for name, content in contents(tmp_path / "c").items() if name != compact.INDEX} \
+        == {name: file["bytes"] for name, file in files.items()}
+    for full, packed in zip(load_runs(tmp_path / "one"), load_runs(tmp_path / "c"), strict=True):
+        assert full.meta == packed.meta
+        for frame in ("users", "rounds", "analysis"):
+            pd.testing.assert_frame_equal(getattr(full, frame), getattr(packed, frame), check_exact=True)
+    for run in reversed(runs):
+        pack(tmp_path / "again", [run])
+    assert contents(tmp_path / "again") == contents(tmp_path / "c")
+
+
+def test_published_files_are_small():
+    """Git keeps every version of a file."""
+    published = ROOT / "results" / "published"
+    sizes = {str(path.relative_to(published)): path.stat().st_size for path in published.rglob("*") if path.is_file()}
+    assert any(name.endswith(".parquet") for name in sizes)
+    assert {name: size for name, size in sizes.items() if size > 512 * 1024} == {}
+
+
+def test_the_record_with_more_analysis_is_kept(three, tmp_path):
+    runs = load_runs(three)
+    pack(tmp_path / "few", runs, items=False)
+    assert set(load_runs(tmp_path / "few")[0].analysis["kind"]) == {"user_shift"}
+    pack(tmp_path / "few", runs)
+    pack(tmp_path / "all", runs)
+    pack(tmp_path / "all", runs, items=False)
+    assert contents(tmp_path / "few") == contents(tmp_path / "all")
+
+
+def test_commands_are_kept(three, tmp_path):
+    runs = load_runs(three)
+    pack(tmp_path / "c", runs[:1], "b")
+    assert pack(tmp_path / "c", runs, "a")["commands"] == ["a", "b"]
+
+
+def test_a_pack_that_dies_changes_nothing(three, tmp_path, monkeypatch):
+    runs = load_runs(three)
+    pack(tmp_path / "c", runs[:1])
+    write = compact.write_atomically
+
+    def die(path, content):
+        if path.name == compact.INDEX:
+            raise RuntimeError("killed")
+        write(path, content)
+    monkeypatch.setattr(compact, "write_atomically", die)
+    with pytest.raises(RuntimeError):
+        pack(tmp_path / "c", runs)
+    assert [run.hash for run in load_runs(tmp_path / "c")] == [runs[0].hash]
+
+
+def test_full_disk_is_a_message(three, tmp_path, monkeypatch):
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+    monkeypatch.setattr(compact, "write_atomically", full)
+    assert "No space left" in message(lambda: pack(tmp_path / "c", load_runs(three)))
+
+
+def test_changed_compact_records_are_refused(three, tmp_path):
+    folder = tmp_path / "c"
+    pack(folder, load_runs(three))
+    data, index = next(folder.glob("*.parquet")), folder / compact.INDEX
+    good = contents(folder)
+    for path, content, expected in (
+            (data, good[data.name][:-10], "has changed since it was packed"),
+            (data, good[data.name][:99] + b"\0" + good[data.name][100:], "has changed since it was packed"),
+            (index, good[index.name][:50], "is not an index of compact records"),
+            (index, good[index.name].replace(b'"pack"', b'"other"'), "has changed since it was packed"),
+            (index, good[index.name].replace(b'"format": 1', b'"format": 9'), "has format 9, this version")):
+        assert content != good[path.name]
+        path.write_bytes(content)
+        assert expected in (text := message(lambda: load_runs(folder))) and str(path) in text
+        path.write_bytes(good[path.name])
+    data.unlink()
+    assert "cannot be read" in message(lambda: load_runs(folder))
+    assert message(lambda: pack(folder, load_runs(three)))  # nor is anything added to it
+
+
+def test_changed_full_records_are_refused(three):
+    folder = next((three / "runs").glob("f3crec*"))
+    users = folder / "users.parquet"
+    good = users.read_bytes()
+    users.write_bytes(good[:-5])
+    assert "users.parquet: has changed" in message(lambda: load_runs(three))
+    users.write_bytes(good)
+    (folder / "run.json").write_text("{")
+    assert "run.json: is not a complete run record" in message(lambda: load_runs(three))
+
+
+def test_other_schema_versions_are_named(three, tmp_path):
+    path = next((three / "runs").glob("f3crec*")) / "run.json"
+    content = json.loads(path.read_text())
+    for version in (1, 99):
+        path.write_text(json.dumps({**content, "schema": version}))
+        text = message(lambda: load_runs(three))
+        assert str(path) in text and f"schema version is {version}" in text and "Run it again" in text
+    del content["schema"]
+    path.write_text(json.dumps(content))
+    assert "schema version is 1" in message(lambda: load_runs(three))
+
+
+def test_unfinished_failed_and_set_aside_runs_do_not_count(three):
+    runs = three / "runs"
+    folder = next(runs.glob("f3crec*"))
+    (runs / "unfinished").mkdir()
+    (runs / f"{folder.name}.corrupt1").mkdir()
+    (runs / f"{folder.name}.corrupt1" / "run.json").write_text("{")
+    failed = json.loads((folder / "run.json").read_text())
+    (runs / "failed").mkdir()
+    (runs / "failed" / "run.json").write_text(json.dumps({**failed, "status": "failed"}))
+    assert len(load_runs(three)) == 3
+
+
+def test_no_records(tmp_path):
+    assert "no folder" in message(lambda: load_runs(tmp_path / "nowhere"))
+    assert "no finished run" in message(lambda: load_runs(tmp_path))
+    (tmp_path / "runs").mkdir()
+    assert "no finished run" in message(lambda: load_runs(tmp_path))
+
+
+def test_folders_of_compact_records_are_read_together(three, tmp_path):
+    runs = load_runs(three)
+    pack(tmp_path / "p" / "a", runs[:2])
+    pack(tmp_path / "p" / "b", runs[1:])
+    assert [run.hash for run in load_runs(tmp_path / "p")] == [run.hash for run in runs]
+
+
+def test_of_two_records_of_a_seed_the_one_of_the_present_code_is_taken(three, registry):
+    spec = RunSpec("f3crec", "fedmf", "ml-100k")
+    folder = next((three / "runs").glob("f3crec*"))
+    older = folder.with_name("older")
+    older.mkdir()
+    for path in folder.iterdir():
+        (older / path.name).write_bytes(path.read_bytes())
+    content = json.loads((older / "run.json").read_text())
+    (older / "run.json").write_text(json.dumps({**content, "hash": "0" * 32}))
+    current = json.loads((folder / "run.json").read_text())["hash"]
+    assert [run.hash for run in matching(load_runs(three), registry, spec)] == [current]
+    (folder / "run.json").write_text(json.dumps({**content, "hash": "1" * 32}))
+    text = message(lambda: matching(load_runs(three), registry, spec))
+    assert "2 records of f3crec on fedmf, ml-100k, seed 0" in text and "000000000000, 111111111111" in text
+
+
+def test_other_data_is_refused(three, registry):
+    fabricate(three, registry, RunSpec("ft", "fedmf", "ml-100k"), 2, level(0.08), data="e" * 32)
+    text = message(lambda: matching(load_runs(three), registry, RunSpec("ft", "fedmf", "ml-100k")))
+    assert "different data files" in text and "seed 2" in text
+
+
+def test_mixed_protocols_are_refused(three):
+    runs = load_runs(three)
+    one_protocol(runs, "Table 2")
+    runs[1].meta["settings"]["candidates"] = "all"  # the default of records from before the setting
+    one_protocol(runs, "Table 2")
+    for name, value in (("candidates", "sampled"), ("stream", "static")):
+        runs = load_runs(three)
+        runs[1].meta["settings"][name] = value
+        text = message(lambda: one_protocol(runs, "Table 2"))
+        assert text.startswith("Table 2: records of different protocols") and f"{name}={value}" in text
+
+
+def test_a_split_files_place_is_not_published(registry, tmp_path):
+    spec = RunSpec("ft", "fedmf", "ml-100k", (("split_file", "/home/somebody/split.tsv"),))
+    fabricate(tmp_path / "r", registry, spec, 0, level(0.08))
+    pack(tmp_path / "c", load_runs(tmp_path / "r"))
+    (run,) = load_runs(tmp_path / "c")
+    assert run.meta["settings"]["split_file"] == "split.tsv"
+    elsewhere = RunSpec("ft", "fedmf", "ml-100k", (("split_file", "/elsewhere/other.tsv"),))
+    assert matching([run], registry, elsewhere) == [run]
+    assert matching([run], registry, RunSpec("ft", "fedmf", "ml-100k")) == []
+
+
+def test_pack_command(three, registry, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    fabricate(three, registry, RunSpec("f3crec", "fedmf", "ml-100k", (("without", "itm"),)), 0, level(0.08))
+    fabricate(three, registry, RunSpec("f3crec", "fedmf", "ml-100k", (("eps", 0.5),)), 0, level(0.08))
+    options = ["--results", str(three), "--out"]
+    assert main(["pack", *options, "c/all"]) == 0
+    assert "5 runs in 1 files" in capsys.readouterr().out
+    kinds = {(run.meta["method"], run.meta["settings"].get("without"), run.meta["settings"].get("eps")):
+             set(run.analysis["kind"]) for run in load_runs(Path("c/all"))}
+    per_item = {"user_shift", "item_phi", "item_rank_change"}
+    assert kinds == {("ft", None, None): {"user_shift"}, ("f3crec", "none", 0.006): per_item,
+                     ("f3crec", "itm", 0.006): per_item, ("f3crec", "none", 0.5): {"user_shift"}}
+    assert main(["pack", *options, "c/two", "--paper", "f3crec", "--table", "2", "--datasets", "ml-100k"]) == 0
+    assert "2 of the 18 combinations" in capsys.readouterr().out
+    index = json.loads(Path("c/two/index.json").read_text())
+    assert index["commands"] == ["run_bench.py pack --out c/two --paper f3crec --table 2 --datasets ml-100k"]
+    assert {run.meta["method"] for run in load_runs(Path("c/two"))} == {"ft", "f3crec"}
+    for bad, expected in ((["--table", "2"], "--table has no effect without --paper"),
+                          (["--paper", "f3crec", "--table", "5", "--datasets", "lastfm-2k"], "nothing to pack"),
+                          (["--paper", "f3rec"], "Did you mean 'f3crec'?")):
+        assert main(["pack", *options, "c/bad", *bad]) == 2
+        assert expected in capsys.readouterr().err
+    assert not Path("c/bad").exists()

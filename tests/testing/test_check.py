@@ -1,0 +1,140 @@
+"""``check``: passes for what is shipped, and catches every cheating plugin by the property it violates."""
+
+from __future__ import annotations
+
+import json
+
+import cheaters
+import pytest
+
+from fedcl_bench.cli.main import main
+from fedcl_bench.testing import assert_passed, check_backbone, check_method, check_plugin
+from fedcl_bench.testing.worlds import growing_stream
+
+# (cheater, property that names it, part of the evidence)
+METHODS = [
+    (cheaters.MeanOfNeighbours, "(a) other clients' data", "depends on"),
+    (cheaters.ReadsOthersState, "(a) other clients' data", "never left them"),
+    (cheaters.UploadsPrivate, "runs", "which is the private parameter 'user_embedding.weight'"),
+    (cheaters.UploadsUndeclared, "runs", "sends 'norm', which uploads() does not declare"),
+    (cheaters.UploadsOtherShape, "runs", "expected (18,) = (C, ...)"),
+    (cheaters.UploadsInteractions, "(b) uploads", "marks exactly its training items"),
+    (cheaters.KnowsPopularity, "(c) the server's knowledge", "aggregate: 'item_embedding.weight' differs"),
+    (cheaters.CarriesPrivate, "(c) the server's knowledge", "end_step: 'mean' differs"),
+    (cheaters.PassesPrivateAround, "(c) the server's knowledge", "aggregate: 'item_embedding.weight' differs"),
+    (cheaters.RereadsThePast, "(d) past data", "training reads data of the past"),
+    (cheaters.TrainsOnTest, "(e) evaluation data", "training reads what it is to be tested on"),
+    (cheaters.RanksTestFirst, "(e) evaluation data", "it reads what is to be found"),
+    (cheaters.Forgets, "resumes", "self.rounds_seen is no part of client_state or server_state"),
+    (cheaters.KeepsInTheClass, "a new process", "does a class or module keep something?"),
+    (cheaters.ThrowsDice, "random numbers", "two states of the global generators"),
+    (cheaters.IgnoresASetting, "reads its settings", "never read in 2 runs: unused"),
+    (cheaters.NoHelp, "settings", "'strength' is not declared with setting(default, help)"),
+    (cheaters.WrongShape, "runs", "method 'wrong-shape': local_loss returned a torch.float64 tensor of shape ()"),
+    (cheaters.DropsATable, "runs", "expected the public item tables in their order: item_embedding.weight"),
+]
+BACKBONES = [
+    (cheaters.UnknownRate, "declares its parameters", "learning_rates names 'bias.weight', a parameter that does not"),
+    (cheaters.UserTableIsPublic, "declares its parameters", "expected a floating tensor of shape (7, ...) = (items"),
+    (cheaters.NoGradient, "runs", "cut off from all parameters"),
+    (cheaters.LeavesAClientOut, "runs", "without gradient"),
+    (cheaters.StartsByPosition, "declares its parameters", "starts otherwise when it grows in two steps"),
+    (cheaters.Overflows, "finite losses", "use softplus or logsigmoid"),
+    (cheaters.UnusedParameter, "trains every parameter", "no training changes bias, and no score depends on it"),
+]
+
+
+def caught(report, name, evidence):
+    found = {outcome.property: outcome.evidence for outcome in report.failures}
+    assert name in found and evidence in found[name], found
+    with pytest.raises(AssertionError, match=f"'{report.name}' violates"):
+        assert_passed(report)
+
+
+@pytest.mark.parametrize("cls,name,evidence", METHODS, ids=lambda value: getattr(value, "name", None))
+def test_every_cheating_method_is_caught(cls, name, evidence):
+    caught(check_method(cls, partners=["fedmf"], process=name == "a new process"), name, evidence)
+
+
+@pytest.mark.parametrize("cls,name,evidence", BACKBONES, ids=lambda value: getattr(value, "name", None))
+def test_every_cheating_backbone_is_caught(cls, name, evidence):
+    caught(check_backbone(cls, partners=["ft"], process=False), name, evidence)
+
+
+PARTNERS = {"fcucr": "sasrec", "sasrec": "ft", "gru4rec": "ft", "tisasrec": "ft"}
+
+
+@pytest.mark.parametrize("kind", ["method", "backbone"])
+def test_every_shipped_plugin_passes_with_one_partner(registry, kind):
+    for name in registry.names(kind):
+        partner = PARTNERS.get(name, "fedmf" if kind == "method" else "f3crec" if name == "ncf" else "ft")
+        assert_passed(check_plugin(registry, registry.get(kind, name), partners=[partner], process=False))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["method", "backbone"])
+def test_every_shipped_plugin_passes_with_all_partners(registry, kind):
+    for name in registry.names(kind):
+        assert_passed(check_plugin(registry, registry.get(kind, name), full=True))
+
+
+def test_the_command_reports_and_returns_one(tmp_path, capsys):
+    (tmp_path / "dice.py").write_text('''
+import torch
+from fedcl_bench.method import Method
+
+
+class Dice(Method):
+    name = "dice"
+    title = "draws from the global generator"
+
+    def aggregate(self, public):
+        return {name: table + torch.rand_like(table) for name, table in public.items()}
+''')
+    command = ["check", "dice", "--plugins", str(tmp_path), "--with", "fedmf"]
+    assert main(command) == 1
+    out = capsys.readouterr().out
+    assert "FAILED  random numbers" in out and "passed  (a) other clients' data" in out and "dice on fedmf" in out
+    assert main(["check", "f3crec", "--with", "fedmf", "--json"]) == 0
+    found, = json.loads(capsys.readouterr().out)
+    assert found["passed"] and len(found["outcomes"]) == 14 and all(o["passed"] for o in found["outcomes"])
+
+
+def test_bad_arguments_of_check(tmp_path, capsys):
+    for arguments, text in ((["check"], "no name"), (["check", "ft", "--all"], "a name and --all"),
+                            (["check", "f3crek"], "Did you mean 'f3crec'?"),
+                            (["check", "ft", "--with", "fedmg"], "Did you mean 'fedmf'?")):
+        assert main(arguments) == 2
+        assert text in capsys.readouterr().err
+    (tmp_path / "broken.py").write_text("raise ValueError('at import')\n")
+    assert main(["check", "broken", "--plugins", str(tmp_path)]) == 2
+    assert "broken.py: ValueError: at import" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option,name,evidence", [
+    ("--method", "wrong-shape", "method 'wrong-shape': local_loss returned a torch.float32 tensor of shape (),\n"
+     "expected a floating tensor of shape ("),
+    ("--method", "uploads-private", "method 'uploads-private': local.upload sends 'statistic', which is the private "
+     "parameter 'user_embedding.weight'"),
+    ("--method", "uploads-other-shape", "sends 'norm' of shape"),
+    ("--method", "drops-a-table", "method 'drops-a-table': aggregate returned ,\nexpected the public item tables"),
+    ("--backbone", "unknown-rate", "backbone 'unknown-rate': learning_rates names 'bias.weight', a parameter that does "
+     "not exist;\ndeclared: item_embedding.weight, user_embedding.weight."),
+    ("--backbone", "no-gradient", "backbone 'no-gradient': score returned logits that are cut off"),
+    ("--backbone", "leaves-a-client-out", "backbone 'leaves-a-client-out': score leaves 1 of"),
+])
+def test_a_run_names_plugin_hook_and_expected_shape(tmp_path, monkeypatch, capsys, option, name, evidence):
+    monkeypatch.chdir(tmp_path)
+    source = cheaters.__file__
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "cheaters.py").write_text(open(source).read())
+    command = {"--method": "ft", "--backbone": "fedmf", option: name}
+    arguments = [part for pair in command.items() for part in pair]
+    assert main([*arguments, "--plugins", "mine", "--set", "k_core=70", "--set", "rounds=1", "--quiet"]) == 2
+    assert evidence in capsys.readouterr().err
+
+
+def test_every_block_of_the_stream_brings_users_and_items():
+    steps = growing_stream().steps
+    assert [(step.n_users, step.n_items) for step in steps] == [(18, 41), (20, 43), (22, 45)]
+    assert all((step.split(kind).lengths > 0).any() for step in steps for kind in ("train", "valid", "test"))
