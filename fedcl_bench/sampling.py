@@ -203,9 +203,9 @@ def _chunk(step: Step, train: Ragged, settings: LocalSettings, listed: bool, mem
 
 def padded(lists: Ragged, users: Tensor, fill: Tensor | None = None) -> Tensor:
     """Lists as a matrix (C, longest), short ones padded with ``fill`` (C, 1) or their own first item."""
-    n = lists.counts(users)
     if kernels.serve(users):
-        return kernels.padded(lists.indptr, lists.values, users, fill, int(n.max()))
+        return kernels.padded(lists.indptr, lists.values, users, fill)
+    n = lists.counts(users)
     row, item = lists.select(users)
     column = torch.arange(len(row), device=row.device) - (torch.cumsum(n, 0) - n)[row]
     if fill is None:

@@ -6,9 +6,7 @@ import math
 import time
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn
-from rich.progress import Progress as Bar
-from rich.progress import TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TextColumn
 
 from ..data.stream import Stream
 from ..federation.parts import Progress

@@ -71,7 +71,7 @@ class PartialTrainer(ListTrainer):
         if self.by_hand:
             own = {name: (rate * part).to(self.dtype) for name, rate in rates.items()}
             with torch.no_grad():
-                loss = self.backbone.sgd_step(self.clients, self.rows, view.labels, view.weights, own, self.draw.round)
+                loss = self.backbone.sgd_step(self.clients, self.rows, self._labels, view.weights, own, self.draw.round)
             contract.check_tensor(self.backbone, "sgd_step", loss, tuple(one.shape), "(C,): one number per client")
         else:
             loss = super()._local_batch(view, rates, taking, batch)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Sequence
 
 import torch
 from torch import Tensor
@@ -21,7 +20,6 @@ from ..draws import DrawKey, Tables
 from ..method import Method
 from ..model import Snapshot
 from ..ops import kernels
-from ..parallel import together
 from ..sampling import Chunk, LocalSettings
 from .base import Slots
 from .factored import Outer, scores_samples_only
@@ -135,27 +133,6 @@ def _itself(factor: Tensor, shape: tuple[int, ...], parameters: Tables) -> str |
 def _clients(chunk: Chunk) -> kernels.InnerClients:
     names = draws.names(chunk.users)
     return chunk.for_kernels if names is chunk.users else replace(chunk.for_kernels, names=names)
-
-
-def train_together(chunks: Sequence[Chunk], model: Snapshot, settings: LocalSettings, plan: Plan, change: Tensor,
-                   private: Tables, whole: float) -> Tensor:
-    """Train the clients of all chunks in one call of each thread, which does what ``RoundTrainer`` and adding up do, to
-    the bit: calls of small chunks would cost more than they do.
-
-    Args:
-        change: written to: the sum of what they added to item rows, (items, d).
-        private: their rows are written to: the private parameters afterwards.
-        whole: not 0: ``change`` is what the server sent plus the sum over it.
-
-    Returns:
-        Each client's loss averaged over its local batches, float64, chunk after chunk.
-    """
-    loss = torch.empty(sum(chunk.users.shape[0] for chunk in chunks), dtype=torch.float64)
-    take_part = kernels.inner_rounds(
-        plan.task(model, settings), [_clients(chunk) for chunk in chunks], change, private[plan.vector],
-        None if plan.constant is None else private[plan.constant], loss, whole)
-    together(take_part, len(chunks), change.device)
-    return loss
 
 
 class RoundTrainer:

@@ -178,7 +178,7 @@ class SessionTrainer(ChunkTrainer):
                 step = stacked_optimiser(parameters, rates, self.settings)
             for value in parameters.values():
                 value.requires_grad_(False)
-            step(gradients, epoch == self.settings.local_epochs - 1)
+            step(gradients)
             total += loss.detach()
             gradients = None  # their memory is the next epoch's
         return total / self.settings.local_epochs

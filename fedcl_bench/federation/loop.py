@@ -14,10 +14,6 @@ from typing import Callable, Iterator
 
 import torch
 
-from . import server
-from .parts import Best, Federation, Progress
-from .round import train_clients
-from .steps import Group, OpenStep, begin_step, end_step, open_step
 from .. import contract
 from ..client.trained import Trained
 from ..draws import DrawKey, Tables
@@ -26,6 +22,10 @@ from ..evaluation.drift import analyse
 from ..model import Snapshot
 from ..ops.memory import keep_freed_blocks
 from ..parallel import workers
+from . import server
+from .parts import Best, Federation, Progress
+from .round import train_clients
+from .steps import Group, OpenStep, begin_step, end_step, open_step
 
 Observer = Callable[[DrawKey, Snapshot, Trained], None]
 

@@ -9,8 +9,6 @@ from typing import Any, Mapping
 import torch
 from torch import Tensor
 
-from . import kinds
-from .population import Population
 from .. import contract
 from ..backbone import Backbone
 from ..data.stream import Step, Stream
@@ -21,6 +19,8 @@ from ..model import Snapshot
 from ..sampling import LocalSettings
 from ..settings import setting
 from ..stats.clip_noise import LAPLACE, MECHANISMS, Protection
+from . import kinds
+from .population import Population
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from typing import Callable
 
 from torch import Tensor
 
-from .server import participants
 from ..data.stream import Step
 from ..draws import Tables
 from ..evaluation.ranking import UserScores
+from .server import participants
 
 
 class Population:

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .growth import row_width
-from .parts import Federation
 from ..client.sessions import SessionChunk, make_session_chunks
 from ..client.ways import Training
 from ..data.stream import Ragged, Step
@@ -22,6 +20,8 @@ from ..evaluation.sessions import Found, draw_session_candidates, rank_sessions
 from ..model import Snapshot
 from ..sampling import Chunk, make_chunks
 from ..sequential import SequentialBackbone
+from .growth import row_width
+from .parts import Federation
 
 Tests = list[tuple[int, int, UserScores]]
 Analysis = list[tuple[int, str, Tensor, Tensor]]

@@ -7,8 +7,6 @@ from typing import Callable, Iterable, Sequence
 
 from torch import Tensor
 
-from .server import clip
-from .sums import RoundSums
 from .. import contract
 from ..client.at_rest import PartialTrainer
 from ..client.base import ChunkTrainer
@@ -24,6 +22,8 @@ from ..draws import DrawKey, Tables
 from ..model import Snapshot
 from ..parallel import in_order
 from ..sampling import Chunk, LaterChunk
+from .server import clip
+from .sums import RoundSums
 
 _SHORT = 1 << 18  # samples of a round
 

@@ -8,7 +8,6 @@ from typing import Any, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from .sums import RoundSums
 from .. import contract, draws
 from ..backbone import Backbone
 from ..client.factored import Outer
@@ -22,6 +21,7 @@ from ..model import Snapshot, in_pieces
 from ..ops import kernels
 from ..parallel import in_order
 from ..stats.clip_noise import Protection, upload_key
+from .sums import RoundSums
 
 _AT_ONCE = 1 << 19  # numbers of a table that one thread averages at a time
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .growth import grow, reset_private
-from .parts import Federation, Progress
-from .protocols import Lists, SessionSteps, protocol_of
 from ..client.out_of_memory import AnyChunk
 from ..client.ways import Training, choose_way
 from ..data.stream import Step
 from ..draws import DrawKey
 from ..method import Method
 from ..model import Snapshot
+from .growth import grow, reset_private
+from .parts import Federation, Progress
+from .protocols import Lists, SessionSteps, protocol_of
 
 
 @dataclass(frozen=True)

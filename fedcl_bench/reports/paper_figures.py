@@ -24,7 +24,6 @@ from .draw import BarPanel, Look, SettingPanel
 from .selection import command_for, grid_command, make_spec
 from .tables import DAGGER
 
-
 Cells = dict[tuple[str, str], dict[str, list[Run]]]  # (dataset, backbone) to method to its runs
 
 

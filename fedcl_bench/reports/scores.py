@@ -14,8 +14,7 @@ from ..errors import UserError, unknown
 from ..evaluation.ranking import METRICS
 from ..runs.run import Run
 from ..runs.specs import RunSpec
-from ..runs.store import (comparable, describe, incremental, one_data,
-                          one_protocol)
+from ..runs.store import comparable, describe, incremental, one_data, one_protocol
 
 # Settings that say which items a user is tested on, and among which others.
 _TESTED = (*(f.name for f in fields(StreamSettings)), "candidates", "sampled_candidates", "candidate_lists")

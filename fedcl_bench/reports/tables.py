@@ -21,8 +21,7 @@ from ..experiments.papers import Key, PaperTable, Printed, get
 from ..runs.registry import Registry
 from ..runs.run import Run
 from ..runs.specs import RunSpec, expected_idle, expected_settings, seed_text, tuned_file
-from ..runs.store import (comparable, matching, one_data, one_protocol,
-                          user_scores)
+from ..runs.store import comparable, matching, one_data, one_protocol, user_scores
 from ..stats.significance import compare_paired
 
 DAGGER = "†"

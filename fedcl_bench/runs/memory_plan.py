@@ -33,8 +33,8 @@ import torch
 
 from .. import sampling
 from ..backbone import Backbone
-from ..client.sessions import CHUNK_CLIENTS
 from ..client.base import SLOT_TABLE
+from ..client.sessions import CHUNK_CLIENTS
 from ..client.ways import Way, choose_way
 from ..data.stream import Step
 from ..draws import Tables

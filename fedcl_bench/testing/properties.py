@@ -28,8 +28,8 @@ from ..runs.records import load_progress, save_progress
 from ..runs.registry import RECBOLE, Plugin
 from ..settings import checked
 from .report import Inapplicable, Violated
-from .trials import (Pair, all_tables, client_round, difference, finished,
-                     is_sequential, module_of, runs_differ, tables_differ)
+from .trials import (Pair, all_tables, client_round, difference, finished, is_sequential, module_of, runs_differ,
+                     tables_differ)
 
 # Of a plugin alone.
 

@@ -35,8 +35,7 @@ from ..runs.config import RunConfig
 from ..runs.memory_plan import require
 from ..sampling import LocalSettings
 from .cluster import other_versions, versions
-from .partition import (check_divisible, divide, outline, progress_part,
-                        stream_part, whole_progress)
+from .partition import check_divisible, divide, outline, progress_part, stream_part, whole_progress
 
 TRIES = 4  # starts of the shards from one state before a run is given up
 GATHER = "gather"  # the conductor's answer to an outline: the whole progress, please

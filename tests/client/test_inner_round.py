@@ -49,29 +49,20 @@ def start(backbone, step, dtype=torch.float32):
     return Snapshot(noisy(model.public), noisy(model.private))
 
 
-def all_ways(step, backbone, local, model, **options):
-    """A round in one call per chunk, local batch by local batch, and, if that is possible, in one call of all."""
+def both_ways(step, backbone, local, model, **options):
+    """A round in one call per chunk, and local batch by local batch."""
     chunks = make_chunks(step, torch.arange(step.n_users), local, 32, inner=True, samples_only=True,
                          chunk_elements=1 << 15)
     assert all(chunk.inner and not chunk.dense for chunk in chunks)
     calls, results = [], []
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("inner_round", "inner_rounds"):
-            patch.setattr(kernels, name, lambda *arguments, one=getattr(kernels, name), name=name:
-                          calls.append(name) or one(*arguments))
-        together = train_round(chunks, model, backbone, FT, local, 3, 1, 2, **options)
-        assert calls in (["inner_rounds"], len(chunks) * ["inner_round"])
-        assert (calls == ["inner_rounds"]) == (not options and not backbone.keeps_local_tables)
-        if calls == ["inner_rounds"]:
-            results += [together, train_round(chunks, model, backbone, FT, local, 3, 1, 2, add=lambda sums: sums)]
-            assert calls == 2 * ["inner_rounds"]
-        calls.clear()
-        patch.setattr(rounds, "_fits_one_call", lambda *_: False)
+        patch.setattr(kernels, "inner_round", lambda *arguments, call=kernels.inner_round:
+                      calls.append(len(calls)) or call(*arguments))
         results.append(train_round(chunks, model, backbone, FT, local, 3, 1, 2, **options))
-        assert calls == len(chunks) * ["inner_round"]
+        assert len(calls) == len(chunks)
         patch.setattr(rounds, "plan_of", lambda *_: None)
         results.append(train_round(chunks, model, backbone, FT, local, 3, 1, 2, **options))
-        assert calls == len(chunks) * ["inner_round"]
+        assert len(calls) == len(chunks)
     return results
 
 
@@ -94,7 +85,7 @@ def test_one_call_equals_local_batches(registry, step, monkeypatch, backbone, lo
     monkeypatch.setattr(sampling, "MOST_UPDATES", 1 << 30)
     backbone, local = build(registry, "backbone", backbone, dim=dim), LocalSettings(**local)
     model = start(backbone, step, dtype)
-    found = same(all_ways(step, backbone, local, model))
+    found = same(both_ways(step, backbone, local, model))
     assert float((found.public[ITEM] - model.public[ITEM]).abs().max()) > 1e-3
 
 
@@ -117,15 +108,14 @@ def test_private_tables_may_lie_in_memory_as_they_like(registry, step):
     model = start(backbone, step)
     other = replace(model, private={USER: model.private[USER].T.contiguous().T})
     assert not other.private[USER].is_contiguous()
-    expected, found = same(all_ways(step, backbone, local, model)), same(all_ways(step, backbone, local, other))
+    expected, found = same(both_ways(step, backbone, local, model)), same(both_ways(step, backbone, local, other))
     assert torch.equal(found.private[USER], expected.private[USER])
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("backbone", ["fedmf", "pfedrec"])
 def test_any_number_of_threads_and_some_of_the_users(registry, step, backbone, threads):
-    """Of several pieces of clients and of the table, which is cleared first. Those who are not there keep their
-    parameters."""
+    """Those who are not there keep their parameters."""
     backbone, local = build(registry, "backbone", backbone, dim=5), LocalSettings(batch_size=50)
     wide = replace(step, n_items=30_000)
     model, users = start(backbone, wide), torch.arange(0, step.n_users, 2)
@@ -149,7 +139,7 @@ def test_one_call_without_memory(registry, step, monkeypatch):
     model = start(backbone, step)
     chunks = make_chunks(step, torch.arange(step.n_users), local, 32, inner=True, samples_only=True)
     monkeypatch.setattr(kernels, "_call", lambda *_: -1)
-    with pytest.raises(MemoryError, match="no memory to train clients"):
+    with pytest.raises(MemoryError, match="no memory to train on"):
         train_round(chunks, model, backbone, FT, local, 3, 1, 2)
 
 
@@ -157,18 +147,18 @@ def test_clipped_and_weighted(registry, step):
     """What comes after training sees the same changes, in another order of slots."""
     backbone, local = build(registry, "backbone", "pfedrec"), LocalSettings(batch_size=50)
     model, weights = start(backbone, step, torch.float64), step.train.lengths.double()
-    (found, *_), (expected, *_) = all_ways(step, backbone, local, model, weights=weights,
+    (found, *_), (expected, *_) = both_ways(step, backbone, local, model, weights=weights,
                                             protection=Protection(clip=0.5))
     for table, other in zip(found.tables(), expected.tables(), strict=True):
         torch.testing.assert_close(table, other, rtol=1e-12, atol=1e-12)
-    free = same(all_ways(step, backbone, local, model, weights=weights))
+    free = same(both_ways(step, backbone, local, model, weights=weights))
     assert float((free.public[ITEM] - found.public[ITEM]).abs().max()) > 1e-3
 
 
 def test_own_copies_of_item_tables(registry, step):
     backbone, local = build(registry, "backbone", "pfedrec", eval_item_table="local"), LocalSettings(batch_size=50)
     model = replace(start(backbone, step), local={ITEM: torch.zeros(step.n_users, step.n_items, 32)})
-    found = same(all_ways(step, backbone, local, model))
+    found = same(both_ways(step, backbone, local, model))
     assert float(found.local[ITEM].abs().min(2).values.min(1).values.max()) > 0.0
 
 

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from ...errors import UserError
-from .common import (add_dataset, add_plugins, add_quiet, count, counts, seed,
-                     split_federated_recommender, stop_between_rounds)
+from .common import (add_dataset, add_plugins, add_quiet, count, counts, seed, split_federated_recommender,
+                     stop_between_rounds)
 
 EXAMPLES = """\
 examples:

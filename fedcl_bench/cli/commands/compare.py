@@ -10,8 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError, unknown
-from .common import (add_json, add_plugins, add_records, add_set, add_tuned,
-                     names)
+from .common import add_json, add_plugins, add_records, add_set, add_tuned, names
 
 if TYPE_CHECKING:
     from ...reports.comparison import Comparison, GridRow

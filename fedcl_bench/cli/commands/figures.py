@@ -8,8 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from ...errors import UserError, unknown
-from .common import (add_cells, add_plugins, add_records, add_set, add_tuned,
-                     names)
+from .common import add_cells, add_plugins, add_records, add_set, add_tuned, names
 
 if TYPE_CHECKING:
     from ...runs.run import Run

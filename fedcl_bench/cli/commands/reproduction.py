@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .paper import (add_records, add_settings, add_tables, chosen_tables,
-                    command_line, make_source)
+from .paper import add_records, add_settings, add_tables, chosen_tables, command_line, make_source
 
 EXAMPLES = """\
 examples:

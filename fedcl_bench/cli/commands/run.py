@@ -11,8 +11,7 @@ from typing import Any
 
 from ...errors import UserError
 from ...ops.memory import importing
-from .common import (add_dataset, add_device, add_plugins, add_quiet, add_ray,
-                     add_results, cores, count, seed,
+from .common import (add_dataset, add_device, add_plugins, add_quiet, add_ray, add_results, cores, count, seed,
                      split_federated_recommender, stop_between_rounds)
 
 EXAMPLES = """\
