@@ -32,7 +32,6 @@ from typing import Iterable
 import torch
 
 from .. import sampling
-from ..backbone import Backbone
 from ..client.base import SLOT_TABLE
 from ..client.sessions import CHUNK_CLIENTS
 from ..client.ways import Way, choose_way
@@ -183,7 +182,7 @@ def _training(f: Federation, step: Step, widths: _Widths, threads: int, number: 
     rows = max(sampling.CHUNK_ELEMENTS // widths.row, per_client)
     # Own rows, what they moved by and gradients; Adam's moments; the server's tables.
     held = 3 + 2 * (local.optimiser == "adam") + backbone.serves_tables
-    made = _ACTIVATIONS if type(backbone).regulariser is not Backbone.regulariser else _ACTIVATIONS // 2
+    made = _ACTIVATIONS if backbone.overrides("regulariser") else _ACTIVATIONS // 2
     chunk = rows * (number * widths.row * (held + made) + 96)
     if (own := backbone.own_samples(local)) is not None:
         chunk += number * sampling.OWN_ELEMENTS * max(sampling.CHUNK_ELEMENTS, sum(own.elements) * step.n_items)
