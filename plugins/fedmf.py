@@ -29,6 +29,7 @@ class FedMF(Backbone):
     title = "matrix factorisation, private user vectors, public item table (RecBole's BPR)"
     reference = "Chai et al., Secure Federated Matrix Factorization, 2020; as used by F3CRec (Lim et al., CIKM 2025)"
     Settings = FedMFSettings
+    factor_names = (USER, None)  # p_u of s(u, i) = p_u . q_i
 
     def recbole_model(self, n_users, n_items):
         """RecBole's BPR of this size; its state_dict has exactly this backbone's tables."""
@@ -41,10 +42,6 @@ class FedMF(Backbone):
         rows = {name: draws.normal_rows(seed, f"init {name}", first[name], *shape) * self.settings.init_std
                 for name, shape in shapes.items()}
         return {ITEM: rows[ITEM]}, {USER: rows[USER]}
-
-    def factors(self, clients):
-        """p_u of s(u, i) = p_u . q_i."""
-        return clients[USER], None
 
     def keys(self, clients, rows):
         return clients[USER].unsqueeze(1) * rows[ITEM]

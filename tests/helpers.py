@@ -71,10 +71,14 @@ def finish(f):
     return progress
 
 
-def training(backbone, method, model, settings, protection=OPEN, own_start=False):
+def way_of(backbone, method, model, settings):
     """How these clients are trained in a step of blocks."""
-    way = choose_way(backbone, method, model, settings, sessions=False)
-    return Training(backbone, method, settings, way, protection, own_start)
+    return choose_way(backbone, method, model, settings, sessions=False)
+
+
+def training(backbone, method, model, settings, protection=OPEN, own_start=False):
+    """What these clients have in common when they train."""
+    return Training(backbone, method, settings, way_of(backbone, method, model, settings), protection, own_start)
 
 
 def trainer_of(chunks, model, backbone, method, settings, key, own_start=False, protection=OPEN, watched=True):

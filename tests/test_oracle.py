@@ -8,11 +8,10 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from helpers import train_round
+from helpers import train_round, way_of
 
 from fedcl_bench import sampling
 from fedcl_bench.client import lists as local_training
-from fedcl_bench.client.factored import is_inner
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.draws import DrawKey
 from fedcl_bench.federation import round as rounds
@@ -136,7 +135,7 @@ def compare(registry, stream, backbone_case, method_case, local, dtype=torch.flo
     users = some_clients(step, count)
     train = LocalSettings(**{**local, **training})
     inner = layout != "rows"
-    assert not inner or is_inner(backbone, method, model, train)
+    assert not inner or way_of(backbone, method, model, train).factored
     chunks = make_chunks(step, users, train, 16, backbone.pairwise, backbone.whole_tables, inner=inner)
     assert {(chunk.inner, chunk.dense) for chunk in chunks} == {(inner, layout == "all items")}
     weights = step.train.lengths.to(dtype) if weighted else None
@@ -216,8 +215,8 @@ def test_round_on_rows_read_in_place_equals_oracle(registry, stream, monkeypatch
     monkeypatch.setattr(kernels, "inner_round", lambda *arguments, call=kernels.inner_round:
                         calls.append(len(calls)) or call(*arguments))
     compare(registry, stream, backbone, method, LOCAL[local], count=8, layout="in place")
-    one_call = method in ("ft", "rlp2") and backbone != "fedncf"
-    assert bool(calls) == one_call
+    fused = method in ("ft", "rlp2") and backbone != "fedncf"
+    assert bool(calls) == fused
     if method == "ft":  # then local batch by local batch
         compare(registry, stream, backbone, method, LOCAL[local], count=8, layout="in place", weighted=True)
         monkeypatch.setattr(rounds, "plan_of", lambda *_: None)

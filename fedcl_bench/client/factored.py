@@ -2,7 +2,7 @@
 
 The gradient of a logit v . q_i + b with respect to q_i is v, so under SGD a client's rows are the server's plus
 multiples of the vectors it has had: after K updates row i is q_i + sum_k a_ki v_k. A client thus holds K numbers per
-item instead of d. This is the mathematics of ``local.py``, summed in another order.
+item instead of d. This is the mathematics of ``lists.py``, summed in another order.
 
 With compiled kernels, a local batch whose only loss is the usual one is one call (``kernels.inner_batch``), which reads
 the rows of its samples in the server's table. Where a method asks for other logits, those of all slots are made; and
@@ -19,14 +19,9 @@ import torch
 from torch import Tensor
 
 from .. import contract
-from ..backbone import Backbone
 from ..draws import Tables
-from ..method import Method
-from ..model import Snapshot
 from ..ops import kernels
-from ..sampling import LocalSettings
 from .lists import BatchView, ListTrainer, View
-from .optim import SGD, make_optimiser
 
 
 @dataclass(frozen=True)
@@ -120,7 +115,7 @@ class InnerTrainer(ListTrainer):
     def _own_copies(self) -> Tables:
         (self.name, table), = self.model.public.items()
         slots, updates = self.slots.items, self.batches * self.settings.local_epochs
-        self.fused = kernels.serve(table) and _usual_loss(self.backbone)
+        self.fused = kernels.serve(table) and self.backbone.usual_loss
         self.outer = Outer(table, None if self.whole else slots.contiguous(), table.new_empty(*slots.shape, updates),
                            table.new_empty(len(slots), updates, table.shape[1]), few=self.fused)
         self.covering |= self.fused  # rows are read where they are
@@ -149,7 +144,7 @@ class InnerTrainer(ListTrainer):
             return super()._gradients(view, parameters, number)
         vectors, constants = self._factors(self.clients)
         term = None
-        if type(self.method).local_loss is not Method.local_loss:
+        if self.method.overrides("local_loss"):
             batch = BatchView(self, view, lambda: self._logits_of(vectors, constants), replace(self.draw, batch=number))
             term = self.method.local_loss(batch)
         self.idle_are_still = term is None and self.settings.tolerance == 0.0
@@ -202,29 +197,3 @@ class InnerTrainer(ListTrainer):
         loss = super().train()
         self.moved[self.name] = self.outer.first(self.done)
         return loss
-
-
-def _usual_loss(backbone: Backbone) -> bool:
-    return type(backbone).loss is Backbone.loss and not backbone.pairwise
-
-
-def scores_samples_only(backbone: Backbone, method: Method) -> bool:
-    """Whether nothing looks at logits of other items than a local batch's, so that compiled kernels make no others."""
-    return _usual_loss(backbone) and type(method).local_loss is Method.local_loss
-
-
-def is_inner(backbone: Backbone, method: Method, model: Snapshot, settings: LocalSettings) -> bool:
-    """Whether clients can be trained so: logits are inner products with the one public item table, nothing else reads
-    item rows, and updates are multiples of gradients."""
-    one = torch.zeros(1, dtype=torch.int64, device=next(model.tables()).device)
-    return (len(model.public) == 1 and backbone.factors(model.clients(one)) is not None
-            and defined_by(backbone, "factors", over="score") and type(backbone).regulariser is Backbone.regulariser
-            and not backbone.whole_tables and isinstance(make_optimiser(settings), SGD)
-            and backbone.weight_decay == 0.0 and not method.penalises_rows)
-
-
-def defined_by(backbone: Backbone, hook: str, over: str) -> bool:
-    """Whether the class with the last word on ``hook`` is that on the hook ``over`` too, or one derived from it: a
-    subclass that redefines only the latter means something else."""
-    owner = {name: next(cls for cls in type(backbone).__mro__ if name in vars(cls)) for name in (hook, over)}
-    return issubclass(owner[hook], owner[over])

@@ -128,7 +128,7 @@ def _row_chunks(load: StepLoad) -> int:
     row, rows = load.number * load.row, max(sampling.CHUNK_ELEMENTS // load.row, _rows_of_client(load))
     # Rows, what they moved by and gradients; Adam's moments; the server's tables.
     held = 3 + 2 * (local.optimiser == "adam") + backbone.serves_tables
-    made = _ACTIVATIONS if type(backbone).regulariser is not Backbone.regulariser else _ACTIVATIONS // 2
+    made = _ACTIVATIONS if backbone.overrides("regulariser") else _ACTIVATIONS // 2
     chunk = rows * (row * (held + made) + 96)
     if (samples := backbone.own_samples(local)) is not None:
         chunk += load.number * sampling.OWN_ELEMENTS * max(sampling.CHUNK_ELEMENTS,

@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 
 from .. import contract, draws, views
-from ..backbone import Backbone, OwnBatch
+from ..backbone import OwnBatch
 from ..draws import DrawKey, Tables
-from ..method import Method
 from ..model import Snapshot
 from ..ops import kernels
-from ..sampling import WEIGHTED_BATCHES, Chunk, LocalSettings, draw_negatives
-from ..stats.clip_noise import OPEN, Protection
+from ..sampling import WEIGHTED_BATCHES, Chunk, draw_negatives
 from .base import ChunkTrainer, Slots, TrainerView, row_penalties, writable
 from .optim import make_optimiser
+from .ways import Training
 
 
 @dataclass(frozen=True)
@@ -111,8 +110,8 @@ class BatchView(TrainerView, views.LocalBatch):
 class ListTrainer(ChunkTrainer):
     """Local training of one chunk on the samples of a round."""
 
-    def __init__(self, chunk: Chunk, model: Snapshot, backbone: Backbone, method: Method, settings: LocalSettings,
-                 draw: DrawKey, protection: Protection = OPEN):
+    def __init__(self, chunk: Chunk, model: Snapshot, training: Training, draw: DrawKey):
+        backbone, method, settings = training.backbone, training.method, training.settings
         self.chunk, self.backbone = chunk, backbone
         width, each = chunk.positives.shape[1], settings.negatives
         samples = chunk.positives.new_empty(len(chunk.users), width * (1 + each))
@@ -135,11 +134,10 @@ class ListTrainer(ChunkTrainer):
         if chunk.inner and chunk.batches > 1:
             self.own_batches = -(-self.samples.flatten() // settings.batch_size)
         self.covering = self.whole  # every local batch scores all rows held
-        self.reads_end = type(method).end_local is not Method.end_local  # looks at the trained parameters
+        self.reads_end = method.overrides("end_local")  # looks at the trained parameters
         self.pull = backbone.pull(model.n_items)
         self.idle_are_still = False  # clients that sit out have no gradient
-        super().__init__(chunk.users, slots, model, backbone, method, settings, draw, chunk.batches,
-                         protection=protection)
+        super().__init__(chunk.users, slots, model, training, draw, chunk.batches)
         self.part_dense()
 
     def _layout(self, samples: Tensor, positives: int, replayed: Tensor | None, n_items: int) -> Slots:
@@ -343,7 +341,7 @@ class ListTrainer(ChunkTrainer):
         return loss, torch.autograd.grad(loss.sum(), list(some.values()), allow_unused=True)
 
     def tables_now(self, clients: Tensor | None = None) -> Tables | None:
-        """Whole public tables as clients have them now, if rows that they do not hold move too (see ``partial.py``)."""
+        """Whole public tables as clients have them now, if rows that they do not hold move too (see ``at_rest.py``)."""
         return None
 
     def _pull(self, gradients: Tables, some: Tables) -> None:

@@ -13,19 +13,18 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from .. import contract, draws, views
-from ..backbone import Backbone
 from ..data.stream import Sessions, Step
 from ..draws import DrawKey
 from ..functional import target_logits
 from ..layers import ITEM
-from ..method import Encoding, Method
+from ..method import Encoding
 from ..model import Snapshot
 from ..parallel import even_pieces
-from ..sampling import LISTED_OTHERS, LocalSettings, Others, padded
+from ..sampling import LISTED_OTHERS, Others, padded
 from ..sequential import Dropout, Sequence
-from ..stats.clip_noise import OPEN, Protection
 from .base import ChunkTrainer, Slots, TrainerView, row_penalties
 from .optim import stacked_optimiser
+from .ways import Training
 
 # Most clients per chunk: enough that a chunk's work outweighs calling its operations, few enough that memory stays
 # bounded: a client's parameters, gradients and moments are half a megabyte. It changes results by rounding only.
@@ -113,22 +112,20 @@ class SessionView(TrainerView, views.LocalSessions):
 class SessionTrainer(ChunkTrainer):
     """Local training of one chunk on the session of a round."""
 
-    def __init__(self, chunk: SessionChunk, model: Snapshot, backbone: Backbone, method: Method,
-                 settings: LocalSettings, draw: DrawKey, own_start: bool = False, protection: Protection = OPEN):
-        length, sessions, users = backbone.settings.max_length, chunk.sessions, chunk.users
-        self.session, self.own_start = sessions.in_round(users, draw.round), own_start
+    def __init__(self, chunk: SessionChunk, model: Snapshot, training: Training, draw: DrawKey):
+        length, sessions, users = training.backbone.settings.max_length, chunk.sessions, chunk.users
+        self.session = sessions.in_round(users, draw.round)
         self.items, self.sequence = window(sessions, self.session, length)
         keys = draws.client_keys(draws.key(draw.seed, "negatives", draw.step, draw.round), users)[:, None]
         position = torch.arange(length, device=users.device)
         negatives = chunk.others.at(draws.integers(draws.bits(keys, position), chunk.others.count))
         negatives = torch.where(self.sequence.real, negatives, self.items[:, :1])
         replayed = None
-        if method.encodes_next_session:
+        if training.method.encodes_next_session:
             following, self.next_sequence = window(sessions, sessions.in_round(users, draw.round + 1), length)
             replayed = following[:, :-1]
         slots = Slots.touched(torch.cat([self.items, negatives], 1), length + 1, replayed, model.n_items)
-        super().__init__(users, slots, model, backbone, method, settings, draw, own_start=own_start,
-                         protection=protection)
+        super().__init__(users, slots, model, training, draw)
         self.dropped: tuple[int, ...] = ()  # the entries that each dropout of a forward pass decides about
 
     def inputs(self, slots: Tensor) -> Tensor:
@@ -172,7 +169,7 @@ class SessionTrainer(ChunkTrainer):
             if epoch == self.draw.round == 0:
                 contract.check_moved(self.backbone, "encode", gradients, parameters.values(), self.users)
             if step is None:
-                if not self.own_start:  # all looked at the server's: fewer numbers to read in the first epoch
+                if not self.starts_alone:  # all looked at the server's: fewer numbers to read in the first epoch
                     self.part_dense()
                     parameters |= self.dense
                 step = stacked_optimiser(parameters, rates, self.settings)

@@ -80,16 +80,15 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, training: Training, 
     """
     backbone, method, settings = training.backbone, training.method, training.settings
     shifts = shifts_of([chunk.batches for chunk in chunks], model.public, method, backbone, settings, key)
-    plan = plan_of(backbone, method, model, settings, key, max((chunk.batches for chunk in chunks), default=0))
+    plan = plan_of(training, model, key, max(chunk.batches for chunk in chunks)) if training.way.fused and chunks else None
 
     def trainer(chunk: Chunk | SessionChunk) -> ChunkTrainer:
-        parts = chunk, model, backbone, method, settings, key
+        if plan is not None and chunk.inner and not chunk.dense:
+            return RoundTrainer(chunk, model, training, key, plan, watched)
         if isinstance(chunk, SessionChunk):
-            return SessionTrainer(*parts, training.own_start and key.round == 0, training.protection)
-        if chunk.inner and not chunk.dense and plan is not None:
-            return RoundTrainer(*parts, plan, watched)
+            return SessionTrainer(chunk, model, training, key)
         kind = InnerTrainer if chunk.inner else PartialTrainer if training.way.at_rest else ListTrainer
-        return kind(*parts, training.protection)
+        return kind(chunk, model, training, key)
 
     def train(chunk: AnyChunk) -> Trained:
         chunk = chunk.now() if isinstance(chunk, LaterChunk) else chunk

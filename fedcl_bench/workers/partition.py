@@ -12,7 +12,6 @@ from typing import Sequence
 import torch
 from torch import Tensor
 
-from ..backbone import Backbone
 from ..data.stream import Ragged, Sessions, Step, Stream
 from ..draws import Tables
 from ..errors import UserError
@@ -30,7 +29,7 @@ def check_divisible(federation: Federation) -> None:
     """Raise UserError for a backbone or method whose server looks at more of its clients than sums."""
     backbone, method = federation.backbone, federation.method
     spread = "--shards: the clients of a run are spread over workers and send sums;"
-    if type(backbone).serve is not Backbone.serve or backbone.serves_tables:
+    if backbone.overrides("serve") or backbone.serves_tables:
         raise UserError(f"{spread} the server of backbone '{backbone.name}' needs every client's item table.\n"
                         f"Leave --shards out (`grid --ray` spreads whole runs), or use another backbone.")
     if method.uploads(backbone, 0) or method.uploads(backbone, 1):

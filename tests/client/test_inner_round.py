@@ -9,11 +9,10 @@ from itertools import product
 
 import pytest
 import torch
-from helpers import build, train_round, trainer_of
+from helpers import build, train_round, trainer_of, way_of
 from hypothesis import given, settings, strategies as st
 
 from fedcl_bench import parallel, sampling
-from fedcl_bench.client.fused import plan_of
 from fedcl_bench.data.stream import Step
 from fedcl_bench.data.synth import World, as_step
 from fedcl_bench.draws import DrawKey
@@ -96,7 +95,7 @@ def test_numbers_do_not_depend_on_how_clients_are_cut_into_chunks(registry, step
     results = []
     for least in (1 << 20, 1):
         monkeypatch.setattr(sampling, "LEAST_OF_CALLS", least)
-        chunks = make_chunks(step, users, local, 32, inner=True, samples_only=True, one_call=True)
+        chunks = make_chunks(step, users, local, 32, inner=True, samples_only=True, fused=True)
         results.append(train_round(chunks, model, backbone, FT, local, 3, 1, 2))
     samples = [5 * int(chunk.count.sum()) for chunk in chunks]
     assert len(chunks) >= sampling.CHUNKS_OF_CALLS > 1 and max(samples) < 1.5 * sum(samples) / sampling.CHUNKS_OF_CALLS
@@ -173,7 +172,7 @@ def test_any_lists(registry, lists, size, epochs, negatives):
     local = LocalSettings(batch_size=size, local_epochs=epochs, negatives=negatives)
     model, users = start(backbone, step, torch.float64), torch.arange(len(lists))
     chunks = make_chunks(step, users, local, 3, inner=True, samples_only=True)
-    plan = plan_of(backbone, FT, model, local, PLACE, 3)
+    way = way_of(backbone, FT, model, local)
     for chunk in chunks:
         if chunk.dense or not chunk.inner:  # more updates than are kept apart
             continue
@@ -190,7 +189,7 @@ def test_any_lists(registry, lists, size, epochs, negatives):
             assert sorted(slots.items[row, :held].tolist()) == sorted({*lists[user], *negative})
             assert slots.first_copy[row].tolist() == [True] * held + [False] * (len(slots.items[row]) - held)
             assert set(slots.items[row][slots.positive[row]].tolist()) == set(lists[user])
-    assert plan.vector == USER and plan.constant is None
+    assert (way.layout.vector, way.layout.constant) == (USER, None)
 
 
 def changed(backbone, **attributes):
@@ -238,10 +237,10 @@ def test_what_needs_local_batches(registry, step):
              "flipped": (changed(fedmf, factors=lambda self, c: (Flipped.apply(c[USER]), None)), FT, plain, False),
              "pull": (changed(fedmf, pull=lambda self, n_items: 0.1), FT, plain, False)}
     for name, (backbone, method, local, expected) in cases.items():
-        assert (plan_of(backbone, method, start(backbone, step), local, PLACE, 1) is not None) == expected, name
+        assert way_of(backbone, method, start(backbone, step), local).fused == expected, name
     more = start(fedmf, step)
     more.private["another"] = torch.zeros(step.n_users, 1)
-    assert plan_of(fedmf, FT, more, plain, PLACE, 1) is None
+    assert not way_of(fedmf, FT, more, plain).fused
 
 
 def test_dead_clients_are_told(registry, step):

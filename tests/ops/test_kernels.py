@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from helpers import ROOT, build
+from helpers import ROOT, build, training
 from hypothesis import given, settings, strategies as st
 
 from fedcl_bench import draws
@@ -99,7 +99,7 @@ def test_weights_of_local_batches_to_the_bit(registry, step, without, backbone, 
     model = grow(Snapshot({}, {}), backbone, 0, step, dtype, torch.device("cpu"))
     users = torch.arange(0, step.n_users, 1 if size > 1 else 40)
     for chunk in make_chunks(step, users, local, 8, backbone.pairwise):
-        trainer = ListTrainer(chunk, model, backbone, Method(NoSettings()), local, DrawKey(3, 1, 2))
+        trainer = ListTrainer(chunk, model, training(backbone, Method(NoSettings()), model, local), DrawKey(3, 1, 2))
         found, expected = (list(trainer._epoch_weights(1)), without(lambda: list(trainer._epoch_weights(1))))
         assert len(found) == len(expected) == chunk.batches
         for one, other in zip(found, expected):

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from helpers import ITEM, USER, build, federation, finish, module_of, train_once
+from helpers import ITEM, USER, build, federation, finish, module_of, train_once, training
 
 from fedcl_bench.client.lists import ListTrainer
 from fedcl_bench.distillation import distillation_loss, ranks_of, refresh_teacher
@@ -64,7 +64,8 @@ def test_fedmf_sample_count_and_duplicates(registry, ml100k):
     chunks = make_chunks(step, torch.arange(step.n_users), LocalSettings(), 32)
     repeated = total = 0
     for chunk in chunks:
-        trainer = ListTrainer(chunk, Snapshot(public, private), backbone, Method(NoSettings()), LocalSettings(),
+        model = Snapshot(public, private)
+        trainer = ListTrainer(chunk, model, training(backbone, Method(NoSettings()), model, LocalSettings()),
                               DrawKey(0, 0))
         assert torch.equal(trainer.valid.sum(1), 5 * step.train.lengths[chunk.users])
         total += int(trainer.valid.sum())

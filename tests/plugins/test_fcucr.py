@@ -13,7 +13,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from helpers import build, train_round
+from helpers import build, train_round, training
 from hypothesis import given
 from session_oracle import ITEM, drawn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -439,7 +439,7 @@ def test_law_of_own_starts(registry, weighting):
                            weights if weighting == "interactions" else None, own_start=True)
     touched = torch.zeros(count, n_items, dtype=torch.bool)
     for chunk in chunks:
-        slots = SessionTrainer(chunk, model, backbone, method, local, DrawKey(5, 0)).slots.items
+        slots = SessionTrainer(chunk, model, training(backbone, method, model, local), DrawKey(5, 0)).slots.items
         touched[chunk.users] = torch.zeros(len(slots), n_items, dtype=torch.bool).scatter_(1, slots, True)
     start = backbone.item_starts(n_items)[ITEM]
     table, looked_up = after.public[ITEM], touched.any(0)
