@@ -102,9 +102,9 @@ class SessionSteps:
     def test(self, model: Snapshot, round_: int) -> tuple[Tests, Analysis]:
         """The test sessions under the model of a round, and the probability of each item to find."""
         topk = {*self.f.evaluation.topk, parse_metric(self.f.evaluation.valid_metric)[1]}
-        found = self._rank(model, "test", round_, topk, full=True)
+        ranking = self._rank(model, "test", round_, topk, full=True)
         t = self.step.index
-        return [(t, t, found.scores)], [(t, "target_probability", found.scores.users, found.probabilities)]
+        return [(t, t, ranking.scores)], [(t, "target_probability", ranking.scores.users, ranking.probabilities)]
 
     def extra(self, model: Snapshot, round_: int) -> dict[str, float]:
         """The forgetting curve, if asked for: how well each client's first training session is still predicted."""
