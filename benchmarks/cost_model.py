@@ -10,7 +10,7 @@ relative errors, none negative), and shows every measurement beside what the mod
     samples x local epochs x u g          in later local epochs: updates that a client has made before in the round, u on
                                           average; beside that, rows that are in the cache cost little
     items x d c                           tables that every round writes as a whole
-    calls h                               Python, once per round, or per chunk beyond 20 million samples
+    chunks h                              Python
 
 Memory follows from sizes alone (see docs/scaling.md).
 """
@@ -24,10 +24,8 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import nnls
 
-from fedcl_bench.federation.round import ONE_CALL
-
 TERMS = ("a, ns per sample", "b, ns per sample, local epoch, dimension and doubling of the table",
-         "c, ns per item and dimension", "g, ns per sample, local epoch and earlier update", "h, us per call")
+         "c, ns per item and dimension", "g, ns per sample, local epoch and earlier update", "h, us per chunk")
 MIB = 1 << 20
 
 
@@ -51,9 +49,8 @@ class Round:
         beyond = max(0.0, np.log2(4.0 * self.items * self.dim / MIB))
         earlier = (self.local_epochs - 1.0) / 2.0  # most clients have one local batch per epoch
         once = self.samples / self.local_epochs
-        calls = 1.0 if once <= 5.0 * ONE_CALL else self.chunks
         return np.array([once, self.samples * self.dim * beyond, self.items * self.dim,
-                         self.samples * earlier, 1e3 * calls]) * 1e-9
+                         self.samples * earlier, 1e3 * self.chunks]) * 1e-9
 
     def memory(self, threads: int = 2) -> float:
         """MiB that the process grows by: while initial rows are drawn, or in a round, whichever is more."""

@@ -22,6 +22,7 @@ import time
 
 import numpy as np
 import torch
+from engine_round import engine_round
 from machine import copy_bandwidth, heading
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -31,17 +32,14 @@ from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.stream import Step
 from fedcl_bench.federation.growth import grow
 from fedcl_bench.federation.parts import Federation
-from fedcl_bench.federation.protocols import Lists
-from fedcl_bench.federation.round import train_round
-from fedcl_bench.federation.server import aggregate, participants
+from fedcl_bench.federation.server import participants
+from fedcl_bench.federation.steps import open_step
 from fedcl_bench.layers import ITEM, USER
-from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.ops.memory import keep_freed_blocks
 from fedcl_bench.parallel import workers
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
-from fedcl_bench.stats.clip_noise import OPEN
 
 ROUNDS = 20  # of the engine one after the other, as in a run
 
@@ -196,10 +194,11 @@ def rounds_of(name: str) -> tuple[dict, Step, int, int]:
     dimension of item rows."""
     config = make_config(discover(), "ft", name, "ml-100k")
     stream = load_stream(config.source, config.stream)
-    step, f, method = stream.steps[0], config.federation(stream), Method(NoSettings())
+    step, f = stream.steps[0], config.federation(stream)
     model = grow(Snapshot({}, {}), f.backbone, 0, step, torch.float32, torch.device("cpu"))
     users = participants(step, 1.0, 0, 0)
-    chunks = Lists(f, step, method).chunks(users, 0, model)
+    opened = open_step(f, step, model)
+    chunks = opened.protocol.chunks(users, 0, model)
     server = MODELS[name](step.n_items, config.backbone_settings.dim)
     server.load_state_dict({server.shared: model.public[server.shared]}, strict=False)
     shapes = {key: value.shape for key, value in server.named_parameters() if key != server.shared}
@@ -211,8 +210,7 @@ def rounds_of(name: str) -> tuple[dict, Step, int, int]:
     def engine():
         with workers():
             for _ in range(ROUNDS):
-                after, _, _ = train_round(chunks, model, f.backbone, method, f.local, 0, 0, 1)
-                aggregate(f.backbone, after, users, OPEN, 0, 0, 0)
+                engine_round(chunks, model, users, opened.training, opened.key(1))
 
     def loop(with_loader: bool):
         loop_round(server, list(private), served if served is None else served.clone(), lists, f, with_loader)

@@ -14,20 +14,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from engine_round import engine_round
 from machine import heading
 
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.federation.growth import grow
-from fedcl_bench.federation.protocols import Lists
-from fedcl_bench.federation.round import train_round
-from fedcl_bench.federation.server import aggregate, participants
-from fedcl_bench.method import Method, NoSettings
+from fedcl_bench.federation.server import participants
+from fedcl_bench.federation.steps import open_step
 from fedcl_bench.model import Snapshot
 from fedcl_bench.ops.memory import keep_freed_blocks
 from fedcl_bench.parallel import workers
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
-from fedcl_bench.stats.clip_noise import OPEN
 
 
 def one_round(name: str, args, streams: dict):
@@ -39,17 +37,15 @@ def one_round(name: str, args, streams: dict):
     whole = replace(step, old_users=0, old_items=0)
     model = grow(Snapshot({}, {}), f.backbone, 0, whole, torch.float32, torch.device("cpu"))
     users = participants(step, 1.0, 0, 0)
-    method = Method(NoSettings())
-    protocol = Lists(f, step, method)
-    chunks = protocol.chunks(users, 0, model)
+    opened = open_step(f, step, model)
+    chunks = opened.protocol.chunks(users, 0, model)
 
     def run():
         began = time.perf_counter()
         with workers():
-            after, _, _ = train_round(chunks, model, f.backbone, method, f.local, 0, args.block, 0)
-            after = aggregate(f.backbone, after, users, OPEN, 0, args.block, 0)
+            after = engine_round(chunks, model, users, opened.training, opened.key(0))
             trained = time.perf_counter()
-            protocol.validate(after, 0)
+            opened.protocol.validate(after, 0)
         return trained - began, time.perf_counter() - trained
     return run
 

@@ -21,22 +21,22 @@ import sys
 import time
 
 import torch
+from engine_round import engine_round
 from machine import heading
 
 from fedcl_bench.cli.commands.common import count, counts
-from fedcl_bench.client.factored import is_inner, scores_samples_only
-from fedcl_bench.client.fused import is_one_call
+from fedcl_bench.client.ways import Training, choose_way
 from fedcl_bench.data.synth import World, as_step
-from fedcl_bench.federation.growth import grow, row_width
-from fedcl_bench.federation.round import train_round
-from fedcl_bench.federation.server import aggregate, participants
+from fedcl_bench.draws import DrawKey
+from fedcl_bench.federation.growth import grow
+from fedcl_bench.federation.protocols import list_chunks
+from fedcl_bench.federation.server import participants
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.ops.memory import keep_freed_blocks, peak_mib
 from fedcl_bench.parallel import workers
 from fedcl_bench.runs.registry import discover
-from fedcl_bench.sampling import LocalSettings, make_chunks
-from fedcl_bench.stats.clip_noise import OPEN
+from fedcl_bench.sampling import LocalSettings
 
 SIZES = ("clients", "items", "dim", "local_epochs")
 COLUMNS = (*SIZES, "samples", "chunks", "data s", "chunks s", "round s", "ns per sample", "data MiB",
@@ -53,16 +53,13 @@ def measure(clients: int, items: int, dim: int, local_epochs: int, args) -> dict
     model = grow(Snapshot({}, {}), backbone, 0, step, torch.float32, torch.device("cpu"))
     began = time.perf_counter()
     users = participants(step, 1.0, 0, 0)
-    chunks = make_chunks(step, users, local, row_width(model, backbone),
-                         inner=is_inner(backbone, method, model, local),
-                         samples_only=scores_samples_only(backbone, method),
-                         one_call=is_one_call(backbone, method, model, local))
+    training = Training(backbone, method, local, choose_way(backbone, method, model, local, sessions=False))
+    chunks = list_chunks(step, users, model, training)
     chunked = time.perf_counter() - began
     seconds = []
     while len(seconds) <= args.rounds or sum(seconds[1:]) < args.seconds:
         began = time.perf_counter()
-        model, _, _ = train_round(chunks, model, backbone, method, local, 0, 0, len(seconds))
-        model = aggregate(backbone, model, users, OPEN, 0, 0, len(seconds))
+        model = engine_round(chunks, model, users, training, DrawKey(0, 0, len(seconds)))
         seconds.append(time.perf_counter() - began)
     samples = (1 + local.negatives) * local_epochs * len(step.train.values)
     typical = statistics.median(seconds[1:])  # the first one gets its memory from the system

@@ -70,6 +70,8 @@ class Backbone:
             user lie over them.
         static_defaults, session_defaults: the same for the static stream, or a stream of sessions, only.
         ignored: the run's settings that have no effect with this backbone, and why; a user who sets one is told.
+        factor_names: for a backbone whose logits are inner products of item rows and a private parameter, plus a private
+            constant: the names of the two, or of the first and None. ``factors`` follows from them.
         pairwise: a sample is a positive with one of its negatives, and ``pair_loss`` is minimised instead of ``loss``.
         whole_tables: a client trains all item rows, not only those it looks up: needed if a term of the loss or
             weight decay concerns all of them. An attribute of the class or of the instance.
@@ -77,7 +79,7 @@ class Backbone:
         scores_local_tables: it is evaluated with that copy. Both are attributes of the class or of the instance.
         serves_tables: the server makes item tables for each client (see ``serve``).
         rest_follows: with ``whole_tables``, rows that are in none of a client's local batches move by ``weight_decay``
-            and ``pull`` alone; it then trains the others only (see ``partial.py``).
+            and ``pull`` alone; it then trains the others only (see ``client/at_rest.py``).
         weight_decay: added times the parameter to every gradient; needs ``whole_tables``.
     """
 
@@ -90,6 +92,7 @@ class Backbone:
     static_defaults: ClassVar[Mapping[str, Any]] = {}
     session_defaults: ClassVar[Mapping[str, Any]] = {}
     ignored: ClassVar[Mapping[str, str]] = {}
+    factor_names: ClassVar[tuple[str, str | None] | None] = None
     pairwise: ClassVar[bool] = False
     whole_tables: bool = False
     keeps_local_tables: bool = False
@@ -100,6 +103,10 @@ class Backbone:
 
     def __init__(self, settings: BackboneSettings):
         self.settings = settings
+
+    def overrides(self, hook: str) -> bool:
+        """Whether the backbone has a hook of its own of this name."""
+        return getattr(type(self), hook) is not getattr(Backbone, hook)
 
     def new_rows(self, seed: int, users: range, items: range) -> tuple[Tables, Tables]:
         """Initial (public, private) rows, float64, of items and users first seen in a block.
@@ -143,23 +150,31 @@ class Backbone:
     def factors(self, clients: Tables) -> tuple[Tensor, Tensor | None] | None:
         """For a backbone whose logits are inner products with its only public table: each client's vector, (C, d),
         and what it adds to every logit, (C, 1) or None. ``score`` and ``score_all`` follow from them, and clients are
-        trained without copies of item rows (see ``inner.py``).
+        trained without copies of item rows (see ``client/factored.py``).
 
         Args:
             clients: as for ``score``.
         """
-        return None
+        if self.factor_names is None:
+            return None
+        vector, constant = self.factor_names
+        return clients[vector].flatten(1), None if constant is None else clients[constant].flatten(1)
+
+    @property
+    def usual_loss(self) -> bool:
+        """Whether samples are scored one by one and ``loss`` is the base class's."""
+        return not self.overrides("loss") and not self.pairwise
 
     def _factors(self, clients: Tables) -> tuple[Tensor, Tensor | None]:
-        found = self.factors(clients)
-        if found is None:
+        factors = self.factors(clients)
+        if factors is None:
             raise NotImplementedError(f"backbone '{self.name}' has neither score() nor factors()")
-        return found
+        return factors
 
     def score_all(self, clients: Tables, public: Tables) -> Tensor:
         """Logits of all items for C clients under one public table, shape (C, items)."""
-        if (found := self.factors(clients)) is not None:
-            vectors, constants = found
+        if (factors := self.factors(clients)) is not None:
+            vectors, constants = factors
             table = next(iter(public.values())).T
             return vectors @ table if constants is None else torch.addmm(constants, vectors, table)
         count = len(next(iter(clients.values())))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import Iterable
+from typing import Callable, Iterable
 
 
 class UserError(Exception):
@@ -12,6 +12,19 @@ class UserError(Exception):
 
 class Busy(UserError):
     """Another process is at the same run."""
+
+
+class Misfit(UserError):
+    """Plugins that do not go together. Whoever knows all plugins can add which others would do.
+
+    Attributes:
+        kind: of those others, ``method`` or ``backbone``.
+        fits: whether a class of that kind would do.
+    """
+
+    def __init__(self, reason: str, kind: str, fits: Callable[[type], bool]):
+        super().__init__(reason)
+        self.kind, self.fits = kind, fits
 
 
 class PluginError(UserError):
@@ -26,10 +39,10 @@ class RunFailed(Exception):
     """A run that started and cannot go on (a loss that is not finite). Exit status 1."""
 
 
-def unknown(kind: str, found: str, known: Iterable[str]) -> UserError:
+def unknown(kind: str, wrong: str, known: Iterable[str]) -> UserError:
     """The error for a name that is not among ``known``, naming the nearest one."""
     known = sorted(known)
     spelled = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(found.lower(), spelled, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(wrong.lower(), spelled, n=1, cutoff=0.5)
     hint = f"Did you mean '{spelled[near[0]]}'? " if near else ""
-    return UserError(f"unknown {kind} '{found}'.\n{hint}Known: {', '.join(known) or 'none'}.")
+    return UserError(f"unknown {kind} '{wrong}'.\n{hint}Known: {', '.join(known) or 'none'}.")

@@ -50,8 +50,8 @@ def bar(label: str, total: int | None, unit: str, quiet: bool = False) -> Iterat
         A function to call with the number of units done since its last call.
     """
     from rich.console import Console
-    from rich.progress import (BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn,
-                               TimeRemainingColumn, TransferSpeedColumn)
+    from rich.progress import (BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn,
+                               TransferSpeedColumn)
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     amount = [DownloadColumn(), TransferSpeedColumn()] if unit == "bytes" else [MofNCompleteColumn(), TextColumn(unit)]

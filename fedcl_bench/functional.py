@@ -45,8 +45,6 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(inputs, weight)
         if _one_for_all(weight) and (bias is None or _one_for_all(bias)):
             return torch.nn.functional.linear(inputs, weight[0], None if bias is None else bias[0])
-        if kernels.serve_linear(inputs, weight) and not _one_for_all(weight):
-            return kernels.linear(inputs, weight, bias)
         if bias is None:
             return torch.bmm(inputs, weight.transpose(1, 2))
         return torch.baddbmm(bias.unsqueeze(1), inputs, weight.transpose(1, 2))
@@ -55,17 +53,11 @@ class _Linear(torch.autograd.Function):
     def backward(ctx, gradient: Tensor):
         inputs, weight = ctx.saved_tensors
         needs_inputs, _, needs_bias, _ = ctx.needs_input_grad
-        if not kernels.serve_linear(inputs, weight):
-            to_inputs, to_weight, to_bias = None, torch.bmm(gradient.transpose(1, 2), inputs), None
-        else:
-            to_inputs, to_weight, to_bias = kernels.linear_back(
-                gradient, inputs, weight, ctx.learned if needs_inputs and not _one_for_all(weight) else 0,
-                needs_bias and kernels.serve_positions(gradient))
-        if needs_inputs and to_inputs is None:
+        to_inputs = None
+        if needs_inputs:
             to_inputs = torch.matmul(gradient, (weight[0] if _one_for_all(weight) else weight)[..., :ctx.learned])
-        if needs_bias and to_bias is None:
-            to_bias = gradient.sum(1)
-        return to_inputs, to_weight, to_bias, None
+        to_weight = torch.bmm(gradient.transpose(1, 2), inputs)
+        return to_inputs, to_weight, gradient.sum(1) if needs_bias else None, None
 
 
 def _one_for_all(parameter: Tensor) -> bool:
@@ -91,10 +83,6 @@ class _LayerNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-        if kernels.serve_positions(x) and weight.dtype == bias.dtype == x.dtype:
-            result, normed, mean, scale = kernels.layer_norm(x, weight, bias, eps, any(ctx.needs_input_grad))
-            ctx.save_for_backward(x, mean, scale, normed, weight)
-            return result
         mean = x.mean(2, keepdim=True)
         normed = x - mean
         scale = normed.square().mean(2, keepdim=True).add_(eps).rsqrt_()
@@ -104,13 +92,9 @@ class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient: Tensor):
         x, mean, scale, normed, weight = ctx.saved_tensors
-        if kernels.serve_positions(gradient) and normed.is_contiguous():
-            to_normed, to_weight, to_bias = kernels.layer_norm_back(gradient, normed, weight)
-        else:
-            to_normed, to_weight, to_bias = gradient * weight.unsqueeze(1), (gradient * normed).sum(1), gradient.sum(1)
-        to_x, _, _ = torch.ops.aten.native_layer_norm_backward(to_normed, x, x.shape[2:], mean, scale, None, None,
-                                                               [True, False, False])
-        return to_x, to_weight, to_bias, None
+        to_x, _, _ = torch.ops.aten.native_layer_norm_backward(
+            gradient * weight.unsqueeze(1), x, x.shape[2:], mean, scale, None, None, [True, False, False])
+        return to_x, (gradient * normed).sum(1), gradient.sum(1), None
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -120,32 +104,6 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         x: (C, n, d); weight, bias: (C, d).
     """
     return _LayerNorm.apply(x, weight, bias, eps)
-
-
-class _Dropout(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x: Tensor, keys: Tensor, first: int, limit: int, scale: float) -> Tensor:
-        result, kept = kernels.dropout(x, keys, first, limit, scale)
-        ctx.save_for_backward(kept)
-        ctx.scale = scale
-        return result
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor):
-        return kernels.dropout_back(gradient, *ctx.saved_tensors, ctx.scale), None, None, None, None
-
-
-def dropout(x: Tensor, keys: Tensor, first: int, limit: int, scale: float) -> Tensor:
-    """x (C, ...) times ``scale``, and 0 where 16 bits of a client's stream are a whole number below ``limit``.
-
-    Only where there are kernels for it.
-
-    Args:
-        keys: of the clients' streams, int64, (C,).
-        first: their number ``first`` decides about the first four entries, and so on.
-        limit: -2^15 to 2^15.
-    """
-    return _Dropout.apply(x, keys, first, limit, scale)
 
 
 class _Attention(torch.autograd.Function):
@@ -179,17 +137,6 @@ def attention(scores: Tensor, masked: Tensor, scale: float) -> Tensor:
                             scale)
 
 
-class _TargetLogits(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, outputs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(outputs, rows)
-        return kernels.target_logits(outputs, rows)
-
-    @staticmethod
-    def backward(ctx, of_positive: Tensor, of_negative: Tensor):
-        return kernels.target_logits_back(of_positive, of_negative, *ctx.saved_tensors)
-
-
 def target_logits(outputs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Logits of a session's targets and of one negative for each, both (C, L).
 
@@ -198,8 +145,6 @@ def target_logits(outputs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         rows: of the session's L + 1 items, of which all but the first are targets, and of the L negatives,
             (C, 2 L + 1, d).
     """
-    if kernels.serve_positions(outputs) and kernels.serve_positions(rows):
-        return _TargetLogits.apply(outputs, rows)
     length = outputs.shape[1]
     return (outputs * rows[:, 1:length + 1]).sum(2), (outputs * rows[:, length + 1:]).sum(2)
 

@@ -79,6 +79,10 @@ class Method:
         self.client_state: dict[str, Tensor] = {}
         self.server_state: dict[str, Tensor] = {}
 
+    def overrides(self, hook: str) -> bool:
+        """Whether the method has a hook of its own of this name."""
+        return getattr(type(self), hook) is not getattr(Method, hook)
+
     def check(self, stream: Stream) -> None:
         """Before the run: raise UserError if a setting does not fit the data."""
 
@@ -162,6 +166,11 @@ class Method:
             touches move alike everywhere and are computed once.
         """
 
+    @property
+    def penalises_rows(self) -> bool:
+        """Whether ``row_penalty`` may return a penalty; known before the run, as it decides how clients are trained."""
+        return self.overrides("row_penalty")
+
     def aggregate(self, public: Tables) -> Tables:
         """The server's item tables after plain averaging (and upload noise), to be broadcast in the next round."""
         return public
@@ -200,6 +209,7 @@ _HOOKS = ("begin_step", "new_private", "begin_round", "begin_local", "represent"
           "replayed_items", "local_loss", "row_penalty", "aggregate", "rescore", "end_step")
 
 
-def does_something(method: Method) -> bool:
-    """Whether a method has a hook of its own; FT has none."""
-    return any(getattr(type(method), hook) is not getattr(Method, hook) for hook in _HOOKS)
+def does_something(method: Method | type[Method]) -> bool:
+    """Whether a method, or a class of methods, has a hook of its own; fine-tuning has none."""
+    cls = method if isinstance(method, type) else type(method)
+    return any(getattr(cls, hook) is not getattr(Method, hook) for hook in _HOOKS)

@@ -126,18 +126,6 @@ class _Line:
             self.pieces = self.pieces[:0]  # none is begun any more
 
 
-def together(take_part: Callable[[], None], pieces: int, device: torch.device) -> None:
-    """Call a function that shares out so many pieces of work among those who call it, on several threads inside
-    ``workers``. It has to return when all work is done: nobody waits for those who come later."""
-    threads = min(_workers, pieces) if device.type == "cpu" else 1
-    invited = [_pool(threads - 1).submit(take_part) for _ in range(threads - 1)]
-    try:
-        take_part()
-    finally:
-        for one in invited:
-            one.cancel()
-
-
 def even_pieces(values: Tensor, at_most: int) -> tuple[Tensor, ...]:
     """Values in pieces of at most ``at_most``: an even number of them, whose sizes differ by one at most, so that two
     threads end together. A quarter of that or less stays one piece."""

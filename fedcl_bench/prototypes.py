@@ -1,4 +1,4 @@
-"""FCUCR's knowledge base: prototypes that clients uploaded, and finding and fusing the nearest of other clients."""
+"""A knowledge base of prototypes that clients uploaded, as FCUCR has one: finding and fusing the nearest of others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-from .ops import kernels
 from .ops.topk import highest
 
 # Queries x prototypes compared at once: bounds the memory of similarities to 16 MiB whatever the knowledge base holds.
@@ -30,13 +29,13 @@ def nearest(queries: Tensor, owners: Tensor, prototypes: Tensor, lengths: Tensor
     unit = torch.nn.functional.normalize(queries, dim=1)
     k = min(k, len(prototypes))
     answers = []
-    for some, mine in zip(unit.split(_QUERIES_AT_ONCE), owners.split(_QUERIES_AT_ONCE)):
-        best = some.new_full((len(some), 0), -torch.inf)
-        where = torch.zeros(len(some), 0, dtype=torch.int64, device=some.device)
-        size = max(k, SIMILARITIES_AT_ONCE // len(some))
+    for piece, mine in zip(unit.split(_QUERIES_AT_ONCE), owners.split(_QUERIES_AT_ONCE)):
+        best = piece.new_full((len(piece), 0), -torch.inf)
+        where = torch.zeros(len(piece), 0, dtype=torch.int64, device=piece.device)
+        size = max(k, SIMILARITIES_AT_ONCE // len(piece))
         for start in range(0, len(prototypes), size):
             block = slice(start, start + size)
-            similarity = _similarities(some, mine, prototypes[block], lengths[block], prototype_owners[block])
+            similarity = _similarities(piece, mine, prototypes[block], lengths[block], prototype_owners[block])
             position = highest(similarity, k)
             best = torch.cat([best, similarity.gather(1, position)], 1)
             where = torch.cat([where, position + start], 1)
@@ -50,8 +49,6 @@ def nearest(queries: Tensor, owners: Tensor, prototypes: Tensor, lengths: Tensor
 def _similarities(unit: Tensor, owners: Tensor, prototypes: Tensor, lengths: Tensor,
                   prototype_owners: Tensor) -> Tensor:
     """Cosines of queries of length 1, (Q, n), with prototypes: (Q, N), -inf where both are of one client."""
-    if kernels.serve_similarities(unit, prototypes):
-        return kernels.similarities(unit, owners, prototypes, lengths, prototype_owners)
     similarity = unit @ prototypes.T
     similarity /= lengths.clamp(min=1e-12)
     return similarity.masked_fill_(owners[:, None] == prototype_owners, -torch.inf)

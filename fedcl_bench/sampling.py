@@ -77,7 +77,7 @@ class Chunk:
         count: true number of positives, shape (C,).
         batches: local batches per epoch, of the client with most.
         others: for drawing negatives, see ``Others``.
-        inner: trained without copies of item rows (see ``inner.py``).
+        inner: trained without copies of item rows (see ``client/factored.py``).
         dense: trained so, on the scores of all items.
     """
 
@@ -91,7 +91,7 @@ class Chunk:
 
     @cached_property
     def for_kernels(self) -> kernels.InnerClients:
-        """The same for ``inner_round.py``; clients draw by their ids."""
+        """The same for ``client/fused.py``; clients draw by their ids."""
         return kernels.InnerClients(self.users, self.positives, self.count, self.users, self.others.count,
                                     self.others.gaps, self.batches)
 
@@ -121,7 +121,7 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
                 whole_tables: bool = False, chunk_elements: int = CHUNK_ELEMENTS,
                 positives: Ragged | None = None, own: OwnSamples | None = None,
                 inner: bool = False, samples_only: bool = False,
-                one_call: bool = False) -> list[Chunk | LaterChunk]:
+                fused: bool = False) -> list[Chunk | LaterChunk]:
     """Group clients of similar size so that padding stays small and memory bounded.
 
     Args:
@@ -133,8 +133,8 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
         positives: what is trained on in this round, if not all of ``step.train``; no item of that is a negative.
         own: of a backbone with a loss of its own; only clients with equally many positives come together then.
         inner: clients can be trained without copies of item rows, and are where that is less work.
-        samples_only: and nothing looks at other logits than the samples' (see ``inner.py``).
-        one_call: and their whole round is one call (see ``inner_round.py``).
+        samples_only: and nothing looks at other logits than the samples' (see ``client/factored.py``).
+        fused: and their whole round is one call (see ``client/fused.py``).
     """
     train, n_items = positives or step.train, step.n_items
     per_positive = 1 + settings.negatives
@@ -162,7 +162,7 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
             alone, per_item = own.elements
             made = (alone + per_item * n_items) * max(1, min(own.per_batch, int(own.of(count[start]))))
             limit = min(limit, start + max(1, OWN_ELEMENTS * chunk_elements // made))
-        if sparse and one_call:
+        if sparse and fused:
             before = int(whole_samples[start - 1]) if start else 0
             limit = min(limit, start + 1 + int(torch.searchsorted(whole_samples[start:], before + even)))
         # Sizes descend: stop before clients with fewer batches, and where padding would cost more than a new chunk.
@@ -203,9 +203,9 @@ def _chunk(step: Step, train: Ragged, settings: LocalSettings, listed: bool, mem
 
 def padded(lists: Ragged, users: Tensor, fill: Tensor | None = None) -> Tensor:
     """Lists as a matrix (C, longest), short ones padded with ``fill`` (C, 1) or their own first item."""
-    n = lists.counts(users)
     if kernels.serve(users):
-        return kernels.padded(lists.indptr, lists.values, users, fill, int(n.max()))
+        return kernels.padded(lists.indptr, lists.values, users, fill)
+    n = lists.counts(users)
     row, item = lists.select(users)
     column = torch.arange(len(row), device=row.device) - (torch.cumsum(n, 0) - n)[row]
     if fill is None:
@@ -278,11 +278,11 @@ def draw_negatives(chunk: Chunk, settings: LocalSettings, seed: int, step: int, 
         positive first; the rest are that positive.
     """
     keys = draws.client_keys(draws.key(seed, "negatives", step, round_), chunk.users)
-    n, own, others = chunk.positives.shape[1] * settings.negatives, chunk.count * settings.negatives, chunk.others
+    n, needed, others = chunk.positives.shape[1] * settings.negatives, chunk.count * settings.negatives, chunk.others
     if result is None:
         result = chunk.positives.new_empty(len(keys), n)
     if settings.negative_draw == "repeated" and others.gaps is not None and kernels.serve(keys):
-        kernels.negatives(keys, own, others.count, others.gaps, chunk.positives, result)
+        kernels.negatives(keys, needed, others.count, others.gaps, chunk.positives, result)
         return result
     slot = torch.arange(n, device=keys.device)
     pattern = draws.bits(keys[:, None], slot)
@@ -290,7 +290,7 @@ def draw_negatives(chunk: Chunk, settings: LocalSettings, seed: int, step: int, 
         position = draws.integers(pattern, others.count)
     else:
         position = _distinct(pattern.view(len(keys), -1, settings.negatives), others.count)
-    return result.copy_(torch.where(slot < own[:, None], others.at(position), chunk.positives[:, :1]))
+    return result.copy_(torch.where(slot < needed[:, None], others.at(position), chunk.positives[:, :1]))
 
 
 def _distinct(pattern: Tensor, count: Tensor) -> Tensor:

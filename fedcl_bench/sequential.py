@@ -15,11 +15,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from . import draws, functional
+from . import draws
 from .backbone import Backbone, BackboneSettings
 from .draws import Tables
 from .layers import ITEM
-from .ops import kernels
 from .settings import setting
 
 
@@ -109,15 +108,15 @@ class Dropout:
 
     Args:
         keys: one stream key per client, int64 of shape (C,); None: nothing is dropped, as in evaluation.
-        ahead: the entries per client of a pass's calls, as far as they are known: if they are few and there are no
-            kernels, their numbers are drawn at once.
+        ahead: the entries per client of a pass's calls, as far as they are known: if they are few, their
+            numbers are drawn at once.
 
     Attributes:
         entries: the entries per client of the calls so far.
     """
 
     def __init__(self, keys: Tensor | None = None, ahead: tuple[int, ...] = ()):
-        few = keys is not None and not kernels.serve(keys) and 0 < sum(ahead) <= _DRAWN_AT_ONCE
+        few = keys is not None and 0 < sum(ahead) <= _DRAWN_AT_ONCE
         self.keys, self.ahead, self.entries = keys, ahead if few else (), ()
         self._patterns = _patterns(keys, 0, ahead) if few else []
 
@@ -129,8 +128,6 @@ class Dropout:
         call, entries = len(self.entries), x[0].numel()
         self.entries += (entries,)
         scale = 65536.0 / (65536.0 - threshold)
-        if kernels.serve(x) and x.dtype == torch.float32:
-            return functional.dropout(x, self.keys, call << _CALLS, threshold - 32768, scale)
         pattern = (self._patterns[call] if self.ahead[call:call + 1] == (entries,) else
                    _patterns(self.keys, call, (entries,))[0])
         # 0 or 1 as pattern >= threshold - 32768 says, which PyTorch compares several times as slowly as it subtracts

@@ -2,6 +2,10 @@
 
 Every part of a run (stream, training, evaluation, backbone, method) declares one such dataclass. On the command line
 and in files they share one flat namespace, so ``--set lambda_kd=0.01`` needs no prefix.
+
+A plugin's dataclass may have a method ``idle_settings``. It returns those of its settings that the values of others
+leave without effect, as an ablation does, by name with the reason: ``{"beta": "with without=sc"}``. They do not enter a
+run's hash, so runs that differ in nothing else are one.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from typing import Any, Iterable, Mapping
 
 import yaml
 
-from .errors import UserError, unknown
+from .errors import PluginError, UserError, unknown
 
 
 def setting(default, help: str, *, low=None, high=None, above=None, below=None, choices=None,
@@ -149,6 +153,24 @@ def flat(instances: Iterable[Any]) -> dict[str, Any]:
         for name, value in dataclasses.asdict(instance).items():
             result[name] = list(value) if isinstance(value, tuple) else value
     return result
+
+
+def declared_idle(instances: Iterable[Any]) -> dict[str, str]:
+    """Settings without effect, and why, by the word of their own classes (``idle_settings``).
+
+    Raises:
+        PluginError: if a class declares a setting idle that it does not have.
+    """
+    idle: dict[str, str] = {}
+    for instance in instances:
+        if not hasattr(instance, "idle_settings"):
+            continue
+        declared = instance.idle_settings()
+        if foreign := set(declared) - {field.name for field in dataclasses.fields(instance)}:
+            raise PluginError(f"{type(instance).__qualname__}.idle_settings names {', '.join(sorted(foreign))}, "
+                              f"expected settings of its own.")
+        idle |= declared
+    return idle
 
 
 def as_text(value: Any) -> str:

@@ -21,12 +21,14 @@ class Local(ABC):
         private: the clients' private parameters, each (C, ...), differentiable.
         dense: their copies of public parameters without item rows, each (C, ...), differentiable.
         draw: key of the method's own random numbers.
+        kept: what the method keeps of these clients from one of its hooks to the next in the same round.
     """
 
     users: Tensor
     private: Tables
     dense: Tables
     draw: DrawKey
+    kept: dict[str, Tensor]
 
     @abstractmethod
     def known(self, n_users: int) -> Tensor:
@@ -84,14 +86,12 @@ class LocalSessions(Local):
         session: the number of that session among all training sessions, shape (C,).
         features: the encoder's representations in the latest forward pass, (C, L, d), differentiable.
         recommendation: the recommendation loss of that pass, shape (C,).
-        teacher: for the method to keep something between its hooks of one round.
     """
 
     sequence: Sequence
     session: Tensor
     features: Tensor | None
     recommendation: Tensor | None
-    teacher: Tensor | None
 
     @abstractmethod
     def encode(self) -> Tensor:

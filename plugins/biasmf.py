@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from fedcl_bench.backbone import Backbone, BackboneSettings
+from fedcl_bench import Backbone, BackboneSettings, setting
 from fedcl_bench.functional import dot, plus_constant
 from fedcl_bench.layers import ITEM, USER, item_rows
-from fedcl_bench.settings import setting
 
 ITEM_BIAS, USER_BIAS, GLOBAL_BIAS = "item_bias.weight", "user_bias.weight", "global_bias"
 

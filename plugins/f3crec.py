@@ -1,4 +1,8 @@
-"""F3CRec: adaptive replay memory at the client, item-wise temporal mean at the server."""
+"""F3CRec: adaptive replay memory at the client, item-wise temporal mean at the server.
+
+Equations are those of the paper. Eqs. 1, 5 and 6 are computed in ``fedcl_bench/distillation.py``; Eq. 7, the mean of
+the uploads, is the server's own.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedcl_bench import draws
+from fedcl_bench import draws, setting
 from fedcl_bench.distillation import TopNDistillation, TopNSettings, ranks_of
-from fedcl_bench.settings import setting
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,10 @@ class F3CRecSettings(TopNSettings):
     without: str = setting("none", "ablation of Tables 3 and 6: cc = no client loss, arm = the whole list is replayed, "
                            "sc = plain averaging at the server, itm = the same weight beta for every old item",
                            choices=("none", "cc", "arm", "sc", "itm"))
+
+    def idle_settings(self):
+        idle = {"cc": ("lambda_kd", "top_n", "kd_reduction", "refresh_lists", "eps"), "arm": ("eps",), "sc": ("beta",)}
+        return dict.fromkeys(idle.get(self.without, ()), f"with without={self.without}")
 
 
 def preference_shift(ranks: Tensor) -> Tensor:
@@ -65,6 +72,7 @@ class F3CRec(TopNDistillation):
         super().__init__(settings)
 
     def chosen(self, batch, known, lists):
+        """Adaptive replay memory: a uniform sample of the list, as large as Eqs. 2-4 say."""
         if self.settings.without == "arm":
             return super().chosen(batch, known, lists)
         n = lists.shape[1]

@@ -1,4 +1,8 @@
-"""FCUCR: time-aware self-distillation at the client, prototypes of similar users' sessions through the server."""
+"""FCUCR: time-aware self-distillation at the client, prototypes of similar users' sessions through the server.
+
+Each formula stands where it is computed, with the setting that chooses between the paper's and the released code's.
+"Alg. 1" is the paper's algorithm; lines 4-9 of it are the transfer of prototypes.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +12,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from fedcl_bench import draws
+from fedcl_bench import Method, draws, setting
 from fedcl_bench.layers import apply_linear
-from fedcl_bench.method import Method
 from fedcl_bench.parallel import in_order
 from fedcl_bench.prototypes import DELTA, fuse, gaussian_epsilon, nearest
 from fedcl_bench.sequential import Start, linear_start, norm_start, zeros
-from fedcl_bench.settings import setting
 
 BN_EPS, BN_MOMENTUM = 1e-9, 0.1  # of Dice's batch normalisation
 _ANSWERED_AT_ONCE = 256  # queries that one thread answers together
 _FUSED_AT_ONCE = 32  # queries; bounds the memory of their k prototypes
+# The settings of the two parts that ablations leave out.
+_DISTILLATION = ("lambda_tasd", "distillation", "teacher")
+_TRANSFER = ("neighbours", "fusion", "window", "window_rule", "transfer_interval", "prototype_noise")
 
 
 @dataclass(frozen=True)
@@ -48,25 +53,29 @@ class FCUCRSettings:
                            "their place), both = the backbone with the private prediction module alone",
                            choices=("none", "tasd", "iupr", "both"))
 
+    def idle_settings(self):
+        idle = {"tasd": _DISTILLATION, "iupr": _TRANSFER, "both": _DISTILLATION + _TRANSFER}
+        return dict.fromkeys(idle.get(self.without, ()), f"with without={self.without}")
+
 
 class Dice(torch.autograd.Function):
     """p x + (1 - p) alpha x with p = sigmoid(weight centred / sqrt(var + eps) + bias), (C, L, h).
 
     Args of ``apply``: x; weight, bias, alpha, each (C, h); centred, (C, L, h); var, (C, 1, h); whether x is centred by
-    its own mean over L and var its own variance, through which a gradient comes too. It takes half the passes over x
-    that autograd takes.
+    its own mean over L and var its own variance, through which a gradient comes too (``by_itself``). It takes half the
+    passes over x that autograd takes.
     """
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor, alpha: Tensor, centred: Tensor, var: Tensor,
-                own: bool) -> Tensor:
+                by_itself: bool) -> Tensor:
         weight, bias, alpha = (of_all.unsqueeze(1) for of_all in (weight, bias, alpha))
         scale = (var + BN_EPS).rsqrt_()
         normed = centred * scale
         p = torch.addcmul(bias, normed, weight).sigmoid_()
         factor = torch.addcmul(alpha, p, 1.0 - alpha)
         ctx.save_for_backward(x, normed, p, factor, scale, weight, alpha)
-        ctx.own = own
+        ctx.by_itself = by_itself
         return x * factor
 
     @staticmethod
@@ -77,7 +86,7 @@ class Dice(torch.autograd.Function):
         of_alpha = torch.linalg.vecdot(of_factor, rest, dim=1)
         inner = of_factor.mul_(p).mul_(rest).mul_(1.0 - alpha)  # gradient of the sigmoid's argument
         of_weight, of_bias = torch.linalg.vecdot(inner, normed, dim=1), inner.sum(1)
-        if ctx.own:  # the gradient of the normalised x loses its parts along 1 and along itself
+        if ctx.by_itself:  # the gradient of the normalised x loses its parts along 1 and along itself
             share = -1.0 / x.shape[1]
             inner.add_(of_bias.unsqueeze(1), alpha=share).addcmul_(normed, of_weight.unsqueeze(1), value=share)
         of_x = (gradient * factor).addcmul_(inner, scale * weight)
@@ -85,7 +94,7 @@ class Dice(torch.autograd.Function):
 
 
 class FCUCR(Method):
-    """L = L_rec + lambda MSE(H, H_teacher) with logits <psi([H ; rho]), q_i>.
+    """L = L_rec + w L_dist with L_dist = MSE(H, H_teacher) and logits <psi([H ; rho]), q_i>.
 
     H are the encoder's representations of the session, psi is private to each client: a linear layer, Dice with batch
     normalisation over the session's positions, a linear layer. After its round a client uploads H as the session's
@@ -133,10 +142,10 @@ class FCUCR(Method):
     def dice(self, encoding, x: Tensor) -> Tensor:
         """p x + (1 - p) alpha x with p = sigmoid(BatchNorm(x)), over the positions of one session, padding included."""
         state, users = self.client_state, encoding.users
-        own = [encoding.clients[f"head.{name}"] for name in ("norm.weight", "norm.bias", "alpha")]
+        layer = [encoding.clients[f"head.{name}"] for name in ("norm.weight", "norm.bias", "alpha")]
         if encoding.purpose != "train":
             mean, var = (state[name][users].unsqueeze(1).to(x) for name in ("head.norm.mean", "head.norm.var"))
-            return Dice.apply(x, *own, x - mean, var, False)
+            return Dice.apply(x, *layer, x - mean, var, False)
         with torch.no_grad():
             mean = x.mean(1, keepdim=True)
             centred = x - mean
@@ -145,9 +154,10 @@ class FCUCR(Method):
             for name, now in (("head.norm.mean", mean), ("head.norm.var", unbiased)):
                 moved = torch.lerp(state[name][users], now.squeeze(1).to(state[name]), BN_MOMENTUM)
                 state[name].index_copy_(0, users, moved)
-        return Dice.apply(x, *own, centred, var, True)
+        return Dice.apply(x, *layer, centred, var, True)
 
     def represent(self, encoding):
+        """psi([H ; rho]) = W_1 Dice(W_0 [H ; rho] + b_0) + b_1 at every position, (C, L, d)."""
         hidden = apply_linear(encoding.clients, "head.0", encoding.features, self.received(encoding))
         return apply_linear(encoding.clients, "head.1", self.dice(encoding, hidden))
 
@@ -172,7 +182,11 @@ class FCUCR(Method):
 
     @torch.no_grad()
     def answer(self, queries: Tensor, users: Tensor) -> Tensor:
-        """The server's answers to queries (C, L d): the fused nearest prototypes of other clients, (C, L d)."""
+        """The server's answers to queries (C, L d): the fused nearest prototypes of other clients, (C, L d).
+
+        The nearest are the k of largest cosine similarity to the query, of other clients than its own. They are fused
+        to sum_j softmax_j(similarity) prototype_j (released code: fusion=softmax) or their mean (paper: fusion=mean).
+        """
         base, lengths, owner = (self.server_state[name] for name in ("prototypes", "length", "owner"))
         similarity, position = nearest(queries, users, base, lengths, owner, self.settings.neighbours)
         parts = zip(similarity.split(_FUSED_AT_ONCE), position.split(_FUSED_AT_ONCE))
@@ -181,7 +195,7 @@ class FCUCR(Method):
     def answers(self, queries: Tensor, users: Tensor) -> Tensor:
         """``answer`` to all of a round's clients, on several threads."""
         pieces = list(zip(queries.split(_ANSWERED_AT_ONCE), users.split(_ANSWERED_AT_ONCE)))
-        return torch.cat(list(in_order(lambda some: self.answer(*some), pieces, queries.device)))
+        return torch.cat(list(in_order(lambda piece: self.answer(*piece), pieces, queries.device)))
 
     def begin_round(self, step, round_, backbone):
         if self.distils and self.settings.teacher == "previous" and round_ == 0:
@@ -195,6 +209,8 @@ class FCUCR(Method):
                 self.client_state[name] = self.client_state[name].clone()
 
     def end_local(self, local):
+        """Upload the session's prototype H and a query, H of the next session. The paper computes prototypes before the
+        local training (Alg. 1, lines 4-9), the released code and this after it."""
         if self.transfers:
             local.upload("prototype", local.features.detach().flatten(1))
             local.upload("session", local.session)
@@ -207,26 +223,31 @@ class FCUCR(Method):
 
     @torch.no_grad()
     def end_round(self, round_, users, uploads):
+        """Server: prototypes enter the knowledge base, then every query is answered with rho for the next round."""
         if not self.transfers:
             return {}
         self.remember(uploads["prototype"], users, uploads["session"], round_)
         return {"prototype": self.answers(uploads["query"], users)} if "query" in uploads else {}
 
     def answers_in(self, round_: int) -> bool:
-        """Whether clients ask for a prototype at the end of a round."""
+        """Whether clients ask for a prototype at the end of a round (Table 5 varies the interval)."""
         return round_ % self.settings.transfer_interval == 0
 
     def remember(self, uploads: Tensor, users: Tensor, sessions: Tensor, round_: int) -> None:
-        """Put a round's prototypes (C, L d) into the knowledge base; one of a session seen before replaces the old."""
+        """Put a round's prototypes (C, L d) into the knowledge base; one of a session seen before replaces the old.
+
+        Of a window of r rounds (Table 4) those remain that are younger than r rounds (paper: window_rule=rounds), or
+        the latest r times the clients to be inserted first (released code: window_rule=entries).
+        """
         state, s = self.server_state, self.settings
         new = {"prototypes": uploads, "length": uploads.norm(dim=1), "owner": users, "session": sessions,
                "round": torch.full_like(users, round_)}
         base = state or {name: values[:0] for name, values in new.items()}
         again = torch.isin(sessions, base["session"])
-        place = torch.full((1 + int(torch.cat([sessions, base["session"]]).max()),), -1, device=users.device)
-        place[base["session"]] = torch.arange(len(base["session"]), device=users.device)
+        row_of = torch.full((1 + int(torch.cat([sessions, base["session"]]).max()),), -1, device=users.device)
+        row_of[base["session"]] = torch.arange(len(base["session"]), device=users.device)
         for name, values in new.items():
-            new[name] = torch.cat([base[name], values[~again]]).index_copy_(0, place[sessions[again]], values[again])
+            new[name] = torch.cat([base[name], values[~again]]).index_copy_(0, row_of[sessions[again]], values[again])
         if s.window > 0:
             keep = new["round"] > round_ - s.window
             if s.window_rule == "entries":  # entries stand in the order of their first insertion
@@ -239,24 +260,28 @@ class FCUCR(Method):
 
     @torch.no_grad()
     def begin_local(self, local):
-        local.teacher = None
+        """H_teacher of the session: by the encoder just received (released code: teacher=broadcast), or by the client's
+        own after its previous round, f^(t-1) (paper: teacher=previous). There is none in the first round."""
         if not self.distils or local.draw.round == 0:
             return
-        local.teacher = local.encode()
+        teacher = local.encode()
         if self.settings.teacher == "previous":
             # A client that missed the previous round has no encoder of then, and takes the one it has received.
             present = self.client_state["teacher round"][local.users] == local.draw.round - 1
-            local.teacher = torch.where(present[:, None, None],
-                                        self.client_state["teacher"][local.users].to(local.teacher), local.teacher)
+            before = self.client_state["teacher"][local.users].to(teacher)
+            teacher = torch.where(present[:, None, None], before, teacher)
+        local.kept["teacher"] = teacher
 
     def local_loss(self, local):
-        if local.teacher is None:
+        """w L_dist, where L_dist is the mean of (H - H_teacher)^2 over all positions and entries, padding included."""
+        if "teacher" not in local.kept:
             return None
-        distance = (local.features - local.teacher).square().mean((1, 2))
+        distance = (local.features - local.kept["teacher"]).square().mean((1, 2))
         return self.weight(local.recommendation.detach(), distance.detach()) * distance
 
     def weight(self, recommendation: Tensor, distance: Tensor) -> Tensor | float:
-        """The weight of the self-distillation loss at each client, shape (C,)."""
+        """The weight w of the self-distillation loss at each client, shape (C,): lambda (paper: distillation=fixed) or
+        min(L_rec / (L_dist + 1e-8), lambda), not differentiated (released code: distillation=capped)."""
         if self.settings.distillation == "fixed":
             return self.settings.lambda_tasd
         return (recommendation / (distance + 1e-8)).clamp(max=self.settings.lambda_tasd)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedcl_bench import draws
-from fedcl_bench.backbone import Backbone, BackboneSettings
-from fedcl_bench.data.recbole_files import build_model
-from fedcl_bench.settings import setting
+from fedcl_bench import Backbone, BackboneSettings, draws, setting
+from fedcl_bench.recbole_model import build_model
 
 USER, ITEM = "user_embedding.weight", "item_embedding.weight"
 
@@ -22,12 +20,16 @@ class FedMFSettings(BackboneSettings):
 
 
 class FedMF(Backbone):
-    """Score s(u, i) = p_u . q_i on the parameters of RecBole's BPR model; p_u stays at the client, Q is public."""
+    """s(u, i) = p_u . q_i on the parameters of RecBole's BPR model; p_u stays at the client, Q is public.
+
+    The client's loss is the mean binary cross-entropy, the server's table the mean of the uploads (Eq. 7 of F3CRec).
+    """
 
     name = "fedmf"
     title = "matrix factorisation, private user vectors, public item table (RecBole's BPR)"
     reference = "Chai et al., Secure Federated Matrix Factorization, 2020; as used by F3CRec (Lim et al., CIKM 2025)"
     Settings = FedMFSettings
+    factor_names = (USER, None)  # p_u of s(u, i) = p_u . q_i
 
     def recbole_model(self, n_users, n_items):
         """RecBole's BPR of this size; its state_dict has exactly this backbone's tables."""
@@ -40,9 +42,6 @@ class FedMF(Backbone):
         rows = {name: draws.normal_rows(seed, f"init {name}", first[name], *shape) * self.settings.init_std
                 for name, shape in shapes.items()}
         return {ITEM: rows[ITEM]}, {USER: rows[USER]}
-
-    def factors(self, clients):
-        return clients[USER], None
 
     def keys(self, clients, rows):
         return clients[USER].unsqueeze(1) * rows[ITEM]

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fedcl_bench.backbone import Backbone, BackboneSettings
-from fedcl_bench.layers import (ITEM, USER, apply_linear, apply_pair_linear,
-                                item_rows, perceptron, same_for_all)
-from fedcl_bench.settings import setting
+from fedcl_bench import Backbone, BackboneSettings, setting
+from fedcl_bench.layers import ITEM, USER, apply_linear, apply_pair_linear, item_rows, perceptron, same_for_all
 
 
 @dataclass(frozen=True)
@@ -37,11 +35,12 @@ class FedNCF(Backbone):
 
     def new_rows(self, seed, users, items):
         s = self.settings
-        one = {USER: item_rows(seed, USER, range(1), s.dim)[0],
-               **perceptron(seed, "predictor", [2 * s.dim, *s.hidden, 1])}
-        return {ITEM: item_rows(seed, ITEM, items, s.dim)}, same_for_all(one, users)
+        of_all = {USER: item_rows(seed, USER, range(1), s.dim)[0],
+                  **perceptron(seed, "predictor", [2 * s.dim, *s.hidden, 1])}
+        return {ITEM: item_rows(seed, ITEM, items, s.dim)}, same_for_all(of_all, users)
 
     def factors(self, clients):
+        """Of s(u, i) = w_q . q_i + (w_e . e_u + b_u) without hidden layers, what is beside q_i and what is constant."""
         if self.settings.hidden:
             return None
         of_user, of_item = clients["predictor.0.weight"][:, 0].split(self.settings.dim, dim=1)

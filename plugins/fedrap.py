@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from fedcl_bench.backbone import Backbone, BackboneSettings
+from fedcl_bench import Backbone, BackboneSettings, setting
 from fedcl_bench.functional import dot, weighted_bce
 from fedcl_bench.layers import item_rows, linear, same_for_all
-from fedcl_bench.settings import setting
 
 COMMON, PERSONAL = "item_commonality.weight", "item_personality.weight"
 SPARSE = 1e-4  # entries of C at most this large count as zero
@@ -68,17 +67,19 @@ class FedRAP(Backbone):
         return {PERSONAL: item_rows(seed, PERSONAL, items, self.settings.dim)}
 
     def score(self, clients, rows):
+        """w_u . (D_ui + C_i) + b_u."""
         return dot(clients["score.weight"][:, 0], rows[COMMON] + clients[PERSONAL]) + clients["score.bias"]
 
     def keys(self, clients, rows):
         return rows[COMMON] + clients[PERSONAL]
 
     def weights(self, round_: int) -> tuple[float, float]:
-        """(lambda, mu) in a round."""
+        """(lambda, mu) in a round: constant (released code: schedule=fixed) or growing (paper: schedule=tanh)."""
         growth = SCHEDULES[self.settings.schedule](round_)
         return self.settings.lambda_apart * growth, self.settings.mu * growth
 
     def regulariser(self, clients, rows, weights, served, round_):
+        """-lambda mean (D_u - C)^2 + mu mean |C|, or mean C^2 with sparsity=l2."""
         apart, sparse = self.weights(round_)
         common = rows[COMMON]
         size = common.abs() if self.settings.sparsity == "l1" else common.square()

@@ -1,10 +1,13 @@
 """FT: fine-tuning, the lower reference."""
 
-from fedcl_bench.method import Method
+from fedcl_bench import Method
 
 
 class FT(Method):
-    """Carry all parameters over and train on the block's data alone: the base class unchanged."""
+    """Carry all parameters over and train on the block's data alone: the base class unchanged.
+
+    L = L_rec, and the server's mean of the uploads is the next round's table (Eq. 7 of F3CRec).
+    """
 
     name = "ft"
     title = "fine-tuning: carry parameters over, nothing else"

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedcl_bench.backbone import Backbone, BackboneSettings
-from fedcl_bench.layers import (ITEM, USER, apply_linear, apply_pair_linear,
-                                item_rows, perceptron, same_for_all)
+from fedcl_bench import Backbone, BackboneSettings, setting
+from fedcl_bench.layers import ITEM, USER, apply_linear, apply_pair_linear, item_rows, perceptron, same_for_all
 from fedcl_bench.parallel import in_order
-from fedcl_bench.settings import setting
 
 
 @dataclass(frozen=True)
@@ -110,8 +108,8 @@ class GPFedRec(Backbone):
 
     def new_rows(self, seed, users, items):
         dim = self.settings.dim
-        one = {USER: item_rows(seed, USER, range(1), dim)[0], **perceptron(seed, "predictor", self._sizes)}
-        return {ITEM: item_rows(seed, ITEM, items, dim)}, same_for_all(one, users)
+        of_all = {USER: item_rows(seed, USER, range(1), dim)[0], **perceptron(seed, "predictor", self._sizes)}
+        return {ITEM: item_rows(seed, ITEM, items, dim)}, same_for_all(of_all, users)
 
     def score(self, clients, rows):
         x = apply_pair_linear(clients, "predictor.0", clients[USER], rows[ITEM])
@@ -120,9 +118,11 @@ class GPFedRec(Backbone):
         return x.squeeze(2)
 
     def pull(self, n_items):
-        return 2.0 * self.settings.reg / (n_items * self.settings.dim)  # a mean over the table's numbers
+        """Of reg mean (Q_u - R_u)^2, a mean over all of the table's numbers."""
+        return 2.0 * self.settings.reg / (n_items * self.settings.dim)
 
     def serve(self, uploads):
+        """R = A^L Q for every client, and its mean over clients, from which all start the next round."""
         s = self.settings
         tables = uploads[ITEM]
         graph = user_graph(tables, s.graph_sign, s.graph_neighbours, s.graph_threshold)

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedcl_bench import SequentialBackbone, SequentialSettings, setting
 from fedcl_bench.functional import linear
 from fedcl_bench.layers import apply_linear
-from fedcl_bench.sequential import (SequentialBackbone, SequentialSettings,
-                                    linear_start, xavier)
-from fedcl_bench.settings import setting
+from fedcl_bench.sequential import linear_start, xavier
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from fedcl_bench.backbone import Backbone, BackboneSettings
+from fedcl_bench import Backbone, BackboneSettings, setting
 from fedcl_bench.functional import dot, plus_constant
-from fedcl_bench.layers import (apply_linear, apply_pair_linear, item_rows,
-                                linear, perceptron)
-from fedcl_bench.settings import setting
+from fedcl_bench.layers import apply_linear, apply_pair_linear, item_rows, linear, perceptron
 
 USERS = ("user_gmf.weight", "user_mlp.weight")
 ITEMS = ("item_gmf.weight", "item_mlp.weight")

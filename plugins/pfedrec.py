@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedcl_bench.backbone import Backbone, BackboneSettings
+from fedcl_bench import Backbone, BackboneSettings, setting
 from fedcl_bench.layers import ITEM, item_rows, linear, same_for_all
-from fedcl_bench.settings import setting
 
 
 @dataclass(frozen=True)
@@ -29,6 +28,7 @@ class PFedRec(Backbone):
     title = "dual personalisation: private score function, item table fine-tuned by each client"
     reference = "Zhang et al., Dual Personalization on Federated Recommendation, IJCAI 2023"
     Settings = PFedRecSettings
+    factor_names = ("score.weight", "score.bias")  # w_u and b_u of s(u, i) = w_u . q_i + b_u
     defaults = {"init_from": "best", "reset_private": True}
     session_defaults = {"lr": 1.0, "lr_eta": 1.0}  # by validation on XING
     static_defaults = {"lr": 0.1, "lr_eta": 80.0, "batch_size": 256, "eval_item_table": "local"}
@@ -42,10 +42,8 @@ class PFedRec(Backbone):
         return {ITEM: item_rows(seed, ITEM, items, dim)}, same_for_all(linear(seed, "score", dim, 1), users)
 
     def groups(self, names):
+        """First the score function, then the item rows."""
         return [[name for name in names if name != ITEM], [ITEM]]
-
-    def factors(self, clients):
-        return clients["score.weight"][:, 0], clients["score.bias"]
 
     def learning_rates(self, n_items, round_=0, batch=0):
         s = self.settings

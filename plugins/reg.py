@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedcl_bench.method import Method
-from fedcl_bench.settings import setting
+from fedcl_bench import Method, setting
 
 
 @dataclass(frozen=True)
@@ -20,7 +19,7 @@ class Reg(Method):
     """L = L_rec + lambda_reg ( ||p_u - p_u^{t-1}||^2 for old users + ||Q_u - Q^{t-1}||^2 over old item rows ).
 
     The anchors are the best-validation parameters of the previous block, fixed during a block. Rows of items new in
-    the block are free.
+    the block are free. F3CRec describes this baseline without an equation; the loss is that of its released helper.
     """
 
     name = "reg"
@@ -33,6 +32,8 @@ class Reg(Method):
         return self.settings.lambda_reg / (anchor.numel() if mean else 1)
 
     def local_loss(self, batch):
+        """lambda_reg ||p_u - p_u^{t-1}||^2 of old users, for every private parameter, and the same of dense public
+        ones."""
         if self.settings.lambda_reg == 0.0:
             return None
         loss = 0.0
@@ -47,7 +48,12 @@ class Reg(Method):
             loss = loss + self._weight(anchor) * (values - anchor).flatten(1).square().sum(1)
         return loss
 
+    @property
+    def penalises_rows(self):
+        return self.settings.lambda_reg > 0.0
+
     def row_penalty(self, name):
+        """lambda_reg ||Q_u,i - Q_i^{t-1}||^2 of every old item row i."""
         if self.settings.lambda_reg == 0.0:
             return None
         anchor = self.server_state[name]

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedcl_bench.method import Method
-from fedcl_bench.model import in_pieces, pair_keys, score_users
-from fedcl_bench.sampling import LocalSettings, draw_negatives, make_chunks
-from fedcl_bench.settings import setting
+from fedcl_bench import Backbone, Method, setting
+from fedcl_bench.model import Snapshot, in_pieces, pair_keys, score_users
+from fedcl_bench.sampling import Chunk, LocalSettings, draw_negatives, make_chunks
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,8 @@ class RLP2Settings:
 
 def estimated_error(queries: Tensor, keys: Tensor, errors: Tensor, filled: Tensor, neighbours: int,
                     temperature: float) -> Tensor:
-    """Weighted mean error of the nearest memory entries.
+    """Weighted mean error of the nearest memory entries: e_hat = sum_j softmax_j(-||k - k_j||^2 / tau) e_j over the K
+    nearest keys k_j.
 
     Args:
         queries: (n, items, k); keys: (n, memory, k); errors: (n, memory).
@@ -56,7 +56,8 @@ class RLP2(Method):
     After a block a client stores the pairs it mispredicts most among its positives and sampled negatives, as (key,
     error e = y - sigmoid(s)); the memory stays at the client. From the next block on it ranks by
     sigmoid(s) + lambda_error * e_hat, where e_hat is the mean error of the K nearest keys, weighted by
-    softmax(-distance^2 / tau). Only keys and errors are kept, so no interaction is revisited.
+    softmax(-distance^2 / tau). Only keys and errors are kept, so no interaction is revisited. F3CRec gives no equation
+    for this baseline; the formulas are ours.
     """
 
     name = "rlp2"
@@ -75,46 +76,56 @@ class RLP2(Method):
         known = known[state["filled"][users[known]].any(1)]
         result = scores.double()  # a client without entries ranks as ever
         every = torch.arange(scores.shape[1], device=users.device)
-        for some in in_pieces(known, scores.shape[1] * state["keys"].shape[1]):
-            owner = users[some]
+        for piece in in_pieces(known, scores.shape[1] * state["keys"].shape[1]):
+            owner = users[piece]
             queries = pair_keys(backbone, model, owner, every.expand(len(owner), -1))
             error = estimated_error(queries, state["keys"][owner], state["errors"][owner], state["filled"][owner],
                                     self.settings.neighbours, self.settings.temperature)
             # Clipping to [0, 1] as a probability would only make ties.
-            result[some] = torch.sigmoid(result[some]) + self.settings.lambda_error * error
+            result[piece] = torch.sigmoid(result[piece]) + self.settings.lambda_error * error
         return result
 
     def end_step(self, step, model, backbone, trained, draw):
-        s = self.settings
-        if s.lambda_error == 0.0:
+        if self.settings.lambda_error == 0.0:
             return
-        fresh = {"keys": [], "errors": [], "filled": []}
+        sampling = LocalSettings(negatives=self.settings.memory_negatives)
+        entries: dict[str, list[Tensor]] = {"keys": [], "errors": [], "filled": []}
         order = []
-        for chunk in make_chunks(step, trained, LocalSettings(negatives=s.memory_negatives), 1):
-            negatives = draw_negatives(chunk, LocalSettings(negatives=s.memory_negatives), draw.seed, draw.step, -1)
-            n = chunk.count[:, None]
-            width = chunk.positives.shape[1]
-            own = torch.cat([torch.arange(width, device=n.device) < n,
-                             torch.arange(negatives.shape[1], device=n.device) < n * s.memory_negatives], 1)
-            items = torch.cat([chunk.positives, negatives], 1).where(own, chunk.positives[:, :1])
-            with torch.no_grad():
-                probability = torch.sigmoid(score_users(backbone, model, chunk.users))
-            # One error per item, however often it was drawn; -inf where the client has no sample of it.
-            error = torch.full_like(probability, -torch.inf).scatter_(1, items, probability.gather(1, items))
-            error.scatter_(1, chunk.positives, 1.0 - probability.gather(1, chunk.positives))
-            size, item = error.topk(min(s.errors, error.shape[1]), dim=1)
-            positive = torch.zeros_like(error, dtype=torch.bool).scatter_(1, chunk.positives, True).gather(1, item)
-            filled = size > -torch.inf
-            fresh["keys"].append(pair_keys(backbone, model, chunk.users, item))
-            fresh["errors"].append(torch.where(positive, size, -size).where(filled, torch.zeros_like(size)))
-            fresh["filled"].append(filled)
+        for chunk in make_chunks(step, trained, sampling, 1):
+            negatives = draw_negatives(chunk, sampling, draw.seed, draw.step, -1)
+            item, error, filled = self._mispredictions(chunk, negatives, model, backbone)
+            entries["keys"].append(pair_keys(backbone, model, chunk.users, item))
+            entries["errors"].append(error)
+            entries["filled"].append(filled)
             order.append(chunk.users)
-        users = torch.cat(order)
-        for name, parts in fresh.items():
-            values = torch.cat(parts).detach()
+        self._remember(torch.cat(order), {name: torch.cat(values).detach() for name, values in entries.items()},
+                       model.n_users)
+
+    def _mispredictions(self, chunk: Chunk, negatives: Tensor, model: Snapshot,
+                        backbone: Backbone) -> tuple[Tensor, Tensor, Tensor]:
+        """The items whose errors e = y - sigmoid(s) are the largest among a client's samples, their errors, and which
+        of these entries exist, each (C, errors)."""
+        n, width = chunk.count[:, None], chunk.positives.shape[1]
+        sampled = torch.cat([torch.arange(width, device=n.device) < n,
+                             torch.arange(negatives.shape[1], device=n.device) < n * self.settings.memory_negatives], 1)
+        items = torch.cat([chunk.positives, negatives], 1).where(sampled, chunk.positives[:, :1])
+        with torch.no_grad():
+            probability = torch.sigmoid(score_users(backbone, model, chunk.users))
+        # One error per item, however often it was drawn; -inf where the client has no sample of it.
+        error = torch.full_like(probability, -torch.inf).scatter_(1, items, probability.gather(1, items))
+        error.scatter_(1, chunk.positives, 1.0 - probability.gather(1, chunk.positives))
+        size, item = error.topk(min(self.settings.errors, error.shape[1]), dim=1)
+        positive = torch.zeros_like(error, dtype=torch.bool).scatter_(1, chunk.positives, True).gather(1, item)
+        filled = size > -torch.inf
+        return item, torch.where(positive, size, -size).where(filled, torch.zeros_like(size)), filled
+
+    def _remember(self, users: Tensor, entries: dict[str, Tensor], n_users: int) -> None:
+        """Put entries (n, errors, ...) of some users into their memories, before the older ones."""
+        for name, values in entries.items():
             old = self.client_state.get(name)
-            memory = torch.zeros(model.n_users, s.memory, *values.shape[2:], dtype=values.dtype, device=values.device)
+            memory = torch.zeros(n_users, self.settings.memory, *values.shape[2:], dtype=values.dtype,
+                                 device=values.device)
             if old is not None:
                 memory[:len(old)] = old
-            memory[users] = torch.cat([values, memory[users]], 1)[:, :s.memory]  # newest first
+            memory[users] = torch.cat([values, memory[users]], 1)[:, :self.settings.memory]
             self.client_state[name] = memory

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
+from fedcl_bench import SequentialBackbone, SequentialSettings, setting
 from fedcl_bench.errors import UserError
 from fedcl_bench.functional import attention, linear
 from fedcl_bench.layers import apply_linear, feed_forward, layer_norm
-from fedcl_bench.sequential import (SequentialBackbone, SequentialSettings,
-                                    linear_start, norm_start, xavier, zeros)
-from fedcl_bench.settings import setting
+from fedcl_bench.sequential import linear_start, norm_start, xavier, zeros
 
 
 @dataclass(frozen=True)
@@ -103,8 +102,8 @@ class SASRec(SequentialBackbone):
         return layer_norm(clients, "norm", x)
 
     def _recbole(self, clients, inputs, real, future, drop):
-        place = (real.long().cumsum(1) - 1).clamp(min=0).unsqueeze(2).expand_as(inputs)
-        x = drop(layer_norm(clients, "norm", inputs + clients["positions"].gather(1, place), eps=1e-12))
+        position = (real.long().cumsum(1) - 1).clamp(min=0).unsqueeze(2).expand_as(inputs)
+        x = drop(layer_norm(clients, "norm", inputs + clients["positions"].gather(1, position), eps=1e-12))
         # A padded position sees itself, so that no row of the softmax is empty.
         itself = torch.eye(real.shape[1], dtype=torch.bool, device=real.device)
         masked = ((future | ~real.unsqueeze(1)) & ~itself).unsqueeze(1)

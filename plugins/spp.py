@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedcl_bench import draws
+from fedcl_bench import Backbone, Method, draws, setting
 from fedcl_bench.functional import weighted_bce
-from fedcl_bench.method import Method
-from fedcl_bench.model import Snapshot, in_pieces, score_users
+from fedcl_bench.model import Snapshot, in_pieces
 from fedcl_bench.sampling import padded
-from fedcl_bench.settings import setting
 
 PROXIES = ("stability", "plasticity")
+CANDIDATES = ("items", "labels", "weights")  # what is kept of a proxy's top items, each (users, A)
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,8 @@ class SPPSettings:
 
 
 def moved_average(old: Tensor, new: Tensor, weight: float) -> Tensor:
-    """weight * old + (1 - weight) * new on the rows (and columns) that ``old`` has; the rest is ``new``."""
+    """The update of a proxy, X <- weight X + (1 - weight) W, on the rows (and columns) that ``old`` has; the rest is
+    ``new``. The weight is s_w for the stability proxy, p_w for the plasticity proxy."""
     result = new.clone()
     known = tuple(slice(0, n) for n in old.shape)
     result[known] = weight * old + (1.0 - weight) * new[known]
@@ -49,8 +49,14 @@ def moved_average(old: Tensor, new: Tensor, weight: float) -> Tensor:
 def ranks(scores: Tensor) -> Tensor:
     """0-based rank of every item, equal scores by their item's number."""
     order = scores.argsort(dim=1, descending=True, stable=True)
-    place = torch.arange(scores.shape[1], device=scores.device).expand_as(order)
-    return torch.empty_like(order).scatter_(1, order, place)
+    rank = torch.arange(scores.shape[1], device=scores.device).expand_as(order)
+    return torch.empty_like(order).scatter_(1, order, rank)
+
+
+def public_scores(backbone: Backbone, model: Snapshot, users: Tensor) -> Tensor:
+    """Logits of all items under the public tables, (n, items), even where clients rank by their own: proxies are of
+    those."""
+    return backbone.score_all(model.clients(users), model.public)
 
 
 class SPP(Method):
@@ -61,6 +67,7 @@ class SPP(Method):
     exp(eps (rank_model - rank_proxy)), leaving out its interactions of this and the previous block, anew in every
     round, and adds lambda exp(-round / T) times the cross-entropy to the proxy's probabilities. An item drawn
     from both proxies counts once, with the larger probability. Only users and items known before the block take part.
+    Formulas follow CCD's released code (Run/S_update.py); F3CRec gives none for this baseline.
     """
 
     name = "spp"
@@ -93,33 +100,33 @@ class SPP(Method):
     @torch.no_grad()
     def _list_candidates(self, step, model: Snapshot, backbone, first: bool) -> None:
         """Each old user's top A items of each proxy, their labels and the logarithms of their drawing weights."""
-        backbone = _globally(backbone)
-        size = min(self.settings.proxy_top, model.n_items)
         users = torch.arange(model.n_users, device=step.train.values.device)
         for proxy in PROXIES:
             if proxy == "plasticity" and first:  # equal to the other one until now
-                for part in ("items", "labels", "weights"):
+                for part in CANDIDATES:
                     self.client_state.pop(f"{proxy} {part}", None)
                 continue
+            state_of = {"public": self.server_state, "dense": self.server_state, "private": self.client_state}
             teacher = replace(model, **{kind: {name: state[f"{proxy}:{name}"] for name in getattr(model, kind)}
-                                        for kind, state in (("public", self.server_state), ("dense", self.server_state),
-                                                            ("private", self.client_state))})
-            parts = {"items": [], "labels": [], "weights": []}
-            for some in in_pieces(users, model.n_items):
-                seen = torch.zeros(len(some), step.n_items + 1, dtype=torch.bool, device=some.device)
-                seen[step.train.select(some)] = True
-                seen.scatter_(1, self.client_state["trained on"][some] % (step.n_items + 1), True)
-                seen = seen[:, :model.n_items]
-                theirs = score_users(backbone, teacher, some)
-                mine = score_users(backbone, model, some).masked_fill(seen, -torch.inf)
-                top, items = theirs.masked_fill(seen, -torch.inf).topk(size, dim=1)
-                gap = ranks(mine).gather(1, items) - torch.arange(size, device=some.device)
-                weights = (self.settings.rank_eps * gap).to(theirs.dtype)
-                parts["items"].append(items)
-                parts["labels"].append(torch.sigmoid(theirs.gather(1, items)))
-                parts["weights"].append(weights.masked_fill(top == -torch.inf, -torch.inf))
-            for part, values in parts.items():
+                                        for kind, state in state_of.items()})
+            pieces = [self._candidates(step, model, teacher, backbone, piece)
+                      for piece in in_pieces(users, model.n_items)]
+            for part, values in zip(CANDIDATES, zip(*pieces)):
                 self.client_state[f"{proxy} {part}"] = torch.cat(values)
+
+    def _candidates(self, step, model: Snapshot, teacher: Snapshot, backbone, users: Tensor) -> tuple[Tensor, ...]:
+        """A proxy's ``CANDIDATES`` for replay by some users, each (n, A): its top items that they have not seen, its
+        probabilities of those, and eps (rank_model - rank_proxy)."""
+        seen = torch.zeros(len(users), step.n_items + 1, dtype=torch.bool, device=users.device)
+        seen[step.train.select(users)] = True
+        seen.scatter_(1, self.client_state["trained on"][users] % (step.n_items + 1), True)
+        seen = seen[:, :model.n_items]
+        theirs = public_scores(backbone, teacher, users)
+        mine = public_scores(backbone, model, users).masked_fill(seen, -torch.inf)
+        top, items = theirs.masked_fill(seen, -torch.inf).topk(min(self.settings.proxy_top, model.n_items), dim=1)
+        gap = ranks(mine).gather(1, items) - torch.arange(items.shape[1], device=users.device)
+        weights = (self.settings.rank_eps * gap).to(theirs.dtype)
+        return items, torch.sigmoid(theirs.gather(1, items)), weights.masked_fill(top == -torch.inf, -torch.inf)
 
     def _draws(self, users: Tensor, draw) -> tuple[Tensor, Tensor, Tensor] | None:
         """(items, labels, weights) replayed by each client in a round, each (C, n); new users have weight 0."""
@@ -127,7 +134,7 @@ class SPP(Method):
         for proxy, n in zip(PROXIES, (self.settings.stable_items, self.settings.plastic_items)):
             if n == 0 or f"{proxy} items" not in self.client_state:
                 continue
-            items, labels, weights = (self.client_state[f"{proxy} {part}"] for part in ("items", "labels", "weights"))
+            items, labels, weights = (self.client_state[f"{proxy} {part}"] for part in CANDIDATES)
             owner = users.clamp(max=len(items) - 1)
             # Without replacement with these weights: the n largest of log-weight + Gumbel noise (Gumbel top-n).
             keys = replace(draw, batch=0).clients("replay from " + proxy, users)[:, None]
@@ -150,6 +157,7 @@ class SPP(Method):
         return None if drawn is None else drawn[0]
 
     def local_loss(self, batch):
+        """lambda exp(-round / T) times the cross-entropy of the replayed items to the proxies' probabilities."""
         drawn = None if self._off else self._draws(batch.users, batch.draw)
         if drawn is None:
             return None
@@ -170,11 +178,3 @@ class SPP(Method):
     def downloads_previous_model(self):
         return not self._off
 
-
-def _globally(backbone):
-    """The backbone, scoring with the public tables: proxies are of those."""
-    if not backbone.scores_local_tables:
-        return backbone
-    shared = object.__new__(type(backbone))
-    shared.__dict__.update(backbone.__dict__, scores_local_tables=False)
-    return shared

@@ -9,12 +9,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from fedcl_bench import SequentialBackbone, SequentialSettings, setting
 from fedcl_bench.functional import attention
 from fedcl_bench.layers import apply_linear, feed_forward, layer_norm
-from fedcl_bench.sequential import (Sequence, SequentialBackbone,
-                                    SequentialSettings, linear_start,
-                                    norm_start, xavier)
-from fedcl_bench.settings import setting
+from fedcl_bench.sequential import Sequence, linear_start, norm_start, xavier
 
 
 @dataclass(frozen=True)

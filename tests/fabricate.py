@@ -10,7 +10,7 @@ import torch
 
 from fedcl_bench.data.source import DatasetSource, load_config
 from fedcl_bench.evaluation.ranking import UserScores
-from fedcl_bench.federation.parts import Progress
+from fedcl_bench.federation.parts import Best, Progress
 from fedcl_bench.model import Snapshot
 from fedcl_bench.runs.config import RunConfig, resolve
 from fedcl_bench.runs.records import Record, summary
@@ -61,7 +61,7 @@ def fabricate(results: Path, registry, spec: RunSpec, seed: int, scores: Scores,
         analysis += [(t, "user_shift", ids, ids.double()), (t, "item_phi", items, items.double()),
                      (t, "item_rank_change", items, items.double() / 100)]
     model = Snapshot({"item": torch.zeros(1)}, {"user": torch.zeros(1)})
-    progress = Progress(step=BLOCKS, trained=True, best=model, curve=curve, tests=tuple(tests),
+    progress = Progress(step=BLOCKS, trained=True, best=Best(model), curve=curve, tests=tuple(tests),
                         analysis=tuple(analysis))
     record = Record(results / "runs" / config.name)
     record.folder.mkdir(parents=True)
@@ -95,7 +95,7 @@ def fabricate_sessions(results: Path, registry, spec: RunSpec, seed: int, hit: f
                       "evaluate_seconds": seconds / 3, **more})
     probabilities = probability + torch.linspace(-0.1, 0.1, USERS, dtype=torch.float64)
     model = Snapshot({"item": torch.zeros(1)}, {})
-    progress = Progress(step=1, trained=True, best=model, curve=tuple(curve), tests=((0, 0, UserScores(ids, values)),),
+    progress = Progress(step=1, trained=True, best=Best(model), curve=tuple(curve), tests=((0, 0, UserScores(ids, values)),),
                         analysis=((0, "target_probability", ids, probabilities),))
     record = Record(results / "runs" / config.name)
     record.folder.mkdir(parents=True)

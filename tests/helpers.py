@@ -11,14 +11,17 @@ from types import SimpleNamespace
 import pandas as pd
 import torch
 
+from fedcl_bench.client.ways import Training, choose_way
 from fedcl_bench.data.stream import Step
+from fedcl_bench.draws import DrawKey
 from fedcl_bench.evaluation.ranking import EvaluationSettings
+from fedcl_bench.federation import round as rounds, server
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Federation, FederationSettings
-from fedcl_bench.federation.round import train_round
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.runs.records import Record
 from fedcl_bench.sampling import LocalSettings, draw_negatives, make_chunks
+from fedcl_bench.stats.clip_noise import OPEN
 from fedcl_bench.testing.worlds import ragged
 from fedcl_bench.workers.worker import STOP, run_job
 
@@ -66,6 +69,30 @@ def finish(f):
     for progress in run(f):
         pass
     return progress
+
+
+def way_of(backbone, method, model, settings):
+    """How these clients are trained in a step of blocks."""
+    return choose_way(backbone, method, model, settings, sessions=False)
+
+
+def training(backbone, method, model, settings, protection=OPEN, own_start=False):
+    """What these clients have in common when they train."""
+    return Training(backbone, method, settings, way_of(backbone, method, model, settings), protection, own_start)
+
+
+def trainer_of(chunks, model, backbone, method, settings, key, own_start=False, protection=OPEN, watched=True):
+    """``round.trainer_of`` of parts given one by one."""
+    return rounds.trainer_of(chunks, model, training(backbone, method, model, settings, protection, own_start), key,
+                             watched)
+
+
+def train_round(chunks, model, backbone, method, settings, seed, step, round_, weights=None, own_start=False,
+                protection=OPEN, observe=None, add=None):
+    """Clients train and the server averages, as in a round of the loop: (model, mean loss, the method's uploads)."""
+    sums = rounds.train_clients(chunks, model, training(backbone, method, model, settings, protection, own_start),
+                                DrawKey(seed, step, round_), weights, observe)
+    return *server.mean(sums, model, backbone, seed, add), sums.uploads
 
 
 def train_once(backbone, model, train, settings=LocalSettings(), round_=0, weights=None, step=None):

@@ -58,7 +58,7 @@ def test_runs_through_all_blocks_and_resumes(registry, stream, tmp_path, method,
     save_progress(tmp_path / "checkpoint.pt", middle, 1.0)
     restored, _ = load_progress(tmp_path / "checkpoint.pt", "cpu")
     *_, again = run(federation(), restored)
-    assert same(again.model, last.model) and same(again.best, last.best)
+    assert same(again.model, last.model) and same(again.best.model, last.best.model)
     assert [row["valid"] for row in again.curve] == [row["valid"] for row in last.curve]
     for (t, kind, ids, values), (_, _, ids2, values2) in zip(last.analysis, again.analysis, strict=True):
         assert torch.equal(ids, ids2) and torch.equal(values.nan_to_num(-1), values2.nan_to_num(-1))

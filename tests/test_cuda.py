@@ -8,13 +8,14 @@ import warnings
 
 import pytest
 import torch
+from helpers import train_round
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.client.out_of_memory import can_run_out
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.federation.loop import acting_in, open_step, protocol_of, run
+from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Progress
-from fedcl_bench.federation.round import train_round
+from fedcl_bench.federation.steps import begin_step, open_step
 from fedcl_bench.ops.memory import available
 from fedcl_bench.ops.topk import highest
 from fedcl_bench.runs.config import make_config
@@ -86,9 +87,9 @@ def test_a_round_waits_for_the_host_once(registry, method, backbone):
     f = federation(registry, method, backbone, "cuda")
     f.method.client_state, f.method.server_state = {}, {}
     step = f.stream.steps[0].to(CUDA)
-    acting = acting_in(f, step)
-    model = open_step(f, step, acting, Progress()).model
-    chunks = protocol_of(f, step, acting).chunks((step.train.lengths > 0).nonzero().flatten(), 1, model)
+    acting = f.acting_in(step)
+    model = begin_step(f, step, Progress()).model
+    chunks = open_step(f, step, model).protocol.chunks((step.train.lengths > 0).nonzero().flatten(), 1, model)
 
     def one_round():
         acting.begin_round(step, 1, f.backbone)

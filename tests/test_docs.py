@@ -23,6 +23,7 @@ from typing import Iterable, Iterator
 import pytest
 import torch
 from helpers import ITEM, ROOT, USER
+from matplotlib import image
 
 from fedcl_bench.cli import commands, main
 from fedcl_bench.cli.commands.grid import _given
@@ -38,7 +39,8 @@ from fedcl_bench.runs.runner import execute
 from fedcl_bench.runs.specs import RunSpec
 from fedcl_bench.settings import assemble, parse_assignments
 
-PAGES = [ROOT / "README.md", ROOT / "results/published/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "results/published/README.md", *sorted((ROOT / "results/pages").glob("*.md")),
+         *sorted((ROOT / "docs").glob("*.md"))]
 LANGUAGES = ("bash", "text", "python", "yaml", "toml")  # text is not to be typed
 
 
@@ -472,11 +474,66 @@ def test_every_page_is_reached_from_the_readme():
     assert set(PAGES) <= reached, sorted(map(name_of, set(PAGES) - reached))
 
 
-def test_the_picture_is_drawn_by_its_script(tmp_path):
-    """The committed picture may come of another version of matplotlib, which numbers letters otherwise: its size and
-    words are compared, and not its bytes."""
-    runpy.run_path(str(ROOT / "docs/figures/dataflow.py"))["draw"](tmp_path / "dataflow.svg")
-    box, words = re.compile(r'<svg [^>]*viewBox="([^"]+)"'), re.compile("<!-- (.+?) -->")
-    drawn, kept = (path.read_text() for path in (tmp_path / "dataflow.svg", ROOT / "docs/figures/dataflow.svg"))
+# Pictures
+
+def test_the_map_of_rooms_is_that_of_the_imports(tmp_path):
+    """The committed picture may come of another version of matplotlib, which numbers letters otherwise: its size, words
+    and arrows are compared, and not its bytes."""
+    runpy.run_path(str(ROOT / "docs/figures/rooms.py"))["draw"](tmp_path / "rooms.svg")
+    box, parts = re.compile(r'<svg [^>]*viewBox="([^"]+)"'), re.compile(r'<!-- (.+?) -->|<g id="(.+-imports-.+)">')
+    drawn, kept = (path.read_text() for path in (tmp_path / "rooms.svg", ROOT / "docs/figures/rooms.svg"))
     assert box.search(drawn)[1] == box.search(kept)[1]
-    assert words.findall(drawn) == words.findall(kept) and "Server" in words.findall(kept)
+    assert parts.findall(drawn) == parts.findall(kept), "run python docs/figures/rooms.py"
+    assert ("runs", "") in parts.findall(kept) and ("", "runs-imports-federation") in parts.findall(kept)
+
+
+def test_the_picture_of_results_is_that_of_the_records(tmp_path, monkeypatch, capsys):
+    """The README's command draws it; versions of matplotlib differ in single dots."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    (words,) = [words for block in blocks(page) for _, words in block.commands() if "figures" in words]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").symlink_to(ROOT / "results")
+    succeeds(words[2:])
+    drawn, kept = (image.imread(folder / "docs/figures/figure3-ndcg20.png") for folder in (tmp_path, ROOT))
+    assert drawn.shape == kept.shape and abs(drawn - kept).mean() < 0.004 < abs(1.0 - kept).mean()
+
+
+# Words
+
+PROSE = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def sentences(text: str) -> list[list[str]]:
+    """The words of every sentence of a page's paragraphs and lists; code in a line is a word.
+
+    Blocks of code, tables, headings and pictures are no sentences. An item of a list ends one, and so does a paragraph.
+    """
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"^(?:\||#|!\[).*$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"`[^`]*`", "code", text)
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    text = text.replace(".**", "**")  # a lead in bold belongs to its sentence
+    parts = re.split(r"\n\s*\n|^\s*(?:[-*]|\d+\.)\s", text, flags=re.MULTILINE)
+    ends = re.compile(r"[.!?][)*\"]*(?:\s|$)")
+    counted = [re.findall(r"\S*\w\S*", sentence) for part in parts for sentence in ends.split(part)]
+    return [words for words in counted if words]
+
+
+def test_sentences_are_counted():
+    page = ("# A heading of no sentence\n\nOne two three. Four (five six)? **Seven.** Eight `run it now` "
+            "[nine\nten](a.md) .5.\n\n- eleven twelve;\n- thirteen\n  fourteen:\n\n"
+            "```bash\nmake bench. make test.\n```\n\n"
+            "| no | word. |\n")
+    assert [len(words) for words in sentences(page)] == [3, 3, 6, 2, 2]
+
+
+@pytest.mark.parametrize("page", PROSE, ids=name_of)
+def test_sentences_are_short(page):
+    lengths = [len(words) for words in sentences(page.read_text(encoding="utf-8"))]
+    assert len(lengths) > 15 and sum(lengths) / len(lengths) <= 20
+
+
+@pytest.mark.parametrize("page,most", [("README.md", 1000), ("docs/architecture.md", 1200)])
+def test_pages_that_are_read_first_are_short(page, most):
+    """All words count, those of code and tables too."""
+    assert 500 < len((ROOT / page).read_text(encoding="utf-8").split()) <= most

@@ -9,7 +9,6 @@ import pytest
 from helpers import ROOT
 
 
-
 @pytest.fixture(scope="module")
 def model():
     sys.path.insert(0, str(ROOT / "benchmarks"))

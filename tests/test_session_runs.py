@@ -10,8 +10,7 @@ import torch
 from fedcl_bench import draws
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.recbole_files import bundled
-from fedcl_bench.federation import loop as rounds
-from fedcl_bench.federation import protocols
+from fedcl_bench.federation import loop, protocols
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.server import participants
 from fedcl_bench.model import score_pairs
@@ -47,9 +46,9 @@ def numbers(progress):
     """Everything a run has computed, without the seconds."""
     found = {f"curve {name} {row['round']}": torch.tensor(value, dtype=torch.float64) for row in progress.curve
              for name, value in row.items() if not name.endswith("_seconds")}
-    for which in ("model", "best"):
+    for which, model in (("model", progress.model), ("best", progress.best.model)):
         found |= {f"{which} {name}": value for kind in ("public", "private", "dense", "served")
-                  for name, value in getattr(getattr(progress, which), kind).items()}
+                  for name, value in getattr(model, kind).items()}
     found |= {f"client {name}": value for name, value in progress.client_state.items()}
     found |= {f"server {name}": value for name, value in progress.server_state.items()}
     for (t, s, scores) in progress.tests:
@@ -123,12 +122,12 @@ def test_fcucr_runs(registry, stream, backbone):
 def test_backbones_of_lists_train_on_the_rounds_session(registry, stream, backbone):
     """Positives are all items of that session and nothing else; no negative is in any training session."""
     f = federation(registry, stream, "ft", backbone)
-    step, seen, train = stream.steps[0], [], rounds.train_round
+    step, seen, train = stream.steps[0], [], loop.train_clients
 
     def spy(chunks, *args, **kwargs):
         seen.append(chunks)
         return train(chunks, *args, **kwargs)
-    with patch.object(rounds, "train_round", spy):
+    with patch.object(loop, "train_clients", spy):
         last = finish(f)
     some = step.sessions["train"]
     assert len(seen) == 2
@@ -223,8 +222,8 @@ def test_which_round_is_tested(registry, stream):
     last = {n: finish(federation(registry, stream, "ft", **{**settings, "rounds": n}, tested_round="last"))
             for n in (number, 5)}
     assert_same(scores_of(best), scores_of(last[number]))
-    assert_same(best.best.public, last[number].model.public)
-    assert_same(last[5].best.public, last[5].model.public)
+    assert_same(best.best.model.public, last[number].model.public)
+    assert_same(last[5].best.model.public, last[5].model.public)
     assert not torch.equal(scores_of(best)["all:ndcg@10"], scores_of(last[5])["all:ndcg@10"])
 
 
@@ -279,12 +278,12 @@ def test_noise_on_all_uploads(registry, stream):
 
 
 def test_weights_are_the_lengths_of_the_rounds_sessions(registry, stream):
-    f, seen, train = federation(registry, stream, "ft", weighting="interactions"), [], rounds.train_round
+    f, seen, train = federation(registry, stream, "ft", weighting="interactions"), [], loop.train_clients
 
-    def spy(chunks, model, backbone, method, settings, seed, step, round_, weights, *args):
+    def spy(chunks, model, training, key, weights, *args):
         seen.append(weights)
-        return train(chunks, model, backbone, method, settings, seed, step, round_, weights, *args)
-    with patch.object(rounds, "train_round", spy):
+        return train(chunks, model, training, key, weights, *args)
+    with patch.object(loop, "train_clients", spy):
         weighted = finish(f)
     some = stream.steps[0].sessions["train"]
     for round_, weights in enumerate(seen):

@@ -23,8 +23,8 @@ from torch import Tensor
 from .. import draws
 from ..backbone import Backbone
 from ..client.base import Slots, own_start_key
+from ..client.trained import Trained
 from ..draws import DrawKey, Tables
-from ..federation.round import Trained
 from ..model import Snapshot
 from ..stats.clip_noise import Protection, upload_key
 

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from .. import draws
+from ..client.trained import Trained
 from ..data.stream import Stream
 from ..draws import DrawKey
 from ..federation.loop import run
-from ..federation.round import Trained
 from ..federation.server import participants
 from ..files import write_atomically
 from ..model import Snapshot

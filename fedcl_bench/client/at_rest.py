@@ -3,7 +3,7 @@
 Weight decay, and the pull towards a table that the server made for a client, concern every row. Under SGD the rows that
 are in none of a client's local batches need not be trained for it: with learning rates eta_k, decay l and pull p, such
 a row q with served row r (0 without one; one of l and p is 0) ends at r + f (q - r), f = prod_k (1 - eta_k (l + p)). So
-a client holds the rows of its samples, and one factor f for all others. This is the mathematics of ``local.py`` on
+a client holds the rows of its samples, and one factor f for all others. This is the mathematics of ``lists.py`` on
 whole tables.
 """
 
@@ -15,16 +15,12 @@ import torch
 from torch import Tensor
 
 from .. import contract
-from ..backbone import Backbone
 from ..draws import DrawKey, Tables
-from ..method import Method
 from ..model import Snapshot
-from ..sampling import Chunk, LocalSettings
-from ..stats.clip_noise import OPEN, Protection
-from .base import Slots, row_penalties
-from .factored import defined_by
+from ..sampling import Chunk
+from .base import Slots
 from .lists import ListTrainer, View
-from .optim import SGD, make_optimiser
+from .ways import Training
 
 
 class PartialTrainer(ListTrainer):
@@ -37,10 +33,9 @@ class PartialTrainer(ListTrainer):
 
     all_rows = False
 
-    def __init__(self, chunk: Chunk, model: Snapshot, backbone: Backbone, method: Method, settings: LocalSettings,
-                 draw: DrawKey, protection: Protection = OPEN):
-        super().__init__(chunk, model, backbone, method, settings, draw, protection)
-        self.by_hand = _by_hand(backbone, method)
+    def __init__(self, chunk: Chunk, model: Snapshot, training: Training, draw: DrawKey):
+        super().__init__(chunk, model, training, draw)
+        self.by_hand = training.way.by_hand
         self.covering, self.reads_end = self.by_hand, True
         tables = [*model.public, *self.personal]
         self.rest = {name: torch.ones(len(self.users), dtype=torch.float64, device=self.users.device)
@@ -65,14 +60,14 @@ class PartialTrainer(ListTrainer):
         return self.slots.cells(torch.arange(len(self.users), device=self.users.device), self.n_items)
 
     def _local_batch(self, view: View, rates: Mapping[str, float], taking: Tensor | None, batch: int) -> Tensor:
-        one = next(iter(self.rest.values()))
-        beyond = 0.5 * self.pull * self.squares * one.square()  # what the pull on the other rows adds to the loss
-        part = torch.ones_like(one) if taking is None else taking.double()
+        rest = next(iter(self.rest.values()))
+        beyond = 0.5 * self.pull * self.squares * rest.square()  # what the pull on the other rows adds to the loss
+        part = torch.ones_like(rest) if taking is None else taking.double()
         if self.by_hand:
-            own = {name: (rate * part).to(self.dtype) for name, rate in rates.items()}
+            lr = {name: (rate * part).to(self.dtype) for name, rate in rates.items()}
             with torch.no_grad():
-                loss = self.backbone.sgd_step(self.clients, self.rows, view.labels, view.weights, own, self.draw.round)
-            contract.check_tensor(self.backbone, "sgd_step", loss, tuple(one.shape), "(C,): one number per client")
+                loss = self.backbone.sgd_step(self.clients, self.rows, self._labels, view.weights, lr, self.draw.round)
+            contract.check_tensor(self.backbone, "sgd_step", loss, tuple(rest.shape), "(C,): one number per client")
         else:
             loss = super()._local_batch(view, rates, taking, batch)
         for name, factor in self.rest.items():
@@ -96,39 +91,11 @@ class PartialTrainer(ListTrainer):
     def tables_now(self, clients: Tensor | None = None) -> Tables:
         """Whole public tables as clients have them now, each (K, items, ...); ``clients``: positions, (K,); None: all.
         """
-        some = slice(None) if clients is None else clients
-        items, result = self.slots.items[some], {}
+        part = slice(None) if clients is None else clients
+        items, result = self.slots.items[part], {}
         for name, held in self.rows.items():
-            rows, table = held[some], self.model.public[name]
-            factor = self.rest[name][some].to(rows).view(-1, *[1] * (rows.dim() - 1))
-            own = table - (1.0 - factor) * self.away[name][some] if name in self.away else table * factor
-            result[name] = own.scatter_(1, items.view(*items.shape, *[1] * (rows.dim() - 2)).expand_as(rows), rows)
+            rows, table = held[part], self.model.public[name]
+            factor = self.rest[name][part].to(rows).view(-1, *[1] * (rows.dim() - 1))
+            tables = table - (1.0 - factor) * self.away[name][part] if name in self.away else table * factor
+            result[name] = tables.scatter_(1, items.view(*items.shape, *[1] * (rows.dim() - 2)).expand_as(rows), rows)
         return result
-
-
-def is_partial(backbone: Backbone, method: Method, model: Snapshot, settings: LocalSettings) -> bool:
-    """Whether clients can be trained so: updates are multiples of gradients, no other term concerns all rows, and no
-    hook of the method sees whole personal tables."""
-    sees = backbone.new_personal(0, range(0)) and any(
-        _own(method, hook) for hook in ("begin_local", "local_loss", "replayed_items", "end_local"))
-    return (backbone.whole_tables and backbone.rest_follows and isinstance(make_optimiser(settings), SGD)
-            and not sees and not row_penalties(method, model.public) and backbone.own_samples(settings) is None
-            and not (backbone.serves_tables and backbone.weight_decay > 0.0))
-
-
-def _by_hand(backbone: Backbone, method: Method) -> bool:
-    """Whether a local batch is ``Backbone.sgd_step``'s: it has one that means what the backbone's other hooks do, and
-    the method adds nothing to it."""
-    meant = ("score", "loss", "regulariser", "learning_rates", "groups")
-    return (type(backbone).sgd_step is not Backbone.sgd_step
-            and all(defined_by(backbone, "sgd_step", over) for over in meant)
-            and not any(_own(method, hook) for hook in ("local_loss", "new_private")))
-
-
-def _own(method: Method, hook: str) -> bool:
-    return getattr(type(method), hook) is not getattr(Method, hook)
-
-
-def holds_whole(backbone: Backbone, method: Method, model: Snapshot, settings: LocalSettings) -> bool:
-    """Whether a chunk has memory for all item rows of each of its clients."""
-    return backbone.whole_tables and (backbone.keeps_local_tables or not is_partial(backbone, method, model, settings))

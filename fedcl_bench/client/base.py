@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from .. import contract, draws, views
-from ..backbone import Backbone
 from ..draws import DrawKey, Tables
 from ..method import Method
 from ..model import Snapshot
 from ..ops import kernels
-from ..sampling import LocalSettings
-from ..stats.clip_noise import OPEN, Protection, upload_key
+from ..stats.clip_noise import upload_key
+from .ways import Training
 
 # Clients x items of a chunk up to which a table per client finds the slots of one item, 8 bytes each; beyond, a sort.
 SLOT_TABLE = 1 << 20
@@ -32,7 +31,7 @@ SLOT_TABLE = 1 << 20
 class Slots:
     """Which item rows the clients of a chunk hold, and where their samples find them.
 
-    Where nobody looks at them (see ``inner_round.py``) there are only the items; the rest is None.
+    Where nobody looks at them (see ``fused.py``) there are only the items; the rest is None.
 
     Attributes:
         items: item of each slot, shape (C, slots).
@@ -96,15 +95,15 @@ def first_slots(items: Tensor, n_items: int) -> tuple[Tensor, Tensor]:
     if len(items) * n_items <= SLOT_TABLE:
         first = torch.empty(len(items), n_items, dtype=torch.int64, device=items.device)
         first.scatter_reduce_(1, items, slot.expand_as(items), "amin", include_self=False)
-        found = first.gather(1, items)
-        return found, found == slot
+        canonical = first.gather(1, items)
+        return canonical, canonical == slot
     bits = items.shape[1].bit_length()
     key = items.bitwise_left_shift(bits).bitwise_or_(slot).sort(1).values  # by item, of one item by slot
     held = key.bitwise_and((1 << bits) - 1)
     begins = torch.zeros_like(key)  # where the run of its item begins
     begins[:, 1:] = slot[1:].where((key[:, 1:] >> bits) != (key[:, :-1] >> bits), 0)
-    found = torch.empty_like(key).scatter_(1, held, held.gather(1, begins.cummax(1).values))
-    return found, found == slot
+    canonical = torch.empty_like(key).scatter_(1, held, held.gather(1, begins.cummax(1).values))
+    return canonical, canonical == slot
 
 
 class TrainerView(views.Local):
@@ -112,6 +111,7 @@ class TrainerView(views.Local):
 
     def __init__(self, trainer: "ChunkTrainer", draw: DrawKey):
         self._trainer = trainer
+        self.kept: dict[str, Tensor] = {}
         self.users, self.private, self.dense, self.draw = trainer.users, trainer.private, trainer.dense, draw
 
     def known(self, n_users: int) -> Tensor:
@@ -133,7 +133,7 @@ class TrainerView(views.Local):
 class ChunkTrainer:
     """Local training of one chunk of clients: their item rows and other parameters.
 
-    Subclasses train them: on lists of items (``local.py``) or on sessions (``session_local.py``).
+    Subclasses train them: on lists of items (``lists.py``) or on sessions (``sessions.py``).
 
     Args:
         users: ids of the C clients, shape (C,).
@@ -141,21 +141,20 @@ class ChunkTrainer:
         model: what the server sent.
         draw: key of the round's random numbers.
         batches: local batches per epoch.
-        own_start: the clients draw their public parameters themselves (``init=per_client``) instead of ``model``'s;
-            ``moved`` then holds them too.
-        protection: its noise is added to what the method uploads.
 
     Attributes:
-        moved: what training added to the parameters.
+        starts_alone: the clients draw their public parameters themselves instead of ``model``'s (``init=per_client``).
+        moved: what training added to the parameters; these parameters too where clients start alone.
         replaced: private parameters after training, of those that are not in ``moved``, each (C, ...).
         uploads: what the method uploaded, each (C, ...).
     """
 
-    def __init__(self, users: Tensor, slots: Slots, model: Snapshot, backbone: Backbone, method: Method,
-                 settings: LocalSettings, draw: DrawKey, batches: int = 1, own_start: bool = False,
-                 protection: Protection = OPEN):
+    def __init__(self, users: Tensor, slots: Slots, model: Snapshot, training: Training, draw: DrawKey,
+                 batches: int = 1):
+        backbone, method = training.backbone, training.method
         self.users, self.slots, self.model, self.backbone, self.method = users, slots, model, backbone, method
-        self.settings, self.draw, self.batches, self.n_items = settings, draw, batches, model.n_items
+        self.settings, self.draw, self.batches, self.n_items = training.settings, draw, batches, model.n_items
+        self.starts_alone = training.own_start and draw.round == 0
         self.personal = {name: model.private[name] for name in backbone.new_personal(0, range(0))}
         self.rows = self._own_copies()
         self.private = {name: table.index_select(0, users) for name, table in model.private.items()
@@ -169,9 +168,9 @@ class ChunkTrainer:
         self.replaced: Tables = {}
         self.uploads: Tables = {}
         self.known: dict[int, Tensor] = {}
-        self.protection = protection
+        self.protection = training.protection
         self.declared = method.uploads(backbone, draw.round)
-        if own_start:
+        if self.starts_alone:
             self._start_alone()
         self.clients = {**self.private, **self.dense}
         self.served = self._served()
@@ -248,8 +247,8 @@ def writable(gradients: Tables) -> Tables:
 
 def row_penalties(method: Method, public: Tables) -> dict:
     """The method's penalties on all rows, by table."""
-    found = {name: method.row_penalty(name) for name in public}
-    return {name: penalty for name, penalty in found.items() if penalty is not None}
+    penalties = {name: method.row_penalty(name) for name in public}
+    return {name: penalty for name, penalty in penalties.items() if penalty is not None}
 
 
 def own_start_key(seed: int, name: str) -> int:

@@ -2,7 +2,7 @@
 
 The gradient of a logit v . q_i + b with respect to q_i is v, so under SGD a client's rows are the server's plus
 multiples of the vectors it has had: after K updates row i is q_i + sum_k a_ki v_k. A client thus holds K numbers per
-item instead of d. This is the mathematics of ``local.py``, summed in another order.
+item instead of d. This is the mathematics of ``lists.py``, summed in another order.
 
 With compiled kernels, a local batch whose only loss is the usual one is one call (``kernels.inner_batch``), which reads
 the rows of its samples in the server's table. Where a method asks for other logits, those of all slots are made; and
@@ -13,23 +13,15 @@ table, plus sum_k a_ki (v_k . v).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Iterator, Sequence
+from typing import Sequence
 
 import torch
 from torch import Tensor
 
 from .. import contract
-from ..backbone import Backbone
 from ..draws import Tables
-from ..method import Method
-from ..model import Snapshot
 from ..ops import kernels
-from ..ops.kernels import Members
-from ..sampling import LocalSettings
-from .base import row_penalties
 from .lists import BatchView, ListTrainer, View
-from .optim import SGD, make_optimiser
 
 
 @dataclass(frozen=True)
@@ -123,22 +115,12 @@ class InnerTrainer(ListTrainer):
     def _own_copies(self) -> Tables:
         (self.name, table), = self.model.public.items()
         slots, updates = self.slots.items, self.batches * self.settings.local_epochs
-        self.fused = kernels.serve(table) and _usual_loss(self.backbone)
+        self.fused = kernels.serve(table) and self.backbone.usual_loss
         self.outer = Outer(table, None if self.whole else slots.contiguous(), table.new_empty(*slots.shape, updates),
                            table.new_empty(len(slots), updates, table.shape[1]), few=self.fused)
+        self.covering |= self.fused  # rows are read where they are
         self.done = 0  # updates so far
         return {self.name: table.new_zeros(()).expand(self.slots.items.shape)}
-
-    def _epoch(self, epoch: int) -> Iterator[View]:
-        if not self.fused:
-            return super()._epoch(epoch)
-        members = self._only_members if self.batches == 1 else self._epoch_members(epoch)
-        return (View(None, None, members=some) for some in members)
-
-    @cached_property
-    def _only_members(self) -> list[Members]:
-        """Of the local batch of clients that have one per epoch."""
-        return list(self._epoch_members(0))
 
     def _factors(self, clients: Tables) -> tuple[Tensor, Tensor | None]:
         """The backbone's factors of the logits; ``vectors`` are their values before the next update."""
@@ -152,42 +134,38 @@ class InnerTrainer(ListTrainer):
         return vectors, constants
 
     def _score(self, clients: Tables, rows: Tables) -> Tensor:
-        vectors, constants = self._factors(clients)
-        return _Logits.apply(vectors, constants, rows[self.name], self.outer.first(self.done))
+        return self._logits_of(*self._factors(clients))
 
-    def _gradients(self, view: View, some: Tables, number: int) -> tuple[Tensor, Sequence[Tensor | None]]:
-        if view.members is None:
-            return super()._gradients(view, some, number)
+    def _logits_of(self, vectors: Tensor, constants: Tensor | None) -> Tensor:
+        return _Logits.apply(vectors, constants, self.rows[self.name], self.outer.first(self.done))
+
+    def _gradients(self, view: View, parameters: Tables, number: int) -> tuple[Tensor, Sequence[Tensor | None]]:
+        if not self.fused:
+            return super()._gradients(view, parameters, number)
         vectors, constants = self._factors(self.clients)
-        added = None if constants is None else constants.detach().to(self.vectors).contiguous()
-        names = [name for name in some if name != self.name]
         term = None
-        if type(self.method).local_loss is not Method.local_loss:
-            batch = BatchView(self, view, lambda: _logits(self.vectors, added, self.outer.first(self.done))
-                               .requires_grad_(), replace(self.draw, batch=number))
+        if self.method.overrides("local_loss"):
+            batch = BatchView(self, view, lambda: self._logits_of(vectors, constants), replace(self.draw, batch=number))
             term = self.method.local_loss(batch)
         self.idle_are_still = term is None and self.settings.tolerance == 0.0
-        direct: Sequence[Tensor | None] = [None] * len(names)  # gradients other than through the logits
-        if term is None:
-            loss, to_vectors, to_constants = kernels.inner_batch(
-                self.outer.table, self.outer.items, self.vectors, added, self.outer.steps, self.outer.vectors, self.done,
-                view.members, self.slots.positive, vectors.requires_grad,
-                constants is not None and constants.requires_grad, self.name in some)
-            to_rows = self.outer.steps[:, :, self.done] if self.name in some else None
-        else:
+        if term is not None:
             self.outer = replace(self.outer, few=False)
             contract.check_tensor(self.method, "local_loss", term, (len(self.users),), "(C,): one number per client")
-            loss = self.backbone.loss(batch.scores, self._labels, view.members.weights()) + term
-            to_rows, *direct = torch.autograd.grad(loss.sum(), [batch.scores, *(some[name] for name in names)],
-                                                   allow_unused=True)
-            to_vectors = _to_vectors(to_rows, self.outer.first(self.done)) if vectors.requires_grad else None
-            to_constants = to_rows.sum(1, keepdim=True) if constants is not None and constants.requires_grad else None
+            loss = self.backbone.loss(batch.scores, self._labels, view.weights) + term
+            return loss, torch.autograd.grad(loss.sum(), list(parameters.values()), allow_unused=True)
+        needed = vectors.requires_grad, constants is not None and constants.requires_grad, self.name in parameters
+        members = view.members
+        loss, to_vectors, to_constants = kernels.inner_batch(
+            self.outer.table, self.outer.items, self.vectors,
+            None if constants is None else constants.detach().to(self.vectors).contiguous(), self.outer.steps,
+            self.outer.vectors, self.done, (members.order, members.start, members.end, members.share),
+            self.slots.positive, needed)
+        names = [name for name in parameters if name != self.name]
         gradients = dict(zip(names, self._through(vectors, constants, to_vectors, to_constants,
-                                                  [some[name] for name in names])))
-        for name, gradient in zip(names, direct):
-            if gradient is not None:
-                gradients[name] = gradient if gradients[name] is None else gradients[name] + gradient
-        return loss, [to_rows if name == self.name else gradients[name] for name in some]
+                                                  [parameters[name] for name in names])))
+        if self.name in parameters:
+            gradients[self.name] = self.outer.steps[:, :, self.done]
+        return loss, [gradients[name] for name in parameters]
 
     def _through(self, vectors: Tensor, constants: Tensor | None, to_vectors: Tensor | None,
                  to_constants: Tensor | None, parameters: list[Tensor]) -> Sequence[Tensor | None]:
@@ -219,29 +197,3 @@ class InnerTrainer(ListTrainer):
         loss = super().train()
         self.moved[self.name] = self.outer.first(self.done)
         return loss
-
-
-def _usual_loss(backbone: Backbone) -> bool:
-    return type(backbone).loss is Backbone.loss and not backbone.pairwise
-
-
-def scores_samples_only(backbone: Backbone, method: Method) -> bool:
-    """Whether nothing looks at logits of other items than a local batch's, so that compiled kernels make no others."""
-    return _usual_loss(backbone) and type(method).local_loss is Method.local_loss
-
-
-def is_inner(backbone: Backbone, method: Method, model: Snapshot, settings: LocalSettings) -> bool:
-    """Whether clients can be trained so: logits are inner products with the one public item table, nothing else reads
-    item rows, and updates are multiples of gradients."""
-    one = torch.zeros(1, dtype=torch.int64, device=next(model.tables()).device)
-    return (len(model.public) == 1 and backbone.factors(model.clients(one)) is not None
-            and defined_by(backbone, "factors", over="score") and type(backbone).regulariser is Backbone.regulariser
-            and not backbone.whole_tables and isinstance(make_optimiser(settings), SGD)
-            and backbone.weight_decay == 0.0 and not row_penalties(method, model.public))
-
-
-def defined_by(backbone: Backbone, hook: str, over: str) -> bool:
-    """Whether the class with the last word on ``hook`` is that on the hook ``over`` too, or one derived from it: a
-    subclass that redefines only the latter means something else."""
-    owner = {name: next(cls for cls in type(backbone).__mro__ if name in vars(cls)) for name in (hook, over)}
-    return issubclass(owner[hook], owner[over])

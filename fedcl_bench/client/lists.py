@@ -10,16 +10,39 @@ import torch
 from torch import Tensor
 
 from .. import contract, draws, views
-from ..backbone import Backbone, OwnBatch
+from ..backbone import OwnBatch
 from ..draws import DrawKey, Tables
-from ..method import Method
 from ..model import Snapshot
 from ..ops import kernels
-from ..ops.kernels import Members
-from ..sampling import WEIGHTED_BATCHES, Chunk, LocalSettings, draw_negatives
-from ..stats.clip_noise import OPEN, Protection
+from ..sampling import WEIGHTED_BATCHES, Chunk, draw_negatives
 from .base import ChunkTrainer, Slots, TrainerView, row_penalties, writable
 from .optim import make_optimiser
+from .ways import Training
+
+
+@dataclass(frozen=True)
+class Members:
+    """The samples, or pairs, of a local batch.
+
+    Attributes:
+        order: slots, or pairs, by local batch, (C, n); -1: none.
+        start, end: the columns of this one.
+        share: what a sample counts in its client's mean, (C, 1).
+        width: how many slots, or pairs, a client has.
+    """
+
+    order: Tensor
+    start: int
+    end: int
+    share: Tensor
+    width: int
+
+    def weights(self) -> Tensor:
+        """Of all slots, or pairs: the share for each time that they are in the batch, (C, width)."""
+        if kernels.serve(self.share):
+            return kernels.batch_weights(self.order, self.start, self.end, self.share, self.width)
+        slots = self.order[:, self.start:self.end]
+        return self.share.new_zeros(len(slots), self.width).scatter_add_(1, slots.clamp(min=0), self.share * (slots >= 0))
 
 
 @dataclass(frozen=True)
@@ -28,19 +51,24 @@ class View:
 
     Attributes:
         slots: the slots scored, shape (C, n); None: all of them.
-        labels, weights: of each score, shape (C, n), for pointwise losses.
-        pairs: positions of (positive, negative) in the scores, each (C, m), for pairwise losses; ``weights`` is then
-            (C, m).
-        members: which samples it takes, where no weights are made beforehand.
+        labels: of each score, shape (C, n), for pointwise losses; None: whether the slots' items are positives.
+        pairs: positions of (positive, negative) in the scores, each (C, m), for pairwise losses.
+        members: its samples, if all slots are scored.
+        listed_weights: its samples' weights otherwise.
         chosen: numbers of the samples, (C, b), for a backbone with a loss of its own.
     """
 
-    slots: Tensor | None
-    weights: Tensor | None
+    slots: Tensor | None = None
     labels: Tensor | None = None
-    members: Members | None = None
     pairs: tuple[Tensor, Tensor] | None = None
+    members: Members | None = None
+    listed_weights: Tensor | None = None
     chosen: Tensor | None = None
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """Of each score, (C, n), or of each pair, (C, m)."""
+        return self.listed_weights if self.members is None else self.members.weights()
 
 
 class BatchView(TrainerView, views.LocalBatch):
@@ -82,8 +110,8 @@ class BatchView(TrainerView, views.LocalBatch):
 class ListTrainer(ChunkTrainer):
     """Local training of one chunk on the samples of a round."""
 
-    def __init__(self, chunk: Chunk, model: Snapshot, backbone: Backbone, method: Method, settings: LocalSettings,
-                 draw: DrawKey, protection: Protection = OPEN):
+    def __init__(self, chunk: Chunk, model: Snapshot, training: Training, draw: DrawKey):
+        backbone, method, settings = training.backbone, training.method, training.settings
         self.chunk, self.backbone = chunk, backbone
         width, each = chunk.positives.shape[1], settings.negatives
         samples = chunk.positives.new_empty(len(chunk.users), width * (1 + each))
@@ -106,11 +134,10 @@ class ListTrainer(ChunkTrainer):
         if chunk.inner and chunk.batches > 1:
             self.own_batches = -(-self.samples.flatten() // settings.batch_size)
         self.covering = self.whole  # every local batch scores all rows held
-        self.reads_end = type(method).end_local is not Method.end_local  # looks at the trained parameters
+        self.reads_end = method.overrides("end_local")  # looks at the trained parameters
         self.pull = backbone.pull(model.n_items)
         self.idle_are_still = False  # clients that sit out have no gradient
-        super().__init__(chunk.users, slots, model, backbone, method, settings, draw, chunk.batches,
-                         protection=protection)
+        super().__init__(chunk.users, slots, model, training, draw, chunk.batches)
         self.part_dense()
 
     def _layout(self, samples: Tensor, positives: int, replayed: Tensor | None, n_items: int) -> Slots:
@@ -133,14 +160,14 @@ class ListTrainer(ChunkTrainer):
         if self.own is not None:
             order = self._shuffle(epoch).argsort(1) if batches > 1 else self.valid.cumsum(1) - 1
             for chosen in order.split(self.own.per_batch, 1) if batches else ():
-                yield View(None, torch.full(chosen.shape, 1.0 / chosen.shape[1], dtype=self.dtype,
-                                            device=chosen.device), chosen=chosen)
+                weights = torch.full(chosen.shape, 1.0 / chosen.shape[1], dtype=self.dtype, device=chosen.device)
+                yield View(listed_weights=weights, chosen=chosen)
             return
         if batches == 1:
             yield self._only_batch
             return
         if batches <= WEIGHTED_BATCHES or self.covering:
-            yield from map(self._covering, self._epoch_weights(epoch))
+            yield from self._covering(epoch)
             return
         order = self._shuffle(epoch).argsort(1)
         for batch in range(batches):
@@ -150,10 +177,10 @@ class ListTrainer(ChunkTrainer):
             if self.backbone.pairwise:
                 n = torch.arange(some.shape[1], device=some.device).expand_as(some)
                 slots = torch.cat([slots.gather(1, some) for slots in self.pairs], 1)
-                yield View(slots, weights, pairs=(n, n + some.shape[1]))
+                yield View(slots, pairs=(n, n + some.shape[1]), listed_weights=weights)
             else:
                 labels = (some < self.chunk.positives.shape[1]).to(self.dtype)
-                yield View(self.slots.sample.gather(1, some), weights, labels)
+                yield View(self.slots.sample.gather(1, some), labels, listed_weights=weights)
 
     def _shuffle_keys(self, epoch: int) -> Tensor:
         """Keys of the streams that shuffle each client's samples in an epoch, shape (C,)."""
@@ -171,43 +198,30 @@ class ListTrainer(ChunkTrainer):
         order_key = draws.sort_keys(draws.bits(keys[:, None], own))
         return order_key.masked_fill_(~self.valid, torch.iinfo(torch.int64).max)
 
-    def _covering(self, weights: Tensor) -> View:
-        """A batch over all the client's rows: the same sum in another order, without copying rows."""
-        if self.backbone.pairwise:
-            return View(None, weights, pairs=self.pairs)
-        return View(None, weights, self._labels)
-
-    def _epoch_weights(self, epoch: int) -> Iterator[Tensor]:
-        """Weights of all slots, or pairs, in the local batches of an epoch, (C, slots) or (C, samples)."""
-        if kernels.serve(self.users):
-            yield from (members.weights() for members in self._epoch_members(epoch))
-            return
-        if self.batches > 1:
-            order_key = self._shuffle(epoch)
-            batch_of = torch.zeros_like(order_key)
-            for last in range(self.settings.batch_size, self.batches * self.settings.batch_size,
-                              self.settings.batch_size):
-                batch_of += order_key > order_key.kthvalue(last, dim=1, keepdim=True).values
-        for batch, share in enumerate(self._shares):
-            members = (batch_of == batch) & self.valid if self.batches > 1 else self.valid
-            if self.backbone.pairwise:
-                yield members * share
-            else:
-                yield torch.zeros(self.slots.items.shape, dtype=self.dtype, device=share.device).scatter_add_(
-                    1, self.slots.sample, members * share)
-
-    def _epoch_members(self, epoch: int) -> Iterator[Members]:
-        """The samples, or pairs, in the local batches of an epoch."""
-        size, count, own = self.settings.batch_size, self.chunk.count, self.chunk.count * self.settings.negatives
-        keys = self._shuffle_keys(epoch)
+    def _covering(self, epoch: int) -> Iterator[View]:
+        """Local batches over all the client's rows: the same sums in another order, without copying rows."""
+        order, size = self._dealt(epoch), self.settings.batch_size
+        width = self.slots.items.shape[1]
         if self.backbone.pairwise:
             width = self.negatives.shape[1]
-            order = kernels.group(keys, 0, None, own, None, width, size)
-        else:
-            width, slots = self.slots.items.shape[1], self.slots.sample
-            order = kernels.group(keys, self.chunk.positives.shape[1], count, own, slots, slots.shape[1], size)
         for batch, share in enumerate(self._shares):
-            yield Members(order, batch * size, (batch + 1) * size, share, width)
+            yield View(pairs=self.pairs if self.backbone.pairwise else None,
+                       members=Members(order, batch * size, (batch + 1) * size, share, width))
+
+    def _dealt(self, epoch: int) -> Tensor:
+        """The slots of each client's samples, or its pairs, by local batch, (C, n); -1: none."""
+        size, count, drawn = self.settings.batch_size, self.chunk.count, self.chunk.count * self.settings.negatives
+        head, slots = (0, None) if self.backbone.pairwise else (self.chunk.positives.shape[1], self.slots.sample)
+        if kernels.serve(self.users):
+            return kernels.group(self._shuffle_keys(epoch), head, count if head else None, drawn, slots,
+                                 head + self.negatives.shape[1], size)
+        columns = torch.arange(self.valid.shape[1], device=drawn.device).expand_as(self.valid) if slots is None else slots
+        order = columns.masked_fill(~self.valid, -1)
+        if self.batches == 1:
+            return order
+        rank = self._shuffle(epoch).argsort(1).argsort(1)
+        batch = (rank // size).masked_fill_(~self.valid, self.batches)
+        return order.gather(1, batch.argsort(dim=1, stable=True))
 
     @cached_property
     def _shares(self) -> Tensor:
@@ -219,7 +233,7 @@ class ListTrainer(ChunkTrainer):
     @cached_property
     def _only_batch(self) -> View:
         """The local batch of clients that have one per epoch."""
-        return self._covering(next(self._epoch_weights(0)))
+        return next(self._covering(0))
 
     @cached_property
     def _labels(self) -> Tensor:
@@ -261,7 +275,7 @@ class ListTrainer(ChunkTrainer):
         if view.pairs is not None:
             loss = self.backbone.pair_loss(*(scores.gather(1, slots) for slots in view.pairs), view.weights)
         else:
-            loss = self.backbone.loss(scores, view.labels, view.weights)
+            loss = self.backbone.loss(scores, self._labels if view.labels is None else view.labels, view.weights)
         return scores, loss, self.backbone.regulariser(clients, rows, view.weights, self.served, self.draw.round)
 
     def _score(self, clients: Tables, rows: Tables) -> Tensor:
@@ -327,7 +341,7 @@ class ListTrainer(ChunkTrainer):
         return loss, torch.autograd.grad(loss.sum(), list(some.values()), allow_unused=True)
 
     def tables_now(self, clients: Tensor | None = None) -> Tables | None:
-        """Whole public tables as clients have them now, if rows that they do not hold move too (see ``partial.py``)."""
+        """Whole public tables as clients have them now, if rows that they do not hold move too (see ``at_rest.py``)."""
         return None
 
     def _pull(self, gradients: Tables, some: Tables) -> None:

@@ -6,13 +6,10 @@ stack many clients is every client's own optimiser. A row whose gradient is alwa
 
 from __future__ import annotations
 
-from itertools import count
 from typing import TYPE_CHECKING, Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
-
-from ..ops import kernels
 
 if TYPE_CHECKING:
     from ..sampling import LocalSettings
@@ -61,43 +58,65 @@ def make_optimiser(settings: LocalSettings) -> SGD | Adam:
 
 
 def stacked_optimiser(parameters: Mapping[str, Tensor], lr: Mapping[str, float],
-                      settings: LocalSettings) -> Callable[[Sequence[Tensor | None], bool], None]:
+                      settings: LocalSettings) -> Callable[[Sequence[Tensor | None]], None]:
     """A local optimiser that takes its steps in place, on parameters that stack many clients: one pass over the memory
     of each.
 
     Its formula is that of ``make_optimiser``, rounded elsewhere.
 
     Returns:
-        Its step, given the gradients of all parameters in their order, and whether it is the last.
+        Its step, given the gradients of all parameters in their order.
     """
     values = list(parameters.values())
-    if settings.optimiser == "adam" and all(kernels.serve(value) and value.dtype == torch.float32 for value in values):
-        return _compiled_adam(values, [lr[name] for name in parameters], settings.adam_beta2)
+    ends = [_Ends(value, settings) for value in values]
     by_rate: dict[float, list[Tensor]] = {}
-    for name, value in parameters.items():
-        by_rate.setdefault(lr[name], []).append(value)
-    groups = [{"params": values, "lr": rate} for rate, values in by_rate.items()]
+    for name, end in zip(parameters, ends):
+        by_rate.setdefault(lr[name], []).extend(end.parts)
+    groups = [{"params": parts, "lr": rate} for rate, parts in by_rate.items()]
     optimiser = (torch.optim.Adam(groups, betas=(0.9, settings.adam_beta2), fused=True)
                  if settings.optimiser == "adam" else torch.optim.SGD(groups, fused=True))
 
-    def step(gradients: Sequence[Tensor | None], last: bool) -> None:
-        for value, gradient in zip(values, gradients, strict=True):
-            value.grad = torch.zeros_like(value) if gradient is None else gradient.contiguous()
+    def step(gradients: Sequence[Tensor | None]) -> None:
+        for value, end, gradient in zip(values, ends, gradients, strict=True):
+            end.give(torch.zeros_like(value) if gradient is None else gradient.contiguous())
         optimiser.step()
-        for value in values:
-            value.grad = None
+        for end in ends:
+            end.take()
 
     return step
 
 
-def _compiled_adam(values: Sequence[Tensor], rates: Sequence[float],
-                   beta2: float) -> Callable[[Sequence[Tensor | None], bool], None]:
-    moments = [[torch.empty_like(value) for value in values] for _ in range(2)]
-    numbers = count(1)
+_VECTOR = 16  # single-precision numbers in the widest registers
 
-    def step(gradients: Sequence[Tensor | None], last: bool) -> None:
-        gradients = [torch.zeros_like(value) if gradient is None else gradient.contiguous()
-                     for value, gradient in zip(values, gradients, strict=True)]
-        kernels.adam(values, gradients, *moments, (0.9, beta2), 1e-8, rates, next(numbers), last)
 
-    return step
+class _Ends:
+    """A parameter as the optimiser sees it: all but its last few numbers, and these in a tensor of whole vectors.
+
+    PyTorch's fused Adam rounds numbers that do not fill a vector otherwise. Which numbers these are depends on who else
+    is in the chunk.
+    """
+
+    def __init__(self, value: Tensor, settings: LocalSettings):
+        apart = settings.optimiser == "adam" and value.dtype == torch.float32 and value.device.type == "cpu"
+        self.value, self.whole = value, value.numel() - value.numel() % (_VECTOR if apart else 1)
+        self.parts = [value] if self.whole == value.numel() else [self._begin(value), self._end(value)]
+
+    def _begin(self, tensor: Tensor) -> Tensor:
+        return tensor.detach().view(-1)[:self.whole]
+
+    def _end(self, tensor: Tensor) -> Tensor:
+        end = tensor.detach().view(-1)[self.whole:]
+        return torch.cat([end, end.new_zeros(_VECTOR - len(end))])
+
+    def give(self, gradient: Tensor) -> None:
+        """Hand the optimiser a gradient."""
+        gradients = [gradient] if len(self.parts) == 1 else [self._begin(gradient), self._end(gradient)]
+        for part, of_part in zip(self.parts, gradients):
+            part.grad = of_part
+
+    def take(self) -> None:
+        """Put what the optimiser has made of the last numbers in their place."""
+        if len(self.parts) > 1:
+            self.value.view(-1)[self.whole:] = self.parts[1][:self.value.numel() - self.whole]
+        for part in self.parts:
+            part.grad = None

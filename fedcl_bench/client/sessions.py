@@ -13,19 +13,18 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from .. import contract, draws, views
-from ..backbone import Backbone
 from ..data.stream import Sessions, Step
 from ..draws import DrawKey
 from ..functional import target_logits
 from ..layers import ITEM
-from ..method import Encoding, Method
+from ..method import Encoding
 from ..model import Snapshot
 from ..parallel import even_pieces
-from ..sampling import LISTED_OTHERS, LocalSettings, Others, padded
+from ..sampling import LISTED_OTHERS, Others, padded
 from ..sequential import Dropout, Sequence
-from ..stats.clip_noise import OPEN, Protection
 from .base import ChunkTrainer, Slots, TrainerView, row_penalties
 from .optim import stacked_optimiser
+from .ways import Training
 
 # Most clients per chunk: enough that a chunk's work outweighs calling its operations, few enough that memory stays
 # bounded: a client's parameters, gradients and moments are half a megabyte. It changes results by rounding only.
@@ -56,8 +55,8 @@ class SessionChunk:
 def make_session_chunks(step: Step, users: Tensor, chunk_clients: int = CHUNK_CLIENTS) -> list[SessionChunk]:
     """Group a round's participants, each of whom has at least one training session, into chunks of equal size."""
     listed = len(users) * step.n_items <= LISTED_OTHERS
-    return [SessionChunk(some, step.sessions["train"], Others.of(padded(step.train, some), step.n_items, listed))
-            for some in even_pieces(users, chunk_clients)]
+    return [SessionChunk(group, step.sessions["train"], Others.of(padded(step.train, group), step.n_items, listed))
+            for group in even_pieces(users, chunk_clients)]
 
 
 def window(sessions: Sessions, chosen: Tensor, length: int) -> tuple[Tensor, Sequence]:
@@ -73,7 +72,7 @@ def window(sessions: Sessions, chosen: Tensor, length: int) -> tuple[Tensor, Seq
 
 
 def session_loss(positive: Tensor, negative: Tensor, real: Tensor) -> Tensor:
-    """FCUCR's L_rec: mean cross-entropy of the targets plus that of their negatives, over real positions.
+    """Recommendation loss: mean cross-entropy of the targets plus that of their negatives, over real positions.
 
     Args:
         positive, negative: logits, (C, L); real: bool, (C, L).
@@ -93,7 +92,6 @@ class SessionView(TrainerView, views.LocalSessions):
         self.sequence, self.session = trainer.sequence, trainer.session
         self.features: Tensor | None = None
         self.recommendation: Tensor | None = None
-        self.teacher: Tensor | None = None
 
     def encode(self) -> Tensor:
         trainer = self._trainer
@@ -114,22 +112,20 @@ class SessionView(TrainerView, views.LocalSessions):
 class SessionTrainer(ChunkTrainer):
     """Local training of one chunk on the session of a round."""
 
-    def __init__(self, chunk: SessionChunk, model: Snapshot, backbone: Backbone, method: Method,
-                 settings: LocalSettings, draw: DrawKey, own_start: bool = False, protection: Protection = OPEN):
-        length, sessions, users = backbone.settings.max_length, chunk.sessions, chunk.users
-        self.session, self.own_start = sessions.in_round(users, draw.round), own_start
+    def __init__(self, chunk: SessionChunk, model: Snapshot, training: Training, draw: DrawKey):
+        length, sessions, users = training.backbone.settings.max_length, chunk.sessions, chunk.users
+        self.session = sessions.in_round(users, draw.round)
         self.items, self.sequence = window(sessions, self.session, length)
         keys = draws.client_keys(draws.key(draw.seed, "negatives", draw.step, draw.round), users)[:, None]
         position = torch.arange(length, device=users.device)
         negatives = chunk.others.at(draws.integers(draws.bits(keys, position), chunk.others.count))
         negatives = torch.where(self.sequence.real, negatives, self.items[:, :1])
         replayed = None
-        if method.encodes_next_session:
+        if training.method.encodes_next_session:
             following, self.next_sequence = window(sessions, sessions.in_round(users, draw.round + 1), length)
             replayed = following[:, :-1]
         slots = Slots.touched(torch.cat([self.items, negatives], 1), length + 1, replayed, model.n_items)
-        super().__init__(users, slots, model, backbone, method, settings, draw, own_start=own_start,
-                         protection=protection)
+        super().__init__(users, slots, model, training, draw)
         self.dropped: tuple[int, ...] = ()  # the entries that each dropout of a forward pass decides about
 
     def inputs(self, slots: Tensor) -> Tensor:
@@ -173,13 +169,13 @@ class SessionTrainer(ChunkTrainer):
             if epoch == self.draw.round == 0:
                 contract.check_moved(self.backbone, "encode", gradients, parameters.values(), self.users)
             if step is None:
-                if not self.own_start:  # all looked at the server's: fewer numbers to read in the first epoch
+                if not self.starts_alone:  # all looked at the server's: fewer numbers to read in the first epoch
                     self.part_dense()
                     parameters |= self.dense
                 step = stacked_optimiser(parameters, rates, self.settings)
             for value in parameters.values():
                 value.requires_grad_(False)
-            step(gradients, epoch == self.settings.local_epochs - 1)
+            step(gradients)
             total += loss.detach()
             gradients = None  # their memory is the next epoch's
         return total / self.settings.local_epochs

@@ -19,10 +19,10 @@ from functools import cache
 from pathlib import Path
 from typing import Callable, Iterable, Iterator, Mapping
 
-from . import archives
-from .source import Published, load_config
 from ..errors import UserError, unknown
 from ..files import bar, write_atomically
+from . import archives
+from .source import Published, load_config
 
 # Kinds of fields: what is accepted, and how to say so. Fields of kind TEXT are not looked at.
 ID, WHOLE, NUMBER, FLAG, TEXT = "id", "whole", "number", "flag", "text"

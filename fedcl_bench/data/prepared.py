@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .stream import Ragged, Sessions, Step, Stream, StreamSettings
 from ..errors import UserError
 from ..version import NUMBERS_VERSION
+from .stream import Ragged, Sessions, Step, Stream, StreamSettings
 
 if TYPE_CHECKING:
     from .source import DatasetSource

@@ -1,4 +1,4 @@
-"""The one door to RecBole: its data pipeline and its model classes.
+"""The door to RecBole's data pipeline.
 
 RecBole's ``Config`` reads ``sys.argv``, overwrites ``CUDA_VISIBLE_DEVICES``, patches numpy, forces a path of its own
 for ml-100k and downloads what is missing. All of that is fenced in here; nothing of it leaks into the caller's process.
@@ -21,7 +21,7 @@ from typing import Collection, Iterator, Mapping
 import numpy as np
 import pandas as pd
 
-from ..errors import UserError, unknown
+from ..errors import UserError
 
 SPLITS = ("train", "valid", "test")
 _ROW = "row of the file"  # a column RecBole carries along, to find the text of others again behind its filters
@@ -290,32 +290,3 @@ def load_interactions(path: Path, k_core: int, fields: Mapping[str, str], keep: 
         user_tokens=np.asarray(dataset.field2id_token[user][1:]),
         item_tokens=np.asarray(dataset.field2id_token[item][1:]),
         **extra)
-
-
-class _Sizes:
-    """What a RecBole general recommender asks of its dataset: the number of users and items."""
-
-    def __init__(self, n_users: int, n_items: int):
-        self._sizes = {"user_id": n_users, "item_id": n_items}
-
-    def num(self, field: str) -> int:
-        return self._sizes[field]
-
-
-def build_model(name: str, n_users: int, n_items: int, settings: Mapping[str, object]):
-    """Instantiate RecBole's general recommender ``name`` for a number of users and items (no padding id).
-
-    Args:
-        settings: its hyper-parameters by RecBole's names, as ``{"embedding_size": 32}``.
-
-    Raises:
-        UserError: if RecBole has no such general recommender.
-    """
-    import recbole.model.general_recommender as models
-    import torch
-
-    if not isinstance(getattr(models, name, None), type):
-        raise unknown("RecBole model", name, (n for n, v in vars(models).items() if isinstance(v, type)))
-    config = {"USER_ID_FIELD": "user_id", "ITEM_ID_FIELD": "item_id", "NEG_PREFIX": "neg_", "device": "cpu", **settings}
-    with torch.random.fork_rng(devices=[]):  # its own initialisation leaves the caller's random state alone
-        return getattr(models, name)(config, _Sizes(n_users, n_items))

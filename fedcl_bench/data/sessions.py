@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 import torch
 
+from ..errors import UserError
 from .recbole_files import SPLITS, Interactions
 from .stream import Ragged, Sessions, Step, Stream, StreamSettings, first_appearance
-from ..errors import UserError
 
 _SHORTEST = 2  # interactions of a session: one to predict from and one to predict
 _TRAIN, _VALID, _TEST = range(3)

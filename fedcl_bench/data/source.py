@@ -8,10 +8,10 @@ from typing import Any, Mapping
 
 import yaml
 
-from .recbole_files import bundled
-from .stream import StreamSettings, fingerprint
 from ..errors import UserError, unknown
 from ..files import shipped
+from .recbole_files import bundled
+from .stream import StreamSettings, fingerprint
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
 

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .recbole_files import SPLITS, Interactions, check_splits, read_table
 from .. import draws
 from ..errors import UserError
 from ..settings import setting
+from .recbole_files import SPLITS, Interactions, check_splits, read_table
 
 
 @dataclass(frozen=True)

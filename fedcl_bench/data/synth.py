@@ -28,10 +28,10 @@ from typing import Callable, Iterator
 import numpy as np
 import torch
 
-from .stream import Ragged, Step, StreamSettings
 from .. import draws
 from ..errors import UserError
 from ..parallel import in_order, workers
+from .stream import Ragged, Step, StreamSettings
 
 FACTORS = 4  # length f of the vectors of tastes and properties
 LATE = 0.5  # share of the users who are not there from the beginning

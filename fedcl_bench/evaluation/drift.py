@@ -45,7 +45,7 @@ def item_movement(previous: Snapshot, model: Snapshot) -> Tensor:
 
 @torch.no_grad()
 def item_rank_change(backbone: Backbone, previous: Snapshot, model: Snapshot, users: Tensor,
-                     add: Add = lambda sums: sums) -> Tensor:
+                     add: Add | None = None) -> Tensor:
     """Mean over users of |rank before - rank now| / rank before of every old item, float64 of shape (items,).
 
     Both ranks are 1-based among the old items; nothing is masked. nan without a user.
@@ -54,7 +54,8 @@ def item_rank_change(backbone: Backbone, previous: Snapshot, model: Snapshot, us
     for some in in_pieces(users, model.n_items):
         before, now = (_ranks(score_users(backbone, m, some)[:, :previous.n_items]) for m in (previous, model))
         total += ((before - now).abs() / before).sum(0)
-    sums = add({"total": total, "users": torch.tensor(len(users))})
+    sums = {"total": total, "users": torch.tensor(len(users))}
+    sums = sums if add is None else add(sums)
     total, count = sums["total"], int(sums["users"])
     return total / count if count else total * torch.nan
 
@@ -68,14 +69,14 @@ def _ranks(scores: Tensor) -> Tensor:
 
 
 def analyse(backbone: Backbone, step: Step, earlier: Step | None, previous: Snapshot, first: Snapshot | None,
-            best: Snapshot | None, add: Add = lambda sums: sums) -> list[tuple[int, str, Tensor, Tensor]]:
+            best: Snapshot | None, add: Add | None = None) -> list[tuple[int, str, Tensor, Tensor]]:
     """What a round adds to the analysis of a step, as (step, kind, ids, values).
 
     Args:
         earlier, previous: the step before and its best model; None: there is none to compare with.
         first: the model after the step's first round, if this is it; gives the users' preference shift.
         best: the step's best model, if its rounds are over; gives the items' movement.
-        add: adds up over clients that are elsewhere.
+        add: adds up over clients that are elsewhere; None: there are none.
     """
     if earlier is None:
         return []

@@ -210,7 +210,7 @@ def scores_alone(backbone: Backbone, method: Method | None, n_items: int, candid
     """Whether so many candidates per user are scored without the other items: if that is less work, and neither
     backbone nor method looks at all items. Scores differ by rounding."""
     return (n_items > _ITEMS_PER_CANDIDATE * (candidates + 1) and not backbone.whole_tables
-            and (method is None or type(method).rescore is Method.rescore))
+            and (method is None or not method.overrides("rescore")))
 
 
 def users_at_once(n_items: int, product: bool) -> int:

@@ -170,7 +170,7 @@ class Task:
 
     def record(self, results: Path) -> Record:
         """Where the run is kept."""
-        return Record(results / "runs" / self.config.name)
+        return Record.of(self.config, results)
 
     def command(self, results: Path, data_dir: Path | None, plugins: Iterable[Path]) -> str:
         """The command that does this run alone."""

@@ -173,10 +173,10 @@ def make_search(registry: Registry, combination: Combination, effort: Effort, in
     values = effective(resolve(registry, c.method, c.backbone, c.dataset, [("tuned", inherited), ("--set", fixed)]))
     space = {}
     for name, choices in searched(registry, c).items():
-        if name not in fixed:
+        if name not in fixed and name in values:  # an idle one would give the same run again
             space[name] = choices if values[name] in choices else (values[name], *choices)
     search = Search(c, effort, space, {name: values[name] for name in space}, inherited,
-                    {name: values[name] for name in fixed})
+                    {name: values[name] for name in fixed if name in values})
     if effort.sampler == "grid" and not search.exhaustive:
         raise UserError(f"--sampler grid: {c} has {search.points} points, more than --budget {effort.budget}; "
                         f"use --sampler random, or --budget {search.points} for every method.")

@@ -14,13 +14,13 @@ from ..backbone import Backbone
 from ..data.stream import Step, Stream
 from ..errors import UserError
 from ..evaluation.ranking import EvaluationSettings, UserScores, parse_metric
-from ..method import Method, does_something
+from ..method import Method, NoSettings
 from ..model import Snapshot
 from ..sampling import LocalSettings
-from ..sequential import SequentialBackbone
 from ..settings import setting
 from ..stats.clip_noise import LAPLACE, MECHANISMS, Protection
-from .population import Together
+from . import kinds
+from .population import Population
 
 
 @dataclass(frozen=True)
@@ -71,28 +71,43 @@ def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
+class Best:
+    """The round of a step whose model is tested.
+
+    Attributes:
+        model: its tables; round: its number, from 0.
+        client_state, server_state: the method's after it: what a method keeps from round to round belongs to that
+            round's model.
+    """
+
+    model: Snapshot = field(default_factory=lambda: Snapshot({}, {}))
+    round: int = 0
+    client_state: dict[str, Tensor] = field(default_factory=dict)
+    server_state: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Progress:
     """All a run carries from one round to the next: saving it and loading it back changes no number.
 
     Attributes:
         step, round: the step being trained and the rounds done in it.
         trained: whether the step's rounds are over and its tests are in ``tests``.
-        model: tables after the last round; best: those of the round that is tested; previous: ``best`` of the step
+        model: tables after the last round; best: the round that is tested; previous: that one's tables in the step
             before.
         best_value, stale: best validation metric and rounds since it.
         client_state, server_state: the method's.
         curve: one row per round of every step so far; ``valid`` is nan where the round was not validated.
         tests: (trained step, tested step, per-user scores).
-        analysis: (step, kind, ids of users or items, values), see ``analysis.py``.
-        best_at, best_client_state, best_server_state: the round of ``best``, and the method's state after it: what a
-            method keeps from round to round belongs to that round's model.
+        analysis: (step, kind, ids of users or items, values), see ``evaluation/drift.py``.
+        ways: how clients were trained in every step so far (see ``client/ways.py``).
     """
 
     step: int = 0
     round: int = 0
     trained: bool = False
     model: Snapshot = field(default_factory=lambda: Snapshot({}, {}))
-    best: Snapshot = field(default_factory=lambda: Snapshot({}, {}))
+    best: Best = field(default_factory=Best)
     previous: Snapshot = field(default_factory=lambda: Snapshot({}, {}))
     best_value: float = -1.0
     stale: int = 0
@@ -101,9 +116,7 @@ class Progress:
     curve: tuple[dict[str, Any], ...] = ()
     tests: tuple[tuple[int, int, UserScores], ...] = ()
     analysis: tuple[tuple[int, str, Tensor, Tensor], ...] = ()
-    best_at: int = 0
-    best_client_state: dict[str, Tensor] = field(default_factory=dict)
-    best_server_state: dict[str, Tensor] = field(default_factory=dict)
+    ways: tuple[str, ...] = ()
 
     def best_round(self, step: int, which: str) -> int:
         """The number, from 1, of a step's best validation round; of equal ones the ``first`` or the ``latest``."""
@@ -125,7 +138,11 @@ class Federation:
     evaluation: EvaluationSettings
     seed: int
     device: torch.device = torch.device("cpu")
-    together: Together = Together()
+    population: Population = Population()
+
+    def acting_in(self, step: Step) -> Method:
+        """The method, or one that does nothing in the steps before it acts."""
+        return self.method if step.index >= self.method.first_step else Method(NoSettings())
 
     def check(self) -> None:
         """Raise UserError if a setting does not fit the data."""
@@ -149,34 +166,8 @@ class Federation:
         self.method.check(self.stream)
 
     def check_kinds(self) -> None:
-        """Raise UserError unless backbone, method and stream go together."""
-        sequential, sessions = isinstance(self.backbone, SequentialBackbone), bool(self.stream.steps[0].sessions)
-        fit = "a stream of sessions (--set stream=sessions, or --dataset xing)"
-        if sequential and not sessions:
-            raise UserError(f"backbone '{self.backbone.name}' is sequential and needs {fit}.")
-        if self.method.needs_sequential and not sequential:
-            raise UserError(f"method '{self.method.name}' needs a sequential backbone, as --backbone sasrec, with "
-                            f"{fit}; found '{self.backbone.name}'.")
-        if sequential and does_something(self.method) and not self.method.needs_sequential:
-            raise UserError(f"method '{self.method.name}' works on scores of item lists; with the sequential backbone "
-                            f"'{self.backbone.name}' use ft or fcucr.")
-        if sessions and does_something(self.method) and self.method.first_step > 0:
-            others = "ft or fcucr" if sequential else "ft (or fcucr with a sequential backbone)"
-            raise UserError(f"method '{self.method.name}' acts from a stream's second step on, and a stream of "
-                            f"sessions has one; use {others}, or --set stream=blocks.")
-        if sequential and self.local.negatives != 1:
-            raise UserError(f"setting 'negatives': found {self.local.negatives}, accepted: 1 with a sequential "
-                            f"backbone, which has one per target.")
-        if (does_something(self.method) and not self.backbone.whole_tables
-                and self.backbone.new_personal(0, range(0))):
-            raise UserError(f"method '{self.method.name}' needs whole personal tables; let '{self.backbone.name}' "
-                            f"train them with l2 above 0, or use ft.")
-        if sessions and self.backbone.own_samples(self.local) is not None:
-            raise UserError(f"backbone '{self.backbone.name}' trains on blocks or the static stream; use --set "
-                            f"stream=blocks, or one of the sequential backbones, as --backbone sasrec, with sessions.")
-        if self.server.init == "per_client" and not sequential:
-            raise UserError(f"setting 'init': found per_client, accepted: server with '{self.backbone.name}'; only "
-                            f"sequential backbones can start at the clients.")
+        """Raise UserError unless backbone, method and stream go together; see ``kinds.py``."""
+        kinds.check(self.backbone, self.method, bool(self.stream.steps[0].sessions), self.local, self.server.init)
 
     def _check_protection(self) -> None:
         """What clients do to their uploads must go with what the server makes of them."""

@@ -1,9 +1,8 @@
-"""What concerns all clients of a run, wherever they are: who takes part, sums and means over them.
-
-Here they are all in one place. ``shards.py`` has the same questions answered for clients spread over workers.
-"""
+"""What concerns all clients of a run, wherever they are: who takes part, sums and means over them."""
 
 from __future__ import annotations
+
+from typing import Callable
 
 from torch import Tensor
 
@@ -13,23 +12,20 @@ from ..evaluation.ranking import UserScores
 from .server import participants
 
 
-class Together:
-    """All clients of a run are here.
+class Population:
+    """All clients of a run, which are here. ``workers/shards.py`` has those that are spread over workers.
 
     Attributes:
-        everybody: so they are, and there is nothing to ask anybody else.
+        sum: adds up tables over all clients, given the sums over the clients here; None: they are all of them. May
+            reuse the memory of what it is given.
     """
 
-    everybody = True
+    sum: Callable[[Tables], Tables] | None = None
 
     def participants(self, step: Step, ratio: float, seed: int, round_: int) -> tuple[Tensor, int]:
         """Ids, ascending, of the clients here that take part in a round, and how many do in all."""
         users = participants(step, ratio, seed, round_)
         return users, len(users)
-
-    def sum(self, here: Tables) -> Tables:
-        """Sums over all clients, given those over the clients here. May reuse their memory."""
-        return here
 
     def mean(self, here: UserScores, metric: str) -> float:
         """The mean of a metric over all users, given those of the users here."""

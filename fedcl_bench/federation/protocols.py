@@ -6,28 +6,22 @@ step and every earlier one. ``SessionSteps`` is for streams of sessions.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..client.at_rest import holds_whole
-from ..client.factored import is_inner, scores_samples_only
-from ..client.fused import is_one_call
 from ..client.sessions import SessionChunk, make_session_chunks
-from ..data.stream import Step
+from ..client.ways import Training
+from ..data.stream import Ragged, Step
 from ..draws import DrawKey
-from ..evaluation.ranking import (UserScores, draw_candidates, parse_metric,
-                                  rank_all)
+from ..evaluation.ranking import UserScores, draw_candidates, parse_metric, rank_all
 from ..evaluation.sessions import Found, draw_session_candidates, rank_sessions
-from ..method import Method
 from ..model import Snapshot
 from ..sampling import Chunk, make_chunks
 from ..sequential import SequentialBackbone
 from .growth import row_width
-
-if TYPE_CHECKING:
-    from .parts import Federation
+from .parts import Federation
 
 Tests = list[tuple[int, int, UserScores]]
 Analysis = list[tuple[int, str, Tensor, Tensor]]
@@ -38,19 +32,13 @@ class Lists:
 
     changes_every_round = False
 
-    def __init__(self, f: Federation, step: Step, method: Method):
-        self.f, self.step, self.method = f, step, method
+    def __init__(self, f: Federation, step: Step, training: Training):
+        self.f, self.step, self.training, self.method = f, step, training, training.method
         self.candidates = draw_candidates(step, f.evaluation, f.seed)
 
     def chunks(self, users: Tensor, round_: int, model: Snapshot) -> list[Chunk]:
         """What the participants train on in a round; the same in every round unless they change."""
-        backbone = self.f.backbone
-        whole = holds_whole(backbone, self.method, model, self.f.local)
-        return make_chunks(self.step, users, self.f.local, row_width(model, backbone), backbone.pairwise, whole,
-                           own=backbone.own_samples(self.f.local),
-                           inner=is_inner(backbone, self.method, model, self.f.local),
-                           samples_only=scores_samples_only(backbone, self.method),
-                           one_call=is_one_call(backbone, self.method, model, self.f.local))
+        return list_chunks(self.step, users, model, self.training)
 
     def lengths(self, round_: int) -> Tensor:
         """Interactions each user trains on in a round, shape (users,)."""
@@ -82,22 +70,19 @@ class Lists:
 class SessionSteps:
     """A stream of sessions: every client trains on its next session in each round."""
 
-    def __init__(self, f: Federation, step: Step, method: Method):
-        self.f, self.step, self.method = f, step, method
+    def __init__(self, f: Federation, step: Step, training: Training):
+        self.f, self.step, self.training, self.method = f, step, training, training.method
         self.candidates: dict[str, Tensor | None] = {}
         # Sequences are looked up round by round; lists of items are made anew.
         self.changes_every_round = not isinstance(f.backbone, SequentialBackbone)
 
     def chunks(self, users: Tensor, round_: int, model: Snapshot) -> list[Chunk] | list[SessionChunk]:
         """The participants' next sessions: as sequences, or as lists of items for a backbone that is not sequential."""
-        backbone = self.f.backbone
-        if isinstance(backbone, SequentialBackbone):
+        if isinstance(self.f.backbone, SequentialBackbone):
             return make_session_chunks(self.step, users)
         sessions = self.step.sessions["train"]
         positives = sessions.as_lists(sessions.in_round(users, round_), self.step.n_users, users)
-        whole = holds_whole(backbone, self.method, model, self.f.local)
-        return make_chunks(self.step, users, self.f.local, row_width(model, backbone), backbone.pairwise, whole,
-                           positives=positives)
+        return list_chunks(self.step, users, model, self.training, positives)
 
     def lengths(self, round_: int) -> Tensor:
         """Interactions of the session each user trains on in a round, shape (users,)."""
@@ -117,9 +102,9 @@ class SessionSteps:
     def test(self, model: Snapshot, round_: int) -> tuple[Tests, Analysis]:
         """The test sessions under the model of a round, and the probability of each item to find."""
         topk = {*self.f.evaluation.topk, parse_metric(self.f.evaluation.valid_metric)[1]}
-        found = self._rank(model, "test", round_, topk, full=True)
+        ranking = self._rank(model, "test", round_, topk, full=True)
         t = self.step.index
-        return [(t, t, found.scores)], [(t, "target_probability", found.scores.users, found.probabilities)]
+        return [(t, t, ranking.scores)], [(t, "target_probability", ranking.scores.users, ranking.probabilities)]
 
     def extra(self, model: Snapshot, round_: int) -> dict[str, float]:
         """The forgetting curve, if asked for: how well each client's first training session is still predicted."""
@@ -127,4 +112,18 @@ class SessionSteps:
             return {}
         k = parse_metric(self.f.evaluation.valid_metric)[1]
         scores = self._rank(model, "early", round_, [k]).scores
-        return {f"early_{name}@{k}": self.f.together.mean(scores, f"{name}@{k}") for name in ("hit", "ndcg")}
+        return {f"early_{name}@{k}": self.f.population.mean(scores, f"{name}@{k}") for name in ("hit", "ndcg")}
+
+
+def list_chunks(step: Step, users: Tensor, model: Snapshot, training: Training, positives: Ragged | None = None
+                 ) -> list[Chunk]:
+    """Chunks of clients that train on lists: all their items of the step, or ``positives``."""
+    backbone, settings, way = training.backbone, training.settings, training.way
+    return make_chunks(step, users, settings, row_width(model, backbone), backbone.pairwise, way.holds_whole,
+                       positives=positives, own=backbone.own_samples(settings) if positives is None else None,
+                       inner=way.factored, samples_only=way.samples_only, fused=way.fused)
+
+
+def protocol_of(f: Federation, step: Step, training: Training) -> Lists | SessionSteps:
+    """What the step's participants train on, and how a model is tested."""
+    return (SessionSteps if step.sessions else Lists)(f, step, training)

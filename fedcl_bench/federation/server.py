@@ -1,4 +1,4 @@
-"""The server: who takes part in a round, and what becomes of the uploads before the method sees their mean."""
+"""The server: who takes part in a round, how uploads are clipped, averaged and made noisy, and what it answers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,22 @@ from typing import Any, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from .. import draws
+from .. import contract, draws
 from ..backbone import Backbone
+from ..client.factored import Outer
+from ..client.trained import Trained, at_slots, beside, rows_of
+from ..client.untouched import start_elsewhere
 from ..data.stream import Step, Stream
-from ..draws import Tables
+from ..draws import DrawKey, Tables
+from ..evaluation.drift import Add
+from ..method import Method
 from ..model import Snapshot, in_pieces
+from ..ops import kernels
+from ..parallel import in_order
 from ..stats.clip_noise import Protection, upload_key
+from .sums import RoundSums
+
+_AT_ONCE = 1 << 19  # numbers of a table that one thread averages at a time
 
 
 def participants(step: Step, ratio: float, seed: int, round_: int) -> Tensor:
@@ -34,8 +44,81 @@ def most_rounds(stream: Stream, curve: Iterable[Mapping[str, Any]], ratio: float
     return int(taken.max())
 
 
-def aggregate(backbone: Backbone, model: Snapshot, users: Tensor, protection: Protection, seed: int, step: int,
-              round_: int, uploads: int | None = None) -> Snapshot:
+def clip(trained: Trained, model: Snapshot, protection: Protection) -> Trained:
+    """The clients of a chunk with their changes of public parameters scaled down to the norm that is allowed.
+
+    What moves rows that a client does not touch counts too: it depends on its data through its local batches.
+    """
+    if not protection.clip > 0.0:
+        return trained
+    names, moved = [*model.public, *model.dense], dict(trained.moved)
+    sizes = torch.zeros(len(trained.users), dtype=torch.float64, device=trained.users.device)
+    for name in names:
+        change = rows_of(moved[name])
+        if name in trained.shift:
+            shift = trained.shift[name]
+            change = change + at_slots(shift, trained.slots)
+            sizes += _elsewhere(trained, protection.sizes(shift))
+        if name in trained.rest and name in model.public:
+            share, table = trained.rest[name] - 1.0, model.public[name]
+            change = change + at_slots(table, trained.slots) * beside(share, change).to(change)
+            sizes += _elsewhere(trained, protection.sizes(table)) * protection.sizes(share)
+        sizes += protection.sizes(change)
+    factors = protection.factors(sizes)
+    for name in names:
+        value = moved[name]
+        moved[name] = (value.scaled(factors) if isinstance(value, Outer) else
+                       value * beside(factors.to(value), value))
+    return replace(trained, moved=moved, factors=factors)
+
+
+def _elsewhere(trained: Trained, sizes: Tensor) -> Tensor:
+    """Sums of a table's sizes by row, (items,), over the rows that each client does not hold, (C,)."""
+    items = trained.slots.items
+    untouched = torch.ones(len(items), len(sizes), dtype=sizes.dtype, device=sizes.device)
+    return untouched.scatter_(1, items, 0.0) @ sizes
+
+
+def mean(sums: RoundSums, model: Snapshot, backbone: Backbone, seed: int, add: Add | None = None
+         ) -> tuple[Snapshot, float]:
+    """The mean of FedAvg: what the server sent plus the clients' mean change (McMahan et al., AISTATS 2017).
+
+    Args:
+        sums: of the clients here. Their memory is used.
+        model: what the server sent.
+        add: adds up over clients that are elsewhere.
+
+    Returns:
+        (the model after the round; the mean local loss).
+    """
+    totals = sums.totals(add)
+    private = {name: sums.private.get(name, table) for name, table in model.private.items()}
+    whole = totals.numbers[2]
+    if sums.own_start:  # nothing of the server's own start is left
+        for name in model.public:
+            rest = float(totals.square) - totals.squares
+            totals.change[name] += start_elsewhere(backbone, seed, name, rest).to(totals.change[name])
+        public, dense = ({name: totals.change[name] / whole for name in kind} for kind in (model.public, model.dense))
+        return Snapshot(public, private, dense), totals.loss
+    public, dense = ({name: _mean(totals.change[name], whole, table) for name, table in kind.items()}
+                     for kind in (model.public, model.dense))
+    return Snapshot(public, private, dense, sums.local, model.served, model.memory), totals.loss
+
+
+def _mean(change: Tensor, whole: Tensor, table: Tensor) -> Tensor:
+    """What the server sent plus the mean change, in the sum's memory; in pieces that threads take in turns."""
+    if not (kernels.serve(change) and table.is_contiguous()):
+        return change.div_(whole).add_(table)
+    if change.numel() <= _AT_ONCE:
+        kernels.mean(change, table, float(whole))
+        return change
+    pieces = zip(change.view(-1).split(_AT_ONCE), table.view(-1).split(_AT_ONCE))
+    list(in_order(lambda piece: kernels.mean(*piece, float(whole)), list(pieces), change.device))
+    return change
+
+
+def aggregate(backbone: Backbone, model: Snapshot, users: Tensor, protection: Protection, key: DrawKey,
+              uploads: int | None = None) -> Snapshot:
     """Upload noise, and the backbone's own server if it has one, on the mean of the uploads of ``users``.
 
     Args:
@@ -45,24 +128,40 @@ def aggregate(backbone: Backbone, model: Snapshot, users: Tensor, protection: Pr
         uploads: how many there are, if not only those of ``users``.
     """
     if backbone.keeps_local_tables:
-        everybody = len(users) == model.n_users  # then nothing need be copied, and users are in their order
-        tables = {name: table if everybody and protection.noise == 0.0 else table[users]
-                  for name, table in model.local.items()}
-        if protection.noise > 0.0:
-            for name, table in tables.items():
-                key = upload_key(seed, name, step, round_)
-                for some in in_pieces(torch.arange(len(users), device=users.device), table[0].numel()):
-                    table[some] = protection.noisy(key, users[some], table[some])
+        tables = _uploaded_tables(model, users, protection, key)
         if (answer := backbone.serve(tables)) is not None:
             public, served = answer
             return replace(model, public=public, served={
-                name: table if everybody else model.served[name].index_copy(0, users, table)
+                name: table if len(users) == model.n_users else model.served[name].index_copy(0, users, table)
                 for name, table in served.items()})
-    if protection.noise > 0.0:
-        count = uploads or len(users)
+    if protection.noise == 0.0:
+        return model
 
-        def noisy(tables: Tables) -> Tables:
-            return {name: table + protection.mean_noise(seed, step, round_, name, tuple(table.shape),
-                                                        count).to(table) for name, table in tables.items()}
-        model = replace(model, public=noisy(model.public), dense=noisy(model.dense))
-    return model
+    def noisy(tables: Tables) -> Tables:
+        return {name: table + protection.mean_noise(key.seed, key.step, key.round, name, tuple(table.shape),
+                                                    uploads or len(users)).to(table)
+                for name, table in tables.items()}
+    return replace(model, public=noisy(model.public), dense=noisy(model.dense))
+
+
+def _uploaded_tables(model: Snapshot, users: Tensor, protection: Protection, key: DrawKey) -> Tables:
+    """The whole item tables that clients send, each (N, items, ...), with noise."""
+    if protection.noise == 0.0 and len(users) == model.n_users:  # users are in their order, nothing need be copied
+        return dict(model.local)
+    tables = {name: table[users] for name, table in model.local.items()}
+    if protection.noise > 0.0:
+        for name, table in tables.items():
+            noise = upload_key(key.seed, name, key.step, key.round)
+            for rows in in_pieces(torch.arange(len(users), device=users.device), table[0].numel()):
+                table[rows] = protection.noisy(noise, users[rows], table[rows])
+    return tables
+
+
+def answer(method: Method, round_: int, users: Tensor, uploads: Tables, n_users: int) -> Tables:
+    """What the server answers the participants, each (N, ...); they keep it in ``client_state``."""
+    answers = contract.checked_answers(method, method.end_round(round_, users, uploads), len(users))
+    for name, rows in answers.items():
+        kept = method.client_state.get(name)
+        kept = rows.new_zeros(n_users, *rows.shape[1:]) if kept is None else kept
+        method.client_state[name] = kept.index_copy(0, users, rows)
+    return answers

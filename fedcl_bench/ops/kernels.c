@@ -9,10 +9,16 @@
 #endif
 
 #include <math.h>
-#include <sched.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+
+#ifndef SOURCES
+#define SOURCES ""
+#endif
+
+/* A digest of the sources that this is built from. */
+const char *sources(void) { return SOURCES; }
 
 #define LANES 16  /* partial sums of a sum; their number, unlike that of a register's, is part of the result */
 
@@ -352,7 +358,7 @@ typedef struct {
 typedef struct {
     const int64_t *users, *positives, *count, *names, *others;
     const int32_t *gaps;
-    int64_t clients, width, n_gaps, batches, updates, first;
+    int64_t clients, width, n_gaps, batches, updates;
 } Clients;
 
 typedef struct {
@@ -361,47 +367,6 @@ typedef struct {
     void *steps, *past, *moved_vectors, *moved_constants;
     double *loss;
 } Made;
-
-/* A round of several chunks: what it makes, and how far it is. */
-typedef struct {
-    Round round;
-    const Clients *chunks;
-    void *change, *vectors, *constants;
-    double *loss;
-    double whole;  /* as for mean; 0: only sums are asked for */
-    int64_t n_chunks, taken, passed, added;
-} Together;
-
-#define TAKEN 4096  /* samples that a thread takes at once */
-#define HELD 4  /* times that, at most, a thread has ready before it waits for its turn to add them */
-
-/* How many clients of a chunk one thread takes. */
-static inline int64_t together(const Clients *some, const Round *round) {
-    const int64_t each = some->width * (1 + round->each);
-    return each < TAKEN ? TAKEN / (each ? each : 1) : 1;
-}
-
-static Clients part_of(const Clients *some, int64_t from, int64_t clients) {
-    Clients part = *some;
-    part.users += from; part.positives += from * some->width; part.count += from; part.names += from;
-    part.others += from; part.gaps += from * some->n_gaps; part.first += from;
-    part.clients = some->clients - from < clients ? some->clients - from : clients;
-    return part;
-}
-
-#define PASSED (1 << 16)  /* numbers of a table that a thread takes at once */
-
-/* Other threads are at it: they take less than a millisecond, unless the machine has other work for them. */
-#define WAIT_UNTIL(number, wanted) do { \
-        for (int turn_ = 0; __atomic_load_n(number, __ATOMIC_ACQUIRE) != (wanted);) \
-            if (turn_ < 4096) { RELAX(); turn_++; } else sched_yield(); \
-    } while (0)
-
-#if defined(__x86_64__)
-#define RELAX() __builtin_ia32_pause()
-#elif defined(__aarch64__)
-#define RELAX() __asm__ volatile("yield")
-#endif
 
 /* ---- in single and double precision ---- */
 
@@ -464,13 +429,3 @@ void weighted_bce(const float *scores, const float *targets, const float *weight
         loss[c] = sum_float(sum);
     }
 }
-
-/* Products and sums that are one step in PyTorch's operations too, where the processor has one. */
-#if defined(__FMA__) || defined(__aarch64__)
-#define FMA(a, b, c) __builtin_fmaf(a, b, c)
-#else
-#define FMA(a, b, c) ((a) * (b) + (c))
-#endif
-
-#include "kernels_layers.h"
-#include "kernels_linear.h"

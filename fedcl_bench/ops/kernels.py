@@ -1,102 +1,21 @@
 """Compiled inner loops for the processor (``kernels.c``), and PyTorch's own operations where there are none.
 
-The C compiler of the machine makes them when they are first needed, in about three seconds, and keeps them in the user's
-cache by their source and processor. Without a compiler, on a GPU, or with ``FEDCL_BENCH_KERNELS=0`` the callers do the
-same in PyTorch: integers to the bit, floating-point numbers up to rounding. Calls release Python's lock, so that
-threads run side by side.
+They are built when the package is installed (see ``library.py``). Without them, on a GPU, or with
+``FEDCL_BENCH_KERNELS=0`` the callers do the same in PyTorch: integers to the bit, other numbers up to rounding.
+
+Whatever a kernel looks up by number is checked before. Without memory every function raises MemoryError.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import hashlib
-import itertools
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Callable, Sequence
+from typing import Sequence
 
 import torch
 from torch import Tensor
 
-_SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.c", "kernels_real.h", "kernels_layers.h",
-                                                             "kernels_linear.h"))
-# No contraction of products and sums: results do not depend on the processor; but see kernels_linear.h.
-_FLAGS = "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"
-_NATIVE = "-march=native", "-mcpu=native", ""  # for this processor, as far as the compiler can
-SWITCH = "FEDCL_BENCH_KERNELS"
-
-
-class NoKernels(Exception):
-    """Why there are none."""
-
-
-def _processor() -> str:
-    """What decides which instructions may be used."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
-        return "\n".join(line for line in lines if line.startswith(("model name", "flags", "Features")))
-    except OSError:
-        return platform.processor()
-
-
-def _compiler() -> str:
-    found = os.environ.get("CC") or next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
-    if found is None:
-        raise NoKernels("no C compiler found (cc, gcc or clang, or the environment variable CC)")
-    if platform.system() == "Darwin" and subprocess.run(["xcode-select", "-p"], capture_output=True).returncode:
-        raise NoKernels("no C compiler found: install Apple's with `xcode-select --install`")  # cc would open a window
-    return found
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedcl_bench"
-
-
-def _build(target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    compiler, said = _compiler(), ""
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:  # others may be at it at the same time
-        made = Path(folder) / target.name
-        for native in _NATIVE:
-            command = [*compiler.split(), *_FLAGS, *filter(None, [native]), str(_SOURCES[0]), "-o", str(made), "-lm"]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode == 0:
-                os.replace(made, target)
-                return
-            said = said or done.stderr.strip()
-    raise NoKernels(f"{compiler} failed: {said[-500:]}")
-
-
-@functools.cache
-def _loaded() -> ctypes.CDLL | NoKernels:
-    if os.environ.get(SWITCH, "") == "0":
-        return NoKernels(f"switched off by {SWITCH}=0")
-    if platform.machine().lower() not in ("x86_64", "amd64", "aarch64", "arm64"):
-        return NoKernels(f"not tried on {platform.machine()}")
-    try:
-        parts = [*(source.read_bytes() for source in _SOURCES), " ".join(_FLAGS).encode(), _processor().encode()]
-        target = _cache() / f"kernels-{hashlib.blake2b(b'|'.join(parts), digest_size=12).hexdigest()}.so"
-        try:
-            return ctypes.CDLL(str(target))
-        except OSError:  # not there, or not whole
-            _build(target)
-            return ctypes.CDLL(str(target))
-    except NoKernels as why:
-        return why
-    except (OSError, RuntimeError) as error:
-        return NoKernels(str(error))
-
-
-def why_not() -> str | None:
-    """Why there are no compiled kernels here; None: there are."""
-    found = _loaded()
-    return str(found) if isinstance(found, NoKernels) else None
+from .library import REALS, call, why_not
 
 
 def serve_on(device: torch.device) -> bool:
@@ -109,292 +28,119 @@ def serve(tensor: Tensor) -> bool:
     return serve_on(tensor.device)
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """A tensor whose rows may lie apart."""
-
-    of: Tensor
-
-
-def _call(name: str, *arguments: Tensor | _Rows | ctypes.Array | int | float | None) -> int:
-    """A function of ``kernels.c``; tensors, which have to be contiguous, are passed by address and numbers as int64 or
-    double."""
-    passed = []
-    for argument in arguments:
-        if isinstance(argument, Tensor):
-            passed.append(ctypes.c_void_p(_address(argument)))
-        elif isinstance(argument, int):
-            passed.append(ctypes.c_int64(argument))
-        elif isinstance(argument, float):
-            passed.append(ctypes.c_double(argument))
-        elif argument is None:
-            passed.append(ctypes.c_void_p())
-        elif isinstance(argument, _Rows):
-            passed.append(ctypes.c_void_p(argument.of.data_ptr()))
-        else:
-            passed.append(argument)
-    return getattr(_loaded(), name)(*passed)
-
-
-def _address(tensor: Tensor | None) -> int | None:
-    if tensor is None:
-        return None
-    if not tensor.is_contiguous():
-        raise ValueError(f"kernels: a tensor of shape {tuple(tensor.shape)} is not contiguous")
-    return tensor.data_ptr()
-
-
-def _addresses(tensors: Sequence[Tensor]) -> ctypes.Array:
-    return (ctypes.c_void_p * len(tensors))(*map(_address, tensors))
-
-
-REALS = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}  # what functions of real numbers take
-_SUFFIXES = {torch.float32: "float", torch.float64: "double"}
-
-
 def _real(name: str, tensor: Tensor) -> str:
     """The function for numbers of a tensor's type."""
-    return f"{name}_{_SUFFIXES[tensor.dtype]}"
+    return f"{name}_{REALS[tensor.dtype]}"
+
+
+def _within(what: str, numbers: Tensor | int | None, end: int, start: int = 0) -> None:
+    """Raise ValueError unless all numbers are from ``start`` to before ``end``."""
+    if numbers is None or isinstance(numbers, Tensor) and not numbers.numel():
+        return
+    low, high = map(int, torch.aminmax(numbers)) if isinstance(numbers, Tensor) else (numbers, numbers)
+    if low < start or high >= end:
+        raise ValueError(f"kernels: {what} are {low} to {high}, expected {start} to {end - 1}")
 
 
 def mixed(numbers: Tensor) -> None:
     """``draws.mix`` of every number, in its place; int64 of any shape."""
-    _call("mixed", numbers, numbers.numel())
+    call("mixed", numbers, numbers.numel())
 
 
-def negatives(keys: Tensor, own: Tensor, others: Tensor, gaps: Tensor, positives: Tensor, result: Tensor) -> None:
-    """The first ``own`` draws from each client's other items, then its first positive.
+def negatives(keys: Tensor, drawn: Tensor, others: Tensor, gaps: Tensor, positives: Tensor, result: Tensor) -> None:
+    """The first ``drawn`` draws from each client's other items, then its first positive.
 
     Args:
         keys: of the clients' streams, shape (C,).
-        own: how many each needs, shape (C,).
+        drawn: how many each needs, shape (C,).
         others, gaps: ``count`` and ``gaps`` of ``sampling.Others``.
         positives: shape (C, P).
         result: int64 of shape (C, n), written to; its rows may lie apart.
-
-    Raises:
-        MemoryError: if there is none.
     """
-    if result.stride(1) != 1:
-        raise ValueError("negatives: the numbers of a row have to lie together")
-    if _call("negatives", keys, own, others, gaps.contiguous(), gaps.shape[1], positives, positives.shape[1],
-             *result.shape, _Rows(result), result.stride(0)):
-        raise MemoryError(f"no memory to draw {result.shape[1]:,} negatives")
+    call("negatives", keys, drawn, others, gaps.contiguous(), gaps.shape[1], positives, positives.shape[1],
+         *result.shape, result, result.stride(0))
 
 
-def padded(indptr: Tensor, values: Tensor, users: Tensor, fill: Tensor | None, width: int) -> Tensor:
-    """As ``sampling.padded``, of lists that ``stream.Ragged`` describes; ``fill``: (C, 1). int64 of shape (C, width)."""
-    result = users.new_empty(len(users), width)
-    _call("padded", indptr, values, users.contiguous(), None if fill is None else fill.contiguous(), len(users), width,
-          result)
+def padded(indptr: Tensor, values: Tensor, users: Tensor, fill: Tensor | None) -> Tensor:
+    """As ``sampling.padded``, of lists that ``stream.Ragged`` describes; ``fill``: (C, 1)."""
+    users = users.contiguous()
+    _within("padded: users", users, len(indptr) - 1)
+    starts, ends = indptr[users], indptr[users + 1]
+    _within("padded: starts of lists", starts, len(values) + 1)
+    _within("padded: ends of lists", ends, len(values) + 1)
+    _within("padded: lengths of lists", ends - starts, len(values) + 1)
+    result = users.new_empty(len(users), int((ends - starts).max()))
+    call("padded", indptr, values, users, None if fill is None else fill.contiguous(), *result.shape, result)
     return result
 
 
 def gaps(ascending: Tensor, n_items: int) -> tuple[Tensor, Tensor]:
     """``gaps`` and ``count`` of ``sampling.Others``, given each client's positives in ascending order, (C, P)."""
     result, count = torch.empty(ascending.shape, dtype=torch.int32), ascending.new_empty(len(ascending), 1)
-    _call("gaps", ascending, *ascending.shape, n_items, result, count)
+    call("gaps", ascending, *ascending.shape, n_items, result, count)
     return result, count
 
 
-def group(keys: Tensor, head: int, head_own: Tensor | None, tail_own: Tensor, slots: Tensor | None, n: int,
+def group(keys: Tensor, head: int, head_count: Tensor | None, tail_count: Tensor, slots: Tensor | None, n: int,
           size: int) -> Tensor:
     """Each client's samples, or their slots, by local batch: the b-th of ``size`` is that of the b-th smallest keys.
 
     Args:
-        keys: of the clients' streams, shape (C,); the key of a client's own i-th sample is the stream's i-th number.
-        head, head_own: in how many columns positives lie, and how many of these are a client's own, (C,); None: none.
-        tail_own: how many of the columns after that are its own, (C,).
+        keys: of the clients' streams, shape (C,); the key of a client's i-th sample is the stream's i-th number.
+        head, head_count: in how many columns positives lie, and how many of these are a client's, (C,); None: none.
+        tail_count: how many of the columns after that are a client's, (C,).
         slots: of the samples, int64 of shape (C, n); None: their columns.
 
     Returns:
         int32 of shape (C, n), padded with -1; within a local batch, in the order of samples.
-
-    Raises:
-        MemoryError: if there is none.
     """
+    _within("group: numbers of samples", tail_count, n - head + 1)
+    _within("group: numbers of first samples", head_count, head + 1)
+    _within("group: sizes of local batches", size, 1 << 62, start=1)
     result = torch.empty(len(keys), n, dtype=torch.int32)
-    if _call("group", keys, head, head_own, tail_own, None if slots is None else slots.contiguous(), len(keys), n, size,
-             result):
-        raise MemoryError(f"no memory to shuffle {n:,} samples")
+    call("group", keys, head, head_count, tail_count, None if slots is None else slots.contiguous(), len(keys), n, size,
+         result)
     return result
 
 
-@dataclass(frozen=True)
-class Members:
-    """The samples of a local batch.
-
-    Attributes:
-        order: slots by local batch (see ``group``), (C, n).
-        start, end: the columns of this one.
-        share: a sample's weight, (C, 1).
-        n_slots: how many slots there are.
-    """
-
-    order: Tensor
-    start: int
-    end: int
-    share: Tensor
-    n_slots: int
-
-    def weights(self) -> Tensor:
-        """Of all slots: a sample's weight for each time that they are in the batch, (C, slots)."""
-        (clients, n), result = self.order.shape, self.share.new_empty(len(self.order), self.n_slots)
-        _call(_real("batch_weights", self.share), self.order, self.start, min(self.end, n), self.share, clients, n,
-              self.n_slots, result)
-        return result
+def batch_weights(order: Tensor, start: int, end: int, share: Tensor, n_slots: int) -> Tensor:
+    """Of all slots, (C, slots): ``share``, (C, 1), for each time that they are in these columns of ``order``."""
+    (clients, n), result = order.shape, share.new_empty(len(order), n_slots)
+    _within("batch_weights: slots", order, n_slots, start=-1)
+    call(_real("batch_weights", share), order, start, min(end, n), share, clients, n, n_slots, result)
+    return result
 
 
 def first_slots(items: Tensor, n_items: int) -> tuple[Tensor, Tensor]:
-    """As ``trainer.first_slots``."""
+    """As ``client.base.first_slots``."""
     items, result = items.contiguous(), torch.empty_like(items, memory_format=torch.contiguous_format)
+    _within("first_slots: items", items, n_items)
     is_first = torch.empty(items.shape, dtype=torch.bool)
-    _call("first_slots", items, *items.shape, torch.full((n_items,), -1, dtype=torch.int32), result, is_first)
+    call("first_slots", items, *items.shape, torch.full((n_items,), -1, dtype=torch.int32), result, is_first)
     return result, is_first
 
 
 def weighted_bce(scores: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """As ``functional.weighted_bce``, in single precision: (losses of shape (C,), their slopes of shape (C, n))."""
     loss, slopes = scores.new_empty(len(scores)), torch.empty_like(scores, memory_format=torch.contiguous_format)
-    _call("weighted_bce", scores.contiguous(), targets.contiguous(), weights.contiguous(), *scores.shape, loss, slopes)
+    call("weighted_bce", scores.contiguous(), targets.contiguous(), weights.contiguous(), *scores.shape, loss, slopes)
     return loss, slopes
 
 
-_MOST_INPUTS, _MOST_POSITIONS = 512, 64  # of a linear layer; libraries are as fast with larger ones
-
-
-def serve_linear(inputs: Tensor, weight: Tensor) -> bool:
-    """Whether there are kernels for linear layers of these sizes, (C, n, inputs) and (C, outputs, inputs)."""
-    return (inputs.dtype == weight.dtype == torch.float32 and max(weight.shape[1:]) <= _MOST_INPUTS
-            and inputs.shape[1] <= _MOST_POSITIONS and serve(inputs))
-
-
-def _each_in_one_piece(weight: Tensor) -> Tensor:
-    """Weights (C, outputs, inputs) of which each client's lie together."""
-    return weight if weight.stride()[1:] == (weight.shape[2], 1) else weight.contiguous()
-
-
-def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """As ``functional.linear`` of layers that differ between clients, in single precision."""
-    weight, (clients, n, size), outputs = _each_in_one_piece(weight), inputs.shape, weight.shape[1]
-    result = inputs.new_empty(clients, n, outputs)
-    if _call("linear", inputs.contiguous(), _Rows(weight), weight.stride(0), None if bias is None else bias.contiguous(),
-             clients, n, size, outputs, result):
-        raise MemoryError(f"no memory for a layer of {outputs:,} x {size:,} weights")
-    return result
-
-
-def linear_back(gradient: Tensor, inputs: Tensor, weight: Tensor, used: int,
-                bias: bool) -> tuple[Tensor | None, Tensor, Tensor | None]:
-    """Given the gradient of the outputs of a linear layer, (C, n, outputs), those of its first ``used`` inputs,
-    (C, n, used) or None where it is 0, of its weights, (C, outputs, inputs), and of its bias, (C, outputs) or None."""
-    weight, (clients, n, size), outputs = _each_in_one_piece(weight), inputs.shape, gradient.shape[2]
-    to_inputs = inputs.new_empty(clients, n, used) if used else None
-    to_weight = inputs.new_empty(clients, outputs, size)
-    to_bias = inputs.new_empty(clients, outputs) if bias else None
-    if _call("linear_back", gradient.contiguous(), inputs.contiguous(), _Rows(weight), weight.stride(0), clients, n,
-             size, outputs, used, to_inputs, to_weight, to_bias):
-        raise MemoryError(f"no memory for a layer of {outputs:,} x {size:,} weights")
-    return to_inputs, to_weight, to_bias
-
-
-_MOST_SUMMED, _MOST_POSITIONS_SUMMED = 512, 256  # beyond, and out of order, PyTorch adds up otherwise
-
-
-def serve_positions(x: Tensor) -> bool:
-    """Whether there are kernels for representations of this shape, (C, n, d), between linear layers."""
-    return (x.dtype == torch.float32 and x.dim() == 3 and x.shape[1] < _MOST_POSITIONS_SUMMED
-            and x.shape[2] < _MOST_SUMMED and x.is_contiguous() and serve(x))
-
-
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float,
-               again: bool) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """As ``functional.layer_norm``, in single precision.
-
-    Args:
-        again: whether what the gradients need is asked for.
-
-    Returns:
-        (result; x with mean 0 and variance 1; the mean and what x less that was multiplied with, both (C, n, 1)).
-    """
-    weight, bias = (_with_rows(parameter) for parameter in (weight, bias))
-    result = torch.empty_like(x, memory_format=torch.contiguous_format)
-    kept = ((torch.empty_like(result), x.new_empty(*x.shape[:2], 1), x.new_empty(*x.shape[:2], 1)) if again else
-            (None, None, None))
-    _call("layer_norm", x, _Rows(weight), weight.stride(0), _Rows(bias), bias.stride(0), *x.shape, eps,
-          result, *kept)
-    return result, *kept
-
-
-def layer_norm_back(gradient: Tensor, normed: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of what ``layer_norm`` has normalised, of its weight and of its bias, given that of its result."""
-    weight, (clients, _, d) = _with_rows(weight), gradient.shape
-    result = torch.empty_like(normed), gradient.new_empty(clients, d), gradient.new_empty(clients, d)
-    _call("layer_norm_back", gradient, normed, _Rows(weight), weight.stride(0), *gradient.shape, *result)
-    return result
-
-
-def _with_rows(parameter: Tensor) -> Tensor:
-    """A parameter (C, d) whose rows are in one piece each."""
-    return parameter if parameter.stride(1) == 1 else parameter.contiguous()
-
-
-def dropout(x: Tensor, keys: Tensor, first: int, limit: int, scale: float) -> tuple[Tensor, Tensor]:
-    """As ``functional.dropout``, in single precision: (result; which entries are kept, uint8 of x's shape)."""
-    result = torch.empty_like(x, memory_format=torch.contiguous_format)
-    kept = torch.empty_like(result, dtype=torch.uint8)
-    if _call("dropout", x.contiguous(), keys.contiguous(), first, len(x), x[0].numel(), limit, scale, result, kept):
-        raise MemoryError(f"no memory to drop some of {x[0].numel():,} entries")
-    return result, kept
-
-
-def dropout_back(gradient: Tensor, kept: Tensor, scale: float) -> Tensor:
-    """The gradient of what ``dropout`` was given, given that of its result."""
-    result = torch.empty_like(gradient, memory_format=torch.contiguous_format)
-    _call("dropout_back", gradient.contiguous(), kept, gradient.numel(), scale, result)
-    return result
-
-
-def target_logits(outputs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """As ``functional.target_logits``, in single precision."""
-    result = outputs.new_empty(outputs.shape[:2]), outputs.new_empty(outputs.shape[:2])
-    _call("target_logits", outputs, rows, *outputs.shape, *result)
-    return result
-
-
-def target_logits_back(of_positive: Tensor, of_negative: Tensor, outputs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of what ``target_logits`` was given, given those of its results."""
-    result = torch.empty_like(outputs), torch.empty_like(rows)
-    _call("target_logits_back", of_positive.contiguous(), of_negative.contiguous(), outputs, rows, *outputs.shape,
-          *result)
-    return result
-
-
-def adam(values: Sequence[Tensor], gradients: Sequence[Tensor], firsts: Sequence[Tensor], seconds: Sequence[Tensor],
-         betas: tuple[float, float], eps: float, rates: Sequence[float], step: int, last: bool) -> None:
-    """Adam's step number ``step``, from 1, on some parameters, in single precision.
-
-    Args:
-        firsts, seconds: the moments, which need not be set before step 1 and are not after the last.
-        rates: learning rates.
-    """
-    _call("adam", len(values), *map(_addresses, (values, gradients, firsts, seconds)),
-          (ctypes.c_int64 * len(values))(*(value.numel() for value in values)),
-          (ctypes.c_double * len(values))(*rates), *betas, eps, step, int(last))
-
-
 def row_products(table: Tensor, items: Tensor, vectors: Tensor, constants: Tensor | None) -> Tensor:
-    """Inner products of each client's vector, (C, d), with rows ``items`` (C, n) of a table, plus constants (C,)."""
+    """Inner products of each client's vector, (C, d), with rows ``items`` (C, n) of a table, plus constants (C, 1)."""
     result = table.new_empty(items.shape)
-    _call(_real("row_products", table), table, items, vectors.contiguous(), constants, *items.shape, table.shape[1],
-          result)
+    _within("row_products: items", items, len(table))
+    call(_real("row_products", table), table, items, vectors.contiguous(), constants, *items.shape, table.shape[1],
+         result)
     return result
 
 
 def row_sums(table: Tensor, items: Tensor, factors: Tensor) -> Tensor:
     """Sums of rows ``items`` (C, n) of a table, times ``factors`` (C, n): shape (C, d)."""
     result = table.new_empty(len(items), table.shape[1])
-    _call(_real("row_sums", table), table, items, factors.contiguous(), *items.shape, table.shape[1], result)
+    _within("row_sums: items", items, len(table))
+    call(_real("row_sums", table), table, items, factors.contiguous(), *items.shape, table.shape[1], result)
     return result
 
 
@@ -407,20 +153,21 @@ def add_outer(table: Tensor, items: Tensor | None, held: Tensor | None, steps: T
         held: how many of them, the first, have steps that are not 0, (C,); None: any may.
         steps, vectors: of each update, (C, slots, updates) and (C, updates, d).
     """
-    (clients, slots, updates), d = steps.shape, table.shape[1]
-    if vectors.shape != (clients, updates, d):
-        raise ValueError(f"add_outer: vectors of shape {tuple(vectors.shape)}, expected {(clients, updates, d)}")
-    _call(_real("add_outer", table), table, items, held, steps, vectors.contiguous(), updates, clients, slots, d)
+    clients, slots, updates = steps.shape
+    _within("add_outer: items", slots - 1 if items is None else items, len(table))
+    _within("add_outer: numbers of slots", held, slots + 1)
+    call(_real("add_outer", table), table, items, held, steps, vectors.contiguous(), updates, clients, slots,
+         table.shape[1])
 
 
 def mean(sums: Tensor, table: Tensor, whole: float) -> None:
     """Write over sums: ``sums / whole + table``."""
-    _call(_real("mean", sums), sums, table, whole, sums.numel())
+    call(_real("mean", sums), sums.view(-1), table.view(-1), whole, sums.numel())
 
 
 def inner_batch(table: Tensor, items: Tensor | None, vectors: Tensor, constants: Tensor | None, steps: Tensor,
-                past: Tensor, done: int, members: Members, positive: Tensor, to_vectors: bool, to_constants: bool,
-                to_rows: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
+                past: Tensor, done: int, batch: tuple[Tensor, int, int, Tensor], positive: Tensor,
+                needed: tuple[bool, bool, bool]) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Cross-entropy of a local batch whose logits are inner products, and its gradients.
 
     Args:
@@ -428,40 +175,28 @@ def inner_batch(table: Tensor, items: Tensor | None, vectors: Tensor, constants:
         items: of each client's slots, (C, slots); None: all, in order.
         vectors, constants: a logit is the client's vector (C, d) times the item's row, plus its constant (C, 1).
         steps, past, done: the first ``done`` updates have moved a client's rows, by steps (C, slots, updates) times
-            vectors (C, updates, d). The slots' logits' gradients are written to the next step, if ``to_rows``.
+            vectors (C, updates, d). The slots' logits' gradients are written to the next step, if they are needed.
+        batch: slots by local batch (see ``group``), the columns of this one and a sample's weight, (C, 1).
         positive: whether a slot's item is a positive, (slots,) or (C, slots).
-        to_vectors, to_constants, to_rows: which gradients are needed.
+        needed: whether gradients of vectors, of constants and of rows are.
 
     Returns:
         losses (C,); gradients of the vectors (C, d) and of the constants (C, 1).
     """
-    (clients, d), (_, n) = vectors.shape, members.order.shape
-    loss = vectors.new_empty(clients)
+    (clients, slots, updates), d = steps.shape, table.shape[1]
+    order, start, end, share = batch
+    to_vectors, to_constants, to_rows = needed
+    n, loss = order.shape[1], vectors.new_empty(clients)
     made = (vectors.new_empty(clients, d) if to_vectors else None,
             vectors.new_empty(clients, 1) if to_constants else None)
-    if _call(_real("inner_batch", table), table, items, members.n_slots, vectors, constants, steps, past,
-             steps.shape[2], done, int(to_rows), members.order, members.start, min(members.end, n), members.share,
-             positive, members.n_slots if positive.dim() == 2 else 0, clients, n, d, loss, *made):
-        raise MemoryError(f"no memory for {done:,} updates")
+    _within("inner_batch: items", slots - 1 if items is None else items, len(table))
+    _within("inner_batch: slots", order, slots, start=-1)
+    _within("inner_batch: updates", done + to_rows, updates + 1)
+    if positive.shape[-1] != slots or positive.numel() not in (slots, clients * slots):
+        raise ValueError(f"kernels: inner_batch: positive has shape {tuple(positive.shape)} for {slots} slots")
+    call(_real("inner_batch", table), table, items, slots, vectors, constants, steps, past, updates, done, int(to_rows),
+         order, start, min(end, n), share, positive, slots if positive.dim() == 2 else 0, clients, n, d, loss, *made)
     return loss, *made
-
-
-def _structure(name: str, pointers: str, numbers: str) -> type[ctypes.Structure]:
-    """A structure of ``kernels.c``: addresses, then whole numbers."""
-    fields = [*((field, ctypes.c_void_p) for field in pointers.split()),
-              *((field, ctypes.c_int64) for field in numbers.split())]
-    return type(name, (ctypes.Structure,), {"_fields_": fields})
-
-
-_Round = _structure("Round", "table vectors constants rates shuffles turns", "draws n_items d each epochs size n_turns")
-_Clients = _structure("Clients", "users positives count names others gaps",
-                      "clients width n_gaps batches updates first")
-_Made = _structure("Made", "items held sample positive steps past moved_vectors moved_constants loss", "")
-
-
-class _Together(ctypes.Structure):
-    _fields_ = [("round", _Round), *((name, ctypes.c_void_p) for name in "chunks change vectors constants loss".split()),
-                ("whole", ctypes.c_double), *((name, ctypes.c_int64) for name in "n_chunks taken passed added".split())]
 
 
 @dataclass(frozen=True)
@@ -494,15 +229,6 @@ class InnerTask:
         """How many updates of rows so many local batches per epoch are."""
         return len(self.shuffles) * batches * sum(turn >= 2 for turn in self.turns)
 
-    def structure(self) -> tuple[ctypes.Structure, list]:
-        """For the kernel, and what has to live as long."""
-        table, rates, turns = self.table, self.rates, self.turns
-        arrays = [(REALS[table.dtype] * len(rates))(*rates), (ctypes.c_uint64 * len(self.shuffles))(*self.shuffles),
-                  (ctypes.c_uint8 * len(turns))(*turns)]
-        addresses = [_address(tensor) for tensor in (table, self.vectors, self.constants)]
-        return _Round(*addresses, *map(ctypes.addressof, arrays), self.draws, *table.shape, self.each,
-                      len(self.shuffles), self.size, len(turns)), [self, *arrays]
-
 
 @dataclass(frozen=True)
 class InnerClients:
@@ -524,17 +250,15 @@ class InnerClients:
     gaps: Tensor
     batches: int
 
-    def structure(self, task: InnerTask, first: int = 0) -> ctypes.Structure:
-        """For the kernel; so many clients are ``first``, in chunks before this one."""
-        result = _Clients.from_buffer_copy(self._structure)
-        result.updates, result.first = task.updates(self.batches), first
-        return result
-
     @functools.cached_property
-    def _structure(self) -> ctypes.Structure:
-        """Made once: rounds can be short."""
-        tensors = self.users, self.positives, self.count, self.names, self.others, self.gaps
-        return _Clients(*map(_address, tensors), *self.positives.shape, self.gaps.shape[1], self.batches)
+    def rows(self) -> tuple[int, int]:
+        """How many rows tables of items and users need, at least; found once, as rounds can be short."""
+        _within("inner_round: numbers of positives", self.count, self.positives.shape[1] + 1, start=1)
+        _within("inner_round: numbers of other items", self.others, 1 << 31)
+        for what, numbers in (("users", self.users), ("items", self.positives)):
+            _within(f"inner_round: {what}", numbers, 1 << 62)
+        between = (self.gaps != torch.iinfo(torch.int32).max).sum(1, keepdim=True)
+        return max(int(self.positives.max()) + 1, int((self.others + between).max())), int(self.users.max()) + 1
 
 
 @dataclass(frozen=True)
@@ -542,10 +266,10 @@ class InnerRound:
     """What ``inner_round`` has made of C clients.
 
     Attributes:
-        items: of ``trainer.Slots``, (C, n).
+        items: of ``client.base.Slots``, (C, n).
         sample, positive: too, each (C, n); None: not asked for.
         held: how many items each looks up, (C,).
-        steps, vectors: what updates added to the rows at the slots, as in ``inner.Outer``: a step, of shape
+        steps, vectors: what updates added to the rows at the slots, as in ``factored.Outer``: a step, of shape
             (C, n, updates), times a vector, of shape (C, updates, d), each.
         moved: what was added to the vectors (C, d) and constants (C, 1), if there are any.
         loss: float64 of shape (C,): the mean over a client's local batches.
@@ -561,60 +285,37 @@ class InnerRound:
     loss: Tensor
 
 
-def inner_round(task: InnerTask, some: InnerClients, samples: bool) -> InnerRound:
-    """Train some clients; ``samples``: whether ``sample`` and ``positive`` are asked for.
-
-    Raises:
-        MemoryError: if there is none.
-    """
-    positives, table, updates = some.positives, task.table, task.updates(some.batches)
-    (clients, width), d = positives.shape, table.shape[1]
-    n = width * (1 + task.each)
+def inner_round(task: InnerTask, clients: InnerClients, samples: bool) -> InnerRound:
+    """Train some clients; ``samples``: whether ``sample`` and ``positive`` are asked for."""
+    positives, table, updates = clients.positives, task.table, task.updates(clients.batches)
+    (number, width), (n_items, d) = positives.shape, table.shape
+    n, constants = width * (1 + task.each), None if task.constants is None else task.constants.view(-1, 1)
+    rows_of_items, rows_of_users = clients.rows
+    if rows_of_items > n_items or rows_of_users > len(task.vectors):
+        raise ValueError(f"kernels: inner_round: the model has {n_items} rows of items and {len(task.vectors)} of users,"
+                         f" its clients need {rows_of_items} and {rows_of_users}")
+    _within("inner_round: samples of a client", clients.count * (1 + task.each), clients.batches * task.size + 1)
+    _within("inner_round: local batches", clients.batches * len(task.shuffles), len(task.rates) // 3 + 1)
     result = InnerRound(
-        positives.new_empty(clients, n), positives.new_empty(clients, n) if samples else None,
-        torch.empty(clients, n, dtype=torch.bool) if samples else None, torch.empty_like(some.count),
-        table.new_empty(clients, n, updates), table.new_empty(clients, updates, d),
-        (table.new_empty(clients, d), None if task.constants is None else table.new_empty(clients, 1)),
-        torch.empty(clients, dtype=torch.float64))
-    made = _Made(*map(_address, (result.items, result.held, result.sample, result.positive, result.steps,
-                                 result.vectors, *result.moved, result.loss)))
-    structure, kept = task.structure()
-    if _call(_real("inner_round", table), *map(ctypes.byref, (structure, some.structure(task), made))):
-        raise MemoryError(f"no memory to train on {n:,} samples of a client")
+        positives.new_empty(number, n), positives.new_empty(number, n) if samples else None,
+        torch.empty(number, n, dtype=torch.bool) if samples else None, torch.empty_like(clients.count),
+        table.new_empty(number, n, updates), table.new_empty(number, updates, d),
+        (table.new_empty(number, d), None if constants is None else table.new_empty(number, 1)),
+        torch.empty(number, dtype=torch.float64))
+    shuffles = torch.tensor([key - (key >> 63 << 64) for key in task.shuffles])  # the same bits, signed
+    call(_real("inner_round", table), table, task.vectors, constants, table.new_tensor(task.rates), shuffles,
+         torch.tensor(task.turns, dtype=torch.uint8), task.draws, n_items, d, task.each, len(shuffles), task.size,
+         len(task.turns), clients.users, positives, clients.count, clients.names, clients.others, clients.gaps, number,
+         width, clients.gaps.shape[1], clients.batches, updates, result.items, result.held, result.sample,
+         result.positive, result.steps, result.vectors, *result.moved, result.loss)
     return result
 
 
-def inner_rounds(task: InnerTask, chunks: Sequence[InnerClients], change: Tensor, vectors: Tensor,
-                 constants: Tensor | None, loss: Tensor, whole: float) -> Callable[[], None]:
-    """A function that trains the clients of some chunks when it is called, on as many threads as call it, and returns
-    when all is done; numbers do not depend on the threads. It raises MemoryError if there is none.
-
-    Args:
-        change: written to: the sum of what clients added to item rows, (items, d).
-        vectors, constants: written to, for those who are among the clients: as they are afterwards, like those of the
-            task.
-        loss: written to: each client's mean over its local batches, chunk after chunk, float64.
-        whole: not 0: ``change`` is divided by it and added to the table, as by ``mean``.
-    """
-    first = list(itertools.accumulate((some.users.shape[0] for some in chunks), initial=0))
-    own = (_Clients * len(chunks))(*(some.structure(task, n) for some, n in zip(chunks, first)))
-    structure, kept = task.structure()
-    all_of_it = _Together(structure, ctypes.addressof(own), *map(_address, (change, vectors, constants, loss)),
-                          whole, len(chunks), 0, 0, 0)
-    kept += [own, chunks, change, vectors, constants, loss]  # as long as somebody is at it
-    name = _real("inner_rounds", task.table)
-
-    def take_part(kept=kept) -> None:
-        if _call(name, ctypes.byref(all_of_it)):
-            raise MemoryError("no memory to train clients")
-
-    return take_part
-
-
-def add_rows(table: Tensor, places: Tensor, rows: Tensor) -> None:
-    """Add rows (n, d) to those of a table at ``places``, (n,), in its place."""
-    _call(_real("add_rows_at", table), table, places, rows.contiguous(), places.numel(),
-          rows.numel() // max(places.numel(), 1))
+def add_rows(table: Tensor, rows: Tensor, added: Tensor) -> None:
+    """Add ``added`` (n, ...) to the rows (n,) of a table, in its place."""
+    _within("add_rows: rows", rows, len(table))
+    call(_real("add_rows_at", table), table.view(len(table), -1), rows, added.reshape(len(rows), -1),
+         len(rows), added[:1].numel())
 
 
 _FEW, _COLUMNS_PER_PLACE = 128, 16  # places in a list up to which, or columns for each from which, a heap is fast
@@ -626,33 +327,16 @@ def serve_highest(scores: Tensor, k: int) -> bool:
 
 
 def highest(scores: Tensor, k: int) -> Tensor:
-    """As ``highest.highest``, in single or double precision."""
+    """As ``topk.highest``, in single or double precision."""
     rows, n = scores.shape
     result = torch.empty(rows, min(k, n), dtype=torch.int64)
-    if _call(_real("highest", scores), scores.contiguous(), rows, n, min(k, n), result):
-        raise MemoryError(f"no memory for the {k:,} highest scores")
-    return result
-
-
-_FEWEST_QUERIES = 8  # that share what preparing a row costs; libraries are faster with fewer
-
-
-def serve_similarities(queries: Tensor, rows: Tensor) -> bool:
-    """Whether there is a kernel for similarities of these, (Q, d) and (N, d)."""
-    return queries.dtype == rows.dtype == torch.float32 and len(queries) >= _FEWEST_QUERIES and serve(queries)
-
-
-def similarities(queries: Tensor, owners: Tensor, rows: Tensor, lengths: Tensor, row_owners: Tensor) -> Tensor:
-    """Products of queries (Q, d) and rows (N, d), each by its row's length: (Q, N), -inf where both are of one owner."""
-    result = queries.new_empty(len(queries), len(rows))
-    if _call("similarities", queries.contiguous(), owners.long().contiguous(), len(queries), rows.contiguous(),
-             lengths.to(rows.dtype).contiguous(), row_owners.long().contiguous(), *rows.shape, result):
-        raise MemoryError(f"no memory to compare {len(queries):,} queries")
+    call(_real("highest", scores), scores.contiguous(), rows, n, min(k, n), result)
     return result
 
 
 def ranks(scores: Tensor, items: Tensor) -> Tensor:
     """As ``distillation.ranks_of``."""
     result = torch.empty_like(items, memory_format=torch.contiguous_format)
-    _call(_real("ranks", scores), scores.contiguous(), items.contiguous(), *scores.shape, items.shape[1], result)
+    _within("ranks: items", items, scores.shape[1])
+    call(_real("ranks", scores), scores.contiguous(), items.contiguous(), *scores.shape, items.shape[1], result)
     return result

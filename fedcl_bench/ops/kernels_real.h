@@ -399,108 +399,22 @@ static void NAME(train)(NAME(Room) *room, const Round *round, const Clients *min
 }
 
 /* Returns 0, or -1 without memory. */
-int NAME(inner_round)(const Round *round, const Clients *mine, const Made *made) {
+int NAME(inner_round)(const REAL *table, const REAL *vectors, const REAL *constants, const REAL *rates,
+                      const uint64_t *shuffles, const uint8_t *turns, uint64_t draws, int64_t n_items, int64_t d,
+                      int64_t each, int64_t epochs, int64_t size, int64_t n_turns, const int64_t *users,
+                      const int64_t *positives, const int64_t *count, const int64_t *names, const int64_t *others,
+                      const int32_t *gaps, int64_t clients, int64_t width, int64_t n_gaps, int64_t batches,
+                      int64_t updates, int64_t *items, int64_t *held, int64_t *sample, uint8_t *positive, REAL *steps,
+                      REAL *past, REAL *moved_vectors, REAL *moved_constants, double *loss) {
+    const Round round = {table, vectors, constants, rates, shuffles, turns, draws, n_items, d, each, epochs, size,
+                         n_turns};
+    const Clients mine = {users, positives, count, names, others, gaps, clients, width, n_gaps, batches, updates};
+    const Made made = {items, held, sample, positive, steps, past, moved_vectors, moved_constants, loss};
     NAME(Room) room;
-    const int ready = NAME(room_begin)(&room, round, mine->width, mine->n_gaps, mine->updates);
-    if (ready) NAME(train)(&room, round, mine, made);
+    const int ready = NAME(room_begin)(&room, &round, width, n_gaps, updates);
+    if (ready) NAME(train)(&room, &round, &mine, &made);
     NAME(room_end)(&room);
     return ready ? 0 : -1;
-}
-
-/* Take part in a round that several threads call this for: pieces of it, a few clients each, are trained by whoever comes
-   first, and what they have moved is added up in their order. Returns when all is done; -1: no memory to take part. */
-int NAME(inner_rounds)(Together *all) {
-    const Round *round = &all->round;
-    const int64_t d = round->d, total = round->n_items * d, passes = (total + PASSED - 1) / PASSED;
-    const int64_t means = all->whole > 0 ? passes : 0;
-    int64_t width = 0, n_gaps = 0, updates = 0, clients = 0, slots = 0, steps = 0, past = 0, pieces = 0;
-#define MOST(value, other) value = (other) > value ? (other) : value
-    for (int64_t i = 0; i < all->n_chunks; i++) {
-        const Clients *some = all->chunks + i;
-        const int64_t at_once = together(some, round), n = at_once * some->width * (1 + round->each);
-        MOST(width, some->width);
-        MOST(n_gaps, some->n_gaps);
-        MOST(updates, some->updates);
-        MOST(clients, at_once);
-        MOST(slots, n);
-        MOST(steps, n * some->updates);
-        MOST(past, at_once * some->updates);
-        pieces += (some->clients + at_once - 1) / at_once;
-    }
-#undef MOST
-    NAME(Room) room;
-    const int64_t numbers_of = steps + past * d;
-    int64_t *items = malloc((HELD * slots + 1) * sizeof *items), *held = malloc((HELD * clients + 1) * sizeof *held);
-    REAL *numbers = malloc((HELD * numbers_of + clients * (d + 1) + 1) * sizeof *numbers);
-    REAL *vectors = numbers + HELD * numbers_of, *constants = vectors + clients * d;
-    const int ready = NAME(room_begin)(&room, round, width, n_gaps, updates) && items && held && numbers;
-    /* Pieces that this thread has trained and not added yet lie in a ring. */
-    Clients trained[HELD];
-    int64_t number[HELD], first = 0, n_held = 0, chunk = 0, before = 0;  /* before: pieces in the chunks before it */
-#define ADD_FIRST() do { \
-        const Clients *some_ = trained + first; \
-        NAME(add_outer)(all->change, items + first * slots, held + first * clients, numbers + first * numbers_of, \
-                        numbers + first * numbers_of + steps, some_->updates, some_->clients, \
-                        some_->width * (1 + round->each), d); \
-        __atomic_store_n(&all->added, number[first] + 1, __ATOMIC_RELEASE); \
-        first = (first + 1) % HELD; \
-        n_held--; \
-    } while (0)
-#define WAIT_AND_ADD() do { \
-        WAIT_UNTIL(&all->passed, passes); \
-        WAIT_UNTIL(&all->added, number[first]); \
-        ADD_FIRST(); \
-    } while (0)
-    while (ready) {
-        if (n_held == HELD) WAIT_AND_ADD();
-        const int64_t turn = __atomic_fetch_add(&all->taken, 1, __ATOMIC_RELAXED), piece = turn - passes;
-        while (piece >= pieces && n_held) WAIT_AND_ADD();
-        if (piece >= pieces + means) break;
-        if (piece < 0 || piece >= pieces) {
-            const int64_t from = (piece < 0 ? turn : piece - pieces) * PASSED;
-            const int64_t some = total - from < PASSED ? total - from : PASSED;
-            REAL *change = (REAL *)all->change + from;
-            if (piece < 0) {
-                memset(change, 0, some * sizeof *change);
-            } else {
-                WAIT_UNTIL(&all->added, pieces);
-                NAME(mean)(change, (const REAL *)round->table + from, all->whole, some);
-            }
-            __atomic_fetch_add(&all->passed, 1, __ATOMIC_RELEASE);
-            continue;
-        }
-        int64_t at_once, within;
-        while (at_once = together(all->chunks + chunk, round),
-               within = (all->chunks[chunk].clients + at_once - 1) / at_once, piece - before >= within) {
-            before += within;
-            chunk++;
-        }
-        const int64_t at = (first + n_held++) % HELD;
-        const Clients mine = trained[at] = part_of(all->chunks + chunk, (piece - before) * at_once, at_once);
-        number[at] = piece;
-        const Made made = {items + at * slots, held + at * clients, NULL, NULL, numbers + at * numbers_of,
-                           numbers + at * numbers_of + steps, vectors, constants, all->loss + mine.first};
-        NAME(train)(&room, round, &mine, &made);
-        for (int64_t c = 0; c < mine.clients; c++) {
-            const int64_t user = mine.users[c];
-            const REAL *from = (const REAL *)round->vectors + user * d;
-            REAL *to = (REAL *)all->vectors + user * d;
-            for (int64_t k = 0; k < d; k++) to[k] = from[k] + vectors[c * d + k];
-            if (round->constants)
-                ((REAL *)all->constants)[user] = ((const REAL *)round->constants)[user] + constants[c];
-        }
-        while (n_held && __atomic_load_n(&all->passed, __ATOMIC_ACQUIRE) == passes
-               && __atomic_load_n(&all->added, __ATOMIC_ACQUIRE) == number[first])
-            ADD_FIRST();
-    }
-#undef ADD_FIRST
-#undef WAIT_AND_ADD
-    NAME(room_end)(&room);
-    free(items); free(held); free(numbers);
-    if (!ready) return -1;
-    WAIT_UNTIL(&all->added, pieces);
-    WAIT_UNTIL(&all->passed, passes + means);
-    return 0;
 }
 
 /* Add rows to some of a table's. */

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from ..draws import Tables
 from .calls import Caller, Facts, padded_sequences, training_fields
-from .models import (INVERSE, ITEM, LABEL, LENGTH, NEGATIVE, SEQUENCE, USER,
-                     Refused)
+from .models import INVERSE, ITEM, LABEL, LENGTH, NEGATIVE, SEQUENCE, USER, Refused
 from .parameters import Parameter
 
 ITEMS, CLIENTS, POSITIVES, PER_POSITIVE = 23, 3, 4, 2

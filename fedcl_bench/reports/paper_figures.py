@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
@@ -15,7 +15,7 @@ from ..errors import UserError
 from ..experiments.papers import Key, figure_specs
 from ..runs.registry import Registry
 from ..runs.run import Run
-from ..runs.specs import RunSpec, expected_settings, seed_text, tuned_file
+from ..runs.specs import RunSpec, expected_idle, expected_settings, seed_text, tuned_file
 from ..runs.store import matching, one_protocol
 from ..stats.significance import TooFew
 from . import draw, scores
@@ -24,10 +24,12 @@ from .draw import BarPanel, Look, SettingPanel
 from .selection import command_for, grid_command, make_spec
 from .tables import DAGGER
 
+Cells = dict[tuple[str, str], dict[str, list[Run]]]  # (dataset, backbone) to method to its runs
 
-@dataclass
+
+@dataclass(frozen=True)
 class Job:
-    """What is to be drawn from which runs; ``notes`` collects what could not be.
+    """What is to be drawn from which runs.
 
     Attributes:
         changes: settings of ``--set``.
@@ -45,7 +47,6 @@ class Job:
     backbones: list[str]
     datasets: list[str]
     metric: str
-    notes: list[str] = field(default_factory=list)
 
     def label(self, name: str) -> str:
         """A dataset, backbone, method or metric as the paper calls it."""
@@ -63,37 +64,40 @@ class Job:
         return make_spec(self.registry, method, backbone, dataset, (own or {}).items(), self.changes, self.tuned)
 
     @cached_property
-    def cells(self) -> dict[tuple[str, str], dict[str, list[Run]]]:
-        """(dataset, backbone) to method to its runs; no runs where there is no record. Each is one comparable set."""
-        found: dict[tuple[str, str], dict[str, list[Run]]] = {}
-        missing = []
-        for dataset in self.datasets:
-            for backbone in self.backbones:
-                row = found[dataset, backbone] = {}
-                for method in self.methods:
-                    row[method] = self.find(method, backbone, dataset)
-                    if not row[method]:
-                        missing.append(self.spec(method, backbone, dataset)
-                                       or RunSpec(method, backbone, dataset, tuple(self.changes.items())))
-                every = [run for some in row.values() for run in some]
-                scores.same_tests(every, "figures")
-                scores.check_metric(every, self.metric)
-                if len(seeds := {_seeds(some): method for method, some in row.items() if some}) > 1:
-                    self.notes.append(f"different seeds on {backbone}, {dataset}: "
-                                      + "; ".join(f"{method} {text}" for text, method in seeds.items()))
-        one_protocol([run for row in found.values() for some in row.values() for run in some], "figures")
-        if missing:
-            places: dict[tuple[str, str], list[str]] = {}
-            for spec in missing:
-                places.setdefault((spec.backbone, spec.dataset), []).append(spec.method)
-            for (backbone, dataset), methods in places.items():
-                self.notes.append(f"no records of {', '.join(methods)} on {backbone}, {dataset}: left empty")
-            self.notes.append(f"make them with: {command_for(missing, self.tuned, self.records)}")
-        if len(missing) == len(found) * len(self.methods):
+    def cells(self) -> Cells:
+        """Every dataset and backbone; no runs where there is no record. Each is one comparable set."""
+        cells = {(dataset, backbone): {method: self.find(method, backbone, dataset) for method in self.methods}
+                 for dataset, backbone in product(self.datasets, self.backbones)}
+        for cell in cells.values():
+            scores.same_tests(_all(cell), "figures")
+            scores.check_metric(_all(cell), self.metric)
+        one_protocol([run for cell in cells.values() for run in _all(cell)], "figures")
+        if not any(run for cell in cells.values() for run in _all(cell)):
             raise UserError(f"figures: no records in {self.records} of {', '.join(self.methods)} on "
                             f"{', '.join(self.backbones)}, {', '.join(self.datasets)} with these settings.\nMake them "
-                            f"with: {command_for(missing, self.tuned, self.records)}")
-        return found
+                            f"with: {self._command_for_missing(cells)}")
+        return cells
+
+    @cached_property
+    def cell_notes(self) -> list[str]:
+        """Sentences on cells without records, and on those whose methods have different seeds."""
+        notes = []
+        for (dataset, backbone), cell in self.cells.items():
+            if len(seeds := {_seeds(runs): method for method, runs in cell.items() if runs}) > 1:
+                notes.append(f"different seeds on {backbone}, {dataset}: "
+                             + "; ".join(f"{method} {text}" for text, method in seeds.items()))
+        lacking = {place: [method for method, runs in cell.items() if not runs] for place, cell in self.cells.items()}
+        notes += [f"no records of {', '.join(methods)} on {backbone}, {dataset}: left empty"
+                  for (dataset, backbone), methods in lacking.items() if methods]
+        if any(lacking.values()):
+            notes.append(f"make them with: {self._command_for_missing(self.cells)}")
+        return notes
+
+    def _command_for_missing(self, cells: Cells) -> str:
+        missing = [self.spec(method, backbone, dataset)
+                   or RunSpec(method, backbone, dataset, tuple(self.changes.items()))
+                   for (dataset, backbone), cell in cells.items() for method, runs in cell.items() if not runs]
+        return command_for(missing, self.tuned, self.records)
 
     def find(self, method: str, backbone: str, dataset: str, own: dict[str, Any] | None = None) -> list[Run]:
         """The runs of a cell, sorted by seed."""
@@ -110,6 +114,10 @@ class Job:
         return "-".join((figure, *parts, self.metric.replace("@", "")))
 
 
+def _all(cell: dict[str, list[Run]]) -> list[Run]:
+    return [run for runs in cell.values() for run in runs]
+
+
 def _seeds(runs: list[Run]) -> str:
     return seed_text({run.seed for run in runs})
 
@@ -118,7 +126,8 @@ class Skip(Exception):
     """A figure that these records do not allow, and why."""
 
 
-Drawn = Iterator[tuple[str, Figure]]  # file names without their suffix, and figures
+# File names without their suffix with figures, and sentences on what could not be drawn.
+Drawn = Iterator[tuple[str, Figure] | str]
 
 
 def _improvements(job: Job) -> Drawn:
@@ -127,6 +136,7 @@ def _improvements(job: Job) -> Drawn:
     if base not in job.methods or not methods:
         raise Skip(f"needs {base} and another method")
     printed = job.paper.printed()[2]
+    yield from job.cell_notes
     rows = []
     for dataset in job.datasets:
         panels = []
@@ -137,8 +147,8 @@ def _improvements(job: Job) -> Drawn:
             ours = {m: scores.improvement(cell[m], cell[base], job.metric) for m in methods}
             for method, value in ours.items():
                 if value is None and cell[method] and cell[base]:
-                    job.notes.append(f"figure 3: {method} on {backbone}, {dataset} has no seed in common with a {base} "
-                                     f"above 0: left empty")
+                    yield (f"figure 3: {method} on {backbone}, {dataset} has no seed in common with a {base} above 0: "
+                           f"left empty")
             cells = {m: printed.get(Key(dataset, backbone, m, job.metric, "change")) for m in methods}
             panels.append(BarPanel(f"{job.label(dataset)}, {job.label(backbone)}", ours,
                                    {m: cell.value for m, cell in cells.items() if cell}))
@@ -175,25 +185,25 @@ def sensitivity(figure: str, job: Job, above: Callable[[float], str] | None = No
         (name, value), = spec.settings
         wanted.setdefault((spec.dataset, spec.backbone), {}).setdefault(name, set()).add(value)
     settings = list(next(iter(wanted.values())))
-    drawn = incomplete = False
+    drawn, notes = False, []
     for dataset, backbone in product(job.datasets, job.backbones):
         spec = job.spec(method, backbone, dataset)
         if spec is None:
             continue
         chosen = expected_settings(job.registry, spec, job.tuned)
-        found = scores.variations(job.runs, chosen, spec, settings)
+        varying = [name for name in settings if name in chosen]  # not those that --set leaves without effect
+        found = scores.variations(job.runs, chosen, spec, varying, expected_idle(job.registry, spec, job.tuned))
         varied = any(set(values) - {chosen[name]} for name, values in found.items())
         panels, every = [], []
-        for name in settings:
+        for name in varying:
             panel, runs = _setting_panel(job, spec, name, wanted.get((dataset, backbone), {}).get(name, set()),
                                          set(found.get(name, ())), chosen[name], above, above_label)
             panels.append(panel)
             every += runs
             missing = [f"{value:g}" for value, point in panel.points.items() if point is None]
             if missing and varied:
-                job.notes.append(f"figure {figure}: no records of {method} on {backbone}, {dataset} with {name} = "
-                                 f"{', '.join(missing)}: left empty")
-                incomplete = True
+                notes.append(f"figure {figure}: no records of {method} on {backbone}, {dataset} with {name} = "
+                             f"{', '.join(missing)}: left empty")
         if varied:
             scores.same_tests(every, f"figure {figure}")
             drawn = True
@@ -207,11 +217,13 @@ def sensitivity(figure: str, job: Job, above: Callable[[float], str] | None = No
     if not drawn:
         which = f"one of {', '.join(settings)}" if len(settings) > 1 else settings[0]
         raise Skip(f"no runs of {method} in which only {which} is another.{command}")
-    if incomplete:
-        job.notes[-1] += command
+    if notes:
+        yield from notes[:-1]
+        yield notes[-1] + command
 
 
 def _forgetting(job: Job) -> Drawn:
+    yield from job.cell_notes
     for (dataset, backbone), cell in job.cells.items():
         every = [run for some in cell.values() for run in some]
         if every:
@@ -222,6 +234,7 @@ def _forgetting(job: Job) -> Drawn:
 
 
 def curves(job: Job) -> Drawn:
+    yield from job.cell_notes
     for (dataset, backbone), cell in job.cells.items():
         every = [run for some in cell.values() for run in some]
         metrics = {run.meta["settings"]["valid_metric"] for run in every}
@@ -236,11 +249,12 @@ def curves(job: Job) -> Drawn:
 
 
 def _ranks(job: Job) -> Drawn:
+    yield from job.cell_notes
     rows = {(backbone, dataset): cell for (dataset, backbone), cell in job.cells.items() if all(cell.values())}
     for (dataset, backbone), cell in job.cells.items():
         if any(cell.values()) and (backbone, dataset) not in rows:
             lacking = ", ".join(method for method, some in cell.items() if not some)
-            job.notes.append(f"cd: {backbone}, {dataset} is left out, as it lacks {lacking}")
+            yield f"cd: {backbone}, {dataset} is left out, as it lacks {lacking}"
     if not rows:
         raise Skip("no dataset and backbone has records of all methods")
     try:

@@ -15,8 +15,8 @@ from ..experiments.papers import Contrast, Key, PaperTable, get
 from ..runs.run import Run
 from ..runs.specs import seed_text
 from .render import md_text, ours, printed
-from .tables import (DAGGER, DASH, SECONDS, Cell, Source, Table, averaged,
-                     build, command, find, measure, p_text, user_test)
+from .tables import (DAGGER, DASH, SECONDS, Cell, Source, Table, averaged, build, command, find, measure, p_text,
+                     user_test)
 
 CONFIDENCE = 0.95
 MIN_SEEDS = 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, fields
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -14,8 +14,7 @@ from ..errors import UserError, unknown
 from ..evaluation.ranking import METRICS
 from ..runs.run import Run
 from ..runs.specs import RunSpec
-from ..runs.store import (comparable, describe, incremental, one_data,
-                          one_protocol)
+from ..runs.store import comparable, describe, incremental, one_data, one_protocol
 
 # Settings that say which items a user is tested on, and among which others.
 _TESTED = (*(f.name for f in fields(StreamSettings)), "candidates", "sampled_candidates", "candidate_lists")
@@ -185,13 +184,14 @@ def user_histogram(runs: Sequence[Run], kind: str, edges: np.ndarray) -> Histogr
 
 
 def variations(runs: Iterable[Run], base: Mapping[str, Any], spec: RunSpec,
-               names: Iterable[str]) -> dict[str, list[float]]:
+               names: Iterable[str], idle: Collection[str] = ()) -> dict[str, list[float]]:
     """Which values of single settings there are runs of, all other settings being those of ``base``.
 
     Args:
         runs: any; those of the spec's method, backbone and dataset count.
         base: the settings that the spec stands for.
         names: the settings to look at.
+        idle: settings that have no effect with those of the spec.
 
     Returns:
         Setting to its values, sorted; the value of ``base`` is among them if there are runs of it.
@@ -201,7 +201,7 @@ def variations(runs: Iterable[Run], base: Mapping[str, Any], spec: RunSpec,
     for run in runs:
         if any(run.meta[key] != getattr(spec, key) for key in ("method", "backbone", "dataset")):
             continue
-        settings = comparable(run.meta["settings"])
+        settings = comparable(run.meta["settings"], idle)
         differs = [name for name in {**base, **settings} if settings.get(name) != base.get(name)]
         for name in names:
             if differs in ([], [name]):

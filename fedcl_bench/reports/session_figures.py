@@ -18,17 +18,22 @@ _EDGES = np.linspace(0.0, 1.0, 21)
 
 
 def _gather(job: Job, figure: str, rows: dict[str, tuple[str, dict[str, Any]]],
-            measure: Callable[[list[Run]], Any]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Dataset to backbone to row to what ``measure`` makes of its runs, None without; datasets without any are omitted.
+            measure: Callable[[list[Run]], Any]) -> tuple[dict[str, dict[str, dict[str, Any]]], list[str]]:
+    """What there is of a figure's rows, and what there is not.
 
     Args:
         rows: label to (method, settings of its own).
+
+    Returns:
+        Dataset to backbone to row to what ``measure`` makes of its runs, None without, where datasets without any are
+        omitted; and sentences on rows without records.
 
     Raises:
         Skip: if no row has a record anywhere.
     """
     found: dict[str, dict[str, dict[str, Any]]] = {}
     missing: dict[str, None] = {}
+    notes = []
     for dataset in job.datasets:
         panels: dict[str, dict[str, Any]] = {}
         for backbone in job.backbones:
@@ -38,18 +43,15 @@ def _gather(job: Job, figure: str, rows: dict[str, tuple[str, dict[str, Any]]],
             if len(lacking) < len(rows):
                 panels[backbone] = {row: measure(some) if some else None for row, some in runs.items()}
             if lacking:
-                job.notes.append(f"figure {figure}: no records of {', '.join(lacking)} on {backbone}, {dataset}: left "
-                                 f"empty")
+                notes.append(f"figure {figure}: no records of {', '.join(lacking)} on {backbone}, {dataset}: left "
+                             f"empty")
                 missing[dataset] = None
         if panels:
             found[dataset] = panels
     command = f"make them with: {job.command(figure, list(missing), '--backbones', ','.join(job.backbones))}"
     if not found:
-        del job.notes[-len(missing) * len(job.backbones):]
         raise Skip(f"no records of its runs.\n{command[0].upper()}{command[1:]}")
-    if missing:
-        job.notes.append(command)
-    return found
+    return found, [*notes, command] if missing else []
 
 
 def _panels(job: Job, dataset: str, backbones: dict[str, Any]) -> dict[str, Any]:
@@ -66,7 +68,9 @@ def _early(job: Job) -> Drawn:
                            f"other metrics: --metric hit@10, ndcg@10")
         return scores.validation_curves(runs, column)[0]
     rows = {method: (method, {"early_session": True}) for method in job.methods}
-    for dataset, backbones in _gather(job, "early", rows, curve).items():
+    found, notes = _gather(job, "early", rows, curve)
+    yield from notes
+    for dataset, backbones in found.items():
         yield job.file("early", dataset), draw.early_curves(_panels(job, dataset, backbones), job.looks,
                                                                 job.label(job.metric))
 
@@ -77,7 +81,8 @@ def _probability(job: Job) -> Drawn:
     other = rows.keys() - {ours}
     look = {ours: replace(job.looks[ours], line="-"),
             **{row: replace(job.looks[ours], label=job.label(row), color="#000000", line="--") for row in other}}
-    found = _gather(job, "probability", rows, lambda runs: scores.user_histogram(runs, PROBABILITY, _EDGES))
+    found, notes = _gather(job, "probability", rows, lambda runs: scores.user_histogram(runs, PROBABILITY, _EDGES))
+    yield from notes
     for dataset, backbones in found.items():
         yield f"probability-{dataset}", draw.user_histograms(_panels(job, dataset, backbones), look,
                                                                  "predicted probability of the test target")

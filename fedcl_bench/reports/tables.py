@@ -20,9 +20,8 @@ from ..errors import UserError
 from ..experiments.papers import Key, PaperTable, Printed, get
 from ..runs.registry import Registry
 from ..runs.run import Run
-from ..runs.specs import RunSpec, expected_settings, seed_text, tuned_file
-from ..runs.store import (comparable, matching, one_data, one_protocol,
-                          user_scores)
+from ..runs.specs import RunSpec, expected_idle, expected_settings, seed_text, tuned_file
+from ..runs.store import comparable, matching, one_data, one_protocol, user_scores
 from ..stats.significance import compare_paired
 
 DAGGER = "†"
@@ -260,7 +259,8 @@ def find(source: Source, spec: RunSpec) -> tuple[list[Run], str]:
     if found:
         return found, ""
     wanted = comparable(expected_settings(source.registry, spec, source.tuned))
-    others = [(_differences(wanted, comparable(run.meta["settings"])), run) for run in source.runs
+    idle = expected_idle(source.registry, spec, source.tuned)
+    others = [(_differences(wanted, comparable(run.meta["settings"], idle)), run) for run in source.runs
               if (run.meta["method"], run.meta["backbone"], run.meta["dataset"])
               == (spec.method, spec.backbone, spec.dataset)]
     if not others:

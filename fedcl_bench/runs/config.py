@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -16,13 +16,13 @@ from .. import sampling
 from ..data import stream
 from ..data.source import DatasetSource, load_config, locate, session_columns
 from ..data.stream import Stream, StreamSettings
-from ..errors import UserError
+from ..errors import Misfit, UserError
 from ..evaluation import ranking
 from ..evaluation.ranking import EvaluationSettings, parse_metric
 from ..federation import parts
 from ..federation.parts import Federation, FederationSettings
 from ..sampling import LocalSettings
-from ..settings import assemble, flat
+from ..settings import assemble, declared_idle, flat
 from ..version import NUMBERS_VERSION
 from .registry import Plugin, Registry
 
@@ -31,7 +31,11 @@ CORE_SETTINGS = (StreamSettings, LocalSettings, FederationSettings, EvaluationSe
 
 @dataclass(frozen=True)
 class RunConfig:
-    """dataset x stream x backbone x method x settings x seed."""
+    """dataset x stream x backbone x method x settings x seed.
+
+    Attributes:
+        registry: where the plugins come from; errors name others of it.
+    """
 
     source: DatasetSource
     backbone: Plugin
@@ -44,18 +48,24 @@ class RunConfig:
     method_settings: Any
     seed: int
     device: str
+    registry: Registry = field(default_factory=Registry, repr=False, compare=False)
 
     @property
     def settings(self) -> dict[str, Any]:
         """All settings that have an effect as one flat, JSON-ready mapping."""
-        return self._settings(with_method=True)
+        return effective(self._parts(with_method=True))
 
-    def _settings(self, with_method: bool) -> dict[str, Any]:
+    @property
+    def idle(self) -> dict[str, str]:
+        """Settings of the plugins that others of their settings leave without effect, and why."""
+        return declared_idle([self.backbone_settings, self.method_settings])
+
+    def _parts(self, with_method: bool) -> list[Any]:
         parts = [self.stream, self.local, self.server, self.evaluation, self.backbone_settings]
-        return effective(parts + ([self.method_settings] if with_method else []))
+        return parts + ([self.method_settings] if with_method else [])
 
-    def _identity(self, with_method: bool) -> dict[str, Any]:
-        settings = self._settings(with_method)
+    def _identity(self, with_method: bool, with_idle: bool = False) -> dict[str, Any]:
+        settings = effective(self._parts(with_method), with_idle)
         settings["split_file"] = bool(settings["split_file"])  # its bytes count, not its place
         identity = {"numbers": NUMBERS_VERSION, "data": self.source.fingerprint, "seed": self.seed,
                     "device": self.device, "backbone": [self.backbone.name, self.backbone.digest],
@@ -72,6 +82,11 @@ class RunConfig:
         return _hash(self._identity(with_method=True))
 
     @cached_property
+    def former_hash(self) -> str | None:
+        """The run's hash in records from when idle settings of plugins were part of it; None if that is ``hash``."""
+        return _hash(self._identity(with_method=True, with_idle=True)) if self.idle else None
+
+    @cached_property
     def base_hash(self) -> str:
         """Hash of everything that can change block 0 under a method that acts only from block 1 on."""
         return _hash(self._identity(with_method=False))
@@ -79,13 +94,28 @@ class RunConfig:
     @property
     def name(self) -> str:
         """The run's folder: readable, then unique."""
+        return self._named(self.hash)
+
+    @property
+    def former_name(self) -> str | None:
+        """The folder of a record under ``former_hash``, if there is such a hash."""
+        return self._named(self.former_hash) if self.former_hash else None
+
+    def _named(self, digest: str) -> str:
         backbone = self.backbone.name.replace(":", "-")
-        return f"{self.method.name}-{backbone}-{self.source.name}-s{self.seed}-{self.hash[:12]}"
+        return f"{self.method.name}-{backbone}-{self.source.name}-s{self.seed}-{digest[:12]}"
 
     def federation(self, stream: Stream) -> Federation:
         """The run's parts over a loaded stream."""
         return Federation(stream, self.backbone.cls(self.backbone_settings), self.method.cls(self.method_settings),
                           self.local, self.server, self.evaluation, self.seed, torch.device(self.device))
+
+    def check(self, federation: Federation) -> None:
+        """Raise UserError if the run's parts do not go together or do not fit the data."""
+        try:
+            federation.check()
+        except Misfit as error:
+            raise self.registry.naming(error) from None
 
 
 def _hash(identity: Mapping[str, Any]) -> str:
@@ -128,6 +158,12 @@ def refuse_idle(parts: Iterable[Any], overrides: Iterable[tuple[str, Mapping[str
         for name in layer:
             if name in idle:
                 raise UserError(f"setting '{name}' ({origin}) has no effect {idle[name]}; leave it out.")
+
+
+def idle_notes(config: RunConfig, overrides: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """Sentences on settings that the user gave and that the plugins' other settings leave without effect."""
+    return [f"setting '{name}' ({origin}) has no effect {config.idle[name]}."
+            for origin, layer in overrides for name in layer if name in config.idle]
 
 
 def layers(dataset: str, overrides: Iterable[tuple[str, Mapping[str, Any]]], backbone: type | None = None,
@@ -173,10 +209,15 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
 _LATER = {"upload_clip": 0.0, "upload_mechanism": "laplace", "evaluate_every": 1}
 
 
-def effective(parts: Iterable[Any]) -> dict[str, Any]:
-    """Settings classes as one flat, JSON-ready mapping of those that have an effect: what a run record holds."""
+def effective(parts: Iterable[Any], with_idle: bool = False) -> dict[str, Any]:
+    """Settings classes as one flat, JSON-ready mapping of those that have an effect: what a run record holds.
+
+    Args:
+        with_idle: also those that plugins declare idle, as records held them before plugins could.
+    """
+    parts = list(parts)
     settings = flat(parts)
-    for name in _idle(settings):
+    for name in {**_idle(settings), **({} if with_idle else declared_idle(parts))}:
         del settings[name]
     return {name: value for name, value in settings.items() if name not in _LATER or value != _LATER[name]}
 
@@ -198,4 +239,5 @@ def make_config(registry: Registry, method: str, backbone: str, dataset: str, se
     """
     backbone_plugin, method_plugin = registry.get("backbone", backbone), registry.get("method", method)
     parts = resolve(registry, method, backbone, dataset, overrides)
-    return RunConfig(locate(dataset, data_dir, parts[0]), backbone_plugin, method_plugin, *parts, seed, device)
+    return RunConfig(locate(dataset, data_dir, parts[0]), backbone_plugin, method_plugin, *parts, seed, device,
+                     registry)

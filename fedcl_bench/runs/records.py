@@ -32,7 +32,7 @@ import torch
 from ..errors import Busy, UserError
 from ..evaluation.continual import summaries
 from ..evaluation.ranking import UserScores
-from ..federation.parts import Progress
+from ..federation.parts import Best, Progress
 from ..files import replacing, write_atomically
 from ..model import Snapshot
 from ..ops import kernels
@@ -45,7 +45,7 @@ FILES = ("metrics.parquet", "rounds.parquet", "users.parquet", "analysis.parquet
 MODEL = "model.pt"  # has its own hash
 SCHEMA = 2  # of a record's files; raised when their content changes
 _DIGEST = 32
-_SNAPSHOTS = ("model", "best", "previous")
+_SNAPSHOTS = "model", "previous"
 
 
 class Corrupt(Exception):
@@ -82,6 +82,7 @@ def save_progress(path: Path, progress: Progress, elapsed: float) -> None:
     content = {f.name: getattr(progress, f.name) for f in fields(Progress)}
     for name in _SNAPSHOTS:
         content[name] = dict(vars(content[name]))
+    content["best"] = {**vars(progress.best), "model": dict(vars(progress.best.model))}
     content["tests"] = [(t, s, scores.users, scores.values) for t, s, scores in progress.tests]
     _write_packed(path, {"progress": content, "elapsed": elapsed})
 
@@ -101,6 +102,8 @@ def load_progress(path: Path, device: str) -> tuple[Progress, float] | None:
         progress = saved["progress"]
         for name in _SNAPSHOTS:
             progress[name] = Snapshot(**progress[name])
+        progress["best"] = Best(**{**progress["best"], "model": Snapshot(**progress["best"]["model"])})
+        progress["ways"] = tuple(progress["ways"])
         progress["tests"] = tuple((t, s, UserScores(users, values)) for t, s, users, values in progress["tests"])
         progress["analysis"] = tuple(map(tuple, progress["analysis"]))
         return Progress(**progress), saved["elapsed"]
@@ -193,7 +196,8 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
         continual[name] = summaries(r)
     return {
         "method": config.method.name, "backbone": config.backbone.name, "dataset": config.source.name,
-        "seed": config.seed, "device": config.device, "settings": config.settings, "metrics": metrics,
+        "seed": config.seed, "device": config.device, "settings": config.settings, "idle_settings": config.idle,
+        "metrics": metrics,
         "continual": continual, "matrix": matrix,
         "rounds": per_block.size().tolist(),
         "best_round": [progress.best_round(step, config.server.best_round) for step in per_block.groups],
@@ -204,11 +208,11 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
                   "down_per_client_round": per_block["bytes_down"].min().tolist(),
                   "total_up": int((curve["bytes_up"] * curve["participants"]).sum()),
                   "total_down": int((curve["bytes_down"] * curve["participants"]).sum())},
-        "privacy": {"uploaded": [*progress.best.public, *progress.best.dense, *method_uploads(config)],
-                    "kept_at_client": [*progress.best.private, *progress.client_state],
+        "privacy": {"uploaded": [*progress.best.model.public, *progress.best.model.dense, *method_uploads(config)],
+                    "kept_at_client": [*progress.best.model.private, *progress.client_state],
                     "upload_noise": config.server.upload_noise, "notes": notes},
         "hash": config.hash, "base_hash": config.base_hash, "data_fingerprint": config.source.fingerprint,
-        "environment": environment(config.device),
+        "environment": {**environment(config.device), "ways": list(progress.ways)},
     }
 
 
@@ -256,7 +260,7 @@ class Record:
             buffer = io.BytesIO()
             table.to_parquet(buffer, index=False)
             blobs[name] = buffer.getvalue()
-        _write_packed(self.folder / MODEL, dict(vars(progress.best)))
+        _write_packed(self.folder / MODEL, dict(vars(progress.best.model)))
         for name in FILES:
             write_atomically(self.folder / name, blobs[name])
         content = {"schema": SCHEMA, "status": "finished", **content,
@@ -308,6 +312,15 @@ class Record:
     def users(self) -> pd.DataFrame:
         """Per-user scores of a finished run."""
         return pd.read_parquet(self.folder / "users.parquet")
+
+    @classmethod
+    def of(cls, config: RunConfig, results: Path) -> "Record":
+        """Where a run is kept in a results folder: under its name, or, if there is only that, under its former one."""
+        folder = results / "runs" / config.name
+        if config.former_name and not folder.exists():
+            former = folder.with_name(config.former_name)
+            folder = former if former.exists() else folder
+        return cls(folder)
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Iterable
 
 from ..backbone import Backbone
-from ..errors import UserError, unknown
+from ..errors import Misfit, UserError, unknown
 from ..files import shipped
 from ..method import Method
 from .identity import identity
@@ -82,6 +82,11 @@ class Registry:
         method that is not installed."""
         plugin = self.plugins.get(("method", method))
         return plugin is not None and plugin.cls.reimplementation
+
+    def naming(self, error: Misfit) -> UserError:
+        """The error with the names of the plugins that would do instead."""
+        names = [name for name in self.names(error.kind) if error.fits(self.get(error.kind, name).cls)]
+        return UserError(f"{error}\n{error.kind.capitalize()}s that fit: {', '.join(names) or 'none is installed'}.")
 
     def _add(self, module: ModuleType, path: Path) -> None:
         for value in list(vars(module).values()):

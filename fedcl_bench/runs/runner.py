@@ -94,13 +94,13 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, rerun:
         UserError: also if there is not enough memory. RunFailed, Interrupted.
     """
     began = time.perf_counter()
-    record = Record(results / "runs" / config.name)
+    record = Record.of(config, results)
     base = results / "shared" / f"{config.base_hash}.pt"
     if not rerun and (done := _finished(record, lambda error: None)):
         return {**done, "record": str(record.folder), "reused": True}
     stream = load()
     federation = config.federation(stream)
-    federation.check()  # before anything is written
+    config.check(federation)  # before anything is written
     engine.check(federation)
     with record.locked():
         if rerun:

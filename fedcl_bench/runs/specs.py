@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Iterable, Mapping
 
 from ..errors import UserError
+from ..settings import declared_idle
 from .config import effective, resolve
 from .registry import Registry, spelled
 
@@ -64,6 +65,11 @@ def seed_text(seeds: Iterable[int]) -> str:
 def expected_settings(registry: Registry, spec: RunSpec, tuned: Path | None = None) -> dict[str, Any]:
     """The settings that the record of a spec holds; no data file is needed."""
     return effective(resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned)))
+
+
+def expected_idle(registry: Registry, spec: RunSpec, tuned: Path | None = None) -> dict[str, str]:
+    """The settings that the plugins of a spec leave without effect, and why; older records hold their values."""
+    return declared_idle(resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned)))
 
 
 def tuned_file(folder: Path, method: str, backbone: str, dataset: str) -> Path:

@@ -10,18 +10,19 @@ import json
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Collection, Iterable, Mapping, Sequence
 
 import pandas as pd
 
 from ..data.source import DatasetSource, load_config
 from ..errors import UserError
+from ..settings import declared_idle
 from . import compact
-from .config import RunConfig, resolve
+from .config import RunConfig, effective, resolve
 from .records import SCHEMA, Corrupt, Record
 from .registry import Registry
 from .run import Run
-from .specs import RunSpec, expected_settings
+from .specs import RunSpec
 
 # Settings that say how numbers are taken, with the value of records from before the setting existed.
 PROTOCOL = {"stream": "blocks", "candidates": "all", "sampled_candidates": None, "candidate_lists": None}
@@ -97,42 +98,53 @@ def load_runs(folder: Path) -> list[Run]:
                                                   run.seed, run.hash))
 
 
-def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
+def comparable(settings: Mapping[str, Any], idle: Collection[str] = ()) -> dict[str, Any]:
     """Settings in the form in which those of a record and of a spec are compared.
 
     A split file's bytes are in the data fingerprint and its place means nothing, so only whether there is one counts.
+
+    Args:
+        idle: names that are left out: records that older versions made of the spec hold them.
     """
-    return {**settings, "split_file": bool(settings.get("split_file"))}
+    return {name: value for name, value in {**settings, "split_file": bool(settings.get("split_file"))}.items()
+            if name not in idle}
 
 
-def _current_hash(registry: Registry, spec: RunSpec, tuned: Path | None, meta: Mapping[str, Any]) -> str:
-    """The hash that the run would have if it were made by the plugins as they are now."""
+def _current_hashes(registry: Registry, spec: RunSpec, tuned: Path | None, meta: Mapping[str, Any]) -> list[str | None]:
+    """The hashes that the run would have if it were made by the plugins as they are now: the present, the former."""
     parts = resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned))
     source = DatasetSource(spec.dataset, load_config(spec.dataset), Path(), meta["data_fingerprint"])
-    return RunConfig(source, registry.get("backbone", spec.backbone), registry.get("method", spec.method), *parts,
-                     meta["seed"], meta["device"]).hash
+    config = RunConfig(source, registry.get("backbone", spec.backbone), registry.get("method", spec.method), *parts,
+                       meta["seed"], meta["device"])
+    return [config.hash, config.former_hash]
 
 
 def matching(runs: Iterable[Run], registry: Registry, spec: RunSpec, tuned: Path | None = None) -> list[Run]:
     """The runs of a spec, sorted by seed: same names, and the settings the spec stands for.
 
-    Of several runs of one seed (a plugin was edited in between) the one of the present code is taken.
+    Of several runs of one seed (a plugin was edited in between) the one of the present code is taken; of several of
+    those the one whose hash has no idle settings.
 
     Raises:
         UserError: for an unknown name or setting of the spec; if none or several of a seed's runs are of the present
             code, or runs of the spec used different data.
     """
-    wanted = comparable(expected_settings(registry, spec, tuned))
+    parts = resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned))
+    wanted, idle = comparable(effective(parts)), declared_idle(parts)
     seeds: dict[int, list[Run]] = defaultdict(list)
     for run in runs:
         names = (run.meta["method"], run.meta["backbone"], run.meta["dataset"])
-        if names == (spec.method, spec.backbone, spec.dataset) and comparable(run.meta["settings"]) == wanted:
+        if (names == (spec.method, spec.backbone, spec.dataset)
+                and comparable(run.meta["settings"], idle) == wanted):
             seeds[run.seed].append(run)
     found = []
     for seed in sorted(seeds):
         several = seeds[seed]
         if len(several) > 1:
-            several = [run for run in several if _current_hash(registry, spec, tuned, run.meta) == run.hash]
+            several = [run for which in (0, 1) for run in several
+                       if _current_hashes(registry, spec, tuned, run.meta)[which] == run.hash]
+            if len({(run.meta["device"], run.meta["data_fingerprint"]) for run in several}) == 1:
+                several = several[:1]
         if len(several) != 1:
             raise UserError(f"{len(seeds[seed])} records of {describe(seeds[seed][0].meta)} have the same settings: "
                             f"{', '.join(run.hash[:12] for run in seeds[seed])} (other data, device or code).\n"

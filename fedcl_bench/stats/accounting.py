@@ -52,8 +52,7 @@ def epsilon(protection: Protection, rounds: int, delta: float = DELTA) -> float:
         ModuleNotFoundError: without the package dp-accounting.
     """
     from dp_accounting import get_epsilon_gaussian
-    from dp_accounting.pld.privacy_loss_distribution import \
-        from_laplace_mechanism
+    from dp_accounting.pld.privacy_loss_distribution import from_laplace_mechanism
 
     ratio = 2.0 * protection.clip / protection.noise
     if protection.mechanism != LAPLACE:

@@ -8,7 +8,9 @@
         assert_passed(check_method(MyMethod))
 """
 
+from ..runs.registry import discover
 from .checks import check_backbone, check_method, check_plugin
 from .report import Outcome, Report, assert_passed
 
-__all__ = ["Outcome", "Report", "assert_passed", "check_backbone", "check_method", "check_plugin"]
+__all__ = ["Outcome", "Report", "assert_passed", "check_backbone", "check_method", "check_plugin",
+           "discover"]

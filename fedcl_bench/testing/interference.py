@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ..data.stream import Step
 from ..draws import DrawKey, Tables
-from ..federation.loop import acting_in, open_step, protocol_of
 from ..federation.parts import Federation, Progress
-from ..federation.round import train_round
-from ..federation.server import aggregate, participants
+from ..federation.round import train_clients
+from ..federation.server import aggregate, mean, participants
+from ..federation.steps import begin_step, open_step
 from ..model import Snapshot, score_users
 from ..stats.clip_noise import OPEN
 from .report import Inapplicable, Violated
@@ -82,7 +82,7 @@ def uploads(pair: Pair) -> str:
         f = pair.federation()
         sent = client_round(f, start)
         step = f.stream.steps[start.step]
-        declared = acting_in(f, step).uploads(f.backbone, start.round)
+        declared = f.acting_in(step).uploads(f.backbone, start.round)
         for name, shape in declared.items():
             names[name] = shape
             values = sent[f"upload {name}"]
@@ -107,16 +107,16 @@ def server_knows(pair: Pair) -> str:
     for start in _rounds_to_test(pair):
         f = pair.federation()
         step, begun = _begun(f, start, f.stream.steps[start.step])
-        model, _, sent = train_round(
-            protocol_of(f, step, acting_in(f, step)).chunks(_users(f, step, start), start.round, begun.model),
-            begun.model, f.backbone, acting_in(f, step), f.local, f.seed, step.index, start.round,
-            own_start=start.round == 0 and f.server.init == "per_client")
-        model = aggregate(f.backbone, model, _users(f, step, start), OPEN, f.seed, step.index, start.round)
+        opened, users = open_step(f, step, begun.model), _users(f, step, start)
+        sums = train_clients(opened.protocol.chunks(users, start.round, begun.model), begun.model,
+                             replace(opened.training, protection=OPEN), opened.key(start.round))
+        sent, (model, _) = sums.uploads, mean(sums, begun.model, f.backbone, f.seed)
+        model = aggregate(f.backbone, model, users, OPEN, opened.key(start.round))
         mine = _server_side(f, step, start, model, sent, _begun_state(pair, start))
 
         everybody = torch.ones(step.n_users, dtype=torch.bool)
         elsewhere = replace(start, client_state=_of_others(start.client_state, everybody),
-                            model=_elsewhere(start.model, everybody), best=_elsewhere(start.best, everybody))
+                            model=_elsewhere(start.model, everybody), best=replace(start.best, model=_elsewhere(start.best.model, everybody)))
         f = pair.federation(with_steps(pair.stream, {t.index: with_other_data(t)
                                                      for t in pair.stream.steps[:step.index + 1]}))
         place, _ = _begun(f, elsewhere, f.stream.steps[start.step])
@@ -136,10 +136,9 @@ def _users(f: Federation, step: Step, start: Progress) -> Tensor:
 def _begun(f: Federation, start: Progress, step: Step) -> tuple[Step, Progress]:
     """A round whose local training is about to start."""
     f.method.client_state, f.method.server_state = dict(start.client_state), dict(start.server_state)
-    acting = acting_in(f, step)
     if start.round == 0:
-        start = open_step(f, step, acting, start)
-    acting.begin_round(step, start.round, f.backbone)
+        start = begin_step(f, step, start)
+    f.acting_in(step).begin_round(step, start.round, f.backbone)
     return step, start
 
 
@@ -153,7 +152,7 @@ def _begun_state(pair: Pair, start: Progress) -> Tables:
 def _server_side(f: Federation, step: Step, start: Progress, model: Snapshot, sent: Tables,
                  begun: Tables) -> dict[str, Tables]:
     """What the server's hooks make of uploads and their mean, in their order; ``model`` has the clients' parameters."""
-    acting, users = acting_in(f, step), _users(f, step, start)
+    acting, users = f.acting_in(step), _users(f, step, start)
     result = {"begin_step": begun, "aggregate": dict(acting.aggregate(dict(model.public)))}
     result["end_round's answers"] = dict(acting.end_round(start.round, users, dict(sent)))
     result["end_round"] = dict(f.method.server_state)

@@ -28,8 +28,8 @@ from ..runs.records import load_progress, save_progress
 from ..runs.registry import RECBOLE, Plugin
 from ..settings import checked
 from .report import Inapplicable, Violated
-from .trials import (Pair, all_tables, client_round, difference, finished,
-                     is_sequential, module_of, runs_differ, tables_differ)
+from .trials import (Pair, all_tables, client_round, difference, finished, is_sequential, module_of, runs_differ,
+                     tables_differ)
 
 # Of a plugin alone.
 
@@ -182,7 +182,7 @@ def runs(pair: Pair) -> str:
     """It runs through all steps, with the users and items that are new in them."""
     last = pair.points[-1]
     steps = pair.stream.steps
-    for tables, count in ((last.best.public, steps[-1].n_items), (last.best.private, steps[-1].n_users)):
+    for tables, count in ((last.best.model.public, steps[-1].n_items), (last.best.model.private, steps[-1].n_users)):
         for name, table in tables.items():
             if len(table) != count:
                 raise Violated(f"'{name}' ends with {len(table)} rows, expected {count}")

@@ -75,8 +75,9 @@ def survey(names: Iterable[str] | None = None) -> list[Outcome]:
 
 _HEAD = """# RecBole's models as backbones
 
-Made by `python run_bench.py list recbole --out docs/recbole-models.md`: every general and sequential recommender of
-RecBole {version}, tried on two made-up blocks with its own hyper-parameters. How it works: [plugins.md](plugins.md).
+Made by `python run_bench.py list recbole --out results/pages/recbole-models.md`: every general and sequential
+recommender of RecBole {version}, tried on two made-up blocks with its own hyper-parameters. How it works:
+[plugins.md](../../docs/plugins.md).
 
 - **vectorised**: many clients are trained at once by `torch.func.vmap`.
 - **one by one**: an operator that vmap does not take, or Python code that looks at numbers, is in the way; the numbers
@@ -92,7 +93,7 @@ RecBole {version}, tried on two made-up blocks with its own hyper-parameters. Ho
 
 
 def markdown(outcomes: Iterable[Outcome]) -> str:
-    """The page ``docs/recbole-models.md``."""
+    """The page ``results/pages/recbole-models.md``."""
     import recbole
 
     outcomes = list(outcomes)

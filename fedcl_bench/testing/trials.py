@@ -15,12 +15,13 @@ from torch import Tensor
 
 from ..backbone import Backbone
 from ..data.stream import Stream
-from ..draws import DrawKey, Tables
+from ..draws import Tables
 from ..errors import RunFailed, UserError
-from ..federation.loop import acting_in, open_step, protocol_of, run
+from ..federation.loop import run
 from ..federation.parts import Federation, Progress
 from ..federation.round import trainer_of
 from ..federation.server import participants
+from ..federation.steps import begin_step, open_step
 from ..method import Method
 from ..model import Snapshot
 from ..runs.config import resolve
@@ -153,18 +154,16 @@ def client_round(f: Federation, progress: Progress,
     """
     f.method.client_state, f.method.server_state = dict(progress.client_state), dict(progress.server_state)
     step = f.stream.steps[progress.step]
-    acting = acting_in(f, step)
     if progress.round == 0:
-        progress = open_step(f, step, acting, progress)
+        progress = begin_step(f, step, progress)
     round_, model = progress.round, progress.model
-    acting.begin_round(step, round_, f.backbone)
-    protocol = protocol_of(f, step, acting)
+    opened = open_step(f, step, model)
+    opened.method.begin_round(step, round_, f.backbone)
     users = participants(step, f.server.client_ratio, f.seed, round_)
     rows: dict[str, list[Tensor]] = {}
-    for some in split(users):
-        chunks = protocol.chunks(some, round_, model)
-        train = trainer_of(chunks, model, f.backbone, acting, f.local, DrawKey(f.seed, step.index, round_),
-                           round_ == 0 and f.server.init == "per_client", f.server.protection)
+    for group in split(users):
+        chunks = opened.protocol.chunks(group, round_, model)
+        train = trainer_of(chunks, model, opened.training, opened.key(round_))
         for chunk in chunks:
             trained = train(chunk)
             found = {f"upload {name}": value for name, value in trained.changes(model, f.backbone).items()}

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from ..data.recbole_files import Interactions
-from ..data.stream import (Ragged, Sessions, Step, Stream, StreamSettings,
-                           build_blocks)
+from ..data.stream import Ragged, Sessions, Step, Stream, StreamSettings, build_blocks
 
 SPLITS = ("train", "valid", "test")
 

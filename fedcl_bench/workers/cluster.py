@@ -16,8 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Iterator
 
-from ..version import __version__
 from ..errors import UserError
+from ..version import __version__
 
 REQUIREMENT = "ray>=2.60"  # the extra [ray]
 LOCAL = "local"
@@ -71,8 +71,9 @@ def _package() -> ModuleType:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else a warning without a use
     try:
-        import ray
         import ray.util.scheduling_strategies
+
+        import ray
     except ImportError:
         raise UserError(f"--ray: Ray is not installed; python -m pip install '{REQUIREMENT}'") from None
     return ray

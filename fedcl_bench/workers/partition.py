@@ -12,13 +12,12 @@ from typing import Sequence
 import torch
 from torch import Tensor
 
-from ..backbone import Backbone
 from ..data.stream import Ragged, Sessions, Step, Stream
 from ..draws import Tables
 from ..errors import UserError
 from ..evaluation.drift import PER_USER
 from ..evaluation.ranking import UserScores
-from ..federation.parts import Federation, Progress
+from ..federation.parts import Best, Federation, Progress
 from ..model import Snapshot
 
 _PER_USER = ("private", "local", "served", "memory")  # parts of a snapshot
@@ -30,7 +29,7 @@ def check_divisible(federation: Federation) -> None:
     """Raise UserError for a backbone or method whose server looks at more of its clients than sums."""
     backbone, method = federation.backbone, federation.method
     spread = "--shards: the clients of a run are spread over workers and send sums;"
-    if type(backbone).serve is not Backbone.serve or backbone.serves_tables:
+    if backbone.overrides("serve") or backbone.serves_tables:
         raise UserError(f"{spread} the server of backbone '{backbone.name}' needs every client's item table.\n"
                         f"Leave --shards out (`grid --ray` spreads whole runs), or use another backbone.")
     if method.uploads(backbone, 0) or method.uploads(backbone, 1):
@@ -111,12 +110,13 @@ def progress_part(progress: Progress, names: Tensor) -> Progress:
     """What a run carries of some clients, without the tests and analysis of what is behind it."""
     def cut(model: Snapshot) -> Snapshot:
         return replace(model, **{kind: _rows(getattr(model, kind), names) for kind in _PER_USER})
-    return replace(progress, model=cut(progress.model), best=cut(progress.best), previous=cut(progress.previous),
-                   client_state=_rows(progress.client_state, names),
-                   best_client_state=_rows(progress.best_client_state, names), tests=(), analysis=())
+    best = replace(progress.best, model=cut(progress.best.model),
+                   client_state=_rows(progress.best.client_state, names))
+    return replace(progress, model=cut(progress.model), best=best, previous=cut(progress.previous),
+                   client_state=_rows(progress.client_state, names), tests=(), analysis=())
 
 
-def _together(tables: Sequence[Tables], names: Sequence[Tensor], kind: str) -> Tables:
+def _put_together(tables: Sequence[Tables], names: Sequence[Tensor], kind: str) -> Tables:
     """Tables with a row per client of each part, as one with a row per client."""
     result = {}
     for name in tables[0]:
@@ -145,9 +145,8 @@ def whole_progress(parts: Sequence[Progress], names: Sequence[Tensor], behind: P
         names: ids of each part's clients.
         behind: what the parts began with; its tests and analysis come first.
     """
-    def joined(field: str) -> Snapshot:
-        models = [getattr(part, field) for part in parts]
-        return replace(models[0], **{kind: _together([getattr(model, kind) for model in models], names, kind)
+    def joined(models: Sequence[Snapshot]) -> Snapshot:
+        return replace(models[0], **{kind: _put_together([getattr(model, kind) for model in models], names, kind)
                                      for kind in _PER_USER})
 
     def by_user(kinds: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
@@ -166,9 +165,11 @@ def whole_progress(parts: Sequence[Progress], names: Sequence[Tensor], behind: P
         if kind in PER_USER:
             ids, values = by_user([row[2:] for row in found])
         analysis.append((t, kind, ids, values))
-    states = {field: _together([getattr(part, field) for part in parts], names, "client_state")
-              for field in ("client_state", "best_client_state")}
-    return replace(parts[0], model=joined("model"), best=joined("best"), previous=joined("previous"), **states,
+    best = replace(parts[0].best, model=joined([part.best.model for part in parts]), client_state=_put_together(
+        [part.best.client_state for part in parts], names, "client_state"))
+    return replace(parts[0], model=joined([part.model for part in parts]), best=best,
+                   previous=joined([part.previous for part in parts]),
+                   client_state=_put_together([part.client_state for part in parts], names, "client_state"),
                    tests=(*behind.tests, *tests), analysis=(*behind.analysis, *analysis))
 
 
@@ -177,4 +178,4 @@ def outline(progress: Progress) -> Progress:
     empty = {f.name: type(getattr(progress, f.name))() for f in fields(Progress)
              if isinstance(getattr(progress, f.name), dict)}
     nothing = Snapshot({}, {})
-    return replace(progress, model=nothing, best=nothing, previous=nothing, tests=(), analysis=(), **empty)
+    return replace(progress, model=nothing, best=Best(round=progress.best.round), previous=nothing, tests=(), analysis=(), **empty)

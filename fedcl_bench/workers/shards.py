@@ -1,7 +1,7 @@
 """One run with its clients spread over workers, shards: only sums travel in a round, and private rows stay.
 
 Every shard runs the ordinary loop (``federation.run``) on its own clients, with its own copy of what is public and of
-the server. Where the loop needs something of all clients (see ``together.py``), the shard hands out its part and waits;
+the server. Where the loop needs something of all clients (see ``federation/population.py``), the shard hands out its part and waits;
 the conductor adds the parts up in the order of the shards and hands the same sums to all. So the shards stay in step,
 and a message is never about one client but for its metrics.
 
@@ -29,14 +29,13 @@ from ..errors import UserError
 from ..evaluation.ranking import EvaluationSettings, UserScores
 from ..federation.loop import run
 from ..federation.parts import Federation, FederationSettings, Progress
-from ..federation.population import Together
+from ..federation.population import Population
 from ..federation.server import participants
 from ..runs.config import RunConfig
 from ..runs.memory_plan import require
 from ..sampling import LocalSettings
 from .cluster import other_versions, versions
-from .partition import (check_divisible, divide, outline, progress_part,
-                        stream_part, whole_progress)
+from .partition import check_divisible, divide, outline, progress_part, stream_part, whole_progress
 
 TRIES = 4  # starts of the shards from one state before a run is given up
 GATHER = "gather"  # the conductor's answer to an outline: the whole progress, please
@@ -47,10 +46,8 @@ class Died(Exception):
     """A worker, or the machine it was on, is gone."""
 
 
-class Apart(Together):
+class Apart(Population):
     """Some clients of a run; ``ask`` hands a request to the conductor and returns its answer."""
-
-    everybody = False
 
     def __init__(self, ask: Callable[[str, Any], Any]):
         self._ask = ask
@@ -139,7 +136,7 @@ class Shard:
     def _run(self, plan: Plan) -> None:
         torch.set_num_threads(self._threads)  # of this thread
         try:
-            federation = replace(plan.federation(), together=Apart(self._ask))
+            federation = replace(plan.federation(), population=Apart(self._ask))
             require(federation, self._threads)
             with draws.named(plan.names):
                 for progress in run(federation, plan.progress):

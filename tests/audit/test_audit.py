@@ -15,10 +15,8 @@ from helpers import ITEM, build, federation
 
 from fedcl_bench import draws
 from fedcl_bench.audit import attack
-from fedcl_bench.audit.attack import (METRICS, Roles, along_direction, auc,
-                                      item_changes, precision)
-from fedcl_bench.audit.audit import (Level, Stopped, attacked, content,
-                                     level_clients, summarise)
+from fedcl_bench.audit.attack import METRICS, Roles, along_direction, auc, item_changes, precision
+from fedcl_bench.audit.audit import Level, Stopped, attacked, content, level_clients, summarise
 from fedcl_bench.audit.audit_report import markdown
 from fedcl_bench.cli.main import main
 from fedcl_bench.federation.loop import run
@@ -30,10 +28,8 @@ from fedcl_bench.sampling import LocalSettings
 from fedcl_bench.stats import accounting
 from fedcl_bench.stats.accounting import epsilon
 from fedcl_bench.stats.clip_noise import OPEN, Protection, upload_key
-from fedcl_bench.stats.significance import (TooFew, compare_paired,
-                                            mean_interval)
-from fedcl_bench.testing.worlds import (session_log, session_stream,
-                                        small_stream)
+from fedcl_bench.stats.significance import TooFew, compare_paired, mean_interval
+from fedcl_bench.testing.worlds import session_log, session_stream, small_stream
 
 
 def yes(*rows):

@@ -14,8 +14,7 @@ from fedcl_bench.federation import round as rounds
 from fedcl_bench.federation.loop import run
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.sampling import (LaterChunk, LocalSettings, draw_negatives,
-                                  make_chunks)
+from fedcl_bench.sampling import LaterChunk, LocalSettings, draw_negatives, make_chunks
 from fedcl_bench.testing.worlds import ragged
 
 TEXT = ("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 16.00 GiB of which 3.00 GiB is "
@@ -99,7 +98,7 @@ def test_a_client_that_does_not_fit_alone():
 
 def small_memory(monkeypatch, most):
     """Memory for so many clients at a time; it runs out when all work is done."""
-    make, tried = round.trainer_of, []
+    make, tried = rounds.trainer_of, []
 
     def trainer_of(*arguments, **named):
         train = make(*arguments, **named)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import build
+from helpers import build, train_round, trainer_of, way_of
 
 from fedcl_bench.backbone import Backbone
-from fedcl_bench.client.factored import Outer, is_inner
+from fedcl_bench.client.factored import Outer
 from fedcl_bench.draws import DrawKey
 from fedcl_bench.errors import PluginError
 from fedcl_bench.federation.growth import grow
-from fedcl_bench.federation.round import train_round, trainer_of
 from fedcl_bench.functional import dot
 from fedcl_bench.layers import ITEM, USER
 from fedcl_bench.method import Method, NoSettings
@@ -111,7 +110,7 @@ def test_what_needs_row_copies(registry, step):
              "score": (Scaled(fedmf.settings), FT, plain, False),
              "regulariser": (Penalised(fedmf.settings), FT, plain, False)}
     for name, (backbone, method, settings, expected) in cases.items():
-        assert is_inner(backbone, method, start(backbone, step), settings) == expected, name
+        assert way_of(backbone, method, start(backbone, step), settings).factored == expected, name
 
 
 @pytest.fixture

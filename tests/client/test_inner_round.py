@@ -9,19 +9,16 @@ from itertools import product
 
 import pytest
 import torch
-from helpers import build
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from helpers import build, train_round, trainer_of, way_of
+from hypothesis import given, settings, strategies as st
 
 from fedcl_bench import parallel, sampling
-from fedcl_bench.client.fused import plan_of
 from fedcl_bench.data.stream import Step
 from fedcl_bench.data.synth import World, as_step
 from fedcl_bench.draws import DrawKey
 from fedcl_bench.errors import PluginError
 from fedcl_bench.federation import round as rounds
 from fedcl_bench.federation.growth import grow
-from fedcl_bench.federation.round import train_round, trainer_of
 from fedcl_bench.layers import ITEM, USER
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
@@ -51,29 +48,20 @@ def start(backbone, step, dtype=torch.float32):
     return Snapshot(noisy(model.public), noisy(model.private))
 
 
-def all_ways(step, backbone, local, model, **options):
-    """A round in one call per chunk, local batch by local batch, and, if that is possible, in one call of all."""
+def both_ways(step, backbone, local, model, **options):
+    """A round in one call per chunk, and local batch by local batch."""
     chunks = make_chunks(step, torch.arange(step.n_users), local, 32, inner=True, samples_only=True,
                          chunk_elements=1 << 15)
     assert all(chunk.inner and not chunk.dense for chunk in chunks)
     calls, results = [], []
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("inner_round", "inner_rounds"):
-            patch.setattr(kernels, name, lambda *arguments, one=getattr(kernels, name), name=name:
-                          calls.append(name) or one(*arguments))
-        together = train_round(chunks, model, backbone, FT, local, 3, 1, 2, **options)
-        assert calls in (["inner_rounds"], len(chunks) * ["inner_round"])
-        assert (calls == ["inner_rounds"]) == (not options and not backbone.keeps_local_tables)
-        if calls == ["inner_rounds"]:
-            results += [together, train_round(chunks, model, backbone, FT, local, 3, 1, 2, add=lambda sums: sums)]
-            assert calls == 2 * ["inner_rounds"]
-        calls.clear()
-        patch.setattr(rounds, "_fits_one_call", lambda *_: False)
+        patch.setattr(kernels, "inner_round", lambda *arguments, call=kernels.inner_round:
+                      calls.append(len(calls)) or call(*arguments))
         results.append(train_round(chunks, model, backbone, FT, local, 3, 1, 2, **options))
-        assert calls == len(chunks) * ["inner_round"]
+        assert len(calls) == len(chunks)
         patch.setattr(rounds, "plan_of", lambda *_: None)
         results.append(train_round(chunks, model, backbone, FT, local, 3, 1, 2, **options))
-        assert calls == len(chunks) * ["inner_round"]
+        assert len(calls) == len(chunks)
     return results
 
 
@@ -96,7 +84,7 @@ def test_one_call_equals_local_batches(registry, step, monkeypatch, backbone, lo
     monkeypatch.setattr(sampling, "MOST_UPDATES", 1 << 30)
     backbone, local = build(registry, "backbone", backbone, dim=dim), LocalSettings(**local)
     model = start(backbone, step, dtype)
-    found = same(all_ways(step, backbone, local, model))
+    found = same(both_ways(step, backbone, local, model))
     assert float((found.public[ITEM] - model.public[ITEM]).abs().max()) > 1e-3
 
 
@@ -107,7 +95,7 @@ def test_numbers_do_not_depend_on_how_clients_are_cut_into_chunks(registry, step
     results = []
     for least in (1 << 20, 1):
         monkeypatch.setattr(sampling, "LEAST_OF_CALLS", least)
-        chunks = make_chunks(step, users, local, 32, inner=True, samples_only=True, one_call=True)
+        chunks = make_chunks(step, users, local, 32, inner=True, samples_only=True, fused=True)
         results.append(train_round(chunks, model, backbone, FT, local, 3, 1, 2))
     samples = [5 * int(chunk.count.sum()) for chunk in chunks]
     assert len(chunks) >= sampling.CHUNKS_OF_CALLS > 1 and max(samples) < 1.5 * sum(samples) / sampling.CHUNKS_OF_CALLS
@@ -119,15 +107,14 @@ def test_private_tables_may_lie_in_memory_as_they_like(registry, step):
     model = start(backbone, step)
     other = replace(model, private={USER: model.private[USER].T.contiguous().T})
     assert not other.private[USER].is_contiguous()
-    expected, found = same(all_ways(step, backbone, local, model)), same(all_ways(step, backbone, local, other))
+    expected, found = same(both_ways(step, backbone, local, model)), same(both_ways(step, backbone, local, other))
     assert torch.equal(found.private[USER], expected.private[USER])
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("backbone", ["fedmf", "pfedrec"])
 def test_any_number_of_threads_and_some_of_the_users(registry, step, backbone, threads):
-    """Of several pieces of clients and of the table, which is cleared first. Those who are not there keep their
-    parameters."""
+    """Those who are not there keep their parameters."""
     backbone, local = build(registry, "backbone", backbone, dim=5), LocalSettings(batch_size=50)
     wide = replace(step, n_items=30_000)
     model, users = start(backbone, wide), torch.arange(0, step.n_users, 2)
@@ -151,7 +138,7 @@ def test_one_call_without_memory(registry, step, monkeypatch):
     model = start(backbone, step)
     chunks = make_chunks(step, torch.arange(step.n_users), local, 32, inner=True, samples_only=True)
     monkeypatch.setattr(kernels, "_call", lambda *_: -1)
-    with pytest.raises(MemoryError, match="no memory to train clients"):
+    with pytest.raises(MemoryError, match="no memory to train on"):
         train_round(chunks, model, backbone, FT, local, 3, 1, 2)
 
 
@@ -159,18 +146,18 @@ def test_clipped_and_weighted(registry, step):
     """What comes after training sees the same changes, in another order of slots."""
     backbone, local = build(registry, "backbone", "pfedrec"), LocalSettings(batch_size=50)
     model, weights = start(backbone, step, torch.float64), step.train.lengths.double()
-    (found, *_), (expected, *_) = all_ways(step, backbone, local, model, weights=weights,
+    (found, *_), (expected, *_) = both_ways(step, backbone, local, model, weights=weights,
                                             protection=Protection(clip=0.5))
     for table, other in zip(found.tables(), expected.tables(), strict=True):
         torch.testing.assert_close(table, other, rtol=1e-12, atol=1e-12)
-    free = same(all_ways(step, backbone, local, model, weights=weights))
+    free = same(both_ways(step, backbone, local, model, weights=weights))
     assert float((free.public[ITEM] - found.public[ITEM]).abs().max()) > 1e-3
 
 
 def test_own_copies_of_item_tables(registry, step):
     backbone, local = build(registry, "backbone", "pfedrec", eval_item_table="local"), LocalSettings(batch_size=50)
     model = replace(start(backbone, step), local={ITEM: torch.zeros(step.n_users, step.n_items, 32)})
-    found = same(all_ways(step, backbone, local, model))
+    found = same(both_ways(step, backbone, local, model))
     assert float(found.local[ITEM].abs().min(2).values.min(1).values.max()) > 0.0
 
 
@@ -185,7 +172,7 @@ def test_any_lists(registry, lists, size, epochs, negatives):
     local = LocalSettings(batch_size=size, local_epochs=epochs, negatives=negatives)
     model, users = start(backbone, step, torch.float64), torch.arange(len(lists))
     chunks = make_chunks(step, users, local, 3, inner=True, samples_only=True)
-    plan = plan_of(backbone, FT, model, local, PLACE, 3)
+    way = way_of(backbone, FT, model, local)
     for chunk in chunks:
         if chunk.dense or not chunk.inner:  # more updates than are kept apart
             continue
@@ -202,7 +189,7 @@ def test_any_lists(registry, lists, size, epochs, negatives):
             assert sorted(slots.items[row, :held].tolist()) == sorted({*lists[user], *negative})
             assert slots.first_copy[row].tolist() == [True] * held + [False] * (len(slots.items[row]) - held)
             assert set(slots.items[row][slots.positive[row]].tolist()) == set(lists[user])
-    assert plan.vector == USER and plan.constant is None
+    assert (way.layout.vector, way.layout.constant) == (USER, None)
 
 
 def changed(backbone, **attributes):
@@ -250,10 +237,10 @@ def test_what_needs_local_batches(registry, step):
              "flipped": (changed(fedmf, factors=lambda self, c: (Flipped.apply(c[USER]), None)), FT, plain, False),
              "pull": (changed(fedmf, pull=lambda self, n_items: 0.1), FT, plain, False)}
     for name, (backbone, method, local, expected) in cases.items():
-        assert (plan_of(backbone, method, start(backbone, step), local, PLACE, 1) is not None) == expected, name
+        assert way_of(backbone, method, start(backbone, step), local).fused == expected, name
     more = start(fedmf, step)
     more.private["another"] = torch.zeros(step.n_users, 1)
-    assert plan_of(fedmf, FT, more, plain, PLACE, 1) is None
+    assert not way_of(fedmf, FT, more, plain).fused
 
 
 def test_dead_clients_are_told(registry, step):

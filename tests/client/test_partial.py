@@ -8,14 +8,13 @@ import sys
 
 import pytest
 import torch
-from helpers import ROOT, build, module_of
+from helpers import ROOT, build, module_of, train_round, trainer_of, training, way_of
 
-from fedcl_bench.client.at_rest import PartialTrainer, holds_whole, is_partial
+from fedcl_bench.client.at_rest import PartialTrainer
 from fedcl_bench.client.base import Slots
 from fedcl_bench.draws import DrawKey
 from fedcl_bench.errors import PluginError
 from fedcl_bench.federation.growth import grow
-from fedcl_bench.federation.round import train_round, trainer_of
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.sampling import LocalSettings, make_chunks
@@ -59,8 +58,9 @@ def slow(backbone):
 def test_a_round_equals_whole_tables(registry, step, case, local, weighted):
     backbone, settings = make(registry, case), LOCAL[local]
     model, users = start(backbone, step), torch.arange(0, step.n_users, 12)
-    assert is_partial(backbone, FT, model, settings) and not is_partial(slow(backbone), FT, model, settings)
-    chunks = make_chunks(step, users, settings, 8, whole_tables=holds_whole(backbone, FT, model, settings))
+    assert way_of(backbone, FT, model, settings).at_rest
+    assert not way_of(slow(backbone), FT, model, settings).at_rest
+    chunks = make_chunks(step, users, settings, 8, whole_tables=way_of(backbone, FT, model, settings).holds_whole)
     weights = step.train.lengths.double() if weighted else None
     (found, loss, _), (expected, same_loss, _) = (train_round(chunks, model, one, FT, settings, 0, 0, 1, weights)
                                                   for one in (backbone, slow(backbone)))
@@ -91,7 +91,7 @@ def test_rows_nobody_looks_up_shrink_by_weight_decay(registry, step):
     model, user = start(backbone, step), int(step.train.lengths.argmin())
     chunk, = make_chunks(step, torch.tensor([user]), settings, 8)
     after, _, _ = train_round([chunk], model, backbone, FT, settings, 0, 0, 2)
-    trainer = PartialTrainer(chunk, model, backbone, FT, settings, DrawKey(0, 0, 2))
+    trainer = PartialTrainer(chunk, model, training(backbone, FT, model, settings), DrawKey(0, 0, 2))
     alone = torch.ones(step.n_items, dtype=torch.bool).index_fill_(0, trainer.slots.items[0], False)
     factor = 1.0
     for batch in range(6):
@@ -147,8 +147,9 @@ def test_who_is_trained_so(registry, step, case, method, settings, expected):
     backbone, acting, local = make(registry, case), build(registry, "method", method), LocalSettings(**settings)
     model = start(backbone, step)
     acting.end_step(step, model, backbone, torch.arange(3), DrawKey(0, 0))
-    assert is_partial(backbone, acting, model, local) is expected
-    assert holds_whole(backbone, acting, model, local) is (case == "gpfedrec" or not expected)
+    way = way_of(backbone, acting, model, local)
+    assert way.at_rest is expected
+    assert way.holds_whole is (case == "gpfedrec" or not expected)
 
 
 def test_slots_of_distinct_items():

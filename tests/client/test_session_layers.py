@@ -6,17 +6,15 @@ import gc
 
 import pytest
 import torch
-from helpers import build
+from helpers import build, train_round
 
 from fedcl_bench import draws, sequential
 from fedcl_bench.client.base import ChunkTrainer
 from fedcl_bench.client.optim import stacked_optimiser
 from fedcl_bench.client.sessions import make_session_chunks
 from fedcl_bench.federation.growth import grow
-from fedcl_bench.federation.round import train_round
 from fedcl_bench.functional import attention, layer_norm, linear
 from fedcl_bench.model import Snapshot
-from fedcl_bench.ops import kernels
 from fedcl_bench.parallel import even_pieces
 from fedcl_bench.sampling import LocalSettings
 from fedcl_bench.sequential import Dropout
@@ -95,7 +93,6 @@ def test_dropout_drawn_ahead_is_the_same(monkeypatch):
         found, again = run(ahead)
         assert again == entries and all(torch.equal(a, b) for a, b in zip(found, expected))
     drawn = []
-    monkeypatch.setattr(kernels, "why_not", lambda: "switched off")
     monkeypatch.setattr(sequential, "_patterns", lambda *call: drawn.append(call[1:]) or [])
     Dropout(keys, entries), Dropout(keys, (sequential._DRAWN_AT_ONCE, 1)), Dropout(None, entries)
     assert drawn == [(0, entries)]
@@ -113,7 +110,7 @@ def test_local_optimisers(optimiser, dtype):
     found = {name: value.clone() for name, value in start.items()}
     step = stacked_optimiser(found, rates, settings)
     for k, of_all in enumerate(gradients):
-        step([None if name == "c" and k % 2 == 0 else of_all[name].to(dtype) for name in found], k == steps - 1)
+        step([None if name == "c" and k % 2 == 0 else of_all[name].to(dtype) for name in found])
     for name, value in start.items():
         expected = value.to(torch.float64, copy=True).requires_grad_()
         kind = torch.optim.Adam([expected], rates[name], (0.9, 0.98)) if optimiser == "adam" else torch.optim.SGD(
@@ -124,6 +121,26 @@ def test_local_optimisers(optimiser, dtype):
         near = 1e-5 if dtype == torch.float32 else 1e-12
         torch.testing.assert_close(found[name].double(), expected.detach(), rtol=near, atol=near)
         assert found[name].grad is None and not torch.equal(found[name], value)
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3, 5])
+def test_steps_of_a_client_do_not_depend_on_who_is_beside_it(clients):
+    """Its last numbers may fill a register or not; a parameter may have fewer numbers than that."""
+    generator = torch.Generator().manual_seed(0)
+    start = {"a": torch.randn(6, 7, generator=generator), "b": torch.randn(6, 1, generator=generator)}
+    gradients = [{name: torch.randn(value.shape, generator=generator) for name, value in start.items()}
+                 for _ in range(4)]
+
+    def trained(part):
+        found = {name: value[part].clone() for name, value in start.items()}
+        step = stacked_optimiser(found, dict.fromkeys(found, 0.1), LocalSettings("adam", adam_beta2=0.98))
+        for of_all in gradients:
+            step([gradient[part] for gradient in of_all.values()])
+        return found
+
+    together = trained(slice(None))
+    for name, value in trained(slice(6 - clients, None)).items():
+        assert torch.equal(value, together[name][6 - clients:])
 
 
 @pytest.mark.parametrize("number, at_most, sizes", [

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from helpers import build
+from helpers import build, train_round
 
 from fedcl_bench import sampling
 from fedcl_bench.cli.main import main
@@ -18,7 +18,6 @@ from fedcl_bench.data.stream import Ragged, Stream, StreamSettings
 from fedcl_bench.data.synth import World, write
 from fedcl_bench.errors import UserError
 from fedcl_bench.federation.growth import grow, row_width
-from fedcl_bench.federation.round import train_round
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.runs.config import make_config

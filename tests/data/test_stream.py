@@ -11,16 +11,13 @@ import pandas as pd
 import pytest
 import torch
 from helpers import ROOT
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.data.recbole_files import (Interactions, bundled,
-                                            load_interactions)
+from fedcl_bench.data.recbole_files import Interactions, bundled, load_interactions
 from fedcl_bench.data.source import configured, load_config
-from fedcl_bench.data.stream import (StreamSettings, block_of_rows,
-                                     build_blocks, read_split_file,
-                                     split_of_rows, statistics)
+from fedcl_bench.data.stream import (StreamSettings, block_of_rows, build_blocks, read_split_file, split_of_rows,
+                                     statistics)
 from fedcl_bench.runs.config import make_config
 
 FIELDS = {"user": "user_id", "item": "item_id", "time": "timestamp"}

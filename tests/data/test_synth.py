@@ -10,15 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy import optimize, stats
 
 from fedcl_bench import draws
 from fedcl_bench.cli.main import main, parse
-from fedcl_bench.data.synth import (FACTORS, LATE, SPAN, START, World,
-                                    _drifting, activity, all_interactions,
-                                    as_step, catalogue, interactions, write)
+from fedcl_bench.data.synth import (FACTORS, LATE, SPAN, START, World, _drifting, activity, all_interactions, as_step,
+                                    catalogue, interactions, write)
 from fedcl_bench.errors import UserError
 
 WORLD = World(400, 300, per_user=20.0, seed=3)

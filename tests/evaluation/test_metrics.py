@@ -9,14 +9,11 @@ import numpy as np
 import pytest
 import torch
 from helpers import ITEM, USER, TableBackbone, build
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fedcl_bench.errors import UserError
 from fedcl_bench.evaluation.continual import summaries
-from fedcl_bench.evaluation.ranking import (is_product, list_metrics,
-                                            parse_metric, rank_all,
-                                            users_at_once)
+from fedcl_bench.evaluation.ranking import is_product, list_metrics, parse_metric, rank_all, users_at_once
 from fedcl_bench.model import Snapshot
 from fedcl_bench.ops import kernels
 from fedcl_bench.ops.topk import highest

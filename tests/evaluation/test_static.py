@@ -12,10 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import (TableBackbone, build, federation, finish, one_step,
-                     train_once)
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from helpers import TableBackbone, build, federation, finish, one_step, train_once
+from hypothesis import given, settings, strategies as st
 from scipy import stats
 
 from fedcl_bench import sampling
@@ -26,8 +24,7 @@ from fedcl_bench.data.recbole_files import Interactions
 from fedcl_bench.data.source import load_config
 from fedcl_bench.data.stream import StreamSettings, build_static
 from fedcl_bench.errors import UserError
-from fedcl_bench.evaluation.ranking import (EvaluationSettings,
-                                            draw_candidates, rank_all)
+from fedcl_bench.evaluation.ranking import EvaluationSettings, draw_candidates, rank_all
 from fedcl_bench.federation.loop import run
 from fedcl_bench.model import Snapshot, score_users
 from fedcl_bench.runs import config
@@ -228,8 +225,8 @@ def test_every_round_and_backbone_uses_the_same_lists(registry, name):
             hits = [hit for hit, _ in expected(progress.model, "valid")]
             assert progress.curve[-1]["valid"] == pytest.approx(sum(hits) / len(hits), abs=1e-5)
     (_, _, scores), = progress.tests
-    assert scores.values["hit@10"].tolist() == [hit for hit, _ in expected(progress.best, "test")]
-    assert scores.values["ndcg@10"].tolist() == pytest.approx([gain for _, gain in expected(progress.best, "test")])
+    assert scores.values["hit@10"].tolist() == [hit for hit, _ in expected(progress.best.model, "test")]
+    assert scores.values["ndcg@10"].tolist() == pytest.approx([gain for _, gain in expected(progress.best.model, "test")])
 
 
 # Negatives ---------------------------------------------------------------------------------------------------------
@@ -349,7 +346,7 @@ def test_best_round_of_equal_ones(registry, which):
     assert len(values) == 12 and len(best) > 1 and 12 not in best
     number = best[0] if which == "first" else best[-1]
     assert progress.best_round(0, which) == number
-    assert all(torch.equal(a, b) for a, b in zip(progress.best.tables(), models[number - 1].tables(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(progress.best.model.tables(), models[number - 1].tables(), strict=True))
 
 
 @pytest.mark.parametrize("chosen,rounds", [({}, 110), ({"patience": 2}, 3)])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedcl_bench.draws import DrawKey
 from fedcl_bench.errors import RunFailed, UserError
 from fedcl_bench.evaluation.ranking import UserScores, rank_all
 from fedcl_bench.federation.loop import require_finite, run
@@ -58,7 +59,7 @@ def test_validation_every_few_rounds(federation):
     values = {row["round"]: row["valid"] for row in some.curve if not math.isnan(row["valid"])}
     assert values == {number: every.curve[number]["valid"] for number in (3, 7, 10)}
     assert [row["loss"] for row in some.curve] == [row["loss"] for row in every.curve]
-    assert some.best_round(0, "first") == 1 + max(values, key=values.get) == some.best_at + 1
+    assert some.best_round(0, "first") == 1 + max(values, key=values.get) == some.best.round + 1
     assert some.best_value == max(values.values())
     assert torch.equal(some.model.public[ITEM], every.model.public[ITEM])
 
@@ -78,7 +79,7 @@ def test_patience_counts_rounds_whatever_is_validated(federation, monkeypatch, p
     monkeypatch.setattr("fedcl_bench.federation.protocols.Lists.validate", validate)
     found = last_of_block0(federation(rounds=10, patience=patience, evaluate_every=interval))
     assert seen == validated == [row["round"] for row in found.curve if not math.isnan(row["valid"])]
-    assert (found.round, found.best_at, found.best_value) == (validated[-1] + 1, best, values[best])
+    assert (found.round, found.best.round, found.best_value) == (validated[-1] + 1, best, values[best])
 
 
 def test_runs_that_validate_every_round_keep_their_names(registry):
@@ -113,13 +114,14 @@ def test_tests_are_made_with_the_best_round(federation, ml100k):
             continue
         t = progress.step
         step = ml100k.steps[t]
-        assert len(progress.best.public[ITEM]) == step.n_items and len(progress.best.private[USER]) == step.n_users
+        best = progress.best.model
+        assert len(best.public[ITEM]) == step.n_items and len(best.private[USER]) == step.n_users
         for trained, tested, scores in progress.tests:
             if trained == t:
-                again = rank_all(f.backbone, progress.best, ml100k.steps[tested].test, [step.train, step.valid], [20])
+                again = rank_all(f.backbone, progress.best.model, ml100k.steps[tested].test, [step.train, step.valid], [20])
                 assert torch.equal(scores.values["ndcg@20"], again.values["ndcg@20"])
         assert [s for trained, s, _ in progress.tests if trained == t] == list(range(t + 1))
-    assert torch.equal(progress.best.public[ITEM], progress.model.public[ITEM]) is False
+    assert torch.equal(progress.best.model.public[ITEM], progress.model.public[ITEM]) is False
 
 
 def test_old_rows_survive_growth(federation, ml100k):
@@ -174,12 +176,12 @@ def test_one_number_that_is_not_finite_ends_a_run(federation, ml100k, bad):
     f, step = federation(), ml100k.steps[0]
     kinds = ("public", "private", "dense", "local", "served")
     fine = {kind: {"a": torch.tensor([[1e38, -1e38], [0.0, 1.0]]), "b": torch.zeros(0, 2)} for kind in kinds}
-    require_finite(0.5, Snapshot(**fine), f, step, 0)
+    require_finite(0.5, Snapshot(**fine), f, step.n_items, DrawKey(0, 0))
     with pytest.raises(RunFailed, match="round 1"):
-        require_finite(bad, Snapshot(**fine), f, step, 0)
+        require_finite(bad, Snapshot(**fine), f, step.n_items, DrawKey(0, 0))
     for kind in kinds:
         for row, column in ((0, 0), (1, 1)):
             table = fine[kind]["a"].clone()
             table[row, column] = bad
             with pytest.raises(RunFailed):
-                require_finite(0.5, Snapshot(**{**fine, kind: {"a": table}}), f, step, 0)
+                require_finite(0.5, Snapshot(**{**fine, kind: {"a": table}}), f, step.n_items, DrawKey(0, 0))

@@ -21,9 +21,10 @@ from fedcl_bench import contract
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.draws import DrawKey
 from fedcl_bench.evaluation.ranking import pairs_of
-from fedcl_bench.federation.loop import acting_in, open_step, protocol_of
 from fedcl_bench.federation.parts import Progress
-from fedcl_bench.federation.round import train_round
+from fedcl_bench.federation.round import train_clients
+from fedcl_bench.federation.server import mean
+from fedcl_bench.federation.steps import begin_step, open_step
 from fedcl_bench.ops import kernels
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
@@ -102,13 +103,13 @@ def watched():
 
 def opened(f):
     """The second step of a stream with its first one ended untrained, or the only step; and the method that acts."""
-    progress, step = open_step(f, f.stream.steps[0], acting_in(f, f.stream.steps[0]), Progress()), f.stream.steps[0]
+    progress, step = begin_step(f, f.stream.steps[0], Progress()), f.stream.steps[0]
     if len(f.stream.steps) > 1:
         trained = (step.train.lengths > 0).nonzero().flatten()
         f.method.end_step(step, progress.model, f.backbone, trained, DrawKey(f.seed, 0))
         step = f.stream.steps[1]
-        progress = open_step(f, step, acting_in(f, step), progress)
-    return progress.model, step, acting_in(f, step)
+        progress = begin_step(f, step, progress)
+    return progress.model, step, f.acting_in(step)
 
 
 @pytest.mark.parametrize("method,backbone", list(combinations()))
@@ -121,13 +122,14 @@ def test_a_round_waits_once(registry, monkeypatch, method, backbone):
     f.method.client_state, f.method.server_state = {}, {}
     model, step, acting = opened(f)
     users = (step.train.lengths > 0).nonzero().flatten()[:60]
-    chunks = protocol_of(f, step, acting).chunks(users, 1, model)
+    step_opened = open_step(f, step, model)
+    chunks = step_opened.protocol.chunks(users, 1, model)
     acting.begin_round(step, 1, f.backbone)
     # Looks at item ids only where they need not be waited for.
     monkeypatch.setattr(contract, "check_items", lambda *arguments: None)
     with watched() as found:
-        train_round(chunks, model, f.backbone, acting, f.local, 0, step.index, 1)
-    expected = {("_local_scalar_dense", "train_round"): 1}
+        mean(train_clients(chunks, model, step_opened.training, step_opened.key(1)), model, f.backbone, f.seed)
+    expected = {("_local_scalar_dense", "loss"): 1}
     if method in ("kd", "f3crec"):
         expected["nonzero", "known"] = len(chunks)
     assert {key: count for key, count in found.items() if key[1] not in ON_HOST} == expected

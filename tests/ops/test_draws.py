@@ -7,8 +7,7 @@ import oracle
 import pytest
 import torch
 from helpers import build, one_step, train_once
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from scipy import stats
 
 from fedcl_bench import draws, sampling
@@ -18,8 +17,7 @@ from fedcl_bench.errors import UserError
 from fedcl_bench.federation.growth import grow
 from fedcl_bench.model import Snapshot
 from fedcl_bench.ops import kernels
-from fedcl_bench.sampling import (LocalSettings, Others, draw_negatives,
-                                  make_chunks)
+from fedcl_bench.sampling import LocalSettings, Others, draw_negatives, make_chunks
 from fedcl_bench.testing.worlds import ragged
 
 

@@ -6,29 +6,24 @@ import json
 import os
 import subprocess
 import sys
-from unittest.mock import patch
 
 import pytest
 import torch
-from helpers import ROOT, build
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from helpers import ROOT, build, training
+from hypothesis import given, settings, strategies as st
 
-from fedcl_bench import draws, prototypes
+from fedcl_bench import draws
 from fedcl_bench.client.lists import ListTrainer
 from fedcl_bench.data.stream import Step
 from fedcl_bench.data.synth import World, as_step
 from fedcl_bench.draws import DrawKey
 from fedcl_bench.federation.growth import grow
-from fedcl_bench.federation.round import _add_rows
-from fedcl_bench.functional import layer_norm, target_logits, weighted_bce
+from fedcl_bench.federation.sums import _add_rows
+from fedcl_bench.functional import weighted_bce
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.ops import kernels
-from fedcl_bench.prototypes import nearest
-from fedcl_bench.sampling import (LocalSettings, Others, draw_negatives,
-                                  make_chunks, padded)
-from fedcl_bench.sequential import Dropout
+from fedcl_bench.sampling import LocalSettings, Others, draw_negatives, make_chunks, padded
 from fedcl_bench.testing.worlds import ragged
 
 compiled = pytest.mark.skipif(kernels.why_not() is not None, reason=f"no compiled kernels: {kernels.why_not()}")
@@ -104,7 +99,7 @@ def test_weights_of_local_batches_to_the_bit(registry, step, without, backbone, 
     model = grow(Snapshot({}, {}), backbone, 0, step, dtype, torch.device("cpu"))
     users = torch.arange(0, step.n_users, 1 if size > 1 else 40)
     for chunk in make_chunks(step, users, local, 8, backbone.pairwise):
-        trainer = ListTrainer(chunk, model, backbone, Method(NoSettings()), local, DrawKey(3, 1, 2))
+        trainer = ListTrainer(chunk, model, training(backbone, Method(NoSettings()), model, local), DrawKey(3, 1, 2))
         found, expected = (list(trainer._epoch_weights(1)), without(lambda: list(trainer._epoch_weights(1))))
         assert len(found) == len(expected) == chunk.batches
         for one, other in zip(found, expected):
@@ -194,113 +189,6 @@ def test_products_with_rows_read_in_place(dim, dtype):
         torch.testing.assert_close(total, table.index_add(0, items.flatten(), by_client.flatten(0, 1)), **near)
         untouched = ~torch.isin(torch.arange(50), items)
         assert torch.equal(total[untouched], table[untouched])
-
-
-@compiled
-@settings(max_examples=150, deadline=None)
-@given(st.integers(1, 4), st.integers(1, 40), st.integers(1, 70), st.integers(1, 70), st.booleans(), st.data())
-def test_linear_layers(clients, n, size, outputs, with_bias, data):
-    """Of all sizes, with weights that are part of larger ones, and gradients of the first inputs only."""
-    used, before = data.draw(st.integers(1, size)), data.draw(st.integers(0, 3))
-    generator = torch.Generator().manual_seed(n)
-    inputs, gradient = (torch.randn(clients, n, k, generator=generator) for k in (size, outputs))
-    weight = torch.randn(clients, before + outputs, size, generator=generator)[:, before:]
-    bias = torch.randn(clients, outputs, generator=generator) if with_bias else None
-    exact = torch.einsum("cni,coi->cno", inputs.double(), weight.double()) + (bias[:, None] if with_bias else 0.0)
-    near = {"rtol": 1e-5, "atol": 2e-5}
-    torch.testing.assert_close(kernels.linear(inputs, weight, bias).double(), exact, **near)
-    to_inputs, to_weight, to_bias = kernels.linear_back(gradient, inputs, weight, used, with_bias)
-    torch.testing.assert_close(to_inputs, torch.einsum("cno,coi->cni", gradient, weight)[..., :used], **near)
-    torch.testing.assert_close(to_weight, torch.einsum("cno,cni->coi", gradient, inputs), **near)
-    if with_bias:
-        torch.testing.assert_close(to_bias, gradient.sum(1), **near)
-    without_inputs = kernels.linear_back(gradient, inputs, weight, 0, False)
-    assert without_inputs[0] is None and without_inputs[2] is None and torch.equal(without_inputs[1], to_weight)
-
-
-@compiled
-def test_a_diverged_client_is_alone():
-    """Others see nothing of numbers that are none, though vectors reach beyond a client's rows."""
-    inputs, weight, gradient = torch.ones(3, 15, 50), torch.ones(3, 30, 50), torch.ones(3, 15, 30)
-    for tensor in (inputs, weight, gradient):
-        tensor[1] = torch.nan
-    layer_norms = kernels.layer_norm(inputs, weight[:, 0], weight[:, 1], 1e-8, True)
-    for found in (kernels.linear(inputs, weight, None), *kernels.linear_back(gradient, inputs, weight, 50, True),
-                  *layer_norms, *kernels.layer_norm_back(inputs, layer_norms[1], weight[:, 0])):
-        assert found[1].isnan().all() and found[::2].isfinite().all()
-
-
-@compiled
-@pytest.mark.parametrize("shape", [(3, 15, 50), (1, 1, 1), (2, 16, 64), (2, 40, 33), (4, 5, 8), (2, 200, 511),
-                                   (2, 15, 512), (2, 256, 9)])
-def test_layers_with_and_without_kernels(shape, without):
-    """Results and gradients; the last sizes are too large for kernels. Dropout to the bit."""
-    clients, n, d = shape
-    generator = torch.Generator().manual_seed(d)
-    x, gradient = (3.0 * torch.randn(shape, generator=generator) + 1.0 for _ in range(2))
-    own = [torch.randn(clients, d, generator=generator) for _ in range(2)]
-    assert kernels.serve_positions(x) == (n < 256 and d < 512)
-    assert not kernels.serve_positions(torch.ones(2, 3, 5).transpose(0, 1))
-
-    def normalised():
-        inputs = [value.clone().requires_grad_() for value in (x, *own)]
-        found = layer_norm(*inputs, 1e-8)
-        one_for_all = [value[:1].expand_as(value) for value in own]
-        with torch.no_grad():
-            plain = [layer_norm(x, *own, 1e-8), layer_norm(x, *one_for_all, 1e-8)]
-        return [found, *torch.autograd.grad(found, inputs, gradient), *plain]
-
-    def dropped():
-        keys, inputs = draws.client_keys(5, torch.arange(clients)), x.clone().requires_grad_()
-        dropout = Dropout(keys)
-        found = dropout(dropout(inputs, 0.2), 0.5)
-        return [found, *torch.autograd.grad(found, inputs, gradient)]
-
-    def scored():
-        rows = torch.cat([x, 2.0 * gradient[:, :1], gradient], 1)
-        inputs = [value.clone().requires_grad_() for value in (x, rows)]
-        positive, negative = target_logits(*inputs)
-        loss = (positive * gradient[:, :, 0]).sum() + negative.square().sum()
-        return [positive, negative, *torch.autograd.grad(loss, inputs)]
-
-    torch.testing.assert_close(normalised(), without(normalised), rtol=2e-5, atol=2e-5)
-    torch.testing.assert_close(scored(), without(scored), rtol=1e-4, atol=1e-3)
-    assert all(torch.equal(*pair) for pair in zip(dropped(), without(dropped)))
-
-
-@compiled
-@settings(max_examples=100, deadline=None)
-@given(st.integers(8, 40), st.integers(1, 90), st.integers(1, 400), st.integers(1, 3))
-def test_similarities(queries, n, d, clients):
-    """Of all sizes; -inf for a query's own client, and a row of zeros is like nothing."""
-    generator = torch.Generator().manual_seed(n)
-    query, rows = (torch.randn(count, d, generator=generator) for count in (queries, n))
-    rows[::7] = 0.0
-    owners, row_owners = (torch.randint(clients, (count,), generator=generator) for count in (queries, n))
-    lengths = rows.norm(dim=1)
-    found = kernels.similarities(query, owners, rows, lengths, row_owners)
-    own = owners[:, None] == row_owners
-    exact = (query.double() @ rows.double().T / lengths.double().clamp(min=1e-12)).masked_fill(own, -torch.inf)
-    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
-    again = kernels.similarities(query, owners.int(), rows, lengths.double(), row_owners.int())
-    assert torch.equal(again, found)  # whatever type the others are of
-    query[0] = torch.nan
-    with_nan = kernels.similarities(query, owners, rows, lengths, row_owners)
-    assert with_nan[0, ~own[0]].isnan().all() and torch.equal(with_nan[1:], found[1:])
-
-
-@compiled
-@pytest.mark.parametrize("few", [True, False])
-def test_nearest_with_and_without_kernels(few, without):
-    """Several blocks of prototypes, which are merged; of many queries or too few for a kernel."""
-    generator = torch.Generator().manual_seed(0)
-    base, queries = (torch.randn(count, 50, generator=generator) for count in (300, 4 if few else 60))
-    owners, mine = torch.arange(300) % 7, torch.arange(len(queries)) % 7
-    assert kernels.serve_similarities(queries, base) == (not few)
-    with patch.object(prototypes, "SIMILARITIES_AT_ONCE", 100 * len(queries)):
-        found, expected = nearest(queries, mine, base, base.norm(dim=1), owners, 20), without(
-            lambda: nearest(queries, mine, base, base.norm(dim=1), owners, 20))
-    torch.testing.assert_close(found, expected)
 
 
 @compiled

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import (ITEM, USER, build, federation, finish, module_of,
-                     one_step, train_once)
+from helpers import ITEM, USER, build, federation, finish, module_of, one_step, train_once, train_round
 from scipy import stats
 
 from fedcl_bench.backbone import Backbone, BackboneSettings
@@ -17,7 +16,6 @@ from fedcl_bench.draws import DrawKey
 from fedcl_bench.evaluation.ranking import rank_all
 from fedcl_bench.federation.growth import grow, row_width
 from fedcl_bench.federation.loop import run
-from fedcl_bench.federation.round import train_round
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot, pair_keys, score_users
 from fedcl_bench.runs.config import make_config, resolve
@@ -95,7 +93,7 @@ def test_private_parameters_are_reset_or_kept(registry, ml100k, name):
         f = replace(make_config(registry, "ft", name, "ml-100k",
                                 overrides=[("test", {"rounds": 1, **settings})]).federation(ml100k), method=starts)
         points = iter(run(f))
-        before = next(p for p in points if p.trained).best.private
+        before = next(p for p in points if p.trained).best.model.private
         after = next(p for p in points if p.step == 1 and p.round == 1).model.private
         fresh = {key: table.float() for key, table in f.backbone.new_rows(0, range(step.n_users), range(0))[1].items()}
         present = step.train.lengths > 0
@@ -348,8 +346,8 @@ BACKBONES = {"fedmf": {}, "fedncf": {"lr": 0.01, "lr_eta": 20.0}, "pfedrec": {"l
 
 
 def same_run(a, b, tolerance=0.0):
-    for kind in ("model", "best"):
-        for x, y in zip(getattr(a, kind).tables(), getattr(b, kind).tables(), strict=True):
+    for model, other in ((a.model, b.model), (a.best.model, b.best.model)):
+        for x, y in zip(model.tables(), other.tables(), strict=True):
             torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance)
     for row, other in zip(a.curve, b.curve, strict=True):
         assert row["loss"] == pytest.approx(other["loss"], rel=tolerance, abs=0.0)

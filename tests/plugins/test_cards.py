@@ -6,12 +6,10 @@ import math
 
 import pytest
 import torch
-from helpers import (ITEM, USER, build, federation, finish, module_of,
-                     train_once)
+from helpers import ITEM, USER, build, federation, finish, module_of, train_once, training
 
 from fedcl_bench.client.lists import ListTrainer
-from fedcl_bench.distillation import (distillation_loss, ranks_of,
-                                      refresh_teacher)
+from fedcl_bench.distillation import distillation_loss, ranks_of, refresh_teacher
 from fedcl_bench.draws import DrawKey
 from fedcl_bench.errors import UserError
 from fedcl_bench.federation.loop import run
@@ -66,7 +64,8 @@ def test_fedmf_sample_count_and_duplicates(registry, ml100k):
     chunks = make_chunks(step, torch.arange(step.n_users), LocalSettings(), 32)
     repeated = total = 0
     for chunk in chunks:
-        trainer = ListTrainer(chunk, Snapshot(public, private), backbone, Method(NoSettings()), LocalSettings(),
+        model = Snapshot(public, private)
+        trainer = ListTrainer(chunk, model, training(backbone, Method(NoSettings()), model, LocalSettings()),
                               DrawKey(0, 0))
         assert torch.equal(trainer.valid.sum(1), 5 * step.train.lengths[chunk.users])
         total += int(trainer.valid.sum())
@@ -321,11 +320,11 @@ def test_f3crec_teacher_is_the_best_round_and_start_is_the_last(registry, ml100k
         f = federation(registry, ml100k, method, rounds=100, patience=1, init_from=init_from)
         progress = iter(run(f))
         base = next(p for p in progress if p.trained)
-        assert base.stale == 1 and not torch.equal(base.model.public[ITEM], base.best.public[ITEM])
+        assert base.stale == 1 and not torch.equal(base.model.public[ITEM], base.best.model.public[ITEM])
         after = next(progress)
-        assert torch.equal(after.server_state[ITEM], base.best.public[ITEM])
+        assert torch.equal(after.server_state[ITEM], base.best.model.public[ITEM])
         first = next(progress)
         assert first.step == 1 and first.round == 1
-        start = base.model if init_from == "last" else base.best
+        start = base.model if init_from == "last" else base.best.model
         absent = (ml100k.steps[1].train.lengths[:587] == 0).nonzero().flatten()
         assert torch.equal(first.model.private[USER][absent], start.private[USER][absent])

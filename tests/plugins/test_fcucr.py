@@ -13,14 +13,13 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from helpers import build
+from helpers import build, train_round, training
 from hypothesis import given
 from session_oracle import ITEM, drawn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedcl_bench import draws, prototypes
-from fedcl_bench.client.sessions import (SessionTrainer, make_session_chunks,
-                                         window)
+from fedcl_bench.client.sessions import SessionTrainer, make_session_chunks, window
 from fedcl_bench.draws import DrawKey
 from fedcl_bench.evaluation import sessions as session_ranking
 from fedcl_bench.evaluation.ranking import EvaluationSettings
@@ -28,7 +27,6 @@ from fedcl_bench.federation import protocols
 from fedcl_bench.federation.growth import grow
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Federation, FederationSettings
-from fedcl_bench.federation.round import train_round
 from fedcl_bench.method import Encoding
 from fedcl_bench.model import Snapshot
 from fedcl_bench.prototypes import fuse, gaussian_epsilon, nearest
@@ -78,7 +76,7 @@ def test_distillation_loss_is_a_mean_over_all_positions(registry):
     """L_dist is the mean square over L x d, padding included, of each client; the weight is not differentiated."""
     method = build(registry, "method", "fcucr", lambda_tasd=50.0)
     features = torch.arange(12.0, dtype=torch.float64).view(2, 3, 2).requires_grad_()
-    local = SimpleNamespace(features=features, teacher=torch.zeros(2, 3, 2, dtype=torch.float64),
+    local = SimpleNamespace(features=features, kept={"teacher": torch.zeros(2, 3, 2, dtype=torch.float64)},
                             recommendation=torch.tensor([55.0, 4210.0], dtype=torch.float64))
     distance = [sum(x * x for x in range(first, first + 6)) / 6 for first in (0, 6)]
     weight = [min(r / d, 50.0) for r, d in zip((55.0, 4210.0), distance)]
@@ -441,7 +439,7 @@ def test_law_of_own_starts(registry, weighting):
                            weights if weighting == "interactions" else None, own_start=True)
     touched = torch.zeros(count, n_items, dtype=torch.bool)
     for chunk in chunks:
-        slots = SessionTrainer(chunk, model, backbone, method, local, DrawKey(5, 0)).slots.items
+        slots = SessionTrainer(chunk, model, training(backbone, method, model, local), DrawKey(5, 0)).slots.items
         touched[chunk.users] = torch.zeros(len(slots), n_items, dtype=torch.bool).scatter_(1, slots, True)
     start = backbone.item_starts(n_items)[ITEM]
     table, looked_up = after.public[ITEM], touched.any(0)

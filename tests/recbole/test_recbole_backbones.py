@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT, build, federation, finish, one_step, ragged
+from helpers import ROOT, build, federation, finish, one_step, ragged, train_round
 from recbole.data.interaction import Interaction
 
 from fedcl_bench.backbone import OwnBatch
@@ -21,7 +21,6 @@ from fedcl_bench.errors import UserError
 from fedcl_bench.evaluation.ranking import EvaluationSettings
 from fedcl_bench.federation.growth import grow
 from fedcl_bench.federation.loop import run
-from fedcl_bench.federation.round import train_round
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot, score_users
 from fedcl_bench.parallel import workers
@@ -32,10 +31,8 @@ from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.records import load_progress, save_progress
 from fedcl_bench.runs.specs import RunSpec, tuned_file
 from fedcl_bench.sampling import LocalSettings, draw_negatives, make_chunks
-from fedcl_bench.testing.recbole_survey import (Outcome, markdown, survey,
-                                                try_model)
-from fedcl_bench.testing.worlds import (growing_stream, session_log,
-                                        session_stream)
+from fedcl_bench.testing.recbole_survey import Outcome, markdown, survey, try_model
+from fedcl_bench.testing.worlds import growing_stream, session_log, session_stream
 
 SEED, CPU = 3, torch.device("cpu")
 # Small sizes and no dropout: (settings of the backbone, RecBole's field names of a sample).
@@ -587,7 +584,7 @@ def test_importing_recboles_models_changes_nothing_of_the_process(registry):
 
 # ------------------------------------------------------------------------------------------------------- the docs' page
 
-PAGE = ROOT / "docs" / "recbole-models.md"
+PAGE = ROOT / "results/pages/recbole-models.md"
 QUICK = ("BPR", "NeuMF", "CDAE", "LightGCN", "EASE", "RecVAE", "GRU4Rec", "SRGNN", "SASRecF", "BERT4Rec")
 
 

@@ -15,8 +15,7 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.errors import UserError
 from fedcl_bench.experiments.papers import fcucr
 from fedcl_bench.reports import draw as draw_module
-from fedcl_bench.reports.scores import (Spread, user_histogram,
-                                        validation_curves)
+from fedcl_bench.reports.scores import Spread, user_histogram, validation_curves
 from fedcl_bench.runs.specs import RunSpec
 from fedcl_bench.runs.store import load_runs
 

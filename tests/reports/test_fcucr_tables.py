@@ -360,8 +360,8 @@ def test_reproduction_command_writes_its_own_page(runs, tmp_path, capsys, monkey
     monkeypatch.chdir(tmp_path)
     assert main(["reproduction", "--paper", "fcucr", "--table", "2,3", "--records", str(runs),
                  "--datasets", "xing"]) == 0
-    assert capsys.readouterr().out == "docs/reproduction-fcucr.md\n"
-    text = (tmp_path / "docs/reproduction-fcucr.md").read_text()
+    assert capsys.readouterr().out == "results/pages/reproduction-fcucr.md\n"
+    text = (tmp_path / "results/pages/reproduction-fcucr.md").read_text()
     assert text.startswith("# Reproduction of FCUCR (Zhang et al., WWW 2026)\n")
     assert f"`run_bench.py reproduction --records {runs.name} --paper fcucr --table 2 3 --datasets xing`" in text
 

@@ -13,15 +13,10 @@ from synthetic import SETTINGS, flat_runs, make_run
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.reports import scores
-from fedcl_bench.reports.draw import (COLUMN, PAGE, BarPanel,
-                                      SettingPanel,
-                                      critical_difference_diagram,
-                                      early_curves, forgetting_maps,
-                                      improvement_bars, looks, save,
-                                      sensitivity, user_histograms,
+from fedcl_bench.reports.draw import (COLUMN, PAGE, BarPanel, SettingPanel, critical_difference_diagram, early_curves,
+                                      forgetting_maps, improvement_bars, looks, save, sensitivity, user_histograms,
                                       validation_curves)
-from fedcl_bench.reports.scores import (Curve, Histogram, Spread, improvement,
-                                        mean_matrix, spread, variations)
+from fedcl_bench.reports.scores import Curve, Histogram, Spread, improvement, mean_matrix, spread, variations
 from fedcl_bench.runs.specs import RunSpec
 from fedcl_bench.runs.store import load_runs
 from fedcl_bench.stats.significance import friedman

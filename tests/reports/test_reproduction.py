@@ -8,10 +8,12 @@ from dataclasses import replace
 
 import pytest
 from fabricate import fabricate, level
+from helpers import ROOT
 from scipy import stats
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.experiments.papers import Key, Printed, f3crec
+from fedcl_bench.reports.pages import FOLDER, index
 from fedcl_bench.reports.reproduction import Status, half_width, page, status
 from fedcl_bench.reports.tables import Cell, Source
 from fedcl_bench.runs.specs import RunSpec
@@ -125,10 +127,25 @@ def test_same_records_same_page(results, registry):
 def test_command(results, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["reproduction", "--records", str(results), "--datasets", "ml-100k"]) == 0
-    assert capsys.readouterr().out == "docs/reproduction.md\n"
-    text = (tmp_path / "docs/reproduction.md").read_text()
+    assert capsys.readouterr().out == "results/pages/reproduction.md\n"
+    text = (tmp_path / "results/pages/reproduction.md").read_text()
     assert f"`run_bench.py reproduction --records {results.name} --datasets ml-100k`" in text
     assert "| 1 Data statistics | 16 | 16 | 0 |" in text
+    listed = (tmp_path / "results/pages/README.md").read_text()
+    (row,) = [row for row in listed.splitlines() if "(reproduction.md" in row]
+    rows = [[int(x) for x in row.split("|")[2:-1]] for row in text.splitlines() if re.match(r"\| [1-8] \w", row)]
+    sums = [sum(column) for column in zip(*rows)]
+    assert len(rows) == 8 and sums[0] == sum(sums[1:])
+    assert row.split("|")[6:-1] == [*(f" {count} " for count in sums), f" {sums[1] / (sums[0] - sums[5]):.0%} "]
+    (tmp_path / "elsewhere").mkdir()
+    assert main(["reproduction", "--records", str(results), "--table", "1", "--out", "elsewhere/page.md"]) == 0
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["page.md"]
+    capsys.readouterr()
     assert main(["reproduction", "--records", "nowhere"]) == 2 and "no folder nowhere" in capsys.readouterr().err
-    assert main(["reproduction", "--records", str(results), "--out", "docs"]) == 2
-    assert "docs: cannot be written" in capsys.readouterr().err
+    assert main(["reproduction", "--records", str(results), "--out", "results"]) == 2
+    assert "results: cannot be written" in capsys.readouterr().err
+
+
+def test_the_index_is_that_of_the_pages():
+    pages = ROOT / FOLDER
+    assert (pages / "README.md").read_text(encoding="utf-8") == index(pages)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import subprocess
+import sys
 
 import pytest
 
+import fedcl_bench
+from fedcl_bench.cli.commands.new_plugin import TEMPLATES
 from fedcl_bench.cli.main import main
 from fedcl_bench.errors import UserError
 from fedcl_bench.files import shipped
@@ -42,6 +47,54 @@ def test_shipped_plugins(registry):
     assert not registry.broken
     for plugin in registry.plugins.values():
         assert plugin.cls.title and plugin.cls.reference and plugin.path.parent == shipped("plugins")
+
+
+def imports(source: str) -> list[tuple[str, str]]:
+    """What a plugin takes from the suite: (module, name) pairs."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, "") for alias in node.names if alias.name.split(".")[0] == "fedcl_bench"]
+        elif isinstance(node, ast.ImportFrom) and (node.level or node.module.split(".")[0] == "fedcl_bench"):
+            found += [("." * node.level + (node.module or ""), alias.name) for alias in node.names]
+    return found
+
+
+@pytest.mark.parametrize("path", [*sorted(path for path in shipped("plugins").glob("*.py") if path.stem != "__init__"),
+                                  TEMPLATES / "method.py.txt", TEMPLATES / "backbone.py.txt"],
+                         ids=lambda path: path.name)
+def test_plugins_import_the_top_level_alone(path):
+    """Base classes and ``setting`` from the package itself, other things from its modules, and none from a room."""
+    package = shipped("plugins").parent / "fedcl_bench"
+    modules = {file.stem for file in package.glob("*.py")}
+    taken = imports(path.read_text().replace("$name", "mine").replace("${cls}", "Mine").replace("$cls", "Mine"))
+    assert taken
+    for module, name in taken:
+        if module == "fedcl_bench":
+            assert name in fedcl_bench.__all__ or name in modules, name
+        else:
+            assert module.count(".") == 1 and module.split(".")[1] in modules, module
+            assert name not in fedcl_bench.__all__, f"from fedcl_bench import {name}"
+
+
+def test_the_package_offers_what_plugins_are_written_from():
+    from fedcl_bench import backbone, method, sequential, settings
+
+    assert fedcl_bench.Method is method.Method and fedcl_bench.setting is settings.setting
+    assert fedcl_bench.Backbone is backbone.Backbone
+    assert fedcl_bench.SequentialBackbone is sequential.SequentialBackbone
+    assert set(fedcl_bench.__all__) <= set(dir(fedcl_bench))
+    assert all(getattr(fedcl_bench, name).__name__ == name for name in fedcl_bench.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'Methods'"):
+        fedcl_bench.Methods  # noqa: B018
+
+
+def test_help_does_not_wait_for_pytorch():
+    code = ("import sys, fedcl_bench; from fedcl_bench.cli.main import main\n"
+            "try: main(['--help'])\n"
+            "except SystemExit: pass\n"
+            "dir(fedcl_bench); sys.exit('torch' in sys.modules)")
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
 def test_which_methods_are_reimplemented(registry):

@@ -17,8 +17,7 @@ from fedcl_bench.runs import compact
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.runner import execute
 from fedcl_bench.runs.specs import RunSpec
-from fedcl_bench.runs.store import (load_runs, matching, one_protocol,
-                                    user_scores)
+from fedcl_bench.runs.store import load_runs, matching, one_protocol, user_scores
 
 QUICK = (("rounds", 2),)
 REAL = RunSpec("f3crec", "fedmf", "ml-100k", QUICK)

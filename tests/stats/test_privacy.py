@@ -11,24 +11,23 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from helpers import build, federation, finish
+from helpers import build, federation, finish, train_round, trainer_of
 from scipy import optimize, stats
 
 from fedcl_bench import draws
 from fedcl_bench.draws import DrawKey
 from fedcl_bench.errors import UserError
-from fedcl_bench.federation.loop import acting_in, open_step, protocol_of, run
+from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Progress
-from fedcl_bench.federation.round import train_round, trainer_of
 from fedcl_bench.federation.server import most_rounds, participants
+from fedcl_bench.federation.steps import begin_step, open_step
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.runner import execute
 from fedcl_bench.sampling import LocalSettings
 from fedcl_bench.stats import accounting
 from fedcl_bench.stats.accounting import closed_form, epsilon, sentences
 from fedcl_bench.stats.clip_noise import OPEN, Protection
-from fedcl_bench.testing.worlds import (session_log, session_stream,
-                                        small_stream)
+from fedcl_bench.testing.worlds import session_log, session_stream, small_stream
 
 # Every kind of upload: touched rows of one and of several tables, dense parameters, whole tables, personal tables, the
 # client's own copy, penalties on rows that a client does not touch (with several numbers of local batches), sessions.
@@ -53,10 +52,10 @@ def part(registry, case, block=1, **server):
             if progress.step == block:
                 break
     step = stream.steps[progress.step]
-    acting = acting_in(f, step)
-    model = open_step(f, step, acting, progress).model
+    acting = f.acting_in(step)
+    model = begin_step(f, step, progress).model
     model = replace(model, public={name: table + 0.01 for name, table in model.public.items()})  # off Reg's anchor
-    chunks = protocol_of(f, step, acting).chunks(participants(step, 1.0, f.seed, 0), 0, model)
+    chunks = open_step(f, step, model).protocol.chunks(participants(step, 1.0, f.seed, 0), 0, model)
     return f, acting, model, chunks
 
 

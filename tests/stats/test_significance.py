@@ -8,14 +8,11 @@ from dataclasses import astuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy import stats
 
 from fedcl_bench.errors import UserError
-from fedcl_bench.stats.significance import (TooFew, compare_paired,
-                                            critical_difference, friedman,
-                                            holm)
+from fedcl_bench.stats.significance import TooFew, compare_paired, critical_difference, friedman, holm
 
 score = st.floats(0, 1, allow_subnormal=False)
 

@@ -8,11 +8,10 @@ import json
 import cheaters
 import pytest
 
-from fedcl_bench.cli.main import main
 from fedcl_bench import testing
+from fedcl_bench.cli.main import main
 from fedcl_bench.runs.registry import discover
-from fedcl_bench.testing import (assert_passed, check_backbone, check_method,
-                                 check_plugin)
+from fedcl_bench.testing import assert_passed, check_backbone, check_method, check_plugin
 from fedcl_bench.testing.worlds import growing_stream
 
 # (cheater, property that names it, part of the evidence)

@@ -16,9 +16,7 @@ from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Progress
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.runner import execute
-from fedcl_bench.workers.partition import (check_divisible, divide,
-                                           progress_part, stream_part,
-                                           whole_progress)
+from fedcl_bench.workers.partition import check_divisible, divide, progress_part, stream_part, whole_progress
 from fedcl_bench.workers.shards import TRIES, Conductor, Died, Shard
 
 SESSIONS = {"min_session_length": 5, "min_sessions": 4, "stream": "sessions"}
@@ -66,17 +64,20 @@ def assert_same(found, expected, atol=1e-9):
     """Two whole progresses of one run: the same people and things, and numbers that differ by rounding only."""
     def close(a, b):
         torch.testing.assert_close(a, b, rtol=0.0, atol=atol, equal_nan=True)
-    for name in ("model", "best", "previous"):
-        for kind, tables in vars(getattr(expected, name)).items():
-            here = getattr(getattr(found, name), kind)
+    models = [(found.model, expected.model), (found.best.model, expected.best.model),
+              (found.previous, expected.previous)]
+    for one, other in models:
+        for kind, tables in vars(other).items():
+            here = getattr(one, kind)
             assert list(here) == list(tables)
             for table in tables:
                 close(here[table], tables[table])
-    for name in ("client_state", "server_state", "best_client_state", "best_server_state"):
-        state, here = getattr(expected, name), getattr(found, name)
-        assert state.keys() == here.keys()
-        for part in state:
-            close(here[part], state[part])
+    for name in ("client_state", "server_state"):
+        for one, other in ((found, expected), (found.best, expected.best)):
+            state, here = getattr(other, name), getattr(one, name)
+            assert state.keys() == here.keys()
+            for part in state:
+                close(here[part], state[part])
     for one, other in zip(found.curve, expected.curve, strict=True):
         assert one.keys() == other.keys()
         for key in set(one) - {"train_seconds", "evaluate_seconds"}:
@@ -88,8 +89,8 @@ def assert_same(found, expected, atol=1e-9):
     for (*place, ids, values), (*same, others, wanted) in zip(found.analysis, expected.analysis, strict=True):
         assert place == same and torch.equal(ids, others)
         close(values, wanted)
-    assert (found.step, found.round, found.best_at, found.stale) == (
-        expected.step, expected.round, expected.best_at, expected.stale)
+    assert (found.step, found.round, found.best.round, found.stale) == (
+        expected.step, expected.round, expected.best.round, expected.stale)
 
 
 RUNS = [

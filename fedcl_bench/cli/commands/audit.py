@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from ...errors import UserError
-from .common import (add_dataset, add_plugins, add_quiet, count, counts, seed,
-                     split_federated_recommender, stop_between_rounds)
+from .common import (add_dataset, add_plugins, add_quiet, count, counts, seed, split_federated_recommender,
+                     stop_between_rounds)
 
 EXAMPLES = """\
 examples:
@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
     if chosen > last:
         raise UserError(f"--block: found {chosen}, accepted: 0 to {last}, the blocks of {args.dataset} here.")
     for one in configs:
-        one.federation(stream).check()  # all of them before anything is run
+        one.check(one.federation(stream))  # all of them before anything is run
     name = f"{args.method}-{args.backbone}-{args.dataset}".replace(":", "-")  # as records' folders
     out = args.out or Path("results/audits") / name
     plan, frames = [Level(one, chosen, rounds, args.clients) for one in configs], []

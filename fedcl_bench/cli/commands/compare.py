@@ -10,8 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError, unknown
-from .common import (add_json, add_plugins, add_records, add_set, add_tuned,
-                     names)
+from .common import add_json, add_plugins, add_records, add_set, add_tuned, names
 
 if TYPE_CHECKING:
     from ...reports.comparison import Comparison, GridRow
@@ -28,7 +27,7 @@ examples:
 
 The runs must be finished: nothing is run here. Units are users, each with the metric on the block just trained averaged
 over blocks and over the seeds that both methods have; beside it stands the same test over the seeds' averages.
-docs/statistics.md explains every column.
+docs/tables.md explains every column.
 """
 
 

@@ -8,8 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from ...errors import UserError, unknown
-from .common import (add_cells, add_plugins, add_records, add_set, add_tuned,
-                     names)
+from .common import add_cells, add_plugins, add_records, add_set, add_tuned, names
 
 if TYPE_CHECKING:
     from ...runs.run import Run
@@ -37,7 +36,7 @@ figures of fcucr (its Figures 3-10 are k, lambda and noise, per dataset):
   noise        noise on received prototypes, with the ε it stands for
   curves       the validation metric over the rounds
 
-What has no record is named, with the command that makes it, and left empty. docs/statistics.md says how to read them.
+What has no record is named, with the command that makes it, and left empty. docs/tables.md says how to read them.
 """
 
 
@@ -102,9 +101,14 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"figures: no records in {args.records} of the datasets and backbones of {args.paper}; name "
                         f"others with --datasets and --backbones.")
     written, skipped = [], []
+    notes: dict[str, None] = {}  # each once, though several figures have it
     for name in wanted:
         try:
-            for file, figure in makers[name](job):
+            for drawn in makers[name](job):
+                if isinstance(drawn, str):
+                    notes[drawn] = None
+                    continue
+                file, figure = drawn
                 for kind in args.format:
                     path = args.out / f"{file}.{kind}"
                     try:
@@ -117,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
             skipped.append(f"{'figure ' if name.isdecimal() else ''}{name}: not drawn: {error}")
     if not written:
         raise UserError("figures: " + "\n".join(skipped))
-    for line in [*job.notes, *skipped]:
+    for line in [*notes, *skipped]:
         print(line)
     if any(registry.reimplemented(method) for method in methods):
         print(FOOTNOTE)

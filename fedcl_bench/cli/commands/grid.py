@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UserError
-from .common import (Extend, add_cells, add_device, add_paper, add_pool,
-                     add_quiet, add_ray, add_set, cores, count, interrupted,
-                     names, seed, stop_between_rounds)
+from .common import (Extend, add_cells, add_device, add_paper, add_pool, add_quiet, add_ray, add_set, cores, count,
+                     interrupted, names, seed, stop_between_rounds)
 
 EXAMPLES = """\
 examples:

@@ -50,13 +50,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _recbole(out: Path | None) -> int:
-    from ...files import write_atomically
+    from ...reports.pages import write_page
     from ...testing.recbole_survey import markdown, survey
     from ..show import show_survey
 
     outcomes = survey()
     show_survey(outcomes)
     if out is not None:
-        write_atomically(out, markdown(outcomes).encode())
+        write_page(out, markdown(outcomes))
         print(f"written: {out}")
     return 0

@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 
 from .common import Extend, add_results, names
-from .paper import (add_settings, add_tables, chosen_tables, command_line,
-                    make_source)
+from .paper import add_settings, add_tables, chosen_tables, command_line, make_source
 
 EXAMPLES = """\
 examples:

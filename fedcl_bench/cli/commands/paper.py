@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping
 
 from . import common
-from .common import (Extend, add_data_dir, add_plugins, add_set, add_tuned,
-                     names)
+from .common import Extend, add_data_dir, add_plugins, add_set, add_tuned, names
 
 if TYPE_CHECKING:
     from ...experiments.papers import PaperTable

@@ -5,18 +5,17 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .paper import (add_records, add_settings, add_tables, chosen_tables,
-                    command_line, make_source)
+from .paper import add_records, add_settings, add_tables, chosen_tables, command_line, make_source
 
-DOCS = Path("docs")
 EXAMPLES = """\
 examples:
-  run_bench.py reproduction --records results/published/f3crec --tuned       writes docs/reproduction.md
+  run_bench.py reproduction --records results/published/f3crec --tuned       writes results/pages/reproduction.md
   run_bench.py reproduction --datasets ml-100k --table 2 --out page.md
-  run_bench.py reproduction --paper fcucr --records results/published/fcucr  writes docs/reproduction-fcucr.md
+  run_bench.py reproduction --paper fcucr --records results/published/fcucr  writes results/pages/reproduction-fcucr.md
 
 Every printed number is set beside ours with a status: reproduced, inconclusive, differs (with sign and size), or cannot
-be checked (with the reason). The page says at its top what these mean.
+be checked (with the reason). The page says at its top what these mean. The index results/pages/README.md has the counts
+of all pages there.
 """
 
 
@@ -28,14 +27,14 @@ def add(commands) -> None:
     add_tables(page, "all")
     add_records(page)
     add_settings(page)
-    page.add_argument("--out", type=Path, metavar="FILE", help=f"the page (default: {DOCS}/reproduction.md; of fcucr, "
-                                                                f"{DOCS}/reproduction-fcucr.md)")
+    page.add_argument("--out", type=Path, metavar="FILE",
+                      help="the page (default: results/pages/reproduction.md; of fcucr, reproduction-fcucr.md)")
 
 
 def run(args: argparse.Namespace) -> int:
     from ...errors import UserError
     from ...experiments import papers
-    from ...files import write_atomically
+    from ...reports.pages import FOLDER, write_page
     from ...reports.reproduction import page
     from ...runs.store import load_runs
 
@@ -43,10 +42,9 @@ def run(args: argparse.Namespace) -> int:
     source = make_source(args, load_runs(args.records))
     text = page(paper, tables, source, command_line("reproduction", args, records=args.records), args.datasets,
                 args.backbones)
-    out = args.out or DOCS / papers.get(paper).PAGE
+    out = args.out or FOLDER / papers.get(paper).PAGE
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out, text.encode())
+        write_page(out, text)
     except OSError as error:
         raise UserError(f"{out}: cannot be written ({error.strerror}).") from None
     print(out)

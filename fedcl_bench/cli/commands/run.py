@@ -11,8 +11,7 @@ from typing import Any
 
 from ...errors import UserError
 from ...ops.memory import importing
-from .common import (add_dataset, add_device, add_plugins, add_quiet, add_ray,
-                     add_results, cores, count, seed,
+from .common import (add_dataset, add_device, add_plugins, add_quiet, add_ray, add_results, cores, count, seed,
                      split_federated_recommender, stop_between_rounds)
 
 EXAMPLES = """\
@@ -59,6 +58,7 @@ def add(commands) -> None:
     add_results(run)
     run.add_argument("--rerun", action="store_true", help="run again even if the record exists")
     add_quiet(run)
+    run.add_argument("-v", "--verbose", action="store_true", help="also say how clients are trained in each block")
     add_plugins(run)
 
 
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     with importing():
         from ...data.datasets import load_stream
         from ...federation.server import participants
-        from ...runs.config import make_config, resolve_device
+        from ...runs.config import idle_notes, make_config, resolve_device
         from ...runs.registry import discover
         from ...runs.runner import Here, Interrupted, execute
         from ...settings import parse_assignments
@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
         if not streams:
             streams.append(load_stream(configs[0].source, configs[0].stream))
             federation = configs[0].federation(streams[0])
-            federation.check()
+            configs[0].check(federation)
             if args.ray:
                 partition.check(federation, shards)
             step = streams[0].steps[0]
@@ -145,7 +145,10 @@ def run(args: argparse.Namespace) -> int:
                 plugins = tuple(folder.absolute() for folder in args.plugins)
             stop = stack.enter_context(stop_between_rounds())
             for config in configs:
-                with Display(config, quiet=args.quiet) as display:
+                with Display(config, args.quiet, args.verbose) as display:
+                    if config is configs[0]:
+                        for text in idle_notes(config, overrides):
+                            display.note(text)
                     engine = Conductor(config, shards, plugins, ShardStarter(joined, args.threads or 1),
                                        display.warn) if args.ray else Here()
                     outcomes.append(execute(config, load, args.results, args.rerun, display.update, display.warn,

@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 
 from .common import names
-from .paper import (add_records, add_settings, add_tables, chosen_tables,
-                    make_source)
+from .paper import add_records, add_settings, add_tables, chosen_tables, make_source
 
 EXAMPLES = """\
 examples:

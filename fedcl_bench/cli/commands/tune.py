@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from ...errors import UserError
-from .common import (add_cells, add_paper, add_pool, add_quiet, add_set, cores,
-                     count, interrupted, seed, stop_between_rounds)
+from .common import (add_cells, add_paper, add_pool, add_quiet, add_set, cores, count, interrupted, seed,
+                     stop_between_rounds)
 
 MAIN_TABLE = 2  # of both papers: the comparison of all methods on all backbones and datasets
 

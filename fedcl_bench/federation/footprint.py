@@ -1,0 +1,68 @@
+"""What the tables of a federation take in memory in a step, in bytes, estimated before the run starts."""
+
+from __future__ import annotations
+
+import torch
+
+from ..client.footprint import StepLoad, numbers
+from ..client.ways import choose_way
+from ..data.stream import Step
+from ..model import Snapshot
+from .parts import Federation
+
+_DRAWN = 2  # arrays of 8 bytes that live while normal numbers are drawn and scaled
+
+
+def load_of(f: Federation, step: Step, threads: int) -> StepLoad:
+    """What decides how much memory a step needs.
+
+    Args:
+        threads: that train and evaluate at the same time.
+    """
+    backbone, first, acting = f.backbone, range(1), f.acting_in(step)
+    public, private = backbone.new_rows(f.seed, first, first)
+    model = Snapshot(public, private | acting.new_private(f.seed, first, backbone), backbone.new_dense(f.seed))
+    return StepLoad(backbone, f.local, step, model, numbers(backbone.new_personal(f.seed, first)),
+                    choose_way(backbone, acting, model, f.local, bool(step.sessions)),
+                    8 if f.server.precision == "float64" else 4, threads, f.device)
+
+
+def tables(load: StepLoad) -> int:
+    """The parameters of all clients and the server: before the round, after it, and in the best round.
+
+    From the second step on also those of the step before, whose memory the allocator does not give back for larger
+    tables.
+    """
+    step = load.step
+    return 3 * (_snapshot(load, step.n_users, step.n_items) + _snapshot(load, step.old_users, step.old_items))
+
+
+def making_tables(f: Federation, load: StepLoad) -> int:
+    """What drawing initial rows in double precision takes beyond the tables; no other snapshots of the step are there
+    yet, and nobody trains."""
+    step = load.step
+    new_users, new_items = step.n_users - step.old_users, step.n_items - step.old_items
+    making = 8 * (_DRAWN * max(new_items * load.public, new_users * _drawn(f)) + new_users * load.private)
+    return max(making - 2 * _snapshot(load, step.n_users, step.n_items), 0)
+
+
+def uploads(load: StepLoad) -> int:
+    """Every participant's item tables, and the tables that the server makes of them (twice on the way)."""
+    if not load.backbone.keeps_local_tables:
+        return 0
+    copies = 3 if load.backbone.serves_tables else 1
+    return load.number * load.step.n_users * load.step.n_items * load.public * copies
+
+
+def _snapshot(load: StepLoad, users: int, items: int) -> int:
+    """One model of so many users and items. Tables with a row per user and item (personal ones, clients' copies, those
+    that the server makes for each client) are nearly all of it where there are any."""
+    copies = load.backbone.keeps_local_tables + load.backbone.serves_tables
+    return load.number * (items * load.public + users * load.private + load.dense
+                          + users * items * (load.personal + copies * load.public))
+
+
+def _drawn(f: Federation) -> int:
+    """Private numbers per user that differ between users from the start."""
+    private = f.backbone.new_rows(f.seed, range(2), range(1))[1]
+    return sum(rows[0].numel() for rows in private.values() if not torch.equal(rows[0], rows[1]))

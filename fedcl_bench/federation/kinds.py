@@ -1,0 +1,59 @@
+"""Which backbones, methods and streams go together: asked of what they declare, never of their names."""
+
+from __future__ import annotations
+
+from ..backbone import Backbone
+from ..errors import Misfit, UserError
+from ..method import Method, does_something
+from ..sampling import LocalSettings
+from ..sequential import SequentialBackbone
+
+_SESSIONS = "a stream of sessions (--set stream=sessions, or --dataset xing)"
+
+
+def check(backbone: Backbone, method: Method, sessions: bool, local: LocalSettings, init: str) -> None:
+    """Raise UserError unless backbone, method and stream go together.
+
+    Args:
+        sessions: whether the stream is one of sessions.
+        init: who starts the public parameters, ``server`` or ``per_client``.
+    """
+    sequential = isinstance(backbone, SequentialBackbone)
+    if sequential and not sessions:
+        raise UserError(f"backbone '{backbone.name}' is sequential and needs {_SESSIONS}.")
+    _check_method(backbone, method, sequential, sessions)
+    if sequential and local.negatives != 1:
+        raise UserError(f"setting 'negatives': found {local.negatives}, accepted: 1 with a sequential backbone, which "
+                        f"has one per target.")
+    if sessions and backbone.own_samples(local) is not None:
+        raise Misfit(f"backbone '{backbone.name}' trains on blocks or the static stream; use --set stream=blocks, or a "
+                     f"sequential backbone with sessions.", "backbone", _is_sequential)
+    if init == "per_client" and not sequential:
+        raise UserError(f"setting 'init': found per_client, accepted: server with '{backbone.name}'; only sequential "
+                        f"backbones can start at the clients.")
+
+
+def _is_sequential(cls: type) -> bool:
+    return issubclass(cls, SequentialBackbone)
+
+
+def _check_method(backbone: Backbone, method: Method, sequential: bool, sessions: bool) -> None:
+    """Raise UserError unless the method can act on this backbone and stream. One that does nothing always can."""
+    def acts_on_sessions(cls: type) -> bool:
+        return not does_something(cls) or (cls.first_step == 0 and cls.needs_sequential == sequential)
+
+    if method.needs_sequential and not sequential:
+        raise Misfit(f"method '{method.name}' needs a sequential backbone with {_SESSIONS}; found '{backbone.name}'.",
+                     "backbone", _is_sequential)
+    if not does_something(method):
+        return
+    if sequential and not method.needs_sequential:
+        raise Misfit(f"method '{method.name}' works on scores of item lists, which the sequential backbone "
+                     f"'{backbone.name}' has none of.", "method", acts_on_sessions)
+    if sessions and method.first_step > 0:
+        raise Misfit(f"method '{method.name}' acts from a stream's second step on, and a stream of sessions has one; "
+                     f"use another method with '{backbone.name}', or --set stream=blocks.", "method", acts_on_sessions)
+    if not backbone.whole_tables and backbone.new_personal(0, range(0)):
+        raise Misfit(f"method '{method.name}' needs whole personal tables, of which '{backbone.name}' with its present "
+                     f"settings trains single rows (see: list {backbone.name}).", "method",
+                     lambda cls: not does_something(cls))

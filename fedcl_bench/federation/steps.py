@@ -1,0 +1,107 @@
+"""A step of the stream as the loop opens and closes it, with all that is decided once per step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..client.out_of_memory import AnyChunk
+from ..client.ways import Training, choose_way
+from ..data.stream import Step
+from ..draws import DrawKey
+from ..method import Method
+from ..model import Snapshot
+from .growth import grow, reset_private
+from .parts import Federation, Progress
+from .protocols import Lists, SessionSteps, protocol_of
+
+
+@dataclass(frozen=True)
+class Group:
+    """Who takes part in a round.
+
+    Attributes:
+        users: ids of the participants that are here, ascending; count: of all participants.
+        chunks: what those here train on.
+    """
+
+    users: Tensor
+    count: int
+    chunks: list[AnyChunk]
+
+
+@dataclass(frozen=True)
+class OpenStep:
+    """A step and what is decided once for all its rounds.
+
+    Attributes:
+        step, earlier: it and the one before, on the run's device; None before the first.
+        method: the one that acts in it.
+        training: how its clients are trained.
+        protocol: what they train on and how a model is tested.
+    """
+
+    federation: Federation
+    step: Step
+    earlier: Step | None
+    method: Method
+    training: Training
+    protocol: Lists | SessionSteps
+
+    def key(self, round_: int) -> DrawKey:
+        return DrawKey(self.federation.seed, self.step.index, round_)
+
+    def group(self, progress: Progress, before: Group | None) -> Group:
+        """The participants of the next round; ``before``: of the round before, None in the first."""
+        f = self.federation
+        if before is not None and f.server.client_ratio == 1.0 and not self.protocol.changes_every_round:
+            return before
+        users, count = f.population.participants(self.step, f.server.client_ratio, f.seed, progress.round)
+        return Group(users, count, self.protocol.chunks(users, progress.round, progress.model) if len(users) else [])
+
+    def weights(self, round_: int) -> Tensor | None:
+        """Weight of every user in the mean, shape (users,); None: all alike."""
+        server = self.federation.server
+        if server.weighting == "uniform":
+            return None
+        return self.protocol.lengths(round_).to(getattr(torch, server.precision))
+
+
+def begin_step(f: Federation, step: Step, progress: Progress) -> Progress:
+    """Begin a step: rows for its new users and items, and the method's preparations."""
+    method = f.acting_in(step)
+    start = progress.best.model if f.server.init_from == "best" else progress.model
+    model = grow(start, f.backbone, f.seed, step, getattr(torch, f.server.precision), f.device, method)
+    if step.index > 0:
+        method.begin_step(step, model, f.backbone)
+        if f.server.reset_private:
+            model = reset_private(model, f.backbone, f.seed, (step.train.lengths > 0).nonzero().flatten())
+    way = training_of(f, step, model).way.name
+    return replace(progress, model=model, best=replace(progress.best, model=model), previous=progress.best.model,
+                   best_value=-1.0, stale=0, ways=(*progress.ways, way))
+
+
+def training_of(f: Federation, step: Step, model: Snapshot) -> Training:
+    """How a step's clients are trained; ``model`` as for ``choose_way``."""
+    method = f.acting_in(step)
+    way = choose_way(f.backbone, method, model, f.local, sessions=bool(step.sessions))
+    return Training(f.backbone, method, f.local, way, f.server.protection, f.server.init == "per_client")
+
+
+def open_step(f: Federation, step: Step, model: Snapshot) -> OpenStep:
+    """A step with rows for all its users and items in ``model``."""
+    step = step.to(f.device)
+    earlier = f.stream.steps[step.index - 1].to(f.device) if step.index > 0 else None
+    training = training_of(f, step, model)
+    return OpenStep(f, step, earlier, training.method, training, protocol_of(f, step, training))
+
+
+def end_step(opened: OpenStep, progress: Progress) -> Progress:
+    """End a step, with the model of its best round: the method's memories for the next one."""
+    f, step = opened.federation, opened.step
+    trained = (step.train.lengths > 0).nonzero().flatten()
+    f.method.end_step(step, progress.best.model, f.backbone, trained, opened.key(0))
+    return replace(progress, step=step.index + 1, round=0, trained=False, client_state=dict(f.method.client_state),
+                   server_state=dict(f.method.server_state))

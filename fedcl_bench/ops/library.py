@@ -1,0 +1,172 @@
+"""The library of compiled kernels: which of its builds this processor can run, and calls whose arguments are checked.
+
+It is built from ``kernels.c`` when the package is installed (see ``setup.py``) and lies in this folder; nothing outside
+is ever loaded. Calls release Python's lock, so that threads run side by side.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Iterator
+
+import torch
+from torch import Tensor
+
+SWITCH = "FEDCL_BENCH_KERNELS"
+_FOLDER = Path(__file__).parent
+_X86_64_V3 = frozenset("avx avx2 bmi1 bmi2 f16c fma abm movbe".split())
+_X86_64_V4 = _X86_64_V3 | frozenset("avx512f avx512bw avx512cd avx512dq avx512vl".split())
+# What each build needs, the fastest first.
+BUILDS = {"kernels_v4.so": _X86_64_V4, "kernels_v3.so": _X86_64_V3, "kernels_generic.so": frozenset()}
+_AGAIN = "install fedcl_bench again (in its folder: python -m pip install -e .)"
+
+_TYPES = {"i64": torch.int64, "i32": torch.int32, "u8": torch.uint8, "bool": torch.bool, "f32": torch.float32,
+          "f64": torch.float64}
+REALS = {torch.float32: "float", torch.float64: "double"}  # what functions of real numbers take, and their names' ends
+# Every function's arguments in order: a tensor as name:type(sizes), a number by its name; sizes and numbers of one name
+# are equal. ``?``: may be None. ``~``: rows may lie apart. Functions after ``!`` return what is not 0 without memory.
+_SIGNATURES = """
+mixed numbers:i64 n
+!negatives keys:i64(C) drawn:i64(C) others:i64(C,1) gaps:i32(C,G) G positives:i64(C,P) P C n result:i64~(C,n) stride
+padded indptr:i64(U) values:i64(V) users:i64(C) fill:i64?(C,1) C width result:i64(C,width)
+gaps ascending:i64(C,P) C P items result:i32(C,P) count:i64(C,1)
+!group keys:i64(C) head head_count:i64?(C) tail_count:i64(C) slots:i64?(C,n) C n size result:i32(C,n)
+batch_weights order:i32(C,n) start end share:real(C,1) C n S result:real(C,S)
+first_slots items:i64(C,n) C n table:i32(M) result:i64(C,n) first:bool(C,n)
+weighted_bce scores:f32(C,n) targets:f32(C,n) weights:f32(C,n) C n loss:f32(C) slopes:f32(C,n)
+row_products table:real(M,d) items:i64(C,n) vectors:real(C,d) constants:real?(C,1) C n d result:real(C,n)
+row_sums table:real(M,d) items:i64(C,n) factors:real(C,n) C n d result:real(C,d)
+add_outer table:real(M,d) items:i64?(C,S) held:i64?(C) steps:real(C,S,K) vectors:real(C,K,d) K C S d
+mean sums:real(n) table:real(n) whole:float n
+!inner_batch table:real(M,d) items:i64?(C,S) S vectors:real(C,d) constants:real?(C,1) steps:real(C,S,K) past:real(C,K,d)
+    K done moves order:i32(C,n) start end share:real(C,1) positive:bool stride C n d loss:real(C) to_vectors:real?(C,d)
+    to_constants:real?(C,1)
+!inner_round table:real(M,d) vectors:real(U,d) constants:real?(U,1) rates:real(R) shuffles:i64(E) turns:u8(T) draws M d
+    each E size T users:i64(C) positives:i64(C,P) count:i64(C) names:i64(C) others:i64(C,1) gaps:i32(C,G) C P G batches
+    K items:i64(C,n) held:i64(C) sample:i64?(C,n) positive:bool?(C,n) steps:real(C,n,K) past:real(C,K,d)
+    moved_vectors:real(C,d) moved_constants:real?(C,1) loss:f64(C)
+add_rows_at table:real(N,d) rows:i64(n) added:real(n,d) n d
+!highest scores:real(R,n) R n k columns:i64(R,k)
+ranks scores:real(C,n) items:i64(C,L) C n L result:i64(C,L)
+"""
+
+
+@dataclass(frozen=True)
+class _Argument:
+    """A function's argument; ``sizes`` of a tensor, or None for any."""
+
+    name: str
+    dtype: torch.dtype | None
+    optional: bool
+    apart: bool
+    sizes: tuple[str, ...] | None
+
+    @staticmethod
+    def of(text: str, real: torch.dtype | None) -> "_Argument":
+        name, kind, mark, sizes = re.fullmatch(r"(\w+)(?::(\w+)([?~]?)(?:\(([\w,]*)\))?)?", text).groups()
+        return _Argument(name, real if kind == "real" else _TYPES.get(kind), mark == "?", mark == "~",
+                         None if sizes is None else tuple(sizes.split(",")))
+
+    def check(self, tensor: Tensor, known: dict[str, int]) -> None:
+        """Raise ValueError for a tensor that the function cannot read; ``known``: sizes so far, to which its are added.
+        """
+        shape = tuple(tensor.shape)
+        if tensor.dtype != self.dtype or tensor.device.type != "cpu":
+            raise ValueError(f"{self.name} is {tensor.dtype} on {tensor.device.type}, expected {self.dtype} on cpu")
+        if not (tensor.stride(-1) == 1 if self.apart else tensor.is_contiguous()):
+            raise ValueError(f"{self.name}, a tensor of shape {shape}, is not contiguous")
+        if self.sizes is not None and (len(shape) != len(self.sizes) or any(
+                known.setdefault(size, number) != number for size, number in zip(self.sizes, shape))):
+            raise ValueError(f"{self.name} has shape {shape}, expected ({', '.join(self.sizes)}) with {known}")
+
+
+@dataclass(frozen=True)
+class _Function:
+    call: ctypes._CFuncPtr
+    arguments: tuple[_Argument, ...]
+
+
+def _functions(library: ctypes.CDLL) -> Iterator[tuple[str, _Function]]:
+    for line in _SIGNATURES.replace("\n    ", " ").strip().splitlines():
+        name, *texts = line.split()
+        ends = {f"_{end}": real for real, end in REALS.items()} if ":real" in line else {"": None}
+        for end, real in ends.items():
+            arguments = tuple(_Argument.of(text, real) for text in texts)
+            call = library[name.lstrip("!") + end]
+            call.restype = ctypes.c_int if name.startswith("!") else None
+            call.argtypes = [ctypes.c_double if text.endswith(":float") else ctypes.c_int64 if argument.dtype is None
+                             else ctypes.c_void_p for text, argument in zip(texts, arguments)]
+            yield name.lstrip("!") + end, _Function(call, arguments)
+
+
+def _processor() -> frozenset[str]:
+    """Names of the instructions that the processor knows, as far as the system says."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return frozenset()
+    return frozenset(" ".join(re.findall(r"^flags\s*:(.*)$", text, re.MULTILINE)[:1]).split())
+
+
+def sources(folder: Path = _FOLDER) -> str:
+    """A digest of the sources, which a library tells of those that it was built from."""
+    parts = [path.read_bytes() for path in sorted(folder.glob("kernels*.[ch]"))]
+    return hashlib.blake2b(b"".join(parts), digest_size=12).hexdigest()
+
+
+@functools.cache
+def _loaded() -> dict[str, _Function] | str:
+    """The functions by name, or why there are none."""
+    if os.environ.get(SWITCH, "") == "0":
+        return f"switched off by {SWITCH}=0"
+    built = {name: needs for name, needs in BUILDS.items() if (_FOLDER / name).is_file()}
+    if not built:
+        return f"compiled kernels were not built: install gcc (11 or later) or clang (12 or later), then {_AGAIN}"
+    fitting = [name for name, needs in built.items() if needs <= _processor()]
+    if not fitting:
+        return "compiled kernels need a processor with AVX2 or AVX-512 (x86-64-v3 or x86-64-v4)"
+    try:
+        library = ctypes.CDLL(str(_FOLDER / fitting[0]))
+        library.sources.restype = ctypes.c_char_p
+        if library.sources().decode() != sources():
+            return f"compiled kernels were built from other sources: {_AGAIN}"
+        return dict(_functions(library))
+    except (OSError, AttributeError) as error:
+        return f"compiled kernels cannot be loaded ({error}): {_AGAIN}"
+
+
+def why_not() -> str | None:
+    """Why there are no compiled kernels here, and what to do; None: there are."""
+    functions = _loaded()
+    return functions if isinstance(functions, str) else None
+
+
+def call(name: str, *arguments: Tensor | int | float | None) -> None:
+    """A function of ``kernels.c``.
+
+    Raises:
+        ValueError: if a tensor is not what the function can read.
+        MemoryError: if there is none.
+    """
+    function, known, passed = _loaded()[name], {"1": 1}, []
+    try:
+        for argument, value in zip(function.arguments, arguments, strict=True):
+            if isinstance(value, Tensor):
+                argument.check(value, known)
+                passed.append(value.data_ptr())
+                continue
+            if not argument.optional if value is None else argument.dtype is not None:
+                raise ValueError(f"{argument.name} is {value}, expected a tensor")
+            if isinstance(value, int) and known.setdefault(argument.name, value) != value:
+                raise ValueError(f"{argument.name} is {value}, expected {known[argument.name]}")
+            passed.append(value)
+    except ValueError as error:
+        raise ValueError(f"kernels: {name}: {error}") from None
+    if function.call(*passed):
+        raise MemoryError(f"no memory for {name} with {known}")
