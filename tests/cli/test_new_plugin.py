@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 from helpers import ROOT, build, one_step, ragged
 
+from fedcl_bench import testing
 from fedcl_bench.cli.commands.new_plugin import TEMPLATES
 from fedcl_bench.cli.main import main
 from fedcl_bench.draws import DrawKey
@@ -150,7 +152,8 @@ def test_in_every_command(same_process, written, capsys, monkeypatch):
     assert "ewma on fedmf, ml-100k: ndcg@20" in output("compare", "ewma", "ft", "--backbone", "fedmf", *ROUNDS, *MINE)
 
 
-@pytest.mark.parametrize("name", ["ewma", pytest.param("my_mf", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["ewma", "my_mf"])
 def test_the_written_test_passes(written, name):
     """The plugin's own test, as its author runs it."""
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
@@ -159,10 +162,23 @@ def test_the_written_test_passes(written, name):
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
 
 
-def test_the_backbone_passes_its_check(written, capsys):
-    """With one method; the test above has all that the written test tries."""
-    assert main(["check", "my-mf", "--with", "ft", "--plugins", str(written / "my_plugins")]) == 0
+@pytest.mark.parametrize("name, partner", [("ewma", "fedmf"), ("my-mf", "ft")])
+def test_the_plugin_passes_its_check(written, capsys, name, partner):
+    """With one partner; the test above has all that the written test tries."""
+    assert main(["check", name, "--with", partner, "--plugins", str(written / "my_plugins")]) == 0
     assert "all properties hold" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["ewma", "my_mf"])
+def test_the_written_test_asks_for_every_property(written, monkeypatch, name):
+    """Of the plugin beside it, without partners of its own choice."""
+    asked = []
+    for kind in ("method", "backbone"):
+        monkeypatch.setattr(testing, f"check_{kind}", lambda cls, kind=kind: asked.append((kind, cls.name)))
+    monkeypatch.setattr(testing, "assert_passed", asked.append)
+    found = runpy.run_path(str(written / f"my_plugins/tests/test_{name}.py"))
+    found[f"test_{name}"]()
+    assert asked == [("method" if name == "ewma" else "backbone", name.replace("_", "-")), None]
 
 
 # What is refused
