@@ -166,15 +166,15 @@ class Backbone:
         return not self.overrides("loss") and not self.pairwise
 
     def _factors(self, clients: Tables) -> tuple[Tensor, Tensor | None]:
-        found = self.factors(clients)
-        if found is None:
+        factors = self.factors(clients)
+        if factors is None:
             raise NotImplementedError(f"backbone '{self.name}' has neither score() nor factors()")
-        return found
+        return factors
 
     def score_all(self, clients: Tables, public: Tables) -> Tensor:
         """Logits of all items for C clients under one public table, shape (C, items)."""
-        if (found := self.factors(clients)) is not None:
-            vectors, constants = found
+        if (factors := self.factors(clients)) is not None:
+            vectors, constants = factors
             table = next(iter(public.values())).T
             return vectors @ table if constants is None else torch.addmm(constants, vectors, table)
         count = len(next(iter(clients.values())))

@@ -39,11 +39,11 @@ def refresh_teacher(state: dict[str, Tensor], model: Snapshot, backbone: Backbon
     renew = torch.zeros(model.n_users, dtype=torch.bool, device=device)
     renew[refreshed] = True
     teacher = []
-    for some in in_pieces(torch.arange(model.n_users, device=device), model.n_items):
-        scores = score_users(backbone, model, some)
-        fresh = some[renew[some]]
-        lists[fresh] = scores[renew[some]].topk(n, dim=1).indices
-        teacher.append(torch.sigmoid(scores.gather(1, lists[some])))
+    for users in in_pieces(torch.arange(model.n_users, device=device), model.n_items):
+        scores = score_users(backbone, model, users)
+        fresh = users[renew[users]]
+        lists[fresh] = scores[renew[users]].topk(n, dim=1).indices
+        teacher.append(torch.sigmoid(scores.gather(1, lists[users])))
     state["lists"], state["teacher"] = lists, torch.cat(teacher)
 
 

@@ -95,16 +95,16 @@ def names_of(clients: range) -> list[range]:
     numbers = _names.get()
     if numbers is None:
         return [clients]
-    some = numbers[clients.start:clients.stop]
-    ends = (some.diff() != 1).nonzero().flatten() + 1
-    parts = torch.tensor_split(some, ends.cpu()) if len(some) else ()
+    drawn_by = numbers[clients.start:clients.stop]
+    ends = (drawn_by.diff() != 1).nonzero().flatten() + 1
+    parts = torch.tensor_split(drawn_by, ends.cpu()) if len(drawn_by) else ()
     return [range(int(part[0]), int(part[-1]) + 1) for part in parts] or [range(0)]
 
 
 def names(clients: Tensor) -> Tensor:
     """The numbers by which clients draw (see ``named``), int64."""
-    found = _names.get()
-    return clients if found is None else found[clients]
+    numbers = _names.get()
+    return clients if numbers is None else numbers[clients]
 
 
 def client_keys(base: int, clients: Tensor) -> Tensor:
@@ -144,8 +144,8 @@ def normal_rows(seed: int, purpose: str, first_row: int, rows: int, columns: int
     """
     keys = row_keys(key(seed, purpose), torch.arange(first_row, first_row + rows))[:, None]
     result = torch.empty(rows, columns, dtype=torch.float64)
-    for part, some in zip(*(tensor.split(max(1, _DRAWN_AT_ONCE // max(1, columns))) for tensor in (result, keys))):
-        part.copy_(normals(some, torch.arange(columns)))
+    for part, part_keys in zip(*(tensor.split(max(1, _DRAWN_AT_ONCE // max(1, columns))) for tensor in (result, keys))):
+        part.copy_(normals(part_keys, torch.arange(columns)))
     return result
 
 

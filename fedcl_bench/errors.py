@@ -39,10 +39,10 @@ class RunFailed(Exception):
     """A run that started and cannot go on (a loss that is not finite). Exit status 1."""
 
 
-def unknown(kind: str, found: str, known: Iterable[str]) -> UserError:
+def unknown(kind: str, wrong: str, known: Iterable[str]) -> UserError:
     """The error for a name that is not among ``known``, naming the nearest one."""
     known = sorted(known)
     spelled = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(found.lower(), spelled, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(wrong.lower(), spelled, n=1, cutoff=0.5)
     hint = f"Did you mean '{spelled[near[0]]}'? " if near else ""
-    return UserError(f"unknown {kind} '{found}'.\n{hint}Known: {', '.join(known) or 'none'}.")
+    return UserError(f"unknown {kind} '{wrong}'.\n{hint}Known: {', '.join(known) or 'none'}.")

@@ -42,8 +42,8 @@ class Snapshot:
 
     def clients(self, users: Tensor) -> Tables:
         """Parameters of some clients as ``Backbone.score`` takes them, each (C, ...); not to be written to."""
-        some = _slice(users)
-        return {**{name: table[some] for name, table in (self.private | self.memory).items()},
+        rows = _slice(users)
+        return {**{name: table[rows] for name, table in (self.private | self.memory).items()},
                 **{name: value.expand(len(users), *value.shape) for name, value in self.dense.items()}}
 
     def tables(self) -> Iterator[Tensor]:
@@ -64,8 +64,8 @@ def score_users(backbone: Backbone, model: Snapshot, users: Tensor) -> Tensor:
     """Logits of all items for some users, as the model is evaluated: shape (n, items)."""
     clients = model.clients(users)
     if backbone.scores_local_tables:
-        some = _slice(users)
-        return backbone.score(clients, {name: table[some] for name, table in model.local.items()})
+        rows = _slice(users)
+        return backbone.score(clients, {name: table[rows] for name, table in model.local.items()})
     return backbone.score_all(clients, model.public)
 
 

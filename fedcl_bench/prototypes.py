@@ -29,13 +29,13 @@ def nearest(queries: Tensor, owners: Tensor, prototypes: Tensor, lengths: Tensor
     unit = torch.nn.functional.normalize(queries, dim=1)
     k = min(k, len(prototypes))
     answers = []
-    for some, mine in zip(unit.split(_QUERIES_AT_ONCE), owners.split(_QUERIES_AT_ONCE)):
-        best = some.new_full((len(some), 0), -torch.inf)
-        where = torch.zeros(len(some), 0, dtype=torch.int64, device=some.device)
-        size = max(k, SIMILARITIES_AT_ONCE // len(some))
+    for piece, mine in zip(unit.split(_QUERIES_AT_ONCE), owners.split(_QUERIES_AT_ONCE)):
+        best = piece.new_full((len(piece), 0), -torch.inf)
+        where = torch.zeros(len(piece), 0, dtype=torch.int64, device=piece.device)
+        size = max(k, SIMILARITIES_AT_ONCE // len(piece))
         for start in range(0, len(prototypes), size):
             block = slice(start, start + size)
-            similarity = _similarities(some, mine, prototypes[block], lengths[block], prototype_owners[block])
+            similarity = _similarities(piece, mine, prototypes[block], lengths[block], prototype_owners[block])
             position = highest(similarity, k)
             best = torch.cat([best, similarity.gather(1, position)], 1)
             where = torch.cat([where, position + start], 1)

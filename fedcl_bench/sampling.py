@@ -278,11 +278,11 @@ def draw_negatives(chunk: Chunk, settings: LocalSettings, seed: int, step: int, 
         positive first; the rest are that positive.
     """
     keys = draws.client_keys(draws.key(seed, "negatives", step, round_), chunk.users)
-    n, own, others = chunk.positives.shape[1] * settings.negatives, chunk.count * settings.negatives, chunk.others
+    n, needed, others = chunk.positives.shape[1] * settings.negatives, chunk.count * settings.negatives, chunk.others
     if result is None:
         result = chunk.positives.new_empty(len(keys), n)
     if settings.negative_draw == "repeated" and others.gaps is not None and kernels.serve(keys):
-        kernels.negatives(keys, own, others.count, others.gaps, chunk.positives, result)
+        kernels.negatives(keys, needed, others.count, others.gaps, chunk.positives, result)
         return result
     slot = torch.arange(n, device=keys.device)
     pattern = draws.bits(keys[:, None], slot)
@@ -290,7 +290,7 @@ def draw_negatives(chunk: Chunk, settings: LocalSettings, seed: int, step: int, 
         position = draws.integers(pattern, others.count)
     else:
         position = _distinct(pattern.view(len(keys), -1, settings.negatives), others.count)
-    return result.copy_(torch.where(slot < own[:, None], others.at(position), chunk.positives[:, :1]))
+    return result.copy_(torch.where(slot < needed[:, None], others.at(position), chunk.positives[:, :1]))
 
 
 def _distinct(pattern: Tensor, count: Tensor) -> Tensor:

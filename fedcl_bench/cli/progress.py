@@ -8,6 +8,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TextColumn
 
+from ..client.ways import MEANING
 from ..data.stream import Stream
 from ..federation.parts import Progress
 from ..runs.config import RunConfig
@@ -16,11 +17,12 @@ from ..runs.config import RunConfig
 class Display:
     """A progress bar per block with the validation metric and the time left; a line per finished block.
 
-    The time left assumes that every block uses all its rounds, so it is an upper bound.
+    The time left assumes that every block uses all its rounds, so it is an upper bound. ``verbose`` also says how
+    clients are trained.
     """
 
-    def __init__(self, config: RunConfig, quiet: bool = False):
-        self._config, self._quiet = config, quiet
+    def __init__(self, config: RunConfig, quiet: bool = False, verbose: bool = False):
+        self._config, self._quiet, self._verbose = config, quiet, verbose
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._bar = Bar(TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(),
                         TextColumn("{task.fields[status]}"), console=self._console, transient=True,
@@ -56,6 +58,9 @@ class Display:
             self._block, self._began, self._first = step, time.perf_counter(), progress.round - 1
             if self._task is not None:
                 self._bar.remove_task(self._task)
+            if self._verbose:
+                way = progress.ways[step]
+                self._console.print(f"  block {step}: clients are trained '{way}' ({MEANING[way]})")
             self._task = self._bar.add_task(f"  block {step} of 0-{len(stream.steps) - 1}", total=rounds, status="")
         done = progress.round - self._first
         per_round = (time.perf_counter() - self._began) / max(done - 1, 1) if done > 1 else 0.0

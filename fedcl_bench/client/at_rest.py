@@ -60,14 +60,14 @@ class PartialTrainer(ListTrainer):
         return self.slots.cells(torch.arange(len(self.users), device=self.users.device), self.n_items)
 
     def _local_batch(self, view: View, rates: Mapping[str, float], taking: Tensor | None, batch: int) -> Tensor:
-        one = next(iter(self.rest.values()))
-        beyond = 0.5 * self.pull * self.squares * one.square()  # what the pull on the other rows adds to the loss
-        part = torch.ones_like(one) if taking is None else taking.double()
+        rest = next(iter(self.rest.values()))
+        beyond = 0.5 * self.pull * self.squares * rest.square()  # what the pull on the other rows adds to the loss
+        part = torch.ones_like(rest) if taking is None else taking.double()
         if self.by_hand:
-            own = {name: (rate * part).to(self.dtype) for name, rate in rates.items()}
+            lr = {name: (rate * part).to(self.dtype) for name, rate in rates.items()}
             with torch.no_grad():
-                loss = self.backbone.sgd_step(self.clients, self.rows, self._labels, view.weights, own, self.draw.round)
-            contract.check_tensor(self.backbone, "sgd_step", loss, tuple(one.shape), "(C,): one number per client")
+                loss = self.backbone.sgd_step(self.clients, self.rows, self._labels, view.weights, lr, self.draw.round)
+            contract.check_tensor(self.backbone, "sgd_step", loss, tuple(rest.shape), "(C,): one number per client")
         else:
             loss = super()._local_batch(view, rates, taking, batch)
         for name, factor in self.rest.items():
@@ -91,11 +91,11 @@ class PartialTrainer(ListTrainer):
     def tables_now(self, clients: Tensor | None = None) -> Tables:
         """Whole public tables as clients have them now, each (K, items, ...); ``clients``: positions, (K,); None: all.
         """
-        some = slice(None) if clients is None else clients
-        items, result = self.slots.items[some], {}
+        part = slice(None) if clients is None else clients
+        items, result = self.slots.items[part], {}
         for name, held in self.rows.items():
-            rows, table = held[some], self.model.public[name]
-            factor = self.rest[name][some].to(rows).view(-1, *[1] * (rows.dim() - 1))
-            own = table - (1.0 - factor) * self.away[name][some] if name in self.away else table * factor
-            result[name] = own.scatter_(1, items.view(*items.shape, *[1] * (rows.dim() - 2)).expand_as(rows), rows)
+            rows, table = held[part], self.model.public[name]
+            factor = self.rest[name][part].to(rows).view(-1, *[1] * (rows.dim() - 1))
+            tables = table - (1.0 - factor) * self.away[name][part] if name in self.away else table * factor
+            result[name] = tables.scatter_(1, items.view(*items.shape, *[1] * (rows.dim() - 2)).expand_as(rows), rows)
         return result

@@ -95,15 +95,15 @@ def first_slots(items: Tensor, n_items: int) -> tuple[Tensor, Tensor]:
     if len(items) * n_items <= SLOT_TABLE:
         first = torch.empty(len(items), n_items, dtype=torch.int64, device=items.device)
         first.scatter_reduce_(1, items, slot.expand_as(items), "amin", include_self=False)
-        found = first.gather(1, items)
-        return found, found == slot
+        canonical = first.gather(1, items)
+        return canonical, canonical == slot
     bits = items.shape[1].bit_length()
     key = items.bitwise_left_shift(bits).bitwise_or_(slot).sort(1).values  # by item, of one item by slot
     held = key.bitwise_and((1 << bits) - 1)
     begins = torch.zeros_like(key)  # where the run of its item begins
     begins[:, 1:] = slot[1:].where((key[:, 1:] >> bits) != (key[:, :-1] >> bits), 0)
-    found = torch.empty_like(key).scatter_(1, held, held.gather(1, begins.cummax(1).values))
-    return found, found == slot
+    canonical = torch.empty_like(key).scatter_(1, held, held.gather(1, begins.cummax(1).values))
+    return canonical, canonical == slot
 
 
 class TrainerView(views.Local):
@@ -247,8 +247,8 @@ def writable(gradients: Tables) -> Tables:
 
 def row_penalties(method: Method, public: Tables) -> dict:
     """The method's penalties on all rows, by table."""
-    found = {name: method.row_penalty(name) for name in public}
-    return {name: penalty for name, penalty in found.items() if penalty is not None}
+    penalties = {name: method.row_penalty(name) for name in public}
+    return {name: penalty for name, penalty in penalties.items() if penalty is not None}
 
 
 def own_start_key(seed: int, name: str) -> int:

@@ -88,7 +88,7 @@ class RoundTrainer:
         Returns:
             Each client's loss averaged over its local batches, shape (C,).
         """
-        chunk, plan, place, table = self.chunk, self.plan, self.draw, self.model.public[self.plan.layout.item]
+        chunk, plan, key, table = self.chunk, self.plan, self.draw, self.model.public[self.plan.layout.item]
         task, private = plan.task(self.model, self.settings), self.model.private
         done = kernels.inner_round(task, _clients(chunk), self.watched)
         self.slots = Slots(done.items)
@@ -99,7 +99,7 @@ class RoundTrainer:
             if moved is not None:
                 self.moved[name] = moved.view(-1, *private[name].shape[1:])
         self.moved[plan.layout.item] = Outer(table, done.items, done.steps, done.vectors, done.held)
-        if place.step == place.round == 0:
-            own = (private[name].index_select(0, self.users) for name in self.moved if name in private)
-            contract.check_moved(self.backbone, "score", [*done.moved, done.steps], own, self.users)
+        if key.step == key.round == 0:
+            before = (private[name].index_select(0, self.users) for name in self.moved if name in private)
+            contract.check_moved(self.backbone, "score", [*done.moved, done.steps], before, self.users)
         return done.loss

@@ -38,7 +38,7 @@ def in_halves(train: Callable[[AnyChunk], Result], chunk: AnyChunk, method: Meth
     try:
         return [train(chunk)]
     except torch.OutOfMemoryError as error:
-        found = str(error)  # the error itself holds on to everything that its frames do
+        said = str(error)  # the error itself holds on to everything that its frames do
     for rows, users, values in kept.values():
         rows.index_copy_(0, users, values)
     kept.clear()
@@ -47,7 +47,7 @@ def in_halves(train: Callable[[AnyChunk], Result], chunk: AnyChunk, method: Meth
     clients = len(chunk.users)
     if clients == 1:
         raise OutOfMemory(f"out of GPU memory while training one client alone (user {int(chunk.users)}): "
-                          f"{first_words(found)}")
+                          f"{first_words(said)}")
     return [result for half in (slice(clients // 2), slice(clients // 2, clients))
             for result in in_halves(train, chunk.part(half), method)]
 

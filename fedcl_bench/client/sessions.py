@@ -55,8 +55,8 @@ class SessionChunk:
 def make_session_chunks(step: Step, users: Tensor, chunk_clients: int = CHUNK_CLIENTS) -> list[SessionChunk]:
     """Group a round's participants, each of whom has at least one training session, into chunks of equal size."""
     listed = len(users) * step.n_items <= LISTED_OTHERS
-    return [SessionChunk(some, step.sessions["train"], Others.of(padded(step.train, some), step.n_items, listed))
-            for some in even_pieces(users, chunk_clients)]
+    return [SessionChunk(group, step.sessions["train"], Others.of(padded(step.train, group), step.n_items, listed))
+            for group in even_pieces(users, chunk_clients)]
 
 
 def window(sessions: Sessions, chosen: Tensor, length: int) -> tuple[Tensor, Sequence]:

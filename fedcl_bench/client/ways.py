@@ -16,6 +16,15 @@ from ..sequential import SequentialBackbone
 from ..stats.clip_noise import OPEN, Protection
 
 
+# What each way comes to, for people.
+MEANING = {"fused": "the whole round of a chunk is one compiled call",
+           "factored": "no copies of item rows: updates are kept as outer products",
+           "at rest": "the rows a client looks up, and one factor for all others",
+           "whole": "all item rows at every client",
+           "rows": "the item rows a client looks up",
+           "sessions": "the item rows of a session, and the encoder"}
+
+
 class Layout(NamedTuple):
     """The parameters of a backbone whose clients' rounds are one call each (way ``fused``).
 

@@ -20,7 +20,7 @@ def _new_rows(backbone: Backbone, seed: int, users: range, items: range) -> tupl
     first, *others = draws.names_of(users)
     with draws.named(None):
         public, private = backbone.new_rows(seed, first, items)
-        parts = [private, *(backbone.new_rows(seed, some, range(0))[1] for some in others)]
+        parts = [private, *(backbone.new_rows(seed, interval, range(0))[1] for interval in others)]
     return public, {name: torch.cat([part[name] for part in parts]) for name in private} if others else private
 
 

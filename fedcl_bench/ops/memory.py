@@ -111,10 +111,10 @@ def available(device: torch.device, root: Path = Path("/")) -> Available | None:
         free = torch.cuda.mem_get_info(device)[0]
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return Available(free + held, "free on the GPU")
-    found = []
+    limits = []
     for line in _lines(root / "proc/meminfo"):
         if line.startswith("MemAvailable:"):
-            found.append(Available(int(line.split()[1]) << 10, "available on this machine"))
+            limits.append(Available(int(line.split()[1]) << 10, "available on this machine"))
     for line in _lines(root / "proc/self/cgroup"):
         number, controllers, path = line.split(":", 2)
         if number == "0":
@@ -127,10 +127,10 @@ def available(device: torch.device, root: Path = Path("/")) -> Available | None:
         folder = base / path.lstrip("/")
         for group in (folder, *folder.parents):
             if (left := _left_in(group, *names)) is not None:
-                found.append(left)
+                limits.append(left)
             if group == base:
                 break
-    return min(found, key=lambda left: left.bytes, default=None)
+    return min(limits, key=lambda left: left.bytes, default=None)
 
 
 def _left_in(group: Path, limit: str, used: str, cached: str) -> Available | None:

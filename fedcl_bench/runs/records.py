@@ -212,7 +212,7 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
                     "kept_at_client": [*progress.best.model.private, *progress.client_state],
                     "upload_noise": config.server.upload_noise, "notes": notes},
         "hash": config.hash, "base_hash": config.base_hash, "data_fingerprint": config.source.fingerprint,
-        "environment": environment(config.device),
+        "environment": {**environment(config.device), "ways": list(progress.ways)},
     }
 
 

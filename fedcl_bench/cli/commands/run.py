@@ -58,6 +58,7 @@ def add(commands) -> None:
     add_results(run)
     run.add_argument("--rerun", action="store_true", help="run again even if the record exists")
     add_quiet(run)
+    run.add_argument("-v", "--verbose", action="store_true", help="also say how clients are trained in each block")
     add_plugins(run)
 
 
@@ -144,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
                 plugins = tuple(folder.absolute() for folder in args.plugins)
             stop = stack.enter_context(stop_between_rounds())
             for config in configs:
-                with Display(config, quiet=args.quiet) as display:
+                with Display(config, args.quiet, args.verbose) as display:
                     if config is configs[0]:
                         for text in idle_notes(config, overrides):
                             display.note(text)
