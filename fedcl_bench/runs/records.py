@@ -246,10 +246,10 @@ class Record:
             raise Corrupt(f"{path}: is a record of schema {content.get('schema', 1)}, this version reads {SCHEMA}")
         for name in FILES if status == "finished" else ():
             try:
-                found = _digest((self.folder / name).read_bytes()).hex()
+                digest = _digest((self.folder / name).read_bytes()).hex()
             except OSError:
                 raise Corrupt(f"{self.folder / name}: is missing") from None
-            if files.get(name) != found:
+            if files.get(name) != digest:
                 raise Corrupt(f"{self.folder / name}: has changed since it was recorded")
         return content
 
