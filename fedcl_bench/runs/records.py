@@ -6,7 +6,8 @@ A run in progress keeps one ``checkpoint.pt``; a finished one has
 - ``metrics.parquet`` trained block, tested block, metric, mean over users, users
 - ``rounds.parquet``  one row per round: loss, validation metric, participants, bytes, seconds
 - ``users.parquet``   trained block, tested block, user, metric, value
-- ``analysis.parquet`` block, kind, id, value: shift of users and items between blocks (see ``analysis.py``)
+- ``analysis.parquet`` block, kind, id, value: shift of users and items between blocks (see
+  ``evaluation/drift.py``)
 - ``model.pt``        the tables after the last block; by far the largest, and nothing else needs it: it may be deleted
 
 ``run.json`` is written last, so a folder without a finished one is an unfinished run whatever else is in it.
