@@ -12,7 +12,7 @@ import torch
 from helpers import build, train_round, trainer_of, way_of
 from hypothesis import given, settings, strategies as st
 
-from fedcl_bench import parallel, sampling
+from fedcl_bench import parallel
 from fedcl_bench.data.stream import Step
 from fedcl_bench.data.synth import World, as_step
 from fedcl_bench.draws import DrawKey
@@ -24,6 +24,7 @@ from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.ops import kernels
 from fedcl_bench.sampling import LocalSettings, make_chunks
+from fedcl_bench.sizes import SIZES
 from fedcl_bench.stats.clip_noise import Protection
 from fedcl_bench.testing.worlds import ragged
 
@@ -81,7 +82,7 @@ def same(results):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("dim", [5, 32])
 def test_one_call_equals_local_batches(registry, step, monkeypatch, backbone, local, dtype, dim):
-    monkeypatch.setattr(sampling, "MOST_UPDATES", 1 << 30)
+    monkeypatch.setattr(SIZES, "most_updates", 1 << 30)
     backbone, local = build(registry, "backbone", backbone, dim=dim), LocalSettings(**local)
     model = start(backbone, step, dtype)
     found = same(both_ways(step, backbone, local, model))
@@ -94,11 +95,11 @@ def test_numbers_do_not_depend_on_how_clients_are_cut_into_chunks(registry, step
     model, users = start(backbone, step), torch.arange(step.n_users)
     results = []
     for least in (1 << 20, 1):
-        monkeypatch.setattr(sampling, "LEAST_OF_CALLS", least)
+        monkeypatch.setattr(SIZES, "least_of_calls", least)
         chunks = make_chunks(step, users, local, 32, inner=True, samples_only=True, fused=True)
         results.append(train_round(chunks, model, backbone, FT, local, 3, 1, 2))
     samples = [5 * int(chunk.count.sum()) for chunk in chunks]
-    assert len(chunks) >= sampling.CHUNKS_OF_CALLS > 1 and max(samples) < 1.5 * sum(samples) / sampling.CHUNKS_OF_CALLS
+    assert len(chunks) >= SIZES.chunks_of_calls > 1 and max(samples) < 1.5 * sum(samples) / SIZES.chunks_of_calls
     same(results)
 
 

@@ -24,6 +24,7 @@ from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.ops import kernels
 from fedcl_bench.sampling import LocalSettings, Others, draw_negatives, make_chunks, padded
+from fedcl_bench.sizes import SIZES
 from fedcl_bench.testing.worlds import ragged
 
 compiled = pytest.mark.skipif(kernels.why_not() is not None, reason=f"no compiled kernels: {kernels.why_not()}")
@@ -48,7 +49,7 @@ def without(monkeypatch):
 @pytest.mark.parametrize("listed", [True, False])
 @pytest.mark.parametrize("pool", ["untrained", "untouched"])
 def test_negatives_to_the_bit(step, without, monkeypatch, listed, pool):
-    monkeypatch.setattr("fedcl_bench.sampling.LISTED_OTHERS", 1 << 30 if listed else 0)
+    monkeypatch.setattr(SIZES, "listed_others", 1 << 30 if listed else 0)
     local, users = LocalSettings(negative_pool=pool), torch.arange(step.n_users)
     theirs = without(lambda: make_chunks(step, users, local, 8))
     for chunk, other in zip(make_chunks(step, users, local, 8), theirs, strict=True):
