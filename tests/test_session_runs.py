@@ -150,8 +150,7 @@ def test_backbones_of_lists_train_on_the_rounds_session(registry, stream, backbo
 # Resuming.
 
 @pytest.mark.parametrize("method,backbone,after", [
-    ("fcucr", "sasrec", 1), ("fcucr", "sasrec", 2), ("fcucr", "gru4rec", 2), ("fcucr", "tisasrec", 2),
-    ("ft", "gru4rec", 1)])
+    ("fcucr", "sasrec", 1), ("fcucr", "tisasrec", 2), ("ft", "gru4rec", 1)])
 def test_resumed_runs_are_bit_identical(registry, stream, tmp_path, method, backbone, after):
     """Teacher, knowledge base, candidates and the best round's state are all in a checkpoint."""
     settings = {"rounds": 4, "candidate_draw": "redraw", "early_session": True, "client_ratio": 0.7}
