@@ -84,8 +84,7 @@ def _kernels() -> str:
     from ..ops import kernels
 
     if (why := kernels.why_not()) is not None:
-        return (f"optional: {why}; rounds on the processor take about twice as long without compiled kernels, "
-                f"large ones more")
+        return f"optional: {why}; PyTorch's operations are used, whose rounds of lists take several times as long"
     return "compiled kernels for this processor"
 
 

@@ -15,7 +15,6 @@ from ..sampling import LocalSettings
 from ..sequential import SequentialBackbone
 from ..stats.clip_noise import OPEN, Protection
 
-
 # What each way comes to, for people.
 MEANING = {"fused": "the whole round of a chunk is one compiled call",
            "factored": "no copies of item rows: updates are kept as outer products",

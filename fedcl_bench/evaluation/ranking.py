@@ -22,14 +22,9 @@ from ..ops.topk import highest
 from ..parallel import in_order
 from ..sampling import padded
 from ..settings import setting
+from ..sizes import SIZES
 
 METRICS = ("ndcg", "recall", "hit", "precision", "mrr")
-_SCORES_AT_ONCE = 1 << 19  # users x items scored together by one thread: 2 MiB of float32
-# Where scores are a product with one table of more items than the first, at least so many users up to so many scores
-# (128 MiB).
-_MANY_ITEMS, _USERS_PER_PRODUCT, _LARGEST_PRODUCT = 1 << 14, 64, 1 << 25
-# With so many items for each sampled candidate, scoring the candidates alone is less work than scoring all items.
-_ITEMS_PER_CANDIDATE = 64
 
 
 @dataclass(frozen=True)
@@ -175,7 +170,7 @@ def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterabl
             hits[positions, :hit.shape[1]] = hit  # in place: small results would lie between large freed blocks
 
     positions = torch.arange(len(users), device=users.device)
-    size = users_at_once(n_items, n_items > _MANY_ITEMS and is_product(backbone, model))
+    size = users_at_once(n_items, n_items > SIZES.product_items and is_product(backbone, model))
     pieces = -(-len(users) // size)  # of equal size: products of few rows round otherwise
     for _ in in_order(mark_hits, positions.tensor_split(pieces) if pieces else (), users.device):
         pass
@@ -240,7 +235,7 @@ class _Lists:
 def scores_alone(backbone: Backbone, method: Method | None, n_items: int, candidates: int) -> bool:
     """Whether so many candidates per user are scored without the other items: if that is less work, and neither
     backbone nor method looks at all items. Scores differ by rounding."""
-    return (n_items > _ITEMS_PER_CANDIDATE * (candidates + 1) and not backbone.whole_tables
+    return (n_items > SIZES.items_per_candidate * (candidates + 1) and not backbone.whole_tables
             and (method is None or not method.overrides("rescore")))
 
 
@@ -251,8 +246,8 @@ def users_at_once(n_items: int, product: bool) -> int:
         product: their scores are one matrix product with a table that all share; then enough users for reading that
             table to pay, also if it is long.
     """
-    fitting = max(1, _SCORES_AT_ONCE // n_items)
-    return max(fitting, min(_USERS_PER_PRODUCT, _LARGEST_PRODUCT // n_items)) if product else fitting
+    fitting = max(1, SIZES.scored // n_items)
+    return max(fitting, min(SIZES.product_users, SIZES.product_scores // n_items)) if product else fitting
 
 
 def is_product(backbone: Backbone, model: Snapshot) -> bool:

@@ -23,13 +23,13 @@ from ..layers import ITEM
 from ..method import Encoding, Method
 from ..model import Snapshot, score_pairs, score_users
 from ..parallel import even_pieces, in_order
-from ..sampling import LISTED_OTHERS, Others, padded
+from ..sampling import Others, padded
 from ..sequential import Dropout, Sequence, SequentialBackbone
+from ..sizes import SIZES
 from ..stats.clip_noise import OPEN, Protection, upload_key
 from .ranking import EvaluationSettings, UserScores, list_metrics, scores_alone
 
 FULL = "all:"  # before the name of a metric under full ranking, beside sampled candidates
-USERS_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ def draw_session_candidates(step: Step, purpose: str, settings: EvaluationSettin
     drawn = draws.key(seed, f"session candidates of {purpose}", step.index,
                       1 + round_ if settings.candidate_draw == "redraw" else 0)
     number = torch.arange(settings.sampled_candidates, device=step.train.values.device)
-    listed = step.n_users * step.n_items <= LISTED_OTHERS
+    listed = step.n_users * step.n_items <= SIZES.listed_others
     parts = []
-    for users in torch.arange(step.n_users, device=number.device).split(USERS_AT_ONCE):
+    for users in torch.arange(step.n_users, device=number.device).split(SIZES.session_users):
         others = Others.of(padded(step.train, users), step.n_items, listed)
         keys = draws.client_keys(drawn, users)[:, None]
         parts.append(others.at(draws.integers(draws.bits(keys, number), others.count)))
@@ -125,7 +125,7 @@ def rank_sessions(backbone: Backbone, method: Method, model: Snapshot, task: Ses
         return result, torch.sigmoid(wanted.double()).squeeze(1)
 
     # Scores of all items take more memory.
-    at_once = USERS_AT_ONCE if task.full or candidates is None or not sequential else 4 * USERS_AT_ONCE
+    at_once = SIZES.session_users if task.full or candidates is None or not sequential else 4 * SIZES.session_users
     parts = list(in_order(rank, even_pieces(users, at_once), users.device))
     return SessionRanking(
         UserScores(users, {name: torch.cat([part[name] for part, _ in parts]) for name in parts[0][0]}),

@@ -193,7 +193,7 @@ def test_help_teaches(capsys):
     ([*RUN, "--set", "valid_metric=ndcg@2000"], ["2000", "1136"]),
     ([*RUN, "--set", "top_n=2000"], ["'top_n'", "found 2000", "1136"]),
     ([*RUN, "--set", "k_core=200"], ["no interaction is left", "200-core", "k_core"]),
-    ([*RUN, "--set", "blocks=60000"], ["block", "--set blocks=N"]),
+    ([*RUN, "--set", "k_core=70", "--set", "blocks=3000"], ["block", "--set blocks=N"]),
     ([*RUN, "--set", "split_file=absent.tsv"], ["split_file", "absent.tsv"]),
     ([*RUN, "--seed", "-1"], ["--seed", "'-1'"]),
     ([*RUN, "--seeds", "0"], ["--seeds", "'0'"]),

@@ -53,8 +53,7 @@ def slow(backbone):
     return other
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("local", LOCAL)
+@pytest.mark.parametrize("local, weighted", [("whole", True), ("batches", False), ("early", True)])
 @pytest.mark.parametrize("case", BACKBONES)
 def test_a_round_equals_whole_tables(registry, step, case, local, weighted):
     backbone, settings = make(registry, case), LOCAL[local]

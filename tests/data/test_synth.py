@@ -142,6 +142,7 @@ def test_a_step_holds_the_rows_of_the_file(rows):
         assert sorted(step.train.of(user).tolist()) == sorted(rows[rows[:, 0] == user, 1])
 
 
+@pytest.mark.long
 def test_memory_is_bounded(tmp_path):
     """Ten times the rows in the same memory; those alone would take 24 MB."""
     code = ("from fedcl_bench.data.synth import *; from fedcl_bench.ops.memory import peak_mib; import sys\n"
