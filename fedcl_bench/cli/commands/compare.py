@@ -60,8 +60,9 @@ def add(commands) -> None:
 def run(args: argparse.Namespace) -> int:
     from ...reports.comparison import against_each, over_grid
     from ...reports.scores import parse_blocks
-    from ...reports.selection import find_all, make_spec, parse_method
+    from ...reports.selection import checked_spec, find_all, parse_method
     from ...runs.registry import discover
+    from ...runs.specs import RunSpec
     from ...runs.store import incremental, load_runs
     from ...settings import parse_assignments
 
@@ -80,9 +81,9 @@ def run(args: argparse.Namespace) -> int:
         raise unknown("method in --proposed (one of those compared)", proposed, args.methods)
     changes = parse_assignments(args.assignments, "--set")
     methods = {text: parse_method(text) for text in args.methods}
-    cells = {(backbone, dataset): {text: make_spec(registry, method, backbone, dataset, own, changes, args.tuned)
-                                   for text, (method, own) in methods.items()}
-             for backbone in args.backbones for dataset in datasets}
+    cells = {(backbone, dataset): {
+        text: checked_spec(registry, RunSpec(method, backbone, dataset, settings), changes, args.tuned)
+        for text, (method, settings) in methods.items()} for backbone in args.backbones for dataset in datasets}
     blocks = None if args.blocks is None else parse_blocks(args.blocks)
     found = find_all(load_runs(args.records), registry, [spec for row in cells.values() for spec in row.values()],
                      args.tuned, args.records)
