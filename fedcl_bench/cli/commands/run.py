@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         from ...runs.config import idle_notes
         from ...runs.runner import Here, Interrupted, execute
         from ..progress import Display
-        from ..seeds import SharedStream, Sharding
+        from ..seeds import Sharding, SharedStream
         from ..show import combined, show_result
 
     configs, overrides = _configs(args)
