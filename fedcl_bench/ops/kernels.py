@@ -66,9 +66,8 @@ def padded(indptr: Tensor, values: Tensor, users: Tensor, fill: Tensor | None) -
     users = users.contiguous()
     _within("padded: users", users, len(indptr) - 1)
     starts, ends = indptr[users], indptr[users + 1]
-    _within("padded: starts of lists", starts, len(values) + 1)
-    _within("padded: ends of lists", ends, len(values) + 1)
-    _within("padded: lengths of lists", ends - starts, len(values) + 1)
+    for what, numbers in (("starts", starts), ("ends", ends), ("lengths", ends - starts)):
+        _within(f"padded: {what} of lists", numbers, len(values) + 1)
     result = users.new_empty(len(users), int((ends - starts).max()))
     call("padded", indptr, values, users, None if fill is None else fill.contiguous(), *result.shape, result)
     return result
@@ -294,8 +293,8 @@ def inner_round(task: InnerTask, clients: InnerClients, samples: bool) -> InnerR
     n, constants = width * (1 + task.each), None if task.constants is None else task.constants.view(-1, 1)
     rows_of_items, rows_of_users = clients.rows
     if rows_of_items > n_items or rows_of_users > len(task.vectors):
-        raise ValueError(f"kernels: inner_round: the model has {n_items} rows of items and {len(task.vectors)} of users,"
-                         f" its clients need {rows_of_items} and {rows_of_users}")
+        raise ValueError(f"kernels: inner_round: the model has {n_items} rows of items and {len(task.vectors)} of "
+                         f"users, its clients need {rows_of_items} and {rows_of_users}")
     _within("inner_round: samples of a client", clients.count * (1 + task.each), clients.batches * task.size + 1)
     _within("inner_round: local batches", clients.batches * len(task.shuffles), len(task.rates) // 3 + 1)
     result = InnerRound(
@@ -316,8 +315,8 @@ def inner_round(task: InnerTask, clients: InnerClients, samples: bool) -> InnerR
 def add_rows(table: Tensor, rows: Tensor, added: Tensor) -> None:
     """Add ``added`` (n, ...) to the rows (n,) of a table, in its place."""
     _within("add_rows: rows", rows, len(table))
-    call(_real("add_rows_at", table), table.flatten(1) if table.dim() > 1 else table[:, None], rows,
-         added.reshape(len(rows), -1).contiguous(), len(rows), added[:1].numel())
+    flat, added = table.view(len(table), -1), added.reshape(len(rows), table[:1].numel()).contiguous()
+    call(_real("add_rows_at", table), flat, rows, added, len(rows), flat.shape[1])
 
 
 _FEW, _COLUMNS_PER_PLACE = 128, 16  # places in a list up to which, or columns for each from which, a heap is fast

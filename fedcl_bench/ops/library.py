@@ -13,7 +13,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator
+from typing import Callable, Iterator, NamedTuple
 
 import torch
 from torch import Tensor
@@ -86,10 +86,7 @@ class _Argument:
             raise ValueError(f"{self.name} has shape {shape}, expected ({', '.join(self.sizes)}) with {known}")
 
 
-@dataclass(frozen=True)
-class _Function:
-    call: ctypes._CFuncPtr
-    arguments: tuple[_Argument, ...]
+_Function = NamedTuple("_Function", [("call", Callable[..., int]), ("arguments", tuple[_Argument, ...])])
 
 
 def functions(library: ctypes.CDLL) -> Iterator[tuple[str, _Function]]:

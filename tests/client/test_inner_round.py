@@ -140,7 +140,7 @@ def test_one_call_without_memory(registry, step, monkeypatch):
     backbone, local = build(registry, "backbone", "fedmf"), LocalSettings(batch_size=50)
     model = start(backbone, step)
     chunks = make_chunks(step, torch.arange(step.n_users), local, 32, inner=True, samples_only=True)
-    full = {name: replace(function, call=lambda *_: -1) if name == "inner_round_float" else function
+    full = {name: function._replace(call=lambda *_: -1) if name == "inner_round_float" else function
             for name, function in library._loaded().items()}
     monkeypatch.setattr(library, "_loaded", lambda: full)
     with pytest.raises(MemoryError, match="no memory for inner_round_float with .*'P': "):
@@ -300,7 +300,8 @@ def test_numbers_do_not_depend_on_the_width_of_registers(registry, step, monkeyp
     expected = list(numbers())
     built = tmp_path / "kernels.so"
     subprocess.run([*os.environ.get("CC", "cc").split(), "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-Wno-psabi",
-                    f"-march={processor}", str(ROOT / "fedcl_bench/ops/kernels.c"), "-o", str(built), "-lm"], check=True)
+                    '-DSOURCES=""', f"-march={processor}", str(ROOT / "fedcl_bench/ops/kernels.c"), "-o", str(built),
+                    "-lm"], check=True)
     loaded = dict(library.functions(ctypes.CDLL(str(built))))
     monkeypatch.setattr(library, "_loaded", lambda: loaded)
     for found, number in zip(numbers(), expected, strict=True):

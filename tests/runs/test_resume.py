@@ -118,6 +118,7 @@ def test_saved_every_now_and_then(uninterrupted, tmp_path, config, ml100k, monke
 
 
 # The command line in two processes, of which one is asked to stop after round 2 of block 1 and the other of block 2.
+# All that takes long to import is imported before they part.
 ASKED = """
 import os, signal, sys
 import torch
