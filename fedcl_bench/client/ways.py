@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -91,7 +92,7 @@ class Training:
     protection: Protection = OPEN
     own_start: bool = False
 
-    @property
+    @cached_property
     def personal(self) -> set[str]:
         """Names of the tables with a row per user and item."""
         return set(self.backbone.new_personal(0, range(0)))
