@@ -18,7 +18,7 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; (3, 10) <= sys.version_info[:2] <= (3, 12) or sys.exit("fedcl_bench needs Python 3.10, 3.11 or 3.12, and \"$(PYTHON)\" is %d.%d; name another: make PYTHON=python3.11" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: $(BIN)/python setup.cfg constraints.txt
+$(VENV)/.installed: $(BIN)/python setup.cfg setup.py constraints.txt $(wildcard fedcl_bench/ops/kernels*.[ch])
 	$(BIN)/python -m pip install -c constraints.txt -e .
 	@touch $@
 
@@ -27,4 +27,4 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) build dist *.egg-info fedcl_bench/ops/*.so

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from .ops import kernels
+from .sizes import SIZES
 
 Tables = dict[str, Tensor]
 
@@ -30,8 +31,6 @@ GAMMA = 0x9E3779B97F4A7C15
 _MIX1 = 0xBF58476D1CE4E5B9
 _MIX2 = 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
-# Normal numbers drawn at once: several arrays of this length live on the way, and should stay in the cache.
-_DRAWN_AT_ONCE = 1 << 16
 
 
 def _signed(value: int) -> int:
@@ -144,7 +143,7 @@ def normal_rows(seed: int, purpose: str, first_row: int, rows: int, columns: int
     """
     keys = row_keys(key(seed, purpose), torch.arange(first_row, first_row + rows))[:, None]
     result = torch.empty(rows, columns, dtype=torch.float64)
-    for part, part_keys in zip(*(tensor.split(max(1, _DRAWN_AT_ONCE // max(1, columns))) for tensor in (result, keys))):
+    for part, part_keys in zip(*(tensor.split(max(1, SIZES.normals // max(1, columns))) for tensor in (result, keys))):
         part.copy_(normals(part_keys, torch.arange(columns)))
     return result
 

@@ -8,10 +8,7 @@ import torch
 from torch import Tensor
 
 from .ops.topk import highest
-
-# Queries x prototypes compared at once: bounds the memory of similarities to 16 MiB whatever the knowledge base holds.
-SIMILARITIES_AT_ONCE = 1 << 22
-_QUERIES_AT_ONCE = 512
+from .sizes import SIZES
 
 
 def nearest(queries: Tensor, owners: Tensor, prototypes: Tensor, lengths: Tensor, prototype_owners: Tensor,
@@ -29,10 +26,10 @@ def nearest(queries: Tensor, owners: Tensor, prototypes: Tensor, lengths: Tensor
     unit = torch.nn.functional.normalize(queries, dim=1)
     k = min(k, len(prototypes))
     answers = []
-    for piece, mine in zip(unit.split(_QUERIES_AT_ONCE), owners.split(_QUERIES_AT_ONCE)):
+    for piece, mine in zip(unit.split(SIZES.queries), owners.split(SIZES.queries)):
         best = piece.new_full((len(piece), 0), -torch.inf)
         where = torch.zeros(len(piece), 0, dtype=torch.int64, device=piece.device)
-        size = max(k, SIMILARITIES_AT_ONCE // len(piece))
+        size = max(k, SIZES.similarities // len(piece))
         for start in range(0, len(prototypes), size):
             block = slice(start, start + size)
             similarity = _similarities(piece, mine, prototypes[block], lengths[block], prototype_owners[block])

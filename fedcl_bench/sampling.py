@@ -15,33 +15,10 @@ from .data.stream import Ragged, Step
 from .errors import UserError
 from .ops import kernels
 from .settings import setting
+from .sizes import SIZES
 
 OPTIMISERS = ("sgd", "adam")
 
-# Elements of stacked item rows per chunk: large enough that a chunk's work outweighs calling its operations, small
-# enough that memory stays bounded. It changes results by rounding only.
-CHUNK_ELEMENTS = 1 << 20
-# What a backbone's own loss makes on the way may be so many times larger.
-OWN_ELEMENTS = 16
-# Clients x items up to which the items that are no positives are listed (4 bytes each) for PyTorch to draw from.
-LISTED_OTHERS = 1 << 26
-# Interactions of a round's participants up to which their chunks are kept from round to round, 12 bytes each; beyond,
-# each is made when its turn comes.
-KEPT_POSITIVES = 1 << 24
-# Clients whose round is one call are cut into about so many chunks, none of less than so many samples, for threads to
-# share evenly.
-CHUNKS_OF_CALLS, LEAST_OF_CALLS = 8, 1 << 13
-# Padding worth less than the fixed cost of one more chunk.
-PADDING_ELEMENTS = 1 << 17
-# Scoring all items instead of copying the rows of a client's samples is less work up to so many items per sample, over
-# the round's local batches; instead of reading them where they are, up to so many items per sample, whatever the number
-# of local batches. For a chunk's size, a sample then counts as so many numbers, and an item that a client scores in a
-# local batch it sits out as so many.
-DENSE_ITEMS, DENSE_ITEMS_COMPILED, INNER_WIDTH, DENSE_COST = 16, 3, 4, 4
-# Clients with at most this many local batches score all their rows in each batch instead of copying the batch's out.
-WEIGHTED_BATCHES = 4
-# Local batches in a round up to which every update is kept apart, instead of added to copies of item rows.
-MOST_UPDATES = 32
 
 
 @dataclass(frozen=True)
@@ -118,7 +95,7 @@ class LaterChunk:
 
 
 def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: int, pairwise: bool = False,
-                whole_tables: bool = False, chunk_elements: int = CHUNK_ELEMENTS,
+                whole_tables: bool = False, chunk_elements: int = SIZES.chunk_elements,
                 positives: Ragged | None = None, own: OwnSamples | None = None,
                 inner: bool = False, samples_only: bool = False,
                 fused: bool = False) -> list[Chunk | LaterChunk]:
@@ -144,24 +121,24 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
     sizes, users = count.cpu(), users[order]
     ascending = -sizes
     compiled = inner and kernels.serve(users)
-    listed, keep = lists_others(len(users), n_items, settings, users.device), int(sizes.sum()) <= KEPT_POSITIVES
+    listed, keep = lists_others(len(users), n_items, settings, users.device), int(sizes.sum()) <= SIZES.kept_positives
     whole_samples = sizes.cumsum(0) * per_positive
-    even = max(LEAST_OF_CALLS, -(-int(whole_samples[-1]) // CHUNKS_OF_CALLS)) if len(users) else 0
+    even = max(SIZES.least_of_calls, -(-int(whole_samples[-1]) // SIZES.chunks_of_calls)) if len(users) else 0
     chunks, start = [], 0
     while start < len(users):
         largest = int(sizes[start])
         rows = n_items if whole_tables else largest * per_positive
         updates = int(batches[start]) * settings.local_epochs
-        sparse = (compiled and updates <= MOST_UPDATES
-                  and (samples_only or int(batches[start]) <= WEIGHTED_BATCHES))
+        sparse = (compiled and updates <= SIZES.most_updates
+                  and (samples_only or int(batches[start]) <= SIZES.weighted_batches))
         dense = inner and not (sparse and samples_only) and (
-            n_items <= DENSE_ITEMS_COMPILED * rows if sparse else n_items * updates <= DENSE_ITEMS * rows)
-        width = INNER_WIDTH if dense or sparse else row_width
+            n_items <= SIZES.dense_items_compiled * rows if sparse else n_items * updates <= SIZES.dense_items * rows)
+        width = SIZES.factored_width if dense or sparse else row_width
         limit = start + max(1, chunk_elements // (rows * width))
         if own is not None:
             alone, per_item = own.elements
             made = (alone + per_item * n_items) * max(1, min(own.per_batch, int(own.of(count[start]))))
-            limit = min(limit, start + max(1, OWN_ELEMENTS * chunk_elements // made))
+            limit = min(limit, start + max(1, SIZES.own_loss_factor * chunk_elements // made))
         if sparse and fused:
             before = int(whole_samples[start - 1]) if start else 0
             limit = min(limit, start + 1 + int(torch.searchsorted(whole_samples[start:], before + even)))
@@ -172,8 +149,8 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
         end = min(limit, int(torch.searchsorted(ascending, -(smallest if own is None else largest), right=True)))
         padding = (largest - sizes[start:end]) * per_positive * width
         if dense:  # sitting out a local batch costs what taking part does
-            padding += (batches[start] - batches[start:end]).cpu() * n_items * DENSE_COST
-        end = start + int(torch.searchsorted(padding.cumsum(0), PADDING_ELEMENTS, right=True))
+            padding += (batches[start] - batches[start:end]).cpu() * n_items * SIZES.dense_cost
+        end = start + int(torch.searchsorted(padding.cumsum(0), SIZES.padding_elements, right=True))
         chunk = LaterChunk(users[start:end], int(batches[start]), partial(
             _chunk, step, train, settings, listed, batches=int(batches[start]), inner=dense or sparse, dense=dense))
         chunks.append(chunk.now() if keep else chunk)
@@ -184,7 +161,7 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
 def lists_others(users: int, n_items: int, settings: LocalSettings, device: torch.device) -> bool:
     """Whether the items that are no positives are listed (see ``Others``)."""
     compiled = settings.negative_draw == "repeated" and kernels.serve_on(device)
-    return not compiled and users * n_items <= LISTED_OTHERS
+    return not compiled and users * n_items <= SIZES.listed_others
 
 
 def _chunk(step: Step, train: Ragged, settings: LocalSettings, listed: bool, members: Tensor, **layout) -> Chunk:

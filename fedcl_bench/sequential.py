@@ -20,6 +20,7 @@ from .backbone import Backbone, BackboneSettings
 from .draws import Tables
 from .layers import ITEM
 from .settings import setting
+from .sizes import SIZES
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,6 @@ class Sequence:
     times: Tensor
 
 
-# Entries of a forward pass whose dropout is drawn at once: beyond, what calling operations costs is little beside it.
-_DRAWN_AT_ONCE = 4096
 _CALLS = 32  # a call's numbers begin at its own times 2 to the power of this
 
 
@@ -116,7 +115,7 @@ class Dropout:
     """
 
     def __init__(self, keys: Tensor | None = None, ahead: tuple[int, ...] = ()):
-        few = keys is not None and 0 < sum(ahead) <= _DRAWN_AT_ONCE
+        few = keys is not None and 0 < sum(ahead) <= SIZES.dropped
         self.keys, self.ahead, self.entries = keys, ahead if few else (), ()
         self._patterns = _patterns(keys, 0, ahead) if few else []
 

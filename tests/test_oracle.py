@@ -10,8 +10,6 @@ import pytest
 import torch
 from helpers import train_round, way_of
 
-from fedcl_bench import sampling
-from fedcl_bench.client import lists as local_training
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.draws import DrawKey
 from fedcl_bench.federation import round as rounds
@@ -21,7 +19,8 @@ from fedcl_bench.model import Snapshot
 from fedcl_bench.ops import kernels
 from fedcl_bench.parallel import workers
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.sampling import WEIGHTED_BATCHES, LocalSettings, make_chunks
+from fedcl_bench.sampling import LocalSettings, make_chunks
+from fedcl_bench.sizes import SIZES
 from fedcl_bench.stats.clip_noise import OPEN
 
 ITEM = "item_embedding.weight"
@@ -195,8 +194,8 @@ def test_fedmf_round_equals_oracle(registry, stream, method, local, optimiser):
 @pytest.mark.parametrize("method, local, backbone", every_two(
     ["ft", "kd", "f3crec", "rlp2", "spp"], LOCAL, ["fedmf", "fedncf", "pfedrec"]))
 def test_round_on_scores_of_all_items_equals_oracle(registry, stream, monkeypatch, backbone, method, local):
-    monkeypatch.setattr(sampling, "DENSE_ITEMS", 1 << 30)  # for light clients too
-    monkeypatch.setattr(sampling, "DENSE_ITEMS_COMPILED", 1 << 30)
+    monkeypatch.setattr(SIZES, "dense_items", 1 << 30)  # for light clients too
+    monkeypatch.setattr(SIZES, "dense_items_compiled", 1 << 30)
     compare(registry, stream, backbone, method, LOCAL[local], count=8, layout="all items")
     if method == "ft":
         compare(registry, stream, backbone, method, LOCAL[local], count=8, layout="all items", weighted=True)
@@ -206,11 +205,10 @@ def test_round_on_scores_of_all_items_equals_oracle(registry, stream, monkeypatc
 @pytest.mark.parametrize("method, local, backbone", every_two(
     ["ft", "kd", "f3crec", "rlp2", "spp"], LOCAL, ["fedmf", "fedncf", "pfedrec"]))
 def test_round_on_rows_read_in_place_equals_oracle(registry, stream, monkeypatch, backbone, method, local):
-    monkeypatch.setattr(sampling, "DENSE_ITEMS", 0)
-    monkeypatch.setattr(sampling, "DENSE_ITEMS_COMPILED", 0)
-    for module in (sampling, local_training):
-        monkeypatch.setattr(module, "WEIGHTED_BATCHES", 1 << 30)  # for heavy clients too
-    monkeypatch.setattr(sampling, "MOST_UPDATES", 1 << 30)
+    monkeypatch.setattr(SIZES, "dense_items", 0)
+    monkeypatch.setattr(SIZES, "dense_items_compiled", 0)
+    monkeypatch.setattr(SIZES, "weighted_batches", 1 << 30)  # for heavy clients too
+    monkeypatch.setattr(SIZES, "most_updates", 1 << 30)
     calls = []
     monkeypatch.setattr(kernels, "inner_round", lambda *arguments, call=kernels.inner_round:
                         calls.append(len(calls)) or call(*arguments))
@@ -229,7 +227,7 @@ def test_round_without_compiled_kernels_equals_oracle(registry, stream, monkeypa
     monkeypatch.setattr(kernels, "why_not", lambda: "switched off")
     compare(registry, stream, backbone, "ft", LOCAL[local], count=8)
     if backbone in ("fedmf", "fedncf", "pfedrec"):
-        monkeypatch.setattr(sampling, "DENSE_ITEMS", 1 << 30)
+        monkeypatch.setattr(SIZES, "dense_items", 1 << 30)
         compare(registry, stream, backbone, "f3crec", LOCAL[local], count=8, layout="all items")
 
 
@@ -274,8 +272,8 @@ def test_every_path_of_the_engine_is_compared(stream):
     for count in (12, 10):
         chunks = make_chunks(step, some_clients(step, count), LocalSettings(batch_size=48), 16)
         batches = {chunk.batches for chunk in chunks}
-        assert min(batches) == 1 and max(batches) > WEIGHTED_BATCHES
-        assert any(1 < b <= WEIGHTED_BATCHES for b in batches)
+        assert min(batches) == 1 and max(batches) > SIZES.weighted_batches
+        assert any(1 < b <= SIZES.weighted_batches for b in batches)
         assert any(len(chunk.users) > 1 for chunk in chunks)
 
 

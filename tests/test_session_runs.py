@@ -17,6 +17,7 @@ from fedcl_bench.model import score_pairs
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.records import load_progress, save_progress
 from fedcl_bench.sampling import draw_negatives
+from fedcl_bench.sizes import SIZES
 
 ITEM = "item_embedding.weight"
 CUT = {"stream": "sessions", "min_session_length": 5, "min_sessions": 4}  # and the default gap of 30 minutes
@@ -201,7 +202,7 @@ def test_candidates(registry, stream, draw, valid):
 def test_candidates_alone_rank_as_among_all_items(registry, stream, monkeypatch, backbone, settings):
     """Validation that scores the sampled items only, against one that scores all."""
     def valid(items_per_candidate):
-        monkeypatch.setattr("fedcl_bench.evaluation.ranking._ITEMS_PER_CANDIDATE", items_per_candidate)
+        monkeypatch.setattr(SIZES, "items_per_candidate", items_per_candidate)
         sizes = []
         monkeypatch.setattr("fedcl_bench.evaluation.sessions.score_pairs",
                             lambda *a: sizes.append(a[3].shape[1]) or score_pairs(*a))

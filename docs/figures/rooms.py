@@ -23,8 +23,8 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch  # noqa: E402
 PACKAGE = Path(__file__).resolve().parents[2] / "fedcl_bench"
 API, WORDS, ROWS = "plugin API", "words", "ops"
 # The modules beside the rooms: what a plugin imports, unless named here.
-BESIDE = dict.fromkeys(("errors", "version", "settings", "files"), WORDS) | dict.fromkeys(
-    ("draws", "parallel", "functional"), ROWS)
+BESIDE = dict.fromkeys(("errors", "version", "settings", "files", "sizes"), WORDS) | dict.fromkeys(
+    ("draws", "parallel", "functional", "recbole_model"), ROWS)
 PURPOSE = {API: "What a method and a backbone are", WORDS: "Errors, settings, files"}
 ACROSS = {"cli": 5.0, "audit": 1.25, "reports": 3.75, "workers": 6.25, "testing": 8.75, "experiments": 5.0, "runs": 5.0,
           "federation": 3.75, "recbole": 7.9, "evaluation": 3.75, "client": 3.75, "stats": 2.0, API: 5.8, "data": 6.2,

@@ -103,7 +103,7 @@ class Roles:
         return Roles(positive > 0, touched > 0)
 
 
-def some_of(trained: Trained, part: slice | Tensor) -> Trained:
+def clients_of(trained: Trained, part: slice | Tensor) -> Trained:
     """Some of the clients of a chunk."""
     def of(tables: Tables) -> Tables:
         return {name: values[part] for name, values in tables.items()}
@@ -116,7 +116,7 @@ def some_of(trained: Trained, part: slice | Tensor) -> Trained:
                    factors=None if trained.factors is None else trained.factors[part], **tables)
 
 
-def item_changes(place: DrawKey, model: Snapshot, trained: Trained, backbone: Backbone, protection: Protection,
+def item_changes(key: DrawKey, model: Snapshot, trained: Trained, backbone: Backbone, protection: Protection,
                  own_start: bool) -> Iterator[tuple[Trained, Tables]]:
     """By how much each client's upload differs from what the server sent, noise included, a few clients at a time.
 
@@ -133,23 +133,24 @@ def item_changes(place: DrawKey, model: Snapshot, trained: Trained, backbone: Ba
     numbers = sum(table.numel() for table in model.public.values())
     size = max(1, _NUMBERS_AT_ONCE // numbers)
     for start in range(0, len(trained.users), size):
-        some = some_of(trained, slice(start, start + size))
-        every = some.changes(model, backbone)
+        piece = clients_of(trained, slice(start, start + size))
+        every = piece.changes(model, backbone)
         changes = {name: every[name] for name in model.public}
         if own_start:
-            held = torch.zeros(len(some.users), model.n_items, dtype=torch.bool, device=some.users.device)
-            held.scatter_(1, some.slots.items, True)
+            held = torch.zeros(len(piece.users), model.n_items, dtype=torch.bool, device=piece.users.device)
+            held.scatter_(1, piece.slots.items, True)
             for name, begin in backbone.item_starts(model.n_items).items():
-                keys = draws.client_keys(own_start_key(place.seed, name), some.users)
-                items = torch.arange(model.n_items, device=some.users.device)
-                own = begin.draw(draws.bits(keys[:, None], items).flatten()).to(changes[name]).view_as(changes[name])
-                changes[name] = torch.where(held.view(*held.shape, *[1] * (own.dim() - 2)), changes[name], own)
-        yield some, {name: protection.noisy(upload_key(place.seed, name, place.step, place.round), some.users, change)
+                keys = draws.client_keys(own_start_key(key.seed, name), piece.users)
+                items = torch.arange(model.n_items, device=piece.users.device)
+                change = changes[name]
+                first = begin.draw(draws.bits(keys[:, None], items).flatten()).to(change).view_as(change)
+                changes[name] = torch.where(held.view(*held.shape, *[1] * (first.dim() - 2)), change, first)
+        yield piece, {name: protection.noisy(upload_key(key.seed, name, key.step, key.round), piece.users, change)
                      for name, change in changes.items()}
 
 
 @torch.no_grad()
-def attack(place: DrawKey, model: Snapshot, trained: Trained, backbone: Backbone, protection: Protection,
+def attack(key: DrawKey, model: Snapshot, trained: Trained, backbone: Backbone, protection: Protection,
            own_start: bool = False) -> dict[str, np.ndarray]:
     """Attack the uploads of a chunk's clients.
 
@@ -158,19 +159,19 @@ def attack(place: DrawKey, model: Snapshot, trained: Trained, backbone: Backbone
     Returns:
         ``user``, ``items``, ``positives``, ``touched`` (numbers of items) and every one of ``METRICS``, each (C,).
     """
-    found: dict[str, list[np.ndarray]] = {}
-    for some, changes in item_changes(place, model, trained, backbone, protection, own_start):
-        roles = Roles.of(some, model.n_items)
+    results: dict[str, list[np.ndarray]] = {}
+    for piece, changes in item_changes(key, model, trained, backbone, protection, own_start):
+        roles = Roles.of(piece, model.n_items)
         flat = torch.cat([change.reshape(*change.shape[:2], -1) for change in changes.values()], 2).double()
         positive, touched = roles.positive.cpu().numpy(), roles.touched.cpu().numpy()
         size, along = flat.norm(dim=2).cpu().numpy(), along_direction(flat).cpu().numpy()
         everything = np.ones_like(positive)
-        for name, values in (("user", some.users.cpu().numpy()), ("items", everything.sum(1)),
+        for name, values in (("user", piece.users.cpu().numpy()), ("items", everything.sum(1)),
                              ("positives", positive.sum(1)), ("touched", touched.sum(1)),
                              ("size_auc", auc(size, positive, everything)),
                              ("size_precision", precision(size, positive)),
                              ("size_auc_touched", auc(size, positive, touched)),
                              ("direction_auc", auc(along, positive, everything)),
                              ("direction_precision", precision(along, positive))):
-            found.setdefault(name, []).append(values)
-    return {name: np.concatenate(parts) for name, parts in found.items()}
+            results.setdefault(name, []).append(values)
+    return {name: np.concatenate(parts) for name, parts in results.items()}

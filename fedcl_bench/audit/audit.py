@@ -30,7 +30,7 @@ from ..runs.config import RunConfig
 from ..runs.records import method_uploads
 from ..stats import accounting
 from ..stats.significance import mean_interval
-from .attack import METRICS, attack, some_of
+from .attack import METRICS, attack, clients_of
 
 LEVELS = "levels"  # folder of finished levels
 _VERSION = 1  # of the numbers; raised when a change of the attack changes them
@@ -82,16 +82,16 @@ def attacked(level: Level, stream: Stream, on_round: Callable[[], None] = lambda
         Stopped: when asked to.
         RunFailed: when the run diverges.
     """
-    federation, found = level.config.federation(stream), []
+    federation, frames = level.config.federation(stream), []
 
-    def observe(place: DrawKey, model: Snapshot, trained: Trained) -> None:
-        if place.step == level.block and place.round + 1 in level.rounds:
-            own_start = place.round == 0 and federation.server.init == "per_client"
+    def observe(key: DrawKey, model: Snapshot, trained: Trained) -> None:
+        if key.step == level.block and key.round + 1 in level.rounds:
+            own_start = key.round == 0 and federation.server.init == "per_client"
             users = trained.users
-            some = some_of(trained, torch.isin(users, _chosen(level, stream, place.round).to(users.device)))
-            if len(some.users):
-                values = attack(place, model, some, federation.backbone, federation.server.protection, own_start)
-                found.append(pd.DataFrame({"round": place.round + 1, **values}))
+            chosen = clients_of(trained, torch.isin(users, _chosen(level, stream, key.round).to(users.device)))
+            if len(chosen.users):
+                values = attack(key, model, chosen, federation.backbone, federation.server.protection, own_start)
+                frames.append(pd.DataFrame({"round": key.round + 1, **values}))
 
     for progress in run(federation, observe=observe):
         if progress.round:  # after a step it is 0
@@ -100,7 +100,7 @@ def attacked(level: Level, stream: Stream, on_round: Callable[[], None] = lambda
             break
         if stop():
             raise Stopped
-    return pd.concat(found).sort_values(["round", "user"], ignore_index=True)
+    return pd.concat(frames).sort_values(["round", "user"], ignore_index=True)
 
 
 def _chosen(level: Level, stream: Stream, round_: int) -> Tensor:
@@ -136,13 +136,14 @@ def summarise(levels: Sequence[Level], frames: Sequence[pd.DataFrame], delta: fl
     """
     rows, unclipped = [], method_uploads(levels[0].config)
     for noise in dict.fromkeys(level.noise for level in levels):
-        some = [level for level in levels if level.noise == noise]
+        alike = [level for level in levels if level.noise == noise]
         every = pd.concat([frame for level, frame in zip(levels, frames) if level.noise == noise])
-        for number in some[0].rounds:
+        for number in alike[0].rounds:
             clients = every[every["round"] == number].groupby("user").mean()
-            protection = some[0].config.server.protection
-            done = some[0].block * some[0].rounds[-1] + number
-            once, so_far = (None if unclipped else accounting.guarantee(protection, count, delta) for count in (1, done))
+            protection = alike[0].config.server.protection
+            done = alike[0].block * alike[0].rounds[-1] + number
+            once, so_far = (None if unclipped else accounting.guarantee(protection, count, delta)
+                            for count in (1, done))
             row = {"noise": noise, "round": number, "rounds_so_far": done, "clients": len(clients),
                    "epsilon": once and once.epsilon, "epsilon_so_far": so_far and so_far.epsilon,
                    "epsilon_is_bound": bool(once and not once.exact)}

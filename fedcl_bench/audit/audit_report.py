@@ -19,9 +19,9 @@ PAPERS = (
     "clients receive (its code), not on what they upload: no formal guarantee.")
 
 
-def title(found: Mapping[str, Any]) -> str:
-    seeds = found["seeds"]
-    return (f"{found['method']} on {found['backbone']}, {found['dataset']}, block {found['block']}, "
+def title(audit: Mapping[str, Any]) -> str:
+    seeds = audit["seeds"]
+    return (f"{audit['method']} on {audit['backbone']}, {audit['dataset']}, block {audit['block']}, "
             f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}")
 
 
@@ -33,23 +33,23 @@ def _epsilon(value: float | None) -> str:
     return "none" if value is None else f"{value:.4g}"
 
 
-def table(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+def table(audit: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Heads and rows: means over clients with 95 % intervals."""
-    clipped = found["settings"].get("upload_clip", 0.0) > 0.0
+    clipped = audit["settings"].get("upload_clip", 0.0) > 0.0
     heads = ["round", "noise", *HEADS.values(), *(["ε, upload", "ε, so far"] if clipped else [])]
     rows = []
-    for number in found["rounds"]:
-        for row in found["levels"]:
+    for number in audit["rounds"]:
+        for row in audit["levels"]:
             if row["round"] == number:
                 epsilons = [_epsilon(row["epsilon"]), _epsilon(row["epsilon_so_far"])] if clipped else []
                 rows.append([str(number), f"{row['noise']:g}", *(interval(row[name]) for name in METRICS), *epsilons])
     return heads, rows
 
 
-def notes(found: Mapping[str, Any]) -> list[str]:
+def notes(audit: Mapping[str, Any]) -> list[str]:
     """How to read the table, and what it does not say."""
-    chance, clients = found["by_chance"], {row["clients"] for row in found["levels"]}
-    settings = found["settings"]
+    chance, clients = audit["by_chance"], {row["clients"] for row in audit["levels"]}
+    settings = audit["settings"]
     lines = [f"Mean over {' or '.join(map(str, sorted(clients)))} clients [95 % bootstrap interval]. AUC and precision "
              f"at n+ of items ranked by the size of their rows' change; touched: among the client's own positives and "
              f"negatives only; direction: by the change along the main direction.",
@@ -58,35 +58,35 @@ def notes(found: Mapping[str, Any]) -> list[str]:
     if settings.get("upload_clip", 0.0) > 0.0:
         norm = "L1" if settings.get("upload_mechanism", "laplace") == "laplace" else "L2"
         lines.append(f"Changes are clipped to an {norm} norm of {settings['upload_clip']:g}. " + (
-            f"{', '.join(found['not_attacked'])}, also uploaded, are not: no formal guarantee." if found["not_attacked"]
-            else f"ε for delta {found['delta']:g}, all of a client's data replaced: of the one upload, and of all "
+            f"{', '.join(audit['not_attacked'])}, also uploaded, are not: no formal guarantee." if audit["not_attacked"]
+            else f"ε for delta {audit['delta']:g}, all of a client's data replaced: of the one upload, and of all "
                  f"rounds so far."))
-        if any(row["epsilon_is_bound"] for row in found["levels"]):
+        if any(row["epsilon_is_bound"] for row in audit["levels"]):
             lines.append(f"These are upper bounds; for tighter ones: {INSTALL}.")
     else:
         lines.append("Uploads are not clipped, so no level of noise bears a formal guarantee (--set upload_clip=C).")
-    if found["not_attacked"]:
-        lines.append(f"Also uploaded and not attacked: {', '.join(found['not_attacked'])}.")
+    if audit["not_attacked"]:
+        lines.append(f"Also uploaded and not attacked: {', '.join(audit['not_attacked'])}.")
     return [*lines, *PAPERS]
 
 
-def markdown(found: Mapping[str, Any]) -> str:
-    heads, rows = table(found)
-    lines = [f"**{title(found)}**", "", f"| {' | '.join(heads)} |", "|" + "--:|" * len(heads),
-             *(f"| {' | '.join(row)} |" for row in rows), "", *(f"- {line}" for line in notes(found))]
+def markdown(audit: Mapping[str, Any]) -> str:
+    heads, rows = table(audit)
+    lines = [f"**{title(audit)}**", "", f"| {' | '.join(heads)} |", "|" + "--:|" * len(heads),
+             *(f"| {' | '.join(row)} |" for row in rows), "", *(f"- {line}" for line in notes(audit))]
     return "\n".join(lines) + "\n"
 
 
-def csv_text(found: Mapping[str, Any]) -> str:
+def csv_text(audit: Mapping[str, Any]) -> str:
     """One line per noise, round and metric, in full precision."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["method", "backbone", "dataset", "block", "round", "noise", "epsilon", "epsilon_so_far", "metric",
                      "mean", "low", "high", "clients"])
-    for row in found["levels"]:
+    for row in audit["levels"]:
         for metric in METRICS:
             if row[metric] is not None:
-                writer.writerow([found["method"], found["backbone"], found["dataset"], found["block"], row["round"],
+                writer.writerow([audit["method"], audit["backbone"], audit["dataset"], audit["block"], row["round"],
                                  repr(row["noise"]), *("" if row[name] is None else repr(row[name])
                                                        for name in ("epsilon", "epsilon_so_far")), metric,
                                  *(repr(row[metric][part]) for part in ("mean", "low", "high")), row["clients"]])

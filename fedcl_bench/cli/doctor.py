@@ -37,13 +37,13 @@ def _python() -> str:
 
 def _package(requirement: Requirement) -> str:
     try:
-        found = version(requirement.name)
+        installed = version(requirement.name)
     except PackageNotFoundError:
         raise UserError(f"{requirement.name} is missing: python -m pip install '{requirement}'") from None
-    if not requirement.specifier.contains(found, prereleases=True):
-        raise UserError(f"{requirement.name} {found}: need {requirement.specifier}; "
+    if not requirement.specifier.contains(installed, prereleases=True):
+        raise UserError(f"{requirement.name} {installed}: need {requirement.specifier}; "
                         f"python -m pip install '{requirement}'")
-    return f"{requirement.name} {found}"
+    return f"{requirement.name} {installed}"
 
 
 def _optional(requirement: str, without: str) -> str:
@@ -63,12 +63,12 @@ def _data() -> str:
     config = load_config("ml-100k")
     settings = assemble(CORE_SETTINGS, [("dataset_configs/ml-100k.yaml", config.settings)], "doctor")[0]
     source = locate("ml-100k", None, settings)
-    found = statistics(load_stream(source, settings))
-    wrong = [name for name, values in config.expected.items() if list(values) != found[name]]
+    counts = statistics(load_stream(source, settings))
+    wrong = [name for name, values in config.expected.items() if list(values) != counts[name]]
     if wrong:
         raise UserError(f"ml-100k: {', '.join(wrong)} differ from the expected counts; {source.path} is not the "
                         f"published file, reinstall recbole==1.2.0 or remove ./data/ml-100k")
-    return f"ml-100k: {sum(found['interactions']):,} interactions, all block counts as published"
+    return f"ml-100k: {sum(counts['interactions']):,} interactions, all block counts as published"
 
 
 def _device() -> str:
@@ -84,8 +84,7 @@ def _kernels() -> str:
     from ..ops import kernels
 
     if (why := kernels.why_not()) is not None:
-        return (f"optional: {why}; rounds on the processor take about twice as long without compiled kernels, "
-                f"large ones more")
+        return f"optional: {why}; PyTorch's operations are used, whose rounds of lists take several times as long"
     return "compiled kernels for this processor"
 
 

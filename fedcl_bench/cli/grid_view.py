@@ -86,7 +86,7 @@ def first_line(text: str) -> str:
     return (text.splitlines() or [""])[0]
 
 
-def show_plan(tasks: Sequence[Task], states: Sequence[State]) -> None:
+def show_tasks(tasks: Sequence[Task], states: Sequence[State]) -> None:
     """A row per run but for its seed: which seeds have a record, which failed, which are still to be run."""
     rows: dict[tuple, dict[str, list[int]]] = {}
     for task, state in zip(tasks, states):
@@ -95,8 +95,8 @@ def show_plan(tasks: Sequence[Task], states: Sequence[State]) -> None:
         row = rows.setdefault((spec.method, spec.backbone, spec.dataset, settings), {})
         row.setdefault(state.name, []).append(task.config.seed)
     table = plain_table("method", "backbone", "dataset", "settings", "finished", "failed", "interrupted", "to run")
-    for (method, backbone, dataset, settings), found in rows.items():
-        table.add_row(method, backbone, dataset, settings, *(seed_text(found.get(name, ())) for name in (
+    for (method, backbone, dataset, settings), seeds in rows.items():
+        table.add_row(method, backbone, dataset, settings, *(seed_text(seeds.get(name, ())) for name in (
             "finished", "failed", "interrupted", "missing")))
     print_table(table)
     counts = {name: sum(state.name == name for state in states) for name in ("finished", "failed", "interrupted")}

@@ -18,7 +18,7 @@ from ..runs.registry import RECBOLE, Plugin, Registry
 from ..settings import describe, flat
 
 if TYPE_CHECKING:
-    from ..testing.recbole_survey import Outcome
+    from ..testing.recbole_survey import SurveyedModel
 
 
 def _console() -> Console:
@@ -40,30 +40,32 @@ def print_table(table: Table) -> None:
     print("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
 
-def combined(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
+def combined(results: list[dict[str, Any]]) -> dict[str, Any]:
     """Several seeds as one result: means and sample standard deviations (0 for a single seed)."""
     def deviation(values: Iterable[float]) -> float:
         values = list(values)
         return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
     metrics = {}
-    for name in outcomes[0]["metrics"]:
-        blocks = np.array([o["metrics"][name]["per_block"] for o in outcomes])
-        averages = [o["metrics"][name]["avg_incremental"] for o in outcomes]
+    for name in results[0]["metrics"]:
+        blocks = np.array([result["metrics"][name]["per_block"] for result in results])
+        averages = [result["metrics"][name]["avg_incremental"] for result in results]
         several = averages[0] is not None
         metrics[name] = {"per_block": blocks.mean(0).tolist(), "per_block_std": [deviation(b) for b in blocks.T],
                          "avg_incremental": float(np.mean(averages)) if several else None,
                          "avg_incremental_std": deviation(averages) if several else None}
-    continual = {metric: {name: float(np.mean([o["continual"][metric][name] for o in outcomes]))
-                          if outcomes[0]["continual"][metric][name] is not None else None for name in SUMMARIES}
+    continual = {metric: {name: float(np.mean([result["continual"][metric][name] for result in results]))
+                          if results[0]["continual"][metric][name] is not None else None for name in SUMMARIES}
                  for metric in metrics}
-    first = outcomes[0]
+    first = results[0]
     return {**{key: first[key] for key in ("method", "backbone", "dataset", "device", "settings", "environment")},
-            "seed": first["seed"], "seeds": [o["seed"] for o in outcomes], "metrics": metrics, "continual": continual,
-            "rounds": np.mean([o["rounds"] for o in outcomes], axis=0).tolist(),
-            "seconds": {key: float(np.mean([o["seconds"][key] for o in outcomes])) for key in first["seconds"]},
-            "peak_memory_mib": max(o["peak_memory_mib"] for o in outcomes), "record": first["record"],
-            "reused": all(o["reused"] for o in outcomes), "runs": outcomes}
+            "seed": first["seed"], "seeds": [result["seed"] for result in results], "metrics": metrics,
+            "continual": continual,
+            "rounds": np.mean([result["rounds"] for result in results], axis=0).tolist(),
+            "seconds": {key: float(np.mean([result["seconds"][key] for result in results]))
+                        for key in first["seconds"]},
+            "peak_memory_mib": max(result["peak_memory_mib"] for result in results), "record": first["record"],
+            "reused": all(result["reused"] for result in results), "runs": results}
 
 
 def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
@@ -80,8 +82,8 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
     for name, values in result["metrics"].items():
         numbers = values["per_block"] + ([values["avg_incremental"]] if blocks > 1 else [])
         if several:
-            spread = values["per_block_std"] + ([values["avg_incremental_std"]] if blocks > 1 else [])
-            table.add_row(name, *(f"{x:.4f} ± {s:.4f}" for x, s in zip(numbers, spread)))
+            deviations = values["per_block_std"] + ([values["avg_incremental_std"]] if blocks > 1 else [])
+            table.add_row(name, *(f"{x:.4f} ± {s:.4f}" for x, s in zip(numbers, deviations)))
         else:
             table.add_row(name, *(f"{x:.4f}" for x in numbers))
     table.add_row("rounds", *(f"{n:g}" for n in result["rounds"]))
@@ -122,11 +124,12 @@ def show_listing(registry: Registry, datasets: Mapping[str, DatasetConfig]) -> N
     console.print("\n`list NAME` shows one of them in full.", markup=False)
 
 
-def show_survey(outcomes: Iterable[Outcome]) -> None:
+def show_survey(surveyed: Iterable[SurveyedModel]) -> None:
     """Which RecBole models can be backbones."""
     console = _console()
-    for o in outcomes:
-        console.print(f"  {o.name:<12}{o.kind:<12}{o.status}{': ' + o.why if o.why else ''}", markup=False)
+    for model in surveyed:
+        console.print(f"  {model.name:<12}{model.kind:<12}{model.status}{': ' + model.why if model.why else ''}",
+                      markup=False)
     console.print("\n`list recbole:NAME` shows a model's settings.", markup=False)
 
 
@@ -181,14 +184,14 @@ _LABELS |= {f"{split}_{what}": f"{split} {label}" for split in ("train", "valid"
             for what, label in (("rows", "interactions"), ("sessions", "sessions"))}
 
 
-def show_statistics(source: DatasetSource, settings: StreamSettings, found: Mapping[str, list],
+def show_statistics(source: DatasetSource, settings: StreamSettings, counts: Mapping[str, list],
                     expected: Mapping[str, list]) -> int:
     """A stream's statistics (see ``datasets.statistics``) beside the expected ones; exit status 1 if one is missed."""
-    of_sessions = "train_sessions" in found
-    columns = ["value"] if of_sessions else [f"D{t}" for t in range(len(found["interactions"]))]
+    of_sessions = "train_sessions" in counts
+    columns = ["value"] if of_sessions else [f"D{t}" for t in range(len(counts["interactions"]))]
     table = plain_table(source.name, *columns, *(["expected"] if expected else []))
     differs = []
-    for name, values in found.items():
+    for name, values in counts.items():
         row = [f"{v:.2f}" if name in ("sparsity", *_AVERAGES) else f"{v:,}" for v in values]
         if expected:
             agrees = name not in expected or list(expected[name]) == list(values)
@@ -206,7 +209,7 @@ def show_statistics(source: DatasetSource, settings: StreamSettings, found: Mapp
         print(", ".join(f"{k}={v}" for k, v in flat([settings]).items() if k not in idle))
     if of_sessions and not settings.split_file:
         print("FCUCR's Table 1 counts before items that nobody trains on are left out"
-              + ("." if _AVERAGES[1] in found else "; a file that says its split does not tell how many those were."))
+              + ("." if _AVERAGES[1] in counts else "; a file that says its split does not tell how many those were."))
     if source.config.notes:
         print(f"note: {source.config.notes}")
     if not expected:

@@ -20,11 +20,9 @@ from ..draws import DrawKey, Tables
 from ..method import Method
 from ..model import Snapshot
 from ..ops import kernels
+from ..sizes import SIZES
 from ..stats.clip_noise import upload_key
 from .ways import Training
-
-# Clients x items of a chunk up to which a table per client finds the slots of one item, 8 bytes each; beyond, a sort.
-SLOT_TABLE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ def first_slots(items: Tensor, n_items: int) -> tuple[Tensor, Tensor]:
     if kernels.serve(items):
         return kernels.first_slots(items, n_items)
     slot = torch.arange(items.shape[1], device=items.device)
-    if len(items) * n_items <= SLOT_TABLE:
+    if len(items) * n_items <= SIZES.slot_table:
         first = torch.empty(len(items), n_items, dtype=torch.int64, device=items.device)
         first.scatter_reduce_(1, items, slot.expand_as(items), "amin", include_self=False)
         canonical = first.gather(1, items)

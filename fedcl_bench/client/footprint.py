@@ -14,8 +14,7 @@ from ..model import Snapshot
 from ..ops import kernels
 from ..sampling import LocalSettings
 from ..sequential import SequentialBackbone
-from .base import SLOT_TABLE
-from .sessions import CHUNK_CLIENTS
+from ..sizes import SIZES
 from .ways import Way
 
 _ACTIVATIONS = 8
@@ -75,19 +74,20 @@ def lists(load: StepLoad) -> int:
     step, local = load.step, load.local
     train, sequential = len(step.train.values), isinstance(load.backbone, SequentialBackbone)
     pairs = step.n_users * step.n_items
-    positives = 8 * train if train <= sampling.KEPT_POSITIVES else 0
+    positives = 8 * train if train <= SIZES.kept_positives else 0
     pools = positives // 2
-    if pairs <= sampling.LISTED_OTHERS if sequential else sampling.lists_others(step.n_users, step.n_items, local,
-                                                                              load.device):
-        at_once = CHUNK_CLIENTS if sequential else (
-            sampling.CHUNK_ELEMENTS * step.n_users // (load.row * (1 + local.negatives) * max(train, 1)))
+    listed = (pairs <= SIZES.listed_others if sequential else
+              sampling.lists_others(step.n_users, step.n_items, local, load.device))
+    if listed:
+        at_once = SIZES.chunk_sessions if sequential else (
+            SIZES.chunk_elements * step.n_users // (load.row * (1 + local.negatives) * max(train, 1)))
         pools = 4 * pairs + 17 * min(at_once, step.n_users) * step.n_items  # listing those of a chunk
     return positives + 32 * step.n_users + pools
 
 
 def training(load: StepLoad) -> int:
-    """Chunks of ``CHUNK_ELEMENTS`` numbers, or of one client that holds more, one per thread, and trained ones that
-    wait to be added up.
+    """Chunks of ``SIZES.chunk_elements`` numbers, or of one client that holds more, one per thread, and trained ones
+    that wait to be added up.
 
     What a backbone makes of an item's row is not known beforehand; it is taken to be ``_ACTIVATIONS`` times as long as
     the row.
@@ -110,12 +110,12 @@ def _outer_products(load: StepLoad) -> int:
     """Chunks of changes held as outer products, and written out as tables at the end: those of all users that share a
     chunk."""
     step, threads = load.step, load.threads
-    row, rows = load.number * load.row, max(sampling.CHUNK_ELEMENTS // sampling.INNER_WIDTH, _rows_of_client(load))
+    row, rows = load.number * load.row, max(SIZES.chunk_elements // SIZES.factored_width, _rows_of_client(load))
     if load.device.type == "cpu" and kernels.why_not() is None:  # by rows looked up, then by all items
         usual = max(1, int(step.train.lengths.double().mean()) * (1 + load.local.negatives))
         clients = -(-rows // usual)
         if load.way.fused:
-            clients = min(clients, -(-step.n_users // sampling.CHUNKS_OF_CALLS))
+            clients = min(clients, -(-step.n_users // SIZES.chunks_of_calls))
         clients = min((threads + _waiting(threads)) * clients, step.n_users)
         return (threads * rows + clients * step.n_items) * row
     waiting = min(_waiting(threads) * rows, max(step.n_users * step.n_items - threads * rows, 0))
@@ -125,13 +125,13 @@ def _outer_products(load: StepLoad) -> int:
 def _row_chunks(load: StepLoad) -> int:
     """Chunks of item rows that clients look up."""
     backbone, local = load.backbone, load.local
-    row, rows = load.number * load.row, max(sampling.CHUNK_ELEMENTS // load.row, _rows_of_client(load))
+    row, rows = load.number * load.row, max(SIZES.chunk_elements // load.row, _rows_of_client(load))
     # Rows, what they moved by and gradients; Adam's moments; the server's tables.
     held = 3 + 2 * (local.optimiser == "adam") + backbone.serves_tables
     made = _ACTIVATIONS if backbone.overrides("regulariser") else _ACTIVATIONS // 2
     chunk = rows * (row * (held + made) + 96)
     if (samples := backbone.own_samples(local)) is not None:
-        chunk += load.number * sampling.OWN_ELEMENTS * max(sampling.CHUNK_ELEMENTS,
+        chunk += load.number * SIZES.own_loss_factor * max(SIZES.chunk_elements,
                                                            sum(samples.elements) * load.step.n_items)
     waiting = rows * (row * (2 if backbone.keeps_local_tables else 1) + 32)
     return load.threads * chunk + _waiting(load.threads) * waiting
@@ -140,14 +140,14 @@ def _row_chunks(load: StepLoad) -> int:
 def _session_chunks(load: StepLoad) -> int:
     """Chunks of clients that train on sessions."""
     settings, step, threads = load.backbone.settings, load.step, load.threads
-    length, dim, clients = settings.max_length, settings.dim, min(CHUNK_CLIENTS, step.n_users)
+    length, dim, clients = settings.max_length, settings.dim, min(SIZES.chunk_sessions, step.n_users)
     layers = getattr(settings, "layers", 1)
     rows = 3 * length * load.public
     parameters = (load.private + load.dense + rows) * 5  # value, gradient, moments, moved
     activations = length * (dim + length) * _SESSION_ACTIVATIONS * layers
     chunk = load.number * clients * (parameters + activations)
     waiting = load.number * clients * (load.dense + rows)
-    local_rows = 16 * min(SLOT_TABLE, clients * step.n_items)
+    local_rows = 16 * min(SIZES.slot_table, clients * step.n_items)
     return threads * (chunk + local_rows) + _waiting(threads) * waiting
 
 

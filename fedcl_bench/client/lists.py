@@ -14,7 +14,8 @@ from ..backbone import OwnBatch
 from ..draws import DrawKey, Tables
 from ..model import Snapshot
 from ..ops import kernels
-from ..sampling import WEIGHTED_BATCHES, Chunk, draw_negatives
+from ..sampling import Chunk, draw_negatives
+from ..sizes import SIZES
 from .base import ChunkTrainer, Slots, TrainerView, row_penalties, writable
 from .optim import make_optimiser
 from .ways import Training
@@ -166,7 +167,7 @@ class ListTrainer(ChunkTrainer):
         if batches == 1:
             yield self._only_batch
             return
-        if batches <= WEIGHTED_BATCHES or self.covering:
+        if batches <= SIZES.weighted_batches or self.covering:
             yield from self._covering(epoch)
             return
         order = self._shuffle(epoch).argsort(1)

@@ -20,15 +20,12 @@ from ..layers import ITEM
 from ..method import Encoding
 from ..model import Snapshot
 from ..parallel import even_pieces
-from ..sampling import LISTED_OTHERS, Others, padded
+from ..sampling import Others, padded
 from ..sequential import Dropout, Sequence
+from ..sizes import SIZES
 from .base import ChunkTrainer, Slots, TrainerView, row_penalties
 from .optim import stacked_optimiser
 from .ways import Training
-
-# Most clients per chunk: enough that a chunk's work outweighs calling its operations, few enough that memory stays
-# bounded: a client's parameters, gradients and moments are half a megabyte. It changes results by rounding only.
-CHUNK_CLIENTS = 256
 
 
 @dataclass(frozen=True)
@@ -52,9 +49,9 @@ class SessionChunk:
         return replace(self, users=self.users[clients], others=self.others.part(clients))
 
 
-def make_session_chunks(step: Step, users: Tensor, chunk_clients: int = CHUNK_CLIENTS) -> list[SessionChunk]:
+def make_session_chunks(step: Step, users: Tensor, chunk_clients: int = SIZES.chunk_sessions) -> list[SessionChunk]:
     """Group a round's participants, each of whom has at least one training session, into chunks of equal size."""
-    listed = len(users) * step.n_items <= LISTED_OTHERS
+    listed = len(users) * step.n_items <= SIZES.listed_others
     return [SessionChunk(group, step.sessions["train"], Others.of(padded(step.train, group), step.n_items, listed))
             for group in even_pieces(users, chunk_clients)]
 

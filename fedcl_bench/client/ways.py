@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,6 @@ from ..ops import kernels
 from ..sampling import LocalSettings
 from ..sequential import SequentialBackbone
 from ..stats.clip_noise import OPEN, Protection
-
 
 # What each way comes to, for people.
 MEANING = {"fused": "the whole round of a chunk is one compiled call",
@@ -92,7 +92,7 @@ class Training:
     protection: Protection = OPEN
     own_start: bool = False
 
-    @property
+    @cached_property
     def personal(self) -> set[str]:
         """Names of the tables with a row per user and item."""
         return set(self.backbone.new_personal(0, range(0)))

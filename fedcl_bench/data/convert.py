@@ -277,30 +277,8 @@ def convert(name: str, raw: Path, out: Path, force: bool = False, any_checksum: 
     if name not in FORMATS:
         raise unknown("dataset", name, FORMATS)
     format, published, label = FORMATS[name], published or load_config(name).raw, label or str(raw)
-    checks, warnings = [], []
-
-    def compare(path: Path, label: str, algorithm: str, expected: str) -> None:
-        found = archives.digest(path, algorithm)
-        if found == expected:
-            checks.append(f"{label}: {algorithm} agrees with the publisher's")
-        elif any_checksum:
-            warnings.append(f"{label}: {algorithm} is {found}, the publisher's is {expected}.")
-        else:
-            raise UserError(f"{label}: {algorithm} is {found}, the publisher's is {expected}.\nGet the file again"
-                            f"{f' from {published.url}' if published.url else ''}, or take it as it is with "
-                            f"--any-checksum.")
-
     with _raw_files(name, raw, label, format, published) as (format, files):
-        whole_zip = raw.is_file() and published.md5
-        if whole_zip:
-            compare(raw, label, "md5", published.md5)
-        for file in files:
-            if file.table.file in published.sha256:
-                compare(file.path, file.label, "sha256", published.sha256[file.table.file])
-            elif not whole_zip:
-                checks.append(f"{file.label}: no checksum is published")
-            if file.path.name != file.table.file:
-                warnings.append(f"{file.label} is taken for the publisher's {file.table.file}.")
+        checks, warnings = _compare_checksums(published, files, (raw, label) if raw.is_file() else None, any_checksum)
         inter, counts, interactions = _interactions(format, files[0])
         contents = {".inter": inter}
         if format.items:
@@ -317,6 +295,40 @@ def convert(name: str, raw: Path, out: Path, force: bool = False, any_checksum: 
     targets = {out / name / f"{name}{suffix}": contents[suffix] for suffix in (".item", ".inter") if suffix in contents}
     changed = _write(targets, force)
     return Conversion(counts, interactions, tuple(targets), changed, tuple(checks), tuple(warnings), format.settings)
+
+
+def _compare_checksums(published: Published, files: list[RawFile], archive: tuple[Path, str] | None,
+                       any_checksum: bool) -> tuple[list[str], list[str]]:
+    """What was checked, and what to warn of; raises UserError for files that are not the publisher's.
+
+    Args:
+        archive: path and label of the zip that the files are from, if they are from one.
+        any_checksum: warn instead.
+    """
+    checks, warnings = [], []
+
+    def compare(path: Path, label: str, algorithm: str, expected: str) -> None:
+        digest = archives.digest(path, algorithm)
+        if digest == expected:
+            checks.append(f"{label}: {algorithm} agrees with the publisher's")
+        elif any_checksum:
+            warnings.append(f"{label}: {algorithm} is {digest}, the publisher's is {expected}.")
+        else:
+            raise UserError(f"{label}: {algorithm} is {digest}, the publisher's is {expected}.\nGet the file again"
+                            f"{f' from {published.url}' if published.url else ''}, or take it as it is with "
+                            f"--any-checksum.")
+
+    whole_zip = archive is not None and published.md5
+    if whole_zip:
+        compare(*archive, "md5", published.md5)
+    for file in files:
+        if file.table.file in published.sha256:
+            compare(file.path, file.label, "sha256", published.sha256[file.table.file])
+        elif not whole_zip:
+            checks.append(f"{file.label}: no checksum is published")
+        if file.path.name != file.table.file:
+            warnings.append(f"{file.label} is taken for the publisher's {file.table.file}.")
+    return checks, warnings
 
 
 def _write(targets: Mapping[Path, bytes], force: bool) -> bool:
@@ -343,17 +355,17 @@ def _raw_files(name: str, raw: Path, label: str, format: Format,
     """The format that is there and the file of each of its tables; those of a zip lie there while the context lasts."""
     tables = format.tables + (format.otherwise.tables if format.otherwise else ())
     if raw.is_dir():
-        yield _found(format, [raw, raw / name, raw / Path(published.url or name).stem], label, str, published)
+        yield _files_in(format, [raw, raw / name, raw / Path(published.url or name).stem], label, str, published)
     elif raw.is_file():
         with tempfile.TemporaryDirectory(prefix="fedcl_bench-") as folder:
             archives.unpack(raw, label, Path(folder), lambda file: any(table.matches(file) for table in tables))
-            yield _found(format, [Path(folder)], label, lambda path: f"{label}: {path.name}", published)
+            yield _files_in(format, [Path(folder)], label, lambda path: f"{label}: {path.name}", published)
     else:
         raise UserError(f"--raw: '{raw}' is neither a folder nor a zip file.")
 
 
-def _found(format: Format, folders: list[Path], where: str, label: Callable[[Path], str],
-           published: Published) -> tuple[Format, list[RawFile]]:
+def _files_in(format: Format, folders: list[Path], where: str, label: Callable[[Path], str],
+              published: Published) -> tuple[Format, list[RawFile]]:
     """Each table's file in the first folder that has it, or else the one marked copy of it."""
     files, missing = [], []
     for table in format.tables:
@@ -369,7 +381,7 @@ def _found(format: Format, folders: list[Path], where: str, label: Callable[[Pat
         others = format.otherwise.tables
         if any(table.matches(path.name) for folder in folders if folder.is_dir() for path in folder.iterdir()
                for table in others):
-            return _found(format.otherwise, folders, where, label, published)
+            return _files_in(format.otherwise, folders, where, label, published)
         missing += [table.file for table in others]
     if missing:
         raise UserError(f"{where}: has no {' and no '.join(missing)}."
@@ -379,7 +391,7 @@ def _found(format: Format, folders: list[Path], where: str, label: Callable[[Pat
 
 def _lines(file: RawFile, advance: Callable[[int], None]) -> Iterator[str]:
     """A file's lines with their ends, without empty ones at the file's end; raises UserError where it is no text."""
-    table, empty, some, read = file.table, [], False, 0
+    table, empty, has_text, read = file.table, [], False, 0
     encodings = ("utf-8",) if table.encoding == "utf-8" else ("utf-8", table.encoding)
     if len(encodings) > 1 and not _is_utf8(file):
         encodings = encodings[1:]
@@ -400,11 +412,11 @@ def _lines(file: RawFile, advance: Callable[[int], None]) -> Iterator[str]:
         if not line.strip("\r\n"):
             empty.append(line)
             continue
-        some = True
+        has_text = True
         yield from empty
         empty.clear()
         yield line
-    if not some:
+    if not has_text:
         raise UserError(f"{file.label}: is empty; expected lines of {_expected(table)}.")
 
 
@@ -508,18 +520,18 @@ def _shown(fields: list[str], table: Table) -> str:
 def _interactions(format: Format, file: RawFile) -> tuple[bytes, dict[str, int], int]:
     """The ``.inter`` file, the counts of the raw file, and the rows written."""
     position = {name: i for i, name in enumerate(format.interactions.columns)}
-    places = [position[column if isinstance(column, str) else column[0]] for column in format.columns.values()]
-    several = {i: [position[name] for name in column] for i, column in enumerate(format.columns.values())
-               if not isinstance(column, str)}
+    first = [position[column if isinstance(column, str) else column[0]] for column in format.columns.values()]
+    alternatives = {i: [position[name] for name in column] for i, column in enumerate(format.columns.values())
+                    if not isinstance(column, str)}
     time = list(format.columns).index("timestamp:float")
     content, seen, users, items, rows, written = io.StringIO(), set(), set(), set(), 0, 0
     content.write("\t".join(format.columns) + "\n")
     for fields in read_rows(file):
         rows += 1
-        values = [fields[i] for i in places]
-        for i, some in several.items():
-            values[i] = clean(next((fields[place] for place in some if fields[place].strip()), ""))
-        if several and not all(values):
+        values = [fields[i] for i in first]
+        for i, columns in alternatives.items():
+            values[i] = clean(next((fields[column] for column in columns if fields[column].strip()), ""))
+        if alternatives and not all(values):
             continue
         values[time] = format.time(values[time])
         users.add(values[0])
@@ -548,5 +560,5 @@ def _items(format: Format, files: list[RawFile]) -> tuple[bytes, int]:
 
 def clean(text: str) -> str:
     """Text as a field of an atomic file: HTML character references resolved, control characters to spaces."""
-    text = re.sub(r"&(#[0-9]+|#[xX][0-9a-fA-F]+|[a-zA-Z][a-zA-Z0-9]*);", lambda found: html.unescape(found[0]), text)
+    text = re.sub(r"&(#[0-9]+|#[xX][0-9a-fA-F]+|[a-zA-Z][a-zA-Z0-9]*);", lambda match: html.unescape(match[0]), text)
     return re.sub("[\x00-\x1f\x7f-\x9f\u2028\u2029]+", " ", text)

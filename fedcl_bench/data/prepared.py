@@ -53,8 +53,8 @@ def save(stream: Stream, folder: Path) -> int:
     about = {"steps": [{name: getattr(step, name) for name in _NUMBERS} | {"sessions": list(step.sessions)}
                        for step in stream.steps], "unfiltered": dict(stream.unfiltered)}
     try:
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as place:
-            whole = Path(place) / "whole"
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as beside:
+            whole = Path(beside) / "whole"
             whole.mkdir()
             for name, values in _arrays(stream):
                 np.save(whole / f"{name}.npy", values)

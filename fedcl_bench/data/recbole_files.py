@@ -78,36 +78,13 @@ def read_table(path: Path, required: Mapping[str, str], optional: Mapping[str, s
         UserError: for a missing or empty file, a missing column, a row of the wrong width, an empty id, a value that
             is not a finite number; names the file, line and field.
     """
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
-    header, _, body = raw.partition(b"\n")
-    if not body.strip():
-        raise UserError(f"{path}: has no rows; expected a header line and one interaction per line.")
-    try:
-        typed = header.decode("utf-8-sig").rstrip("\r").split("\t")
-        body.decode()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: is not UTF-8 text (byte {error.start}).") from None
-    names = [field.split(":")[0] for field in typed]
+    body, names = _body_and_columns(path)
     for name in required:
         if name not in names:
             raise UserError(f"{path}: column '{name}' is missing; found columns {', '.join(names)} "
                             f"(tab-separated header, as user_id:token).")
-    del raw
-
-    # Width of every row in one pass: the tabs between consecutive line ends.
     body = body.rstrip(b"\r\n") + b"\n"
-    text = np.frombuffer(body, dtype=np.uint8)
-    ends = np.flatnonzero(text == ord("\n"))
-    tabs = np.diff(np.searchsorted(np.flatnonzero(text == ord("\t")), ends), prepend=0)
-    wrong = np.flatnonzero(tabs != len(names) - 1)
-    if len(wrong):
-        line = int(wrong[0]) + 2
-        raise UserError(f"{path}, line {line}: found {tabs[wrong[0]] + 1} fields, the header has {len(names)} "
-                        f"({_line_of(path, line)!r}).")
-
+    _check_widths(path, body, len(names))
     wanted = {name: kind for name, kind in {**required, **(optional or {})}.items() if name in names}
     frame = pd.read_csv(io.BytesIO(body), sep="\t", header=None, names=names, usecols=list(wanted), dtype=str,
                         quoting=3, keep_default_na=False, skip_blank_lines=False)
@@ -126,6 +103,34 @@ def read_table(path: Path, required: Mapping[str, str], optional: Mapping[str, s
         if kind == "float":
             frame[name] = numbers.astype(np.float64)
     return frame
+
+
+def _body_and_columns(path: Path) -> tuple[bytes, list[str]]:
+    """What follows the header line of a file, and the names of its columns without their types."""
+    try:
+        header, _, body = path.read_bytes().partition(b"\n")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
+    if not body.strip():
+        raise UserError(f"{path}: has no rows; expected a header line and one interaction per line.")
+    try:
+        typed = header.decode("utf-8-sig").rstrip("\r").split("\t")
+        body.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: is not UTF-8 text (byte {error.start}).") from None
+    return body, [field.split(":")[0] for field in typed]
+
+
+def _check_widths(path: Path, body: bytes, width: int) -> None:
+    """Raise UserError if a row has not so many fields, in one pass: the tabs between consecutive line ends."""
+    text = np.frombuffer(body, dtype=np.uint8)
+    ends = np.flatnonzero(text == ord("\n"))
+    tabs = np.diff(np.searchsorted(np.flatnonzero(text == ord("\t")), ends), prepend=0)
+    wrong = np.flatnonzero(tabs != width - 1)
+    if len(wrong):
+        line = int(wrong[0]) + 2
+        raise UserError(f"{path}, line {line}: found {tabs[wrong[0]] + 1} fields, the header has {width} "
+                        f"({_line_of(path, line)!r}).")
 
 
 class _Later(ModuleType):
@@ -219,21 +224,12 @@ def check_splits(path: Path, split: pd.Series) -> None:
                         f"or test.")
 
 
-def load_interactions(path: Path, k_core: int, fields: Mapping[str, str], keep: Mapping[str, str],
-                      drop_events: Collection[str] = ()) -> Interactions:
-    """Read a ``.inter`` file and apply RecBole's value and k-core filters.
+def _filtered(path: Path, frame: pd.DataFrame, columns: tuple[str, str, str], k_core: int, keep: Mapping[str, str]):
+    """RecBole's dataset over a frame, filtered by it.
 
     Args:
-        path: the atomic file ``.../NAME.inter``.
-        k_core: every user and item keeps at least this many rows (0 or 1: no filter).
-        fields: names of the ``user``, ``item`` and ``time`` columns, and of those of ``session``, ``split`` and
-            ``event`` that are to be read (all three as text).
-        keep: RecBole value intervals of float columns, as ``{"rating": "(0,inf)"}``; a column the file lacks is an
-            error.
-        drop_events: rows with one of these values in the ``event`` column are left out before any other filter.
-
-    Raises:
-        UserError: for a bad file, or when the filters leave no interaction.
+        path: the file that the frame is of.
+        columns: names of those of users, items and times.
     """
     with _without_sklearn():
         from recbole.config import Config
@@ -241,11 +237,7 @@ def load_interactions(path: Path, k_core: int, fields: Mapping[str, str], keep: 
         from recbole.model.general_recommender import BPR
         from recbole.utils.enum_type import FeatureSource, FeatureType
 
-    user, item, time = fields["user"], fields["item"], fields["time"]
-    read = _read(path, fields, keep, drop_events)
-    frame = read
-    if set(fields) & set(_WITHOUT):
-        frame = read[[user, item, time, *keep]].assign(**{_ROW: np.arange(len(read), dtype=np.float64)})
+    user, item, time = columns
     interval = f"[{k_core},inf)" if k_core > 1 else None
 
     class CheckedDataset(Dataset):
@@ -269,12 +261,36 @@ def load_interactions(path: Path, k_core: int, fields: Mapping[str, str], keep: 
             "normalize_all": None})
         config["data_path"] = str(path.parent)
         try:
-            dataset = CheckedDataset(config)
+            return CheckedDataset(config)
         except ValueError as error:
             if "empty" not in str(error):
                 raise
             raise UserError(f"{path}: no interaction is left of {len(frame)} after the {k_core}-core filter"
                             f"{' and ' + str(dict(keep)) if keep else ''}; lower it with --set k_core=N.") from None
+
+
+def load_interactions(path: Path, k_core: int, fields: Mapping[str, str], keep: Mapping[str, str],
+                      drop_events: Collection[str] = ()) -> Interactions:
+    """Read a ``.inter`` file and apply RecBole's value and k-core filters.
+
+    Args:
+        path: the atomic file ``.../NAME.inter``.
+        k_core: every user and item keeps at least this many rows (0 or 1: no filter).
+        fields: names of the ``user``, ``item`` and ``time`` columns, and of those of ``session``, ``split`` and
+            ``event`` that are to be read (all three as text).
+        keep: RecBole value intervals of float columns, as ``{"rating": "(0,inf)"}``; a column the file lacks is an
+            error.
+        drop_events: rows with one of these values in the ``event`` column are left out before any other filter.
+
+    Raises:
+        UserError: for a bad file, or when the filters leave no interaction.
+    """
+    user, item, time = fields["user"], fields["item"], fields["time"]
+    read = _read(path, fields, keep, drop_events)
+    frame = read
+    if set(fields) & set(_WITHOUT):
+        frame = read[[user, item, time, *keep]].assign(**{_ROW: np.arange(len(read), dtype=np.float64)})
+    dataset = _filtered(path, frame, (user, item, time), k_core, keep)
     rows = dataset.inter_feat
     extra = {}
     if _ROW in frame:

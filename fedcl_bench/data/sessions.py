@@ -124,7 +124,7 @@ def _cut(data: Interactions, settings: StreamSettings, name: str) -> _Log:
 def _split_by_column(log: _Log, data: Interactions, name: str) -> np.ndarray:
     """The split of each session, from the file's split column."""
     split = data.split[log.row]
-    lowest, highest = (some.reduceat(split, log.start[:-1]) for some in (np.minimum, np.maximum))
+    lowest, highest = (extreme.reduceat(split, log.start[:-1]) for extreme in (np.minimum, np.maximum))
 
     def user(session: int) -> str:
         return f"user '{data.user_tokens[log.user[session]]}'"
@@ -188,7 +188,7 @@ def _number(log: _Log, split: np.ndarray, data: Interactions, unfiltered: dict[s
         of_user = np.concatenate([[0], np.cumsum(np.bincount(user[chosen], minlength=n_users))])
         sessions[name] = Sessions(*map(torch.from_numpy, (of_user, start, item[data.item[row]], data.time[row])))
     train_items = Ragged(sessions["train"].start[sessions["train"].of_user], sessions["train"].items)
-    targets = [Ragged(some.of_user, some.items[some.start[1:] - 1]) for some in (sessions["valid"], sessions["test"])]
+    targets = [Ragged(last.of_user, last.items[last.start[1:] - 1]) for last in (sessions["valid"], sessions["test"])]
     step = Step(0, n_users, n_items, 0, 0, len(log.row), train_items, *targets, sessions)
     return Stream((step,), *tokens, unfiltered)
 
@@ -204,10 +204,10 @@ def statistics(stream: Stream) -> dict[str, list[float]]:
     trains on are left out: so does the paper count.
     """
     step, = stream.steps
-    sizes = {name: (len(some.items), len(some.lengths)) for name, some in step.sessions.items()}
+    sizes = {name: (len(split.items), len(split.lengths)) for name, split in step.sessions.items()}
     rows, sessions = (sum(size[i] for size in sizes.values()) for i in range(2))
-    found = {**_counts(step.n_users, step.n_items, sessions, rows),
-             **{f"unfiltered_{name}": value for name, value in stream.unfiltered.items()}}
+    columns = {**_counts(step.n_users, step.n_items, sessions, rows),
+               **{f"unfiltered_{name}": value for name, value in stream.unfiltered.items()}}
     for name, size in sizes.items():
-        found |= {f"{name}_rows": size[0], f"{name}_sessions": size[1]}
-    return {name: [value] for name, value in found.items()}
+        columns |= {f"{name}_rows": size[0], f"{name}_sessions": size[1]}
+    return {name: [value] for name, value in columns.items()}

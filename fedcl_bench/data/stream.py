@@ -195,7 +195,7 @@ class Step:
 
     def to(self, device: torch.device) -> "Step":
         moved = {name: self.split(name).to(device) for name in ("train", "valid", "test")}
-        sessions = {name: some.to(device) for name, some in self.sessions.items()}
+        sessions = {name: split.to(device) for name, split in self.sessions.items()}
         return Step(**{**self.__dict__, **moved, "sessions": sessions})
 
 

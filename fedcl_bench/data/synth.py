@@ -139,22 +139,22 @@ def interactions(world: World, items: Catalogue, users: range) -> Rows:
     """All interactions of some users. They depend on no other user."""
     count = activity(world, users)
     of_row = torch.repeat_interleave(torch.arange(len(users)), count)
-    place = torch.arange(len(of_row)) - (count.cumsum(0) - count)[of_row]
+    position = torch.arange(len(of_row)) - (count.cumsum(0) - count)[of_row]
     ids = torch.arange(users.start, users.stop)
-    at = _times(world, ids, of_row, place)
+    at = _times(world, ids, of_row, position)
     ends = torch.cat([torch.tensor([world.base_share], dtype=torch.float64),
                       torch.full((world.blocks,), (1.0 - world.base_share) / max(world.blocks - 1, 1),
                                  dtype=torch.float64)]).cumsum(0)[:world.blocks - 1]
     block = torch.searchsorted(ends, at, right=True)
     noise = draws.normal_rows(world.seed, "synth taste", users.start, len(users), world.blocks * FACTORS)
     tastes = _drifting(noise.float().view(-1, world.blocks, FACTORS).transpose(0, 1), world.drift)
-    item = _choices(world, items, ids, of_row, place, block, tastes)
+    item = _choices(world, items, ids, of_row, position, block, tastes)
     second = START + (at * SPAN).long()
     order = np.lexsort((second.numpy(), of_row.numpy()))
     return Rows(ids[of_row].numpy()[order], item.numpy()[order], second.numpy()[order])
 
 
-def _times(world: World, ids: torch.Tensor, of_row: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+def _times(world: World, ids: torch.Tensor, of_row: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     """The time of each row on [0, 1), float64: uniform over all users' rows together.
 
     A user that begins at a has uniform times on [a, 1). With a = 0 for a share 1 - L of the users and uniform for the
@@ -164,16 +164,16 @@ def _times(world: World, ids: torch.Tensor, of_row: torch.Tensor, place: torch.T
     late, begin = draws.uniform(pattern).unbind(1)
     begin = torch.where(late < LATE, begin, 0.0)[of_row]
     keys = draws.client_keys(draws.key(world.seed, "synth time"), ids)
-    t = begin + (1.0 - begin) * draws.uniform(draws.bits(keys[of_row], place))
+    t = begin + (1.0 - begin) * draws.uniform(draws.bits(keys[of_row], position))
     left = 1.0 - t
     return (t + LATE * torch.special.xlogy(left, left)).clamp_(0.0, math.nextafter(1.0, 0.0))
 
 
-def _choices(world: World, items: Catalogue, ids: torch.Tensor, of_row: torch.Tensor, place: torch.Tensor,
+def _choices(world: World, items: Catalogue, ids: torch.Tensor, of_row: torch.Tensor, position: torch.Tensor,
              block: torch.Tensor, tastes: torch.Tensor) -> torch.Tensor:
     """The item of each row: proposals are made for all rows at once until each has one.
 
-    Where several rows of a user would take one item, the one with the lowest place gets it.
+    Where several rows of a user would take one item, the one that comes first among the user's rows gets it.
     """
     chosen = torch.empty(len(of_row), dtype=torch.int64)
     taken = np.empty(0, dtype=np.int64)  # user x items + item, ascending
@@ -181,7 +181,7 @@ def _choices(world: World, items: Catalogue, ids: torch.Tensor, of_row: torch.Te
     while len(open_):
         user, when = of_row[open_], block[open_]
         keys = draws.client_keys(draws.key(world.seed, "synth proposal", attempt), ids)[user]
-        first, coin = (draws.bits(keys, 2 * place[open_] + side) for side in (0, 1))
+        first, coin = (draws.bits(keys, 2 * position[open_] + side) for side in (0, 1))
         if attempt < _TASTEFUL:
             rank = torch.searchsorted(items.cumulative, draws.uniform(first)).clamp_(max=world.items - 1)
             item = items.ranked[when, rank]
@@ -193,9 +193,9 @@ def _choices(world: World, items: Catalogue, ids: torch.Tensor, of_row: torch.Te
         pair = (user * world.items + item).numpy()
         candidates = np.flatnonzero(willing.numpy())
         if len(taken):
-            found = np.minimum(np.searchsorted(taken, pair[candidates]), len(taken) - 1)
-            candidates = candidates[taken[found] != pair[candidates]]
-        new, lowest = np.unique(pair[candidates], return_index=True)  # rows are in order of user and place
+            nearest = np.minimum(np.searchsorted(taken, pair[candidates]), len(taken) - 1)
+            candidates = candidates[taken[nearest] != pair[candidates]]
+        new, lowest = np.unique(pair[candidates], return_index=True)  # rows are in order of user and position
         filled = candidates[lowest]
         chosen[open_[filled]] = item[filled]
         taken = np.sort(np.concatenate([taken, new]), kind="stable")  # merges the two

@@ -29,9 +29,9 @@ def preference_shift(backbone: Backbone, previous: Snapshot, model: Snapshot, us
     """
     position = torch.arange(1, SHIFT_TOP_N + 1, device=users.device)[:previous.n_items]
     parts = []
-    for some in in_pieces(users, model.n_items):
-        lists = score_users(backbone, previous, some).topk(len(position), dim=1).indices
-        ranks = ranks_of(score_users(backbone, model, some), lists)
+    for piece in in_pieces(users, model.n_items):
+        lists = score_users(backbone, previous, piece).topk(len(position), dim=1).indices
+        ranks = ranks_of(score_users(backbone, model, piece), lists)
         parts.append((ranks - position).abs().sum(1).double())
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
 
@@ -51,8 +51,8 @@ def item_rank_change(backbone: Backbone, previous: Snapshot, model: Snapshot, us
     Both ranks are 1-based among the old items; nothing is masked. nan without a user.
     """
     total = torch.zeros(previous.n_items, dtype=torch.float64, device=users.device)
-    for some in in_pieces(users, model.n_items):
-        before, now = (_ranks(score_users(backbone, m, some)[:, :previous.n_items]) for m in (previous, model))
+    for piece in in_pieces(users, model.n_items):
+        before, now = (_ranks(score_users(backbone, m, piece)[:, :previous.n_items]) for m in (previous, model))
         total += ((before - now).abs() / before).sum(0)
     sums = {"total": total, "users": torch.tensor(len(users))}
     sums = sums if add is None else add(sums)
@@ -63,9 +63,9 @@ def item_rank_change(backbone: Backbone, previous: Snapshot, model: Snapshot, us
 def _ranks(scores: Tensor) -> Tensor:
     """1-based rank of every item, float64, equal scores by their item's number."""
     order = scores.argsort(dim=1, descending=True, stable=True)
-    place = torch.arange(1, scores.shape[1] + 1, dtype=torch.float64, device=scores.device)
+    rank = torch.arange(1, scores.shape[1] + 1, dtype=torch.float64, device=scores.device)
     return torch.empty(scores.shape, dtype=torch.float64, device=scores.device).scatter_(
-        1, order, place.expand_as(order))
+        1, order, rank.expand_as(order))
 
 
 def analyse(backbone: Backbone, step: Step, earlier: Step | None, previous: Snapshot, first: Snapshot | None,

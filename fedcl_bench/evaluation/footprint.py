@@ -5,8 +5,8 @@ from __future__ import annotations
 from ..client.footprint import StepLoad
 from ..data.stream import Step
 from ..sequential import SequentialBackbone
+from ..sizes import SIZES
 from .ranking import METRICS, EvaluationSettings, is_product, users_at_once
-from .sessions import USERS_AT_ONCE
 
 
 def candidates(step: Step, settings: EvaluationSettings) -> int:
@@ -20,7 +20,7 @@ def scores(load: StepLoad) -> int:
     """Scores of one piece of users per thread, with what a backbone makes of rows where they are no product."""
     backbone, step = load.backbone, load.step
     product = is_product(backbone, load.model)
-    users = USERS_AT_ONCE if step.sessions else users_at_once(step.n_items, product)
+    users = SIZES.session_users if step.sessions else users_at_once(step.n_items, product)
     vectors = 0
     if not (product or isinstance(backbone, SequentialBackbone)):
         copied = load.row - (load.personal if load.device.type == "cpu" else 0)  # see Snapshot.clients

@@ -22,14 +22,9 @@ from ..ops.topk import highest
 from ..parallel import in_order
 from ..sampling import padded
 from ..settings import setting
+from ..sizes import SIZES
 
 METRICS = ("ndcg", "recall", "hit", "precision", "mrr")
-_SCORES_AT_ONCE = 1 << 19  # users x items scored together by one thread: 2 MiB of float32
-# Where scores are a product with one table of more items than the first, at least so many users up to so many scores
-# (128 MiB).
-_MANY_ITEMS, _USERS_PER_PRODUCT, _LARGEST_PRODUCT = 1 << 14, 64, 1 << 25
-# With so many items for each sampled candidate, scoring the candidates alone is less work than scoring all items.
-_ITEMS_PER_CANDIDATE = 64
 
 
 @dataclass(frozen=True)
@@ -138,11 +133,11 @@ def list_metrics(hits: Tensor, relevant: Tensor, topk: Iterable[int]) -> dict[st
     result = {}
     for k in topk:
         top = hits[:, :k]
-        found = top.sum(1)
+        hit = top.sum(1)
         result[f"ndcg@{k}"] = (top * discount[:k]).sum(1) / ideal[relevant.clamp(max=k) - 1]
-        result[f"recall@{k}"] = found / relevant
-        result[f"hit@{k}"] = (found > 0).double()
-        result[f"precision@{k}"] = found / k
+        result[f"recall@{k}"] = hit / relevant
+        result[f"hit@{k}"] = (hit > 0).double()
+        result[f"precision@{k}"] = hit / k
         result[f"mrr@{k}"] = (top / rank[:k]).max(1).values
     return result
 
@@ -160,56 +155,87 @@ def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterabl
         method: may rescore.
         candidates: sampled items to rank besides those to find, shape (users, m), -1 for none; None: all items.
     """
-    topk = sorted(set(topk))
+    topk, n_items = sorted(set(topk)), model.n_items
     users = (target.lengths > 0).nonzero().flatten()
-    n_items = model.n_items
     if topk[-1] > n_items:
         raise UserError(f"setting 'topk': found {topk[-1]}, accepted: at most the number of items, {n_items}.")
-    masks = list(masks)
+    lists = _Lists(backbone, model, target, list(masks), method, candidates, topk[-1])
     wanted = pairs_of(target, users, n_items)
-    alone = candidates is not None and scores_alone(backbone, method, n_items, candidates.shape[1])
-
     hits = torch.zeros(len(users), topk[-1], dtype=torch.bool, device=users.device)
 
-    def find(place: Tensor) -> None:
+    def mark_hits(positions: Tensor) -> None:
         with torch.no_grad():  # holds per thread
-            items, ranked = lists(users[place])
-            found = ranked & contains(wanted, place[:, None] * n_items + items)
-            hits[place, :found.shape[1]] = found  # in place: small results would lie between large freed blocks
+            items, ranked = lists.of(users[positions])
+            hit = ranked & contains(wanted, positions[:, None] * n_items + items)
+            hits[positions, :hit.shape[1]] = hit  # in place: small results would lie between large freed blocks
 
-    def lists(some: Tensor) -> tuple[Tensor, Tensor]:
-        """Some users' items in order, and whether they are ranked at all, both (n, K)."""
-        if alone:
-            items, scores = _score_candidates(backbone, model, some, target, masks, candidates)
-            first = highest(scores, topk[-1])
-            return items.gather(1, first), scores.gather(1, first) > -torch.inf
-        scores = score_users(backbone, model, some)
-        if method is not None:
-            scores = method.rescore(some, scores, model, backbone)
-            contract.check_tensor(method, "rescore", scores, (len(some), n_items), "(n, items): a score per item")
-        for mask in masks:
-            scores[mask.select(some)] = -torch.inf
-        if candidates is not None:
-            ranked = torch.zeros(len(some), n_items + 1, dtype=torch.bool, device=scores.device)
-            ranked.scatter_(1, candidates[some] % (n_items + 1), True)  # -1 becomes the column beyond the last item
-            ranked[target.select(some)] = True
-            scores = scores.masked_fill(~ranked[:, :n_items], -torch.inf)
-        first = highest(scores, topk[-1])
-        return first, scores.gather(1, first) > -torch.inf
-
-    places = torch.arange(len(users), device=users.device)
-    size = users_at_once(n_items, n_items > _MANY_ITEMS and is_product(backbone, model))
+    positions = torch.arange(len(users), device=users.device)
+    size = users_at_once(n_items, n_items > SIZES.product_items and is_product(backbone, model))
     pieces = -(-len(users) // size)  # of equal size: products of few rows round otherwise
-    for _ in in_order(find, places.tensor_split(pieces) if pieces else (), users.device):
+    for _ in in_order(mark_hits, positions.tensor_split(pieces) if pieces else (), users.device):
         pass
     relevant = torch.bincount(wanted.div(n_items, rounding_mode="floor"), minlength=len(users))
     return UserScores(users, list_metrics(hits, relevant, topk))
 
 
+@dataclass(frozen=True)
+class _Lists:
+    """Every user's K best items; attributes as the arguments of ``rank_all``, K is ``length``."""
+
+    backbone: Backbone
+    model: Snapshot
+    target: Ragged
+    masks: list[Ragged]
+    method: Method | None
+    candidates: Tensor | None
+    length: int
+
+    def of(self, users: Tensor) -> tuple[Tensor, Tensor]:
+        """These users' items in order, and whether they are ranked at all, both (n, K)."""
+        if self.candidates is not None and scores_alone(self.backbone, self.method, self.model.n_items,
+                                                        self.candidates.shape[1]):
+            items, scores = self._candidate_scores(users)
+            first = highest(scores, self.length)
+            return items.gather(1, first), scores.gather(1, first) > -torch.inf
+        scores = self._scores(users)
+        first = highest(scores, self.length)
+        return first, scores.gather(1, first) > -torch.inf
+
+    def _scores(self, users: Tensor) -> Tensor:
+        """Scores of all items, (n, items): -inf for those that are not ranked."""
+        n_items = self.model.n_items
+        scores = score_users(self.backbone, self.model, users)
+        if self.method is not None:
+            scores = self.method.rescore(users, scores, self.model, self.backbone)
+            contract.check_tensor(self.method, "rescore", scores, (len(users), n_items),
+                                  "(n, items): a score per item")
+        for mask in self.masks:
+            scores[mask.select(users)] = -torch.inf
+        if self.candidates is None:
+            return scores
+        ranked = torch.zeros(len(users), n_items + 1, dtype=torch.bool, device=scores.device)
+        ranked.scatter_(1, self.candidates[users] % (n_items + 1), True)  # -1 becomes the column beyond the last item
+        ranked[self.target.select(users)] = True
+        return scores.masked_fill(~ranked[:, :n_items], -torch.inf)
+
+    def _candidate_scores(self, users: Tensor) -> tuple[Tensor, Tensor]:
+        """Each user's candidates and items to find in ascending order, and their scores, both (n, m): -inf for those
+        that are masked, that stand there a second time, or are none."""
+        n_items = self.model.n_items
+        items = torch.cat([self.candidates[users], padded(self.target, users)], 1).sort(1).values
+        scores = score_pairs(self.backbone, self.model, users, items.clamp(min=0))
+        out = items < 0
+        out[:, 1:] |= items[:, 1:] == items[:, :-1]
+        pair = torch.arange(len(users), device=users.device)[:, None] * n_items + items
+        for mask in self.masks:
+            out |= contains(pairs_of(mask, users, n_items), pair)
+        return items, scores.masked_fill(out, -torch.inf)
+
+
 def scores_alone(backbone: Backbone, method: Method | None, n_items: int, candidates: int) -> bool:
     """Whether so many candidates per user are scored without the other items: if that is less work, and neither
     backbone nor method looks at all items. Scores differ by rounding."""
-    return (n_items > _ITEMS_PER_CANDIDATE * (candidates + 1) and not backbone.whole_tables
+    return (n_items > SIZES.items_per_candidate * (candidates + 1) and not backbone.whole_tables
             and (method is None or not method.overrides("rescore")))
 
 
@@ -220,28 +246,14 @@ def users_at_once(n_items: int, product: bool) -> int:
         product: their scores are one matrix product with a table that all share; then enough users for reading that
             table to pay, also if it is long.
     """
-    fitting = max(1, _SCORES_AT_ONCE // n_items)
-    return max(fitting, min(_USERS_PER_PRODUCT, _LARGEST_PRODUCT // n_items)) if product else fitting
+    fitting = max(1, SIZES.scored // n_items)
+    return max(fitting, min(SIZES.product_users, SIZES.product_scores // n_items)) if product else fitting
 
 
 def is_product(backbone: Backbone, model: Snapshot) -> bool:
     """Whether the scores of all items are one matrix product with a table that all users share."""
-    one = torch.zeros(1, dtype=torch.int64, device=next(model.tables()).device)
-    return not backbone.scores_local_tables and backbone.factors(model.clients(one)) is not None
-
-
-def _score_candidates(backbone: Backbone, model: Snapshot, users: Tensor, target: Ragged, masks: Iterable[Ragged],
-                      candidates: Tensor) -> tuple[Tensor, Tensor]:
-    """Each user's candidates and items to find in ascending order, and their scores, both (n, m): -inf for those that
-    are masked, that stand there a second time, or are none."""
-    items = torch.cat([candidates[users], padded(target, users)], 1).sort(1).values
-    scores = score_pairs(backbone, model, users, items.clamp(min=0))
-    out = items < 0
-    out[:, 1:] |= items[:, 1:] == items[:, :-1]
-    pair = torch.arange(len(users), device=users.device)[:, None] * model.n_items + items
-    for mask in masks:
-        out |= contains(pairs_of(mask, users, model.n_items), pair)
-    return items, scores.masked_fill(out, -torch.inf)
+    first_user = torch.zeros(1, dtype=torch.int64, device=next(model.tables()).device)
+    return not backbone.scores_local_tables and backbone.factors(model.clients(first_user)) is not None
 
 
 def pairs_of(lists: Ragged, users: Tensor, n_items: int) -> Tensor:

@@ -17,24 +17,24 @@ from torch.nn.functional import embedding
 from .. import draws
 from ..backbone import Backbone
 from ..client.sessions import window
-from ..data.stream import Step
+from ..data.stream import Sessions, Step
 from ..draws import DrawKey
 from ..layers import ITEM
 from ..method import Encoding, Method
 from ..model import Snapshot, score_pairs, score_users
 from ..parallel import even_pieces, in_order
-from ..sampling import LISTED_OTHERS, Others, padded
-from ..sequential import Dropout, SequentialBackbone
+from ..sampling import Others, padded
+from ..sequential import Dropout, Sequence, SequentialBackbone
+from ..sizes import SIZES
 from ..stats.clip_noise import OPEN, Protection, upload_key
 from .ranking import EvaluationSettings, UserScores, list_metrics, scores_alone
 
 FULL = "all:"  # before the name of a metric under full ranking, beside sampled candidates
-USERS_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
-class Found:
-    """What became of the items to find.
+class SessionRanking:
+    """Where the items to find were ranked.
 
     Attributes:
         scores: metrics of each user's list.
@@ -62,87 +62,131 @@ def draw_session_candidates(step: Step, purpose: str, settings: EvaluationSettin
     drawn = draws.key(seed, f"session candidates of {purpose}", step.index,
                       1 + round_ if settings.candidate_draw == "redraw" else 0)
     number = torch.arange(settings.sampled_candidates, device=step.train.values.device)
-    listed = step.n_users * step.n_items <= LISTED_OTHERS
+    listed = step.n_users * step.n_items <= SIZES.listed_others
     parts = []
-    for users in torch.arange(step.n_users, device=number.device).split(USERS_AT_ONCE):
+    for users in torch.arange(step.n_users, device=number.device).split(SIZES.session_users):
         others = Others.of(padded(step.train, users), step.n_items, listed)
         keys = draws.client_keys(drawn, users)[:, None]
         parts.append(others.at(draws.integers(draws.bits(keys, number), others.count)))
     return torch.cat(parts)
 
 
-def _sequential_scores(backbone: SequentialBackbone, model: Snapshot, inputs: Tensor, sequence, users: Tensor,
-                       method: Method, purpose: str, draw: DrawKey, protection: Protection) -> Tensor:
-    """What the logits of users' next items are inner products with, (n, d)."""
-    clients = model.clients(users)
-    rows = embedding(inputs, model.public[ITEM]) * sequence.real.unsqueeze(2)
-    features = backbone.encode(clients, rows, sequence, Dropout())
-    queries = None
-    if method.encodes_next_session:
-        queries = backbone.encode(clients, rows, sequence, Dropout(draw.clients(f"dropout of {purpose}", users)))
-        key = upload_key(draw.seed, f"the query of {purpose}", draw.step, draw.round)
-        queries = protection.noisy(key, users, queries)
-    return method.represent(Encoding(users, clients, features, purpose, draw, queries))[:, -1]
+@dataclass(frozen=True)
+class SessionTask:
+    """Which item each user is to find, among which.
 
-
-def rank_sessions(backbone: Backbone, model: Snapshot, step: Step, purpose: str, topk: Iterable[int], method: Method,
-                  candidates: Tensor | None, draw: DrawKey, full: bool = False,
-                  protection: Protection = OPEN) -> Found:
-    """Rank every user's item to find.
-
-    Args:
-        model: the tables to score with.
+    Attributes:
         purpose: ``valid`` or ``test``: the last item of that session; ``early``: of the first training session.
         topk: list lengths.
         candidates: sampled items of every user (see ``draw_session_candidates``); None: all items.
         draw: key of the method's random numbers.
         full: with sampled candidates, add the same metrics under full ranking, named with ``all:`` in front.
+    """
+
+    step: Step
+    purpose: str
+    topk: Iterable[int]
+    candidates: Tensor | None
+    draw: DrawKey
+    full: bool = False
+
+    @property
+    def sessions(self) -> Sessions:
+        return self.step.sessions["train" if self.purpose == "early" else self.purpose]
+
+
+def rank_sessions(backbone: Backbone, method: Method, model: Snapshot, task: SessionTask,
+                  protection: Protection = OPEN) -> SessionRanking:
+    """Rank every user's item to find.
+
+    Args:
+        model: the tables to score with.
         protection: its noise is on what clients send for their own evaluation.
     """
-    topk = sorted(set(topk))
-    sessions = step.sessions["train" if purpose == "early" else purpose]
-    users = (sessions.count > 0).nonzero().flatten()
+    topk, candidates = sorted(set(task.topk)), task.candidates
+    users = (task.sessions.count > 0).nonzero().flatten()
     sequential = isinstance(backbone, SequentialBackbone)
-    length = backbone.settings.max_length if sequential else 1
+    logits = _SequentialLogits(backbone, method, model, task, protection) if sequential else \
+        _ListLogits(backbone, method, model, task)
 
     @torch.no_grad()  # holds per thread
-    def rank(some: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        items, sequence = window(sessions, sessions.of_user[some], length)
-        target = items[:, -1:]
-        ids = None if candidates is None else candidates[some]
-        every = others = None
-        if sequential:
-            output = _sequential_scores(backbone, model, items[:, :-1], sequence, some, method, purpose, draw,
-                                        protection)
-            table = model.public[ITEM]
-
-            def score(ids: Tensor) -> Tensor:
-                return torch.bmm(embedding(ids, table), output.unsqueeze(2)).squeeze(2)
-
-            wanted, others = score(target), None if ids is None else score(ids)
-            every = output @ table.T if full or ids is None else None
-        elif ids is not None and not full and scores_alone(backbone, method, model.n_items, ids.shape[1]):
-            # At once, so that equal rows score alike.
-            wanted, others = score_pairs(backbone, model, some, torch.cat([target, ids], 1)).tensor_split([1], 1)
-        else:
-            every = method.rescore(some, score_users(backbone, model, some), model, backbone)
-            wanted, others = every.gather(1, target), None if ids is None else every.gather(1, ids)
+    def rank(users: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        ids = None if candidates is None else candidates[users]
+        target, wanted, others, every = logits.of(users, ids)
         result = {}
         if ids is not None:
             # `not below` counts what is no number against the model.
             above = ~(others < wanted) & (ids != target)
             result = _metrics(above.sum(1), topk)
-        if every is not None and (full or ids is None):
+        if every is not None and (task.full or ids is None):
             above = ~(every < every.gather(1, target))
             whole = _metrics(above.sum(1) - 1, topk)
             result |= whole if ids is None else {FULL + name: values for name, values in whole.items()}
         return result, torch.sigmoid(wanted.double()).squeeze(1)
 
     # Scores of all items take more memory.
-    at_once = USERS_AT_ONCE if full or candidates is None or not sequential else 4 * USERS_AT_ONCE
+    at_once = SIZES.session_users if task.full or candidates is None or not sequential else 4 * SIZES.session_users
     parts = list(in_order(rank, even_pieces(users, at_once), users.device))
-    return Found(UserScores(users, {name: torch.cat([part[name] for part, _ in parts]) for name in parts[0][0]}),
-                 torch.cat([probability for _, probability in parts]))
+    return SessionRanking(
+        UserScores(users, {name: torch.cat([part[name] for part, _ in parts]) for name in parts[0][0]}),
+        torch.cat([probability for _, probability in parts]))
+
+
+@dataclass(frozen=True)
+class _SequentialLogits:
+    """Logits of a sequential backbone: inner products of item rows with what it makes of the items before."""
+
+    backbone: SequentialBackbone
+    method: Method
+    model: Snapshot
+    task: SessionTask
+    protection: Protection
+
+    def of(self, users: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """The item to find (n, 1), its logit (n, 1), those of the candidates ``ids``, and of all items if needed."""
+        sessions, table = self.task.sessions, self.model.public[ITEM]
+        items, sequence = window(sessions, sessions.of_user[users], self.backbone.settings.max_length)
+        target, output = items[:, -1:], self._output(users, items[:, :-1], sequence)
+
+        def score(ids: Tensor) -> Tensor:
+            return torch.bmm(embedding(ids, table), output.unsqueeze(2)).squeeze(2)
+
+        wanted, others = score(target), None if ids is None else score(ids)
+        return target, wanted, others, output @ table.T if self.task.full or ids is None else None
+
+    def _output(self, users: Tensor, inputs: Tensor, sequence: Sequence) -> Tensor:
+        """What the logits of users' next items are inner products with, (n, d)."""
+        backbone, draw, purpose = self.backbone, self.task.draw, self.task.purpose
+        clients = self.model.clients(users)
+        rows = embedding(inputs, self.model.public[ITEM]) * sequence.real.unsqueeze(2)
+        features = backbone.encode(clients, rows, sequence, Dropout())
+        queries = None
+        if self.method.encodes_next_session:
+            queries = backbone.encode(clients, rows, sequence, Dropout(draw.clients(f"dropout of {purpose}", users)))
+            key = upload_key(draw.seed, f"the query of {purpose}", draw.step, draw.round)
+            queries = self.protection.noisy(key, users, queries)
+        return self.method.represent(Encoding(users, clients, features, purpose, draw, queries))[:, -1]
+
+
+@dataclass(frozen=True)
+class _ListLogits:
+    """Logits of a backbone that is not sequential; they depend on no items before."""
+
+    backbone: Backbone
+    method: Method
+    model: Snapshot
+    task: SessionTask
+
+    def of(self, users: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """As of ``_SequentialLogits``."""
+        backbone, model, sessions = self.backbone, self.model, self.task.sessions
+        target = window(sessions, sessions.of_user[users], 1)[0][:, -1:]
+        if ids is not None and not self.task.full and scores_alone(backbone, self.method, model.n_items, ids.shape[1]):
+            # At once, so that equal rows score alike.
+            wanted, others = score_pairs(backbone, model, users, torch.cat([target, ids], 1)).tensor_split([1], 1)
+            return target, wanted, others, None
+        every = self.method.rescore(users, score_users(backbone, model, users), model, backbone)
+        return target, every.gather(1, target), None if ids is None else every.gather(1, ids), every
 
 
 def _metrics(rank: Tensor, topk: list[int]) -> dict[str, Tensor]:

@@ -51,18 +51,18 @@ class Part:
                                     f"For example: run_bench.py grid --methods ft,reg --backbones fedmf --seeds 5")
             if self.tables or self.figures:
                 raise UserError("--table and --figure are a paper's; say which with --paper.")
-            found = [RunSpec(*names) for names in itertools.product(self.methods, self.backbones,
-                                                                   self.datasets or ("ml-100k",))]
+            needed = [RunSpec(*names) for names in itertools.product(self.methods, self.backbones,
+                                                                     self.datasets or ("ml-100k",))]
         else:
             if not self.tables and not self.figures:
                 raise UserError("--table is missing (or --figure): which of the paper's? It may be repeated.")
             from . import papers
             chosen = {"datasets": self.datasets, "backbones": self.backbones, "methods": self.methods}
-            found = [*(papers.specs(self.paper, self.tables, **chosen) if self.tables else ()),
-                     *(papers.figure_specs(self.paper, self.figures, **chosen) if self.figures else ())]
+            needed = [*(papers.specs(self.paper, self.tables, **chosen) if self.tables else ()),
+                      *(papers.figure_specs(self.paper, self.figures, **chosen) if self.figures else ())]
         changes = [dict(zip(self.vary, values)) for values in itertools.product(*self.vary.values())]
         return [replace(spec, settings=tuple({**dict(spec.settings), **self.set, **change}.items()))
-                for spec in found for change in changes]
+                for spec in needed for change in changes]
 
 
 def names(value: Any) -> tuple[str, ...]:
@@ -186,8 +186,8 @@ class Task:
         return shlex.join(words)
 
 
-def plan(registry: Registry, specs: Iterable[RunSpec], seeds: Iterable[int], data_dir: Path | None = None,
-         tuned: Path | None = None, device: str = "cpu") -> list[Task]:
+def make_tasks(registry: Registry, specs: Iterable[RunSpec], seeds: Iterable[int], data_dir: Path | None = None,
+               tuned: Path | None = None, device: str = "cpu") -> list[Task]:
     """Every run of the specs and seeds once, seeds innermost: neighbours share no block 0 and can run side by side.
 
     Raises:
@@ -204,10 +204,10 @@ def plan(registry: Registry, specs: Iterable[RunSpec], seeds: Iterable[int], dat
     return list(tasks.values())
 
 
-def merged(plans: Iterable[list[Task]]) -> list[Task]:
-    """Several plans as one, without runs that occur in more than one."""
+def merged(lists: Iterable[list[Task]]) -> list[Task]:
+    """Several lists of tasks as one, in which every run is once."""
     tasks: dict[str, Task] = {}
-    for task in itertools.chain.from_iterable(plans):
+    for task in itertools.chain.from_iterable(lists):
         tasks.setdefault(task.config.hash, task)
     return list(tasks.values())
 

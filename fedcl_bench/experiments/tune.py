@@ -26,7 +26,7 @@ from ..runs.config import CORE_SETTINGS, effective, resolve
 from ..runs.registry import Registry
 from ..runs.specs import RunSpec, tuned_file, tuned_settings
 from ..settings import as_text, checked, search_space
-from .grid import Outcome, Task, plan, state
+from .grid import Outcome, Task, make_tasks, state
 
 REFERENCE = "ft"  # the method whose backbone settings all others take over
 SAMPLERS = ("random", "grid", "tpe")
@@ -297,21 +297,55 @@ def _same_search(path: Path, search: Search) -> dict[str, Any] | None:
         return None
 
 
-def tune(registry: Registry, combinations: Iterable[Combination], effort: Effort, folder: Path, results: Path,
-         run: Callable[[list[Task]], list[Outcome]], data_dir: Path | None = None, again: bool = False) -> list[Result]:
+@dataclass(frozen=True)
+class Tuning:
+    """How combinations are tuned, and where.
+
+    Attributes:
+        folder: of tuned settings. results: of run records.
+        again: search even if an equal search was done before.
+    """
+
+    registry: Registry
+    effort: Effort
+    folder: Path
+    results: Path
+    data_dir: Path | None = None
+    again: bool = False
+
+    def file(self, c: Combination) -> Path:
+        """The combination's file of tuned settings."""
+        return tuned_file(self.folder, c.method, c.backbone, c.dataset)
+
+    def search(self, c: Combination, inherited: Point) -> Search:
+        """The combination's search."""
+        return make_search(self.registry, c, self.effort, inherited)
+
+    def inherited(self, c: Combination) -> Point:
+        """FT's tuned settings of the combination's backbone; for another method than FT."""
+        return tuned_settings(self.folder, REFERENCE, c.backbone, c.dataset)
+
+    def tasks(self, search: Search, points: Iterable[Point]) -> list[Task]:
+        """The trials of some points."""
+        return make_tasks(self.registry, map(search.spec, points), [self.effort.seed], self.data_dir)
+
+    def before(self, search: Search) -> dict[str, Any] | None:
+        """The content of the file that an equal search left, if it is to be kept."""
+        return None if self.again else _same_search(self.file(search.combination), search)
+
+
+def tune(tuning: Tuning, combinations: Iterable[Combination],
+         run: Callable[[list[Task]], list[Outcome]]) -> list[Result]:
     """Tune combinations and write a file for each; FT goes first where a method needs its backbone settings.
 
     Args:
-        folder: of tuned settings. results: of run records.
         run: runs tasks and says what became of them (``Pool.run``).
-        again: search even if an equal search was done before.
 
     Raises:
         UserError: before anything runs, for names, settings or data that do not fit.
     """
-    first, wanted = _in_order(registry, combinations, effort, folder, data_dir)
-    done = {r.combination: r for r in _stage(registry, [(c, {}) for c in first], effort, folder, results, run, data_dir,
-                                             again)}
+    first, wanted = _in_order(tuning, combinations)
+    done = {r.combination: r for r in _stage(tuning, [(c, {}) for c in first], run)}
     second = []
     for c in wanted:
         if c.method == REFERENCE:
@@ -320,29 +354,26 @@ def tune(registry: Registry, combinations: Iterable[Combination], effort: Effort
         if reference and not reference.content:
             done[c] = Result(c, reference.status, error=f"needs {reference.combination}, which is not tuned")
             continue
-        inherited = tuned_settings(folder, REFERENCE, c.backbone, c.dataset)
-        second.append((c, inherited))
-    done.update((r.combination, r) for r in _stage(registry, second, effort, folder, results, run, data_dir, again))
+        second.append((c, tuning.inherited(c)))
+    done.update((r.combination, r) for r in _stage(tuning, second, run))
     return [done[c] for c in dict.fromkeys([*first, *wanted])]
 
 
-def _in_order(registry: Registry, combinations: Iterable[Combination], effort: Effort, folder: Path,
-              data_dir: Path | None) -> tuple[list[Combination], list[Combination]]:
+def _in_order(tuning: Tuning, combinations: Iterable[Combination]) -> tuple[list[Combination], list[Combination]]:
     """FT's combinations that must be searched, or looked up, first, and those that were asked for, each once.
 
     Raises UserError for names, settings or data that do not fit, before the first trial.
     """
     wanted = list(dict.fromkeys(combinations))
     references = [Combination(REFERENCE, c.backbone, c.dataset) for c in wanted]
-    known = set().union(*(_knows(registry, c) for c in wanted))
-    for name in effort.fixed:
+    known = set().union(*(_knows(tuning.registry, c) for c in wanted))
+    for name in tuning.effort.fixed:
         if name not in known:
             raise unknown("setting (--set)", name, known)
-    first = [c for c in dict.fromkeys(references)
-             if c in wanted or not tuned_file(folder, c.method, c.backbone, c.dataset).exists()]
+    first = [c for c in dict.fromkeys(references) if c in wanted or not tuning.file(c).exists()]
     for c in [*first, *wanted]:
-        search = make_search(registry, c, effort, {})
-        plan(registry, [search.spec(search.default)], [effort.seed], data_dir)
+        search = tuning.search(c, {})
+        tuning.tasks(search, [search.default])
     return first, wanted
 
 
@@ -362,37 +393,31 @@ class Outlook:
     kept: bool
 
 
-def outlook(registry: Registry, combinations: Iterable[Combination], effort: Effort, folder: Path, results: Path,
-            data_dir: Path | None = None, again: bool = False) -> list[Outlook]:
-    """What ``tune`` with these arguments would do, and what of it is done. Nothing is run. Arguments and errors as for
-    ``tune``."""
-    first, wanted = _in_order(registry, combinations, effort, folder, data_dir)
-    found: dict[Combination, Outlook] = {}
+def outlook(tuning: Tuning, combinations: Iterable[Combination]) -> list[Outlook]:
+    """What ``tune`` with these arguments would do, and what of it is done. Nothing is run. Errors as for ``tune``."""
+    first, wanted = _in_order(tuning, combinations)
+    rows: dict[Combination, Outlook] = {}
     for c in dict.fromkeys([*first, *wanted]):
-        reference = found.get(Combination(REFERENCE, c.backbone, c.dataset))
+        reference = rows.get(Combination(REFERENCE, c.backbone, c.dataset))
         waits = c.method != REFERENCE and reference is not None and not reference.kept
-        inherited = {} if c.method == REFERENCE or waits else tuned_settings(folder, REFERENCE, c.backbone, c.dataset)
-        search = make_search(registry, c, effort, inherited)
-        kept = not (waits or again) and _same_search(tuned_file(folder, c.method, c.backbone, c.dataset),
-                                                     search) is not None
+        search = tuning.search(c, {} if c.method == REFERENCE or waits else tuning.inherited(c))
+        kept = not waits and tuning.before(search) is not None
         finished = None
-        if not waits and (search.exhaustive or effort.sampler != "tpe"):
-            tasks = plan(registry, map(search.spec, next(proposals(search))), [effort.seed], data_dir)
-            finished = sum(state(task, results).name == "finished" for task in tasks)
-        found[c] = Outlook(search, min(search.points, effort.budget), finished, kept)
-    return list(found.values())
+        if not waits and (search.exhaustive or tuning.effort.sampler != "tpe"):
+            tasks = tuning.tasks(search, next(proposals(search)))
+            finished = sum(state(task, tuning.results).name == "finished" for task in tasks)
+        rows[c] = Outlook(search, min(search.points, tuning.effort.budget), finished, kept)
+    return list(rows.values())
 
 
-def _stage(registry: Registry, combinations: list[tuple[Combination, Point]], effort: Effort, folder: Path,
-           results: Path, run: Callable[[list[Task]], list[Outcome]], data_dir: Path | None,
-           again: bool) -> list[Result]:
+def _stage(tuning: Tuning, combinations: list[tuple[Combination, Point]],
+           run: Callable[[list[Task]], list[Outcome]]) -> list[Result]:
     """Search combinations that do not depend on each other, the trials of all of them together."""
     done: list[Result] = []
     under_way: list[_Trials] = []
     for combination, inherited in combinations:
-        search = make_search(registry, combination, effort, inherited)
-        path = tuned_file(folder, combination.method, combination.backbone, combination.dataset)
-        if not again and (content := _same_search(path, search)):
+        search = tuning.search(combination, inherited)
+        if content := tuning.before(search):
             done.append(Result(combination, "kept", content))
         else:
             source = proposals(search)
@@ -401,17 +426,17 @@ def _stage(registry: Registry, combinations: list[tuple[Combination, Point]], ef
     while batches := [trials for trials in under_way if not trials.ended]:
         tasks = []
         for trials in batches:
-            tasks.append(plan(registry, map(trials.search.spec, trials.batch), [effort.seed], data_dir))
+            tasks.append(tuning.tasks(trials.search, trials.batch))
             metrics[trials.search.combination] = tasks[-1][0].config.evaluation.valid_metric
         outcomes = {o.task.config.hash: o for o in run(list(itertools.chain.from_iterable(tasks)))}
         for trials, mine in zip(batches, tasks):
-            trials.take([outcomes[task.config.hash] for task in mine], results)
+            trials.take([outcomes[task.config.hash] for task in mine], tuning.results)
             if trials.ended:
-                done.append(_ended(trials, metrics[trials.search.combination], folder))
+                done.append(_ended(trials, metrics[trials.search.combination], tuning))
     return done
 
 
-def _ended(trials: _Trials, metric: str, folder: Path) -> Result:
+def _ended(trials: _Trials, metric: str, tuning: Tuning) -> Result:
     """Write the file of a search, if its trials allow it."""
     c = trials.search.combination
     if trials.stopped:
@@ -420,8 +445,9 @@ def _ended(trials: _Trials, metric: str, folder: Path) -> Result:
     if content is None:
         return Result(c, "failed", error=trials.error or "no trial finished: every one of them diverged")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(tuned_file(folder, c.method, c.backbone, c.dataset), json.dumps(content, indent=1).encode())
+        tuning.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(tuning.file(c), json.dumps(content, indent=1).encode())
     except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another with --results DIR.") from None
+        raise UserError(f"{tuning.folder}: cannot be written ({error.strerror}); choose another with --results "
+                        f"DIR.") from None
     return Result(c, "tuned", content)

@@ -16,7 +16,7 @@ from ..client.ways import Training
 from ..data.stream import Ragged, Step
 from ..draws import DrawKey
 from ..evaluation.ranking import UserScores, draw_candidates, parse_metric, rank_all
-from ..evaluation.sessions import Found, draw_session_candidates, rank_sessions
+from ..evaluation.sessions import SessionRanking, SessionTask, draw_session_candidates, rank_sessions
 from ..model import Snapshot
 from ..sampling import Chunk, make_chunks
 from ..sequential import SequentialBackbone
@@ -89,12 +89,13 @@ class SessionSteps:
         sessions = self.step.sessions["train"]
         return sessions.lengths[sessions.in_round(torch.arange(self.step.n_users, device=self.f.device), round_)]
 
-    def _rank(self, model: Snapshot, purpose: str, round_: int, topk: Any, full: bool = False) -> Found:
+    def _rank(self, model: Snapshot, purpose: str, round_: int, topk: Any, full: bool = False) -> SessionRanking:
         f = self.f
         if purpose not in self.candidates or f.evaluation.candidate_draw == "redraw":
             self.candidates[purpose] = draw_session_candidates(self.step, purpose, f.evaluation, f.seed, round_)
-        return rank_sessions(f.backbone, model, self.step, purpose, topk, self.method, self.candidates[purpose],
-                             DrawKey(f.seed, self.step.index, round_), full, f.server.protection)
+        task = SessionTask(self.step, purpose, topk, self.candidates[purpose],
+                           DrawKey(f.seed, self.step.index, round_), full)
+        return rank_sessions(f.backbone, self.method, model, task, f.server.protection)
 
     def validate(self, model: Snapshot, round_: int) -> UserScores:
         return self._rank(model, "valid", round_, [parse_metric(self.f.evaluation.valid_metric)[1]]).scores

@@ -22,10 +22,9 @@ from ..draws import DrawKey, Tables
 from ..model import Snapshot
 from ..parallel import in_order
 from ..sampling import Chunk, LaterChunk
+from ..sizes import SIZES
 from .server import clip
 from .sums import RoundSums
-
-_SHORT = 1 << 18  # samples of a round
 
 
 def train_clients(chunks: Sequence[AnyChunk], model: Snapshot, training: Training, key: DrawKey,
@@ -68,7 +67,7 @@ def _is_short(chunks: Sequence[AnyChunk], training: Training) -> bool:
     which Python calls one at a time."""
     if not training.method.overrides("local_loss") or not all(isinstance(c, Chunk) and c.inner for c in chunks):
         return False
-    return sum(chunk.positives.numel() for chunk in chunks) * (1 + training.settings.negatives) < _SHORT
+    return sum(chunk.positives.numel() for chunk in chunks) * (1 + training.settings.negatives) < SIZES.short_round
 
 
 def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, training: Training, key: DrawKey, watched: bool = True

@@ -20,10 +20,9 @@ from ..method import Method
 from ..model import Snapshot, in_pieces
 from ..ops import kernels
 from ..parallel import in_order
+from ..sizes import SIZES
 from ..stats.clip_noise import Protection, upload_key
 from .sums import RoundSums
-
-_AT_ONCE = 1 << 19  # numbers of a table that one thread averages at a time
 
 
 def participants(step: Step, ratio: float, seed: int, round_: int) -> Tensor:
@@ -109,10 +108,10 @@ def _mean(change: Tensor, whole: Tensor, table: Tensor) -> Tensor:
     """What the server sent plus the mean change, in the sum's memory; in pieces that threads take in turns."""
     if not (kernels.serve(change) and table.is_contiguous()):
         return change.div_(whole).add_(table)
-    if change.numel() <= _AT_ONCE:
+    if change.numel() <= SIZES.averaged:
         kernels.mean(change, table, float(whole))
         return change
-    pieces = zip(change.view(-1).split(_AT_ONCE), table.view(-1).split(_AT_ONCE))
+    pieces = zip(change.view(-1).split(SIZES.averaged), table.view(-1).split(SIZES.averaged))
     list(in_order(lambda piece: kernels.mean(*piece, float(whole)), list(pieces), change.device))
     return change
 

@@ -13,11 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#ifndef SOURCES
-#define SOURCES ""
-#endif
-
-/* A digest of the sources that this is built from. */
+/* A digest of the sources that this is built from: see setup.py. */
 const char *sources(void) { return SOURCES; }
 
 #define LANES 16  /* partial sums of a sum; their number, unlike that of a register's, is part of the result */
@@ -32,7 +28,7 @@ const char *sources(void) { return SOURCES; }
 #endif
 
 #define UNROLL _Pragma("GCC unroll 16")  /* keeps arrays of vectors in registers */
-#define TOGETHER (4 * LANES)  /* samples of a client, whose operations do not wait for each other */
+#define BLOCK (4 * LANES)  /* samples of a client, whose operations do not wait for each other */
 #define AHEAD 24  /* rows of tables asked for before they are needed */
 
 /* ---- counter-based random numbers: see draws.py ---- */
@@ -95,11 +91,11 @@ static inline void ranks_among(const int32_t *others, int64_t n, const int32_t *
         return;
     }
     for (int64_t i = 0; i < draws; i += RANKED) {
-        Ints r[4], found[4] = {{0}};
+        Ints r[4], count[4] = {{0}};
         UNROLL for (int v = 0; v < 4; v++) r[v] = *(const Ints *)(drawn + i + v * INTS);
         for (int64_t j = 0; j < n; j++)
-            UNROLL for (int v = 0; v < 4; v++) found[v] -= r[v] >= others[j];
-        UNROLL for (int v = 0; v < 4; v++) *(Ints *)(rank + i + v * INTS) = found[v];
+            UNROLL for (int v = 0; v < 4; v++) count[v] -= r[v] >= others[j];
+        UNROLL for (int v = 0; v < 4; v++) *(Ints *)(rank + i + v * INTS) = count[v];
     }
 }
 
@@ -130,12 +126,12 @@ static __attribute__((noinline)) void draw(Draws *room, uint64_t key, uint64_t o
 }
 
 /* Returns 0, or -1 without memory. */
-int negatives(const uint64_t *keys, const int64_t *own, const int64_t *others, const int32_t *gaps, int64_t n_gaps,
+int negatives(const uint64_t *keys, const int64_t *wanted, const int64_t *others, const int32_t *gaps, int64_t n_gaps,
               const int64_t *positives, int64_t width, int64_t clients, int64_t n, int64_t *result, int64_t stride) {
     Draws draws;
     const int ready = draws_begin(&draws, n_gaps, n);
     for (int64_t c = 0; c < clients && ready; c++) {
-        int64_t *row = result + c * stride, mine = own[c] < n ? own[c] : n;
+        int64_t *row = result + c * stride, mine = wanted[c] < n ? wanted[c] : n;
         draw(&draws, keys[c], (uint64_t)others[c], gaps + c * n_gaps, n_gaps, mine, row);
         for (int64_t i = mine; i < n; i++) row[i] = positives[c * width];
     }
@@ -195,8 +191,8 @@ static void deal_end(Deal *deal) {
 
 /* Write the slots of a client's samples by local batch: those in the first columns, and those in the columns from head
    on. */
-static __attribute__((noinline)) void deal_out(Deal *deal, uint64_t stream, int64_t first, int64_t head, int64_t samples, const int64_t *slot,
-                     int64_t size, int32_t *row) {
+static __attribute__((noinline)) void deal_out(Deal *deal, uint64_t stream, int64_t first, int64_t head,
+                                               int64_t samples, const int64_t *slot, int64_t size, int32_t *row) {
 /* The column of a client's i-th sample, and what stands for it in the result. */
 #define COLUMN(i) ((i) < first ? (i) : (i) - first + head)
 #define SLOT(i) ((int32_t)(slot ? slot[COLUMN(i)] : COLUMN(i)))
@@ -254,12 +250,12 @@ static __attribute__((noinline)) void deal_out(Deal *deal, uint64_t stream, int6
 }
 
 /* Returns 0, or -1 without memory. */
-int group(const uint64_t *keys, int64_t head, const int64_t *head_own, const int64_t *tail_own, const int64_t *slots,
-          int64_t clients, int64_t n, int64_t size, int32_t *result) {
+int group(const uint64_t *keys, int64_t head, const int64_t *head_count, const int64_t *tail_count,
+          const int64_t *slots, int64_t clients, int64_t n, int64_t size, int32_t *result) {
     Deal deal;
     const int ready = deal_begin(&deal, n, size);
     for (int64_t c = 0; c < clients && ready; c++) {
-        const int64_t first = head_own ? head_own[c] : 0, samples = first + tail_own[c];
+        const int64_t first = head_count ? head_count[c] : 0, samples = first + tail_count[c];
         int32_t *row = result + c * n;
         for (int64_t i = samples; i < n; i++) row[i] = -1;
         deal_out(&deal, keys[c], first, head, samples, slots ? slots + c * n : NULL, size, row);
@@ -344,29 +340,6 @@ static inline void cross_entropies_double(const double *scores, const double *ta
         loss[l] += ((scores[l] > 0.0 ? scores[l] : 0.0) + log1p(t) - scores[l] * targets[l]) * weights[l];
     }
 }
-
-/* ---- rounds of clients whose logits are inner products: see inner_round in kernels.py ---- */
-
-typedef struct {
-    const void *table, *vectors, *constants, *rates;  /* numbers of one type; constants may be NULL */
-    const uint64_t *shuffles;
-    const uint8_t *turns;
-    uint64_t draws;
-    int64_t n_items, d, each, epochs, size, n_turns;
-} Round;
-
-typedef struct {
-    const int64_t *users, *positives, *count, *names, *others;
-    const int32_t *gaps;
-    int64_t clients, width, n_gaps, batches, updates;
-} Clients;
-
-typedef struct {
-    int64_t *items, *held, *sample;  /* sample and positive may be NULL: nobody asks */
-    uint8_t *positive;
-    void *steps, *past, *moved_vectors, *moved_constants;
-    double *loss;
-} Made;
 
 /* ---- in single and double precision ---- */
 

@@ -66,9 +66,8 @@ def padded(indptr: Tensor, values: Tensor, users: Tensor, fill: Tensor | None) -
     users = users.contiguous()
     _within("padded: users", users, len(indptr) - 1)
     starts, ends = indptr[users], indptr[users + 1]
-    _within("padded: starts of lists", starts, len(values) + 1)
-    _within("padded: ends of lists", ends, len(values) + 1)
-    _within("padded: lengths of lists", ends - starts, len(values) + 1)
+    for what, numbers in (("starts", starts), ("ends", ends), ("lengths", ends - starts)):
+        _within(f"padded: {what} of lists", numbers, len(values) + 1)
     result = users.new_empty(len(users), int((ends - starts).max()))
     call("padded", indptr, values, users, None if fill is None else fill.contiguous(), *result.shape, result)
     return result
@@ -107,6 +106,7 @@ def batch_weights(order: Tensor, start: int, end: int, share: Tensor, n_slots: i
     """Of all slots, (C, slots): ``share``, (C, 1), for each time that they are in these columns of ``order``."""
     (clients, n), result = order.shape, share.new_empty(len(order), n_slots)
     _within("batch_weights: slots", order, n_slots, start=-1)
+    _within("batch_weights: columns", start, n + 1)
     call(_real("batch_weights", share), order, start, min(end, n), share, clients, n, n_slots, result)
     return result
 
@@ -191,7 +191,8 @@ def inner_batch(table: Tensor, items: Tensor | None, vectors: Tensor, constants:
             vectors.new_empty(clients, 1) if to_constants else None)
     _within("inner_batch: items", slots - 1 if items is None else items, len(table))
     _within("inner_batch: slots", order, slots, start=-1)
-    _within("inner_batch: updates", done + to_rows, updates + 1)
+    _within("inner_batch: updates", done, updates + 1 - to_rows)
+    _within("inner_batch: columns", start, n + 1)
     if positive.shape[-1] != slots or positive.numel() not in (slots, clients * slots):
         raise ValueError(f"kernels: inner_batch: positive has shape {tuple(positive.shape)} for {slots} slots")
     call(_real("inner_batch", table), table, items, slots, vectors, constants, steps, past, updates, done, int(to_rows),
@@ -292,8 +293,8 @@ def inner_round(task: InnerTask, clients: InnerClients, samples: bool) -> InnerR
     n, constants = width * (1 + task.each), None if task.constants is None else task.constants.view(-1, 1)
     rows_of_items, rows_of_users = clients.rows
     if rows_of_items > n_items or rows_of_users > len(task.vectors):
-        raise ValueError(f"kernels: inner_round: the model has {n_items} rows of items and {len(task.vectors)} of users,"
-                         f" its clients need {rows_of_items} and {rows_of_users}")
+        raise ValueError(f"kernels: inner_round: the model has {n_items} rows of items and {len(task.vectors)} of "
+                         f"users, its clients need {rows_of_items} and {rows_of_users}")
     _within("inner_round: samples of a client", clients.count * (1 + task.each), clients.batches * task.size + 1)
     _within("inner_round: local batches", clients.batches * len(task.shuffles), len(task.rates) // 3 + 1)
     result = InnerRound(
@@ -303,7 +304,7 @@ def inner_round(task: InnerTask, clients: InnerClients, samples: bool) -> InnerR
         (table.new_empty(number, d), None if constants is None else table.new_empty(number, 1)),
         torch.empty(number, dtype=torch.float64))
     shuffles = torch.tensor([key - (key >> 63 << 64) for key in task.shuffles])  # the same bits, signed
-    call(_real("inner_round", table), table, task.vectors, constants, table.new_tensor(task.rates), shuffles,
+    call(_real("inner_round", table), table, task.vectors.flatten(1), constants, table.new_tensor(task.rates), shuffles,
          torch.tensor(task.turns, dtype=torch.uint8), task.draws, n_items, d, task.each, len(shuffles), task.size,
          len(task.turns), clients.users, positives, clients.count, clients.names, clients.others, clients.gaps, number,
          width, clients.gaps.shape[1], clients.batches, updates, result.items, result.held, result.sample,
@@ -314,8 +315,8 @@ def inner_round(task: InnerTask, clients: InnerClients, samples: bool) -> InnerR
 def add_rows(table: Tensor, rows: Tensor, added: Tensor) -> None:
     """Add ``added`` (n, ...) to the rows (n,) of a table, in its place."""
     _within("add_rows: rows", rows, len(table))
-    call(_real("add_rows_at", table), table.view(len(table), -1), rows, added.reshape(len(rows), -1),
-         len(rows), added[:1].numel())
+    flat, added = table.view(len(table), -1), added.reshape(len(rows), table[:1].numel()).contiguous()
+    call(_real("add_rows_at", table), flat, rows, added, len(rows), flat.shape[1])
 
 
 _FEW, _COLUMNS_PER_PLACE = 128, 16  # places in a list up to which, or columns for each from which, a heap is fast

@@ -181,13 +181,13 @@ void NAME(mean)(REAL *sums, const REAL *table, double whole, int64_t n) {
    positive: whether a slot's item is a positive
    moved: room for 2 * done numbers
    to: gradient of the vector, or NULL
-   own: to which the slopes of slots are added, at own[slot * updates], or NULL
+   by_slot: to which the slopes of slots are added, each in steps of updates, or NULL
    slopes: their sum, or NULL */
 static inline __attribute__((always_inline)) REAL NAME(batch_of)(
         const REAL *table, const int64_t *item, const int32_t *row, int64_t start, int64_t stop,
         const int64_t *next_item, const int32_t *next_row, int64_t next_end, const REAL *vector, REAL constant,
         const REAL *steps, const REAL *past, int64_t updates, int64_t done, REAL share, const uint8_t *positive,
-        int64_t d, REAL *moved, REAL *to, REAL *own, REAL *slopes) {
+        int64_t d, REAL *moved, REAL *to, REAL *by_slot, REAL *slopes) {
     REAL *back = moved + done;
     NAME(Vector) losses[NAME(VECTORS)] = {0};
     for (int64_t p = 0; p < done; p++) {
@@ -196,10 +196,10 @@ static inline __attribute__((always_inline)) REAL NAME(batch_of)(
     }
     if (to) memset(to, 0, d * sizeof *to);
     if (slopes) *slopes = 0;
-    for (int64_t k = start; k < stop; k += TOGETHER) {
-        const int m = stop - k < TOGETHER ? (int)(stop - k) : TOGETHER, whole = (m + LANES - 1) / LANES * LANES;
-        const REAL *held[TOGETHER] = {0}, *step[TOGETHER];
-        REAL score[TOGETHER], target[TOGETHER], weight[TOGETHER], slope[TOGETHER];
+    for (int64_t k = start; k < stop; k += BLOCK) {
+        const int m = stop - k < BLOCK ? (int)(stop - k) : BLOCK, whole = (m + LANES - 1) / LANES * LANES;
+        const REAL *held[BLOCK] = {0}, *step[BLOCK];
+        REAL score[BLOCK], target[BLOCK], weight[BLOCK], slope[BLOCK];
         for (int l = 0; l < m; l++) {
             const int64_t slot = row[k + l], ahead = k + l + AHEAD, next = start + ahead - stop;
             held[l] = table + (item ? item[slot] : slot) * d;
@@ -234,7 +234,7 @@ static inline __attribute__((always_inline)) REAL NAME(batch_of)(
             back[p] = sum;
         }
         if (slopes) for (int l = 0; l < m; l++) *slopes += slope[l];
-        if (own) for (int l = 0; l < m; l++) own[row[k + l] * updates] += slope[l];
+        if (by_slot) for (int l = 0; l < m; l++) by_slot[row[k + l] * updates] += slope[l];
     }
     if (to) for (int64_t p = 0; p < done; p++) NAME(add)(to, back[p], past + p * d, d);
     return NAME(sum)(losses);
@@ -244,9 +244,10 @@ static __attribute__((noinline)) REAL NAME(batch)(
         const REAL *table, const int64_t *item, const int32_t *row, int64_t start, int64_t stop,
         const int64_t *next_item, const int32_t *next_row, int64_t next_end, const REAL *vector, REAL constant,
         const REAL *steps, const REAL *past, int64_t updates, int64_t done, REAL share, const uint8_t *positive,
-        int64_t d, REAL *moved, REAL *to, REAL *own, REAL *slopes) {
+        int64_t d, REAL *moved, REAL *to, REAL *by_slot, REAL *slopes) {
     FOR_DIMENSION(return NAME(batch_of)(table, item, row, start, stop, next_item, next_row, next_end, vector, constant,
-                                        steps, past, updates, done, share, positive, DIMENSION, moved, to, own, slopes))
+                                        steps, past, updates, done, share, positive, DIMENSION, moved, to, by_slot,
+                                        slopes))
 }
 
 /* Returns 0, or -1 without memory. */
@@ -259,11 +260,11 @@ int NAME(inner_batch)(const REAL *table, const int64_t *items, int64_t n_slots, 
     for (int64_t c = 0; c < clients && moved; c++) {
         const int64_t *item = items ? items + c * n_slots : NULL, *next = items && c + 1 < clients ? item + n_slots : 0;
         const int32_t *row = order + c * n;
-        REAL *step = steps + c * n_slots * updates, *own = moves ? step + done : NULL;
-        if (own) for (int64_t s = 0; s < n_slots; s++) own[s * updates] = 0;
+        REAL *step = steps + c * n_slots * updates, *by_slot = moves ? step + done : NULL;
+        if (by_slot) for (int64_t s = 0; s < n_slots; s++) by_slot[s * updates] = 0;
         loss[c] = NAME(batch)(table, item, row, start, stop_of(row, start, end), next, row + n, end, vectors + c * d,
                               constants ? constants[c] : 0, step, past + c * updates * d, updates, done, share[c],
-                              positive + c * positive_stride, d, moved, to_vectors ? to_vectors + c * d : NULL, own,
+                              positive + c * positive_stride, d, moved, to_vectors ? to_vectors + c * d : NULL, by_slot,
                               to_constants ? to_constants + c : NULL);
     }
     free(moved);
@@ -277,12 +278,12 @@ static __attribute__((noinline)) int64_t NAME(slots_of)(const int64_t *wanted, i
                                                         int32_t *slot_of, int64_t *item, int64_t *result,
                                                         const REAL *table, int64_t d) {
     for (int64_t i = 0; i < n; i++) {
-        const int32_t found = slot_of[wanted[i]], slot = found < 0 ? (int32_t)held : found;
+        const int32_t before = slot_of[wanted[i]], slot = before < 0 ? (int32_t)held : before;
         FETCH(table + wanted[i] * d, d * sizeof(REAL));
         slot_of[wanted[i]] = slot;
         item[held] = wanted[i];
         result[i] = slot;
-        held += found < 0;
+        held += before < 0;
     }
     return held;
 }
@@ -292,12 +293,12 @@ static __attribute__((noinline)) void NAME(scale)(REAL *values, int64_t n, int64
 }
 
 /* A client's items as slots, and its samples in them; returns how many there are. */
-static inline int64_t NAME(lay_out)(const REAL *table, const int64_t *positives, int64_t own, int64_t width,
+static inline int64_t NAME(lay_out)(const REAL *table, const int64_t *positives, int64_t count, int64_t width,
                                     const int64_t *negatives, int64_t drawn, int64_t n, int64_t d, int32_t *slot_of,
                                     int64_t *item, int64_t *sample, uint8_t *positive) {
-    const int64_t known = NAME(slots_of)(positives, own, 0, slot_of, item, sample, table, d);
+    const int64_t known = NAME(slots_of)(positives, count, 0, slot_of, item, sample, table, d);
     const int64_t held = NAME(slots_of)(negatives, drawn, known, slot_of, item, sample + width, table, d);
-    for (int64_t i = own; i < width; i++) sample[i] = 0;
+    for (int64_t i = count; i < width; i++) sample[i] = 0;
     for (int64_t i = width + drawn; i < n; i++) sample[i] = 0;
     for (int64_t s = 0; s < held; s++) slot_of[item[s]] = -1;
     for (int64_t s = held; s < n; s++) item[s] = item[0];
@@ -316,17 +317,18 @@ typedef struct {
     int dealt, drawn;
 } NAME(Room);
 
-static int NAME(room_begin)(NAME(Room) *room, const Round *round, int64_t width, int64_t n_gaps, int64_t updates) {
-    const int64_t n = width * (1 + round->each);
-    room->negative = malloc((width * round->each + 1) * sizeof *room->negative);
+static int NAME(room_begin)(NAME(Room) *room, int64_t n_items, int64_t d, int64_t each, int64_t size, int64_t width,
+                            int64_t n_gaps, int64_t updates) {
+    const int64_t n = width * (1 + each);
+    room->negative = malloc((width * each + 1) * sizeof *room->negative);
     room->sample = malloc((2 * n + 1) * sizeof *room->sample);  /* of a client and of the one after it */
     room->positive = malloc(2 * n + 1);
-    room->slot_of = malloc(round->n_items * sizeof *room->slot_of);
+    room->slot_of = malloc((n_items + 1) * sizeof *room->slot_of);
     room->row = malloc((n + 1) * sizeof *room->row);
-    room->numbers = malloc((2 * updates + 2 * round->d + 1) * sizeof *room->numbers);
-    room->dealt = deal_begin(&room->deal, n, round->size);
-    room->drawn = draws_begin(&room->draws, n_gaps, width * round->each);
-    if (room->slot_of) memset(room->slot_of, -1, round->n_items * sizeof *room->slot_of);
+    room->numbers = malloc((2 * updates + 2 * d + 1) * sizeof *room->numbers);
+    room->dealt = deal_begin(&room->deal, n, size);
+    room->drawn = draws_begin(&room->draws, n_gaps, width * each);
+    if (room->slot_of) memset(room->slot_of, -1, n_items * sizeof *room->slot_of);
     return room->negative && room->sample && room->positive && room->slot_of && room->row && room->numbers
            && room->dealt && room->drawn;
 }
@@ -337,106 +339,95 @@ static void NAME(room_end)(NAME(Room) *room) {
     free(room->numbers);
 }
 
-/* Clients draw from the streams of their names, and own batches may be fewer than those of the client with most. */
-static void NAME(train)(NAME(Room) *room, const Round *round, const Clients *mine, const Made *made) {
-    const int64_t n = mine->width * (1 + round->each), width = mine->width, d = round->d, clients = mine->clients;
-    const int64_t updates = mine->updates, each = round->each, *users = mine->users, *count = mine->count;
-    const REAL *table = round->table, *vectors = round->vectors, *constants = round->constants;
-    REAL *vector = room->numbers + 2 * updates, *to = vector + d;
-#define SAMPLES_OF(c) (made->sample ? made->sample + (c) * n : room->sample + (c) % 2 * n)
-#define POSITIVE_OF(c) (made->positive ? made->positive + (c) * n : room->positive + (c) % 2 * n)
-    for (int64_t c = 0; c < clients; c++) {
+/* Rounds of clients whose logits are inner products: see kernels.py. Clients draw from the streams of their names, and
+   may have fewer batches than others. samples and positives_of may be NULL: nobody asks. Returns 0, or -1 without
+   memory. */
+int NAME(inner_round)(const REAL *table, const REAL *vectors, const REAL *constants, const REAL *rates,
+                      const uint64_t *shuffles, const uint8_t *turns, uint64_t draws, int64_t n_items, int64_t d,
+                      int64_t each, int64_t epochs, int64_t size, int64_t n_turns, const int64_t *users,
+                      const int64_t *positives, const int64_t *count, const int64_t *names, const int64_t *others,
+                      const int32_t *gaps, int64_t clients, int64_t width, int64_t n_gaps, int64_t batches,
+                      int64_t updates, int64_t *items, int64_t *held, int64_t *samples, uint8_t *positives_of,
+                      REAL *steps, REAL *past, REAL *moved_vectors, REAL *moved_constants, double *loss) {
+    NAME(Room) room;
+    const int ready = NAME(room_begin)(&room, n_items, d, each, size, width, n_gaps, updates);
+    const int64_t n = width * (1 + each);
+    REAL *vector = room.numbers + 2 * updates, *to = vector + d;
+#define SAMPLES_OF(c) (samples ? samples + (c) * n : room.sample + (c) % 2 * n)
+#define POSITIVE_OF(c) (positives_of ? positives_of + (c) * n : room.positive + (c) % 2 * n)
+    for (int64_t c = 0; c < clients && ready; c++) {
         for (int64_t next = c ? c + 1 : 0; next <= c + 1 && next < clients; next++) {  /* whose rows are fetched */
-            draw(&room->draws, of_client(round->draws, mine->names[next]), (uint64_t)mine->others[next],
-                 mine->gaps + next * mine->n_gaps, mine->n_gaps, count[next] * each, room->negative);
-            made->held[next] = NAME(lay_out)(table, mine->positives + next * width, count[next], width, room->negative,
-                                             count[next] * each, n, d, room->slot_of, made->items + next * n,
-                                             SAMPLES_OF(next), POSITIVE_OF(next));
+            draw(&room.draws, of_client(draws, names[next]), (uint64_t)others[next], gaps + next * n_gaps, n_gaps,
+                 count[next] * each, room.negative);
+            held[next] = NAME(lay_out)(table, positives + next * width, count[next], width, room.negative,
+                                       count[next] * each, n, d, room.slot_of, items + next * n, SAMPLES_OF(next),
+                                       POSITIVE_OF(next));
             FETCH(vectors + users[next] * d, d * sizeof(REAL));
         }
-        const int64_t own = count[c] * (1 + each), size = round->size, own_batches = (own + size - 1) / size;
-        const int64_t *item = made->items + c * n, *sample = SAMPLES_OF(c);
-        REAL *step = (REAL *)made->steps + c * n * updates, *before = (REAL *)made->past + c * updates * d;
-        REAL *moved = (REAL *)made->moved_vectors + c * d, moved_constant = 0, slopes;
+        const int64_t number = count[c] * (1 + each), own_batches = (number + size - 1) / size;
+        REAL *step = steps + c * n * updates, *before = past + c * updates * d;
+        REAL *moved = moved_vectors + c * d, moved_constant = 0, slopes;
         REAL constant = constants ? constants[users[c]] : 0;
         double total = 0;
         int64_t done = 0;
         memset(step, 0, n * updates * sizeof *step);
         memset(moved, 0, d * sizeof *moved);
         memcpy(vector, vectors + users[c] * d, d * sizeof *vector);
-        for (int64_t e = 0; e < round->epochs; e++) {
+        for (int64_t e = 0; e < epochs; e++) {
             double epoch = 0;
-            deal_out(&room->deal, of_client(round->shuffles[e], mine->names[c]), count[c], width, own, sample, size,
-                     room->row);
+            deal_out(&room.deal, of_client(shuffles[e], names[c]), count[c], width, number, SAMPLES_OF(c), size,
+                     room.row);
             for (int64_t b = 0; b < own_batches; b++) {
-                const int64_t start = b * size, stop = start + size < own ? start + size : own;
-                const REAL share = 1 / (REAL)(stop - start);
-                const REAL *rate = (const REAL *)round->rates + 3 * (e * mine->batches + b);
-                for (int64_t t = 0; t < round->n_turns; t++) {
-                    const int of_vectors = round->turns[t] & 1, of_rows = round->turns[t] & 2;
+                const int64_t start = b * size, stop = start + size < number ? start + size : number;
+                const REAL share = 1 / (REAL)(stop - start), *rate = rates + 3 * (e * batches + b);
+                for (int64_t t = 0; t < n_turns; t++) {
+                    const int of_vectors = turns[t] & 1, of_rows = turns[t] & 2;
                     if (of_rows) memcpy(before + done * d, vector, d * sizeof *vector);
-                    const REAL found = NAME(batch)(table, item, room->row, start, stop, NULL, NULL, 0, vector, constant,
-                                                   step, before, updates, done, share, POSITIVE_OF(c), d, room->numbers,
-                                                   of_vectors ? to : NULL, of_rows ? step + done : NULL,
-                                                   constants ? &slopes : NULL);
-                    if (t == 0) epoch += found;
+                    const REAL batch_loss = NAME(batch)(
+                        table, items + c * n, room.row, start, stop, NULL, NULL, 0, vector, constant, step, before,
+                        updates, done, share, POSITIVE_OF(c), d, room.numbers, of_vectors ? to : NULL,
+                        of_rows ? step + done : NULL, constants ? &slopes : NULL);
+                    if (t == 0) epoch += batch_loss;
                     if (of_vectors) {
                         for (int64_t k = 0; k < d; k++) to[k] *= rate[0];
                         for (int64_t k = 0; k < d; k++) { vector[k] += to[k]; moved[k] += to[k]; }
                     }
                     if (of_vectors && constants) { constant += slopes * rate[1]; moved_constant += slopes * rate[1]; }
-                    if (of_rows) NAME(scale)(step + done++, made->held[c], updates, rate[2]);
+                    if (of_rows) NAME(scale)(step + done++, held[c], updates, rate[2]);
                 }
             }
             total += epoch;
         }
         memset(before + done * d, 0, (updates - done) * d * sizeof *before);
-        if (constants) ((REAL *)made->moved_constants)[c] = moved_constant;
-        made->loss[c] = total / (double)(own_batches * round->epochs > 1 ? own_batches * round->epochs : 1);
+        if (constants) moved_constants[c] = moved_constant;
+        loss[c] = total / (double)(own_batches * epochs > 1 ? own_batches * epochs : 1);
     }
 #undef SAMPLES_OF
 #undef POSITIVE_OF
-}
-
-/* Returns 0, or -1 without memory. */
-int NAME(inner_round)(const REAL *table, const REAL *vectors, const REAL *constants, const REAL *rates,
-                      const uint64_t *shuffles, const uint8_t *turns, uint64_t draws, int64_t n_items, int64_t d,
-                      int64_t each, int64_t epochs, int64_t size, int64_t n_turns, const int64_t *users,
-                      const int64_t *positives, const int64_t *count, const int64_t *names, const int64_t *others,
-                      const int32_t *gaps, int64_t clients, int64_t width, int64_t n_gaps, int64_t batches,
-                      int64_t updates, int64_t *items, int64_t *held, int64_t *sample, uint8_t *positive, REAL *steps,
-                      REAL *past, REAL *moved_vectors, REAL *moved_constants, double *loss) {
-    const Round round = {table, vectors, constants, rates, shuffles, turns, draws, n_items, d, each, epochs, size,
-                         n_turns};
-    const Clients mine = {users, positives, count, names, others, gaps, clients, width, n_gaps, batches, updates};
-    const Made made = {items, held, sample, positive, steps, past, moved_vectors, moved_constants, loss};
-    NAME(Room) room;
-    const int ready = NAME(room_begin)(&room, &round, width, n_gaps, updates);
-    if (ready) NAME(train)(&room, &round, &mine, &made);
     NAME(room_end)(&room);
     return ready ? 0 : -1;
 }
 
-/* Add rows to some of a table's. */
-void NAME(add_rows_at)(REAL *table, const int64_t *places, const REAL *rows, int64_t n, int64_t d) {
+/* Add n numbered rows to a table's. */
+void NAME(add_rows_at)(REAL *table, const int64_t *rows, const REAL *added, int64_t n, int64_t d) {
     for (int64_t i = 0; i < n; i++) {
-        REAL *restrict to = table + places[i] * d;
-        const REAL *restrict from = rows + i * d;
+        REAL *restrict to = table + rows[i] * d;
+        const REAL *restrict from = added + i * d;
         for (int64_t k = 0; k < d; k++) to[k] += from[k];
     }
 }
 
 /* A score and where it stands; scores that are no number count as higher than any. */
-typedef struct { REAL score; int64_t column; } NAME(Place);
+typedef struct { REAL score; int64_t column; } NAME(Entry);
 
 static inline int NAME(above)(REAL a, REAL b) { return a > b || (a != a && b == b); }
 
-static inline int NAME(after)(NAME(Place) a, NAME(Place) b) {
+static inline int NAME(after)(NAME(Entry) a, NAME(Entry) b) {
     return NAME(above)(b.score, a.score) || (!NAME(above)(a.score, b.score) && a.column > b.column);
 }
 
-/* Put a place into a heap of k whose first one, which is free, comes after all others. */
-static inline void NAME(sink)(NAME(Place) *heap, int64_t k, NAME(Place) mine) {
+/* Put an entry into a heap of k whose first place is free. */
+static inline void NAME(sink)(NAME(Entry) *heap, int64_t k, NAME(Entry) mine) {
     int64_t at = 0;
     for (int64_t next; (next = 2 * at + 1) < k; at = next) {
         next += next + 1 < k && NAME(after)(heap[next + 1], heap[next]);
@@ -446,24 +437,24 @@ static inline void NAME(sink)(NAME(Place) *heap, int64_t k, NAME(Place) mine) {
     heap[at] = mine;
 }
 
-/* The columns of the k highest of n scores in each row, highest first, of equal ones the first; k <= n. Returns 0, or -1
-   without memory. */
+/* The columns of the k highest of n scores in each row, highest first, of equal ones the first; k <= n. Returns 0, or
+   -1 without memory. */
 int NAME(highest)(const REAL *scores, int64_t rows, int64_t n, int64_t k, int64_t *columns) {
-    NAME(Place) *heap = malloc((k + 1) * sizeof *heap);
+    NAME(Entry) *heap = malloc((k + 1) * sizeof *heap);
     for (int64_t i = 0; i < rows && heap && k; i++) {
         const REAL *row = scores + i * n;
-        for (int64_t j = 0; j < k; j++) heap[j] = (NAME(Place)){-INFINITY, n};
-        for (int64_t j = 0; j < n; j += TOGETHER) {
-            const int64_t stop = j + TOGETHER < n ? j + TOGETHER : n;
-            if (heap[0].column < n && stop - j == TOGETHER) {
+        for (int64_t j = 0; j < k; j++) heap[j] = (NAME(Entry)){-INFINITY, n};
+        for (int64_t j = 0; j < n; j += BLOCK) {
+            const int64_t stop = j + BLOCK < n ? j + BLOCK : n;
+            if (heap[0].column < n && stop - j == BLOCK) {
                 const REAL least = heap[0].score;
-                int some = 0;
-                for (int l = 0; l < TOGETHER; l++) some |= !(row[j + l] <= least);
-                if (!some) continue;
+                int higher = 0;
+                for (int l = 0; l < BLOCK; l++) higher |= !(row[j + l] <= least);
+                if (!higher) continue;
             }
             for (int64_t c = j; c < stop; c++)
                 if (heap[0].column == n || NAME(above)(row[c], heap[0].score))
-                    NAME(sink)(heap, k, (NAME(Place)){row[c], c});
+                    NAME(sink)(heap, k, (NAME(Entry)){row[c], c});
         }
         for (int64_t left = k; left; left--) {
             columns[i * k + left - 1] = heap[0].column;

@@ -13,7 +13,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator
+from typing import Callable, Iterator, NamedTuple
 
 import torch
 from torch import Tensor
@@ -86,13 +86,11 @@ class _Argument:
             raise ValueError(f"{self.name} has shape {shape}, expected ({', '.join(self.sizes)}) with {known}")
 
 
-@dataclass(frozen=True)
-class _Function:
-    call: ctypes._CFuncPtr
-    arguments: tuple[_Argument, ...]
+_Function = NamedTuple("_Function", [("call", Callable[..., int]), ("arguments", tuple[_Argument, ...])])
 
 
-def _functions(library: ctypes.CDLL) -> Iterator[tuple[str, _Function]]:
+def functions(library: ctypes.CDLL) -> Iterator[tuple[str, _Function]]:
+    """The functions of ``kernels.c`` by name."""
     for line in _SIGNATURES.replace("\n    ", " ").strip().splitlines():
         name, *texts = line.split()
         ends = {f"_{end}": real for real, end in REALS.items()} if ":real" in line else {"": None}
@@ -105,7 +103,7 @@ def _functions(library: ctypes.CDLL) -> Iterator[tuple[str, _Function]]:
             yield name.lstrip("!") + end, _Function(call, arguments)
 
 
-def _processor() -> frozenset[str]:
+def processor() -> frozenset[str]:
     """Names of the instructions that the processor knows, as far as the system says."""
     try:
         text = Path("/proc/cpuinfo").read_text()
@@ -114,37 +112,39 @@ def _processor() -> frozenset[str]:
     return frozenset(" ".join(re.findall(r"^flags\s*:(.*)$", text, re.MULTILINE)[:1]).split())
 
 
-def sources(folder: Path = _FOLDER) -> str:
+def sources(folder: Path) -> str:
     """A digest of the sources, which a library tells of those that it was built from."""
     parts = [path.read_bytes() for path in sorted(folder.glob("kernels*.[ch]"))]
     return hashlib.blake2b(b"".join(parts), digest_size=12).hexdigest()
 
 
-@functools.cache
-def _loaded() -> dict[str, _Function] | str:
-    """The functions by name, or why there are none."""
-    if os.environ.get(SWITCH, "") == "0":
-        return f"switched off by {SWITCH}=0"
-    built = {name: needs for name, needs in BUILDS.items() if (_FOLDER / name).is_file()}
+def load(folder: Path) -> dict[str, _Function] | str:
+    """The functions of the fastest library in a folder that this processor can run, or why there are none."""
+    built = {name: needs for name, needs in BUILDS.items() if (folder / name).is_file()}
     if not built:
         return f"compiled kernels were not built: install gcc (11 or later) or clang (12 or later), then {_AGAIN}"
-    fitting = [name for name, needs in built.items() if needs <= _processor()]
+    fitting = [name for name, needs in built.items() if needs <= processor()]
     if not fitting:
         return "compiled kernels need a processor with AVX2 or AVX-512 (x86-64-v3 or x86-64-v4)"
     try:
-        library = ctypes.CDLL(str(_FOLDER / fitting[0]))
+        library = ctypes.CDLL(str(folder / fitting[0]))
         library.sources.restype = ctypes.c_char_p
-        if library.sources().decode() != sources():
+        if library.sources().decode() != sources(folder):
             return f"compiled kernels were built from other sources: {_AGAIN}"
-        return dict(_functions(library))
+        return dict(functions(library))
     except (OSError, AttributeError) as error:
         return f"compiled kernels cannot be loaded ({error}): {_AGAIN}"
 
 
+@functools.cache
+def _loaded() -> dict[str, _Function] | str:
+    return f"switched off by {SWITCH}=0" if os.environ.get(SWITCH, "") == "0" else load(_FOLDER)
+
+
 def why_not() -> str | None:
     """Why there are no compiled kernels here, and what to do; None: there are."""
-    functions = _loaded()
-    return functions if isinstance(functions, str) else None
+    loaded = _loaded()
+    return loaded if isinstance(loaded, str) else None
 
 
 def call(name: str, *arguments: Tensor | int | float | None) -> None:

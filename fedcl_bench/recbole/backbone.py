@@ -2,8 +2,8 @@
 
 A client trains RecBole's own model of one user with its own ``calculate_loss``, on the client's items of the block.
 What grows with users is private, what grows with items is a public table, the rest is public and dense
-(``recbole_parameters.py``). Clients are trained at once where ``torch.func.vmap`` takes the model, else one by one, to
-the same numbers (``recbole_probe.py`` finds out which).
+(``parameters.py``). Clients are trained at once where ``torch.func.vmap`` takes the model, else one by one, to the same
+numbers (``probe.py`` finds out which).
 """
 
 from __future__ import annotations
@@ -151,10 +151,10 @@ class RecBoleBackbone(Backbone):
         users = (lists.lengths > 0).nonzero().flatten()
         row, item = lists.select(users)
         length = lists.lengths[users]
-        place = torch.arange(len(row), device=row.device) - (length.cumsum(0) - length)[row]
-        place = place - (length - longest).clamp(min=0)[row]
+        column = torch.arange(len(row), device=row.device) - (length.cumsum(0) - length)[row]
+        column = column - (length - longest).clamp(min=0)[row]
         table[users] = 0
-        table[users[row[place >= 0]], place[place >= 0]] = item[place >= 0] + 1
+        table[users[row[column >= 0]], column[column >= 0]] = item[column >= 0] + 1
         return {HISTORY: table}
 
     def own_samples(self, settings: LocalSettings) -> OwnSamples:
@@ -165,17 +165,17 @@ class RecBoleBackbone(Backbone):
         return OwnSamples(of, per_batch, self.facts.loss_elements)
 
     def own_loss(self, clients: Tables, rows: Tables, batch: OwnBatch) -> Tensor:
-        facts, own = self.facts, {**clients, **rows}
+        facts, tables = self.facts, {**clients, **rows}
         fields = training_fields(facts.samples, facts.reversed, batch.positives, batch.negatives, batch.chosen,
                                  self.settings.max_length, next(iter(rows.values())).dtype)
         per_positive = batch.negatives.shape[1] // batch.positives.shape[1]
         history = batch.positives + 1 if facts.history else None
-        return self._caller.loss(own, history, fields, batch.draw.clients("recbole", batch.users), batch.done,
+        return self._caller.loss(tables, history, fields, batch.draw.clients("recbole", batch.users), batch.done,
                                  next(iter(rows.values())).shape[1], per_positive)
 
     def score(self, clients, rows):
-        own = {name: value for name, value in {**clients, **rows}.items() if name != HISTORY}
-        return self._caller.scores(own, clients.get(HISTORY), next(iter(rows.values())).shape[1])
+        tables = {name: value for name, value in {**clients, **rows}.items() if name != HISTORY}
+        return self._caller.scores(tables, clients.get(HISTORY), next(iter(rows.values())).shape[1])
 
     def keys(self, clients, rows):
         return torch.cat([table.flatten(2) for table in rows.values()], 2)

@@ -99,11 +99,11 @@ def padded_sequences(items: Tensor, first: Tensor, length: Tensor, width: int, r
     Returns:
         (C, n, width).
     """
-    place = torch.arange(width, device=items.device)
+    position = torch.arange(width, device=items.device)
     if reversed:
-        place = place - width + length[:, :, None]
-    inside = (place >= 0) & (place < length[:, :, None])
-    index = (first[:, :, None] + place).clamp(0, items.shape[1] - 1)
+        position = position - width + length[:, :, None]
+    inside = (position >= 0) & (position < length[:, :, None])
+    index = (first[:, :, None] + position).clamp(0, items.shape[1] - 1)
     return items.gather(1, index.flatten(1)).view(index.shape) * inside
 
 
@@ -127,8 +127,9 @@ def training_fields(samples: str, reversed: bool, positives: Tensor, negatives: 
     elif samples == "pair":
         fields = {ITEM: item.gather(1, chosen // per_positive), NEGATIVE: negative.gather(1, chosen)}
     elif samples == "group":
-        place = chosen[:, None] * per_positive + torch.arange(per_positive, device=chosen.device)[:, None]
-        fields = {ITEM: item.gather(1, chosen).repeat(1, per_positive), NEGATIVE: negative.gather(1, place.flatten(1))}
+        of_item = chosen[:, None] * per_positive + torch.arange(per_positive, device=chosen.device)[:, None]
+        fields = {ITEM: item.gather(1, chosen).repeat(1, per_positive),
+                  NEGATIVE: negative.gather(1, of_item.flatten(1))}
     elif samples == "user":
         fields = {}
     else:
@@ -168,11 +169,11 @@ class Caller:
 
         return Interaction(fields)
 
-    def call(self, host: Host, method: str, own: Tables, history: Tensor | None, fields: dict[str, Tensor],
+    def call(self, host: Host, method: str, tables: Tables, history: Tensor | None, fields: dict[str, Tensor],
               key: Tensor, done: int) -> tuple[Tensor, Keyed]:
         """One client's call: everything without the dimension of clients."""
-        dtype = next(iter(own.values())).dtype
-        values = {f"model.{p.name}": p.assemble(own) for p in self.parameters}
+        dtype = next(iter(tables.values())).dtype
+        values = {f"model.{p.name}": p.assemble(tables) for p in self.parameters}
         host.restore()
         host.train(method == "calculate_loss")
         modules = dict(host.model.named_modules())
@@ -188,27 +189,27 @@ class Caller:
         with mode:
             return torch.func.functional_call(host, values, (method, self.batch(fields))), mode
 
-    def _over_clients(self, one: Callable[..., Tensor], alone: str, clients: int, *arguments: Tables) -> Tensor:
-        """``one`` on every client; arguments have clients first, and what is expanded is the same for all."""
+    def _over_clients(self, of_client: Callable[..., Tensor], alone: str, clients: int, *arguments: Tables) -> Tensor:
+        """``of_client`` on every client; arguments have clients first, and what is expanded is the same for all."""
         same = [{name: value[0] for name, value in part.items() if _is_same(value)} for part in arguments]
-        own = [{name: value for name, value in part.items() if not _is_same(value)} for part in arguments]
+        differing = [{name: value for name, value in part.items() if not _is_same(value)} for part in arguments]
 
-        def call(*own):
-            return one(*({**common, **mine} for common, mine in zip(same, own)))
+        def call(*tables):
+            return of_client(*({**common, **table} for common, table in zip(same, tables)))
 
         if not alone:
-            return torch.func.vmap(call)(*own)
+            return torch.func.vmap(call)(*differing)
         # Unbound once, so that the gradient is put together once.
-        apart = [{name: value.unbind(0) for name, value in part.items()} for part in own]
+        apart = [{name: value.unbind(0) for name, value in part.items()} for part in differing]
         return torch.stack([call(*({name: values[c] for name, values in part.items()} for part in apart))
                             for c in range(clients)])
 
-    def loss(self, own: Tables, history: Tensor | None, fields: dict[str, Tensor], keys: Tensor, done: int,
+    def loss(self, tables: Tables, history: Tensor | None, fields: dict[str, Tensor], keys: Tensor, done: int,
              n_items: int, negatives: int) -> Tensor:
         """The model's ``calculate_loss`` for C clients: shape (C,).
 
         Args:
-            own: parameters, each (C, ...).
+            tables: the clients' parameters, each (C, ...).
             history: RecBole's ids of the clients' own items, (C, H), 0 for none; or None.
             fields: of the batch, each (C, b, ...).
             keys: of the clients' random numbers, (C,).
@@ -216,47 +217,47 @@ class Caller:
         """
         host = self.host(n_items, negatives, keys.device)
 
-        def one(own: Tables, fields: Tables, of_client: Tables) -> Tensor:
-            loss, _ = self.call(host, "calculate_loss", own, of_client.get(HISTORY), fields, of_client["key"], done)
+        def client_loss(tables: Tables, fields: Tables, of_client: Tables) -> Tensor:
+            loss, _ = self.call(host, "calculate_loss", tables, of_client.get(HISTORY), fields, of_client["key"], done)
             return (sum(loss) if isinstance(loss, tuple) else loss).sum()
 
         of_client = {"key": keys} if history is None else {"key": keys, HISTORY: history}
-        return self._over_clients(one, self.facts.loss_alone, len(keys), own, fields, of_client)
+        return self._over_clients(client_loss, self.facts.loss_alone, len(keys), tables, fields, of_client)
 
-    def scores(self, own: Tables, history: Tensor | None, n_items: int) -> Tensor:
+    def scores(self, tables: Tables, history: Tensor | None, n_items: int) -> Tensor:
         """Logits of all items for C clients, without dropout: shape (C, items).
 
         A client without own items has the scores that the model gives an empty history, 0 where those are no numbers.
         """
-        one = next(iter(own.values()))
-        if len(one) == 0:
-            return one.new_zeros(0, n_items)
+        first = next(iter(tables.values()))
+        if len(first) == 0:
+            return first.new_zeros(0, n_items)
         if history is None:
-            return self._scores(own, None, n_items)
+            return self._scores(tables, None, n_items)
         if int(history.max()) > n_items:  # a teacher that knows fewer items
             history = history * (history <= n_items)
             history = history.gather(1, (history == 0).long().argsort(dim=1, stable=True))
         length = (history > 0).sum(1)
         if self.facts.sequential:
-            return self._scores(own, history, n_items)
+            return self._scores(tables, history, n_items)
         # Clients with equally many items together, so that nothing is padded: some models count padding.
         sizes = length.unique().tolist()
         if len(sizes) == 1:
-            return self._scores(own, history[:, :max(1, sizes[0])], n_items)
+            return self._scores(tables, history[:, :max(1, sizes[0])], n_items)
         groups = [(length == n).nonzero().flatten() for n in sizes]
-        parts = [self._scores(_rows(own, group), history[group, :max(1, n)], n_items)
+        parts = [self._scores(_rows(tables, group), history[group, :max(1, n)], n_items)
                  for n, group in zip(sizes, groups)]
         return torch.cat(parts)[torch.cat(groups).argsort()]
 
-    def _scores(self, own: Tables, history: Tensor | None, n_items: int) -> Tensor:
-        clients = len(next(iter(own.values())))
+    def _scores(self, tables: Tables, history: Tensor | None, n_items: int) -> Tensor:
+        clients = len(next(iter(tables.values())))
         alone, per_item = self.facts.score_elements
         size = max(1, _AT_ONCE // (alone + per_item * n_items))
         if clients > size:
-            pieces = torch.arange(clients, device=next(iter(own.values())).device).split(size)
-            return torch.cat([self._scores(_rows(own, some), None if history is None else history[some], n_items)
-                              for some in pieces])
-        device = next(iter(own.values())).device
+            pieces = torch.arange(clients, device=next(iter(tables.values())).device).split(size)
+            return torch.cat([self._scores(_rows(tables, piece), None if history is None else history[piece],
+                                           n_items) for piece in pieces])
+        device = next(iter(tables.values())).device
         host = self.host(n_items, 1, device)
         items = torch.arange(1, n_items + 1, device=device)
         every = self.facts.score == "predict"
@@ -269,32 +270,32 @@ class Caller:
                                                    self.facts.reversed)[:, 0]
             of_client[LENGTH] = length.clamp(min=1)[:, 0]
 
-        def one(own: Tables, of_client: Tables) -> Tensor:
+        def client_scores(tables: Tables, of_client: Tables) -> Tensor:
             fields = {USER: torch.ones_like(items if every else items[:1])}
             if every:
                 fields[ITEM] = items
             if self.facts.sequential:
                 fields[SEQUENCE] = fields[INVERSE] = of_client[SEQUENCE].expand(len(fields[USER]), -1)
                 fields[LENGTH] = of_client[LENGTH].expand(len(fields[USER]))
-            found, mode = self.call(host, self.facts.score, own, of_client.get(HISTORY), fields, of_client["key"],
-                                    0)
-            found = mode.logits(found).reshape(-1)
+            scores, mode = self.call(host, self.facts.score, tables, of_client.get(HISTORY), fields,
+                                     of_client["key"], 0)
+            scores = mode.logits(scores).reshape(-1)
             if not every:
-                found = found[1:n_items + 1]
+                scores = scores[1:n_items + 1]
             if self.facts.log:
-                found = found.clamp(min=torch.finfo(found.dtype).tiny).log()
+                scores = scores.clamp(min=torch.finfo(scores.dtype).tiny).log()
             if history is not None:
-                found = torch.where((of_client[HISTORY] > 0).any(), found, found.nan_to_num(0.0))
-            return found
+                scores = torch.where((of_client[HISTORY] > 0).any(), scores, scores.nan_to_num(0.0))
+            return scores
 
-        return self._over_clients(one, self.facts.score_alone, clients, own, of_client).contiguous()
+        return self._over_clients(client_scores, self.facts.score_alone, clients, tables, of_client).contiguous()
 
 
 def _is_same(value: Tensor) -> bool:
     return len(value) > 1 and value.stride(0) == 0
 
 
-def _rows(own: Tables, clients: Tensor) -> Tables:
+def _rows(tables: Tables, clients: Tensor) -> Tables:
     """Some clients' parameters; what is the same for all stays expanded."""
     return {name: value[:1].expand(len(clients), *value.shape[1:]) if _is_same(value) else value[clients]
-            for name, value in own.items()}
+            for name, value in tables.items()}

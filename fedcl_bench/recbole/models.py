@@ -93,8 +93,8 @@ def _shipped(name: str) -> Mapping[str, Any]:
     import recbole
 
     file = Path(recbole.__file__).parent / "properties" / "model" / f"{name}.yaml"
-    found = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
-    return {key: _number(value) for key, value in (found or {}).items()}
+    content = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
+    return {key: _number(value) for key, value in (content or {}).items()}
 
 
 def _number(value: Any) -> Any:
@@ -118,17 +118,17 @@ def parse_model(name: str, text: str) -> dict[str, Any]:
         UserError: if it is no mapping, or names one that RecBole's file for the model does not have.
     """
     try:
-        found = yaml.safe_load(text) if text else {}
+        values = yaml.safe_load(text) if text else {}
     except yaml.YAMLError:
-        found = None
+        values = None
     known = defaults(name)
-    if not isinstance(found, dict):
+    if not isinstance(values, dict):
         raise UserError(f"setting 'model': found '{text}', accepted: a mapping in braces, as "
                         f"--set \"model={{{', '.join(f'{k}: {v}' for k, v in list(known.items())[:1])}}}\".")
-    for key in found:
+    for key in values:
         if key not in known:
             raise unknown(f"hyper-parameter in setting 'model' of {PREFIX}{name}", str(key), known)
-    return {key: _number(value) for key, value in found.items()}
+    return {key: _number(value) for key, value in values.items()}
 
 
 class _Config(dict):

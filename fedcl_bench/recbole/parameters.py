@@ -95,17 +95,17 @@ class Parameter:
         """Name of the rows behind the last item's."""
         return f"{self.name}[behind]"
 
-    def assemble(self, own: Tables) -> Tensor:
-        """The model's parameter from one client's: rows of ``own`` by name, ``padding`` and ``rest`` among them."""
-        value = own[self.name]
+    def assemble(self, tables: Tables) -> Tensor:
+        """The model's parameter from one client's: rows of ``tables`` by name, ``padding`` and ``rest`` among them."""
+        value = tables[self.name]
         if not self.follows:
             return value
         if self.follows == "users":
             value = value.view(1, *self.shape)
             return torch.cat([torch.zeros_like(value), value]).movedim(0, self.axis)
-        rows = [own[self.padding].view(1, *self.shape), value.view(len(value), *self.shape)]
+        rows = [tables[self.padding].view(1, *self.shape), value.view(len(value), *self.shape)]
         if self.behind:
-            rows.append(own[self.rest].view(self.behind, *self.shape))
+            rows.append(tables[self.rest].view(self.behind, *self.shape))
         return torch.cat(rows).movedim(0, self.axis)
 
 
@@ -186,10 +186,10 @@ class Starts:
             build: the model for a number of users, of items and a seed.
         """
         measured = dict(build(*REFERENCE, 0).named_parameters())
-        own = dict(build(*REFERENCE, seed).named_parameters())
+        of_run = dict(build(*REFERENCE, seed).named_parameters())
         laws, dense = {}, {}
         for p in parameters:
-            value = own[p.name].detach().double()
+            value = of_run[p.name].detach().double()
             if not p.follows:
                 dense[p.name] = value.clone()
                 continue

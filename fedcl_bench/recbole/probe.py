@@ -93,8 +93,8 @@ class _Trial:
             shapes[p.name] = (items, *p.row) if p.follows == "items" else p.row
             if p.follows == "items":
                 shapes |= {p.padding: p.row, p.rest: (p.behind, *p.row)}
-        self.own = {name: 0.1 * torch.randn(CLIENTS, *shape, generator=generator, dtype=torch.float64)
-                    for name, shape in shapes.items()}
+        self.tables = {name: 0.1 * torch.randn(CLIENTS, *shape, generator=generator, dtype=torch.float64)
+                       for name, shape in shapes.items()}
         order = torch.stack([torch.randperm(items, generator=generator) for _ in range(CLIENTS)])
         self.positives = order[:, :POSITIVES]
         self.negatives = order[:, POSITIVES:POSITIVES + POSITIVES * PER_POSITIVE]
@@ -116,14 +116,14 @@ class _Trial:
 
     def losses(self, facts: Facts) -> list[Tensor]:
         """Every client's loss on two batches, and the gradients of all parameters."""
-        found = []
+        values = []
         for chosen in ([[0]] if facts.samples == "user" else [[1, 0, 2], [0]]):
-            own = {name: value.clone().requires_grad_() for name, value in self.own.items()}
-            loss = self.caller(facts).loss(own, self.history(facts) if facts.history else None,
+            tables = {name: value.clone().requires_grad_() for name, value in self.tables.items()}
+            loss = self.caller(facts).loss(tables, self.history(facts) if facts.history else None,
                                            self.fields(facts, torch.tensor(chosen).expand(CLIENTS, -1)), self.keys, 0,
                                            self.items, PER_POSITIVE)
-            found += [loss, *torch.autograd.grad(loss.sum(), list(own.values()), allow_unused=True)]
-        return [torch.zeros(()) if value is None else value.detach() for value in found]
+            values += [loss, *torch.autograd.grad(loss.sum(), list(tables.values()), allow_unused=True)]
+        return [torch.zeros(()) if value is None else value.detach() for value in values]
 
 
 def _history_attributes(build: Callable[..., nn.Module]) -> dict[tuple[str, str], str]:
@@ -139,25 +139,25 @@ def _history_attributes(build: Callable[..., nn.Module]) -> dict[tuple[str, str]
         values |= {("", name): value for name, value in model.named_buffers()}
         seen.append((values, {"ids": ids, "values": real, "lengths": length}))
     (first, _), (second, given) = seen
-    found = {}
-    for place, value in second.items():
-        if place in first and torch.equal(first[place], value):
+    history = {}
+    for attribute, value in second.items():
+        if attribute in first and torch.equal(first[attribute], value):
             continue
         what = [kind for kind, known in given.items() if known.shape == value.shape and torch.equal(known, value)]
         if not what:
-            raise Refused(f"makes '{'.'.join(filter(None, place))}' of the user's history in a way of its own")
-        found[place] = what[0]
-    return found
+            raise Refused(f"makes '{'.'.join(filter(None, attribute))}' of the user's history in a way of its own")
+        history[attribute] = what[0]
+    return history
 
 
 def _look_at_loss(trial: _Trial, facts: Facts) -> Facts:
     """What the loss reads, counts and keeps, by calling it for one client."""
     facts = replace(facts, samples="point")
-    place = torch.arange(POSITIVES)[None]
-    one = {name: value[0] for name, value in trial.own.items()}
+    positions = torch.arange(POSITIVES)[None]
+    tables = {name: value[0] for name, value in trial.tables.items()}
     item, length = trial.positives[:1] + 1, torch.full((1, POSITIVES), POSITIVES).clamp(max=trial.width)
-    fields = {ITEM: item, NEGATIVE: trial.negatives[:1, :POSITIVES] + 1, LABEL: (place < 2).double(), LENGTH: length,
-              SEQUENCE: padded_sequences(item, torch.zeros_like(length), length, trial.width, False),
+    fields = {ITEM: item, NEGATIVE: trial.negatives[:1, :POSITIVES] + 1, LABEL: (positions < 2).double(),
+              LENGTH: length, SEQUENCE: padded_sequences(item, torch.zeros_like(length), length, trial.width, False),
               USER: torch.ones_like(item)}
     fields[INVERSE] = fields[SEQUENCE]
     fields = {name: value[0] for name, value in fields.items()}
@@ -169,7 +169,7 @@ def _look_at_loss(trial: _Trial, facts: Facts) -> Facts:
     versions = {name: value._version for name, value in kept.items()}
     generators = _generators()
     try:
-        caller.call(host, "calculate_loss", one, item[0] if facts.history else None, fields, trial.keys[0], 0)
+        caller.call(host, "calculate_loss", tables, item[0] if facts.history else None, fields, trial.keys[0], 0)
     except Refused:
         raise
     except Exception as error:
@@ -181,11 +181,11 @@ def _look_at_loss(trial: _Trial, facts: Facts) -> Facts:
             raise Refused(f"keeps '{name}' from batch to batch outside its parameters, where the federation does not "
                           f"see it")
     counters = {}
-    for place, (before, now) in host.changed().items():
+    for attribute, (before, now) in host.changed().items():
         if type(before) in (int, float) and type(now) in (int, float):
             if now != before + 1:
-                raise Refused(f"changes '{'.'.join(filter(None, place))}' from batch to batch")
-            counters[place] = before
+                raise Refused(f"changes '{'.'.join(filter(None, attribute))}' from batch to batch")
+            counters[attribute] = before
     read = caller.read
     if read & {SEQUENCE, INVERSE}:
         samples = "target pair" if NEGATIVE in read else "target"
@@ -204,11 +204,11 @@ def _look_at_scores(trial: _Trial, facts: Facts) -> Facts:
     """Which method scores all items, and whether vmap takes it."""
     usable, why = {}, ""
     for method in ("full_sort_predict", "predict"):
-        found = replace(facts, score=method)
+        scored = replace(facts, score=method)
         generators = _generators()
-        caller = trial.caller(replace(found, score_alone="trial"), _Keeping)
+        caller = trial.caller(replace(scored, score_alone="trial"), _Keeping)
         try:
-            values = caller.scores(trial.own, trial.history(found), ITEMS)
+            values = caller.scores(trial.tables, trial.history(scored), ITEMS)
         except NotImplementedError:
             continue
         except Exception as error:
@@ -219,11 +219,11 @@ def _look_at_scores(trial: _Trial, facts: Facts) -> Facts:
         elif values.shape != (CLIENTS, ITEMS):
             why = f"{method} gives scores of shape {tuple(values.shape[1:])} for {ITEMS} items"
         else:
-            found = replace(found, log=all(bool((raw >= 0.0).all()) and abs(float(raw.sum()) - 1.0) < 1e-9
+            scored = replace(scored, log=all(bool((raw >= 0.0).all()) and abs(float(raw.sum()) - 1.0) < 1e-9
                                            for raw in caller.raw))
-            alone = _blocked(lambda alone: [trial.caller(replace(found, score_alone=alone)).scores(
-                trial.own, trial.history(found), ITEMS)], "scoring")
-            usable[method] = replace(found, score_alone=alone), values
+            alone = _blocked(lambda alone: [trial.caller(replace(scored, score_alone=alone)).scores(
+                trial.tables, trial.history(scored), ITEMS)], "scoring")
+            usable[method] = replace(scored, score_alone=alone), values
     if not usable:
         raise Refused(why or "has no method that scores items")
     first, values = next(iter(usable.values()))
@@ -248,11 +248,11 @@ def _elements(small: _Trial, large: _Trial, facts: Facts) -> dict[str, tuple[int
         caller = trial.caller(replace(facts, loss_alone="trial", score_alone="trial"), Counting)
         chosen = torch.arange(1 if facts.samples == "user" else POSITIVES - 1).expand(CLIENTS, -1)
         counts: list[int] = []
-        caller.loss(trial.own, trial.history(facts) if facts.history else None, trial.fields(facts, chosen), trial.keys,
-                    0, trial.items, PER_POSITIVE)
+        caller.loss(trial.tables, trial.history(facts) if facts.history else None, trial.fields(facts, chosen),
+                    trial.keys, 0, trial.items, PER_POSITIVE)
         made["loss_elements"].append(-(-max(counts) // chosen.shape[1]))
         counts.clear()
-        caller.scores(trial.own, trial.history(facts), trial.items)
+        caller.scores(trial.tables, trial.history(facts), trial.items)
         made["score_elements"].append(max(counts))
     slopes = {name: -(-(more - less) // (large.items - small.items)) for name, (less, more) in made.items()}
     return {name: (max(1, less - slopes[name] * small.items), slopes[name]) for name, (less, _) in made.items()}
@@ -267,23 +267,23 @@ def _blocked(results: Callable[[str], list[Tensor]], what: str) -> str:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
-            together = results("")
+            at_once = results("")
         except Exception as error:
             return _operator(error)
     for warning in said:
         if "batching rule" in str(warning.message):
             return _operator(warning.message)
-    for one, other in zip(alone, together):
-        if not torch.allclose(one, other, rtol=1e-9, atol=1e-9, equal_nan=True):
+    for value, other in zip(alone, at_once):
+        if not torch.allclose(value, other, rtol=1e-9, atol=1e-9, equal_nan=True):
             return "vmap gives other numbers"
     return ""
 
 
 def _operator(error: Exception | Warning) -> str:
     """The operator that vmap does not know, from what PyTorch says."""
-    found = re.search(r"aten::\w+(\.\w+)?", str(error))
-    if found:
-        return found[0]
+    operator = re.search(r"aten::\w+(\.\w+)?", str(error))
+    if operator:
+        return operator[0]
     if ".item()" in str(error) or "data-dependent" in str(error):
         return "control flow that depends on data"
     if "storage" in str(error) or "numpy" in str(error):
@@ -297,5 +297,5 @@ def _first_line(error: Exception | Warning) -> str:
 
 
 def _generators() -> tuple:
-    kind, state, *place = np.random.get_state()
-    return torch.get_rng_state().numpy().tobytes(), state.tobytes(), tuple(place), random.getstate()
+    kind, state, *position = np.random.get_state()
+    return torch.get_rng_state().numpy().tobytes(), state.tobytes(), tuple(position), random.getstate()

@@ -54,32 +54,35 @@ def against_each(runs: Mapping[str, Sequence[Run]], proposed: str, metric: str,
     Raises:
         UserError: for runs that are not comparable, a metric or block that they lack, or fewer than 2 common users.
     """
-    every = [run for some in runs.values() for run in some]
+    every = [run for of_method in runs.values() for run in of_method]
     same_tests(every, "compare")
     check_metric(every, metric, per_user=True)
     blocks = blocks_of(every, blocks)
-    found = []
-    for other, theirs in runs.items():
-        if other == proposed:
-            continue
-        mine = {run.seed: run for run in runs[proposed]}
-        rest = {run.seed: run for run in theirs}
-        seeds = sorted(mine.keys() & rest.keys())
-        if not seeds:
-            raise TooFew(f"{proposed} and {other} have no seed in common: {proposed} has {', '.join(map(str, mine))}, "
-                         f"{other} {', '.join(map(str, rest))}.\nRun the same seeds of both.")
-        a, b = ([some[seed] for seed in seeds] for some in (mine, rest))
-        scores = [user_scores(some, metric, blocks) for some in (a, b)]
-        common = scores[0].index.intersection(scores[1].index)
-        users = compare_paired(scores[0][common], scores[1][common], unit="user")
-        by_seed, reason = None, ""
-        try:
-            by_seed = compare_paired(*(seed_averages(some, metric, blocks) for some in (a, b)), unit="seed")
-        except TooFew as error:
-            reason = str(error)
-        found.append(Comparison(other, tuple(seeds), tuple(sorted(mine.keys() ^ rest.keys())), users,
-                                len(scores[0].index.symmetric_difference(scores[1].index)), users.p, by_seed, reason))
-    return [replace(one, p_holm=p) for one, p in zip(found, holm([one.users.p for one in found]))]
+    comparisons = [_against(proposed, other, runs, metric, blocks) for other in runs if other != proposed]
+    adjusted = holm([comparison.users.p for comparison in comparisons])
+    return [replace(comparison, p_holm=p) for comparison, p in zip(comparisons, adjusted)]
+
+
+def _against(proposed: str, other: str, runs: Mapping[str, Sequence[Run]], metric: str,
+             blocks: Sequence[int]) -> Comparison:
+    """The comparison with one other method; its p is not adjusted yet."""
+    mine = {run.seed: run for run in runs[proposed]}
+    theirs = {run.seed: run for run in runs[other]}
+    seeds = sorted(mine.keys() & theirs.keys())
+    if not seeds:
+        raise TooFew(f"{proposed} and {other} have no seed in common: {proposed} has {', '.join(map(str, mine))}, "
+                     f"{other} {', '.join(map(str, theirs))}.\nRun the same seeds of both.")
+    common_runs = [[of_seed[seed] for seed in seeds] for of_seed in (mine, theirs)]
+    scores = [user_scores(of_method, metric, blocks) for of_method in common_runs]
+    common = scores[0].index.intersection(scores[1].index)
+    users = compare_paired(scores[0][common], scores[1][common], unit="user")
+    by_seed, reason = None, ""
+    try:
+        by_seed = compare_paired(*(seed_averages(of_method, metric, blocks) for of_method in common_runs), unit="seed")
+    except TooFew as error:
+        reason = str(error)
+    return Comparison(other, tuple(seeds), tuple(sorted(mine.keys() ^ theirs.keys())), users,
+                      len(scores[0].index.symmetric_difference(scores[1].index)), users.p, by_seed, reason)
 
 
 @dataclass(frozen=True)
@@ -108,14 +111,14 @@ def over_grid(cells: Mapping[tuple[str, str], Mapping[str, Sequence[Run]]], metr
     Raises:
         UserError: for runs that are not comparable, a metric or block that they lack, or too few rows or methods.
     """
-    one_protocol([run for row in cells.values() for some in row.values() for run in some], where)
+    one_protocol([run for row in cells.values() for of_method in row.values() for run in of_method], where)
     rows = []
     for (backbone, dataset), row in cells.items():
-        every = [run for some in row.values() for run in some]
+        every = [run for of_method in row.values() for run in of_method]
         same_tests(every, where)
         check_metric(every, metric)
         chosen = blocks_of(every, blocks)
-        averages = [seed_averages(some, metric, chosen) for some in row.values()]
+        averages = [seed_averages(of_method, metric, chosen) for of_method in row.values()]
         seeds = sorted(set.intersection(*(set(a.index) for a in averages)))
         if not seeds:
             raise TooFew(f"the methods have no seed in common on {backbone}, {dataset}; run the same seeds of all.")

@@ -21,7 +21,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from ..files import write_atomically
 from ..stats.significance import LEVEL, FriedmanComparison
-from .scores import Curve, Histogram, Spread
+from .scores import Curve, Histogram, OverSeeds
 
 COLUMN, PAGE = 3.3, 7.0  # inches
 FORMATS = ("png", "pdf", "svg")
@@ -111,7 +111,7 @@ class BarPanel:
     """
 
     title: str
-    ours: Mapping[str, Spread | None]
+    ours: Mapping[str, OverSeeds | None]
     paper: Mapping[str, float | None]
 
 
@@ -125,43 +125,45 @@ def improvement_bars(rows: Sequence[Sequence[BarPanel]], look: Mapping[str, Look
         base, metric: what they are called.
     """
     figure, grid = _grid(len(rows), max(map(len, rows)), 1.55 * len(rows) + 0.35, sharey="row")
-    with_paper = False
     for panels, axes_row in zip(rows, grid):
         for axes in axes_row[len(panels):]:
             axes.set_visible(False)
         for panel, axes in zip(panels, axes_row):
-            for x, (name, ours) in enumerate(panel.ours.items()):
-                style = look[name]
-                if ours is None:
-                    axes.text(x - 0.1, 0.0, "no record", rotation=90, ha="center", va="bottom", color=GREY,
-                              gid="missing")
-                else:
-                    # A hatch has the colour of the edge, so the black outline is a bar of its own.
-                    axes.bar(x - 0.1, ours.mean, 0.58, color=style.color, hatch=style.hatch, edgecolor="white",
-                             linewidth=0.0, gid=f"ours:{name}")
-                    axes.bar(x - 0.1, ours.mean, 0.58, fill=False, edgecolor="black", linewidth=0.6)
-                    if ours.n > 1:
-                        axes.errorbar(x - 0.1, ours.mean, ours.deviation, color="black", linewidth=0.8, capsize=2)
-                printed = panel.paper.get(name)
-                if printed is not None:
-                    with_paper = True
-                    axes.plot(x + 0.33, printed, "D", markerfacecolor="white", markeredgecolor="black", markersize=4,
-                              markeredgewidth=0.8, zorder=5, gid=f"paper:{name}")
-            axes.axhline(0.0, color="black", linewidth=0.6)
-            axes.set_xlim(-0.6, len(panel.ours) - 0.4)
-            axes.set_xticks(range(len(panel.ours)), [look[name].label for name in panel.ours],
-                            **(dict(rotation=40, ha="right", rotation_mode="anchor") if len(panel.ours) > 6 else {}))
-            axes.tick_params(axis="x", length=0)
-            axes.spines["bottom"].set_visible(False)
-            axes.margins(y=0.12)
-            axes.set_title(panel.title)
+            _draw_bars(axes, panel, look)
         axes_row[0].set_ylabel(f"{metric}, improvement\nover {base} (%)")
     handles = [Line2D([], [], marker="s", linestyle="", color=GREY, markersize=6, label="ours, ± std over seeds")]
-    if with_paper:
+    if any(panel.paper.get(name) is not None for panels in rows for panel in panels for name in panel.ours):
         handles.append(Line2D([], [], marker="D", linestyle="", markerfacecolor="white", markeredgecolor="black",
                               label="the paper"))
     figure.legend(handles=handles, loc="outside upper center", ncols=2)
     return figure
+
+
+def _draw_bars(axes, panel: BarPanel, look: Mapping[str, Look]) -> None:
+    """One panel of ``improvement_bars``: per method our bar and the paper's diamond."""
+    for x, (name, ours) in enumerate(panel.ours.items()):
+        style = look[name]
+        if ours is None:
+            axes.text(x - 0.1, 0.0, "no record", rotation=90, ha="center", va="bottom", color=GREY, gid="missing")
+        else:
+            # A hatch has the colour of the edge, so the black outline is a bar of its own.
+            axes.bar(x - 0.1, ours.mean, 0.58, color=style.color, hatch=style.hatch, edgecolor="white", linewidth=0.0,
+                     gid=f"ours:{name}")
+            axes.bar(x - 0.1, ours.mean, 0.58, fill=False, edgecolor="black", linewidth=0.6)
+            if ours.n > 1:
+                axes.errorbar(x - 0.1, ours.mean, ours.deviation, color="black", linewidth=0.8, capsize=2)
+        printed = panel.paper.get(name)
+        if printed is not None:
+            axes.plot(x + 0.33, printed, "D", markerfacecolor="white", markeredgecolor="black", markersize=4,
+                      markeredgewidth=0.8, zorder=5, gid=f"paper:{name}")
+    axes.axhline(0.0, color="black", linewidth=0.6)
+    axes.set_xlim(-0.6, len(panel.ours) - 0.4)
+    axes.set_xticks(range(len(panel.ours)), [look[name].label for name in panel.ours],
+                    **(dict(rotation=40, ha="right", rotation_mode="anchor") if len(panel.ours) > 6 else {}))
+    axes.tick_params(axis="x", length=0)
+    axes.spines["bottom"].set_visible(False)
+    axes.margins(y=0.12)
+    axes.set_title(panel.title)
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,7 @@ class SettingPanel:
     """
 
     name: str
-    points: Mapping[float, Spread | None]
+    points: Mapping[float, OverSeeds | None]
     chosen: float | None
     above: Mapping[float, str] = field(default_factory=dict)
     above_label: str = ""
@@ -195,34 +197,7 @@ def sensitivity(panels: Sequence[SettingPanel], look: Look, metric: str, title: 
     """
     figure, grid = _grid(1, len(panels), 1.75 if len(panels) > 1 else 2.4, sharey=True)
     for panel, axes in zip(panels, grid[0]):
-        every = sorted(panel.points)
-        points = [panel.points[value] for value in every]
-        # nan where there is no record, so that the line is broken there
-        axes.errorbar(every, [p.mean if p else np.nan for p in points],
-                      [p.deviation if p and p.n > 1 else np.nan for p in points], color=look.color, linestyle="-",
-                      marker="o", markersize=3.5, capsize=2, linewidth=0.9, gid=f"ours:{panel.name}")
-        if panel.points.get(panel.chosen):
-            axes.plot(panel.chosen, panel.points[panel.chosen].mean, "o", markersize=8, markerfacecolor="none",
-                      markeredgecolor="black", markeredgewidth=0.9, zorder=5, gid="chosen")
-        missing = [value for value, point in zip(every, points) if not point]
-        if missing:
-            axes.plot(missing, [0.03] * len(missing), "x", color=GREY, transform=axes.get_xaxis_transform(),
-                      gid="missing")
-        if every and every[0] > 0 and every[-1] / every[0] >= 100:
-            axes.set_xscale("log")
-            axes.xaxis.set_major_locator(LogLocator(numticks=12))
-            axes.xaxis.set_minor_locator(NullLocator())
-        elif every and every[-1] < 0.01:
-            axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 0), useMathText=True)
-            axes.xaxis.set_major_locator(MaxNLocator(5))
-        if panel.above:
-            second = axes.secondary_xaxis("top")
-            second.set_xticks(list(panel.above), list(panel.above.values()))
-            second.set_xlabel(panel.above_label)
-            axes.set_xticks(list(panel.above))
-        axes.set_xlabel(_SETTING_NAMES.get(panel.name, panel.name))
-        axes.yaxis.set_major_locator(MaxNLocator(5))
-        axes.margins(y=0.12)
+        _draw_setting(axes, panel, look)
     grid[0, 0].set_ylabel(metric)
     handles = [Line2D([], [], color=look.color, marker="o", markersize=3.5, label=f"{title}, ± std over seeds"),
                Line2D([], [], linestyle="", marker="o", markersize=7, markerfacecolor="none", markeredgecolor="black",
@@ -231,6 +206,38 @@ def sensitivity(panels: Sequence[SettingPanel], look: Look, metric: str, title: 
         handles.append(Line2D([], [], linestyle="", marker="x", color=GREY, label="no record"))
     figure.legend(handles=handles, loc="outside upper center", ncols=3 if len(panels) > 1 else 1)
     return figure
+
+
+def _draw_setting(axes, panel: SettingPanel, look: Look) -> None:
+    """One panel of ``sensitivity``."""
+    every = sorted(panel.points)
+    points = [panel.points[value] for value in every]
+    # nan where there is no record, so that the line is broken there
+    axes.errorbar(every, [p.mean if p else np.nan for p in points],
+                  [p.deviation if p and p.n > 1 else np.nan for p in points], color=look.color, linestyle="-",
+                  marker="o", markersize=3.5, capsize=2, linewidth=0.9, gid=f"ours:{panel.name}")
+    if panel.points.get(panel.chosen):
+        axes.plot(panel.chosen, panel.points[panel.chosen].mean, "o", markersize=8, markerfacecolor="none",
+                  markeredgecolor="black", markeredgewidth=0.9, zorder=5, gid="chosen")
+    missing = [value for value, point in zip(every, points) if not point]
+    if missing:
+        axes.plot(missing, [0.03] * len(missing), "x", color=GREY, transform=axes.get_xaxis_transform(),
+                  gid="missing")
+    if every and every[0] > 0 and every[-1] / every[0] >= 100:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(numticks=12))
+        axes.xaxis.set_minor_locator(NullLocator())
+    elif every and every[-1] < 0.01:
+        axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 0), useMathText=True)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+    if panel.above:
+        second = axes.secondary_xaxis("top")
+        second.set_xticks(list(panel.above), list(panel.above.values()))
+        second.set_xlabel(panel.above_label)
+        axes.set_xticks(list(panel.above))
+    axes.set_xlabel(_SETTING_NAMES.get(panel.name, panel.name))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.margins(y=0.12)
 
 
 @_styled
@@ -332,22 +339,23 @@ def user_histograms(panels: Mapping[str, Mapping[str, Histogram | None]], look: 
         axis: what the value is.
     """
     figure, grid = _grid(1, len(panels), 2.0, sharey=True)
-    top = max(float(found.share.max()) for variants in panels.values() for found in variants.values() if found)
+    top = max(float(histogram.share.max()) for variants in panels.values() for histogram in variants.values()
+              if histogram)
     for axes, (title, variants) in zip(grid[0], panels.items()):
         handles = []
-        for i, (name, found) in enumerate(variants.items()):
+        for i, (name, histogram) in enumerate(variants.items()):
             style = look[name]
-            if found is None:
+            if histogram is None:
                 handles.append(Line2D([], [], linestyle="", label=f"{style.label}: no record"))
                 continue
             line = dict(color=style.color, linestyle=style.line, linewidth=1.0)
             if i == 0:
-                axes.stairs(found.share, found.edges, fill=True, color=style.color, alpha=0.3)
-            axes.stairs(found.share, found.edges, gid=f"share:{name}", zorder=3 + i, **line)
-            axes.plot([found.mean.mean] * 2, [0.0, 1.05 * top], zorder=3 + i, gid=f"mean:{name}",
+                axes.stairs(histogram.share, histogram.edges, fill=True, color=style.color, alpha=0.3)
+            axes.stairs(histogram.share, histogram.edges, gid=f"share:{name}", zorder=3 + i, **line)
+            axes.plot([histogram.mean.mean] * 2, [0.0, 1.05 * top], zorder=3 + i, gid=f"mean:{name}",
                       **{**line, "linewidth": 0.7})
-            deviation = f" ± {found.mean.deviation:.3f}" if found.mean.n > 1 else ""
-            handles.append(Line2D([], [], **line, label=f"{style.label}: mean {found.mean.mean:.3f}{deviation}"))
+            deviation = f" ± {histogram.mean.deviation:.3f}" if histogram.mean.n > 1 else ""
+            handles.append(Line2D([], [], **line, label=f"{style.label}: mean {histogram.mean.mean:.3f}{deviation}"))
         axes.set_title(title)
         axes.set_xlabel(axis)
         axes.yaxis.set_major_locator(MaxNLocator(5))
@@ -395,23 +403,23 @@ def validation_curves(curves: Mapping[str, Sequence[Curve] | None], look: Mappin
 
 
 @_styled
-def audit_curves(found: Mapping[str, Any], title: str) -> Figure:
+def audit_curves(content: Mapping[str, Any], title: str) -> Figure:
     """AUC and precision of the attacks on clients' uploads over the noise on them, a marker and line per attacked
     round; whiskers are 95 % intervals over clients.
 
     Args:
-        found: what ``audit.content`` returns.
+        content: what ``audit.content`` returns.
     """
     figure, grid = _grid(1, 2, 2.3)
-    chance = found["by_chance"]
+    chance = content["by_chance"]
     attacks = {"size": "#0072B2", "direction": "#D55E00"}
     lines = ("-", "--", ":", "-.")
     for axes, metric, label, floors in ((grid[0, 0], "auc", "AUC", [(chance["auc"], "by chance")]),
                                         (grid[0, 1], "precision", "precision at n$_+$",
                                          [(chance["precision"], "by chance"),
                                           (chance["precision_touched"], "by chance among changed rows")])):
-        for i, number in enumerate(found["rounds"]):
-            rows = [row for row in found["levels"] if row["round"] == number]
+        for i, number in enumerate(content["rounds"]):
+            rows = [row for row in content["levels"] if row["round"] == number]
             for attack, color in attacks.items():
                 name = f"{attack}_{metric}"
                 points = [(row["noise"], row[name]) for row in rows if row[name] is not None]
@@ -424,7 +432,7 @@ def audit_curves(found: Mapping[str, Any], title: str) -> Figure:
             axes.axhline(floor, color=GREY, linewidth=0.8, linestyle=":", zorder=1)
             axes.annotate(words, (0.0, floor), (2, 1), xycoords=("axes fraction", "data"),
                           textcoords="offset points", va="bottom", color=GREY)
-        every = sorted({row["noise"] for row in found["levels"]})
+        every = sorted({row["noise"] for row in content["levels"]})
         least = next((noise for noise in every if noise > 0.0), 1.0)
         if every[-1] > 30 * least:
             axes.set_xscale("symlog", linthresh=least)
@@ -434,10 +442,13 @@ def audit_curves(found: Mapping[str, Any], title: str) -> Figure:
         axes.set(xlabel="noise on uploads", ylabel=label, ylim=(-0.03, 1.03))
     handles = [Line2D([], [], color=color, label=f"by {attack} of the change") for attack, color in attacks.items()]
     handles += [Line2D([], [], color="black", marker="os^D"[i % 4], linestyle=lines[i % 4], markersize=3.5,
-                       label=f"round {number}") for i, number in enumerate(found["rounds"])]
+                       label=f"round {number}") for i, number in enumerate(content["rounds"])]
     figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), title=title, title_fontsize=7.5,
                   handlelength=2.6, columnspacing=1.2)
     return figure
+
+
+_RANK_LINE = dict(color="black", linewidth=0.8, solid_capstyle="butt")
 
 
 @_styled
@@ -450,46 +461,29 @@ def critical_difference_diagram(labels: Sequence[str], test: FriedmanComparison,
     k, ranks = len(labels), np.array(test.ranks)
     order = [int(i) for i in np.argsort(ranks, kind="stable")]
     left = order[:-(-k // 2)]
-    groups = test.groups
-    step, bars = 0.17, 0.07  # inches between names and between bars
-    axis_y, first_bar = 0.0, 0.09
-    first_name = first_bar + bars * len(groups) + 0.12
+    step, bars, first_bar = 0.17, 0.07, 0.09  # inches between names, between bars, and from the axis to the first bar
+    first_name = first_bar + bars * len(test.groups) + 0.12
     depth = first_name + step * (len(left) - 1) + 0.12
-    above, width = 0.46, COLUMN if k <= 8 else PAGE
-    height = above + depth + 0.42
-    figure = Figure(figsize=(width, height))
+    above, width, margin = 0.46, COLUMN if k <= 8 else PAGE, 0.95
+    figure = Figure(figsize=(width, above + depth + 0.42))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, width), ylim=(-depth - 0.42, above))
     axes.axis("off")
-    margin = 0.95
-    low, high = 1, k
 
     def x(rank: float) -> float:
-        return margin + (width - 2 * margin) * (rank - low) / (high - low)
+        return margin + (width - 2 * margin) * (rank - 1) / (k - 1)
 
-    line = dict(color="black", linewidth=0.8, solid_capstyle="butt")
-    axes.plot([x(low), x(high)], [axis_y, axis_y], **line)
-    for rank in range(low, high + 1):
-        axes.plot([x(rank)] * 2, [axis_y, axis_y + 0.05], **line)
-        axes.text(x(rank), axis_y + 0.07, str(rank), ha="center", va="bottom")
-    cd = test.critical_difference
-    if cd <= high - low:
-        start, end, y = x(low), x(low + cd), 0.27
-        axes.plot([start, end], [y, y], gid="cd", **line)
-        for edge in (start, end):
-            axes.plot([edge, edge], [y - 0.03, y + 0.03], **line)
-        axes.text((start + end) / 2, y + 0.03, f"CD = {cd:.2f}", ha="center", va="bottom")
-    else:
-        axes.text(width / 2, 0.27, f"CD = {cd:.2f}, more than the whole axis", ha="center", va="bottom")
-    for place, i in enumerate(order):
-        on_left = place < len(left)
-        row = place if on_left else k - 1 - place
+    _draw_rank_axis(axes, k, x)
+    _draw_critical_difference(axes, test.critical_difference, k, x, width / 2)
+    for position, i in enumerate(order):
+        on_left = position < len(left)
+        row = position if on_left else k - 1 - position
         y = -(first_name + step * row)
         edge = margin - 0.08 if on_left else width - margin + 0.08
-        axes.plot([x(ranks[i]), x(ranks[i]), edge], [axis_y, y, y], gid=f"rank:{labels[i]}", **line)
+        axes.plot([x(ranks[i]), x(ranks[i]), edge], [0.0, y, y], gid=f"rank:{labels[i]}", **_RANK_LINE)
         text = f"{labels[i]}  {ranks[i]:.2f}" if on_left else f"{ranks[i]:.2f}  {labels[i]}"
         axes.text(edge + (-0.05 if on_left else 0.05), y, text, ha="right" if on_left else "left", va="center")
-    for row, group in enumerate(groups):
+    for row, group in enumerate(test.groups):
         y = -(first_bar + bars * row)
         axes.plot([x(min(ranks[list(group)])) - 0.04, x(max(ranks[list(group)])) + 0.04], [y, y], color="black",
                   linewidth=2.4, solid_capstyle="butt", gid=f"group:{row}")
@@ -498,3 +492,24 @@ def critical_difference_diagram(labels: Sequence[str], test: FriedmanComparison,
     axes.text(width / 2, -depth - 0.10, f"{title}\nFriedman χ²({k - 1}) = {test.chi2:.2f}, {p}, {test.n} rows",
               ha="center", va="top", linespacing=1.3)
     return figure
+
+
+def _draw_rank_axis(axes, methods: int, x: Callable[[float], float]) -> None:
+    """The axis at height 0 with a tick per rank; ``x`` is where a rank stands."""
+    axes.plot([x(1), x(methods)], [0.0, 0.0], **_RANK_LINE)
+    for rank in range(1, methods + 1):
+        axes.plot([x(rank)] * 2, [0.0, 0.05], **_RANK_LINE)
+        axes.text(x(rank), 0.07, str(rank), ha="center", va="bottom")
+
+
+def _draw_critical_difference(axes, cd: float, methods: int, x: Callable[[float], float], middle: float) -> None:
+    """The critical difference as a length above the axis, or in words if the axis is shorter."""
+    y = 0.27
+    if cd > methods - 1:
+        axes.text(middle, y, f"CD = {cd:.2f}, more than the whole axis", ha="center", va="bottom")
+        return
+    start, end = x(1), x(1 + cd)
+    axes.plot([start, end], [y, y], gid="cd", **_RANK_LINE)
+    for edge in (start, end):
+        axes.plot([edge, edge], [y - 0.03, y + 0.03], **_RANK_LINE)
+    axes.text((start + end) / 2, y + 0.03, f"CD = {cd:.2f}", ha="center", va="bottom")

@@ -69,9 +69,9 @@ def read_reproduction(page: Path) -> Reproduction | None:
 
 def index(folder: Path) -> str:
     """The index of a folder's pages as Markdown."""
-    found = [page for path in sorted(folder.glob("*.md")) if (page := read_reproduction(path))]
+    pages = [page for path in sorted(folder.glob("*.md")) if (page := read_reproduction(path))]
     lines = [f"| page | paper | records | settings | changed | numbers | {' | '.join(MARKS.values())} | agree |",
-             "|---|---|---|---|---|" + "--:|" * (len(MARKS) + 2), *(page.line() for page in found), "", _LEGEND]
+             "|---|---|---|---|---|" + "--:|" * (len(MARKS) + 2), *(page.line() for page in pages), "", _LEGEND]
     text = _HEAD + "\n".join(lines) + "\n"
     models = folder / MODELS
     if models.exists():

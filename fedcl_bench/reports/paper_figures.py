@@ -21,7 +21,7 @@ from ..stats.significance import TooFew
 from . import draw, scores
 from .comparison import over_grid
 from .draw import BarPanel, Look, SettingPanel
-from .selection import command_for, grid_command, make_spec
+from .selection import checked_spec, command_for, grid_command
 from .tables import DAGGER
 
 Cells = dict[tuple[str, str], dict[str, list[Run]]]  # (dataset, backbone) to method to its runs
@@ -57,11 +57,12 @@ class Job:
         return draw.looks({name: self.label(name) + (DAGGER if self.registry.reimplemented(name) else "")
                               for name in self.registry.names("method")})
 
-    def spec(self, method: str, backbone: str, dataset: str, own: dict[str, Any] | None = None) -> RunSpec | None:
+    def spec(self, method: str, backbone: str, dataset: str, settings: dict[str, Any] | None = None) -> RunSpec | None:
         """The spec of a cell; None if tuned settings are asked for and it was never tuned."""
         if self.tuned and not tuned_file(self.tuned, method, backbone, dataset).is_file():
             return None
-        return make_spec(self.registry, method, backbone, dataset, (own or {}).items(), self.changes, self.tuned)
+        spec = RunSpec(method, backbone, dataset, tuple((settings or {}).items()))
+        return checked_spec(self.registry, spec, self.changes, self.tuned)
 
     @cached_property
     def cells(self) -> Cells:
@@ -86,7 +87,7 @@ class Job:
             if len(seeds := {_seeds(runs): method for method, runs in cell.items() if runs}) > 1:
                 notes.append(f"different seeds on {backbone}, {dataset}: "
                              + "; ".join(f"{method} {text}" for text, method in seeds.items()))
-        lacking = {place: [method for method, runs in cell.items() if not runs] for place, cell in self.cells.items()}
+        lacking = {pair: [method for method, runs in cell.items() if not runs] for pair, cell in self.cells.items()}
         notes += [f"no records of {', '.join(methods)} on {backbone}, {dataset}: left empty"
                   for (dataset, backbone), methods in lacking.items() if methods]
         if any(lacking.values()):
@@ -99,9 +100,9 @@ class Job:
                    for (dataset, backbone), cell in cells.items() for method, runs in cell.items() if not runs]
         return command_for(missing, self.tuned, self.records)
 
-    def find(self, method: str, backbone: str, dataset: str, own: dict[str, Any] | None = None) -> list[Run]:
+    def find(self, method: str, backbone: str, dataset: str, settings: dict[str, Any] | None = None) -> list[Run]:
         """The runs of a cell, sorted by seed."""
-        spec = self.spec(method, backbone, dataset, own)
+        spec = self.spec(method, backbone, dataset, settings)
         return matching(self.runs, self.registry, spec, self.tuned) if spec else []
 
     def command(self, figure: str, datasets: list[str], *options: str) -> str:
@@ -158,19 +159,18 @@ def _improvements(job: Job) -> Drawn:
     yield job.file("figure3"), draw.improvement_bars(rows, job.looks, job.label(base), job.label(job.metric))
 
 
-def _setting_panel(job: Job, spec: RunSpec, name: str, values: set[float], there: set[float], chosen: Any,
-                   above: Callable[[float], str] | None, above_label: str) -> tuple[SettingPanel, list[Run]]:
-    """The metric for each value of a setting, and the runs; ``there`` are the values that have records."""
+def _over_values(job: Job, spec: RunSpec, name: str, values: set[float],
+                 recorded: set[float]) -> tuple[dict[float, scores.OverSeeds | None], list[Run]]:
+    """The metric for each value of a setting, and the runs; ``recorded`` are the values that have records."""
     points, every = {}, []
-    for value in sorted(values | there):
+    for value in sorted(values | recorded):
         runs = []
-        if value in there:
+        if value in recorded:
             runs = job.find(spec.method, spec.backbone, spec.dataset, {name: value})
         scores.check_metric(runs, job.metric)
-        points[value] = scores.spread(scores.seed_averages(runs, job.metric)) if runs else None
+        points[value] = scores.over_seeds(scores.seed_averages(runs, job.metric)) if runs else None
         every += runs
-    return SettingPanel(name, points, chosen, {value: above(value) for value in points} if above else {},
-                        above_label), every
+    return points, every
 
 
 def sensitivity(figure: str, job: Job, above: Callable[[float], str] | None = None, above_label: str = "") -> Drawn:
@@ -192,15 +192,16 @@ def sensitivity(figure: str, job: Job, above: Callable[[float], str] | None = No
             continue
         chosen = expected_settings(job.registry, spec, job.tuned)
         varying = [name for name in settings if name in chosen]  # not those that --set leaves without effect
-        found = scores.variations(job.runs, chosen, spec, varying, expected_idle(job.registry, spec, job.tuned))
-        varied = any(set(values) - {chosen[name]} for name, values in found.items())
+        recorded = scores.variations(job.runs, chosen, spec, varying, expected_idle(job.registry, spec, job.tuned))
+        varied = any(set(values) - {chosen[name]} for name, values in recorded.items())
         panels, every = [], []
         for name in varying:
-            panel, runs = _setting_panel(job, spec, name, wanted.get((dataset, backbone), {}).get(name, set()),
-                                         set(found.get(name, ())), chosen[name], above, above_label)
-            panels.append(panel)
+            points, runs = _over_values(job, spec, name, wanted.get((dataset, backbone), {}).get(name, set()),
+                                        set(recorded.get(name, ())))
+            second_axis = {value: above(value) for value in points} if above else {}
+            panels.append(SettingPanel(name, points, chosen[name], second_axis, above_label))
             every += runs
-            missing = [f"{value:g}" for value, point in panel.points.items() if point is None]
+            missing = [f"{value:g}" for value, point in points.items() if point is None]
             if missing and varied:
                 notes.append(f"figure {figure}: no records of {method} on {backbone}, {dataset} with {name} = "
                              f"{', '.join(missing)}: left empty")
@@ -225,9 +226,9 @@ def sensitivity(figure: str, job: Job, above: Callable[[float], str] | None = No
 def _forgetting(job: Job) -> Drawn:
     yield from job.cell_notes
     for (dataset, backbone), cell in job.cells.items():
-        every = [run for some in cell.values() for run in some]
+        every = [run for runs in cell.values() for run in runs]
         if every:
-            matrices = {method: scores.mean_matrix(some, job.metric) if some else None for method, some in cell.items()}
+            matrices = {method: scores.mean_matrix(runs, job.metric) if runs else None for method, runs in cell.items()}
             title = f"{job.label(backbone)}, {job.label(dataset)}, mean over seeds {_seeds(every)}"
             yield (job.file("forgetting", dataset, backbone),
                    draw.forgetting_maps(matrices, job.looks, job.label(job.metric), title))
@@ -236,16 +237,16 @@ def _forgetting(job: Job) -> Drawn:
 def curves(job: Job) -> Drawn:
     yield from job.cell_notes
     for (dataset, backbone), cell in job.cells.items():
-        every = [run for some in cell.values() for run in some]
+        every = [run for runs in cell.values() for run in runs]
         metrics = {run.meta["settings"]["valid_metric"] for run in every}
         if len(metrics) > 1:
             raise Skip(f"{backbone}, {dataset}: runs with different validation metrics ({', '.join(sorted(metrics))})")
         if every:
-            found = {method: scores.validation_curves(some) if some else None for method, some in cell.items()}
+            by_method = {method: scores.validation_curves(runs) if runs else None for method, runs in cell.items()}
             title = (f"{job.label(backbone)}, {job.label(dataset)}, mean ± std over seeds {_seeds(every)}; "
                      f"marker: mean best round")
             yield (f"curves-{dataset}-{backbone}",
-                   draw.validation_curves(found, job.looks, job.label(metrics.pop()), title))
+                   draw.validation_curves(by_method, job.looks, job.label(metrics.pop()), title))
 
 
 def _ranks(job: Job) -> Drawn:
@@ -253,7 +254,7 @@ def _ranks(job: Job) -> Drawn:
     rows = {(backbone, dataset): cell for (dataset, backbone), cell in job.cells.items() if all(cell.values())}
     for (dataset, backbone), cell in job.cells.items():
         if any(cell.values()) and (backbone, dataset) not in rows:
-            lacking = ", ".join(method for method, some in cell.items() if not some)
+            lacking = ", ".join(method for method, runs in cell.items() if not runs)
             yield f"cd: {backbone}, {dataset} is left out, as it lacks {lacking}"
     if not rows:
         raise Skip("no dataset and backbone has records of all methods")
@@ -263,9 +264,9 @@ def _ranks(job: Job) -> Drawn:
         raise Skip(str(error)) from None
     backbones, datasets = ({key[i] for key in rows} for i in (0, 1))
     complete = len(rows) == len(datasets) * len(backbones)
-    place = " × ".join(job.label(names.pop()) if len(names) == 1 else f"{len(names)} {kind}"
+    scope = " × ".join(job.label(names.pop()) if len(names) == 1 else f"{len(names)} {kind}"
                        for kind, names in (("datasets", datasets), ("backbones", backbones)))
-    title = f"{job.label(job.metric)} on {place}" + ("" if complete else ", as far as complete")
+    title = f"{job.label(job.metric)} on {scope}" + ("" if complete else ", as far as complete")
     labels = [job.looks[method].label for method in job.methods]
     yield job.file("cd"), draw.critical_difference_diagram(labels, test, title)
 

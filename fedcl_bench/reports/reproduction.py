@@ -77,19 +77,19 @@ def status(cell: Cell, printed_runs: int = 1) -> Status | None:
 
 def _cell(cell: Cell | None, reasons: dict[str, int], printed_runs: int) -> str:
     """A cell in the form: mark, ours, (paper), difference, number of the reason."""
-    found = status(cell, printed_runs) if cell is not None else None
-    if found is None:
+    judged = status(cell, printed_runs) if cell is not None else None
+    if judged is None:
         return "" if cell is None or cell.mean is None else f"{ours(cell)} (not printed)"
-    text = f"{MARKS[found.kind]} {ours(cell)} ({printed(cell)})"
+    text = f"{MARKS[judged.kind]} {ours(cell)} ({printed(cell)})"
     if cell.mean is not None and cell.printed.value is not None:
         text += f" {cell.mean - cell.printed.value:+,.{cell.decimals}f}"
-    if found.reason:
-        text += f" <sup>{reasons.setdefault(found.reason, len(reasons) + 1)}</sup>"
+    if judged.reason:
+        text += f" <sup>{reasons.setdefault(judged.reason, len(reasons) + 1)}</sup>"
     return text
 
 
 def _counted(cells: Iterable[Cell], printed_runs: int) -> Counter:
-    return Counter(found.kind for cell in cells if (found := status(cell, printed_runs)))
+    return Counter(judged.kind for cell in cells if (judged := status(cell, printed_runs)))
 
 
 def _summary(tables: Sequence[Table], printed_runs: int) -> list[str]:
@@ -110,8 +110,8 @@ def _leads(paper: str, table: PaperTable, built: Table, source: Source) -> list[
     lines = [f"| dataset | backbone | {names}: ours | paper | p per user | users | seeds in which it leads | as in the "
              "paper | rank agreement |", "|---|---|--:|--:|--:|--:|--:|---|---|"]
     printed_, cells, lead = definitions.printed()[table.number], {cell.key: cell for cell in built.cells()}, table.lead
-    places = dict.fromkeys((key.dataset, key.backbone) for key in cells)
-    for dataset, backbone in places:
+    pairs = dict.fromkeys((key.dataset, key.backbone) for key in cells)
+    for dataset, backbone in pairs:
         if Key(dataset, backbone, ours_, lead.metric, lead.column) not in cells:
             continue
 
@@ -122,7 +122,7 @@ def _leads(paper: str, table: PaperTable, built: Table, source: Source) -> list[
                     and (key.metric, key.column) == (lead.metric, lead.column)]
         theirs = {key: mean for key in compared if (mean := mean_of_paper(key)) is not None}
         mine = {key: cells[key].mean for key in theirs if cells[key].mean is not None}
-        place = f"| {definitions.LABELS[dataset]} | {definitions.LABELS[backbone]} |"
+        line_start = f"| {definitions.LABELS[dataset]} | {definitions.LABELS[backbone]} |"
         pair = [Key(dataset, backbone, row, lead.metric, lead.column) for row in (ours_, base)]
         expected = theirs[pair[0]] - theirs[pair[1]]
         if len(mine) >= 3:
@@ -135,14 +135,14 @@ def _leads(paper: str, table: PaperTable, built: Table, source: Source) -> list[
         common = sorted(set(runs[0]) & set(runs[1])) if len(runs) == 2 else []
         if not common:
             why = "no seed in common" if len(runs) == 2 else "no record"
-            lines.append(f"{place} {DASH} | {expected:+.4f} | | | | cannot be checked: {why} | {agreement} |")
+            lines.append(f"{line_start} {DASH} | {expected:+.4f} | | | | cannot be checked: {why} | {agreement} |")
             continue
-        per_seed = [[measure(some[seed], lead.metric, lead.column) for seed in common] for some in runs]
+        per_seed = [[measure(by_seed[seed], lead.metric, lead.column) for seed in common] for by_seed in runs]
         difference = (sum(per_seed[0]) - sum(per_seed[1])) / len(common)
         _, p, users = user_test(list(runs[0].values()), list(runs[1].values()), lead.metric)
         wins = sum(a > b for a, b in zip(*per_seed))
         same = "**yes**" if difference * expected > 0 else "**no**"
-        lines.append(f"{place} {difference:+.4f} | {expected:+.4f} | {p_text(p)} | {users} | "
+        lines.append(f"{line_start} {difference:+.4f} | {expected:+.4f} | {p_text(p)} | {users} | "
                      f"{wins} of {len(common)} | {same} | {agreement} |")
     return lines
 
@@ -176,11 +176,11 @@ def _section(paper: str, table: PaperTable, built: Table, source: Source) -> lis
         lines += [f"| {' | '.join([*stubs, *heads])} |", "|" + "---|" * len([*stubs, *heads])]
         across = [{"metric": name} for name in table.metrics] if metrics_across else [
             {"column": name} for name in table.columns]
-        places = {(cell.key.backbone, cell.key.row) for cell in here}
-        for place in product(table.backbones, table.rows, table.metrics[:1] if metrics_across else table.metrics):
-            if place[:2] not in places:
+        present = {(cell.key.backbone, cell.key.row) for cell in here}
+        for combination in product(table.backbones, table.rows, table.metrics[:1] if metrics_across else table.metrics):
+            if combination[:2] not in present:
                 continue
-            first = Key(dataset, *place, table.columns[0])
+            first = Key(dataset, *combination, table.columns[0])
             shown = [_cell(cells.get(first._replace(**part)), reasons, definitions.PRINTED_RUNS) for part in across]
             stub = [name(first) + (DAGGER if first.row in built.daggers else ""),
                     *([label(first.metric)] if len(stubs) > 1 else [])]
@@ -211,7 +211,7 @@ def _contrast(definitions: ModuleType, contrast: Contrast, source: Source, datas
              *(f"- `{contrast.setting}={value}`: {meaning}" for value, meaning in contrast.values), ""]
     missing: dict[str, list[str]] = {}
     there = {run.meta["dataset"] for run in source.runs}
-    own = {name: value for name, value in source.assignments if name != contrast.setting}
+    assignments = {name: value for name, value in source.assignments if name != contrast.setting}
     for dataset, backbone in product(definitions.DATASETS, contrast.backbones):
         if dataset not in (datasets or definitions.DATASETS) or backbone not in (backbones or contrast.backbones):
             continue
@@ -220,11 +220,11 @@ def _contrast(definitions: ModuleType, contrast: Contrast, source: Source, datas
             continue
         shown = []
         for value, _ in contrast.values:
-            chosen = replace(source, assignments=((contrast.setting, value), *own.items()))
-            found = {row: find(chosen, definitions.row_spec(row, backbone, dataset))[0] for row in contrast.rows}
-            for row, runs in found.items():
+            chosen = replace(source, assignments=((contrast.setting, value), *assignments.items()))
+            runs_of = {row: find(chosen, definitions.row_spec(row, backbone, dataset))[0] for row in contrast.rows}
+            for row, runs in runs_of.items():
                 if runs:
-                    shown.append(_contrast_line(contrast, value, label(row, row), runs, found[contrast.rows[0]]))
+                    shown.append(_contrast_line(contrast, value, label(row, row), runs, runs_of[contrast.rows[0]]))
                 else:
                     missing.setdefault(f"{label(backbone)}, {label(dataset)}, {contrast.setting}={value}", []).append(
                         label(row, row))
@@ -233,7 +233,7 @@ def _contrast(definitions: ModuleType, contrast: Contrast, source: Source, datas
                       f"| {contrast.setting} | | {' | '.join(metrics)} | {metrics[0]} of "
                       f"{label(contrast.rows[0])} minus it | p | seeds |",
                       "|---|---|" + "--:|" * len(metrics) + "--:|--:|---|", *shown, ""]
-    lines += [f"- No record of {', '.join(rows)} on {place}." for place, rows in missing.items()]
+    lines += [f"- No record of {', '.join(rows)} on {where}." for where, rows in missing.items()]
     return [*lines, ""] if missing else lines
 
 
@@ -260,9 +260,9 @@ def page(paper: str, tables: Sequence[PaperTable], source: Source, made_by: str,
     """
     definitions = get(paper)
     runs = definitions.PRINTED_RUNS
-    built = [(table, found) for table in tables if (found := build(paper, table, source, datasets, backbones))]
+    built = [(table, rebuilt) for table in tables if (rebuilt := build(paper, table, source, datasets, backbones))]
     factors = ", ".join(f"{half_width(1.0, n, runs):.2f} s for n = {n}" for n in (3, 5, 10))
-    used = {name for _, found in built for cell in found.cells() for name in cell.records}
+    used = {name for _, rebuilt in built for cell in rebuilt.cells() for name in cell.records}
     machines = Counter(f"{run.meta['environment']['processor']}, torch {run.meta['environment']['torch']}, Python "
                        f"{run.meta['environment']['python']}" for run in source.runs if run.hash in used)
     made_on = "; ".join(f"{count} on {name}" for name, count in sorted(machines.items()))
@@ -284,15 +284,15 @@ def page(paper: str, tables: Sequence[PaperTable], source: Source, made_by: str,
         f"would miss its interval by chance.",
         f"- {MARKS['unchecked']} **cannot be checked**, with the reason: no record, no data, fewer than {MIN_SEEDS} "
         f"seeds, or the paper contradicts itself there.", "",
-        "## Summary", "", *_summary([found for _, found in built], runs), ""]
+        "## Summary", "", *_summary([rebuilt for _, rebuilt in built], runs), ""]
     labels = definitions.LABELS
-    for table, found in built:
+    for table, rebuilt in built:
         if table.lead:
             lines += [f"## Does {labels[definitions.OURS]} lead {labels[definitions.BASELINE]}?", "",
                       f"{table.lead.about} Rank agreement: Kendall's τ between the order of the methods here and in "
-                      f"the paper.", "", *_leads(paper, table, found, source), ""]
+                      f"the paper.", "", *_leads(paper, table, rebuilt, source), ""]
     for contrast in definitions.CONTRASTS if source.tuned is None else ():  # settings are tuned under one of its values
         lines += _contrast(definitions, contrast, source, datasets, backbones)
-    for table, found in built:
-        lines += _section(paper, table, found, source)
+    for table, rebuilt in built:
+        lines += _section(paper, table, rebuilt, source)
     return "\n".join(lines).rstrip("\n") + "\n"

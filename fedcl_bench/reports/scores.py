@@ -83,7 +83,7 @@ def seed_averages(runs: Iterable[Run], metric: str, blocks: Sequence[int] | None
 
 
 @dataclass(frozen=True)
-class Spread:
+class OverSeeds:
     """A mean over n seeds and its sample standard deviation (0 for a single seed)."""
 
     mean: float
@@ -91,13 +91,13 @@ class Spread:
     n: int
 
 
-def spread(values: Iterable[float]) -> Spread:
+def over_seeds(values: Iterable[float]) -> OverSeeds:
     """Mean and deviation of values; at least one."""
     values = np.asarray(list(values), dtype=float)
-    return Spread(float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else 0.0, len(values))
+    return OverSeeds(float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else 0.0, len(values))
 
 
-def improvement(runs: Iterable[Run], base: Iterable[Run], metric: str) -> Spread | None:
+def improvement(runs: Iterable[Run], base: Iterable[Run], metric: str) -> OverSeeds | None:
     """Improvement in percent of the average over incremental blocks, over the seeds that both have; None without one.
 
     The mean is that of the averages' means, as tables show it; the deviation is that of the seeds' own improvements.
@@ -106,8 +106,8 @@ def improvement(runs: Iterable[Run], base: Iterable[Run], metric: str) -> Spread
     seeds = mine.index.intersection(theirs.index)
     if not len(seeds) or not (theirs[seeds] > 0).all():
         return None
-    each = spread(100.0 * (mine[seeds] / theirs[seeds] - 1.0))
-    return Spread(float(100.0 * (mine[seeds].mean() / theirs[seeds].mean() - 1.0)), each.deviation, each.n)
+    each = over_seeds(100.0 * (mine[seeds] / theirs[seeds] - 1.0))
+    return OverSeeds(float(100.0 * (mine[seeds].mean() / theirs[seeds].mean() - 1.0)), each.deviation, each.n)
 
 
 def mean_matrix(runs: Sequence[Run], metric: str) -> np.ndarray:
@@ -144,7 +144,7 @@ def validation_curves(runs: Sequence[Run], column: str = "valid") -> list[Curve]
         valid = [run.rounds.loc[run.rounds["step"] == block].sort_values("round")[column].ffill().to_numpy()
                  for run in runs]
         best = [run.meta["best_round"][block] for run in runs]
-        points = [spread(v[i] for v in valid if len(v) > i) for i in range(max(map(len, valid)))]
+        points = [over_seeds(v[i] for v in valid if len(v) > i) for i in range(max(map(len, valid)))]
         curves.append(Curve(np.array([p.mean for p in points]), np.array([p.deviation for p in points]),
                             min(map(len, valid)), float(np.mean(best)),
                             float(np.mean([v[b - 1] for v, b in zip(valid, best)]))))
@@ -163,7 +163,7 @@ class Histogram:
 
     edges: np.ndarray
     share: np.ndarray
-    mean: Spread
+    mean: OverSeeds
 
 
 def user_histogram(runs: Sequence[Run], kind: str, edges: np.ndarray) -> Histogram:
@@ -180,7 +180,7 @@ def user_histogram(runs: Sequence[Run], kind: str, edges: np.ndarray) -> Histogr
                             f"version of the suite.")
         shares.append(np.histogram(values.clip(edges[0], edges[-1]), edges)[0] / len(values))
         means.append(float(values.mean()))
-    return Histogram(edges, np.mean(shares, axis=0), spread(means))
+    return Histogram(edges, np.mean(shares, axis=0), over_seeds(means))
 
 
 def variations(runs: Iterable[Run], base: Mapping[str, Any], spec: RunSpec,
@@ -197,7 +197,7 @@ def variations(runs: Iterable[Run], base: Mapping[str, Any], spec: RunSpec,
         Setting to its values, sorted; the value of ``base`` is among them if there are runs of it.
     """
     base = comparable(base)
-    found: dict[str, set] = defaultdict(set)
+    values_of: dict[str, set] = defaultdict(set)
     for run in runs:
         if any(run.meta[key] != getattr(spec, key) for key in ("method", "backbone", "dataset")):
             continue
@@ -205,5 +205,5 @@ def variations(runs: Iterable[Run], base: Mapping[str, Any], spec: RunSpec,
         differs = [name for name in {**base, **settings} if settings.get(name) != base.get(name)]
         for name in names:
             if differs in ([], [name]):
-                found[name].add(settings[name])
-    return {name: sorted(values) for name, values in found.items()}
+                values_of[name].add(settings[name])
+    return {name: sorted(values) for name, values in values_of.items()}

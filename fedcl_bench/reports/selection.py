@@ -34,25 +34,26 @@ def parse_method(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     return name, tuple(parse_assignments(parts, f"{name}:").items())
 
 
-def make_spec(registry: Registry, method: str, backbone: str, dataset: str, own: Iterable[tuple[str, Any]] = (),
-              common: Mapping[str, Any] | None = None, tuned: Path | None = None) -> RunSpec:
-    """A spec, checked.
+def checked_spec(registry: Registry, spec: RunSpec, common: Mapping[str, Any] | None = None,
+                 tuned: Path | None = None) -> RunSpec:
+    """A spec over the settings that all have, checked.
 
     Args:
-        own: settings written with the method; they win over ``common``, those of ``--set``.
+        common: settings of ``--set``; the spec's win over them.
 
     Raises:
         UserError: for an unknown name or setting, or a value out of its range.
     """
-    own, common = dict(own), dict(common or {})
-    below = RunSpec(method, backbone, dataset).layers(tuned)[:-1]
-    resolve(registry, method, backbone, dataset, [*below, ("--set", common), (f"{method}:", own)])
-    return RunSpec(method, backbone, dataset, tuple({**common, **own}.items()))
+    settings, common = dict(spec.settings), dict(common or {})
+    below = replace(spec, settings=()).layers(tuned)[:-1]
+    resolve(registry, spec.method, spec.backbone, spec.dataset,
+            [*below, ("--set", common), (f"{spec.method}:", settings)])
+    return replace(spec, settings=tuple({**common, **settings}.items()))
 
 
 def grid_command(options: Iterable[str], settings: Iterable[tuple[str, Any]], tuned: Path | None,
                  records: Path) -> str:
-    """A command of `grid`: its options, 5 seeds, and the settings and places of the records that are read."""
+    """A command of `grid`: its options, 5 seeds, and the settings and folder of the records that are read."""
     words = ["run_bench.py", "grid", *options, "--seeds", "5"]
     for name, value in settings:
         words += ["--set", f"{name}={value}"]
@@ -67,12 +68,12 @@ def command_for(specs: Sequence[RunSpec], tuned: Path | None = None, records: Pa
     for spec in specs:
         groups.setdefault((spec.backbone, spec.dataset, spec.settings), []).append(spec)
     merged: dict[tuple, list[RunSpec]] = {}  # backbones and datasets that miss the same methods need one command
-    for (backbone, dataset, settings), some in groups.items():
-        key = (tuple(dict.fromkeys(s.method for s in some)), dataset, settings)
-        merged.setdefault(key, []).append(replace(some[0], backbone=backbone))
+    for (backbone, dataset, settings), alike in groups.items():
+        key = (tuple(dict.fromkeys(s.method for s in alike)), dataset, settings)
+        merged.setdefault(key, []).append(replace(alike[0], backbone=backbone))
     commands = []
-    for (methods, dataset, settings), some in merged.items():
-        options = ("--methods", ",".join(methods), "--backbones", ",".join(spec.backbone for spec in some),
+    for (methods, dataset, settings), alike in merged.items():
+        options = ("--methods", ",".join(methods), "--backbones", ",".join(spec.backbone for spec in alike),
                    "--datasets", dataset)
         commands.append(grid_command(options, settings, tuned, records))
     return " && ".join(commands)
@@ -91,23 +92,23 @@ def find_all(runs: Sequence[Run], registry: Registry, specs: Iterable[RunSpec], 
         if spec.dataset not in known:
             raise unknown("dataset", spec.dataset, known)
     source = Source(runs, registry, tuned, (), lambda dataset: {})
-    found, reasons = {}, {}
+    runs_of, reasons = {}, {}
     for spec in specs:
-        found[spec], reasons[spec] = find(source, spec)
-    missing = [spec for spec, some in found.items() if not some]
+        runs_of[spec], reasons[spec] = find(source, spec)
+    missing = [spec for spec, spec_runs in runs_of.items() if not spec_runs]
     owner: dict[str, RunSpec] = {}
-    for spec, some in found.items():
-        for run in some:
+    for spec, spec_runs in runs_of.items():
+        for run in spec_runs:
             if (other := owner.setdefault(run.hash, spec)) != spec:
                 raise UserError(f"{other.title} and {spec.title} are the same runs on {spec.backbone}, {spec.dataset}; "
                                 f"leave one of them out.")
     if missing:
-        places: dict[str, list[str]] = {}
+        titles_of: dict[str, list[str]] = {}
         for spec in missing:
-            places.setdefault(f"on {spec.backbone}, {spec.dataset}", []).append(spec.title)
-        names = "; ".join(f"{', '.join(titles)} {place}" for place, titles in places.items())
+            titles_of.setdefault(f"on {spec.backbone}, {spec.dataset}", []).append(spec.title)
+        names = "; ".join(f"{', '.join(titles)} {where}" for where, titles in titles_of.items())
         nearest = next((f" ({spec.method}: {reasons[spec]}; take other settings with --set)" for spec in missing
                         if reasons[spec] != "no record"), "")
         raise UserError(f"no record in {records} of {names}{nearest}.\n"
                         f"Make them with: {command_for(missing, tuned, records)}")
-    return found
+    return runs_of

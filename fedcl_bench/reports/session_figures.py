@@ -31,27 +31,27 @@ def _gather(job: Job, figure: str, rows: dict[str, tuple[str, dict[str, Any]]],
     Raises:
         Skip: if no row has a record anywhere.
     """
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+    by_dataset: dict[str, dict[str, dict[str, Any]]] = {}
     missing: dict[str, None] = {}
     notes = []
     for dataset in job.datasets:
         panels: dict[str, dict[str, Any]] = {}
         for backbone in job.backbones:
-            runs = {row: job.find(method, backbone, dataset, own) for row, (method, own) in rows.items()}
-            scores.same_tests([run for some in runs.values() for run in some], f"figure {figure}")
-            lacking = [job.label(row) for row, some in runs.items() if not some]
+            runs = {row: job.find(method, backbone, dataset, settings) for row, (method, settings) in rows.items()}
+            scores.same_tests([run for row_runs in runs.values() for run in row_runs], f"figure {figure}")
+            lacking = [job.label(row) for row, row_runs in runs.items() if not row_runs]
             if len(lacking) < len(rows):
-                panels[backbone] = {row: measure(some) if some else None for row, some in runs.items()}
+                panels[backbone] = {row: measure(row_runs) if row_runs else None for row, row_runs in runs.items()}
             if lacking:
                 notes.append(f"figure {figure}: no records of {', '.join(lacking)} on {backbone}, {dataset}: left "
                              f"empty")
                 missing[dataset] = None
         if panels:
-            found[dataset] = panels
+            by_dataset[dataset] = panels
     command = f"make them with: {job.command(figure, list(missing), '--backbones', ','.join(job.backbones))}"
-    if not found:
+    if not by_dataset:
         raise Skip(f"no records of its runs.\n{command[0].upper()}{command[1:]}")
-    return found, [*notes, command] if missing else []
+    return by_dataset, [*notes, command] if missing else []
 
 
 def _panels(job: Job, dataset: str, backbones: dict[str, Any]) -> dict[str, Any]:
@@ -68,9 +68,9 @@ def _early(job: Job) -> Drawn:
                            f"other metrics: --metric hit@10, ndcg@10")
         return scores.validation_curves(runs, column)[0]
     rows = {method: (method, {"early_session": True}) for method in job.methods}
-    found, notes = _gather(job, "early", rows, curve)
+    by_dataset, notes = _gather(job, "early", rows, curve)
     yield from notes
-    for dataset, backbones in found.items():
+    for dataset, backbones in by_dataset.items():
         yield job.file("early", dataset), draw.early_curves(_panels(job, dataset, backbones), job.looks,
                                                                 job.label(job.metric))
 
@@ -81,9 +81,9 @@ def _probability(job: Job) -> Drawn:
     other = rows.keys() - {ours}
     look = {ours: replace(job.looks[ours], line="-"),
             **{row: replace(job.looks[ours], label=job.label(row), color="#000000", line="--") for row in other}}
-    found, notes = _gather(job, "probability", rows, lambda runs: scores.user_histogram(runs, PROBABILITY, _EDGES))
+    by_dataset, notes = _gather(job, "probability", rows, lambda runs: scores.user_histogram(runs, PROBABILITY, _EDGES))
     yield from notes
-    for dataset, backbones in found.items():
+    for dataset, backbones in by_dataset.items():
         yield f"probability-{dataset}", draw.user_histograms(_panels(job, dataset, backbones), look,
                                                                  "predicted probability of the test target")
 

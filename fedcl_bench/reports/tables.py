@@ -1,7 +1,7 @@
 """A paper's table, rebuilt from records alone, as data.
 
 ``build`` finds the runs of every row, takes the numbers from them, and sets the paper's beside them. Cells without a
-record stay empty and are named in ``Table.missing``. ``tablefmt.py`` writes a table down.
+record stay empty and are named in ``Table.missing``. ``render.py`` writes a table down.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -138,7 +139,7 @@ class NotMeasured(Exception):
     """A run that exists cannot give a number; says why."""
 
 
-def spread(values: Sequence[float]) -> float | None:
+def sample_deviation(values: Sequence[float]) -> float | None:
     """Sample standard deviation; None for fewer than two values."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
@@ -235,9 +236,9 @@ def measure(run: Run, metric: str, column: str) -> float:
 # From a spec to its runs, or to the reason why there are none.
 
 
-def _differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    return [f"{name} {found.get(name, 'absent')} instead of {wanted.get(name, 'absent')}"
-            for name in sorted({*wanted, *found}) if found.get(name) != wanted.get(name)]
+def _differences(wanted: Mapping[str, Any], recorded: Mapping[str, Any]) -> list[str]:
+    return [f"{name} {recorded.get(name, 'absent')} instead of {wanted.get(name, 'absent')}"
+            for name in sorted({*wanted, *recorded}) if recorded.get(name) != wanted.get(name)]
 
 
 def find(source: Source, spec: RunSpec) -> tuple[list[Run], str]:
@@ -255,9 +256,9 @@ def find(source: Source, spec: RunSpec) -> tuple[list[Run], str]:
         if not path.is_file():
             return [], f"not tuned (no {path})"
     spec = replace(spec, settings=(*spec.settings, *source.assignments))
-    found = matching(source.runs, source.registry, spec, source.tuned)
-    if found:
-        return found, ""
+    runs = matching(source.runs, source.registry, spec, source.tuned)
+    if runs:
+        return runs, ""
     wanted = comparable(expected_settings(source.registry, spec, source.tuned))
     idle = expected_idle(source.registry, spec, source.tuned)
     others = [(_differences(wanted, comparable(run.meta["settings"], idle)), run) for run in source.runs
@@ -288,8 +289,8 @@ def averaged(cell: Cell, runs: Sequence[Run]) -> Cell:
         values = [measure(run, cell.key.metric, cell.key.column) for run in runs]
     except NotMeasured as error:
         return replace(cell, missing=str(error))
-    return replace(cell, mean=float(np.mean(values)), std=spread(values), seeds=tuple(run.seed for run in runs),
-                   records=tuple(run.hash for run in runs))
+    return replace(cell, mean=float(np.mean(values)), std=sample_deviation(values),
+                   seeds=tuple(run.seed for run in runs), records=tuple(run.hash for run in runs))
 
 
 def _paired(a: Sequence[Run], b: Sequence[Run]) -> tuple[list[Run], list[Run]]:
@@ -304,13 +305,13 @@ def _changed(cell: Cell, runs: Sequence[Run], base: Sequence[Run], base_name: st
     if not runs:
         return replace(cell, missing=f"{base_name} has no record with a seed in common")
     try:
-        ours, theirs = ([measure(run, cell.key.metric, "avg") for run in some] for some in (runs, base))
+        ours, theirs = ([measure(run, cell.key.metric, "avg") for run in of_row] for of_row in (runs, base))
     except NotMeasured as error:
         return replace(cell, missing=str(error))
     if min(theirs) == 0.0:
         return replace(cell, missing=f"Avg of {base_name} is 0")
     return replace(cell, mean=100.0 * (float(np.mean(ours)) / float(np.mean(theirs)) - 1.0),
-                   std=spread([100.0 * (a / b - 1.0) for a, b in zip(ours, theirs)]),
+                   std=sample_deviation([100.0 * (a / b - 1.0) for a, b in zip(ours, theirs)]),
                    seeds=tuple(run.seed for run in runs), records=tuple(run.hash for run in runs))
 
 
@@ -327,8 +328,8 @@ def user_test(a: Sequence[Run], b: Sequence[Run], metric: str) -> tuple[float, f
     common = first.index.intersection(second.index)
     if len(common) < 2:
         return float("nan"), float("nan"), len(common)
-    found = compare_paired(first[common], second[common], draws=1)  # the t-test alone
-    return found.difference, found.p, found.n
+    test = compare_paired(first[common], second[common], draws=1)  # the t-test alone
+    return test.difference, test.p, test.n
 
 
 def _leading(cells: Mapping[Key, Cell], table: PaperTable, dataset: str, backbone: str) -> dict[str, Cell]:
@@ -375,26 +376,13 @@ def _cells(paper: str, table: PaperTable, source: Source) -> dict[Key, Cell]:
     cells = {key: Cell(key, _decimals(key, printed.get(key)), printed=printed.get(key),
                        contradiction=contradictions.get((table.number, key), "")) for key in table.keys()}
     if table.row_spec is None:
-        for dataset in table.datasets:
-            try:
-                statistics, reason = source.statistics(dataset), ""
-            except UserError as error:
-                statistics, reason = None, str(error).splitlines()[0].rstrip(".")
-            for key in cells:
-                if key.dataset == dataset and statistics is None:
-                    cells[key] = replace(cells[key], missing=reason)
-                elif key.dataset == dataset:
-                    values = statistics[key.row]
-                    block = table.columns.index(key.column)
-                    cells[key] = (replace(cells[key], mean=float(values[block])) if block < len(values) else
-                                  replace(cells[key], missing=f"the stream has {len(values)} blocks"))
-        return cells
+        return _of_statistics(cells, table, source)
     runs: dict[tuple[str, str, str], list[Run]] = {}
     reasons: dict[tuple[str, str, str], str] = {}
-    for name in table.places():
+    for name in table.run_names():
         spec = table.row_spec(*name)
         runs[name], reasons[name] = find(source, spec) if spec else ([], ABSENT)
-    used = [run for some in runs.values() for run in some]
+    used = [run for of_row in runs.values() for run in of_row]
     one_protocol(used, f"Table {table.number} of {paper}")
     one_data(used)
     for key, cell in cells.items():
@@ -410,6 +398,24 @@ def _cells(paper: str, table: PaperTable, source: Source) -> dict[Key, Cell]:
         _starred(cells, table, definitions.OURS, runs)
     if table.best:
         _ranked(cells, table)
+    return cells
+
+
+def _of_statistics(cells: dict[Key, Cell], table: PaperTable, source: Source) -> dict[Key, Cell]:
+    """The cells of a table that needs no runs, with the datasets' statistics."""
+    for dataset in table.datasets:
+        try:
+            statistics, reason = source.statistics(dataset), ""
+        except UserError as error:
+            statistics, reason = None, str(error).splitlines()[0].rstrip(".")
+        for key in cells:
+            if key.dataset == dataset and statistics is None:
+                cells[key] = replace(cells[key], missing=reason)
+            elif key.dataset == dataset:
+                values = statistics[key.row]
+                block = table.columns.index(key.column)
+                cells[key] = (replace(cells[key], mean=float(values[block])) if block < len(values) else
+                              replace(cells[key], missing=f"the stream has {len(values)} blocks"))
     return cells
 
 
@@ -432,10 +438,10 @@ def _seed_notes(cells: Mapping[Key, Cell], where: Callable[[Key], str]) -> list[
     others: dict[tuple[int, ...], list[str]] = {}
     for key, cell in cells.items():
         if cell.seeds and cell.seeds != usual:
-            place = where(key) + (" (change)" if key.column == "change" else "")
-            others.setdefault(cell.seeds, []).append(place)
-    for seeds, places in others.items():
-        notes.append(f"Other seeds ({seed_text(seeds)}): {'; '.join(dict.fromkeys(places))}.")
+            name = where(key) + (" (change)" if key.column == "change" else "")
+            others.setdefault(cell.seeds, []).append(name)
+    for seeds, names in others.items():
+        notes.append(f"Other seeds ({seed_text(seeds)}): {'; '.join(dict.fromkeys(names))}.")
     return notes
 
 
@@ -452,17 +458,17 @@ def _test_notes(cells: Mapping[Key, Cell], table: PaperTable, ours: str, label: 
         here = _leading(cells, table, dataset, backbone)
         if ours not in here:
             continue
-        mine, place = here.pop(ours), f"{label(backbone)}, {label(dataset)}"
+        mine, where = here.pop(ours), f"{label(backbone)}, {label(dataset)}"
         if table.lead.name_p and mine.p is not None:
             tested = {metric: cells[mine.key._replace(metric=metric)].p for metric in table.metrics}
             values = "; ".join(f"{label(metric)} {p_text(p)}" for metric, p in tested.items() if p is not None)
-            notes.append(f"p of {label(ours)} on {place}: {values}.")
+            notes.append(f"p of {label(ours)} on {where}: {values}.")
         absent = [label(row) for row, cell in here.items()
                   if cell.mean is None and cell.printed and cell.printed.value is not None]
         if mine.mean is not None and mine.p is None:
-            notes.append(f"{place}: not tested; no baseline has a record, or the best shares no seed or too few users.")
+            notes.append(f"{where}: not tested; no baseline has a record, or the best shares no seed or too few users.")
         elif mine.mean is not None and absent:
-            notes.append(f"{place}: tested against the best of the baselines with records (without "
+            notes.append(f"{where}: tested against the best of the baselines with records (without "
                          f"{', '.join(absent)}).")
     return notes
 
@@ -479,12 +485,12 @@ def command(paper: str, table: PaperTable, source: Source, seeds: int, datasets:
 
 def _missing(cells: Mapping[Key, Cell], paper: str, table: PaperTable, source: Source) -> list[str]:
     """Sentences that name every cell without a number of ours, one per dataset and reason."""
-    places: dict[tuple[str, str, str, bool], list[Key]] = {}
+    groups: dict[tuple[str, str, str, bool], list[Key]] = {}
     for key, cell in cells.items():
         if cell.missing:
-            places.setdefault((key.dataset, key.backbone, cell.missing, key.row in table.added), []).append(key)
+            groups.setdefault((key.dataset, key.backbone, cell.missing, key.row in table.added), []).append(key)
     alike: dict[tuple, list[str]] = {}  # backbones on which the same cells of a dataset are missing
-    for (dataset, backbone, reason, _), keys in places.items():
+    for (dataset, backbone, reason, _), keys in groups.items():
         rows, columns = (tuple(dict.fromkeys(getattr(key, part) for key in keys)) for part in ("row", "column"))
         whole = [key for key in cells if (key.dataset, key.backbone) == (dataset, backbone) and key.row in rows]
         alike.setdefault((dataset, reason, rows, columns if len(keys) < len(whole) else ()), []).append(backbone)
@@ -499,8 +505,8 @@ def _missing(cells: Mapping[Key, Cell], paper: str, table: PaperTable, source: S
         methods = [spec.method for spec in specs if spec]
         run = (f"; run: {command(paper, table, source, seeds, [dataset], backbones, methods)}"
                if reason.startswith("no record") else ".")
-        place = " on ".join(filter(None, (", ".join(rows), ", ".join(backbones))))
-        sentences.append(f"missing: {place}, {dataset}{part}: {reason}{run}")
+        lacking = " on ".join(filter(None, (", ".join(rows), ", ".join(backbones))))
+        sentences.append(f"missing: {lacking}, {dataset}{part}: {reason}{run}")
     return sentences
 
 
@@ -511,6 +517,66 @@ def _limited(table: PaperTable, datasets: Iterable[str] | None, backbones: Itera
         if chosen is not None:
             kept[field] = tuple(name for name in kept[field] if name in set(chosen))
     return replace(table, **kept) if all(kept.values()) else None
+
+
+@dataclass(frozen=True)
+class _Labels:
+    """What a table calls things: as the paper does, with a dagger at re-implementations."""
+
+    definitions: ModuleType
+    table: PaperTable
+    daggers: frozenset[str]
+
+    def of(self, name: str) -> str:
+        """A row, backbone, dataset, metric or column."""
+        return self.definitions.label(self.table.number, name) + (DAGGER if name in self.daggers else "")
+
+    def cell(self, key: Key) -> str:
+        """A cell but for its metric and column."""
+        return f"{self.of(key.row)} on {self.of(key.backbone)}, {self.of(key.dataset)}"
+
+
+def _footnotes(cells: Mapping[Key, Cell], labels: _Labels) -> tuple[dict[Key, str], list[tuple[str, str]]]:
+    """The marks of cells whose printed number contradicts another one, and the footnotes."""
+    marked = [key for key, cell in cells.items() if cell.contradiction]
+    marks = dict(zip(marked, string.ascii_letters))
+    footnotes = [(marks[key], f"{labels.cell(key)}, {', '.join(filter(None, map(labels.of, (key.metric, key.column))))}"
+                              f": {cells[key].contradiction}.") for key in marked]
+    if labels.daggers:
+        footnotes.append((DAGGER, "Re-implementation from the description: its code was never released."))
+    return marks, footnotes
+
+
+def _notes(cells: Mapping[Key, Cell], labels: _Labels) -> list[str]:
+    """What the numbers mean, which seeds they are of, and how they were tested."""
+    table = labels.table
+    notes = [*table.notes, *_seed_notes(cells, labels.cell)]
+    if table.added:
+        notes.append(f"Not in the paper: {', '.join(map(labels.of, table.added))}. `compare` tests them.")
+    if table.lead:
+        notes += _test_notes(cells, table, labels.definitions.OURS, labels.of)
+    return notes
+
+
+def _panels(cells: Mapping[Key, Cell], labels: _Labels) -> tuple[tuple[Panel, ...], tuple[str, ...]]:
+    """The lines of every panel, and the headings of the number columns."""
+    table = labels.table
+    names = {"dataset": table.datasets, "backbone": table.backbones, "row": table.rows, "metric": table.metrics,
+             "column": table.columns}
+    downs, acrosses = ([dict(zip(parts, values)) for values in product(*(names[part] for part in parts))]
+                       for parts in (table.stub, table.across))
+
+    def lines(backbone: str) -> tuple[Line, ...]:
+        whole = {"backbone": backbone, "metric": table.metrics[0], "column": table.columns[0]}
+        result = []
+        for down in downs:
+            shown = tuple(cells.get(Key(**{**whole, **down, **across})) for across in acrosses)
+            if any(shown):
+                result.append(Line(tuple(labels.of(name) or DASH for name in down.values()), shown))
+        return tuple(result)
+    panels = tuple(Panel(labels.of(backbone), lines(backbone))
+                   for backbone in (table.backbones if table.panels else ("",)))
+    return panels, tuple(" ".join(map(labels.of, across.values())) for across in acrosses)
 
 
 def build(paper: str, table: PaperTable, source: Source, datasets: Iterable[str] | None = None,
@@ -531,42 +597,12 @@ def build(paper: str, table: PaperTable, source: Source, datasets: Iterable[str]
     if add and table.lead:
         table = table.adding(tuple(add), definitions.OURS)
     cells = _cells(paper, table, source)
-    daggers = frozenset(row for row, backbone, dataset in table.places()
+    daggers = frozenset(row for row, backbone, dataset in table.run_names()
                         if table.row_spec and (spec := table.row_spec(row, backbone, dataset))
                         and source.registry.reimplemented(spec.method))
-
-    def label(name: str) -> str:
-        return definitions.label(table.number, name) + (DAGGER if name in daggers else "")
-
-    def place(key: Key) -> str:
-        return f"{label(key.row)} on {label(key.backbone)}, {label(key.dataset)}"
-    marked = [key for key, cell in cells.items() if cell.contradiction]
-    marks = dict(zip(marked, string.ascii_letters))
-    footnotes = [(marks[key], f"{place(key)}, {', '.join(filter(None, map(label, (key.metric, key.column))))}: "
-                              f"{cells[key].contradiction}.") for key in marked]
-    if daggers:
-        footnotes.append((DAGGER, "Re-implementation from the description: its code was never released."))
-    notes = [*table.notes, *_seed_notes(cells, place)]
-    if table.added:
-        notes.append(f"Not in the paper: {', '.join(map(label, table.added))}. `compare` tests them.")
-    if table.lead:
-        notes += _test_notes(cells, table, definitions.OURS, label)
-    names = {"dataset": table.datasets, "backbone": table.backbones, "row": table.rows, "metric": table.metrics,
-             "column": table.columns}
-
-    def lines(backbone: str) -> tuple[Line, ...]:
-        result = []
-        for down in product(*(names[part] for part in table.stub)):
-            found = []
-            for across in product(*(names[part] for part in table.across)):
-                parts = {"backbone": backbone, "metric": table.metrics[0], "column": table.columns[0],
-                         **dict(zip(table.stub, down)), **dict(zip(table.across, across))}
-                found.append(cells.get(Key(**parts)))
-            if any(found):
-                result.append(Line(tuple(label(name) or DASH for name in down), tuple(found)))
-        return tuple(result)
-    return Table(paper, table.number, table.title, tuple(_STUB_HEADS[part] for part in table.stub),
-                 tuple(" ".join(map(label, across)) for across in product(*(names[part] for part in table.across))),
-                 tuple(Panel(label(backbone), lines(backbone)) for backbone in (table.backbones if table.panels
-                                                                                else ("",))), tuple(notes),
-                 tuple(footnotes), tuple(_missing(cells, paper, table, source)), marks, daggers)
+    labels = _Labels(definitions, table, daggers)
+    marks, footnotes = _footnotes(cells, labels)
+    panels, heads = _panels(cells, labels)
+    return Table(paper, table.number, table.title, tuple(_STUB_HEADS[part] for part in table.stub), heads, panels,
+                 tuple(_notes(cells, labels)), tuple(footnotes), tuple(_missing(cells, paper, table, source)), marks,
+                 daggers)

@@ -91,16 +91,16 @@ def _row(run: Run, item_analysis: bool) -> _Row:
 
 def _frame(row: Callable[[str], np.ndarray | None], columns: list[str], name: str) -> pd.DataFrame:
     """One frame of a run, in the form it has in a full record."""
-    found = {column.split(".", 1)[1]: values for column in columns
-             if column.startswith(f"{name}.") and (values := row(column)) is not None}
+    kept = {column.split(".", 1)[1]: values for column in columns
+            if column.startswith(f"{name}.") and (values := row(column)) is not None}
     if name == "users":
-        keys = {key: found[key] for key in _KEYS if key in found}
-        parts = [pd.DataFrame({**keys, "metric": metric, "value": found[metric].astype(np.float64)})
-                 for metric in METRICS if metric in found]
+        keys = {key: kept[key] for key in _KEYS if key in kept}
+        parts = [pd.DataFrame({**keys, "metric": metric, "value": kept[metric].astype(np.float64)})
+                 for metric in METRICS if metric in kept]
         frame = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=[*_KEYS, "metric", "value"])
         return frame.astype({"metric": "category"})
     frame = pd.DataFrame({column: values.astype(np.float64) if values.dtype == np.float32 else values
-                          for column, values in found.items()})
+                          for column, values in kept.items()})
     if name == "analysis":
         frame["kind"] = pd.Categorical.from_codes(frame["kind"], KINDS)
         return frame[["block", "kind", "id", "value"]]
@@ -181,16 +181,26 @@ def read(folder: Path) -> list[tuple[dict[str, Any], Callable[[str], pd.DataFram
     Raises:
         UserError: if a file is missing, was changed or is of another format.
     """
-    found = []
+    runs = []
     for table in _read(folder)[1].values():
         for i, meta in enumerate(table["meta"].to_pylist()):
-            found.append((json.loads(meta), partial(_frame, partial(_values, table, i), table.column_names)))
-    return found
+            runs.append((json.loads(meta), partial(_frame, partial(_values, table, i), table.column_names)))
+    return runs
 
 
 def _choice(row: _Row) -> tuple[int, str]:
     """Which of two records of one run is kept, whatever their order: the one with more analysis."""
     return -len(row["analysis.kind"]), row["meta"]
+
+
+def _groups(rows: Iterable[_Row]) -> dict[str, list[_Row]]:
+    """Rows by what files are named by, in the order in which files hold them."""
+    groups: dict[str, list[tuple[tuple, _Row]]] = {}
+    for row in rows:
+        meta = json.loads(row["meta"])
+        order = (meta["method"], json.dumps(meta["settings"], sort_keys=True), meta["seed"], meta["hash"])
+        groups.setdefault(f"{meta['dataset']}-{meta['backbone']}", []).append((order, row))
+    return {name: [row for _, row in sorted(group, key=lambda pair: pair[0])] for name, group in groups.items()}
 
 
 def write(folder: Path, runs: Iterable[Run], command: str, item_analysis: Callable[[Run], bool]) -> dict[str, Any]:
@@ -219,16 +229,11 @@ def write(folder: Path, runs: Iterable[Run], command: str, item_analysis: Callab
     for run in runs:
         row = _row(run, item_analysis(run))
         rows[run.hash] = min(rows.get(run.hash, row), row, key=_choice)
-    groups: dict[str, list[tuple[tuple, _Row]]] = {}
-    for row in rows.values():
-        meta = json.loads(row["meta"])
-        order = (meta["method"], json.dumps(meta["settings"], sort_keys=True), meta["seed"], meta["hash"])
-        groups.setdefault(f"{meta['dataset']}-{meta['backbone']}", []).append((order, row))
-    files = {}
+    groups, files = _groups(rows.values()), {}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for group in sorted(groups):
-            for count, content in _files([row for _, row in sorted(groups[group], key=lambda pair: pair[0])]):
+            for count, content in _files(groups[group]):
                 name = f"{group}-{_hash(content)[:8]}.parquet"
                 files[name] = {"hash": _hash(content), "runs": count, "bytes": len(content)}
                 if name not in old_files:

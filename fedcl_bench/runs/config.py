@@ -183,8 +183,8 @@ def layers(dataset: str, overrides: Iterable[tuple[str, Mapping[str, Any]]], bac
         chosen = "blocks"  # the file says the blocks
     of_stream = [(f"stream={chosen}", {"static": STATIC_DEFAULTS, "sessions": SESSION_DEFAULTS}.get(chosen, {}))]
     if backbone is not None:
-        own = {"static": backbone.static_defaults, "sessions": backbone.session_defaults}.get(chosen, {})
-        of_stream.append((f"backbone {backbone.name}", own))
+        defaults = {"static": backbone.static_defaults, "sessions": backbone.session_defaults}.get(chosen, {})
+        of_stream.append((f"backbone {backbone.name}", defaults))
     of_backbone = [(f"backbone {backbone.name}", backbone.defaults)] if backbone is not None else []
     common = [*of_stream, *of_dataset] if chosen == named else [*of_dataset, *of_stream]
     return [*of_backbone, *common, *overrides]

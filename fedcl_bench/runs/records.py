@@ -6,7 +6,8 @@ A run in progress keeps one ``checkpoint.pt``; a finished one has
 - ``metrics.parquet`` trained block, tested block, metric, mean over users, users
 - ``rounds.parquet``  one row per round: loss, validation metric, participants, bytes, seconds
 - ``users.parquet``   trained block, tested block, user, metric, value
-- ``analysis.parquet`` block, kind, id, value: shift of users and items between blocks (see ``analysis.py``)
+- ``analysis.parquet`` block, kind, id, value: shift of users and items between blocks (see
+  ``evaluation/drift.py``)
 - ``model.pt``        the tables after the last block; by far the largest, and nothing else needs it: it may be deleted
 
 ``run.json`` is written last, so a folder without a finished one is an unfinished run whatever else is in it.
@@ -246,10 +247,10 @@ class Record:
             raise Corrupt(f"{path}: is a record of schema {content.get('schema', 1)}, this version reads {SCHEMA}")
         for name in FILES if status == "finished" else ():
             try:
-                found = _digest((self.folder / name).read_bytes()).hex()
+                digest = _digest((self.folder / name).read_bytes()).hex()
             except OSError:
                 raise Corrupt(f"{self.folder / name}: is missing") from None
-            if files.get(name) != found:
+            if files.get(name) != digest:
                 raise Corrupt(f"{self.folder / name}: has changed since it was recorded")
         return content
 

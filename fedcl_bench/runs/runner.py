@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Iterator, Protocol
 
@@ -71,6 +72,84 @@ def _finished(record: Record, on_corrupt: Callable[[Corrupt], None]) -> dict[str
     return content if content and content["status"] == "finished" else None
 
 
+@dataclass(frozen=True)
+class _Start:
+    """What a run goes on from.
+
+    Attributes:
+        progress: None at the very beginning.
+        seconds: that it took so far.
+        shared: block 0 is from another run.
+    """
+
+    progress: Progress | None = None
+    seconds: float = 0.0
+    shared: bool = False
+
+
+def _resumed(config: RunConfig, record: Record, n_steps: int, warn: Callable[[str], None],
+             note: Callable[[str], None]) -> _Start | None:
+    """From the run's own checkpoint, if there is one."""
+    saved = _load_or_set_aside(record.checkpoint, config.device, warn)
+    if saved is None:
+        return None
+    step, round_ = saved[0].step, saved[0].round
+    note("all blocks are trained, writing the record." if step == n_steps else
+         f"resuming in block {step}, after round {round_}." if round_ else
+         f"resuming at the start of block {step}.")
+    return _Start(*saved)
+
+
+def _from_base(config: RunConfig, base: Path | None, warn: Callable[[str], None],
+               note: Callable[[str], None]) -> _Start | None:
+    """From another run's block 0, if there is one and it may be shared."""
+    saved = base and _load_or_set_aside(base, config.device, warn)
+    if not saved:
+        return None
+    progress, seconds = saved
+    note(f"block 0: from an earlier run with the same block 0 ({progress.round} rounds, best validation "
+         f"{config.evaluation.valid_metric} {progress.best_value:.4f})")
+    return _Start(progress, seconds, shared=True)
+
+
+class _Saving:
+    """Checkpoints of a run while it trains.
+
+    Args:
+        base: file that shares block 0 with other runs; None: it is not shared.
+        began: when this part of the run did, in seconds of ``perf_counter``.
+    """
+
+    def __init__(self, engine: Engine, checkpoint: Path, base: Path | None, start: _Start, began: float):
+        self.engine, self.checkpoint, self.base = engine, checkpoint, base
+        self.seconds, self.began = start.seconds, began
+        self.last_saved, self.step = began, start.progress.step if start.progress else 0
+
+    def elapsed(self) -> float:
+        """Seconds that the run took so far, with those before it was resumed."""
+        return self.seconds + time.perf_counter() - self.began
+
+    def after(self, progress: Progress, n_steps: int, stop: Callable[[], bool]) -> Progress:
+        """Save a round's progress if it is time to; raises Interrupted if the run is asked to stop before its end.
+
+        Returns:
+            The progress, the whole of it if it was saved.
+        """
+        if self.base and progress.trained and progress.step == 0:
+            self.base.parent.mkdir(parents=True, exist_ok=True)
+            progress = self.engine.whole(progress)
+            save_progress(self.base, progress, self.elapsed())
+        asked = stop()
+        if asked or progress.step != self.step or time.perf_counter() - self.last_saved > SAVE_EVERY:
+            progress = self.engine.whole(progress)
+            save_progress(self.checkpoint, progress, self.elapsed())
+            self.step, self.last_saved = progress.step, time.perf_counter()
+        if asked and progress.step < n_steps:
+            where = f"after round {progress.round} of" if progress.round else "at the start of"
+            raise Interrupted(f"stopped {where} block {progress.step}; the same command goes on from there.")
+        return progress
+
+
 def execute(config: RunConfig, load: Callable[[], Stream], results: Path, rerun: bool = False,
             on_progress: Callable[[Stream, Progress], None] = lambda stream, progress: None,
             warn: Callable[[str], None] = lambda message: None, note: Callable[[str], None] = lambda message: None,
@@ -95,7 +174,6 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, rerun:
     """
     began = time.perf_counter()
     record = Record.of(config, results)
-    base = results / "shared" / f"{config.base_hash}.pt"
     if not rerun and (done := _finished(record, lambda error: None)):
         return {**done, "record": str(record.folder), "reused": True}
     stream = load()
@@ -110,42 +188,17 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, rerun:
             return {**done, "record": str(record.folder), "reused": True}
         # In a stream of one step no method acts after it, so there is nothing to share it for.
         shares_base = config.method.cls.first_step > 0 and len(stream.steps) > 1
-        saved = _load_or_set_aside(record.checkpoint, config.device, warn)
-        if saved:
-            step, round_ = saved[0].step, saved[0].round
-            note("all blocks are trained, writing the record." if step == len(stream.steps) else
-                 f"resuming in block {step}, after round {round_}." if round_ else
-                 f"resuming at the start of block {step}.")
-        shared = None
-        if saved is None and shares_base and not rerun:
-            shared = saved = _load_or_set_aside(base, config.device, warn)
-            if shared:
-                note(f"block 0: from an earlier run with the same block 0 ({shared[0].round} rounds, best validation "
-                     f"{config.evaluation.valid_metric} {shared[0].best_value:.4f})")
-        progress, before = saved or (None, 0.0)
-        last_saved = began
-
-        def elapsed() -> float:
-            return before + time.perf_counter() - began
-
-        step = progress.step if progress else 0
+        base = results / "shared" / f"{config.base_hash}.pt" if shares_base else None
+        start = _resumed(config, record, len(stream.steps), warn, note) or _from_base(
+            config, None if rerun else base, warn, note) or _Start()
+        saving = _Saving(engine, record.checkpoint, base, start, began)
         try:
+            progress = start.progress
             for progress in engine.run(federation, progress):
                 on_progress(stream, progress)
-                if progress.trained and progress.step == 0 and shares_base:
-                    base.parent.mkdir(parents=True, exist_ok=True)
-                    progress = engine.whole(progress)
-                    save_progress(base, progress, elapsed())
-                asked = stop()
-                if asked or progress.step != step or time.perf_counter() - last_saved > SAVE_EVERY:
-                    progress = engine.whole(progress)
-                    save_progress(record.checkpoint, progress, elapsed())
-                    step, last_saved = progress.step, time.perf_counter()
-                if asked and progress.step < len(stream.steps):
-                    where = (f"after round {progress.round} of" if progress.round else "at the start of")
-                    raise Interrupted(f"stopped {where} block {progress.step}; the same command goes on from there.")
+                progress = saving.after(progress, len(stream.steps), stop)
             content = record.finish(
-                summary(config, progress, elapsed(), shared is not None,
+                summary(config, progress, saving.elapsed(), start.shared,
                         most_rounds(stream, progress.curve, config.server.client_ratio, config.seed)), progress)
         except RunFailed as error:
             record.fail(config, str(error))

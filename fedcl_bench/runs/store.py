@@ -34,9 +34,9 @@ def describe(meta: Mapping[str, Any]) -> str:
 
 
 def _check_schema(meta: Mapping[str, Any], path: Path) -> None:
-    found = meta.get("schema", 1)
-    if found != SCHEMA:
-        raise UserError(f"{path}: its schema version is {found!r}, this version of the suite reads {SCHEMA}.\n"
+    schema = meta.get("schema", 1)
+    if schema != SCHEMA:
+        raise UserError(f"{path}: its schema version is {schema!r}, this version of the suite reads {SCHEMA}.\n"
                         f"Run it again with this version, read it with the version that wrote it, or take it away.")
 
 
@@ -137,7 +137,7 @@ def matching(runs: Iterable[Run], registry: Registry, spec: RunSpec, tuned: Path
         if (names == (spec.method, spec.backbone, spec.dataset)
                 and comparable(run.meta["settings"], idle) == wanted):
             seeds[run.seed].append(run)
-    found = []
+    chosen = []
     for seed in sorted(seeds):
         several = seeds[seed]
         if len(several) > 1:
@@ -149,9 +149,9 @@ def matching(runs: Iterable[Run], registry: Registry, spec: RunSpec, tuned: Path
             raise UserError(f"{len(seeds[seed])} records of {describe(seeds[seed][0].meta)} have the same settings: "
                             f"{', '.join(run.hash[:12] for run in seeds[seed])} (other data, device or code).\n"
                             f"Take away all but one of them.")
-        found += several
-    one_data(found)
-    return found
+        chosen += several
+    one_data(chosen)
+    return chosen
 
 
 def one_data(runs: Iterable[Run]) -> None:
@@ -167,8 +167,8 @@ def one_data(runs: Iterable[Run]) -> None:
 
 def protocol(run: Run) -> tuple[tuple[str, Any], ...]:
     """How the run's numbers were taken: stream and candidates; settings that the run does not have are left out."""
-    found = {name: run.meta["settings"].get(name, old) for name, old in PROTOCOL.items()}
-    return tuple((name, value) for name, value in found.items() if value is not None)
+    values = {name: run.meta["settings"].get(name, old) for name, old in PROTOCOL.items()}
+    return tuple((name, value) for name, value in values.items() if value is not None)
 
 
 def one_protocol(runs: Iterable[Run], where: str) -> None:

@@ -108,8 +108,8 @@ def sentences(protection: Protection, rounds: int, uploads: Sequence[str], delta
     if uploads:
         return [f"{noise} {clip}, but {', '.join(uploads)} {'are' if len(uploads) > 1 else 'is'} not: no formal "
                 f"guarantee and no epsilon."]
-    found = guarantee(protection, rounds, delta)
-    tighter = "" if found.exact else f" An upper bound; for a tighter one: {INSTALL}."
-    return [f"Privacy of each client's uploads, should all its data be replaced: {found} over {rounds} "
+    guaranteed = guarantee(protection, rounds, delta)
+    tighter = "" if guaranteed.exact else f" An upper bound; for a tighter one: {INSTALL}."
+    return [f"Privacy of each client's uploads, should all its data be replaced: {guaranteed} over {rounds} "
             f"round{'s' if rounds > 1 else ''} (upload_clip={protection.clip:g}, {name} upload_noise="
             f"{protection.noise:g}).{tighter}"]

@@ -1,6 +1,6 @@
 """What clients do to their uploads before they send them: clip the change of public parameters, and add noise.
 
-What this guarantees is in ``privacy.py``.
+What this guarantees is in ``accounting.py``.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@
 
 from ..runs.registry import discover
 from .checks import check_backbone, check_method, check_plugin
-from .report import Outcome, Report, assert_passed
+from .report import Report, Verdict, assert_passed
 
-__all__ = ["Outcome", "Report", "assert_passed", "check_backbone", "check_method", "check_plugin",
+__all__ = ["Report", "Verdict", "assert_passed", "check_backbone", "check_method", "check_plugin",
            "discover"]

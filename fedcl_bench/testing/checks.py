@@ -11,13 +11,13 @@ from ..federation.loop import run
 from ..method import does_something
 from ..runs.registry import Plugin, Registry
 from . import interference, properties
-from .report import Inapplicable, Outcome, Report, Violated
+from .report import Inapplicable, Report, Verdict, Violated
 from .trials import Pair, is_sequential, stable, where, with_plugin
 
 # Partners that between them have every kind of parameter and loss: private rows, public dense layers, personal tables,
 # served tables, pairs, turns within a batch, representations.
 FEW = {"method": ("fedmf", "ncf", "gpfedrec", "sasrec"), "backbone": ("ft", "f3crec", "fcucr")}
-Watch = Callable[[Outcome], None]
+Watch = Callable[[Verdict], None]
 
 
 def check_method(cls: type, **options) -> Report:
@@ -32,59 +32,74 @@ def check_backbone(cls: type, **options) -> Report:
 
 
 def check_plugin(registry: Registry, plugin: Plugin, full: bool = False, partners: Iterable[str] = (),
-                 process: bool = True, watch: Watch = lambda outcome: None) -> Report:
+                 process: bool = True, watch: Watch = lambda verdict: None) -> Report:
     """Check a plugin of a registry.
 
     Args:
         full: with every partner it goes with, and on a slice of ML-100K; otherwise with a few.
         partners: names of the partners to check with instead.
         process: whether to go on with a run in a new process, which takes some seconds to start.
-        watch: called with every outcome as it is found.
+        watch: called with every verdict as it comes.
     """
-    report = Report(plugin.kind, plugin.name)
-
-    def note(name: str, pair: str, test: Callable[[], str]) -> bool:
-        try:
-            outcome = Outcome(name, pair, True, test())
-        except Inapplicable as reason:
-            outcome = Outcome(name, pair, None, str(reason))
-        except Violated as evidence:
-            outcome = Outcome(name, pair, False, str(evidence))
-        except UserError as error:
-            outcome = Outcome(name, pair, False, str(error))
-        except Exception as error:  # whatever a plugin's code raises is evidence
-            outcome = Outcome(name, pair, False, where(error, plugin.path))
-        report.outcomes.append(outcome)
-        watch(outcome)
-        return outcome.passed is not False
-
-    note("settings", "", lambda: properties.valid_settings(plugin))
-    if plugin.kind == "backbone":
-        made: list = []
-
-        def declared() -> str:
-            made.append(plugin.cls(plugin.cls.Settings()))
-            return properties.declared_parameters(plugin, made[0])
-
-        if not note("declares its parameters", "", declared):
-            return report
-        note("finite losses", "", lambda: properties.finite_losses(plugin, made[0]))
+    judge = _Judge(plugin, watch)
+    judge.holds("settings", "", lambda: properties.valid_settings(plugin))
+    if plugin.kind == "backbone" and not _declares(judge):
+        return judge.report
     chosen = partners or (() if full else FEW[plugin.kind])
     pairs = [stable_or_same(pair) for pair in pairs_of(registry, plugin, chosen)]
     if not pairs:
-        note("has a partner", "", lambda: _no_partner(registry, plugin))
+        judge.holds("has a partner", "", lambda: _no_partner(registry, plugin))
     for number, pair in enumerate(pairs):
-        if not note("runs", str(pair), lambda: properties.runs(pair)):
+        if not judge.holds("runs", str(pair), lambda: properties.runs(pair)):
             continue
         for name, test in [*properties.OF_PAIRS[1:], *interference.OF_PAIRS]:
-            note(name, str(pair), lambda: test(pair))
+            judge.holds(name, str(pair), lambda: test(pair))
         if number == 0 and process:
-            note("a new process", str(pair), lambda: properties.fresh_process(pair, plugin))
+            judge.holds("a new process", str(pair), lambda: properties.fresh_process(pair, plugin))
         if full and pair.kind == "blocks":
-            note("ML-100K", str(pair), lambda: on_real_data(pair))
+            judge.holds("ML-100K", str(pair), lambda: on_real_data(pair))
     if pairs:
-        note("reads its settings", "", lambda: properties.settings_read(plugin, pairs))
-    return report
+        judge.holds("reads its settings", "", lambda: properties.settings_read(plugin, pairs))
+    return judge.report
+
+
+class _Judge:
+    """Tries properties of a plugin and adds the verdicts to its report."""
+
+    def __init__(self, plugin: Plugin, watch: Watch):
+        self.plugin, self.watch = plugin, watch
+        self.report = Report(plugin.kind, plugin.name)
+
+    def holds(self, name: str, pair: str, test: Callable[[], str]) -> bool:
+        """Try a property; False if it is violated. ``test`` returns the evidence, or raises."""
+        verdict = Verdict(name, pair, *self._tried(test))
+        self.report.verdicts.append(verdict)
+        self.watch(verdict)
+        return verdict.passed is not False
+
+    def _tried(self, test: Callable[[], str]) -> tuple[bool | None, str]:
+        try:
+            return True, test()
+        except Inapplicable as reason:
+            return None, str(reason)
+        except (Violated, UserError) as evidence:
+            return False, str(evidence)
+        except Exception as error:  # whatever a plugin's code raises is evidence
+            return False, where(error, self.plugin.path)
+
+
+def _declares(judge: _Judge) -> bool:
+    """What is asked of a backbone alone; False if its parameters are not declared, without which it cannot run."""
+    plugin, made = judge.plugin, []
+
+    def declared() -> str:
+        made.append(plugin.cls(plugin.cls.Settings()))
+        return properties.declared_parameters(plugin, made[0])
+
+    if not judge.holds("declares its parameters", "", declared):
+        return False
+    judge.holds("finite losses", "", lambda: properties.finite_losses(plugin, made[0]))
+    return True
 
 
 def pairs_of(registry: Registry, plugin: Plugin, partners: Iterable[str] = ()) -> list[Pair]:
@@ -130,6 +145,5 @@ def on_real_data(pair: Pair) -> str:
     f = real.federation(stream)
     for progress in run(f):
         pass
-    scores = [scores for t, s, scores in progress.tests if t == s]
-    values = ", ".join(f"{found.mean('ndcg@20'):.3f}" for found in scores)
+    values = ", ".join(f"{scores.mean('ndcg@20'):.3f}" for t, s, scores in progress.tests if t == s)
     return f"{stream.steps[-1].n_users} users, {stream.steps[-1].n_items} items, N@20 {values}"

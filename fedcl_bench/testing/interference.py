@@ -41,17 +41,17 @@ def other_clients(pair: Pair) -> str:
         for half in (users[::2], users[1::2]):
             others = torch.ones(step.n_users, dtype=torch.bool).index_fill(0, half, False)
             stream = with_steps(pair.stream, {step.index: with_other_data(step, others)})
-            found = difference(world, client_round(pair.federation(stream), start), half)
-            if found:
-                raise Violated(f"with other interactions of the other clients, {found}: it depends on data that "
+            mismatch = difference(world, client_round(pair.federation(stream), start), half)
+            if mismatch:
+                raise Violated(f"with other interactions of the other clients, {mismatch}: it depends on data that "
                                f"never left them")
             if start.round == 0:
                 continue
             moved = replace(start, model=_elsewhere(start.model, others),
                             client_state=_of_others(start.client_state, others))
-            found = difference(world, client_round(pair.federation(), moved), half)
-            if found:
-                raise Violated(f"with other private parameters and client_state of the other clients, {found}: it "
+            mismatch = difference(world, client_round(pair.federation(), moved), half)
+            if mismatch:
+                raise Violated(f"with other private parameters and client_state of the other clients, {mismatch}: it "
                                f"depends on what never left them")
     return f"{len(users)} clients, half of them with other interactions, private parameters and state"
 
@@ -87,13 +87,14 @@ def uploads(pair: Pair) -> str:
             names[name] = shape
             values = sent[f"upload {name}"]
             for row, user in zip(values, sent["user"].tolist()):
-                own = step.train.of(user).unique()
-                if len(own) < 3 or row.numel() < len(own):
+                trained = step.train.of(user).unique()
+                if len(trained) < 3 or row.numel() < len(trained):
                     continue
                 flat = row.double().flatten()
-                if bool((flat == flat.round()).all()) and bool(torch.isin(own.double(), flat).all()):
+                if bool((flat == flat.round()).all()) and bool(torch.isin(trained.double(), flat).all()):
                     raise Violated(f"'{name}' of client {user} holds the ids of all its training items")
-                if row.numel() == step.n_items and bool((flat != 0).sum() == len(own)) and bool((flat[own] != 0).all()):
+                marked = flat != 0
+                if row.numel() == step.n_items and int(marked.sum()) == len(trained) and bool(marked[trained].all()):
                     raise Violated(f"'{name}' of client {user} marks exactly its training items")
     return f"public parameters{''.join(f', {name} {tuple(shape)}' for name, shape in names.items())}"
 
@@ -116,16 +117,17 @@ def server_knows(pair: Pair) -> str:
 
         everybody = torch.ones(step.n_users, dtype=torch.bool)
         elsewhere = replace(start, client_state=_of_others(start.client_state, everybody),
-                            model=_elsewhere(start.model, everybody), best=replace(start.best, model=_elsewhere(start.best.model, everybody)))
+                            model=_elsewhere(start.model, everybody),
+                            best=replace(start.best, model=_elsewhere(start.best.model, everybody)))
         f = pair.federation(with_steps(pair.stream, {t.index: with_other_data(t)
                                                      for t in pair.stream.steps[:step.index + 1]}))
-        place, _ = _begun(f, elsewhere, f.stream.steps[start.step])
-        other = _server_side(f, place, start, _elsewhere(model, everybody), sent, dict(f.method.server_state))
+        other_step, _ = _begun(f, elsewhere, f.stream.steps[start.step])
+        other = _server_side(f, other_step, start, _elsewhere(model, everybody), sent, dict(f.method.server_state))
         for hook, tables in mine.items():
-            found = tables_differ(tables, other[hook])
-            if found:
-                raise Violated(f"{hook}: {found} when clients' interactions, private parameters and state are others "
-                               f"but everything they upload is the same: the server knows what it must not")
+            mismatch = tables_differ(tables, other[hook])
+            if mismatch:
+                raise Violated(f"{hook}: {mismatch} when clients' interactions, private parameters and state are "
+                               f"others but everything they upload is the same: the server knows what it must not")
     return "aggregate, end_round and server_state follow from public parameters and declared uploads"
 
 
@@ -169,9 +171,9 @@ def past_data(pair: Pair) -> str:
     for t in range(1, len(pair.stream.steps)):
         start = pair.after_step(t - 1)
         others = with_steps(pair.stream, {s.index: with_other_data(s) for s in pair.stream.steps[:t]})
-        found = difference(client_round(pair.federation(), start), client_round(pair.federation(others), start))
-        if found:
-            raise Violated(f"with the data of the blocks before block {t} replaced, {found}: training reads data of "
+        mismatch = difference(client_round(pair.federation(), start), client_round(pair.federation(others), start))
+        if mismatch:
+            raise Violated(f"with the data of the blocks before block {t} replaced, {mismatch}: training reads data of "
                            f"the past; carry what is needed in client_state")
     return f"blocks 1 to {len(pair.stream.steps) - 1} train alike after the past is replaced"
 
@@ -184,18 +186,18 @@ def evaluation_data(pair: Pair) -> str:
         hidden |= {s.index: with_other_data(s) for s in pair.stream.steps[step.index + 1:]}
         others = with_steps(pair.stream, hidden)
         mine, other = pair.federation(), pair.federation(others)
-        found = difference(client_round(mine, start), client_round(other, start))
-        if found:
-            raise Violated(f"with other validation, test and future data, {found}: training reads what it is to be "
+        mismatch = difference(client_round(mine, start), client_round(other, start))
+        if mismatch:
+            raise Violated(f"with other validation, test and future data, {mismatch}: training reads what it is to be "
                            f"tested on")
         if step.sessions or start.round == 0:
             continue
         everybody = torch.arange(start.model.n_users)
         scores = [f.method.rescore(everybody, score_users(f.backbone, start.model, everybody).detach(), start.model,
                                    f.backbone) for f in (mine, other)]
-        found = tables_differ({"scores": scores[0]}, {"scores": scores[1]})
-        if found:
-            raise Violated(f"rescore: {found} with other validation and test items: it reads what is to be found")
+        mismatch = tables_differ({"scores": scores[0]}, {"scores": scores[1]})
+        if mismatch:
+            raise Violated(f"rescore: {mismatch} with other validation and test items: it reads what is to be found")
     return "training and scores are the same with other validation, test and future data"
 
 

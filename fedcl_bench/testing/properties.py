@@ -52,9 +52,9 @@ def declared_parameters(plugin: Plugin, backbone) -> str:
     with _global_random_state(1):
         dense = backbone.new_dense(3)
     with _global_random_state(2):
-        found = tables_differ(dense, backbone.new_dense(3), 0.0)
-    if found:
-        raise Violated(f"new_dense: {found} from call to call; draw from fedcl_bench.draws with the seed")
+        mismatch = tables_differ(dense, backbone.new_dense(3), 0.0)
+    if mismatch:
+        raise Violated(f"new_dense: {mismatch} from call to call; draw from fedcl_bench.draws with the seed")
     public, private = (", ".join(tables) for tables in whole)
     return f"public {public}{', ' + ', '.join(dense) if dense else ''}; private {private or 'none'}"
 
@@ -122,8 +122,8 @@ def settings_read(plugin: Plugin, pairs: list[Pair]) -> str:
                 break
             try:
                 parts = pair.parts(**values)
-                place = 5 if plugin.kind == "method" else 4
-                parts[place] = _recording(parts[place], seen)
+                index = -1 if plugin.kind == "method" else -2  # the last two are the backbone's and the method's
+                parts[index] = _recording(parts[index], seen)
                 f = pair.federation(parts=parts)
                 finished(f)
                 list(f.method.privacy()), list(f.method.notes(5)), list(f.backbone.notes())
@@ -187,9 +187,9 @@ def runs(pair: Pair) -> str:
             if len(table) != count:
                 raise Violated(f"'{name}' ends with {len(table)} rows, expected {count}")
     expected = {(t, s) for t in range(len(steps)) for s in range(t + 1)}
-    found = {(t, s) for t, s, _ in last.tests}
-    if found != expected:
-        raise Violated(f"tested {sorted(found)}, expected {sorted(expected)}")
+    tested = {(t, s) for t, s, _ in last.tests}
+    if tested != expected:
+        raise Violated(f"tested {sorted(tested)}, expected {sorted(expected)}")
     for name, table in all_tables(last).items():
         if table.isnan().any():
             raise Violated(f"{name} has entries that are no number at the end")
@@ -202,14 +202,14 @@ def one_by_one(pair: Pair) -> str:
     """Clients trained together, each alone, and in another order upload the same."""
     starts = _starts(pair)
     for start in starts:
-        together = client_round(pair.federation(), start)
+        batched = client_round(pair.federation(), start)
         for how, split in (("alone", lambda users: users.split(1)),
                            ("in groups of 3, the last first", lambda users: reversed(users.split(3)))):
-            found = difference(together, client_round(pair.federation(), start, split))
-            if found:
-                raise Violated(f"step {start.step}, clients trained together and {how}: {found}; is a mean or a sum "
+            mismatch = difference(batched, client_round(pair.federation(), start, split))
+            if mismatch:
+                raise Violated(f"step {start.step}, clients trained together and {how}: {mismatch}; is a mean or a sum "
                                f"taken over the first dimension, which is clients?")
-    return f"{len(together['user'])} clients together, alone, and in groups of 3 in reverse"
+    return f"{len(batched['user'])} clients together, alone, and in groups of 3 in reverse"
 
 
 def _starts(pair: Pair) -> list[Progress]:
@@ -229,9 +229,9 @@ def threads(pair: Pair) -> str:
             ends.append(finished(pair.federation()))
     finally:
         torch.set_num_threads(before)
-    found = runs_differ(*ends)
-    if found:
-        raise Violated(f"one thread and three: {found}; do hooks of different clients write to the same place?")
+    mismatch = runs_differ(*ends)
+    if mismatch:
+        raise Violated(f"one thread and three: {mismatch}; do hooks of different clients write to the same place?")
     return f"{_alike(*ends)} on 1 and 3 threads"
 
 
@@ -246,9 +246,9 @@ def random_numbers(pair: Pair) -> str:
         a = finished(pair.federation())
     with _global_random_state(2):
         b = finished(pair.federation())
-    found = runs_differ(a, b)
-    if found:
-        raise Violated(f"two states of the global generators (torch, numpy, random): {found}; draw from "
+    mismatch = runs_differ(a, b)
+    if mismatch:
+        raise Violated(f"two states of the global generators (torch, numpy, random): {mismatch}; draw from "
                        f"fedcl_bench.draws with the keys that hooks get")
     return f"{_alike(a, b)} under two states of torch's, numpy's and Python's generators"
 
@@ -282,12 +282,12 @@ def resumes(pair: Pair) -> str:
             f = pair.federation()
             try:
                 end = finished(f, restored)
-                found = runs_differ(last, end)
-                how.add(found or _alike(last, end))
+                mismatch = runs_differ(last, end)
+                how.add(mismatch or _alike(last, end))
             except (KeyError, AttributeError) as error:
-                found = f"{type(error).__name__}: {error}"
-            if found:
-                raise Violated(f"resumed after round {point.round} of step {point.step}: {found}; "
+                mismatch = f"{type(error).__name__}: {error}"
+            if mismatch:
+                raise Violated(f"resumed after round {point.round} of step {point.step}: {mismatch}; "
                                f"{_hidden(f.method) or _hidden(f.backbone) or 'it depends on what is not saved'}")
     return f"{max(how)} from each of {len(pair.points) - 1} checkpoints"
 
@@ -318,27 +318,27 @@ def fresh_process(pair: Pair, plugin: Plugin) -> str:
         if done.returncode:
             raise Violated(f"a new process failed: {done.stderr.strip().splitlines()[-1]}")
         ended = load_progress(end, "cpu")[0]
-        found = runs_differ(pair.points[-1], ended)
-    if found:
-        raise Violated(f"a new process, from round {middle.round} of step {middle.step}: {found}; does a class or "
+        mismatch = runs_differ(pair.points[-1], ended)
+    if mismatch:
+        raise Violated(f"a new process, from round {middle.round} of step {middle.step}: {mismatch}; does a class or "
                        f"module keep something?")
     return f"{_alike(pair.points[-1], ended)} from round {middle.round} of step {middle.step}"
 
 
 def every_parameter_trained(pair: Pair) -> str:
     """Training moves every declared parameter, or at least scores depend on it; all changes are finite."""
-    found: dict[str, bool] = {}
+    changed: dict[str, bool] = {}
     for start in _starts(pair):
         for name, change in client_round(pair.federation(), start).items():
             if name.startswith(("upload ", "private ")):
                 if change.is_floating_point() and not torch.isfinite(change).all():
                     raise Violated(f"{name} is not finite in step {start.step}")
-                found[name] = found.get(name, False) or bool((change != 0).any())
-    still = [name.split(" ", 1)[1] for name, moved in found.items() if not moved and not name.endswith(PADDING)]
+                changed[name] = changed.get(name, False) or bool((change != 0).any())
+    still = [name.split(" ", 1)[1] for name, moved in changed.items() if not moved and not name.endswith(PADDING)]
     unused = [name for name in still if not _scores_depend_on(pair, name)]
     if unused:
         raise Violated(f"no training changes {', '.join(unused)}, and no score depends on it")
-    return (f"{len(found) - len(still)} parameters and uploads move, all finite"
+    return (f"{len(changed) - len(still)} parameters and uploads move, all finite"
             + (f"; {', '.join(still)} cancels out in the loss" if still else ""))
 
 

@@ -23,7 +23,7 @@ SAMPLES = {"point": "item, label", "pair": "item, negative", "group": "item, all
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SurveyedModel:
     """What became of one model.
 
     Attributes:
@@ -42,7 +42,7 @@ class Outcome:
     private: tuple[str, ...] = ()
 
 
-def try_model(name: str, stream: Stream) -> Outcome:
+def try_model(name: str, stream: Stream) -> SurveyedModel:
     """Build, check and train one model with RecBole's own hyper-parameters for two blocks of one round."""
     kind, cls = models.names()[name], backbone_class(name)
     try:
@@ -52,17 +52,17 @@ def try_model(name: str, stream: Stream) -> Outcome:
             pass
     except UserError as error:
         reason = str(error).splitlines()[0].removeprefix(f"backbone '{cls.name}' ").rstrip(".")
-        return Outcome(name, kind, "refused", reason)
+        return SurveyedModel(name, kind, "refused", reason)
     except Exception as error:  # a model's own code; the reason belongs into the table, not a traceback
         text = "diverges" if isinstance(error, RunFailed) else f"{type(error).__name__}: {error}".splitlines()[0]
-        return Outcome(name, kind, "refused", f"fails while it is trained: {text}")
+        return SurveyedModel(name, kind, "refused", f"fails while it is trained: {text}")
     facts = backbone.facts
     why = sorted({why for why in (facts.loss_alone, facts.score_alone) if why})
-    return Outcome(name, kind, "one by one" if why else "vectorised", ", ".join(why), SAMPLES[facts.samples],
+    return SurveyedModel(name, kind, "one by one" if why else "vectorised", ", ".join(why), SAMPLES[facts.samples],
                    tuple(p.name for p in backbone.parameters if p.private))
 
 
-def survey(names: Iterable[str] | None = None) -> list[Outcome]:
+def survey(names: Iterable[str] | None = None) -> list[SurveyedModel]:
     """Try some models, or all."""
     stream = growing_stream(blocks=2)
     threads = torch.get_num_threads()
@@ -92,16 +92,17 @@ recommender of RecBole {version}, tried on two made-up blocks with its own hyper
 """
 
 
-def markdown(outcomes: Iterable[Outcome]) -> str:
-    """The page ``results/pages/recbole-models.md``."""
+def markdown(surveyed: Iterable[SurveyedModel]) -> str:
+    """The page ``results/pages/recbole-models.md``, from what ``survey`` says."""
     import recbole
 
-    outcomes = list(outcomes)
-    count = {status: sum(o.status == status for o in outcomes) for status in ("vectorised", "one by one", "refused")}
-    usable = {kind: sum(o.kind == kind and o.status != "refused" for o in outcomes)
+    surveyed = list(surveyed)
+    count = {status: sum(model.status == status for model in surveyed)
+             for status in ("vectorised", "one by one", "refused")}
+    usable = {kind: sum(model.kind == kind and model.status != "refused" for model in surveyed)
               for kind in ("general", "sequential")}
     counts = (f"{usable['general']} general and {usable['sequential']} sequential models can be used: "
               f"{count['vectorised']} vectorised, {count['one by one']} one by one. {count['refused']} are refused.")
-    lines = [f"| {o.name} | {o.kind} | {o.status}{': ' + o.why if o.why else ''} | {o.samples} | "
-             f"{', '.join(f'`{name}`' for name in o.private)} |" for o in outcomes]
+    lines = [f"| {model.name} | {model.kind} | {model.status}{': ' + model.why if model.why else ''} | "
+             f"{model.samples} | {', '.join(f'`{name}`' for name in model.private)} |" for model in surveyed]
     return _HEAD.format(version=recbole.__version__, counts=counts) + "\n".join(lines) + "\n"

@@ -15,8 +15,8 @@ class Inapplicable(Exception):
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """One property of a plugin with one partner.
+class Verdict:
+    """Whether a plugin has one property with one partner.
 
     Attributes:
         property: its name.
@@ -33,27 +33,27 @@ class Outcome:
 
 @dataclass
 class Report:
-    """All outcomes for one plugin."""
+    """All verdicts on one plugin."""
 
     kind: str
     name: str
-    outcomes: list[Outcome] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
-        return not self.failures and any(outcome.passed for outcome in self.outcomes)
+        return not self.failures and any(verdict.passed for verdict in self.verdicts)
 
     @property
-    def failures(self) -> list[Outcome]:
-        return [outcome for outcome in self.outcomes if outcome.passed is False]
+    def failures(self) -> list[Verdict]:
+        return [verdict for verdict in self.verdicts if verdict.passed is False]
 
     def as_json(self) -> dict[str, Any]:
         return {"kind": self.kind, "name": self.name, "passed": self.passed,
-                "outcomes": [vars(outcome) for outcome in self.outcomes]}
+                "outcomes": [vars(verdict) for verdict in self.verdicts]}
 
 
 def assert_passed(report: Report) -> None:
     """Raise AssertionError with the properties that a plugin violates, for a test of one's own."""
-    lines = [f"{outcome.property} ({outcome.pair or 'alone'}): {outcome.evidence}" for outcome in report.failures]
+    lines = [f"{verdict.property} ({verdict.pair or 'alone'}): {verdict.evidence}" for verdict in report.failures]
     if not report.passed:
         raise AssertionError(f"{report.kind} '{report.name}' violates {len(lines)} properties:\n" + "\n".join(lines))

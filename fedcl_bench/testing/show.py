@@ -8,11 +8,11 @@ from collections import Counter
 from rich.console import Console
 
 from ..runs.registry import Plugin
-from .report import Outcome, Report
+from .report import Report, Verdict
 
 
 class Board:
-    """Shows outcomes as they come: a line that moves on a terminal, and every failure at once.
+    """Shows verdicts as they come: a line that moves on a terminal, and every failure at once.
 
     Args:
         quiet: show nothing.
@@ -34,29 +34,29 @@ class Board:
         if self.status is not None:
             self.status.stop()
 
-    def add(self, outcome: Outcome) -> None:
-        """Take note of an outcome."""
-        self.count[outcome.passed] += 1
+    def add(self, verdict: Verdict) -> None:
+        """Take note of a verdict."""
+        self.count[verdict.passed] += 1
         if self.status is not None:
             self.status.update(f"{self.plugin.kind} {self.plugin.name}: {self.count[True]} passed, {self.count[False]} "
-                               f"failed; {outcome.pair or 'alone'}: {outcome.property}")
+                               f"failed; {verdict.pair or 'alone'}: {verdict.property}")
 
     def conclude(self, report: Report) -> None:
         """Print the report."""
         print(f"{report.kind} {report.name}: {self.plugin.cls.title}")
-        for name in dict.fromkeys(outcome.property for outcome in report.outcomes):
-            some = [outcome for outcome in report.outcomes if outcome.property == name]
-            failed = [outcome for outcome in some if outcome.passed is False]
-            passed = [outcome for outcome in some if outcome.passed]
+        for name in dict.fromkeys(verdict.property for verdict in report.verdicts):
+            verdicts = [verdict for verdict in report.verdicts if verdict.property == name]
+            failed = [verdict for verdict in verdicts if verdict.passed is False]
+            passed = [verdict for verdict in verdicts if verdict.passed]
             if failed:
                 print(f"  FAILED  {name}")
-                for outcome in failed:
-                    print(f"          {outcome.pair or 'alone'}: {outcome.evidence}")
+                for verdict in failed:
+                    print(f"          {verdict.pair or 'alone'}: {verdict.evidence}")
             elif passed:
                 pairs = f" ({len(passed)} pairs)" if len(passed) > 1 else ""
                 print(f"  passed  {name}{pairs}: {passed[0].evidence}")
             else:
-                print(f"  -       {name}: {some[0].evidence}")
-        pairs = list(dict.fromkeys(outcome.pair for outcome in report.outcomes if outcome.pair))
+                print(f"  -       {name}: {verdicts[0].evidence}")
+        pairs = list(dict.fromkeys(verdict.pair for verdict in report.verdicts if verdict.pair))
         print(f"with {'; '.join(pairs) or 'no partner'}")
         print(f"{'all properties hold' if report.passed else f'{len(report.failures)} FAILED'}\n")

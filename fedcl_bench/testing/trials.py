@@ -84,8 +84,8 @@ class Pair:
 
     def parts(self, **settings) -> list[Any]:
         """The pair's settings: small sizes where the plugins have them, and those given."""
-        own = {f.name for cls in (self.method_cls, self.backbone_cls) for f in dataclasses.fields(cls.Settings)}
-        small = {name: value for name, value in _SMALL.items() if name in own - set(self.backbone_cls.ignored)}
+        known = {f.name for cls in (self.method_cls, self.backbone_cls) for f in dataclasses.fields(cls.Settings)}
+        small = {name: value for name, value in _SMALL.items() if name in known - set(self.backbone_cls.ignored)}
         return resolve(self.registry, self.method, self.backbone, "ml-100k", [
             ("check", {**_COMMON, **_STREAMS[self.kind], **small, **self.settings, **settings})])
 
@@ -166,11 +166,11 @@ def client_round(f: Federation, progress: Progress,
         train = trainer_of(chunks, model, opened.training, opened.key(round_))
         for chunk in chunks:
             trained = train(chunk)
-            found = {f"upload {name}": value for name, value in trained.changes(model, f.backbone).items()}
-            found |= {f"upload {name}": value for name, value in trained.uploads.items()}
-            found |= {f"private {name}": _moved(trained, f.backbone, model, name) for name in model.private}
-            found |= {"loss": trained.loss, "user": trained.users}
-            for name, value in found.items():
+            values = {f"upload {name}": value for name, value in trained.changes(model, f.backbone).items()}
+            values |= {f"upload {name}": value for name, value in trained.uploads.items()}
+            values |= {f"private {name}": _moved(trained, f.backbone, model, name) for name in model.private}
+            values |= {"loss": trained.loss, "user": trained.users}
+            for name, value in values.items():
                 rows.setdefault(name, []).append(value.detach())
     order = torch.cat(rows["user"]).argsort()
     result = {name: torch.cat(parts)[order] for name, parts in rows.items()}
@@ -280,8 +280,8 @@ def where(error: BaseException, path: Path) -> str:
         if Path(trace.tb_frame.f_code.co_filename) == path:
             line = trace.tb_lineno
         trace = trace.tb_next
-    place = f" ({path.name}, line {line})" if line else ""
-    return f"{type(error).__name__}: {error}{place}"
+    position = f" ({path.name}, line {line})" if line else ""
+    return f"{type(error).__name__}: {error}{position}"
 
 
 def module_of(cls: type):

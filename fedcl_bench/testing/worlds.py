@@ -29,7 +29,7 @@ def small_interactions(seed: int = 0, users: int = 40, items: int = 60,
     """Random rows in random order of time; no user has an item twice."""
     rng = np.random.default_rng(seed)
     lists = [rng.choice(items, rng.integers(*each), replace=False) for _ in range(users)]
-    user = np.repeat(np.arange(users), [len(some) for some in lists])
+    user = np.repeat(np.arange(users), list(map(len, lists)))
     return Interactions(user, np.concatenate(lists), rng.permutation(len(user)).astype(float),
                         np.array([f"u{u}" for u in range(users)]), np.array([f"i{i}" for i in range(items)]))
 
@@ -94,7 +94,7 @@ def session_stream(log: list, n_items: int) -> Stream:
     for k, name in ((1, "valid"), (2, "test")):
         chosen = [[entry[k]] if entry[k] else [] for entry in log]
         sessions[name] = sessions_of(chosen)
-        splits[name] = ragged(*[[session[-1][0] for session in some] for some in chosen])
+        splits[name] = ragged(*[[session[-1][0] for session in of_user] for of_user in chosen])
     step = Step(0, len(log), n_items, 0, 0, len(splits["train"].values), **splits, sessions=sessions)
     return Stream((step,), np.arange(len(log)).astype(str), np.arange(n_items).astype(str))
 

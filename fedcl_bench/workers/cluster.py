@@ -52,8 +52,8 @@ class Cluster:
 
     def machines(self) -> dict[str, int]:
         """Processor cores of every machine that has some, by the machine's id in the cluster."""
-        found = {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in self.ray.nodes() if node["Alive"]}
-        return {name: cores for name, cores in found.items() if cores}
+        cores = {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in self.ray.nodes() if node["Alive"]}
+        return {name: number for name, number in cores.items() if number}
 
     @property
     def cores(self) -> int:
@@ -93,8 +93,8 @@ def _check_address(address: str) -> None:
     # Ray itself waits for minutes on what is no cluster, and cannot be told not to.
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=JOIN)
-        healthy, said = found.returncode == 0, found.stderr
+        check = subprocess.run(command, capture_output=True, text=True, timeout=JOIN)
+        healthy, said = check.returncode == 0, check.stderr
     except subprocess.TimeoutExpired:
         healthy, said = False, ""
     if "AuthenticationError" in said:

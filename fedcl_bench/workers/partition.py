@@ -1,4 +1,4 @@
-"""A run's clients divided into parts: which are where, and streams and progress cut into parts and put together.
+"""A run's clients divided into parts: which are where, and streams and progress cut into parts and joined again.
 
 A part numbers its clients from 0 without gaps, in the order of their ids. Of the clients that a block brings, a part
 gets those of one interval, so its table rows are rows of the whole ones: those at ``names``, the clients' ids.
@@ -66,10 +66,10 @@ def divide(stream: Stream, parts: int) -> list[Tensor]:
         part = (new.cumsum(0) - new) * parts // max(int(new.sum()), 1)
         for number in range(parts):
             names[number].append(step.old_users + (part == number).nonzero().flatten())
-    result = [torch.cat(some) for some in names]
+    result = [torch.cat(of_steps) for of_steps in names]
     for step in stream.steps:
-        for number, some in enumerate(result):
-            here = some[some < step.n_users]
+        for ids in result:
+            here = ids[ids < step.n_users]
             for split in ("train", "valid", "test"):
                 if not bool((step.split(split).lengths[here] > 0).any()):
                     raise UserError(f"--shards: found {parts}; one of so many shards has no client with {split} data "
@@ -96,9 +96,9 @@ def stream_part(stream: Stream, names: Tensor) -> Stream:
     for step in stream.steps:
         users = names[names < step.n_users]
         splits = {name: _ragged_part(step.split(name), users) for name in ("train", "valid", "test")}
+        sessions = {name: _sessions_part(of_split, users) for name, of_split in step.sessions.items()}
         steps.append(Step(step.index, len(users), step.n_items, int((names < step.old_users).sum()), step.old_items,
-                          step.interactions, **splits, sessions={name: _sessions_part(some, users) for name, some
-                                                                 in step.sessions.items()}))
+                          step.interactions, **splits, sessions=sessions))
     return Stream(tuple(steps), stream.user_tokens[names.numpy()], stream.item_tokens)
 
 
@@ -116,16 +116,16 @@ def progress_part(progress: Progress, names: Tensor) -> Progress:
                    client_state=_rows(progress.client_state, names), tests=(), analysis=())
 
 
-def _put_together(tables: Sequence[Tables], names: Sequence[Tensor], kind: str) -> Tables:
+def _joined_rows(tables: Sequence[Tables], names: Sequence[Tensor], kind: str) -> Tables:
     """Tables with a row per client of each part, as one with a row per client."""
     result = {}
     for name in tables[0]:
-        parts = [some[name] for some in tables]
-        places = [ids[:len(part)] for ids, part in zip(names, parts)]
+        parts = [part[name] for part in tables]
+        rows = [ids[:len(part)] for ids, part in zip(names, parts)]
         if len({part.shape[1:] for part in parts}) > 1:  # rows as long as a part's longest list
             parts = [_widened(name, part, max(part.shape[1] for part in parts), kind) for part in parts]
         whole = parts[0].new_empty(sum(map(len, parts)), *parts[0].shape[1:])
-        for ids, part in zip(places, parts):
+        for ids, part in zip(rows, parts):
             whole[ids] = part
         result[name] = whole
     return result
@@ -146,7 +146,7 @@ def whole_progress(parts: Sequence[Progress], names: Sequence[Tensor], behind: P
         behind: what the parts began with; its tests and analysis come first.
     """
     def joined(models: Sequence[Snapshot]) -> Snapshot:
-        return replace(models[0], **{kind: _put_together([getattr(model, kind) for model in models], names, kind)
+        return replace(models[0], **{kind: _joined_rows([getattr(model, kind) for model in models], names, kind)
                                      for kind in _PER_USER})
 
     def by_user(kinds: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
@@ -156,20 +156,20 @@ def whole_progress(parts: Sequence[Progress], names: Sequence[Tensor], behind: P
         return users[order], *(torch.cat(values)[order] for values in list(zip(*kinds))[1:])
 
     tests, analysis = [], []
-    for found in zip(*(part.tests for part in parts)):
-        t, s, first = found[0]
-        users, *values = by_user([(scores.users, *scores.values.values()) for _, _, scores in found])
+    for of_parts in zip(*(part.tests for part in parts)):
+        t, s, first = of_parts[0]
+        users, *values = by_user([(scores.users, *scores.values.values()) for _, _, scores in of_parts])
         tests.append((t, s, UserScores(users, dict(zip(first.values, values)))))
-    for found in zip(*(part.analysis for part in parts)):
-        t, kind, ids, values = found[0]
+    for of_parts in zip(*(part.analysis for part in parts)):
+        t, kind, ids, values = of_parts[0]
         if kind in PER_USER:
-            ids, values = by_user([row[2:] for row in found])
+            ids, values = by_user([row[2:] for row in of_parts])
         analysis.append((t, kind, ids, values))
-    best = replace(parts[0].best, model=joined([part.best.model for part in parts]), client_state=_put_together(
+    best = replace(parts[0].best, model=joined([part.best.model for part in parts]), client_state=_joined_rows(
         [part.best.client_state for part in parts], names, "client_state"))
     return replace(parts[0], model=joined([part.model for part in parts]), best=best,
                    previous=joined([part.previous for part in parts]),
-                   client_state=_put_together([part.client_state for part in parts], names, "client_state"),
+                   client_state=_joined_rows([part.client_state for part in parts], names, "client_state"),
                    tests=(*behind.tests, *tests), analysis=(*behind.analysis, *analysis))
 
 
@@ -178,4 +178,5 @@ def outline(progress: Progress) -> Progress:
     empty = {f.name: type(getattr(progress, f.name))() for f in fields(Progress)
              if isinstance(getattr(progress, f.name), dict)}
     nothing = Snapshot({}, {})
-    return replace(progress, model=nothing, best=Best(round=progress.best.round), previous=nothing, tests=(), analysis=(), **empty)
+    return replace(progress, model=nothing, best=Best(round=progress.best.round), previous=nothing, tests=(),
+                   analysis=(), **empty)

@@ -1,7 +1,7 @@
 """Runs at several workers: who runs next, what becomes of it, and how long the rest will take.
 
 Workers are kept over many runs. One that dies costs only the run it was at. What a worker is, a process or an actor on
-a cluster, is its crew's business (``crews.py``).
+a cluster, is its crew's business (``processes.py``).
 """
 
 from __future__ import annotations
@@ -106,14 +106,14 @@ class Pool:
         board = Board(len(tasks), self.jobs)
         begun = set()  # runs with a checkpoint
         for task in tasks:
-            found = state(task, self.results)
-            if found.name == "finished":
-                board.outcomes.append(Outcome(task, "finished", found.seconds))
-            elif found.name == "failed" and not retry_failed:
-                board.outcomes.append(Outcome(task, "failed", error=found.error))
+            recorded = state(task, self.results)
+            if recorded.name == "finished":
+                board.outcomes.append(Outcome(task, "finished", recorded.seconds))
+            elif recorded.name == "failed" and not retry_failed:
+                board.outcomes.append(Outcome(task, "failed", error=recorded.error))
             else:
                 board.waiting.append(task)
-                begun.update([task.config.hash] if found.name == "interrupted" else [])
+                begun.update([task.config.hash] if recorded.name == "interrupted" else [])
         _order(board, begun)
         self._work(board)
         by_hash = {outcome.task.config.hash: outcome for outcome in board.outcomes}

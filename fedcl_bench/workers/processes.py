@@ -1,4 +1,4 @@
-"""Who does the runs of a pool: processes of this machine. ``ray_workers.py`` has workers on a cluster."""
+"""Who does the runs of a pool: processes of this machine. ``ray_crew.py`` has workers on a cluster."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Workers on a Ray cluster: actors that do the runs of a grid, and shards of one run.
 
 Ray places them, carries messages and notices when one dies, be it with its machine. They take up with an actor where
-``crews.py`` and ``shards.py`` would with a process.
+``processes.py`` and ``shards.py`` would with a process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Iterator, Sequence
 
 from ..errors import UserError
 from .cluster import Cluster, other_versions, versions
-from .shards import Died, Plan, Request, Shard
+from .shards import Died, Request, Shard, ShardTask
 from .worker import STOP, Job, run_job
 
 _ENDS = ("finished", "failed", "error", "busy", "stopped")  # the last message about a run
@@ -77,7 +77,7 @@ class Runner:
 
 
 class Actors:
-    """The crew of a pool on a cluster (see ``crews.Crew``)."""
+    """The crew of a pool on a cluster (see ``processes.Crew``)."""
 
     tries = 4
     keeps_idle = False  # after the loss of a machine, a new worker may wait for the cores that one of them holds
@@ -96,7 +96,7 @@ class Actors:
         ready, _ = self._ray.wait([worker.messages for worker in workers], num_returns=len(workers), timeout=0)
         if not ready:
             ready, _ = self._ray.wait([worker.messages for worker in workers], timeout=seconds)
-        return [worker for worker in workers if any(worker.messages is some for some in ready)]
+        return [worker for worker in workers if any(worker.messages is messages for messages in ready)]
 
 
 class _Actor:
@@ -155,7 +155,7 @@ def crew(cluster: Cluster, threads: int, results: Path) -> Iterator[Actors]:
 
 
 class ShardStarter:
-    """Puts plans to work on a cluster, each in an actor with so many threads: the ``start`` of a ``Conductor``.
+    """Puts shards to work on a cluster, each in an actor with so many threads: the ``start`` of a ``Conductor``.
 
     Machines get shards by their cores. For some seconds after a machine is lost, Ray takes it for alive: the next start
     leaves out where an actor was when it died.
@@ -165,13 +165,13 @@ class ShardStarter:
         self._cluster, self._threads = cluster, threads
         self._suspects: set[str] = set()
 
-    def __call__(self, plans: Sequence[Plan]) -> "ShardActors":
+    def __call__(self, tasks: Sequence[ShardTask]) -> "ShardActors":
         machines = self._cluster.machines()
         trusted = {name: cores for name, cores in machines.items() if name not in self._suspects} or machines
         self._suspects.clear()
         # One per core of each machine in turn, over and over.
         turns = [name for turn in range(max(trusted.values())) for name, cores in trusted.items() if turn < cores]
-        return ShardActors(self._cluster.ray, self._threads, plans, [turns[i % len(turns)] for i in range(len(plans))],
+        return ShardActors(self._cluster.ray, self._threads, tasks, [turns[i % len(turns)] for i in range(len(tasks))],
                            self._suspects)
 
 
@@ -186,17 +186,18 @@ class ShardActors:
         Died: if one of them does.
     """
 
-    def __init__(self, ray: Any, threads: int, plans: Sequence[Plan], machines: Sequence[str], suspects: set[str]):
+    def __init__(self, ray: Any, threads: int, tasks: Sequence[ShardTask], machines: Sequence[str],
+                 suspects: set[str]):
         self._ray, self._machines, self._suspects = ray, machines, suspects
-        place = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         shard = ray.remote(Shard)
         # They hold next to nothing of a core, so that those of a lost machine can be started beside the others. An
         # actor that holds nothing at all is placed by way of any machine, perhaps the lost one.
-        self._actors = [shard.options(num_cpus=0.001, scheduling_strategy=place(machine, soft=True)).remote(threads)
-                        for machine in machines]
+        self._actors = [shard.options(num_cpus=0.001, scheduling_strategy=affinity(machine, soft=True))
+                        .remote(threads) for machine in machines]
         self.requests: list[Request] = []
         try:
-            self._wait([actor.begin.remote(plan) for actor, plan in zip(self._actors, plans)])
+            self._wait([actor.begin.remote(task) for actor, task in zip(self._actors, tasks)])
         except Died:
             self.close()
             raise

@@ -1,9 +1,9 @@
 """One run with its clients spread over workers, shards: only sums travel in a round, and private rows stay.
 
 Every shard runs the ordinary loop (``federation.run``) on its own clients, with its own copy of what is public and of
-the server. Where the loop needs something of all clients (see ``federation/population.py``), the shard hands out its part and waits;
-the conductor adds the parts up in the order of the shards and hands the same sums to all. So the shards stay in step,
-and a message is never about one client but for its metrics.
+the server. Where the loop needs something of all clients (see ``federation/population.py``), the shard hands
+out its part and waits; the conductor adds the parts up in the order of the shards and hands the same sums to all. So
+the shards stay in step, and a message is never about one client but for its metrics.
 
 All a run carries can be gathered from the shards at any point and dealt out to new ones. When a worker dies, its run
 goes back to what was gathered last and does the rounds since then again, with the same numbers.
@@ -65,7 +65,7 @@ class Apart(Population):
 
 
 @dataclass(frozen=True)
-class Plan:
+class ShardTask:
     """What a shard is to do, in plain data.
 
     Attributes:
@@ -91,7 +91,7 @@ class Plan:
         """The parts of a run over the shard's clients.
 
         Raises:
-            UserError: if a plugin or a version here is not the one that the plan was made with.
+            UserError: if a plugin or a version here is not the one that the task was made with.
         """
         from ..runs.registry import discover
 
@@ -108,7 +108,7 @@ class Plan:
 
 
 class Shard:
-    """Runs a plan in a thread of its own and talks to the conductor in turns: one request, one answer.
+    """Runs a task in a thread of its own and talks to the conductor in turns: one request, one answer.
 
     Requests are ("sum" | "mean" | "participants", content), ("outline", what displays look at) after every round and
     step, ("progress", all of it) if the answer to that is ``GATHER``, ("error", (class, text)) and ("done", None).
@@ -119,9 +119,9 @@ class Shard:
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
-    def begin(self, plan: Plan) -> Request:
+    def begin(self, task: ShardTask) -> Request:
         """Start; returns the first request."""
-        threading.Thread(target=self._run, args=(plan,), daemon=True).start()
+        threading.Thread(target=self._run, args=(task,), daemon=True).start()
         return self._requests.get()
 
     def exchange(self, answer: Any) -> Request:
@@ -133,13 +133,13 @@ class Shard:
         self._requests.put((kind, content))
         return self._answers.get()
 
-    def _run(self, plan: Plan) -> None:
+    def _run(self, task: ShardTask) -> None:
         torch.set_num_threads(self._threads)  # of this thread
         try:
-            federation = replace(plan.federation(), population=Apart(self._ask))
+            federation = replace(task.federation(), population=Apart(self._ask))
             require(federation, self._threads)
-            with draws.named(plan.names):
-                for progress in run(federation, plan.progress):
+            with draws.named(task.names):
+                for progress in run(federation, task.progress):
                     if self._ask("outline", outline(progress)) == GATHER:
                         self._ask("progress", progress)
             self._requests.put(("done", None))
@@ -166,12 +166,12 @@ class Conductor:
     Args:
         config: of the run; its settings name what the shards put together.
         shards: how many.
-        start: puts plans to work and returns their group. May raise Died.
+        start: puts shards to work and returns their group. May raise Died.
         note: called with a line of text when shards are started again.
     """
 
     def __init__(self, config: RunConfig, shards: int, plugins: tuple[Path, ...],
-                 start: Callable[[list[Plan]], Group], note: Callable[[str], None] = lambda message: None):
+                 start: Callable[[list[ShardTask]], Group], note: Callable[[str], None] = lambda message: None):
         self._config, self._shards, self._plugins, self._start, self._note = config, shards, plugins, start, note
         self._group: Group | None = None
 
@@ -190,9 +190,9 @@ class Conductor:
         self._gathered, self._seen, self._deaths = (0, progress), 0, 0  # how many outlines are seen, and all there was
         try:
             self._begin()
-            while (found := self._until(self._seen + 1)) is not None:
+            while (latest := self._until(self._seen + 1)) is not None:
                 self._seen += 1
-                yield found
+                yield latest
         finally:
             self._close()
 
@@ -220,21 +220,21 @@ class Conductor:
                 self._note(f"{death}; starting the shards again, from the last state gathered.")
             self._at, progress = self._gathered
             self._behind = progress or Progress()
-            plans = [self._plan(part, names, progress) for part, names in zip(self._parts, self._names)]
+            tasks = [self._task(part, names, progress) for part, names in zip(self._parts, self._names)]
             try:
-                self._group = self._start(plans)
+                self._group = self._start(tasks)
                 self._requests, self._fresh = self._checked(self._group.requests), True
                 return
             except Died as again:
                 death = again
 
-    def _plan(self, stream: Stream, names: Tensor, progress: Progress | None) -> Plan:
+    def _task(self, stream: Stream, names: Tensor, progress: Progress | None) -> ShardTask:
         c = self._config
         plugins = [(plugin.name, plugin.digest, {field.name: getattr(settings, field.name)
                                                  for field in fields(settings)})
                    for plugin, settings in ((c.method, c.method_settings), (c.backbone, c.backbone_settings))]
-        return Plan(*plugins, c.local, c.server, c.evaluation, c.seed, self._plugins, versions(), stream, names,
-                    progress and progress_part(progress, names))
+        return ShardTask(*plugins, c.local, c.server, c.evaluation, c.seed, self._plugins, versions(), stream, names,
+                         progress and progress_part(progress, names))
 
     def _close(self) -> None:
         if self._group is not None:

@@ -72,6 +72,53 @@ class Pipe(Protocol):
     def send(self, message: tuple) -> None: ...
 
 
+class _Parent:
+    """The process that gave a job, at the other end of a pipe.
+
+    Attributes:
+        asked_to_stop: it wants the job to stop, or is gone.
+    """
+
+    def __init__(self, pipe: Pipe):
+        self._pipe, self._reported = pipe, 0.0
+        self.asked_to_stop = False
+
+    def stop(self) -> bool:
+        """Whether the job is to stop."""
+        try:
+            if not self.asked_to_stop and self._pipe.poll():
+                self._pipe.recv()
+                self.asked_to_stop = True
+        except (EOFError, OSError):
+            self.asked_to_stop = True
+        return self.asked_to_stop
+
+    def tell(self, *message: Any) -> None:
+        try:
+            self._pipe.send(message)
+        except OSError:  # the parent is gone: not a reason to lose the checkpoint
+            self.asked_to_stop = True
+
+    def tell_progress(self, progress: Any, blocks: int, rounds: int) -> None:
+        """Report on a round, unless another was reported on just before."""
+        if time.monotonic() - self._reported >= REPORT_EVERY or progress.trained:
+            self._reported = time.monotonic()
+            self.tell("progress", progress.step, blocks, progress.round, rounds)
+
+
+def _stream(config: Any, dataset: str, streams: OrderedDict[Any, Any]) -> Any:
+    """The stream of a configuration, perhaps an earlier job's."""
+    from ..data.datasets import load_stream
+
+    key = (dataset, config.source.fingerprint, config.stream)
+    if key not in streams:
+        streams[key] = load_stream(config.source, config.stream)
+    streams.move_to_end(key)
+    while len(streams) > STREAMS:
+        streams.popitem(last=False)
+    return streams[key]
+
+
 def run_job(job: Job, pipe: Pipe, threads: int, streams: OrderedDict[Any, Any]) -> tuple[str, Any]:
     """Do a run; returns the last message about it, and sends the others (see ``serve``).
 
@@ -82,7 +129,6 @@ def run_job(job: Job, pipe: Pipe, threads: int, streams: OrderedDict[Any, Any]) 
     with importing():
         import torch
 
-        from ..data.datasets import load_stream
         from ..errors import Busy, RunFailed, UserError
         from ..runs.config import make_config, resolve_device
         from ..runs.registry import discover
@@ -90,43 +136,16 @@ def run_job(job: Job, pipe: Pipe, threads: int, streams: OrderedDict[Any, Any]) 
 
     torch.set_num_threads(threads)
     reset_peak()
-    asked, reported = [], [0.0]
-
-    def stop() -> bool:
-        try:
-            if not asked and pipe.poll():
-                asked.append(pipe.recv())
-        except (EOFError, OSError):
-            asked.append(STOP)
-        return bool(asked)
-
-    def tell(*message) -> None:
-        try:
-            pipe.send(message)
-        except OSError:  # the parent is gone: not a reason to lose the checkpoint
-            asked.append(STOP)
-
-    def on_progress(stream, progress) -> None:
-        if time.monotonic() - reported[0] >= REPORT_EVERY or progress.trained:
-            reported[0] = time.monotonic()
-            tell("progress", progress.step, len(stream.steps), progress.round, config.server.rounds)
-
-    def load():
-        key = (job.dataset, config.source.fingerprint, config.stream)
-        if key not in streams:
-            streams[key] = load_stream(config.source, config.stream)
-        streams.move_to_end(key)
-        while len(streams) > STREAMS:
-            streams.popitem(last=False)
-        return streams[key]
-
+    parent = _Parent(pipe)
     try:
         config = make_config(discover(job.plugins), job.method, job.backbone, job.dataset, job.seed, job.layers,
                              job.data_dir, resolve_device(job.device))
         if config.hash != job.hash:
             raise UserError("its data, plugin or configuration file was changed since the grid began; start it again.")
-        content = execute(config, load, job.results, on_progress=on_progress, stop=stop,
-                          warn=lambda text: tell("warn", text))
+        content = execute(
+            config, lambda: _stream(config, job.dataset, streams), job.results, stop=parent.stop,
+            on_progress=lambda stream, done: parent.tell_progress(done, len(stream.steps), config.server.rounds),
+            warn=lambda text: parent.tell("warn", text))
         return "finished", content["seconds"]["total"]
     except Interrupted as error:
         return "stopped", str(error)

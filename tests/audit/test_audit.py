@@ -120,7 +120,7 @@ def test_some_clients_of_a_chunk_are_those_clients(registry, case):
     _, model, trained = max(seen, key=lambda one: len(one[2].users))
     part = torch.arange(len(trained.users)) % 3 == 1
     assert 0 < int(part.sum()) < len(part)
-    some = attack.some_of(trained, part)
+    some = attack.clients_of(trained, part)
     whole, cut = trained.changes(model, f.backbone), some.changes(model, f.backbone)
     assert whole.keys() == cut.keys()
     for name, change in whole.items():

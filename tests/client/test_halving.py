@@ -15,6 +15,7 @@ from fedcl_bench.federation.loop import run
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.sampling import LaterChunk, LocalSettings, draw_negatives, make_chunks
+from fedcl_bench.sizes import SIZES
 from fedcl_bench.testing.worlds import ragged
 
 TEXT = ("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 16.00 GiB of which 3.00 GiB is "
@@ -24,7 +25,7 @@ WORDS = ("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total cap
          "is free.")
 
 
-SIZES = [5, 3, 5, 4, 2, 5, 1]
+HALVES = [5, 3, 5, 4, 2, 5, 1]
 
 
 def chunk_of(sizes):
@@ -36,12 +37,12 @@ def chunk_of(sizes):
 @pytest.mark.parametrize("kept", [True, False])
 def test_halves_hold_the_same_clients_and_draws(monkeypatch, kept):
     """Of chunks that are kept, and of those made when their turn comes."""
-    chunk = chunk_of(SIZES)
+    chunk = chunk_of(HALVES)
     whole = dict(zip(chunk.users.tolist(), draw_negatives(chunk, LocalSettings(), 0, 0, 0).tolist()))
     tried = []
     if not kept:
-        monkeypatch.setattr("fedcl_bench.sampling.KEPT_POSITIVES", 0)
-        chunk = chunk_of(SIZES)
+        monkeypatch.setattr(SIZES, "kept_positives", 0)
+        chunk = chunk_of(HALVES)
         assert isinstance(chunk, LaterChunk)
 
     def train(part):

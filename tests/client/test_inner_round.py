@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
+import subprocess
 from dataclasses import replace
 from itertools import product
 
 import pytest
 import torch
-from helpers import build, train_round, trainer_of, way_of
+from helpers import ROOT, build, train_round, trainer_of, way_of
 from hypothesis import given, settings, strategies as st
 
-from fedcl_bench import parallel, sampling
+from fedcl_bench import parallel
 from fedcl_bench.data.stream import Step
 from fedcl_bench.data.synth import World, as_step
 from fedcl_bench.draws import DrawKey
@@ -22,8 +24,9 @@ from fedcl_bench.federation.growth import grow
 from fedcl_bench.layers import ITEM, USER
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
-from fedcl_bench.ops import kernels
+from fedcl_bench.ops import kernels, library
 from fedcl_bench.sampling import LocalSettings, make_chunks
+from fedcl_bench.sizes import SIZES
 from fedcl_bench.stats.clip_noise import Protection
 from fedcl_bench.testing.worlds import ragged
 
@@ -81,7 +84,7 @@ def same(results):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("dim", [5, 32])
 def test_one_call_equals_local_batches(registry, step, monkeypatch, backbone, local, dtype, dim):
-    monkeypatch.setattr(sampling, "MOST_UPDATES", 1 << 30)
+    monkeypatch.setattr(SIZES, "most_updates", 1 << 30)
     backbone, local = build(registry, "backbone", backbone, dim=dim), LocalSettings(**local)
     model = start(backbone, step, dtype)
     found = same(both_ways(step, backbone, local, model))
@@ -94,11 +97,11 @@ def test_numbers_do_not_depend_on_how_clients_are_cut_into_chunks(registry, step
     model, users = start(backbone, step), torch.arange(step.n_users)
     results = []
     for least in (1 << 20, 1):
-        monkeypatch.setattr(sampling, "LEAST_OF_CALLS", least)
+        monkeypatch.setattr(SIZES, "least_of_calls", least)
         chunks = make_chunks(step, users, local, 32, inner=True, samples_only=True, fused=True)
         results.append(train_round(chunks, model, backbone, FT, local, 3, 1, 2))
     samples = [5 * int(chunk.count.sum()) for chunk in chunks]
-    assert len(chunks) >= sampling.CHUNKS_OF_CALLS > 1 and max(samples) < 1.5 * sum(samples) / sampling.CHUNKS_OF_CALLS
+    assert len(chunks) >= SIZES.chunks_of_calls > 1 and max(samples) < 1.5 * sum(samples) / SIZES.chunks_of_calls
     same(results)
 
 
@@ -137,9 +140,25 @@ def test_one_call_without_memory(registry, step, monkeypatch):
     backbone, local = build(registry, "backbone", "fedmf"), LocalSettings(batch_size=50)
     model = start(backbone, step)
     chunks = make_chunks(step, torch.arange(step.n_users), local, 32, inner=True, samples_only=True)
-    monkeypatch.setattr(kernels, "_call", lambda *_: -1)
-    with pytest.raises(MemoryError, match="no memory to train on"):
+    full = {name: function._replace(call=lambda *_: -1) if name == "inner_round_float" else function
+            for name, function in library._loaded().items()}
+    monkeypatch.setattr(library, "_loaded", lambda: full)
+    with pytest.raises(MemoryError, match="no memory for inner_round_float with .*'P': "):
         train_round(chunks, model, backbone, FT, local, 3, 1, 2)
+
+
+@pytest.mark.parametrize("lacking, expected", [
+    ("items", r"the model has 60 rows of items and 150 of users, its clients need 120 and 150"),
+    ("users", r"the model has 120 rows of items and 149 of users, its clients need 120 and 150")])
+def test_a_model_lacking_rows_is_told(registry, step, lacking, expected):
+    """Every row that clients look up is there before they are trained."""
+    backbone, local = build(registry, "backbone", "fedmf"), LocalSettings(batch_size=50)
+    model = start(backbone, step)
+    chunks = make_chunks(step, torch.arange(step.n_users), local, 32, inner=True, samples_only=True)
+    less = (replace(model, public={ITEM: model.public[ITEM][:60].clone()}) if lacking == "items" else
+            replace(model, private={USER: model.private[USER][:149].clone()}))
+    with pytest.raises(ValueError, match=expected):
+        train_round(chunks, less, backbone, FT, local, 3, 1, 2)
 
 
 def test_clipped_and_weighted(registry, step):
@@ -260,7 +279,7 @@ def test_dead_clients_are_told(registry, step):
 @pytest.mark.parametrize("processor", ["x86-64", "x86-64-v3", "x86-64-v4"])  # registers of 16, 32 and 64 bytes
 def test_numbers_do_not_depend_on_the_width_of_registers(registry, step, monkeypatch, tmp_path, processor):
     needed = {"x86-64": "", "x86-64-v3": "avx2", "x86-64-v4": "avx512vl"}[processor]
-    if needed not in kernels._processor():
+    if needed and needed not in library.processor():
         pytest.skip(f"this processor has no {needed}")
     items = torch.randint(step.n_items, (step.n_users, 50), generator=torch.Generator().manual_seed(1))
     local = LocalSettings(batch_size=70)
@@ -279,8 +298,11 @@ def test_numbers_do_not_depend_on_the_width_of_registers(registry, step, monkeyp
                 yield from kernels.weighted_bce(scores, scores.sigmoid(), scores.square())
 
     expected = list(numbers())
-    monkeypatch.setattr(kernels, "_NATIVE", (f"-march={processor}",))
-    kernels._build(tmp_path / "kernels.so")
-    monkeypatch.setattr(kernels, "_loaded", lambda narrow=ctypes.CDLL(str(tmp_path / "kernels.so")): narrow)
+    built = tmp_path / "kernels.so"
+    subprocess.run([*os.environ.get("CC", "cc").split(), "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-Wno-psabi",
+                    '-DSOURCES=""', f"-march={processor}", str(ROOT / "fedcl_bench/ops/kernels.c"), "-o", str(built),
+                    "-lm"], check=True)
+    loaded = dict(library.functions(ctypes.CDLL(str(built))))
+    monkeypatch.setattr(library, "_loaded", lambda: loaded)
     for found, number in zip(numbers(), expected, strict=True):
         assert torch.equal(found, number)

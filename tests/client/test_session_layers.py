@@ -18,6 +18,7 @@ from fedcl_bench.model import Snapshot
 from fedcl_bench.parallel import even_pieces
 from fedcl_bench.sampling import LocalSettings
 from fedcl_bench.sequential import Dropout
+from fedcl_bench.sizes import SIZES
 from fedcl_bench.testing.worlds import session_log, session_stream
 
 C, N, D = 3, 5, 4
@@ -94,7 +95,7 @@ def test_dropout_drawn_ahead_is_the_same(monkeypatch):
         assert again == entries and all(torch.equal(a, b) for a, b in zip(found, expected))
     drawn = []
     monkeypatch.setattr(sequential, "_patterns", lambda *call: drawn.append(call[1:]) or [])
-    Dropout(keys, entries), Dropout(keys, (sequential._DRAWN_AT_ONCE, 1)), Dropout(None, entries)
+    Dropout(keys, entries), Dropout(keys, (SIZES.dropped, 1)), Dropout(None, entries)
     assert drawn == [(0, entries)]
 
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from helpers import build, train_round
 
-from fedcl_bench import sampling
 from fedcl_bench.cli.main import main
 from fedcl_bench.data import prepared
 from fedcl_bench.data.datasets import build_stream, load_stream
@@ -22,6 +21,7 @@ from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.sampling import LaterChunk, LocalSettings, make_chunks
+from fedcl_bench.sizes import SIZES
 
 SETTINGS = StreamSettings(k_core=0)
 
@@ -126,8 +126,8 @@ def test_chunks_made_later_give_the_same_round(registry, ml100k, monkeypatch, in
     backbone = build(registry, "backbone", "fedmf")
     model = grow(Snapshot({}, {}), backbone, 0, step, torch.float32, torch.device("cpu"))
     results = []
-    for kept in (sampling.KEPT_POSITIVES, len(step.train.values) - 1):
-        monkeypatch.setattr(sampling, "KEPT_POSITIVES", kept)
+    for kept in (SIZES.kept_positives, len(step.train.values) - 1):
+        monkeypatch.setattr(SIZES, "kept_positives", kept)
         chunks = make_chunks(step, torch.arange(step.n_users), settings, row_width(model, backbone), inner=inner)
         results.append(train_round(chunks, model, backbone, Method(NoSettings()), settings, 0, 0, 0)[:2])
     assert all(isinstance(chunk, LaterChunk) for chunk in chunks)

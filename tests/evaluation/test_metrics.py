@@ -17,6 +17,7 @@ from fedcl_bench.evaluation.ranking import is_product, list_metrics, parse_metri
 from fedcl_bench.model import Snapshot
 from fedcl_bench.ops import kernels
 from fedcl_bench.ops.topk import highest
+from fedcl_bench.sizes import SIZES
 from fedcl_bench.testing.worlds import ragged
 
 
@@ -80,7 +81,7 @@ def test_rank_all_in_pieces_is_the_same(monkeypatch):
     model = Snapshot({"items": torch.zeros(30, 1)}, {"scores": torch.randn(17, 30)})
     target, mask = ragged(*([i % 30, (i + 3) % 30] for i in range(17))), ragged(*([(i + 1) % 30] for i in range(17)))
     whole = rank_all(TableBackbone(), model, target, [mask], [10])
-    monkeypatch.setattr("fedcl_bench.evaluation.ranking._SCORES_AT_ONCE", 61)
+    monkeypatch.setattr(SIZES, "scored", 61)
     pieces = rank_all(TableBackbone(), model, target, [mask], [10])
     for name in whole.values:
         assert torch.equal(whole.values[name], pieces.values[name])
@@ -169,7 +170,7 @@ def test_sampled_candidates_alone_rank_as_among_all_items(registry, monkeypatch)
     pairs = sys.modules["fedcl_bench.evaluation.ranking"].score_pairs
     sizes, alone = scored_items()
     assert sizes == [(users, m + 3)]
-    monkeypatch.setattr("fedcl_bench.evaluation.ranking._ITEMS_PER_CANDIDATE", 100)
+    monkeypatch.setattr(SIZES, "items_per_candidate", 100)
     sizes, whole = scored_items()
     assert sizes == []
     assert set(alone.values["hit@5"].tolist()) == {0.0, 1.0}

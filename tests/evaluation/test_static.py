@@ -16,7 +16,6 @@ from helpers import TableBackbone, build, federation, finish, one_step, train_on
 from hypothesis import given, settings, strategies as st
 from scipy import stats
 
-from fedcl_bench import sampling
 from fedcl_bench.backbone import Backbone
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.datasets import load_stream
@@ -31,6 +30,7 @@ from fedcl_bench.runs import config
 from fedcl_bench.runs.config import STATIC_DEFAULTS, layers, make_config
 from fedcl_bench.runs.records import Record
 from fedcl_bench.sampling import LocalSettings, draw_negatives, make_chunks
+from fedcl_bench.sizes import SIZES
 from fedcl_bench.testing.worlds import ragged, small_interactions
 
 STATIC = StreamSettings(stream="static", k_core=0)
@@ -298,7 +298,7 @@ def test_negatives_without_listing_the_others(monkeypatch):
     enough = [step.train.of(u).tolist() if len(touched(step, u)) <= 56 else [] for u in range(9)]
     step = one_step(ragged(*enough), 60, step.valid, step.test)
     listed = drawn(step, UNTOUCHED)
-    monkeypatch.setattr(sampling, "LISTED_OTHERS", 0)
+    monkeypatch.setattr(SIZES, "listed_others", 0)
     assert drawn(step, UNTOUCHED) == listed and len(listed) > 5
 
 

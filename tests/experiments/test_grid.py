@@ -69,7 +69,7 @@ def undisturbed(tmp_path_factory):
 def tasks(registry):
     def make(*methods, seeds=1, **settings):
         specs = [RunSpec(m, "fedmf", "ml-100k", tuple({"rounds": 2, **settings}.items())) for m in methods]
-        return grid.plan(registry, specs, range(seeds))
+        return grid.make_tasks(registry, specs, range(seeds))
     return make
 
 
@@ -85,7 +85,7 @@ def test_seeds_in_words(seeds, text):
 def test_a_product_with_seeds_innermost(registry):
     part = grid.Part(("ft", "f3crec"), ("fedmf",), seeds=2, set={"rounds": 5})
     assert part.specs() == [RunSpec(m, "fedmf", "ml-100k", (("rounds", 5),)) for m in ("ft", "f3crec")]
-    planned = grid.plan(registry, part.specs(), (3, 4))
+    planned = grid.make_tasks(registry, part.specs(), (3, 4))
     assert [(t.spec.method, t.config.seed, t.config.server.rounds) for t in planned] == [
         ("ft", 3, 5), ("ft", 4, 5), ("f3crec", 3, 5), ("f3crec", 4, 5)]
     assert planned[1].config.base_hash == planned[3].config.base_hash != planned[0].config.base_hash
@@ -100,9 +100,9 @@ def test_every_combination_of_what_varies():
 def test_equal_runs_are_planned_once(registry):
     """However a run is written: by its default, as text, or in two parts of a file."""
     specs = [RunSpec("ft", "fedmf", "ml-100k", settings) for settings in ((), (("lr", "1.0"),), (("lr", 1),))]
-    once = grid.plan(registry, specs, (0, 1))
+    once = grid.make_tasks(registry, specs, (0, 1))
     assert len(once) == 2
-    assert len(grid.merged([once, grid.plan(registry, specs[:1], (1, 2))])) == 3
+    assert len(grid.merged([once, grid.make_tasks(registry, specs[:1], (1, 2))])) == 3
 
 
 def test_the_device_is_part_of_every_run(registry, capsys, tmp_path, monkeypatch):
@@ -112,11 +112,11 @@ def test_the_device_is_part_of_every_run(registry, capsys, tmp_path, monkeypatch
     assert main([*arguments, "cuda", "--results", str(tmp_path)]) == 2
     assert "--device cuda: PyTorch finds no CUDA device here" in capsys.readouterr().err
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    task, = grid.plan(registry, [spec], [3], device="cuda")
+    task, = grid.make_tasks(registry, [spec], [3], device="cuda")
     assert (task.config.device, task.config.seed) == ("cuda", 3)
     assert task.command(Path("results"), None, ()) == \
         "run_bench.py --method ft --backbone fedmf --dataset ml-100k --seed 3 --device cuda"
-    on_cpu, = grid.plan(registry, [spec], [3])
+    on_cpu, = grid.make_tasks(registry, [spec], [3])
     (found,), _ = grid_json(capsys, *arguments[1:], "auto", "--first-seed", "3", "--dry-run", "--results", str(tmp_path))
     assert found["hash"] == task.config.hash != on_cpu.config.hash
 
@@ -125,7 +125,7 @@ def test_the_device_is_part_of_every_run(registry, capsys, tmp_path, monkeypatch
 def test_a_worker_has_the_device_of_its_run(registry, tmp_path, monkeypatch):
     """Its process finds no GPU and says so, instead of computing on the processor."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    task, = grid.plan(registry, [RunSpec("ft", "fedmf", "ml-100k", (("rounds", 1),))], [0], device="cuda")
+    task, = grid.make_tasks(registry, [RunSpec("ft", "fedmf", "ml-100k", (("rounds", 1),))], [0], device="cuda")
     with Pool(tmp_path, None, (), jobs=1) as workers:
         outcome, = workers.run([task])
     assert (outcome.status, "PyTorch finds no CUDA device" in outcome.error) == ("error", True)

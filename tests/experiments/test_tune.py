@@ -46,7 +46,8 @@ def searching(registry, tmp_path):
                     write_curve(task.record(tmp_path).folder, b0=[9.0], b1=[found, 0.0])
                     outcomes.append(Outcome(task, "finished", 1.0))
             return outcomes
-        results = tune.tune(registry, combinations, Effort(**effort), tmp_path / "tuned", tmp_path, run, again=again)
+        tuning = tune.Tuning(registry, Effort(**effort), tmp_path / "tuned", tmp_path, again=again)
+        results = tune.tune(tuning, combinations, run)
         return {result.combination: result for result in results}, tried
     return search
 

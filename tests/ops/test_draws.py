@@ -10,7 +10,7 @@ from helpers import build, one_step, train_once
 from hypothesis import given, strategies as st
 from scipy import stats
 
-from fedcl_bench import draws, sampling
+from fedcl_bench import draws
 from fedcl_bench.client import base
 from fedcl_bench.data.synth import World, as_step
 from fedcl_bench.errors import UserError
@@ -18,6 +18,7 @@ from fedcl_bench.federation.growth import grow
 from fedcl_bench.model import Snapshot
 from fedcl_bench.ops import kernels
 from fedcl_bench.sampling import LocalSettings, Others, draw_negatives, make_chunks
+from fedcl_bench.sizes import SIZES
 from fedcl_bench.testing.worlds import ragged
 
 
@@ -117,7 +118,7 @@ def test_first_slots(monkeypatch, table):
     """By a table, by sorting and by kernel alike: the first slot of the same client that holds the same item."""
     if table is not None:
         monkeypatch.setattr(kernels, "why_not", lambda: "switched off")
-        monkeypatch.setattr(base, "SLOT_TABLE", table)
+        monkeypatch.setattr(SIZES, "slot_table", table)
     items = torch.randint(7, (30, 16), generator=torch.Generator().manual_seed(0))
     items[0] = 6
     kept = items.clone()
@@ -135,8 +136,8 @@ def test_a_round_is_the_same_by_table_and_by_sorting(registry, monkeypatch):
     monkeypatch.setattr(kernels, "why_not", lambda: "switched off")
     results = []
     for table in (0, 1 << 22):
-        monkeypatch.setattr(base, "SLOT_TABLE", table)
-        monkeypatch.setattr(sampling, "LISTED_OTHERS", table)
+        monkeypatch.setattr(SIZES, "slot_table", table)
+        monkeypatch.setattr(SIZES, "listed_others", table)
         results.append(train_once(backbone, model, step.train, LocalSettings(batch_size=40, local_epochs=2), step=step))
     for one, other in zip(*(result[0].tables() for result in results)):
         assert torch.equal(one, other)
@@ -145,7 +146,7 @@ def test_a_round_is_the_same_by_table_and_by_sorting(registry, monkeypatch):
 @pytest.mark.parametrize("listed", [True, False])
 def test_a_client_with_all_items_is_told(monkeypatch, listed):
     """There is no negative for it; reading on would take another client's."""
-    monkeypatch.setattr(sampling, "LISTED_OTHERS", 1 << 30 if listed else 0)
+    monkeypatch.setattr(SIZES, "listed_others", 1 << 30 if listed else 0)
     step = one_step(ragged([0, 1], [2, 0, 1], [1]), 3)
     with pytest.raises(UserError, match=r"block 0: client 1 .* all 3 items"):
         make_chunks(step, torch.arange(3), LocalSettings(), 8)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -22,8 +20,9 @@ from fedcl_bench.federation.sums import _add_rows
 from fedcl_bench.functional import weighted_bce
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
-from fedcl_bench.ops import kernels
+from fedcl_bench.ops import kernels, library
 from fedcl_bench.sampling import LocalSettings, Others, draw_negatives, make_chunks, padded
+from fedcl_bench.sizes import SIZES
 from fedcl_bench.testing.worlds import ragged
 
 compiled = pytest.mark.skipif(kernels.why_not() is not None, reason=f"no compiled kernels: {kernels.why_not()}")
@@ -48,7 +47,7 @@ def without(monkeypatch):
 @pytest.mark.parametrize("listed", [True, False])
 @pytest.mark.parametrize("pool", ["untrained", "untouched"])
 def test_negatives_to_the_bit(step, without, monkeypatch, listed, pool):
-    monkeypatch.setattr("fedcl_bench.sampling.LISTED_OTHERS", 1 << 30 if listed else 0)
+    monkeypatch.setattr(SIZES, "listed_others", 1 << 30 if listed else 0)
     local, users = LocalSettings(negative_pool=pool), torch.arange(step.n_users)
     theirs = without(lambda: make_chunks(step, users, local, 8))
     for chunk, other in zip(make_chunks(step, users, local, 8), theirs, strict=True):
@@ -100,7 +99,11 @@ def test_weights_of_local_batches_to_the_bit(registry, step, without, backbone, 
     users = torch.arange(0, step.n_users, 1 if size > 1 else 40)
     for chunk in make_chunks(step, users, local, 8, backbone.pairwise):
         trainer = ListTrainer(chunk, model, training(backbone, Method(NoSettings()), model, local), DrawKey(3, 1, 2))
-        found, expected = (list(trainer._epoch_weights(1)), without(lambda: list(trainer._epoch_weights(1))))
+
+        def weights(trainer=trainer):
+            return [view.members.weights() for view in trainer._covering(1)]
+
+        found, expected = weights(), without(weights)
         assert len(found) == len(expected) == chunk.batches
         for one, other in zip(found, expected):
             assert torch.equal(one, other)
@@ -212,14 +215,60 @@ def test_mean_to_the_bit(dtype):
 
 @compiled
 def test_tensors_have_to_be_contiguous():
-    with pytest.raises(ValueError, match="row_products_float: a tensor of shape .* is not contiguous"):
+    with pytest.raises(ValueError, match="row_products_float: items, a tensor of shape .* is not contiguous"):
         kernels.row_products(torch.zeros(4, 3), torch.zeros(6, 2, dtype=torch.int64).T, torch.zeros(2, 3), None)
 
 
 @compiled
 def test_every_update_has_its_vector():
-    with pytest.raises(ValueError, match=r"vectors of shape \(2, 1, 3\), expected \(2, 5, 3\)"):
+    with pytest.raises(ValueError, match=r"vectors has shape \(2, 1, 3\), expected \(C, K, d\) with .*'K': 5"):
         kernels.add_outer(torch.zeros(4, 3), None, None, torch.zeros(2, 4, 5), torch.zeros(2, 1, 3))
+
+
+@compiled
+@pytest.mark.parametrize("bad", [-1, 5])
+def test_what_is_looked_up_has_to_be_there(bad):
+    """Every kernel that reads or writes a row, or a column, by its number."""
+    items, table, vectors = torch.tensor([[0, bad, 4]]), torch.zeros(5, 3), torch.zeros(1, 3)
+    order, share = items.int(), torch.ones(1, 1)
+    batch = order if bad > 0 else order - 1, 0, 3, share  # -1 is no slot
+    calls = {
+        "row_products": lambda: kernels.row_products(table, items, vectors, None),
+        "row_sums": lambda: kernels.row_sums(table, items, torch.zeros(1, 3)),
+        "add_outer": lambda: kernels.add_outer(table, items, None, torch.zeros(1, 3, 2), torch.zeros(1, 2, 3)),
+        "add_outer: numbers": lambda: kernels.add_outer(table, items.abs() % 5, items[0, 1:2], torch.zeros(1, 3, 2),
+                                                        torch.zeros(1, 2, 3)),
+        "first_slots": lambda: kernels.first_slots(items, 5),
+        "ranks": lambda: kernels.ranks(torch.zeros(1, 5), items),
+        "add_rows": lambda: kernels.add_rows(table, items[0], torch.zeros(3, 3)),
+        "batch_weights": lambda: kernels.batch_weights(*batch, 5),
+        "group": lambda: kernels.group(items[0, :1], 0, None, items[0, 1:2], None, 4, 2),
+        "padded": lambda: kernels.padded(torch.arange(6), torch.arange(5), items[0], None),
+        "padded: starts": lambda: kernels.padded(torch.tensor([0, bad, 4]), torch.arange(4), torch.tensor([1]), None),
+        "inner_batch: items": lambda: kernels.inner_batch(
+            table, items, vectors, None, torch.zeros(1, 3, 2), torch.zeros(1, 2, 3), 0,
+            (order.clamp(0, 2), 0, 3, share), torch.ones(3, dtype=torch.bool), (True, False, True)),
+        "inner_batch: slots": lambda: kernels.inner_batch(
+            table, None, vectors, None, torch.zeros(1, 5, 2), torch.zeros(1, 2, 3), 0, batch,
+            torch.ones(5, dtype=torch.bool), (True, False, True)),
+        "inner_batch: updates": lambda: kernels.inner_batch(
+            table, None, vectors, None, torch.zeros(1, 5, 2), torch.zeros(1, 2, 3), bad,
+            (order.clamp(0, 2), 0, 3, share), torch.ones(5, dtype=torch.bool), (True, False, True))}
+    for name, look_up in calls.items():
+        with pytest.raises(ValueError, match=f"kernels: {name}.* are .*, expected "):
+            look_up()
+    assert not table.any()
+
+
+@compiled
+def test_arguments_of_other_types_are_refused():
+    scores = torch.zeros(2, 3)
+    with pytest.raises(ValueError, match="ranks_float: items is torch.int32 on cpu, expected torch.int64"):
+        kernels.ranks(scores, torch.zeros(2, 1, dtype=torch.int32))
+    with pytest.raises(ValueError, match="weighted_bce: weights is torch.float64"):
+        kernels.weighted_bce(scores, scores, scores.double())
+    with pytest.raises(ValueError, match="row_products_float: vectors is None, expected a tensor"):
+        library.call("row_products_float", scores, torch.zeros(1, 1, dtype=torch.int64), None, None, 1, 1, 3, scores)
 
 
 @compiled
@@ -228,52 +277,13 @@ def test_kernels_stay_within_their_memory(tmp_path, processor):
     """On random sizes, under the sanitizers of the compiler."""
     program = tmp_path / "kernels_memory"
     made = subprocess.run([*os.environ.get("CC", "cc").split(), "-g", "-O1", "-fsanitize=address,undefined",
-                           "-fno-sanitize-recover", "-ffp-contract=off", "-Wno-psabi", *processor,
+                           "-fno-sanitize-recover", "-ffp-contract=off", "-Wno-psabi", '-DSOURCES=""', *processor,
                            str(ROOT / "tests/kernels_memory.c"), "-o", str(program), "-lm"],
                           capture_output=True, text=True)
     if made.returncode:
         pytest.skip(f"the compiler has no sanitizers: {made.stderr[-200:]}")
     done = subprocess.run([program], capture_output=True, text=True, env={"ASAN_OPTIONS": "detect_leaks=0"})
     assert done.returncode == 0, done.stderr
-
-
-def found_in(tmp_path, **environment):
-    """Whether another process finds kernels, and how they came to be."""
-    said = subprocess.run([sys.executable, "-c", "import json; from fedcl_bench import kernels; "
-                           "print(json.dumps(kernels.why_not()))"], capture_output=True, text=True, check=True,
-                          env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path), **environment})
-    return json.loads(said.stdout)
-
-
-@compiled
-def test_kernels_are_made_once(tmp_path):
-    assert found_in(tmp_path) is None
-    made, = (tmp_path / "fedcl_bench").iterdir()
-    before = made.stat().st_mtime_ns
-    assert found_in(tmp_path, CC="false") is None  # no compiler is called again
-    assert made.stat().st_mtime_ns == before
-
-
-def test_without_a_compiler(tmp_path):
-    assert found_in(tmp_path, PATH="/nowhere", CC="") == ("no C compiler found (cc, gcc or clang, or the environment "
-                                                         "variable CC)")
-    assert "no-such-compiler" in found_in(tmp_path, CC="no-such-compiler")
-    assert found_in(tmp_path, CC="false").startswith("false failed")
-    assert found_in(tmp_path, FEDCL_BENCH_KERNELS="0") == "switched off by FEDCL_BENCH_KERNELS=0"
-
-
-def test_without_a_cache(tmp_path):
-    (tmp_path / "fedcl_bench").write_text("a file in the folder's place")
-    assert "fedcl_bench" in found_in(tmp_path)
-
-
-@compiled
-def test_a_broken_file_in_the_cache_is_replaced(tmp_path):
-    assert found_in(tmp_path) is None
-    made, = (tmp_path / "fedcl_bench").iterdir()
-    made.write_bytes(b"not a library")
-    assert "false failed" in found_in(tmp_path, CC="false")
-    assert found_in(tmp_path) is None and made.stat().st_size > 1000
 
 
 @compiled

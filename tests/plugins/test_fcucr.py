@@ -18,10 +18,9 @@ from hypothesis import given
 from session_oracle import ITEM, drawn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedcl_bench import draws, prototypes
+from fedcl_bench import draws
 from fedcl_bench.client.sessions import SessionTrainer, make_session_chunks, window
 from fedcl_bench.draws import DrawKey
-from fedcl_bench.evaluation import sessions as session_ranking
 from fedcl_bench.evaluation.ranking import EvaluationSettings
 from fedcl_bench.federation import protocols
 from fedcl_bench.federation.growth import grow
@@ -31,6 +30,7 @@ from fedcl_bench.method import Encoding
 from fedcl_bench.model import Snapshot
 from fedcl_bench.prototypes import fuse, gaussian_epsilon, nearest
 from fedcl_bench.sampling import LocalSettings
+from fedcl_bench.sizes import SIZES
 from fedcl_bench.testing.worlds import session_log, session_stream, sessions_of
 
 N_ITEMS = 40
@@ -130,7 +130,7 @@ def test_nearest_equals_a_naive_ranking(seed, queries, size, clients, k, at_once
     rng = np.random.default_rng(seed)
     query, base = (torch.from_numpy(rng.normal(size=(n, 3))) for n in (queries, size))
     owner, owners = (torch.from_numpy(rng.integers(0, clients, n)) for n in (queries, size))
-    with patch.object(prototypes, "SIMILARITIES_AT_ONCE", at_once), patch.object(prototypes, "_QUERIES_AT_ONCE", some):
+    with patch.object(SIZES, "similarities", at_once), patch.object(SIZES, "queries", some):
         similarity, position = nearest(query, owner, base, base.norm(dim=1), owners, k)
     assert similarity.shape == position.shape == (queries, min(k, size))
     for q in range(queries):
@@ -162,7 +162,7 @@ def test_memory_is_bounded_for_100_000_prototypes():
     owners = torch.arange(100_000) % 600
     with Largest() as largest:
         similarity, position = nearest(queries, torch.arange(600), base, base.norm(dim=1), owners, 20)
-    assert largest.elements <= prototypes.SIMILARITIES_AT_ONCE
+    assert largest.elements <= SIZES.similarities
     row = torch.nn.functional.cosine_similarity(queries[7:8], base).masked_fill(owners == 7, -torch.inf)
     assert position[7].tolist() == row.topk(20).indices.tolist()
 
@@ -366,7 +366,7 @@ def test_dropout_does_not_depend_on_chunks_or_threads(registry, backbone, settin
         torch.set_num_threads(threads)
         try:
             with (patch.object(protocols, "make_session_chunks", partial(make_session_chunks, chunk_clients=chunk)),
-                  patch.object(session_ranking, "USERS_AT_ONCE", at_once)):
+                  patch.object(SIZES, "session_users", at_once)):
                 return after_each_round(federation(registry, 2, backbone, dropout, "per_client", **settings))[-1]
         finally:
             torch.set_num_threads(before)

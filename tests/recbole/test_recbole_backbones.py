@@ -31,7 +31,7 @@ from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.records import load_progress, save_progress
 from fedcl_bench.runs.specs import RunSpec, tuned_file
 from fedcl_bench.sampling import LocalSettings, draw_negatives, make_chunks
-from fedcl_bench.testing.recbole_survey import Outcome, markdown, survey, try_model
+from fedcl_bench.testing.recbole_survey import SurveyedModel, markdown, survey, try_model
 from fedcl_bench.testing.worlds import growing_stream, session_log, session_stream
 
 SEED, CPU = 3, torch.device("cpu")
@@ -611,7 +611,7 @@ def test_a_model_that_crashes_is_listed_with_the_reason(monkeypatch):
     backbone._design.cache_clear()
     found = try_model("BPR", growing_stream(blocks=2))
     backbone._design.cache_clear()
-    assert found == Outcome("BPR", "general", "refused", "its loss fails on one client: ZeroDivisionError: no luck")
+    assert found == SurveyedModel("BPR", "general", "refused", "its loss fails on one client: ZeroDivisionError: no luck")
 
 
 # ------------------------------------------------------------------------------------- every model on the real ML-100K

@@ -15,7 +15,7 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.errors import UserError
 from fedcl_bench.experiments.papers import fcucr
 from fedcl_bench.reports import draw as draw_module
-from fedcl_bench.reports.scores import Spread, user_histogram, validation_curves
+from fedcl_bench.reports.scores import OverSeeds, user_histogram, validation_curves
 from fedcl_bench.runs.specs import RunSpec
 from fedcl_bench.runs.store import load_runs
 
@@ -138,7 +138,7 @@ def test_histogram_of_users():
     found = user_histogram([run(0, [0.1, 0.2, 0.9, 1.5]), run(1, [0.6, 0.7, 0.8, 0.9])], "target_probability",
                            np.array([0.0, 0.5, 1.0]))
     assert found.share.tolist() == [0.25, 0.75]
-    assert found.mean == Spread(pytest.approx(0.7125), pytest.approx(np.std([0.675, 0.75], ddof=1)), 2)
+    assert found.mean == OverSeeds(pytest.approx(0.7125), pytest.approx(np.std([0.675, 0.75], ddof=1)), 2)
     with pytest.raises(UserError, match="fcucr on fedmf, ml-100k, seed 0: its record in .* has no other"):
         user_histogram([run(0, [0.1])], "other", np.array([0.0, 1.0]))
 

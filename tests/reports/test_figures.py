@@ -16,7 +16,7 @@ from fedcl_bench.reports import scores
 from fedcl_bench.reports.draw import (COLUMN, PAGE, BarPanel, SettingPanel, critical_difference_diagram, early_curves,
                                       forgetting_maps, improvement_bars, looks, save, sensitivity, user_histograms,
                                       validation_curves)
-from fedcl_bench.reports.scores import Curve, Histogram, Spread, improvement, mean_matrix, spread, variations
+from fedcl_bench.reports.scores import Curve, Histogram, OverSeeds, improvement, mean_matrix, over_seeds, variations
 from fedcl_bench.runs.specs import RunSpec
 from fedcl_bench.runs.store import load_runs
 from fedcl_bench.stats.significance import friedman
@@ -37,7 +37,7 @@ def texts(figure):
 def bars():
     rng = np.random.default_rng(0)
     return [[BarPanel(f"{dataset}, {backbone}",
-                      {m: None if (m, backbone) == ("rlp2", "PFedRec") else Spread(float(rng.normal(10, 9)), 2.0, 5)
+                      {m: None if (m, backbone) == ("rlp2", "PFedRec") else OverSeeds(float(rng.normal(10, 9)), 2.0, 5)
                        for m in list(LABELS)[1:]}, {m: float(rng.normal(10, 9)) for m in list(LABELS)[1:]})
              for backbone in ("FedMF", "FedNCF", "PFedRec")] for dataset in ("ML-100K", "ML-Latest-Small", "Lastfm-2K")]
 
@@ -45,7 +45,7 @@ def bars():
 def settings(missing=()):
     values = {"eps": [i / 1e5 for i in range(1, 10)], "lambda_kd": [10.0 ** i for i in range(-5, 1)],
               "beta": [i / 10 for i in range(11)]}
-    return [SettingPanel(name, {v: None if v in missing else Spread(0.1 + 0.001 * i, 0.002, 5)
+    return [SettingPanel(name, {v: None if v in missing else OverSeeds(0.1 + 0.001 * i, 0.002, 5)
                                 for i, v in enumerate(some)}, some[3]) for name, some in values.items()]
 
 
@@ -68,7 +68,7 @@ def early(panels):
 
 
 def histograms(panels):
-    found = Histogram(np.linspace(0.0, 1.0, 21), np.full(20, 0.05), Spread(0.5, 0.011, 5))
+    found = Histogram(np.linspace(0.0, 1.0, 21), np.full(20, 0.05), OverSeeds(0.5, 0.011, 5))
     return {f"TiSASRec, Retail{i}": {"f3crec": found, "ft": None if i == 2 else found} for i in range(panels)}
 
 
@@ -97,7 +97,7 @@ EVERY = {
     "three early curves": lambda: early_curves(early(3), LOOK, "NDCG@10"),
     "one histogram": lambda: user_histograms(histograms(1), LOOK, "predicted probability of the test target"),
     "three histograms": lambda: user_histograms(histograms(3), LOOK, "predicted probability of the test target"),
-    "noise": lambda: sensitivity([SettingPanel("prototype_noise", {i / 10: Spread(0.2, 0.01, 5) if i else None
+    "noise": lambda: sensitivity([SettingPanel("prototype_noise", {i / 10: OverSeeds(0.2, 0.01, 5) if i else None
                                                                    for i in range(7)}, 0.1,
                                                {i / 10: "48.4" for i in range(7)}, "ε at δ = 10$^{-5}$")],
                                  LOOK["f3crec"], "NDCG@10", "FCUCR on TiSASRec, RetailRocket"),
@@ -251,7 +251,7 @@ def test_improvement_is_that_of_the_means():
     found = improvement(kd, ft, "ndcg@20")
     assert found.mean == pytest.approx(100 * (0.175 / 0.15 - 1)) and found.n == 2
     assert found.deviation == pytest.approx(np.std([50.0, 0.0], ddof=1))
-    assert improvement(kd[:1], ft, "ndcg@20") == Spread(pytest.approx(50.0), 0.0, 1)
+    assert improvement(kd[:1], ft, "ndcg@20") == OverSeeds(pytest.approx(50.0), 0.0, 1)
     assert improvement(kd, [], "ndcg@20") is None and improvement(kd[2:], ft, "ndcg@20") is None
     assert improvement(kd, flat_runs("ft", {0: 0.0}), "ndcg@20") is None  # no percentage of nothing
 
@@ -290,9 +290,9 @@ def test_variations_change_one_setting_only():
         "eps": [0.001, 0.006], "lambda_kd": [0.1], "beta": [0.5, 0.9]}
 
 
-def test_spread():
-    assert spread([0.1]) == Spread(0.1, 0.0, 1)
-    assert spread([1.0, 3.0]) == Spread(2.0, pytest.approx(2 ** 0.5), 2)
+def test_over_seeds():
+    assert over_seeds([0.1]) == OverSeeds(0.1, 0.0, 1)
+    assert over_seeds([1.0, 3.0]) == OverSeeds(2.0, pytest.approx(2 ** 0.5), 2)
 
 
 # The command

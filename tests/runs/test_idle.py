@@ -13,7 +13,7 @@ from helpers import build, federation, finish
 from fedcl_bench.cli.main import main
 from fedcl_bench.errors import PluginError
 from fedcl_bench.evaluation.ranking import EvaluationSettings
-from fedcl_bench.experiments.grid import plan, state
+from fedcl_bench.experiments.grid import make_tasks, state
 from fedcl_bench.federation.parts import Federation, FederationSettings
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.records import Record
@@ -157,7 +157,7 @@ def refuse():
 
 
 def test_a_finished_run_of_before_is_not_run_again(registry, tmp_path):
-    task, = plan(registry, [SPEC], [0])
+    task, = make_tasks(registry, [SPEC], [0])
     assert state(task, tmp_path).name == "missing"
     record = as_before(tmp_path, registry, SPEC, 0, beta=0.9)
     folder = record.folder.rename(record.folder.with_name(task.config.former_name))  # of the real data file

@@ -8,10 +8,19 @@ import math
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError
 from .common import (add_dataset, add_plugins, add_quiet, count, counts, seed, split_federated_recommender,
                      stop_between_rounds)
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from ...audit.audit import Level
+    from ...data.stream import Stream
+    from ...runs.config import RunConfig
+    from ...runs.registry import Registry
 
 EXAMPLES = """\
 examples:
@@ -62,23 +71,23 @@ def add(commands) -> None:
 def levels(text: str) -> tuple[float, ...]:
     """argparse type of ``--noise``."""
     try:
-        found = [float(part) for part in text.split(",")]
+        values = [float(part) for part in text.split(",")]
     except ValueError:
-        found = [math.nan]
-    if not all(math.isfinite(level) and level >= 0.0 for level in found):
+        values = [math.nan]
+    if not all(math.isfinite(level) and level >= 0.0 for level in values):
         raise argparse.ArgumentTypeError(f"found '{text}', accepted: numbers from 0 with commas, as 0,0.1,0.5")
-    return tuple(sorted(set(found)))
+    return tuple(sorted(set(values)))
 
 
 def probability(text: str) -> float:
     """argparse type of ``--delta``."""
     try:
-        found = float(text)
+        value = float(text)
     except ValueError:
-        found = math.nan
-    if not 0.0 < found < 1.0:
+        value = math.nan
+    if not 0.0 < value < 1.0:
         raise argparse.ArgumentTypeError(f"found '{text}', accepted: a number between 0 and 1, as 1e-5")
-    return found
+    return value
 
 
 def block(text: str) -> int:
@@ -89,19 +98,52 @@ def block(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ...audit import audit_report as report
-    from ...audit.audit import Level, Stopped, content, level_clients
-    from ...data.datasets import load_stream
-    from ...files import bar, write_atomically
-    from ...reports.draw import audit_curves, save
-    from ...runs.config import make_config
+    from ...audit.audit import Stopped, content
     from ...runs.registry import discover
-    from ...settings import parse_assignments
     from ...stats.accounting import DELTA
-    from ..show import plain_table, print_table
 
     registry = discover(args.plugins)
     split_federated_recommender(args, registry)
+    stream, planned = _planned(args, registry, _settings(args, registry))
+    name = f"{args.method}-{args.backbone}-{args.dataset}".replace(":", "-")  # as records' folders
+    out = args.out or Path("results/audits") / name
+    rounds = planned[0].rounds
+    _tell(args, f"audit of {args.method} on {args.backbone}, {args.dataset}, block {planned[0].block}, "
+                f"round{'s' if len(rounds) > 1 else ''} {', '.join(map(str, rounds))}")
+    frames: list[DataFrame] = []
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        _attack(args, stream, planned, out, frames)
+    except Stopped:
+        print(f"run_bench.py: interrupted; {len(frames)} of {len(planned)} runs are kept in {out}, the same command "
+              f"goes on from there.", file=sys.stderr)
+        return 130
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be written ({error.strerror}).") from None
+    results = content(planned, frames, args.delta or DELTA)
+    try:
+        files = _write(results, out)
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be written ({error.strerror}).") from None
+    if args.json:
+        json.dump({**results, "folder": str(out)}, sys.stdout, allow_nan=False)
+        print()
+        return 0
+    _show(results)
+    for path in files:
+        print(path)
+    return 0
+
+
+def _tell(args: argparse.Namespace, text: str) -> None:
+    if not args.quiet:
+        print(text, file=sys.stderr)
+
+
+def _settings(args: argparse.Namespace, registry: Registry) -> dict[str, str]:
+    """The settings of ``--set``; UserError if the command lacks a name or sets what an audit sets itself."""
+    from ...settings import parse_assignments
+
     for kind in ("method", "backbone"):
         if getattr(args, kind) is None:
             raise UserError(f"--{kind} is missing. Known: {', '.join(registry.names(kind))}.\n"
@@ -110,15 +152,24 @@ def run(args: argparse.Namespace) -> int:
     for name in settings:
         if name in OWN:
             raise UserError(f"--set {name}: an audit sets it itself; use {OWN[name]}.")
+    return settings
+
+
+def _planned(args: argparse.Namespace, registry: Registry, settings: dict[str, str]) -> tuple[Stream, list[Level]]:
+    """The stream, and a run per level of noise and seed, all of them checked before the first is run."""
+    from ...audit.audit import Level
+    from ...data.datasets import load_stream
+    from ...runs.config import make_config
+
     rounds = tuple(sorted(set(args.rounds)))
 
-    def config(noise: float, number: int):
-        own = dict(settings)
-        if noise == 0.0 and "upload_clip" not in own:
-            own.pop("upload_mechanism", None)  # of no effect at this level only
+    def config(noise: float, number: int) -> RunConfig:
+        changes = dict(settings)
+        if noise == 0.0 and "upload_clip" not in changes:
+            changes.pop("upload_mechanism", None)  # of no effect at this level only
         return make_config(registry, args.method, args.backbone, args.dataset, number, [
-            ("--set", own), ("--rounds", {"rounds": rounds[-1], "patience": 0}), ("--noise", {"upload_noise": noise})],
-            args.data_dir)
+            ("--set", changes), ("--rounds", {"rounds": rounds[-1], "patience": 0}),
+            ("--noise", {"upload_noise": noise})], args.data_dir)
 
     configs = [config(noise, args.seed + k) for noise in args.noise for k in range(args.seeds)]
     stream = load_stream(configs[0].source, configs[0].stream)
@@ -126,58 +177,59 @@ def run(args: argparse.Namespace) -> int:
     chosen = min(configs[0].method.cls.first_step, last) if args.block is None else args.block
     if chosen > last:
         raise UserError(f"--block: found {chosen}, accepted: 0 to {last}, the blocks of {args.dataset} here.")
-    for one in configs:
-        one.check(one.federation(stream))  # all of them before anything is run
-    name = f"{args.method}-{args.backbone}-{args.dataset}".replace(":", "-")  # as records' folders
-    out = args.out or Path("results/audits") / name
-    plan, frames = [Level(one, chosen, rounds, args.clients) for one in configs], []
+    for run_config in configs:
+        run_config.check(run_config.federation(stream))
+    return stream, [Level(run_config, chosen, rounds, args.clients) for run_config in configs]
 
-    def tell(text: str) -> None:
-        if not args.quiet:
-            print(text, file=sys.stderr)
 
-    tell(f"audit of {args.method} on {args.backbone}, {args.dataset}, block {chosen}, "
-         f"round{'s' if len(rounds) > 1 else ''} {', '.join(map(str, rounds))}")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        with stop_between_rounds() as stop:
-            for level in plan:
-                began, label = time.perf_counter(), f"  noise {level.noise:g}, seed {level.config.seed}"
-                with bar(label, (chosen + 1) * rounds[-1], "rounds", args.quiet) as update:
-                    frame, again = level_clients(level, out, lambda: stream, on_round=lambda: update(1), stop=stop)
-                frames.append(frame)
-                tell(f"{label}: {'from an earlier audit' if again else f'{time.perf_counter() - began:.1f} s'}")
-                if stop() and level is not plan[-1]:
-                    raise Stopped
-    except Stopped:
-        print(f"run_bench.py: interrupted; {len(frames)} of {len(plan)} runs are kept in {out}, the same command goes "
-              f"on from there.", file=sys.stderr)
-        return 130
-    except OSError as error:
-        raise UserError(f"--out {out}: cannot be written ({error.strerror}).") from None
-    found = content(plan, frames, args.delta or DELTA)
-    written = {"audit.json": json.dumps(found, indent=1, allow_nan=False) + "\n", "audit.csv": report.csv_text(found),
-               "audit.md": report.markdown(found)}
-    try:
-        for name, text in written.items():
-            write_atomically(out / name, text.encode())
-        figure = audit_curves(found, report.title(found))
-        for kind in ("png", "svg"):
-            save(figure, out / f"audit.{kind}")
-    except OSError as error:
-        raise UserError(f"--out {out}: cannot be written ({error.strerror}).") from None
-    if args.json:
-        json.dump({**found, "folder": str(out)}, sys.stdout, allow_nan=False)
-        print()
-        return 0
-    print(report.title(found))
-    heads, rows = report.table(found)
-    shown = plain_table(*heads)
+def _attack(args: argparse.Namespace, stream: Stream, planned: list[Level], out: Path,
+            frames: list[DataFrame]) -> None:
+    """Run and attack every level, and add its clients' numbers to ``frames``.
+
+    Raises:
+        Stopped: if the user stops it.
+        OSError: if a level's numbers cannot be kept.
+    """
+    from ...audit.audit import Stopped, level_clients
+    from ...files import bar
+
+    with stop_between_rounds() as stop:
+        for level in planned:
+            began, label = time.perf_counter(), f"  noise {level.noise:g}, seed {level.config.seed}"
+            with bar(label, (level.block + 1) * level.rounds[-1], "rounds", args.quiet) as update:
+                frame, again = level_clients(level, out, lambda: stream, on_round=lambda: update(1), stop=stop)
+            frames.append(frame)
+            _tell(args, f"{label}: {'from an earlier audit' if again else f'{time.perf_counter() - began:.1f} s'}")
+            if stop() and level is not planned[-1]:
+                raise Stopped
+
+
+def _write(results: dict[str, Any], out: Path) -> list[Path]:
+    """The files of an audit."""
+    from ...audit import audit_report as report
+    from ...files import write_atomically
+    from ...reports.draw import audit_curves, save
+
+    texts = {"audit.json": json.dumps(results, indent=1, allow_nan=False) + "\n",
+             "audit.csv": report.csv_text(results), "audit.md": report.markdown(results)}
+    for name, text in texts.items():
+        write_atomically(out / name, text.encode())
+    figure = audit_curves(results, report.title(results))
+    pictures = [out / f"audit.{kind}" for kind in ("png", "svg")]
+    for path in pictures:
+        save(figure, path)
+    return [*(out / name for name in texts), *pictures]
+
+
+def _show(results: dict[str, Any]) -> None:
+    from ...audit import audit_report as report
+    from ..show import plain_table, print_table
+
+    print(report.title(results))
+    heads, rows = report.table(results)
+    table = plain_table(*heads)
     for row in rows:
-        shown.add_row(*row)
-    print_table(shown)
-    for line in report.notes(found):
+        table.add_row(*row)
+    print_table(table)
+    for line in report.notes(results):
         print(line)
-    for name in (*written, "audit.png", "audit.svg"):
-        print(out / name)
-    return 0

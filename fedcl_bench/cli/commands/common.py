@@ -89,10 +89,10 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda", "auto"), help="where to compute (default: cpu)")
 
 
-def add_ray(parser: argparse.ArgumentParser, spread: str) -> None:
+def add_ray(parser: argparse.ArgumentParser, what: str) -> None:
     """``--ray``."""
     parser.add_argument("--ray", metavar="ADDRESS",
-                        help=f"spread {spread} over a Ray cluster: `local` starts one on this machine, HOST:PORT joins "
+                        help=f"spread {what} over a Ray cluster: `local` starts one on this machine, HOST:PORT joins "
                              f"that of a head; see docs/cluster.md")
 
 
@@ -121,10 +121,10 @@ def cores() -> int:
 
 def names(text: str) -> tuple[str, ...]:
     """argparse type of a list of names."""
-    found = tuple(name.strip() for name in text.split(","))
-    if not all(found):
+    parts = tuple(name.strip() for name in text.split(","))
+    if not all(parts):
         raise argparse.ArgumentTypeError(f"found '{text}', accepted: names with commas, as ft,reg")
-    return found
+    return parts
 
 
 class Extend(argparse.Action):

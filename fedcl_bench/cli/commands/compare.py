@@ -60,8 +60,9 @@ def add(commands) -> None:
 def run(args: argparse.Namespace) -> int:
     from ...reports.comparison import against_each, over_grid
     from ...reports.scores import parse_blocks
-    from ...reports.selection import find_all, make_spec, parse_method
+    from ...reports.selection import checked_spec, find_all, parse_method
     from ...runs.registry import discover
+    from ...runs.specs import RunSpec
     from ...runs.store import incremental, load_runs
     from ...settings import parse_assignments
 
@@ -80,13 +81,13 @@ def run(args: argparse.Namespace) -> int:
         raise unknown("method in --proposed (one of those compared)", proposed, args.methods)
     changes = parse_assignments(args.assignments, "--set")
     methods = {text: parse_method(text) for text in args.methods}
-    cells = {(backbone, dataset): {text: make_spec(registry, method, backbone, dataset, own, changes, args.tuned)
-                                   for text, (method, own) in methods.items()}
-             for backbone in args.backbones for dataset in datasets}
+    cells = {(backbone, dataset): {
+        text: checked_spec(registry, RunSpec(method, backbone, dataset, settings), changes, args.tuned)
+        for text, (method, settings) in methods.items()} for backbone in args.backbones for dataset in datasets}
     blocks = None if args.blocks is None else parse_blocks(args.blocks)
-    found = find_all(load_runs(args.records), registry, [spec for row in cells.values() for spec in row.values()],
+    runs_of = find_all(load_runs(args.records), registry, [spec for row in cells.values() for spec in row.values()],
                      args.tuned, args.records)
-    runs = {cell: {text: found[spec] for text, spec in row.items()} for cell, row in cells.items()}
+    runs = {cell: {text: runs_of[spec] for text, spec in row.items()} for cell, row in cells.items()}
     # The rows of a grid may have different numbers of blocks.
     about = {"metric": args.metric, "blocks": blocks if blocks or args.friedman else
              incremental(next(iter(runs.values()))[proposed][0])}
@@ -98,11 +99,11 @@ def run(args: argparse.Namespace) -> int:
         else:
             _show_friedman(about, list(labels.values()), rows, test)
         return 0
-    (backbone, dataset), some = next(iter(runs.items()))
-    comparisons = against_each(some, proposed, args.metric, blocks)
+    (backbone, dataset), of_cell = next(iter(runs.items()))
+    comparisons = against_each(of_cell, proposed, args.metric, blocks)
     if args.json:
         _print_json({**about, "proposed": proposed, "backbone": backbone, "dataset": dataset,
-                     "comparisons": [_as_json(one) for one in comparisons]})
+                     "comparisons": [_as_json(comparison) for comparison in comparisons]})
     else:
         _show({**about, "backbone": backbone, "dataset": dataset, "proposed": proposed}, labels, comparisons)
     return 0
@@ -127,11 +128,11 @@ def _print_json(value: Any) -> None:
     print()
 
 
-def _as_json(one: Comparison) -> dict[str, Any]:
-    by_seed = {"computed": True, **asdict(one.by_seed)} if one.by_seed else {"computed": False,
-                                                                            "reason": one.by_seed_reason}
-    return {"method": one.other, "seeds": one.seeds, "seeds_left_out": one.left_out,
-            "per_user": {**asdict(one.users), "p_holm": one.p_holm, "users_left_out": one.users_left_out},
+def _as_json(c: Comparison) -> dict[str, Any]:
+    by_seed = ({"computed": True, **asdict(c.by_seed)} if c.by_seed else
+               {"computed": False, "reason": c.by_seed_reason})
+    return {"method": c.other, "seeds": c.seeds, "seeds_left_out": c.left_out,
+            "per_user": {**asdict(c.users), "p_holm": c.p_holm, "users_left_out": c.users_left_out},
             "per_seed": by_seed}
 
 
@@ -157,27 +158,42 @@ def _show(about: dict[str, Any], labels: dict[str, str], comparisons: list[Compa
 
     table = plain_table("against", "difference", "95 % interval", "t", "p", "p Holm", "p sign flip", "d_z", "users",
                         "by seed", "t", "p", "seeds")
-    notes = []
-    for one in comparisons:
-        difference, t, p = _test(one.users)
-        table.add_row(labels[one.other], difference, f"{one.users.low:+.4f} … {one.users.high:+.4f}", t, p,
-                      _p(one.p_holm), _p(one.users.p_permutation), f"{one.users.effect:.3f}", str(one.users.n),
-                      *(_test(one.by_seed) if one.by_seed else ("–", "–", "–")), str(len(one.seeds)))
-        if one.left_out:
-            notes.append(f"{labels[one.other]}: over the common seeds {seed_text(one.seeds)}; left out, as only one "
-                         f"of the two has them: {seed_text(one.left_out)}.")
-        if one.users_left_out:
-            notes.append(f"{labels[one.other]}: {one.users_left_out} users that only one of the two has are left out.")
-        if one.by_seed is None:
-            notes.append(f"{labels[one.other]}, by seed: not computed; {one.by_seed_reason}")
+    notes: list[str] = []
+    for comparison in comparisons:
+        table.add_row(*_row(comparison, labels[comparison.other]))
+        notes += _left_out(comparison, labels[comparison.other])
+    seeds = set.union(*(set(comparison.seeds) for comparison in comparisons))
     print(f"{labels[about['proposed']]} on {about['backbone']}, {about['dataset']}: {about['metric']} on the block "
           f"just trained, {_blocks(about)}")
     print_table(table)
     print(f"Positive: {labels[about['proposed']]} is better. Unit: a user, averaged over blocks and the common seeds "
-          f"({seed_text(set.union(*(set(one.seeds) for one in comparisons)))}); by seed: a seed's average.")
+          f"({seed_text(seeds)}); by seed: a seed's average.")
     print("p: two-sided paired t-test. p Holm: adjusted for the "
           f"{len(comparisons)} comparison{'s' if len(comparisons) > 1 else ''}.")
     _print_notes(notes, labels)
+
+
+def _row(c: Comparison, label: str) -> tuple[str, ...]:
+    """A comparison as a row of the table, beginning with the other method's label."""
+    difference, t, p = _test(c.users)
+    return (label, difference, f"{c.users.low:+.4f} … {c.users.high:+.4f}", t, p, _p(c.p_holm),
+            _p(c.users.p_permutation), f"{c.users.effect:.3f}", str(c.users.n),
+            *(_test(c.by_seed) if c.by_seed else ("–", "–", "–")), str(len(c.seeds)))
+
+
+def _left_out(c: Comparison, label: str) -> list[str]:
+    """Sentences on the seeds and users that a comparison lacks."""
+    from ...runs.specs import seed_text
+
+    notes = []
+    if c.left_out:
+        notes.append(f"{label}: over the common seeds {seed_text(c.seeds)}; left out, as only one of the two has them: "
+                     f"{seed_text(c.left_out)}.")
+    if c.users_left_out:
+        notes.append(f"{label}: {c.users_left_out} users that only one of the two has are left out.")
+    if c.by_seed is None:
+        notes.append(f"{label}, by seed: not computed; {c.by_seed_reason}")
+    return notes
 
 
 def _print_notes(notes: list[str], labels: dict[str, str]) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Callable
 
 from ...errors import UserError, unknown
 from .common import add_cells, add_plugins, add_records, add_set, add_tuned, names
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ...reports.paper_figures import Drawn, Job
     from ...runs.run import Run
 
 EXAMPLES = """\
@@ -73,8 +76,8 @@ def _present(kind: str, asked: tuple[str, ...] | None, paper: ModuleType, runs: 
 def run(args: argparse.Namespace) -> int:
     from ...experiments import papers
     from ...reports import paper_figures, session_figures
-    from ...reports.draw import FORMATS, save
-    from ...reports.paper_figures import Job, Skip
+    from ...reports.draw import FORMATS
+    from ...reports.paper_figures import Job
     from ...reports.selection import FOOTNOTE
     from ...runs.registry import discover
     from ...runs.store import load_runs
@@ -100,31 +103,50 @@ def run(args: argparse.Namespace) -> int:
     if not job.backbones or not job.datasets:
         raise UserError(f"figures: no records in {args.records} of the datasets and backbones of {args.paper}; name "
                         f"others with --datasets and --backbones.")
-    written, skipped = [], []
-    notes: dict[str, None] = {}  # each once, though several figures have it
-    for name in wanted:
-        try:
-            for drawn in makers[name](job):
-                if isinstance(drawn, str):
-                    notes[drawn] = None
-                    continue
-                file, figure = drawn
-                for kind in args.format:
-                    path = args.out / f"{file}.{kind}"
-                    try:
-                        args.out.mkdir(parents=True, exist_ok=True)
-                        save(figure, path)
-                    except OSError as error:
-                        raise UserError(f"{path}: cannot be written ({error.strerror}); use --out DIR.") from None
-                    written.append(path)
-        except Skip as error:
-            skipped.append(f"{'figure ' if name.isdecimal() else ''}{name}: not drawn: {error}")
-    if not written:
-        raise UserError("figures: " + "\n".join(skipped))
-    for line in [*notes, *skipped]:
+    written, messages = _draw_all({name: makers[name] for name in wanted}, job, args)
+    for line in messages:
         print(line)
     if any(registry.reimplemented(method) for method in methods):
         print(FOOTNOTE)
     for path in written:
         print(path)
     return 0
+
+
+def _draw_all(makers: dict[str, Callable[[Job], Drawn]], job: Job,
+              args: argparse.Namespace) -> tuple[list[Path], list[str]]:
+    """Draw and save figures; the files, and what is to be said of records that are not there.
+
+    Raises:
+        UserError: if no figure can be drawn, or a file cannot be written.
+    """
+    from ...reports.paper_figures import Skip
+
+    written, skipped = [], []
+    notes: dict[str, None] = {}  # each once, though several figures have it
+    for name, make in makers.items():
+        try:
+            for drawn in make(job):
+                if isinstance(drawn, str):
+                    notes[drawn] = None
+                else:
+                    written += _saved(*drawn, args)
+        except Skip as error:
+            skipped.append(f"{'figure ' if name.isdecimal() else ''}{name}: not drawn: {error}")
+    if not written:
+        raise UserError("figures: " + "\n".join(skipped))
+    return written, [*notes, *skipped]
+
+
+def _saved(file: str, figure: Figure, args: argparse.Namespace) -> list[Path]:
+    """Write a figure in every format asked for."""
+    from ...reports.draw import save
+
+    paths = [args.out / f"{file}.{kind}" for kind in args.format]
+    for path in paths:
+        try:
+            args.out.mkdir(parents=True, exist_ok=True)
+            save(figure, path)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written ({error.strerror}); use --out DIR.") from None
+    return paths

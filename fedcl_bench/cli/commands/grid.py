@@ -84,15 +84,16 @@ def run(args: argparse.Namespace) -> int:
     from ...runs.config import resolve_device
     from ...runs.registry import discover
     from ...workers.pool import Pool
-    from ..grid_view import View, as_json, show_outcomes, show_plan
+    from ..grid_view import View, as_json, show_outcomes, show_tasks
 
     began = time.perf_counter()
     parts = grid.read_parts(args.file, _given(args))
     registry = discover(args.plugins)
     tuned = args.results / "tuned" if args.tuned is True else args.tuned
     device = resolve_device(args.device or "cpu")
-    tasks = grid.merged(grid.plan(registry, part.specs(), range(part.first_seed, part.first_seed + part.seeds),
-                                  args.data_dir, tuned, device) for part in parts)
+    tasks = grid.merged(
+        grid.make_tasks(registry, part.specs(), range(part.first_seed, part.first_seed + part.seeds), args.data_dir,
+                        tuned, device) for part in parts)
     if args.dry_run:
         states = [grid.state(task, args.results) for task in tasks]
         if args.json:
@@ -101,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
                         "state": s.name} for t, s in zip(tasks, states)], sys.stdout)
             print()
         else:
-            show_plan(tasks, states)
+            show_tasks(tasks, states)
         return 0
     with ExitStack() as stack:
         results, data_dir, plugins, jobs, crew = args.results, args.data_dir, args.plugins, args.jobs or cores(), None

@@ -34,11 +34,11 @@ def run(args: argparse.Namespace) -> int:
     if args.name is None:
         show_listing(registry, {name: load_config(name) for name in configured()})
         return 0
-    found = [plugin for (kind, name), plugin in registry.plugins.items() if name == args.name]
+    plugins = [plugin for (kind, name), plugin in registry.plugins.items() if name == args.name]
     if args.name.startswith(RECBOLE):
-        found = [registry.get("backbone", args.name)]
-    if found:
-        for plugin in found:
+        plugins = [registry.get("backbone", args.name)]
+    if plugins:
+        for plugin in plugins:
             show_plugin(plugin, CORE_SETTINGS)
     elif args.name in configured():
         show_dataset(args.name, load_config(args.name), configured()[args.name])
@@ -54,9 +54,9 @@ def _recbole(out: Path | None) -> int:
     from ...testing.recbole_survey import markdown, survey
     from ..show import show_survey
 
-    outcomes = survey()
-    show_survey(outcomes)
+    surveyed = survey()
+    show_survey(surveyed)
     if out is not None:
-        write_page(out, markdown(outcomes))
+        write_page(out, markdown(surveyed))
         print(f"written: {out}")
     return 0

@@ -51,9 +51,9 @@ def run(args: argparse.Namespace) -> int:
         chosen = args.datasets, args.backbones
         specs = list(dict.fromkeys([*papers.specs(paper, [table.number for table in tables], *chosen),
                                     *papers.figure_specs(paper, args.figure, *chosen)]))
-        found = [find(source, spec)[0] for spec in specs]
-        runs = [run for some in found for run in some]
-        print(f"{sum(map(bool, found))} of the {len(specs)} combinations of these tables and figures have records")
+        runs_of = [find(source, spec)[0] for spec in specs]
+        runs = [run for spec_runs in runs_of for run in spec_runs]
+        print(f"{sum(map(bool, runs_of))} of the {len(specs)} combinations of these tables and figures have records")
         if not runs:
             raise UserError("nothing to pack; `run_bench.py tables` with the same options says why.")
     per_item = {run.hash for table in tables if "item_rank_change" in table.metrics for spec in table.specs()

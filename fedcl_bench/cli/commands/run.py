@@ -7,12 +7,16 @@ import json
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError
 from ...ops.memory import importing
-from .common import (add_dataset, add_device, add_plugins, add_quiet, add_ray, add_results, cores, count, seed,
+from .common import (add_dataset, add_device, add_plugins, add_quiet, add_ray, add_results, count, seed,
                      split_federated_recommender, stop_between_rounds)
+
+if TYPE_CHECKING:
+    from ...runs.config import RunConfig
+    from ...runs.specs import Layers
 
 EXAMPLES = """\
 examples:
@@ -89,14 +93,48 @@ def _merge_config_file(args: argparse.Namespace) -> dict[str, Any]:
 
 def run(args: argparse.Namespace) -> int:
     with importing():
-        from ...data.datasets import load_stream
-        from ...federation.server import participants
-        from ...runs.config import idle_notes, make_config, resolve_device
-        from ...runs.registry import discover
+        from ...runs.config import idle_notes
         from ...runs.runner import Here, Interrupted, execute
-        from ...settings import parse_assignments
         from ..progress import Display
+        from ..seeds import Sharding, SharedStream
         from ..show import combined, show_result
+
+    configs, overrides = _configs(args)
+    results = []
+    try:
+        with ExitStack() as stack:
+            sharding = Sharding(args, stack) if args.ray else None
+            stream = SharedStream(configs[0], sharding)
+            stop = stack.enter_context(stop_between_rounds())
+            for config in configs:
+                with Display(config, args.quiet, args.verbose) as display:
+                    if config is configs[0]:
+                        for text in idle_notes(config, overrides):
+                            display.note(text)
+                    engine = sharding.engine(config, display.warn) if sharding else Here()
+                    results.append(execute(config, lambda: stream.load(display.note), args.results, args.rerun,
+                                           display.update, display.warn, display.note, stop, engine))
+    except Interrupted as error:
+        print(f"run_bench.py: {error}", file=sys.stderr)
+        return 130
+    result = combined(results) if args.seeds else results[0]
+    if args.json:
+        json.dump(result, sys.stdout, allow_nan=False)
+        print()
+    else:
+        show_result(configs[0], result)
+    return 0
+
+
+def _configs(args: argparse.Namespace) -> tuple[list[RunConfig], Layers]:
+    """The configuration of every seed, and the settings that the user changed, by where they are written.
+
+    Raises:
+        UserError: for anything that is wrong with the options or the file of ``--config``.
+    """
+    from ...runs.config import make_config, resolve_device
+    from ...runs.registry import discover
+    from ...settings import parse_assignments
 
     from_file = _merge_config_file(args)
     registry = discover(args.plugins)
@@ -113,53 +151,5 @@ def run(args: argparse.Namespace) -> int:
     overrides = [(str(args.config), from_file), ("--set", parse_assignments(args.assignments, "--set"))]
     device = resolve_device(args.device or "cpu")
     first = args.seed or 0
-    configs = [make_config(registry, args.method, args.backbone, args.dataset or "ml-100k", seed, overrides,
-                           args.data_dir, device) for seed in range(first, first + (args.seeds or 1))]
-
-    streams = []
-
-    def load():
-        if not streams:
-            streams.append(load_stream(configs[0].source, configs[0].stream))
-            federation = configs[0].federation(streams[0])
-            configs[0].check(federation)
-            if args.ray:
-                partition.check(federation, shards)
-            step = streams[0].steps[0]
-            users = participants(step, federation.server.client_ratio, federation.seed, 0)
-            # What all seeds have in common is said once.
-            for text in (*federation.backbone.notes(), *federation.method.notes(len(users))):
-                display.note(text)
-        return streams[0]
-
-    outcomes = []
-    try:
-        with ExitStack() as stack:
-            if args.ray:
-                from ...workers import cluster, partition
-                from ...workers.ray_crew import ShardStarter
-                from ...workers.shards import Conductor
-                joined = stack.enter_context(cluster.joined(args.ray, cores()))
-                joined.check_threads(args.threads or 1)
-                shards = args.shards or joined.cores
-                plugins = tuple(folder.absolute() for folder in args.plugins)
-            stop = stack.enter_context(stop_between_rounds())
-            for config in configs:
-                with Display(config, args.quiet, args.verbose) as display:
-                    if config is configs[0]:
-                        for text in idle_notes(config, overrides):
-                            display.note(text)
-                    engine = Conductor(config, shards, plugins, ShardStarter(joined, args.threads or 1),
-                                       display.warn) if args.ray else Here()
-                    outcomes.append(execute(config, load, args.results, args.rerun, display.update, display.warn,
-                                            display.note, stop, engine))
-    except Interrupted as error:
-        print(f"run_bench.py: {error}", file=sys.stderr)
-        return 130
-    result = combined(outcomes) if args.seeds else outcomes[0]
-    if args.json:
-        json.dump(result, sys.stdout, allow_nan=False)
-        print()
-    else:
-        show_result(configs[0], result)
-    return 0
+    return [make_config(registry, args.method, args.backbone, args.dataset or "ml-100k", number, overrides,
+                        args.data_dir, device) for number in range(first, first + (args.seeds or 1))], overrides

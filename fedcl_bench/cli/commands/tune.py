@@ -55,7 +55,6 @@ def run(args: argparse.Namespace) -> int:
     from ...experiments import tune
     from ...experiments.grid import Part
     from ...runs.registry import discover
-    from ...runs.specs import tuned_file
     from ...settings import parse_assignments
     from ...workers.pool import Pool
     from ..grid_view import View, show_outlook, show_tuned
@@ -67,10 +66,10 @@ def run(args: argparse.Namespace) -> int:
                 tables=tuple(args.table or [MAIN_TABLE]) if args.paper else ())
     combinations = [tune.Combination(spec.method, spec.backbone, spec.dataset) for spec in part.specs()]
     effort = tune.Effort(args.budget, args.sampler, args.seed, args.jobs, parse_assignments(args.assignments, "--set"))
-    folder = args.tuned or args.results / "tuned"
-    registry = discover(args.plugins)
+    tuning = tune.Tuning(discover(args.plugins), effort, args.tuned or args.results / "tuned", args.results,
+                         args.data_dir, args.again)
     if args.dry_run:
-        rows = tune.outlook(registry, combinations, effort, folder, args.results, args.data_dir, args.again)
+        rows = tune.outlook(tuning, combinations)
         if args.json:
             json.dump([{**row.search.head(), "trials": row.trials, "finished": row.finished, "kept": row.kept}
                        for row in rows], sys.stdout, allow_nan=False)
@@ -81,9 +80,8 @@ def run(args: argparse.Namespace) -> int:
     with View(args.quiet) as view, stop_between_rounds() as stop, \
             Pool(args.results, args.data_dir, args.plugins, args.jobs or cores(), args.threads, view.show, view.ended,
                  view.warn, stop) as pool:
-        results = tune.tune(registry, combinations, effort, folder, args.results, pool.run, args.data_dir, args.again)
-    files = [str(tuned_file(folder, r.combination.method, r.combination.backbone, r.combination.dataset))
-             for r in results]
+        results = tune.tune(tuning, combinations, pool.run)
+    files = [str(tuning.file(result.combination)) for result in results]
     if args.json:
         json.dump({"results": [{"status": result.status, "error": result.error or None, "file": file,
                                 **vars(result.combination), **result.content}

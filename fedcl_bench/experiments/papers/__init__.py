@@ -31,18 +31,18 @@ def select(paper: str, tables: Iterable[int]) -> list[PaperTable]:
     return [known[number] for number in dict.fromkeys(tables)]
 
 
-def _filtered(paper: str, found: Iterable[RunSpec], datasets: Iterable[str] | None, backbones: Iterable[str] | None,
+def _filtered(paper: str, needed: Iterable[RunSpec], datasets: Iterable[str] | None, backbones: Iterable[str] | None,
               methods: Iterable[str] | None) -> list[RunSpec]:
     """The specs of these names, each once; UserError for a name that none of them has."""
-    found = list(dict.fromkeys(found))
+    needed = list(dict.fromkeys(needed))
     chosen = {"dataset": datasets, "backbone": backbones, "method": methods}
     chosen = {kind: list(names) for kind, names in chosen.items() if names is not None}
     for kind, names in chosen.items():
-        known = {getattr(spec, kind) for spec in found}
-        for name in names if found else ():
+        known = {getattr(spec, kind) for spec in needed}
+        for name in names if needed else ():
             if name not in known:
                 raise unknown(f"{kind} of these tables of {paper}", name, known)
-    return [spec for spec in found if all(getattr(spec, kind) in names for kind, names in chosen.items())]
+    return [spec for spec in needed if all(getattr(spec, kind) in names for kind, names in chosen.items())]
 
 
 def specs(paper: str, tables: Iterable[int], datasets: Iterable[str] | None = None,
@@ -57,18 +57,18 @@ def specs(paper: str, tables: Iterable[int], datasets: Iterable[str] | None = No
     Raises:
         UserError: for an unknown paper or table, or a name that none of the tables has.
     """
-    found = [spec for table in select(paper, tables) for spec in table.specs()]
-    return _filtered(paper, found, datasets, backbones, methods)
+    needed = [spec for table in select(paper, tables) for spec in table.specs()]
+    return _filtered(paper, needed, datasets, backbones, methods)
 
 
 def figure_specs(paper: str, figures: Iterable[str | int], datasets: Iterable[str] | None = None,
                  backbones: Iterable[str] | None = None, methods: Iterable[str] | None = None) -> list[RunSpec]:
     """Every run that figures of a paper need, each once; arguments and errors as for ``specs``."""
     known, aliases = get(paper).FIGURES, get(paper).FIGURE_ALIASES
-    found: list[RunSpec] = []
+    needed: list[RunSpec] = []
     for figure in map(str, figures):
         name = aliases.get(figure, figure)
         if name not in known:
             raise unknown(f"figure of {paper}", figure, [*known, *aliases])
-        found += known[name]()
-    return _filtered(paper, found, datasets, backbones, methods)
+        needed += known[name]()
+    return _filtered(paper, needed, datasets, backbones, methods)

@@ -15,7 +15,7 @@ _KEY_FIELDS = ("table", "dataset", "backbone", "row", "metric")
 
 
 class Key(NamedTuple):
-    """The place of a number in a table.
+    """Where a number stands in a table.
 
     ``row`` is a method, an ablation or noise as ``setting=value``, or a statistic; ``column`` a block, ``avg``,
     ``change`` (percent), a group of users or items, or ``value``, the only number of a run without blocks.
@@ -138,7 +138,7 @@ class PaperTable:
             if not (key.column == "change" and key.row == self.change_of):
                 yield key
 
-    def places(self) -> list[tuple[str, str, str]]:
+    def run_names(self) -> list[tuple[str, str, str]]:
         """The (row, backbone, dataset) that there are, as ``row_spec`` takes them."""
         return list(dict.fromkeys((key.row, key.backbone, key.dataset) for key in self.keys()))
 
@@ -153,7 +153,7 @@ class PaperTable:
         """All runs."""
         if self.row_spec is None:
             return []
-        return [spec for place in self.places() if (spec := self.row_spec(*place))]
+        return [spec for name in self.run_names() if (spec := self.row_spec(*name))]
 
 
 def read_printed(path: Path) -> dict[int, dict[Key, Printed]]:

@@ -136,21 +136,21 @@ FIGURE_ALIASES: dict[str, str] = {}
 
 def inconsistencies() -> dict[tuple[int, Key], str]:
     """Cells whose printed number contradicts another printed one by more than rounding, and how."""
-    found: dict[tuple[int, Key], str] = {}
+    contradictions: dict[tuple[int, Key], str] = {}
     two = printed()[2]
     for key, cell in two.items():
         if key.column != "avg" or cell.value is None:
             continue
         mean = sum(two[key._replace(column=block)].value for block in ("D1", "D2", "D3")) / 3
         if abs(cell.value - mean) > 1e-4:
-            found[2, key] = f"the paper prints {cell.text}, and the mean of its D1-D3 is {mean:.4f}"
+            contradictions[2, key] = f"the paper prints {cell.text}, and the mean of its D1-D3 is {mean:.4f}"
             change, base = key._replace(column="change"), two[key._replace(row=BASELINE)].value
             implied = 100.0 * (cell.value / base - 1.0)
             rounding = 0.005 + 100.0 * 0.5e-4 / base * (1.0 + cell.value / base)
             if change in two and abs(two[change].value - implied) > rounding:
-                found[2, change] = f"the paper prints {two[change].text}, and its Avg gives {implied:.2f}"
+                contradictions[2, change] = f"the paper prints {two[change].text}, and its Avg gives {implied:.2f}"
     for number in (3, 6, 8):
         for key, cell in printed()[number].items():
             if key.column == "avg" and key in two and two[key].value != cell.value:
-                found[number, key] = f"the paper prints {cell.text} here and {two[key].text} in Table 2"
-    return found
+                contradictions[number, key] = f"the paper prints {cell.text} here and {two[key].text} in Table 2"
+    return contradictions

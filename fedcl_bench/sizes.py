@@ -1,0 +1,77 @@
+"""Sizes tuned by measurement: how much work is done at once, and from where on another layout is less work.
+
+They change results by the order of floating-point sums at most, and bound memory. ``benchmarks/`` has the commands that
+measure what depends on them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Sizes:
+    """Read from ``SIZES`` where they are used, so that a test can set others.
+
+    Attributes:
+        chunk_elements: numbers of stacked item rows per chunk of clients: a chunk's work then outweighs calling its
+            operations, and memory stays bounded.
+        own_loss_factor: so many times larger may be what a backbone's own loss makes on the way.
+        chunk_sessions: most clients per chunk that train on a session each; each holds half a megabyte of parameters,
+            gradients and moments.
+        listed_others: clients x items up to which PyTorch lists the items that are no positives, 4 bytes each.
+        kept_positives: interactions of a round up to which its chunks are kept from round to round, 12 bytes each.
+        chunks_of_calls: about so many chunks are made of clients whose round is one call, for threads to share.
+        least_of_calls: samples that each of those chunks has at least.
+        padding_elements: padding worth less than the fixed cost of one more chunk.
+        dense_items: items per sample, over a round's local batches, up to which scoring all items is less work than
+            copying the rows of the samples.
+        dense_items_compiled: the same where compiled kernels read rows in place, whatever the number of local batches.
+        factored_width: numbers that a sample counts as where rows are not copied.
+        dense_cost: numbers that an item counts as which a client scores in a local batch it sits out.
+        weighted_batches: local batches up to which a client scores all rows it holds in each, with weights.
+        most_updates: local batches in a round up to which every update is kept apart, instead of added to copies.
+        slot_table: clients x items of a chunk up to which a table finds the local rows of one item; beyond, a sort.
+        short_round: samples of a round below which threads would only wait for each other in a method's own loss.
+        averaged: numbers of a table that one thread averages at a time.
+        scored: users x items scored together by one thread, 2 MiB of float32.
+        product_items: items from which scores that are one matrix product are made for more users together.
+        product_users: so many users then, as long as that is at most ``product_scores`` numbers (128 MiB).
+        items_per_candidate: items for each sampled candidate from which candidates are scored alone.
+        session_users: users whose sessions are ranked together by one thread.
+        similarities: queries x prototypes compared at once, 16 MiB.
+        queries: of those, at most so many queries.
+        normals: normal numbers drawn at once, which stay in the cache.
+        dropped: entries of a forward pass whose dropout is drawn at once.
+    """
+
+    chunk_elements: int = 1 << 20
+    own_loss_factor: int = 16
+    chunk_sessions: int = 256
+    listed_others: int = 1 << 26
+    kept_positives: int = 1 << 24
+    chunks_of_calls: int = 8
+    least_of_calls: int = 1 << 13
+    padding_elements: int = 1 << 17
+    dense_items: int = 16
+    dense_items_compiled: int = 3
+    factored_width: int = 4
+    dense_cost: int = 4
+    weighted_batches: int = 4
+    most_updates: int = 32
+    slot_table: int = 1 << 20
+    short_round: int = 1 << 18
+    averaged: int = 1 << 19
+    scored: int = 1 << 19
+    product_items: int = 1 << 14
+    product_users: int = 64
+    product_scores: int = 1 << 25
+    items_per_candidate: int = 64
+    session_users: int = 64
+    similarities: int = 1 << 22
+    queries: int = 512
+    normals: int = 1 << 16
+    dropped: int = 4096
+
+
+SIZES = Sizes()
