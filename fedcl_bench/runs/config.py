@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Iterable, Mapping
+from typing import Any, Iterable, Mapping, NamedTuple
 
 import torch
 
@@ -190,16 +190,25 @@ def layers(dataset: str, overrides: Iterable[tuple[str, Mapping[str, Any]]], bac
     return [*of_backbone, *common, *overrides]
 
 
+class AllSettings(NamedTuple):
+    """One instance of each class of a run's settings."""
+
+    stream: StreamSettings
+    local: LocalSettings
+    server: FederationSettings
+    evaluation: EvaluationSettings
+    backbone: Any
+    method: Any
+
+
 def resolve(registry: Registry, method: str, backbone: str, dataset: str,
-            overrides: Iterable[tuple[str, Mapping[str, Any]]] = ()) -> list[Any]:
-    """The settings of a combination, without looking at its data: one instance per class of ``CORE_SETTINGS``, then
-    the backbone's and the method's. Arguments and errors as for ``make_config``.
-    """
+            overrides: Iterable[tuple[str, Mapping[str, Any]]] = ()) -> AllSettings:
+    """The settings of a combination, without looking at its data. Arguments and errors as for ``make_config``."""
     method_plugin, backbone_plugin = registry.get("method", method), registry.get("backbone", backbone)
     overrides = list(overrides)
-    parts = assemble([*CORE_SETTINGS, backbone_plugin.cls.Settings, method_plugin.cls.Settings],
-                     layers(dataset, overrides, backbone_plugin.cls, method), f"{method} on {backbone}")
-    parse_metric(parts[3].valid_metric)
+    parts = AllSettings(*assemble([*CORE_SETTINGS, backbone_plugin.cls.Settings, method_plugin.cls.Settings],
+                                  layers(dataset, overrides, backbone_plugin.cls, method), f"{method} on {backbone}"))
+    parse_metric(parts.evaluation.valid_metric)
     refuse_idle(parts, overrides, backbone_plugin.cls.ignored)
     return parts
 
@@ -239,5 +248,5 @@ def make_config(registry: Registry, method: str, backbone: str, dataset: str, se
     """
     backbone_plugin, method_plugin = registry.get("backbone", backbone), registry.get("method", method)
     parts = resolve(registry, method, backbone, dataset, overrides)
-    return RunConfig(locate(dataset, data_dir, parts[0]), backbone_plugin, method_plugin, *parts, seed, device,
+    return RunConfig(locate(dataset, data_dir, parts.stream), backbone_plugin, method_plugin, *parts, seed, device,
                      registry)

@@ -122,9 +122,8 @@ def settings_read(plugin: Plugin, pairs: list[Pair]) -> str:
                 break
             try:
                 parts = pair.parts(**values)
-                index = -1 if plugin.kind == "method" else -2  # the last two are the backbone's and the method's
-                parts[index] = _recording(parts[index], seen)
-                f = pair.federation(parts=parts)
+                recording = _recording(getattr(parts, plugin.kind), seen)
+                f = pair.federation(parts=parts._replace(**{plugin.kind: recording}))
                 finished(f)
                 list(f.method.privacy()), list(f.method.notes(5)), list(f.backbone.notes())
                 tried += 1

@@ -24,7 +24,7 @@ from ..federation.server import participants
 from ..federation.steps import begin_step, open_step
 from ..method import Method
 from ..model import Snapshot
-from ..runs.config import resolve
+from ..runs.config import AllSettings, resolve
 from ..runs.identity import identity
 from ..runs.registry import Plugin, Registry, discover
 from ..sequential import SequentialBackbone
@@ -82,27 +82,27 @@ class Pair:
             return session_stream(session_log(SESSION_ITEMS), SESSION_ITEMS)
         return growing_stream()
 
-    def parts(self, **settings) -> list[Any]:
+    def parts(self, **settings) -> AllSettings:
         """The pair's settings: small sizes where the plugins have them, and those given."""
         known = {f.name for cls in (self.method_cls, self.backbone_cls) for f in dataclasses.fields(cls.Settings)}
         small = {name: value for name, value in _SMALL.items() if name in known - set(self.backbone_cls.ignored)}
         return resolve(self.registry, self.method, self.backbone, "ml-100k", [
             ("check", {**_COMMON, **_STREAMS[self.kind], **small, **self.settings, **settings})])
 
-    def federation(self, stream: Stream | None = None, seed: int = 0, parts: list[Any] | None = None) -> Federation:
+    def federation(self, stream: Stream | None = None, seed: int = 0, parts: AllSettings | None = None) -> Federation:
         """The pair with new objects, checked against its stream."""
-        _, local, server, evaluation, of_backbone, of_method = parts or self.parts()
-        f = Federation(stream or self.stream, self.backbone_cls(of_backbone), self.method_cls(of_method), local, server,
-                       evaluation, seed)
+        s = parts or self.parts()
+        f = Federation(stream or self.stream, self.backbone_cls(s.backbone), self.method_cls(s.method), s.local,
+                       s.server, s.evaluation, seed)
         f.check()
         return f
 
     def fits(self) -> str | None:
         """Why method, backbone and stream do not go together; None if they do."""
         try:
-            *_, of_backbone, of_method = parts = self.parts()
-            Federation(self.stream, self.backbone_cls(of_backbone), self.method_cls(of_method), *parts[1:4],
-                       0).check_kinds()
+            s = self.parts()
+            Federation(self.stream, self.backbone_cls(s.backbone), self.method_cls(s.method), s.local, s.server,
+                       s.evaluation, 0).check_kinds()
         except UserError as error:
             return str(error)
         return None
@@ -125,7 +125,7 @@ def stable(pair: Pair) -> Pair:
             pair.points
             return pair
         except RunFailed:
-            of_backbone = parts[4]
+            of_backbone = parts.backbone
             rates = {f.name: getattr(of_backbone, f.name) / 10.0 for f in dataclasses.fields(of_backbone)
                      if f.name == "lr" or f.name.startswith("lr_") and isinstance(getattr(of_backbone, f.name), float)}
             pair = replace(pair, settings={**pair.settings, **rates})

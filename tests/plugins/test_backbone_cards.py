@@ -159,7 +159,7 @@ def test_pfedrec_score_function_sees_the_old_items(registry):
 
 def test_pfedrec_item_learning_rate(registry):
     """The authors' settings on ML-100K: lr .1, eta 80, 1682 items give 13456; they are those of the static stream."""
-    settings = resolve(registry, "ft", "pfedrec", "ml-100k", [("test", {"stream": "static"})])[4]
+    settings = resolve(registry, "ft", "pfedrec", "ml-100k", [("test", {"stream": "static"})]).backbone
     rates = registry.get("backbone", "pfedrec").cls(settings).learning_rates(1682)
     assert rates == {"score.weight": 0.1, "score.bias": 0.1, ITEM: pytest.approx(13456.0)}
 
