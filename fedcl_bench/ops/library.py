@@ -76,14 +76,15 @@ class _Argument:
     def check(self, tensor: Tensor, known: dict[str, int]) -> None:
         """Raise ValueError for a tensor that the function cannot read; ``known``: sizes so far, to which its are added.
         """
-        shape = tuple(tensor.shape)
-        if tensor.dtype != self.dtype or tensor.device.type != "cpu":
+        shape, fits = tensor.shape, True
+        if tensor.dtype != self.dtype or not tensor.is_cpu:
             raise ValueError(f"{self.name} is {tensor.dtype} on {tensor.device.type}, expected {self.dtype} on cpu")
         if not (tensor.stride(-1) == 1 if self.apart else tensor.is_contiguous()):
-            raise ValueError(f"{self.name}, a tensor of shape {shape}, is not contiguous")
-        if self.sizes is not None and (len(shape) != len(self.sizes) or any(
-                known.setdefault(size, number) != number for size, number in zip(self.sizes, shape))):
-            raise ValueError(f"{self.name} has shape {shape}, expected ({', '.join(self.sizes)}) with {known}")
+            raise ValueError(f"{self.name}, a tensor of shape {tuple(shape)}, is not contiguous")
+        for size, number in zip(self.sizes or (), shape):
+            fits = fits and known.setdefault(size, number) == number
+        if self.sizes is not None and not (fits and len(shape) == len(self.sizes)):
+            raise ValueError(f"{self.name} has shape {tuple(shape)}, expected ({', '.join(self.sizes)}) with {known}")
 
 
 _Function = NamedTuple("_Function", [("call", Callable[..., int]), ("arguments", tuple[_Argument, ...])])
