@@ -96,7 +96,7 @@ class LaterChunk:
 
 def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: int, pairwise: bool = False,
                 whole_tables: bool = False, chunk_elements: int = SIZES.chunk_elements,
-                positives: Ragged | None = None, own: OwnSamples | None = None,
+                positives: Ragged | None = None, sampler: OwnSamples | None = None,
                 inner: bool = False, samples_only: bool = False,
                 fused: bool = False) -> list[Chunk | LaterChunk]:
     """Group clients of similar size so that padding stays small and memory bounded.
@@ -108,7 +108,7 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
         whole_tables: clients hold all item rows (see ``Backbone``).
         chunk_elements: target size of a chunk's stacked rows; a single client may exceed it.
         positives: what is trained on in this round, if not all of ``step.train``; no item of that is a negative.
-        own: of a backbone with a loss of its own; only clients with equally many positives come together then.
+        sampler: of a backbone with a loss of its own; only clients with equally many positives come together then.
         inner: clients can be trained without copies of item rows, and are where that is less work.
         samples_only: and nothing looks at other logits than the samples' (see ``client/factored.py``).
         fused: and their whole round is one call (see ``client/fused.py``).
@@ -117,7 +117,8 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
     per_positive = 1 + settings.negatives
     samples = settings.negatives if pairwise else per_positive
     count, order = torch.sort(train.lengths[users], descending=True, stable=True)
-    batches = -(-count * samples // settings.batch_size) if own is None else -(-own.of(count) // own.per_batch)
+    batches = (-(-count * samples // settings.batch_size) if sampler is None else
+               -(-sampler.of(count) // sampler.per_batch))
     sizes, users = count.cpu(), users[order]
     ascending = -sizes
     compiled = inner and kernels.serve(users)
@@ -135,9 +136,9 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
             n_items <= SIZES.dense_items_compiled * rows if sparse else n_items * updates <= SIZES.dense_items * rows)
         width = SIZES.factored_width if dense or sparse else row_width
         limit = start + max(1, chunk_elements // (rows * width))
-        if own is not None:
-            alone, per_item = own.elements
-            made = (alone + per_item * n_items) * max(1, min(own.per_batch, int(own.of(count[start]))))
+        if sampler is not None:
+            alone, per_item = sampler.elements
+            made = (alone + per_item * n_items) * max(1, min(sampler.per_batch, int(sampler.of(count[start]))))
             limit = min(limit, start + max(1, SIZES.own_loss_factor * chunk_elements // made))
         if sparse and fused:
             before = int(whole_samples[start - 1]) if start else 0
@@ -146,7 +147,7 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
         smallest = ((int(batches[start]) - 1) * settings.batch_size) // samples + 1
         if (dense or (sparse and samples_only)) and settings.local_epochs == 1:
             smallest = 1
-        end = min(limit, int(torch.searchsorted(ascending, -(smallest if own is None else largest), right=True)))
+        end = min(limit, int(torch.searchsorted(ascending, -(smallest if sampler is None else largest), right=True)))
         padding = (largest - sizes[start:end]) * per_positive * width
         if dense:  # sitting out a local batch costs what taking part does
             padding += (batches[start] - batches[start:end]).cpu() * n_items * SIZES.dense_cost

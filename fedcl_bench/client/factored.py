@@ -93,11 +93,11 @@ def _to_vectors(gradient: Tensor, outer: Outer) -> Tensor:
 
 
 class _Logits(torch.autograd.Function):
-    """``_logits``, whose gradient with respect to ``own``, which stands for what the client will have added to each
+    """``_logits``, whose gradient with respect to ``moved``, which stands for what the client will have added to each
     logit's row, is that of the logits themselves."""
 
     @staticmethod
-    def forward(ctx, vectors: Tensor, constants: Tensor | None, own: Tensor, outer: Outer) -> Tensor:
+    def forward(ctx, vectors: Tensor, constants: Tensor | None, moved: Tensor, outer: Outer) -> Tensor:
         ctx.outer = outer
         return _logits(vectors, constants, outer)
 

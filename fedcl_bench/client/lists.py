@@ -126,9 +126,9 @@ class ListTrainer(ChunkTrainer):
         if backbone.pairwise:  # a sample is a negative with its positive
             of_positive = torch.arange(width, device=samples.device).repeat_interleave(each)
             self.pairs = (slots.sample[:, of_positive], slots.sample[:, width:])
-        self.own = backbone.own_samples(settings)
-        if self.own is not None:  # equally many for all
-            self.samples = self.own.of(chunk.count)[:, None]
+        self.own_samples = backbone.own_samples(settings)
+        if self.own_samples is not None:  # equally many for all
+            self.samples = self.own_samples.of(chunk.count)[:, None]
         else:
             self.samples = (chunk.count * (each if backbone.pairwise else 1 + each))[:, None]
         self.own_batches = None  # of each client, (C,), where some may have fewer than the chunk
@@ -147,7 +147,7 @@ class ListTrainer(ChunkTrainer):
     @cached_property
     def valid(self) -> Tensor:
         """Which samples, or pairs, are a client's own and no padding: bool of shape (C, samples)."""
-        if self.own is not None:
+        if self.own_samples is not None:
             return torch.ones(len(self.users), int(self.samples[0]), dtype=torch.bool, device=self.users.device)
         positive = torch.arange(self.chunk.positives.shape[1], device=self.users.device)
         of_positive = positive.repeat_interleave(self.settings.negatives)
@@ -158,9 +158,9 @@ class ListTrainer(ChunkTrainer):
     def _epoch(self, epoch: int) -> Iterator[View]:
         """The local batches of one epoch, in order."""
         size, batches = self.settings.batch_size, self.batches
-        if self.own is not None:
+        if self.own_samples is not None:
             order = self._shuffle(epoch).argsort(1) if batches > 1 else self.valid.cumsum(1) - 1
-            for chosen in order.split(self.own.per_batch, 1) if batches else ():
+            for chosen in order.split(self.own_samples.per_batch, 1) if batches else ():
                 weights = torch.full(chosen.shape, 1.0 / chosen.shape[1], dtype=self.dtype, device=chosen.device)
                 yield View(listed_weights=weights, chosen=chosen)
             return
@@ -172,16 +172,16 @@ class ListTrainer(ChunkTrainer):
             return
         order = self._shuffle(epoch).argsort(1)
         for batch in range(batches):
-            some = order[:, batch * size:(batch + 1) * size]
+            batch_samples = order[:, batch * size:(batch + 1) * size]
             left = (self.samples - batch * size).clamp(max=size)
-            weights = (torch.arange(some.shape[1], device=some.device) < left).to(self.dtype) / left
+            weights = (torch.arange(batch_samples.shape[1], device=batch_samples.device) < left).to(self.dtype) / left
             if self.backbone.pairwise:
-                n = torch.arange(some.shape[1], device=some.device).expand_as(some)
-                slots = torch.cat([slots.gather(1, some) for slots in self.pairs], 1)
-                yield View(slots, pairs=(n, n + some.shape[1]), listed_weights=weights)
+                n = torch.arange(batch_samples.shape[1], device=batch_samples.device).expand_as(batch_samples)
+                slots = torch.cat([slots.gather(1, batch_samples) for slots in self.pairs], 1)
+                yield View(slots, pairs=(n, n + batch_samples.shape[1]), listed_weights=weights)
             else:
-                labels = (some < self.chunk.positives.shape[1]).to(self.dtype)
-                yield View(self.slots.sample.gather(1, some), labels, listed_weights=weights)
+                labels = (batch_samples < self.chunk.positives.shape[1]).to(self.dtype)
+                yield View(self.slots.sample.gather(1, batch_samples), labels, listed_weights=weights)
 
     def _shuffle_keys(self, epoch: int) -> Tensor:
         """Keys of the streams that shuffle each client's samples in an epoch, shape (C,)."""
@@ -192,11 +192,11 @@ class ListTrainer(ChunkTrainer):
         """Random keys whose order is each client's order of samples in an epoch; padding comes last."""
         keys = self._shuffle_keys(epoch)
         # Number of each sample in its client's own list, positives then negatives, whatever the padding.
-        own = torch.arange(self.valid.shape[1], device=keys.device).expand_as(self.valid).clone()
+        number = torch.arange(self.valid.shape[1], device=keys.device).expand_as(self.valid).clone()
         if not self.backbone.pairwise:
             width = self.chunk.positives.shape[1]
-            own[:, width:] += self.chunk.count[:, None] - width
-        order_key = draws.sort_keys(draws.bits(keys[:, None], own))
+            number[:, width:] += self.chunk.count[:, None] - width
+        order_key = draws.sort_keys(draws.bits(keys[:, None], number))
         return order_key.masked_fill_(~self.valid, torch.iinfo(torch.int64).max)
 
     def _covering(self, epoch: int) -> Iterator[View]:
@@ -244,7 +244,7 @@ class ListTrainer(ChunkTrainer):
     def _loss(self, view: View, number: int) -> Tensor:
         """Each client's loss on a local batch, shape (C,)."""
         draw = replace(self.draw, batch=number)
-        if self.own is not None:  # scores are made only if the method asks for them
+        if self.own_samples is not None:  # scores are made only if the method asks for them
             loss, hook, own_term = self._own_loss(view, draw), "own_loss", None
 
             def scores() -> Tensor:
@@ -313,19 +313,19 @@ class ListTrainer(ChunkTrainer):
         last = self.batches * self.settings.local_epochs * len(self.groups) - 1
         first_loss = None
         for number, (group, optimiser) in enumerate(zip(self.groups, self.optimisers), start=number):
-            some = {name: parameters[name] for name in group}
-            for tensor in some.values():
+            trained = {name: parameters[name] for name in group}
+            for tensor in trained.values():
                 tensor.requires_grad_()
-            loss, gradients = self._gradients(view, some, number)
-            for tensor in some.values():
+            loss, gradients = self._gradients(view, trained, number)
+            for tensor in trained.values():
                 tensor.requires_grad_(False)
             with torch.no_grad():
-                gradients = writable({name: torch.zeros_like(some[name]) if gradient is None else gradient
-                                      for name, gradient in zip(some, gradients)})
+                gradients = writable({name: torch.zeros_like(trained[name]) if gradient is None else gradient
+                                      for name, gradient in zip(trained, gradients)})
                 if self.backbone.weight_decay > 0.0:
                     for name, gradient in gradients.items():
-                        gradient.add_(some[name], alpha=self.backbone.weight_decay)
-                self._pull(gradients, some)
+                        gradient.add_(trained[name], alpha=self.backbone.weight_decay)
+                self._pull(gradients, trained)
                 updates = optimiser.updates(gradients, rates)
                 if taking is not None and not self.idle_are_still:
                     for update in updates.values():
@@ -335,21 +335,21 @@ class ListTrainer(ChunkTrainer):
             first_loss = loss.detach() if first_loss is None else first_loss
         return first_loss
 
-    def _gradients(self, view: View, some: Tables, number: int) -> tuple[Tensor, Sequence[Tensor | None]]:
+    def _gradients(self, view: View, parameters: Tables, number: int) -> tuple[Tensor, Sequence[Tensor | None]]:
         """Each client's loss on a local batch, (C,), and its gradients with respect to some parameters."""
         loss = self._loss(view, number)
         contract.require_gradient(self.backbone, loss)
-        return loss, torch.autograd.grad(loss.sum(), list(some.values()), allow_unused=True)
+        return loss, torch.autograd.grad(loss.sum(), list(parameters.values()), allow_unused=True)
 
     def tables_now(self, clients: Tensor | None = None) -> Tables | None:
         """Whole public tables as clients have them now, if rows that they do not hold move too (see ``at_rest.py``)."""
         return None
 
-    def _pull(self, gradients: Tables, some: Tables) -> None:
+    def _pull(self, gradients: Tables, parameters: Tables) -> None:
         """Add the gradient of the pull towards the tables that the server made for the clients."""
         if self.pull > 0.0:
             for name in gradients.keys() & self.served.keys():
-                gradients[name].add_(some[name], alpha=self.pull).sub_(self.served[name], alpha=self.pull)
+                gradients[name].add_(parameters[name], alpha=self.pull).sub_(self.served[name], alpha=self.pull)
 
     @torch.no_grad()
     def _distance(self) -> Tensor | float:
@@ -386,8 +386,8 @@ class ListTrainer(ChunkTrainer):
         batch = 0
         for epoch in range(self.settings.local_epochs):
             epoch_loss = torch.zeros_like(total)
-            for place, view in enumerate(self._epoch(epoch)):
-                taking = going if self.own_batches is None else going & (place < self.own_batches)
+            for position, view in enumerate(self._epoch(epoch)):
+                taking = going if self.own_batches is None else going & (position < self.own_batches)
                 rates = {**private_rates, **self.backbone.learning_rates(self.n_items, self.draw.round, batch)}
                 loss = self._local_batch(view, rates, taking if some_rest else None, batch)
                 epoch_loss += loss * taking

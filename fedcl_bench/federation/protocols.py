@@ -121,7 +121,7 @@ def list_chunks(step: Step, users: Tensor, model: Snapshot, training: Training, 
     """Chunks of clients that train on lists: all their items of the step, or ``positives``."""
     backbone, settings, way = training.backbone, training.settings, training.way
     return make_chunks(step, users, settings, row_width(model, backbone), backbone.pairwise, way.holds_whole,
-                       positives=positives, own=backbone.own_samples(settings) if positives is None else None,
+                       positives=positives, sampler=backbone.own_samples(settings) if positives is None else None,
                        inner=way.factored, samples_only=way.samples_only, fused=way.fused)
 
 

@@ -78,7 +78,7 @@ def one_round(backbone, step, model, settings, chunk_elements=1 << 20, alone=Fal
         backbone._caller.facts = replace(backbone.facts, loss_alone="a test", score_alone="a test")
     users = (step.train.lengths > 0).nonzero().flatten()
     own = backbone.own_samples(settings)
-    chunks = make_chunks(step, users, settings, 6, False, True, chunk_elements, own=own)
+    chunks = make_chunks(step, users, settings, 6, False, True, chunk_elements, sampler=own)
     after, loss, *_ = train_round(chunks, model, backbone, Method(NoSettings()), settings, SEED, 1, 2)
     return after, loss, chunks
 
@@ -485,7 +485,7 @@ def test_a_counter_of_the_model_is_the_clients_own(registry, step):
     assert backbone.facts.counters == {("", "update"): 0}
     model = start(backbone, step)
     chunk = make_chunks(step, torch.tensor([1, 3]), LocalSettings(), 6, False, True,
-                        own=backbone.own_samples(LocalSettings()))[0]
+                        sampler=backbone.own_samples(LocalSettings()))[0]
     losses = []
     for done in (0, 4, 9, 30):
         batch = OwnBatch(chunk.users, chunk.positives, chunk.positives.repeat(1, 4),
