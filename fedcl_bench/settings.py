@@ -11,6 +11,7 @@ run's hash, so runs that differ in nothing else are one.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import typing
 from typing import Any, Iterable, Mapping
@@ -76,14 +77,20 @@ def _convert(value: Any, kind: type) -> Any:
     return float(value)
 
 
+@functools.cache  # Python evaluates every annotation anew, and a table resolves the settings of each of its runs
+def _declared(cls: type) -> dict[str, tuple[dataclasses.Field, Any]]:
+    """A settings class's fields and their types."""
+    kinds = typing.get_type_hints(cls)
+    return {field.name: (field, kinds[field.name]) for field in dataclasses.fields(cls)}
+
+
 def checked(cls: type, name: str, value: Any, origin: str) -> Any:
     """One setting's value, converted to its type and checked against its range.
 
     Raises:
         UserError: with the setting, what was found, what is accepted and where it came from.
     """
-    field = {f.name: f for f in dataclasses.fields(cls)}[name]
-    kind = typing.get_type_hints(cls)[name]
+    field, kind = _declared(cls)[name]
     meta = field.metadata
     try:
         result = _convert(value, kind)

@@ -73,9 +73,9 @@ def shared():
 
 
 @pytest.fixture(scope="session")
-def records_of_two_rounds(registry, ml100k, tmp_path_factory):
+def records_of_two_rounds(registry, tmp_path_factory):
     """A folder whose ``results`` hold FT, KD and F3CRec on FedMF and FedNCF, seeds 0 and 1, with ``rounds=2``, and
-    F3CRec on FedMF with two more values of eps. Not to be written to."""
+    F3CRec on FedMF with two more values of eps, on the densest part of ML-100K (``k_core=50``). Not to be written to."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:  # that of all workers: whoever is first trains, and the others find it
         folder = folder.parent
@@ -86,6 +86,7 @@ def records_of_two_rounds(registry, ml100k, tmp_path_factory):
     with open(folder.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for method, backbone, seed, settings in runs:
-            config = make_config(registry, method, backbone, "ml-100k", seed, [("test", {"rounds": 2, **settings})])
-            execute(config, lambda: ml100k, folder / "results")
+            config = make_config(registry, method, backbone, "ml-100k", seed,
+                                 [("test", {"rounds": 2, "k_core": 50, **settings})])
+            execute(config, lambda: load_stream(config.source, config.stream), folder / "results")
     return folder

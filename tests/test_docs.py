@@ -2,7 +2,7 @@
 lead somewhere.
 
 A command that needs no more than RecBole's bundled data and the published records is run as it stands, in a folder that
-has both, with rounds and seeds cut; commands that read records read the published ones unless they name others. Of
+has both, with rounds, seeds and users cut; commands that read records read the published ones unless they name others. Of
 `grid`, `tune` and `pack`, which take hours, the plan is made. Where a dataset is not on the machine, the command line
 is parsed and its settings are resolved. A command line that fits none of this fails the test.
 """
@@ -41,6 +41,10 @@ from fedcl_bench.settings import assemble, parse_assignments
 
 PAGES = [ROOT / "README.md", ROOT / "results/published/README.md", *sorted((ROOT / "results/pages").glob("*.md")),
          *sorted((ROOT / "docs").glob("*.md"))]
+# Their commands take seconds each, and tests of the commands run them too: on pages they run with `pytest -m long`.
+SLOW = ("docs/grid.md", "docs/privacy.md", "docs/tables.md", "results/published/README.md")
+# Runs have a round a block, on the densest part of ML-100K.
+SMALL = ("--set", "rounds=1", "--set", "k_core=50")
 LANGUAGES = ("bash", "text", "python", "yaml", "toml")  # text is not to be typed
 
 
@@ -147,9 +151,9 @@ def run_command(words, args, capsys):
         words = [word for place, word in enumerate(words) if place not in left_out]
     changes = parse_assignments(args.assignments, "--set")
     if args.config is None and on_this_machine(args.dataset or "ml-100k"):
-        # Seeds and rounds are cut: the last of repeated options counts.
+        # Seeds, rounds and users are cut: the last of repeated options counts.
         seeds = ["--seeds", "2"] if args.seeds else []
-        succeeds([*words, *seeds, "--set", "rounds=1", "--quiet"])
+        succeeds([*words, *seeds, *SMALL, "--quiet"])
         assert re.search(r"(ndcg|hit)@\d+ ", capsys.readouterr().out)
     else:
         method, backbone = (args.method, args.backbone) if args.backbone else ("ft", args.method)
@@ -158,7 +162,7 @@ def run_command(words, args, capsys):
 
 def grid_command(words, args, capsys):
     if has_own_plugin(args):
-        succeeds([*words, "--seeds", "1", "--jobs", "1", "--set", "rounds=1", "--quiet"])
+        succeeds([*words, "--seeds", "1", "--jobs", "1", *SMALL, "--quiet"])
         return
     parts = grid.read_parts(args.file, _given(args))
     specs = [spec for part in parts for spec in part.specs()]
@@ -188,7 +192,7 @@ def tune_command(words, args, capsys):
 def records_command(words, args, capsys):
     """tables, compare, figures and reproduction: from the published records unless the page made its own."""
     if has_own_plugin(args):
-        words = [*words, "--set", "rounds=1"]
+        words = [*words, *SMALL]
     elif args.records == Path("results"):
         fcucr = getattr(args, "paper", None) == "fcucr"
         words = [*words, "--records", f"results/published/{'fcucr' if fcucr else 'f3crec'}"]
@@ -350,7 +354,8 @@ def check(words: list[str], capsys, monkeypatch, done: set[tuple[str, ...]]) -> 
         raise AssertionError("no known command")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", [pytest.param(page, marks=[pytest.mark.long] * (name_of(page) in SLOW), id=name_of(page))
+                                  for page in PAGES])
 def test_every_command(page, place, done, capsys, monkeypatch):
     """In the order of the page, in one folder; a block whose first line names a file is that file from there on."""
     found = blocks(page.read_text(encoding="utf-8"))
@@ -370,6 +375,16 @@ def test_every_command(page, place, done, capsys, monkeypatch):
                 captured = capsys.readouterr()
                 raise AssertionError(f"{name_of(page)}:{line}: {shlex.join(words)}\n{type(error).__name__}: {error}\n"
                                      f"{captured.out[-500:]}{captured.err[-500:]}") from error
+
+
+@pytest.mark.parametrize("page", SLOW)
+def test_every_command_of_the_slow_pages_is_understood(page):
+    lines = [words for block in blocks((ROOT / page).read_text(encoding="utf-8")) if block.language == "bash"
+             for _, words in block.commands()]
+    of_suite = [words[words.index("run_bench.py") + 1:] for words in lines if "run_bench.py" in words]
+    assert of_suite
+    for words in of_suite:
+        main.parse(words)
 
 
 INLINE = re.compile(r"`(?:python )?(?:run_bench\.py|fedcl-bench) ([^`]+)`")

@@ -327,7 +327,7 @@ def test_result_does_not_depend_on_chunks_or_threads(registry, stream, backbone,
     method_name, method_settings = METHODS[method]
     method, _ = method_and_oracle(registry, method_name, stream, previous, model, backbone, method_settings)
     users = (step.train.lengths > 0).nonzero().flatten()
-    users = users[::4] if name == "fedmf" else users[::8]
+    users = users[::8] if name == "fedmf" else users[::16]
     train = LocalSettings(batch_size=64, **training)
     results = []
     threads = torch.get_num_threads()

@@ -51,7 +51,9 @@ def quiet_generators(seed: int) -> Iterator[None]:
     with _BUILDING, torch.random.fork_rng(devices=[]):
         before, disabled = (random.getstate(), np.random.get_state()), log.disabled
         log.disabled = True
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed keeps a stack for each accelerator not yet in use
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(seed)
         np.random.seed(seed % (1 << 32))
         random.seed(seed)
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Callable, Iterable
+from typing import Callable, Collection, Iterable
 
 from ..data.stream import Stream
 from ..errors import UserError
@@ -32,16 +32,18 @@ def check_backbone(cls: type, **options) -> Report:
 
 
 def check_plugin(registry: Registry, plugin: Plugin, full: bool = False, partners: Iterable[str] = (),
-                 process: bool = True, watch: Watch = lambda verdict: None) -> Report:
+                 process: bool = True, only: Collection[str] = (), watch: Watch = lambda verdict: None) -> Report:
     """Check a plugin of a registry.
 
     Args:
         full: with every partner it goes with, and on a slice of ML-100K; otherwise with a few.
         partners: names of the partners to check with instead.
         process: whether to go on with a run in a new process, which takes some seconds to start.
+        only: names of properties, as reports have them, to try alone; "runs" and "declares its parameters" are always
+            tried, as the others build on them.
         watch: called with every verdict as it comes.
     """
-    judge = _Judge(plugin, watch)
+    judge = _Judge(plugin, watch, {*only, "runs", "declares its parameters"} if only else None)
     judge.holds("settings", "", lambda: properties.valid_settings(plugin))
     if plugin.kind == "backbone" and not _declares(judge):
         return judge.report
@@ -66,12 +68,14 @@ def check_plugin(registry: Registry, plugin: Plugin, full: bool = False, partner
 class _Judge:
     """Tries properties of a plugin and adds the verdicts to its report."""
 
-    def __init__(self, plugin: Plugin, watch: Watch):
-        self.plugin, self.watch = plugin, watch
+    def __init__(self, plugin: Plugin, watch: Watch, only: Collection[str] | None):
+        self.plugin, self.watch, self.only = plugin, watch, only
         self.report = Report(plugin.kind, plugin.name)
 
     def holds(self, name: str, pair: str, test: Callable[[], str]) -> bool:
-        """Try a property; False if it is violated. ``test`` returns the evidence, or raises."""
+        """Try a property if it is to be tried; False if it is violated. ``test`` returns the evidence, or raises."""
+        if self.only is not None and name not in self.only:
+            return True
         verdict = Verdict(name, pair, *self._tried(test))
         self.report.verdicts.append(verdict)
         self.watch(verdict)

@@ -162,7 +162,8 @@ def test_the_written_test_passes(written, name):
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name, partner", [("ewma", "fedmf"), ("my-mf", "ft")])
+@pytest.mark.parametrize("name, partner", [
+    pytest.param("ewma", "fedmf", marks=pytest.mark.long), ("my-mf", "ft")])  # the README's commands check a method
 def test_the_plugin_passes_its_check(written, capsys, name, partner):
     """With one partner; the test above has all that the written test tries."""
     assert main(["check", name, "--with", partner, "--plugins", str(written / "my_plugins")]) == 0

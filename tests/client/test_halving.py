@@ -124,8 +124,9 @@ BLOCKS = {"blocks": 2, "base_share": 0.5, "k_core": 60, "client_ratio": 0.15}
 
 @pytest.mark.parametrize("method,backbone,settings", [
     ("f3crec", "fedmf", BLOCKS), ("rlp2", "pfedrec", {**BLOCKS, "eval_item_table": "local"}),
-    ("spp", "ncf", {**BLOCKS, "local_epochs": 1, "dim": 8, "hidden": "8"}), ("ft", "fedrap", {**BLOCKS, "dim": 8}),
-    ("reg", "gpfedrec", {**BLOCKS, "dim": 4}),
+    ("spp", "ncf", {**BLOCKS, "local_epochs": 1, "dim": 8, "hidden": "8"}),
+    pytest.param("ft", "fedrap", {**BLOCKS, "dim": 8}, marks=pytest.mark.long),
+    pytest.param("reg", "gpfedrec", {**BLOCKS, "dim": 4}, marks=pytest.mark.long),
     ("fcucr", "sasrec", {**SESSIONS, "teacher": "previous"}), ("ft", "fedmf", SESSIONS)])
 def test_runs_come_out_the_same(registry, monkeypatch, method, backbone, settings):
     """Two rounds of every step with memory for 6 clients, and with enough, in double precision."""

@@ -24,7 +24,7 @@ from fedcl_bench.runs.specs import RunSpec, seed_text
 from fedcl_bench.workers import pool
 from fedcl_bench.workers.pool import Board, Pool, Running
 
-CELLS = ["--methods", "ft,kd", "--backbones", "fedmf", "--seeds", "2", "--set", "rounds=2"]
+CELLS = ["--methods", "ft,kd", "--backbones", "fedmf", "--seeds", "2", "--set", "rounds=2", "--set", "k_core=50"]
 
 # The command line in a process that does something to itself (or to its group) when a condition on the board is met.
 DISTURBED = """
@@ -215,7 +215,7 @@ def test_block_0_is_computed_once(undisturbed):
 
 
 def test_same_numbers_as_a_run_alone(undisturbed, tmp_path, capsys):
-    assert main(["--method", "kd", "--backbone", "fedmf", "--seed", "1", "--set", "rounds=2",
+    assert main(["--method", "kd", "--backbone", "fedmf", "--seed", "1", "--set", "rounds=2", "--set", "k_core=50",
                  "--results", str(tmp_path), "--json", "--quiet"]) == 0
     alone = json.loads(capsys.readouterr().out)
     same_numbers(records(undisturbed)[Path(alone["record"]).name], alone)

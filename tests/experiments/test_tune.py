@@ -75,7 +75,8 @@ def tuned(tmp_path_factory):
     return folder, read
 
 
-COMMAND = ["tune", "--methods", "kd,reg", "--backbones", "fedmf", "--budget", "3", "--set", "rounds=2", "--jobs", "1"]
+COMMAND = ["tune", "--methods", "kd,reg", "--backbones", "fedmf", "--budget", "3", "--set", "rounds=2", "--set", "k_core=50",
+           "--jobs", "1"]
 
 
 def test_the_best_validation_wins(tuned):
@@ -128,7 +129,7 @@ def test_equal_searches_are_kept_and_trials_reused(tuned, capsys):
 
 def test_grid_uses_what_was_chosen(tuned, capsys):
     folder, _ = tuned
-    assert main(["grid", "--methods", "ft,kd", "--backbones", "fedmf", "--set", "rounds=2", "--results", str(folder),
+    assert main(["grid", "--methods", "ft,kd", "--backbones", "fedmf", "--set", "rounds=2", "--set", "k_core=50", "--results", str(folder),
                  "--tuned", "--dry-run", "--json"]) == 0
     runs = json.loads(capsys.readouterr().out)
     for run in runs:

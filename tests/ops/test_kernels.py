@@ -272,7 +272,7 @@ def test_arguments_of_other_types_are_refused():
 
 
 @compiled
-@pytest.mark.parametrize("processor", [[], ["-march=native"]])
+@pytest.mark.parametrize("processor", [pytest.param([], marks=pytest.mark.long), ["-march=native"]], ids=str)
 def test_kernels_stay_within_their_memory(tmp_path, processor):
     """On random sizes, under the sanitizers of the compiler."""
     program = tmp_path / "kernels_memory"

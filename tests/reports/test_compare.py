@@ -23,7 +23,7 @@ from fedcl_bench.runs.store import load_runs, user_scores
 from fedcl_bench.stats import significance
 from fedcl_bench.stats.significance import TooFew
 
-QUICK = ["--set", "rounds=2"]
+QUICK = ["--set", "rounds=2", "--set", "k_core=50"]
 PAIR = ["compare", "f3crec", "ft", "--backbone", "fedmf", *QUICK]
 
 
@@ -182,7 +182,7 @@ def test_command_equals_the_tests_on_the_records(at_records, capsys):
         expected = stats.ttest_rel(scores["f3crec"], scores[one["method"]])
         assert one["per_user"]["p"] == pytest.approx(expected.pvalue) and one["per_user"]["t"] == pytest.approx(
             expected.statistic)
-        assert one["per_user"]["n"] == 482 and one["seeds"] == [0, 1] and one["per_seed"]["n"] == 2
+        assert one["per_user"]["n"] == 279 and one["seeds"] == [0, 1] and one["per_seed"]["n"] == 2
         tests.append(expected.pvalue)
     assert [one["per_user"]["p_holm"] for one in result["comparisons"]] == pytest.approx(significance.holm(tests))
 
@@ -243,7 +243,7 @@ def test_reimplementations_are_marked(at_records, capsys, tmp_path):
     (["compare", "f3crec", "--backbone", "fedmf"], ["two methods or more"]),
     (["compare", "ft", *PAIR[1:]], ["'ft' 2 times"]),
     (["compare", "f3crec:without=none", *PAIR[1:]],
-     ["f3crec (rounds=2, without=none) and f3crec (rounds=2) are the same runs"]),
+     ["f3crec (rounds=2, k_core=50, without=none) and f3crec (rounds=2, k_core=50) are the same runs"]),
     ([*PAIR, "--metric", "ndgc@20"], ["unknown metric 'ndgc@20'", "Did you mean 'ndcg@20'"]),
     ([*PAIR, "--metric", "ndcg@10"], ["has no ndcg@10", "topk"]),
     ([*PAIR, "--blocks", "2-7"], ["--blocks: found 4", "blocks 0-3"]),
@@ -253,7 +253,7 @@ def test_reimplementations_are_marked(at_records, capsys, tmp_path):
     ([*PAIR, "--dataset", "ml-100j"], ["unknown dataset 'ml-100j'", "Did you mean 'ml-100k'"]),
     (["compare", "f3crec:wihtout=arm", "ft", "--backbone", "fedmf"], ["wihtout", "Did you mean 'without'"]),
     (["compare", "reg", *PAIR[1:]],
-     ["no record in results of reg (rounds=2) on fedmf, ml-100k", "grid --methods reg", "--set rounds=2"]),
+     ["no record in results of reg (rounds=2, k_core=50) on fedmf, ml-100k", "grid --methods reg", "--set rounds=2"]),
     (["compare", "f3crec", "ft", "--backbone", "fedmf"],
      ["no record in results of f3crec, ft on fedmf, ml-100k", "rounds 2 instead of 100", "--set"]),
     ([*PAIR, "reg"], ["unrecognized arguments: reg", "--help"]),

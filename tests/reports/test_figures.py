@@ -23,7 +23,7 @@ from fedcl_bench.stats.significance import friedman
 
 LABELS = {"ft": "FT", "reg": "Reg", "kd": "KD", "rlp2": "RLP2†", "spp": "SPP†", "f3crec": "F3CRec"}
 LOOK = looks(LABELS)
-QUICK = ["--set", "rounds=2"]
+QUICK = ["--set", "rounds=2", "--set", "k_core=50"]
 
 
 def artists(figure, gid):

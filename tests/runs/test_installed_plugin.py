@@ -16,6 +16,7 @@ from helpers import ROOT
 from fedcl_bench.cli.main import main
 
 pytest.importorskip("setuptools", reason="needs setuptools to build a package without network")
+pytestmark = pytest.mark.long  # tests/runs/test_registry.py has entry points without an environment of their own
 # Beside the entry points of the documentation: a module named twice, one that cannot be imported, one that is not there
 MORE = """\
 acme-mean-again = "acme.acme_mean:AcmeMean"

@@ -49,6 +49,27 @@ def test_shipped_plugins(registry):
         assert plugin.cls.title and plugin.cls.reference and plugin.path.parent == shipped("plugins")
 
 
+def test_entry_points_of_an_installed_package(tmp_path, monkeypatch):
+    """One names a module, one a class, one what cannot be imported and one what is not there."""
+    (tmp_path / "acme").mkdir()
+    (tmp_path / "acme/__init__.py").write_text("")
+    (tmp_path / "acme/shrink.py").write_text(SHRINK)
+    (tmp_path / "acme/again.py").write_text(SHRINK.replace("shrink", "again").replace("Shrink", "Again"))
+    (tmp_path / "acme/broken.py").write_text("import nothing_of_this_name\n")
+    about = tmp_path / "acme-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[fedcl_bench.plugins]\nshrink = acme.shrink\nagain = acme.again:Again\n"
+                                            "broken = acme.broken\ngone = acme.not_there\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    registry = discover()
+    assert {"shrink", "again", "f3crec"} <= set(registry.names("method"))
+    assert registry.get("method", "shrink").path == tmp_path / "acme/shrink.py"
+    assert registry.broken == {
+        "broken": "entry point acme.broken: ModuleNotFoundError: No module named 'nothing_of_this_name'",
+        "gone": "entry point acme.not_there: ModuleNotFoundError: No module named 'acme.not_there'"}
+
+
 def imports(source: str) -> list[tuple[str, str]]:
     """What a plugin takes from the suite: (module, name) pairs."""
     found = []

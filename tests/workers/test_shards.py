@@ -94,8 +94,11 @@ def assert_same(found, expected, atol=1e-9):
 
 
 RUNS = [
-    *[(method, "fedmf", SMALL) for method in ("ft", "kd", "rlp2", "spp", "f3crec")],
-    *[("f3crec", backbone, {**SMALL, **STABLE[backbone]}) for backbone in ("biasmf", "fedncf", "fedrap", "pfedrec")],
+    *[(method, "fedmf", SMALL) for method in ("ft", "spp", "f3crec")],
+    *[pytest.param(method, "fedmf", SMALL, marks=pytest.mark.long) for method in ("kd", "rlp2")],
+    *[("f3crec", backbone, {**SMALL, **STABLE[backbone]}) for backbone in ("fedncf", "fedrap")],
+    *[pytest.param("f3crec", backbone, {**SMALL, **STABLE[backbone]}, marks=pytest.mark.long)
+      for backbone in ("biasmf", "pfedrec")],
     ("spp", "fedrap", {**SMALL, **STABLE["fedrap"]}),
     ("f3crec", "fedmf", {**SMALL, "client_ratio": 0.3, "weighting": "interactions"}),
     ("reg", "fedncf", {**SMALL, "lr": 0.01, "reset_private": True, "init_from": "best", "upload_noise": 0.001}),
