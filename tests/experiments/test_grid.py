@@ -246,6 +246,7 @@ LONG = ["grid", "--methods", "ft", "--backbones", "fedmf", "--seeds", "2", "--se
 ALL_IN_ROUNDS = "all(r.at for r in board.running) and len(board.running) == board.jobs"
 
 
+@pytest.mark.long
 def test_workers_end_when_the_parent_is_killed(tmp_path):
     """Minutes of work are left when the parent dies; its workers save the round they are in and end."""
     code, _, err = disturbed(ALL_IN_ROUNDS, "os.kill(os.getpid(), signal.SIGKILL)", *LONG, "2", "--results",

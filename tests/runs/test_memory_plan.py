@@ -83,8 +83,9 @@ print(json.dumps((planned, peak_mib() - before)))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc to measure a process's memory")
+@pytest.mark.long
 @pytest.mark.parametrize("backbone, settings", [
-    pytest.param("fedrap", {"l2": 0.0}, marks=pytest.mark.long), ("pfedrec", {"eval_item_table": "local", "dim": 64})])
+    ("fedrap", {"l2": 0.0}), ("pfedrec", {"eval_item_table": "local", "dim": 64})])
 def test_the_plan_against_what_runs_take(backbone, settings):
     """Of runs that are large: at most 30 % more, and not much less, as two threads' chunks do not always overlap. A round
     is not repeated before all kinds of snapshots are there."""
