@@ -11,10 +11,10 @@ import torch
 from helpers import train_round
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.client.out_of_memory import can_run_out
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Progress
+from fedcl_bench.federation.round import can_run_out
 from fedcl_bench.federation.steps import begin_step, open_step
 from fedcl_bench.ops.memory import available
 from fedcl_bench.ops.topk import highest

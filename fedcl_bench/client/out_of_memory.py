@@ -19,11 +19,6 @@ AnyChunk = Chunk | LaterChunk | SessionChunk
 Result = TypeVar("Result")
 
 
-def can_run_out(device: torch.device) -> bool:
-    """Whether running out of memory there is an error that one can go on from."""
-    return device.type == "cuda"
-
-
 def in_halves(train: Callable[[AnyChunk], Result], chunk: AnyChunk, method: Method) -> list[Result]:
     """Results of ``train`` for a chunk, or for its halves, or theirs, as far as memory demands; in order of clients.
 

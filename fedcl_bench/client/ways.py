@@ -59,17 +59,17 @@ class Way:
     by_hand: bool = False
     layout: Layout | None = None
 
-    @property
+    @cached_property
     def factored(self) -> bool:
         """Whether clients are trained without copies of item rows, where that is less work."""
         return self.name in ("fused", "factored")
 
-    @property
+    @cached_property
     def fused(self) -> bool:
         """Whether the whole round of such clients is one call."""
         return self.name == "fused"
 
-    @property
+    @cached_property
     def at_rest(self) -> bool:
         """Whether clients of whole tables hold the rows that they look up."""
         return self.name == "at rest"

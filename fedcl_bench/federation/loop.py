@@ -74,7 +74,7 @@ def one_round(opened: OpenStep, group: Group, progress: Progress, observe: Obser
 
     # 2. The server averages what they upload, with its noise, lets the method aggregate, and answers.
     model, loss = server.mean(sums, progress.model, f.backbone, f.seed, f.population.sum)
-    model = server.aggregate(f.backbone, model, group.users, f.server.protection, key, group.count)
+    model = server.aggregate(f.backbone, model, group.users, opened.training.protection, key, group.count)
     model = replace(model, public=contract.checked_aggregate(method, model.public))
     uploads = sums.uploads
     answers = server.answer(method, key.round, group.users, uploads, opened.step.n_users)
@@ -87,7 +87,8 @@ def one_round(opened: OpenStep, group: Group, progress: Progress, observe: Obser
     best = now if valid.better or valid.equal or f.server.tested_round == "last" else progress.best
     tests, probabilities = test(opened, best) if valid.last else ([], [])
     first, final = model if key.round == 0 else None, best.model if valid.last else None
-    shifts = analyse(f.backbone, opened.step, opened.earlier, progress.previous, first, final, f.population.sum)
+    shifts = analyse(f.backbone, opened.step, opened.earlier, progress.previous, first, final, f.population.sum) \
+        if key.round == 0 or valid.last else []
     row = {"step": key.step, "round": key.round, "participants": group.count, "loss": loss, "valid": valid.value,
            **_bytes_sent(opened, model, uploads, answers, key.round), "train_seconds": trained - began,
            "evaluate_seconds": time.perf_counter() - trained, **f.backbone.diagnostics(model.public),

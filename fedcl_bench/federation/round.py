@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import Callable, Iterable, Sequence
 
+import torch
 from torch import Tensor
 
 from .. import contract
@@ -13,7 +14,7 @@ from ..client.base import ChunkTrainer
 from ..client.factored import InnerTrainer
 from ..client.fused import RoundTrainer, plan_of
 from ..client.lists import ListTrainer
-from ..client.out_of_memory import AnyChunk, can_run_out, in_halves
+from ..client.out_of_memory import AnyChunk, in_halves
 from ..client.sessions import SessionChunk, SessionTrainer
 from ..client.trained import Trained, at_slots, covers_all_items, rows_of
 from ..client.untouched import shifts_of
@@ -62,6 +63,11 @@ def _in_order(train: Callable[[AnyChunk], Trained], chunks: Sequence[AnyChunk], 
     return map(train, chunks) if _is_short(chunks, training) else in_order(train, chunks, device)
 
 
+def can_run_out(device: torch.device) -> bool:
+    """Whether running out of memory there is an error that one can go on from."""
+    return device.type == "cuda"
+
+
 def _is_short(chunks: Sequence[AnyChunk], training: Training) -> bool:
     """Whether threads would only wait for each other: a method's own loss on little data is many short operations,
     which Python calls one at a time."""
@@ -78,7 +84,8 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, training: Training, 
         watched: whether somebody looks at their samples.
     """
     backbone, method, settings = training.backbone, training.method, training.settings
-    shifts = shifts_of([chunk.batches for chunk in chunks], model.public, method, backbone, settings, key)
+    shifts = shifts_of([chunk.batches for chunk in chunks], model.public, method, backbone, settings, key) \
+        if method.penalises_rows else {}
     plan = plan_of(training, model, key, max(chunk.batches for chunk in chunks)) if training.way.fused and chunks else None
 
     def trainer(chunk: Chunk | SessionChunk) -> ChunkTrainer:
