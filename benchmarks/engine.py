@@ -30,9 +30,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from fedcl_bench.backbone import Backbone
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.stream import Step
+from fedcl_bench.federation.attendance import Attendance
 from fedcl_bench.federation.growth import grow
 from fedcl_bench.federation.parts import Federation
-from fedcl_bench.federation.server import participants
 from fedcl_bench.federation.steps import open_step
 from fedcl_bench.layers import ITEM, USER
 from fedcl_bench.model import Snapshot
@@ -196,7 +196,7 @@ def rounds_of(name: str) -> tuple[dict, Step, int, int]:
     stream = load_stream(config.source, config.stream)
     step, f = stream.steps[0], config.federation(stream)
     model = grow(Snapshot({}, {}), f.backbone, 0, step, torch.float32, torch.device("cpu"))
-    users = participants(step, 1.0, 0, 0)
+    users = Attendance().of(step, 0, 0).users
     opened = open_step(f, step, model)
     chunks = opened.protocol.chunks(users, 0, model)
     server = MODELS[name](step.n_items, config.backbone_settings.dim)

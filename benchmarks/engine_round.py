@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from fedcl_bench.federation import server
-from fedcl_bench.federation.round import train_clients
+from fedcl_bench.federation.round import Work, train_clients
 
 
 def engine_round(chunks, model, users, training, key):
     """The model after a round of these chunks, whose clients are ``users``."""
-    sums = train_clients(chunks, model, training, key)
+    sums = train_clients([Work(training, chunks)], model, key)
     model, _ = server.mean(sums, model, training.backbone, key.seed)
     return server.aggregate(training.backbone, model, users, training.protection, key)

@@ -18,8 +18,8 @@ from engine_round import engine_round
 from machine import heading
 
 from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.federation.attendance import Attendance
 from fedcl_bench.federation.growth import grow
-from fedcl_bench.federation.server import participants
 from fedcl_bench.federation.steps import open_step
 from fedcl_bench.model import Snapshot
 from fedcl_bench.ops.memory import keep_freed_blocks
@@ -36,7 +36,7 @@ def one_round(name: str, args, streams: dict):
     f = config.federation(stream)
     whole = replace(step, old_users=0, old_items=0)
     model = grow(Snapshot({}, {}), f.backbone, 0, whole, torch.float32, torch.device("cpu"))
-    users = participants(step, 1.0, 0, 0)
+    users = Attendance().of(step, 0, 0).users
     opened = open_step(f, step, model)
     chunks = opened.protocol.chunks(users, 0, model)
 

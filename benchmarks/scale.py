@@ -28,9 +28,9 @@ from fedcl_bench.cli.commands.common import count, counts
 from fedcl_bench.client.ways import Training, choose_way
 from fedcl_bench.data.synth import World, as_step
 from fedcl_bench.draws import DrawKey
+from fedcl_bench.federation.attendance import Attendance
 from fedcl_bench.federation.growth import grow
 from fedcl_bench.federation.protocols import list_chunks
-from fedcl_bench.federation.server import participants
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.ops.memory import keep_freed_blocks, peak_mib
@@ -52,7 +52,7 @@ def measure(clients: int, items: int, dim: int, local_epochs: int, args) -> dict
     backbone, local, method = cls(cls.Settings(dim=dim)), LocalSettings(local_epochs=local_epochs), Method(NoSettings())
     model = grow(Snapshot({}, {}), backbone, 0, step, torch.float32, torch.device("cpu"))
     began = time.perf_counter()
-    users = participants(step, 1.0, 0, 0)
+    users = Attendance().of(step, 0, 0).users
     training = Training(backbone, method, local, choose_way(backbone, method, model, local, sessions=False))
     chunks = list_chunks(step, users, model, training)
     chunked = time.perf_counter() - began

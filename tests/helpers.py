@@ -90,8 +90,8 @@ def trainer_of(chunks, model, backbone, method, settings, key, own_start=False, 
 def train_round(chunks, model, backbone, method, settings, seed, step, round_, weights=None, own_start=False,
                 protection=OPEN, observe=None, add=None):
     """Clients train and the server averages, as in a round of the loop: (model, mean loss, the method's uploads)."""
-    sums = rounds.train_clients(chunks, model, training(backbone, method, model, settings, protection, own_start),
-                                DrawKey(seed, step, round_), weights, observe)
+    work = rounds.Work(training(backbone, method, model, settings, protection, own_start), chunks)
+    sums = rounds.train_clients([work], model, DrawKey(seed, step, round_), weights, observe)
     return *server.mean(sums, model, backbone, seed, add), sums.uploads
 
 

@@ -11,8 +11,8 @@ from fedcl_bench import draws
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.recbole_files import bundled
 from fedcl_bench.federation import loop, protocols
+from fedcl_bench.federation.attendance import Attendance
 from fedcl_bench.federation.loop import run
-from fedcl_bench.federation.server import participants
 from fedcl_bench.model import score_pairs
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.records import load_progress, save_progress
@@ -252,7 +252,7 @@ def test_some_clients_per_round(registry, stream):
             seen.append(progress)
         if progress.trained:
             break
-    users = [participants(stream.steps[0], 0.5, 0, r) for r in range(3)]
+    users = [Attendance(0.5).of(stream.steps[0], 0, r).users for r in range(3)]
     assert [len(some) for some in users] == [54] * 3 == [row["participants"] for row in progress.curve]
     assert sorted(seen[0].server_state["owner"].tolist()) == users[0].tolist()
     for before, after, some in zip(seen, seen[1:], users[1:]):

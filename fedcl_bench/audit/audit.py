@@ -23,7 +23,6 @@ from ..client.trained import Trained
 from ..data.stream import Stream
 from ..draws import DrawKey
 from ..federation.loop import run
-from ..federation.server import participants
 from ..files import write_atomically
 from ..model import Snapshot
 from ..runs.config import RunConfig
@@ -105,7 +104,7 @@ def attacked(level: Level, stream: Stream, on_round: Callable[[], None] = lambda
 
 def _chosen(level: Level, stream: Stream, round_: int) -> Tensor:
     """Ids of the participants of a round whose uploads are attacked: the same in all rounds that have the same."""
-    users = participants(stream.steps[level.block], level.config.server.client_ratio, level.config.seed, round_)
+    users = level.config.server.attendance.of(stream.steps[level.block], level.config.seed, round_).users
     keys = draws.client_keys(draws.key(level.config.seed, "audited clients", level.block), users)
     order = draws.sort_keys(draws.bits(keys, torch.zeros_like(users))).argsort()
     return users[order[:level.clients or len(users)]]

@@ -9,7 +9,6 @@ from typing import Callable
 from ..data.datasets import load_stream
 from ..data.stream import Stream
 from ..federation.parts import Federation
-from ..federation.server import participants
 from ..runs.config import RunConfig
 from ..runs.runner import Engine
 from .commands.common import cores
@@ -59,7 +58,7 @@ class SharedStream:
             self.config.check(federation)
             if self.sharding is not None:
                 self.sharding.check(federation)
-            users = participants(self.stream.steps[0], federation.server.client_ratio, federation.seed, 0)
+            users = federation.server.attendance.of(self.stream.steps[0], federation.seed, 0).users
             for text in (*federation.backbone.notes(), *federation.method.notes(len(users))):
                 note(text)
         return self.stream

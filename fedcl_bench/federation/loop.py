@@ -69,8 +69,7 @@ def one_round(opened: OpenStep, group: Group, progress: Progress, observe: Obser
     # 1. Clients train.
     weights = opened.weights(key.round)
     method.begin_round(opened.step, key.round, f.backbone)
-    sums = train_clients(group.chunks, progress.model, opened.training, key, weights,
-                         observe and partial(observe, key, progress.model))
+    sums = train_clients(group.work, progress.model, key, weights, observe and partial(observe, key, progress.model))
 
     # 2. The server averages what they upload, with its noise, lets the method aggregate, and answers.
     model, loss = server.mean(sums, progress.model, f.backbone, f.seed, f.population.sum)
@@ -89,7 +88,7 @@ def one_round(opened: OpenStep, group: Group, progress: Progress, observe: Obser
     first, final = model if key.round == 0 else None, best.model if valid.last else None
     shifts = analyse(f.backbone, opened.step, opened.earlier, progress.previous, first, final, f.population.sum) \
         if key.round == 0 or valid.last else []
-    row = {"step": key.step, "round": key.round, "participants": group.count, "loss": loss, "valid": valid.value,
+    row = {"step": key.step, "round": key.round, "participants": group.count, **group.failures, "loss": loss, "valid": valid.value,
            **_bytes_sent(opened, model, uploads, answers, key.round), "train_seconds": trained - began,
            "evaluate_seconds": time.perf_counter() - trained, **f.backbone.diagnostics(model.public),
            **(opened.protocol.extra(model, key.round) if valid.done else {})}

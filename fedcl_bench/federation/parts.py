@@ -20,6 +20,7 @@ from ..sampling import LocalSettings
 from ..settings import setting
 from ..stats.clip_noise import LAPLACE, MECHANISMS, Protection
 from . import kinds
+from .attendance import AVAILABILITY, Attendance
 from .population import Population
 
 
@@ -35,6 +36,12 @@ class FederationSettings:
     best_round: str = setting("first", "of rounds with the same validation metric the first (F3CRec) or the latest "
                               "(PFedRec, GPFedRec) counts as the best", choices=("first", "latest"))
     client_ratio: float = setting(1.0, "share of the clients with data that take part in a round", above=0.0, high=1.0)
+    availability: str = setting("always", "which clients can be asked: always all; by day, each in 12 of 24 rounds; by "
+                                "activity, the more often the more interactions it has", choices=AVAILABILITY)
+    client_dropout: float = setting(0.0, "probability that a client fails after its training: it has received the "
+                                    "model, and what it trained is lost", low=0.0, below=1.0)
+    stragglers: float = setting(0.0, "probability that a client ends a round before its last local epoch", low=0.0,
+                                high=1.0)
     upload_noise: float = setting(0.0, "scale of the noise on every uploaded number: b of Laplace noise, the standard "
                                   "deviation of Gaussian", low=0.0)
     upload_mechanism: str = setting(LAPLACE, "distribution of that noise, and with it the norm of upload_clip: L1 with "
@@ -55,6 +62,11 @@ class FederationSettings:
                                 choices=("best", "last"))
 
     @property
+    def attendance(self) -> Attendance:
+        """Which clients a round reaches."""
+        return Attendance(self.client_ratio, self.availability, self.client_dropout, self.stragglers)
+
+    @property
     def protection(self) -> Protection:
         """What clients do to their uploads."""
         return Protection(self.upload_clip, self.upload_noise, self.upload_mechanism)
@@ -65,6 +77,8 @@ def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     idle = {}
     if not settings["upload_noise"] and not settings["upload_clip"]:
         idle["upload_mechanism"] = "without upload_noise or upload_clip"
+    if settings["local_epochs"] == 1:
+        idle["stragglers"] = "with local_epochs=1"
     if settings["stream"] != "sessions" or settings["split_file"]:
         idle |= dict.fromkeys(("init", "tested_round"), "without stream=sessions")
     return idle

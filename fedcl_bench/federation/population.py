@@ -9,7 +9,7 @@ from torch import Tensor
 from ..data.stream import Step
 from ..draws import Tables
 from ..evaluation.ranking import UserScores
-from .server import participants
+from .attendance import Attendance
 
 
 class Population:
@@ -22,10 +22,10 @@ class Population:
 
     sum: Callable[[Tables], Tables] | None = None
 
-    def participants(self, step: Step, ratio: float, seed: int, round_: int) -> tuple[Tensor, int]:
-        """Ids, ascending, of the clients here that take part in a round, and how many do in all."""
-        users = participants(step, ratio, seed, round_)
-        return users, len(users)
+    def participants(self, step: Step, attendance: Attendance, seed: int, round_: int) -> tuple[Tensor, int, int]:
+        """Ids, ascending, of the clients here whose updates arrive in a round, how many do in all, and how many fail."""
+        users, dropped = attendance.of(step, seed, round_)
+        return users, len(users), dropped
 
     def mean(self, here: UserScores, metric: str) -> float:
         """The mean of a metric over all users, given those of the users here."""

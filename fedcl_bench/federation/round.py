@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import Callable, Iterable, Sequence
+from typing import Callable, Iterable, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
@@ -28,12 +28,19 @@ from .server import clip
 from .sums import RoundSums
 
 
-def train_clients(chunks: Sequence[AnyChunk], model: Snapshot, training: Training, key: DrawKey,
-                  weights: Tensor | None = None, observe: Callable[[Trained], None] | None = None) -> RoundSums:
+class Work(NamedTuple):
+    """Participants that train alike, and what they train on."""
+
+    training: Training
+    chunks: Sequence[AnyChunk]
+
+
+def train_clients(work: Sequence[Work], model: Snapshot, key: DrawKey, weights: Tensor | None = None,
+                  observe: Callable[[Trained], None] | None = None) -> RoundSums:
     """Local training of all participants.
 
     Args:
-        chunks: the participants.
+        work: of the participants; not empty, though its chunks may be.
         model: at the start of the round; not modified.
         key: of the round.
         weights: weight of every user in the mean, shape (users,); None: all alike.
@@ -42,13 +49,15 @@ def train_clients(chunks: Sequence[AnyChunk], model: Snapshot, training: Trainin
     Returns:
         What they add up to. It does not depend on the number of threads.
     """
+    training = work[0].training
     own_start = training.own_start and key.round == 0
-    sums = RoundSums(model, training, sum(len(chunk.users) for chunk in chunks), weights, own_start)
-    train = trainer_of(chunks, model, training, key, observe is not None)
-    for trained in _in_order(train, chunks, training):
-        if observe is not None:
-            observe(trained)
-        sums.add(trained)
+    sums = RoundSums(model, training, sum(len(chunk.users) for part in work for chunk in part.chunks), weights, own_start)
+    for training, chunks in work:
+        train = trainer_of(chunks, model, training, key, observe is not None)
+        for trained in _in_order(train, chunks, training):
+            if observe is not None:
+                observe(trained)
+            sums.add(trained)
     return sums
 
 

@@ -1,4 +1,4 @@
-"""The server: who takes part in a round, how uploads are clipped, averaged and made noisy, and what it answers."""
+"""The server: how uploads are clipped, averaged and made noisy, and what it answers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from .. import contract, draws
+from .. import contract
 from ..backbone import Backbone
 from ..client.factored import Outer
 from ..client.trained import Trained, at_slots, beside, rows_of
 from ..client.untouched import start_elsewhere
-from ..data.stream import Step, Stream
+from ..data.stream import Stream
 from ..draws import DrawKey, Tables
 from ..evaluation.drift import Add
 from ..method import Method
@@ -22,24 +22,15 @@ from ..ops import kernels
 from ..parallel import in_order
 from ..sizes import SIZES
 from ..stats.clip_noise import Protection, upload_key
+from .attendance import Attendance
 from .sums import RoundSums
 
 
-def participants(step: Step, ratio: float, seed: int, round_: int) -> Tensor:
-    """Ids of the clients of a round, ascending: those with training data, or a random share of them."""
-    users = (step.train.lengths > 0).nonzero().flatten()
-    if ratio == 1.0:
-        return users
-    keys = draws.client_keys(draws.key(seed, "participants", step.index, round_), users)
-    chosen = draws.sort_keys(draws.bits(keys, torch.zeros_like(users))).argsort()
-    return users[chosen[:max(1, round(ratio * len(users)))]].sort().values
-
-
-def most_rounds(stream: Stream, curve: Iterable[Mapping[str, Any]], ratio: float, seed: int) -> int:
+def most_rounds(stream: Stream, curve: Iterable[Mapping[str, Any]], attendance: Attendance, seed: int) -> int:
     """The most rounds that a client took part in, given a run's rows, one per round."""
     taken = torch.zeros(stream.steps[-1].n_users, dtype=torch.int64)
     for row in curve:
-        taken[participants(stream.steps[row["step"]], ratio, seed, row["round"])] += 1
+        taken[attendance.of(stream.steps[row["step"]], seed, row["round"]).users] += 1
     return int(taken.max())
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..client.out_of_memory import AnyChunk
 from ..client.ways import Training, choose_way
 from ..data.stream import Step
 from ..draws import DrawKey
@@ -16,6 +15,7 @@ from ..model import Snapshot
 from .growth import grow, reset_private
 from .parts import Federation, Progress
 from .protocols import Lists, SessionSteps, protocol_of
+from .round import Work
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,19 @@ class Group:
 
     Attributes:
         users: ids of the participants that are here, ascending; count: of all participants.
-        chunks: what those here train on.
+        dropped: how many others failed after their training; None where none can.
+        work: what those here train on, by how they train: stragglers do fewer epochs.
     """
 
     users: Tensor
     count: int
-    chunks: list[AnyChunk]
+    dropped: int | None
+    work: list[Work]
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """For the curve of a run whose clients can fail."""
+        return {} if self.dropped is None else {"dropped": self.dropped}
 
 
 @dataclass(frozen=True)
@@ -56,10 +63,17 @@ class OpenStep:
     def group(self, progress: Progress, before: Group | None) -> Group:
         """The participants of the next round; ``before``: of the round before, None in the first."""
         f = self.federation
-        if before is not None and f.server.client_ratio == 1.0 and not self.protocol.changes_every_round:
+        attendance = f.server.attendance
+        same = attendance.complete and (attendance.stragglers == 0.0 or f.local.local_epochs == 1)
+        if before is not None and same and not self.protocol.changes_every_round:
             return before
-        users, count = f.population.participants(self.step, f.server.client_ratio, f.seed, progress.round)
-        return Group(users, count, self.protocol.chunks(users, progress.round, progress.model) if len(users) else [])
+        users, count, dropped = f.population.participants(self.step, attendance, f.seed, progress.round)
+        epochs = attendance.epochs(users, f.local.local_epochs, f.seed, self.step.index, progress.round)
+        work = []
+        for number in epochs.unique().tolist():
+            training = replace(self.training, settings=replace(f.local, local_epochs=number))
+            work.append(Work(training, self.protocol.chunks(users[epochs == number], progress.round, progress.model)))
+        return Group(users, count, dropped if attendance.dropout else None, work or [Work(self.training, [])])
 
     def weights(self, round_: int) -> Tensor | None:
         """Weight of every user in the mean, shape (users,); None: all alike."""

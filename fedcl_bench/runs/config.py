@@ -215,7 +215,8 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
 
 # Settings that runs had not when the first records were published, and the values that change nothing: with those they
 # are left out of records and hashes, so that the records made before are still found.
-_LATER = {"upload_clip": 0.0, "upload_mechanism": "laplace", "evaluate_every": 1}
+_LATER = {"upload_clip": 0.0, "upload_mechanism": "laplace", "evaluate_every": 1, "availability": "always",
+          "client_dropout": 0.0, "stragglers": 0.0}
 
 
 def effective(parts: Iterable[Any], with_idle: bool = False) -> dict[str, Any]:

@@ -187,6 +187,7 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
     """
     curve = pd.DataFrame(list(progress.curve))
     per_block = curve.groupby("step")
+    asked = curve["participants"] + curve.get("dropped", 0)  # who fails has received the model
     notes = privacy_notes(config, len(curve) if most_rounds is None else most_rounds)
     metrics, matrix, continual = {}, {}, {}
     for name, r in matrices(progress).items():
@@ -208,7 +209,7 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
         "bytes": {"up_per_client_round": per_block["bytes_up"].max().tolist(),
                   "down_per_client_round": per_block["bytes_down"].min().tolist(),
                   "total_up": int((curve["bytes_up"] * curve["participants"]).sum()),
-                  "total_down": int((curve["bytes_down"] * curve["participants"]).sum())},
+                  "total_down": int((curve["bytes_down"] * asked).sum())},
         "privacy": {"uploaded": [*progress.best.model.public, *progress.best.model.dense, *method_uploads(config)],
                     "kept_at_client": [*progress.best.model.private, *progress.client_state],
                     "upload_noise": config.server.upload_noise, "notes": notes},

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from ..data.stream import Step
 from ..draws import DrawKey, Tables
+from ..federation.attendance import Attendance
 from ..federation.parts import Federation, Progress
-from ..federation.round import train_clients
-from ..federation.server import aggregate, mean, participants
+from ..federation.round import Work, train_clients
+from ..federation.server import aggregate, mean
 from ..federation.steps import begin_step, open_step
 from ..model import Snapshot, score_users
 from ..stats.clip_noise import OPEN
@@ -36,7 +37,7 @@ def other_clients(pair: Pair) -> str:
     """(a) What other clients have does not change what a client uploads or learns in the same round."""
     for start in _rounds_to_test(pair):
         step = pair.stream.steps[start.step]
-        users = participants(step, 1.0, 0, 0)
+        users = Attendance().of(step, 0, 0).users
         world = client_round(pair.federation(), start)
         for half in (users[::2], users[1::2]):
             others = torch.ones(step.n_users, dtype=torch.bool).index_fill(0, half, False)
@@ -109,8 +110,8 @@ def server_knows(pair: Pair) -> str:
         f = pair.federation()
         step, begun = _begun(f, start, f.stream.steps[start.step])
         opened, users = open_step(f, step, begun.model), _users(f, step, start)
-        sums = train_clients(opened.protocol.chunks(users, start.round, begun.model), begun.model,
-                             replace(opened.training, protection=OPEN), opened.key(start.round))
+        work = Work(replace(opened.training, protection=OPEN), opened.protocol.chunks(users, start.round, begun.model))
+        sums = train_clients([work], begun.model, opened.key(start.round))
         sent, (model, _) = sums.uploads, mean(sums, begun.model, f.backbone, f.seed)
         model = aggregate(f.backbone, model, users, OPEN, opened.key(start.round))
         mine = _server_side(f, step, start, model, sent, _begun_state(pair, start))
@@ -132,7 +133,7 @@ def server_knows(pair: Pair) -> str:
 
 
 def _users(f: Federation, step: Step, start: Progress) -> Tensor:
-    return participants(step, f.server.client_ratio, f.seed, start.round)
+    return f.server.attendance.of(step, f.seed, start.round).users
 
 
 def _begun(f: Federation, start: Progress, step: Step) -> tuple[Step, Progress]:

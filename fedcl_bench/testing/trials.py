@@ -20,7 +20,6 @@ from ..errors import RunFailed, UserError
 from ..federation.loop import run
 from ..federation.parts import Federation, Progress
 from ..federation.round import trainer_of
-from ..federation.server import participants
 from ..federation.steps import begin_step, open_step
 from ..method import Method
 from ..model import Snapshot
@@ -159,7 +158,7 @@ def client_round(f: Federation, progress: Progress,
     round_, model = progress.round, progress.model
     opened = open_step(f, step, model)
     opened.method.begin_round(step, round_, f.backbone)
-    users = participants(step, f.server.client_ratio, f.seed, round_)
+    users = f.server.attendance.of(step, f.seed, round_).users
     rows: dict[str, list[Tensor]] = {}
     for group in split(users):
         chunks = opened.protocol.chunks(group, round_, model)

@@ -27,10 +27,10 @@ from ..data.stream import Step, Stream
 from ..draws import Tables
 from ..errors import UserError
 from ..evaluation.ranking import EvaluationSettings, UserScores
+from ..federation.attendance import Attendance
 from ..federation.loop import run
 from ..federation.parts import Federation, FederationSettings, Progress
 from ..federation.population import Population
-from ..federation.server import participants
 from ..runs.config import RunConfig
 from ..runs.memory_plan import require
 from ..sampling import LocalSettings
@@ -52,9 +52,9 @@ class Apart(Population):
     def __init__(self, ask: Callable[[str, Any], Any]):
         self._ask = ask
 
-    def participants(self, step: Step, ratio: float, seed: int, round_: int) -> tuple[Tensor, int]:
-        users, count = self._ask("participants", (step.index, round_))
-        return torch.tensor(users), count
+    def participants(self, step: Step, attendance: Attendance, seed: int, round_: int) -> tuple[Tensor, int, int]:
+        users, count, dropped = self._ask("participants", (step.index, round_))
+        return torch.tensor(users), count, dropped
 
     def sum(self, here: Tables) -> Tables:
         answer = self._ask("sum", {name: table.numpy() for name, table in here.items()})
@@ -294,5 +294,5 @@ class Conductor:
 
     def _participants(self, parts: list[tuple[int, int]]) -> list[Any]:
         step, round_ = parts[0]
-        users = participants(self._stream.steps[step], self._config.server.client_ratio, self._config.seed, round_)
-        return [(torch.isin(names, users).nonzero().flatten().numpy(), len(users)) for names in self._names]
+        users, dropped = self._config.server.attendance.of(self._stream.steps[step], self._config.seed, round_)
+        return [(torch.isin(names, users).nonzero().flatten().numpy(), len(users), dropped) for names in self._names]

@@ -12,8 +12,8 @@ import torch
 from fedcl_bench.draws import DrawKey
 from fedcl_bench.errors import RunFailed, UserError
 from fedcl_bench.evaluation.ranking import UserScores, rank_all
+from fedcl_bench.federation.attendance import Attendance
 from fedcl_bench.federation.loop import require_finite, run
-from fedcl_bench.federation.server import participants
 from fedcl_bench.model import Snapshot
 from fedcl_bench.runs.config import make_config
 
@@ -28,16 +28,16 @@ def federation(registry, ml100k):
 
 def test_everybody_with_data_takes_part(ml100k):
     for step in ml100k.steps:
-        users = participants(step, 1.0, 0, 0)
+        users = Attendance().of(step, 0, 0).users
         assert torch.equal(users, (step.train.lengths > 0).nonzero().flatten())
 
 
 def test_sampled_clients(ml100k, federation):
     """A share of the clients, without replacement, anew in every round; the others keep their private vectors."""
     step = ml100k.steps[0]
-    rounds = [participants(step, 0.3, 0, r) for r in range(40)]
+    rounds = [Attendance(0.3).of(step, 0, r).users for r in range(40)]
     assert all(len(users) == round(0.3 * 587) == len(users.unique()) for users in rounds)
-    assert not torch.equal(rounds[0], rounds[1]) and torch.equal(rounds[0], participants(step, 0.3, 0, 0))
+    assert not torch.equal(rounds[0], rounds[1]) and torch.equal(rounds[0], Attendance(0.3).of(step, 0, 0).users)
     drawn = torch.bincount(torch.cat(rounds), minlength=587).double()
     assert drawn.min() > 0 and drawn.std() == pytest.approx(np.sqrt(40 * 0.3 * 0.7), rel=0.15)  # binomial
 

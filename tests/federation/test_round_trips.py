@@ -22,7 +22,7 @@ from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.draws import DrawKey
 from fedcl_bench.evaluation.ranking import pairs_of
 from fedcl_bench.federation.parts import Progress
-from fedcl_bench.federation.round import train_clients
+from fedcl_bench.federation.round import Work, train_clients
 from fedcl_bench.federation.server import mean
 from fedcl_bench.federation.steps import begin_step, open_step
 from fedcl_bench.ops import kernels
@@ -128,7 +128,7 @@ def test_a_round_waits_once(registry, monkeypatch, method, backbone):
     # Looks at item ids only where they need not be waited for.
     monkeypatch.setattr(contract, "check_items", lambda *arguments: None)
     with watched() as found:
-        mean(train_clients(chunks, model, step_opened.training, step_opened.key(1)), model, f.backbone, f.seed)
+        mean(train_clients([Work(step_opened.training, chunks)], model, step_opened.key(1)), model, f.backbone, f.seed)
     expected = {("_local_scalar_dense", "loss"): 1}
     if method in ("kd", "f3crec"):
         expected["nonzero", "known"] = len(chunks)

@@ -17,9 +17,10 @@ from scipy import optimize, stats
 from fedcl_bench import draws
 from fedcl_bench.draws import DrawKey
 from fedcl_bench.errors import UserError
+from fedcl_bench.federation.attendance import Attendance
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Progress
-from fedcl_bench.federation.server import most_rounds, participants
+from fedcl_bench.federation.server import most_rounds
 from fedcl_bench.federation.steps import begin_step, open_step
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.runner import execute
@@ -55,7 +56,7 @@ def part(registry, case, block=1, **server):
     acting = f.acting_in(step)
     model = begin_step(f, step, progress).model
     model = replace(model, public={name: table + 0.01 for name, table in model.public.items()})  # off Reg's anchor
-    chunks = open_step(f, step, model).protocol.chunks(participants(step, 1.0, f.seed, 0), 0, model)
+    chunks = open_step(f, step, model).protocol.chunks(Attendance().of(step, f.seed, 0).users, 0, model)
     return f, acting, model, chunks
 
 
@@ -231,11 +232,11 @@ def test_the_most_rounds_of_a_client():
     curve = [{"step": step.index, "round": r} for step in stream.steps for r in range(3)]
     having = sum((torch.nn.functional.pad(step.train.lengths, (0, 40 - step.n_users)) > 0).long()
                  for step in stream.steps)
-    assert most_rounds(stream, curve, 1.0, 0) == 3 * int(having.max())
+    assert most_rounds(stream, curve, Attendance(), 0) == 3 * int(having.max())
     taken = np.zeros(40, dtype=int)
     for row in curve:
-        taken[participants(stream.steps[row["step"]], 0.5, 7, row["round"]).numpy()] += 1
-    assert most_rounds(stream, curve, 0.5, 7) == taken.max() < 3 * int(having.max())
+        taken[Attendance(0.5).of(stream.steps[row["step"]], 7, row["round"]).users.numpy()] += 1
+    assert most_rounds(stream, curve, Attendance(0.5), 7) == taken.max() < 3 * int(having.max())
 
 
 def test_a_record_states_the_guarantee(registry, ml100k, tmp_path):
