@@ -12,6 +12,7 @@ from rich.table import Table
 
 from ..data.source import DatasetConfig, DatasetSource
 from ..data.stream import StreamSettings, idle_settings
+from ..errors import UserError
 from ..evaluation.continual import SUMMARIES
 from ..runs.config import RunConfig
 from ..runs.registry import RECBOLE, Plugin, Registry
@@ -58,7 +59,9 @@ def combined(results: list[dict[str, Any]]) -> dict[str, Any]:
                           if results[0]["continual"][metric][name] is not None else None for name in SUMMARIES}
                  for metric in metrics}
     first = results[0]
-    return {**{key: first[key] for key in ("method", "backbone", "dataset", "device", "settings", "environment")},
+    beyond = {name: _mean_of([result[name] for result in results]) for name in ("lists", "groups")
+              if all(name in result for result in results)}
+    return {**beyond, **{key: first[key] for key in ("method", "backbone", "dataset", "device", "settings", "environment")},
             "seed": first["seed"], "seeds": [result["seed"] for result in results], "metrics": metrics,
             "continual": continual,
             "rounds": np.mean([result["rounds"] for result in results], axis=0).tolist(),
@@ -66,6 +69,28 @@ def combined(results: list[dict[str, Any]]) -> dict[str, Any]:
                         for key in first["seconds"]},
             "peak_memory_mib": max(result["peak_memory_mib"] for result in results), "record": first["record"],
             "reused": all(result["reused"] for result in results), "runs": results}
+
+
+def _mean_of(parts: list[Any]) -> Any:
+    """The mean of numbers at the same place of nested mappings and lists; None where one of them is None."""
+    if isinstance(parts[0], Mapping):
+        return {name: _mean_of([part[name] for part in parts]) for name in parts[0]}
+    if isinstance(parts[0], list):
+        return [_mean_of(list(values)) for values in zip(*parts)]
+    return None if any(part is None for part in parts) else float(np.mean(parts))
+
+
+def show_groups(result: Mapping[str, Any], groups: Iterable[str]) -> None:
+    """Print what groups of users and items get in each block, with their numbers of users."""
+    if "groups" not in result:
+        raise UserError(f"--by: the record {result['record']} has no groups, as it is of a stream of sessions or older; "
+                        f"of a stream of blocks, run it again with --rerun.")
+    table = plain_table("test metric by group", *(f"block {t}" for t in range(len(result["rounds"]))))
+    for group in groups:
+        for name, values in result["groups"][group].items():
+            table.add_row(f"{name} {group}", *("--" if value is None else f"{value:g}" if name == "users" else
+                                               f"{value:.4f}" for value in values))
+    print_table(table)
 
 
 def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:

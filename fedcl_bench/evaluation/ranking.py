@@ -66,10 +66,13 @@ class UserScores:
     Attributes:
         users: ids of the users with at least one item to find, shape (n,).
         values: metric name, as ``ndcg@20``, to float64 of shape (n,).
+        lists: the items of each user's list, best first, int64 of shape (n, K), -1 where fewer are ranked; None where
+            nobody asked for them.
     """
 
     users: Tensor
     values: dict[str, Tensor]
+    lists: Tensor | None = None
 
     def mean(self, metric: str) -> float:
         return float(self.values[metric].mean())
@@ -143,7 +146,7 @@ def list_metrics(hits: Tensor, relevant: Tensor, topk: Iterable[int]) -> dict[st
 
 
 def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterable[Ragged], topk: Iterable[int],
-             method: Method | None = None, candidates: Tensor | None = None) -> UserScores:
+             method: Method | None = None, candidates: Tensor | None = None, keep_lists: bool = False) -> UserScores:
     """Rank every item known to the model for each user with items to find. Of equal scores, the smaller item id comes
     first.
 
@@ -154,6 +157,7 @@ def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterabl
         topk: list lengths.
         method: may rescore.
         candidates: sampled items to rank besides those to find, shape (users, m), -1 for none; None: all items.
+        keep_lists: whether the result has the lists too.
     """
     topk, n_items = sorted(set(topk)), model.n_items
     users = (target.lengths > 0).nonzero().flatten()
@@ -162,12 +166,15 @@ def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterabl
     lists = _Lists(backbone, model, target, list(masks), method, candidates, topk[-1])
     wanted = pairs_of(target, users, n_items)
     hits = torch.zeros(len(users), topk[-1], dtype=torch.bool, device=users.device)
+    kept = torch.full((len(users), topk[-1]), -1, device=users.device) if keep_lists else None
 
     def mark_hits(positions: Tensor) -> None:
         with torch.no_grad():  # holds per thread
             items, ranked = lists.of(users[positions])
             hit = ranked & contains(wanted, positions[:, None] * n_items + items)
             hits[positions, :hit.shape[1]] = hit  # in place: small results would lie between large freed blocks
+            if kept is not None:
+                kept[positions, :hit.shape[1]] = items.masked_fill(~ranked, -1)
 
     positions = torch.arange(len(users), device=users.device)
     size = users_at_once(n_items, n_items > SIZES.product_items and is_product(backbone, model))
@@ -175,7 +182,7 @@ def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterabl
     for _ in in_order(mark_hits, positions.tensor_split(pieces) if pieces else (), users.device):
         pass
     relevant = torch.bincount(wanted.div(n_items, rounding_mode="floor"), minlength=len(users))
-    return UserScores(users, list_metrics(hits, relevant, topk))
+    return UserScores(users, list_metrics(hits, relevant, topk), kept)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from ..client.sessions import SessionChunk, make_session_chunks
 from ..client.ways import Training
 from ..data.stream import Ragged, Step
 from ..draws import DrawKey
+from ..evaluation.beyond import analyse_lists
 from ..evaluation.ranking import UserScores, draw_candidates, parse_metric, rank_all
 from ..evaluation.sessions import SessionRanking, SessionTask, draw_session_candidates, rank_sessions
 from ..model import Snapshot
@@ -57,10 +58,14 @@ class Lists:
         """
         f, step = self.f, self.step
         topk = {*f.evaluation.topk, parse_metric(f.evaluation.valid_metric)[1]}
-        return [(step.index, earlier.index,
-                 rank_all(f.backbone, model, earlier.test.to(f.device), [step.train, step.valid], topk, self.method,
-                          draw_candidates(earlier.to(f.device), f.evaluation, f.seed).get("test")))
-                for earlier in f.stream.steps[:step.index + 1]], []
+        steps = [earlier.to(f.device) for earlier in f.stream.steps[:step.index + 1]]
+        tests = [rank_all(f.backbone, model, earlier.test, [step.train, step.valid], topk, self.method,
+                          draw_candidates(earlier, f.evaluation, f.seed).get("test"), keep_lists=earlier is steps[-1])
+                 for earlier in steps]
+        analysis = analyse_lists(steps, model, tests[-1].users, tests[-1].lists[:, :max(f.evaluation.topk)],
+                                 f.population.sum)
+        return [(step.index, earlier.index, UserScores(scores.users, scores.values))
+                for earlier, scores in zip(steps, tests)], analysis
 
     def extra(self, model: Snapshot, round_: int) -> dict[str, float]:
         """More numbers of a validated round for its curve."""

@@ -31,6 +31,7 @@ import pandas as pd
 import torch
 
 from ..errors import Busy, UserError
+from ..evaluation.beyond import summarise
 from ..evaluation.continual import summaries
 from ..evaluation.ranking import UserScores
 from ..federation.parts import Best, Progress
@@ -201,6 +202,7 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
         "seed": config.seed, "device": config.device, "settings": config.settings, "idle_settings": config.idle,
         "metrics": metrics,
         "continual": continual, "matrix": matrix,
+        **summarise(progress.tests, progress.analysis, max(config.evaluation.topk)),
         "rounds": per_block.size().tolist(),
         "best_round": [progress.best_round(step, config.server.best_round) for step in per_block.groups],
         "seconds": {"total": elapsed, "train": float(curve["train_seconds"].sum()),

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..data.stream import Ragged, Sessions, Step, Stream
 from ..draws import Tables
 from ..errors import UserError
-from ..evaluation.drift import PER_USER
+from ..evaluation import beyond, drift
 from ..evaluation.ranking import UserScores
 from ..federation.parts import Best, Federation, Progress
 from ..model import Snapshot
@@ -162,7 +162,7 @@ def whole_progress(parts: Sequence[Progress], names: Sequence[Tensor], behind: P
         tests.append((t, s, UserScores(users, dict(zip(first.values, values)))))
     for of_parts in zip(*(part.analysis for part in parts)):
         t, kind, ids, values = of_parts[0]
-        if kind in PER_USER:
+        if kind in (*drift.PER_USER, *beyond.PER_USER):
             ids, values = by_user([row[2:] for row in of_parts])
         analysis.append((t, kind, ids, values))
     best = replace(parts[0].best, model=joined([part.best.model for part in parts]), client_state=_joined_rows(

@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import UserError
+from ...errors import UserError, unknown
 from ...ops.memory import importing
-from .common import (add_dataset, add_device, add_plugins, add_quiet, add_ray, add_results, count, seed,
+from .common import (add_dataset, add_device, add_plugins, add_quiet, add_ray, add_results, count, names, seed,
                      split_federated_recommender, stop_between_rounds)
 
 if TYPE_CHECKING:
@@ -62,6 +62,9 @@ def add(commands) -> None:
     add_results(run)
     run.add_argument("--rerun", action="store_true", help="run again even if the record exists")
     add_quiet(run)
+    run.add_argument("--by", type=names, default=(), metavar="GROUP,...",
+                     help="also show results of groups: new-users, old-users, least-active, most-active, worst-decile, "
+                          "new-items, old-items, popular-items, rare-items")
     run.add_argument("-v", "--verbose", action="store_true", help="also say how clients are trained in each block")
     add_plugins(run)
 
@@ -97,7 +100,12 @@ def run(args: argparse.Namespace) -> int:
         from ...runs.runner import Here, Interrupted, execute
         from ..progress import Display
         from ..seeds import Sharding, SharedStream
-        from ..show import combined, show_result
+        from ...evaluation.beyond import GROUPS
+        from ..show import combined, show_groups, show_result
+
+    for group in args.by:
+        if group not in GROUPS:
+            raise unknown("group in --by", group, GROUPS)
 
     configs, overrides = _configs(args)
     results = []
@@ -123,6 +131,8 @@ def run(args: argparse.Namespace) -> int:
         print()
     else:
         show_result(configs[0], result)
+        if args.by:
+            show_groups(result, args.by)
     return 0
 
 

@@ -1,0 +1,142 @@
+"""Whom and what the lists of a step serve."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from helpers import ITEM, build, federation
+from recbole.evaluator.metrics import AveragePopularity, ItemCoverage
+
+from fedcl_bench.cli.main import main
+from fedcl_bench.evaluation import beyond
+from fedcl_bench.evaluation.beyond import analyse_lists, summarise
+from fedcl_bench.evaluation.ranking import UserScores
+from fedcl_bench.federation.loop import run
+from fedcl_bench.model import Snapshot
+from fedcl_bench.testing.worlds import growing_stream
+
+
+@pytest.fixture(scope="module")
+def world():
+    """Steps, a model, and random lists of 3 items for the users of step 1."""
+    steps = growing_stream().steps[:2]
+    generator = torch.Generator().manual_seed(0)
+    users = (steps[-1].test.lengths > 0).nonzero().flatten()
+    lists = torch.stack([torch.randperm(steps[-1].n_items, generator=generator)[:3] for _ in users])
+    return steps, Snapshot({ITEM: torch.randn(steps[-1].n_items, 4, generator=generator)}, {}), users, lists
+
+
+def by_kind(rows):
+    return {kind: dict(zip(ids.tolist(), values.tolist())) for _, kind, ids, values in rows}
+
+
+def counts_of(steps):
+    counts = np.zeros(steps[-1].n_items)
+    for step in steps:
+        for user in range(step.n_users):
+            for item in step.train.of(user).tolist():
+                counts[item] += 1
+    return counts
+
+
+def test_against_plain_loops(world):
+    steps, model, users, lists = world
+    kinds, counts, step = by_kind(analyse_lists(steps, model, users, lists)), counts_of(steps), steps[-1]
+    order = sorted(range(step.n_items), key=lambda item: (-counts[item], item))
+    popular = {item for place, item in enumerate(order) if sum(counts[order[:place]]) < 0.8 * counts.sum()}
+    kinds_of_items = {"new": lambda i: i >= step.old_items, "old": lambda i: i < step.old_items,
+                      "popular": popular.__contains__, "rare": lambda i: i not in popular}
+    vectors = model.public[ITEM].double()
+    for user, items in zip(users.tolist(), lists.tolist()):
+        assert kinds["popularity"][user] == pytest.approx(np.mean([counts[i] for i in items]))
+        assert kinds["novelty"][user] == pytest.approx(np.mean(
+            [-math.log2(max(counts[i], 0.5) / step.n_users) for i in items]))
+        pairs = [1 - float(torch.cosine_similarity(vectors[a], vectors[b], dim=0))
+                 for a in items for b in items if a != b]
+        assert kinds["distance"][user] == pytest.approx(np.mean(pairs))
+        assert kinds["interactions"][user] == len(step.train.of(user))
+        known = any(user < s.n_users and sum(len(s.split(name).of(user)) for name in ("train", "valid", "test"))
+                    for s in steps[:-1])
+        assert kinds["known"][user] == known
+        for name, belongs in kinds_of_items.items():
+            wanted = [item for item in step.test.of(user).tolist() if belongs(item)]
+            recall = kinds[f"recall {name}-items"]
+            assert (user in recall) == bool(wanted)
+            if wanted:
+                assert recall[user] == pytest.approx(np.mean([item in items for item in wanted]))
+    assert set(kinds["known"].values()) == {0.0, 1.0}  # the world has both
+
+
+def test_recboles_metrics(world):
+    steps, model, users, lists = world
+    kinds = by_kind(analyse_lists(steps, model, users, lists))
+    config = {"topk": [3], "metric_decimal_place": 12}
+    counts = {item: count for item, count in enumerate(counts_of(steps))}
+    popularity = AveragePopularity.__new__(AveragePopularity)
+    popularity.topk, popularity.decimal_place = config["topk"], 12
+    expected = popularity.topk_result("p", popularity.metric_info(popularity.get_pop(lists.numpy(), counts)))["p@3"]
+    assert np.mean(list(kinds["popularity"].values())) == pytest.approx(expected)
+    coverage = ItemCoverage.__new__(ItemCoverage).get_coverage(lists.numpy(), steps[-1].n_items)
+    assert np.mean([shown > 0 for shown in kinds[beyond.RECOMMENDED].values()]) == pytest.approx(coverage)
+
+
+def test_short_and_missing_lists(world):
+    steps, model, users, lists = world
+    cut = lists.clone()
+    cut[0], cut[1, 1:] = -1, -1
+    kinds = by_kind(analyse_lists(steps, model, users, cut))
+    first, second = users[:2].tolist()
+    assert kinds["distance"][first] == kinds["distance"][second] == kinds["popularity"][first] == 0.0
+    assert kinds["popularity"][second] == counts_of(steps)[int(lists[1, 0])]
+    nobody = by_kind(analyse_lists(steps, model, users[:0], lists[:0]))
+    assert not nobody["novelty"] and not any(nobody[beyond.RECOMMENDED].values())
+
+
+def test_groups(world):
+    steps, model, users, lists = world
+    values = torch.linspace(0, 1, len(users), dtype=torch.float64)
+    rows = analyse_lists(steps, model, users, lists)
+    result = summarise([(1, 1, UserScores(users, {"ndcg@3": values}))], rows, 3)
+    kinds, groups = by_kind(rows), result["groups"]
+    known = np.array([kinds["known"][u] for u in users.tolist()])
+    assert groups["new-users"] == {"users": [int((known == 0).sum())],
+                                   "ndcg@3": [pytest.approx(values[known == 0].mean().item())]}
+    tenth = -(-len(users) // 10)
+    assert groups["worst-decile"]["ndcg@3"] == [pytest.approx(values[:tenth].mean().item())]
+    activity = np.array([kinds["interactions"][u] for u in users.tolist()])
+    quarter = -(-len(users) // 4)
+    assert groups["least-active"]["users"] == [quarter] == groups["most-active"]["users"]
+    least = np.argsort(activity, kind="stable")[:quarter]
+    assert groups["least-active"]["ndcg@3"] == [pytest.approx(values.numpy()[least].mean())]
+    assert set(groups) == set(beyond.GROUPS) and result["lists"]["coverage@3"][0] <= 1.0
+    assert summarise([(1, 1, UserScores(users, {"ndcg@3": values}))], [], 3) == {}
+
+
+def test_every_block_of_a_run_has_it(registry):
+    stream = growing_stream()
+    *_, progress = run(federation(registry, stream, build(registry, "method", "ft"), build(registry, "backbone", "fedmf"),
+                                  rounds=2))
+    assert all(scores.lists is None for _, _, scores in progress.tests)
+    result = summarise(progress.tests, progress.analysis, 10)
+    for row in (*result["lists"].values(), *(row for group in result["groups"].values() for row in group.values())):
+        assert len(row) == len(stream.steps)
+    assert result["groups"]["old-users"]["users"][0] == 0 and result["groups"]["old-items"]["recall@10"][0] is None
+
+
+def test_by_group_on_the_command_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = ["--method", "ft", "--backbone", "fedmf", "--set", "rounds=1", "--set", "k_core=50", "--quiet"]
+    assert main([*command, "--by", "new-users,rare-items"]) == 0
+    out = capsys.readouterr().out
+    assert "ndcg@20 new-users" in out and "recall@20 rare-items" in out and "most-active" not in out
+    assert main([*command, "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert set(content["groups"]) == set(beyond.GROUPS)
+    assert {name.split("@")[0] for name in content["lists"]} == {"coverage", "novelty", "popularity", "distance"}
+    assert main([*command, "--by", "newusers"]) == 2
+    assert "Did you mean 'new-users'" in capsys.readouterr().err
