@@ -10,6 +10,7 @@ import torch
 from helpers import SMALL, STABLE
 
 from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.evaluation import beyond
 from fedcl_bench.federation.loop import run
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.records import load_progress, save_progress
@@ -53,7 +54,8 @@ def test_runs_through_all_blocks_and_resumes(registry, stream, tmp_path, method,
     assert {(t, s) for t, s, _ in last.tests} == {(t, s) for t in range(4) for s in range(t + 1)}
     assert all(0.0 <= scores.mean("ndcg@20") <= 1.0 for _, _, scores in last.tests)
     kinds = {(t, kind) for t, kind, _, _ in last.analysis}
-    assert kinds == {(t, kind) for t in (1, 2, 3) for kind in ("user_shift", "item_phi", "item_rank_change")}
+    assert kinds == {(t, kind) for t in (1, 2, 3) for kind in ("user_shift", "item_phi", "item_rank_change")} | {
+        (t, kind) for t in range(4) for kind in (*beyond.PER_USER, beyond.RECOMMENDED)}
     middle = next(p for p in points if p.step == 2 and p.round == 1 and not p.trained)
     save_progress(tmp_path / "checkpoint.pt", middle, 1.0)
     restored, _ = load_progress(tmp_path / "checkpoint.pt", "cpu")

@@ -80,7 +80,7 @@ def _row(run: Run, item_analysis: bool) -> _Row:
         row[f"users.{metric}"] = part["value"].to_numpy(np.float32)
     for column in run.rounds:
         row[f"rounds.{column}"] = _list(column, run.rounds[column].to_numpy())
-    analysis = run.analysis
+    analysis = run.analysis  # of its other kinds, means and groups are in the summary
     analysis = analysis[analysis["kind"].isin(KINDS) & (item_analysis | ~analysis["kind"].isin(_PER_ITEM))]
     row["analysis.kind"] = analysis["kind"].map({kind: i for i, kind in enumerate(KINDS)}).to_numpy(np.int64)
     for column in ("block", "id"):

@@ -13,6 +13,7 @@ from helpers import ROOT
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.errors import UserError
+from fedcl_bench.evaluation.beyond import PER_USER, RECOMMENDED
 from fedcl_bench.runs import compact
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.runner import execute
@@ -68,7 +69,7 @@ def test_real_runs_are_found_and_match_their_spec(real, registry):
     run = runs[0]
     own = run.users[(run.users.trained_block == 2) & (run.users.tested_block == 2) & (run.users.metric == "ndcg@20")]
     assert own.value.mean() == pytest.approx(run.meta["metrics"]["ndcg@20"]["per_block"][2])
-    assert set(run.analysis["kind"]) == {"user_shift", "item_phi", "item_rank_change"}
+    assert set(run.analysis["kind"]) == {"user_shift", "item_phi", "item_rank_change", RECOMMENDED, *PER_USER}
 
 
 def test_compact_records_hold_the_same(real, registry, tmp_path):
@@ -85,7 +86,8 @@ def test_compact_records_hold_the_same(real, registry, tmp_path):
         pd.testing.assert_frame_equal(*frames, check_dtype=False, rtol=1e-7)
         pd.testing.assert_frame_equal(full.rounds, packed.rounds[full.rounds.columns], check_dtype=False, rtol=1e-6,
                                       atol=1e-4)
-        frames = [run.analysis.astype({"kind": str})[["block", "kind", "id", "value"]] for run in (full, packed)]
+        frames = [run.analysis[run.analysis["kind"].isin(compact.KINDS)].astype({"kind": str}).reset_index(drop=True)[
+            ["block", "kind", "id", "value"]] for run in (full, packed)]
         pd.testing.assert_frame_equal(*frames, check_dtype=False, rtol=1e-6)
     np.testing.assert_allclose(user_scores(runs, "ndcg@20"), user_scores(small, "ndcg@20"), atol=1e-7)
 
