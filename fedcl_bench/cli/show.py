@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
 
 import numpy as np
 from rich import box
@@ -93,6 +93,29 @@ def show_groups(result: Mapping[str, Any], groups: Iterable[str]) -> None:
     print_table(table)
 
 
+def _show_traffic(runs: Sequence[Mapping[str, Any]]) -> None:
+    """What all clients sent and received, and what of it brought a run near its best; of older records the first."""
+    up, down = (np.mean([run["bytes"][f"total_{way}"] for run in runs]) for way in ("up", "down"))
+    text = f"all clients sent {_amount(up)} and received {_amount(down)}"
+    if all("nearly_best" in run for run in runs):
+        near = [run["nearly_best"] for run in runs]
+        rounds = "/".join(f"{n:g}" for n in np.mean([part["rounds"] for part in near], axis=0))
+        sent = np.mean([sum(part["bytes_up"]) for part in near])
+        seconds = np.mean([sum(part["seconds"]) for part in near])
+        text += (f"; {near[0]['share']:.0%} of the best validation took {rounds} rounds, {seconds:.1f} s and "
+                 f"{_amount(sent)} sent")
+    print(text)
+
+
+def _amount(n_bytes: float) -> str:
+    """Bytes in a unit in which they have one to four digits before the point."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if n_bytes < 10_000:
+            return f"{n_bytes:.4g} {unit}"
+        n_bytes /= 1024
+    return f"{n_bytes:.4g} TiB"
+
+
 def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
     """Print the result table of one run or of several seeds, and where the record is."""
     blocks = len(result["rounds"])
@@ -122,6 +145,7 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
           f"(training {seconds['train']:.1f}, evaluation {seconds['evaluate']:.1f}), "
           f"peak memory {result['peak_memory_mib']:.0f} MiB")
     runs = result.get("runs", [result])
+    _show_traffic(runs)
     for text in runs[0]["privacy"].get("notes", ()):
         print(text)
     for run in runs:

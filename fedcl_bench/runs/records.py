@@ -177,6 +177,32 @@ def matrices(progress: Progress) -> dict[str, np.ndarray]:
     return result
 
 
+NEARLY = 0.95
+
+
+def nearly_best(curve: pd.DataFrame) -> dict[str, Any]:
+    """What it takes to come to ``NEARLY`` of each block's best validation metric.
+
+    Args:
+        curve: one row per round, as ``rounds.parquet`` has them.
+
+    Returns:
+        Per block: ``rounds`` from 1; ``seconds`` of training and evaluation; ``bytes_up`` and ``bytes_down`` of all
+        clients, up to that round.
+    """
+    result: dict[str, Any] = {"share": NEARLY, "rounds": [], "seconds": [], "bytes_up": [], "bytes_down": []}
+    for _, block in curve.groupby("step"):
+        valid = block["valid"].to_numpy()
+        first = int(np.argmax(valid >= NEARLY * np.nanmax(valid))) + 1  # nan is not
+        rows = block.iloc[:first]
+        asked = rows["participants"] + rows.get("dropped", 0)
+        result["rounds"].append(first)
+        result["seconds"].append(float((rows["train_seconds"] + rows["evaluate_seconds"]).sum()))
+        result["bytes_up"].append(int((rows["bytes_up"] * rows["participants"]).sum()))
+        result["bytes_down"].append(int((rows["bytes_down"] * asked).sum()))
+    return result
+
+
 def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: bool,
             most_rounds: int | None = None) -> dict[str, Any]:
     """The content of ``run.json`` but for status and file hashes.
@@ -212,6 +238,7 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
                   "down_per_client_round": per_block["bytes_down"].min().tolist(),
                   "total_up": int((curve["bytes_up"] * curve["participants"]).sum()),
                   "total_down": int((curve["bytes_down"] * asked).sum())},
+        "nearly_best": nearly_best(curve),
         "privacy": {"uploaded": [*progress.best.model.public, *progress.best.model.dense, *method_uploads(config)],
                     "kept_at_client": [*progress.best.model.private, *progress.client_state],
                     "upload_noise": config.server.upload_noise, "notes": notes},
