@@ -59,7 +59,7 @@ def other_clients(pair: Pair) -> str:
     for start, looks in moments:
         n_users = pair.stream.steps[start.step].n_users
         mine = looks(pair.federation(), start)
-        for others, way in _groups(n_users, WAYS):
+        for others, way in _groups(n_users):
             mismatch = _noticed(pair, start, looks, mine, others, way, parts_of(start))
             if mismatch:
                 raise Violated(f"{_culprits(pair, start, looks, others, way)}: {mismatch}; it depends on what never "
@@ -68,13 +68,15 @@ def other_clients(pair: Pair) -> str:
             f"and half of them at once")
 
 
-def _groups(n_users: int, ways: Collection[str]) -> Iterator[tuple[Tensor, str]]:
-    """Clients that are altered together, and how: halves in every way, and each alone."""
+def _groups(n_users: int) -> Iterator[tuple[Tensor, str]]:
+    """Clients that are altered together, and how: halves such that every pair is apart in one of them, and single
+    ones."""
     user = torch.arange(n_users)
-    for rest in (0, 1):
-        for way in ways:
-            yield user % 2 == rest, way
-    for number in range(n_users):
+    for digit in range((n_users - 1).bit_length()):
+        for half in (0, 1):
+            for way in WAYS if digit == 0 else WAYS[(digit + half) % 2:][:1]:
+                yield (user >> digit) % 2 == half, way
+    for number in range(0, n_users, 4):
         yield user == number, "content"
 
 
@@ -212,18 +214,18 @@ def uploads(pair: Pair) -> str:
                 for past in f.stream.steps[:step.index + 1]:
                     items = past.train.of(user).unique() if user < past.n_users else []
                     if len(items) > 2 and (how := _tells(row.double(), items, step.n_items)):
-                        raise Violated(f"end_local: upload '{name}' of client {user} {how} all its training items of "
+                        raise Violated(f"end_local: upload '{name}' of client {user} {how} its training items of "
                                        f"step {past.index}. Send what does not say which items they are")
     return f"public parameters{''.join(f', {name} {tuple(shape)}' for name, shape in names.items())}"
 
 
 def _tells(row: Tensor, items: Tensor, n_items: int) -> str:
     """How an upload (...) says which ``items`` a client has; empty if it does not."""
-    flat = row.flatten()
-    if row.numel() >= len(items):
-        for name, ids in (("the ids of", items), ("the ids, counted from 1, of", items + 1), ("the ids / n of", items / n_items)):
-            if bool((ids[:, None] - flat).abs().amin(1).le(1e-6).all()) and row.numel() < n_items:
-                return f"holds {name}"
+    flat, every = row.flatten(), torch.arange(n_items)
+    for name, ids in (("ids", every), ("ids, counted from 1,", every + 1), ("ids, divided by their number,", every / n_items)):
+        there = (ids[:, None] - flat).abs().amin(1) <= 1e-6 if flat.numel() >= len(items) else torch.zeros(n_items) > 0
+        if bool(there[items].all()) and not bool(there.all()):  # an order of all items has every id
+            return f"holds the {name} of all"
     if row.dim() and len(row) == n_items:
         of_item = row.view(n_items, -1)
         rest = torch.ones(n_items, dtype=torch.bool).index_fill(0, items, False)
