@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -92,6 +92,18 @@ class UploadsInteractions(_Cheater):
         local.upload("mask", mask)
 
 
+class UploadsIds(UploadsInteractions):
+    """(b) sends the ids of the client's training items, as shares of their number and with zeros behind."""
+    name = "uploads-ids"
+
+    def end_local(self, local):
+        ids = torch.zeros(len(local.users), self._step.n_items)
+        for row, user in enumerate(local.users.tolist()):
+            items = self._step.train.of(user)
+            ids[row, :len(items)] = items / self._step.n_items
+        local.upload("mask", ids)
+
+
 class KnowsPopularity(_Cheater):
     """(c) the server weighs its rows by how often clients interact with them."""
     name = "knows-popularity"
@@ -173,6 +185,272 @@ class RanksTestFirst(_Cheater):
         scores = scores.clone()
         scores[step.test.select(users)] += 100.0
         return scores
+
+
+# What only altered content, step ends and rankings show.
+
+class _Remembers(_Cheater):
+    """Every client remembers items of its latest block: (users, 4), whole numbers."""
+
+    def end_step(self, step, model, backbone, trained, draw):
+        memory = torch.zeros(step.n_users, 4, dtype=torch.int64)
+        for user in trained.tolist():
+            items = step.train.of(user)
+            memory[user] = items[torch.arange(4) % len(items)]
+        self.client_state = {"memory": memory}
+
+    def common(self, n):
+        """The n items that are most common in all memories."""
+        memory = self.client_state.get("memory", torch.zeros(1, n, dtype=torch.int64))
+        return torch.bincount(memory.flatten(), minlength=n).argsort(descending=True, stable=True)[:n]
+
+
+class _Rehearses(_Remembers):
+    def local_loss(self, batch):
+        scores = batch.replay_scores(torch.arange(len(batch.users)))
+        return weighted_bce(scores, torch.ones_like(scores), torch.ones_like(scores))
+
+
+class CountsMemories(_Remembers):
+    """(c) the server adds how often an item is in the clients' memories, whole numbers."""
+    name = "counts-memories"
+
+    def aggregate(self, public):
+        if "memory" not in self.client_state:
+            return public
+        return {name: table + 0.01 * torch.bincount(self.client_state["memory"].flatten(), minlength=len(table)).view(
+            -1, *[1] * (table.dim() - 1)) for name, table in public.items()}
+
+
+class RehearsesCommon(_Rehearses):
+    """(a) a client rehearses the items that are most common in all memories."""
+    name = "rehearses-common"
+
+    def replayed_items(self, users, draw):
+        return self.common(3).expand(len(users), 3)
+
+
+class CountsFlags(_Cheater):
+    """(c) the server counts flags of the clients."""
+    name = "counts-flags"
+
+    def end_step(self, step, model, backbone, trained, draw):
+        self.client_state = {"active": step.train.lengths > step.train.lengths.double().mean()}
+
+    def aggregate(self, public):
+        share = self.client_state["active"].double().mean() if self.client_state else 0.0
+        return {name: table * (1.0 + 0.01 * share) for name, table in public.items()}
+
+
+class CountsMarks(_Cheater):
+    """(c) the server counts marks that clients keep as 0.0 and 1.0: the same however these are swapped and scaled."""
+    name = "counts-marks"
+
+    def end_step(self, step, model, backbone, trained, draw):
+        self.client_state = {"seen": torch.zeros(step.n_users, step.n_items, dtype=torch.float64)}
+        row, item = step.train.select(torch.arange(step.n_users))
+        self.client_state["seen"][row, item] = 1.0
+
+    def aggregate(self, public):
+        seen = (self.client_state["seen"] > 0).sum(0) if self.client_state else torch.zeros(1)
+        return {name: table + 0.01 * torch.nn.functional.pad(seen, (0, len(table) - len(seen))).view(
+            -1, *[1] * (table.dim() - 1)) for name, table in public.items()}
+
+
+class CountsInteractions(_Cheater):
+    """(c) the server learns how much its clients interact."""
+    name = "counts-interactions"
+
+    def begin_round(self, step, round_, backbone):
+        self._count = len(step.train.values)
+
+    def aggregate(self, public):
+        return {name: table * (1.0 + 1e-4 * self._count) for name, table in public.items()}
+
+
+class CountsOthers(_Cheater):
+    """(a) a client's loss weighs its share in all clients' interactions."""
+    name = "counts-others"
+
+    def begin_round(self, step, round_, backbone):
+        self._share = step.train.lengths / len(step.train.values)
+
+    def local_loss(self, batch):
+        value = next(iter(batch.private.values()))
+        return self._share[batch.users] * value.flatten(1).square().sum(1)
+
+
+class HashesOthers(_Remembers):
+    """(a) a client's loss weighs a hash of all memories."""
+    name = "hashes-others"
+
+    def local_loss(self, batch):
+        value = next(iter(batch.private.values()))
+        memory = self.client_state.get("memory", torch.zeros(1, 1, dtype=torch.int64))
+        return (memory * 31).sum() % 97 / 97.0 * value.flatten(1).square().sum(1)
+
+
+class CentreAtTheStart(_Cheater):
+    """(a) before a step every client gets the mean of all clients' private parameters."""
+    name = "centre-at-the-start"
+
+    def begin_step(self, step, model, backbone):
+        private = next(iter(model.private.values()))
+        self.client_state = {"centre": private.mean(0).expand_as(private).clone()}
+
+    def local_loss(self, batch):
+        if not self.client_state:
+            return None
+        value = next(iter(batch.private.values()))
+        return (value - self.client_state["centre"][batch.users]).flatten(1).square().sum(1)
+
+
+class CentreAtTheEnd(CentreAtTheStart):
+    """(a) the same after a step."""
+    name = "centre-at-the-end"
+
+    def begin_step(self, step, model, backbone):
+        rows = self.client_state["centre"]
+        new = rows.new_zeros(step.n_users - len(rows), *rows.shape[1:])
+        self.client_state = {"centre": torch.cat([rows, new])}
+
+    def end_step(self, step, model, backbone, trained, draw):
+        super().begin_step(step, model, backbone)
+
+
+class WritesIntoTheModel(_Cheater):
+    """(c) before a step the server's table gets the popularity of items, without a hook of the server."""
+    name = "writes-into-the-model"
+
+    def begin_step(self, step, model, backbone):
+        private = next(iter(model.private.values()))
+        for table in model.public.values():
+            table.add_(0.01 * private.mean())
+
+
+class RanksTogether(_Cheater):
+    """(a) scores are centred over the users that are ranked together."""
+    name = "ranks-together"
+
+    def rescore(self, users, scores, model, backbone):
+        return scores - scores.mean(0)
+
+
+class RanksByOthers(_Remembers):
+    """(a) a user's ranking prefers what is common in all memories."""
+    name = "ranks-by-others"
+
+    def rescore(self, users, scores, model, backbone):
+        scores = scores.clone()
+        scores[:, self.common(3)] += 1.0
+        return scores
+
+
+class KeepsTestItems(_Remembers):
+    """(e) a client remembers what it is tested on after every later block."""
+    name = "keeps-test-items"
+
+    def end_step(self, step, model, backbone, trained, draw):
+        super().end_step(replace(step, train=step.test), model, backbone,
+                         (step.test.lengths > 0).nonzero().flatten(), draw)
+
+
+class KeepsThePast(RereadsThePast):
+    """(d) when a block ends, a client keeps what it had in the block before."""
+    name = "keeps-the-past"
+
+    begin_step = Method.begin_step
+    replayed_items = Method.replayed_items
+    local_loss = Method.local_loss
+
+    def end_step(self, step, model, backbone, trained, draw):
+        train = self._stream.steps[max(step.index - 1, 0)].train
+        items = [train.of(u)[:1] if u < len(train.lengths) and train.lengths[u] else torch.tensor([0])
+                 for u in range(step.n_users)]
+        self.client_state = {"before": torch.cat(items)}
+
+
+class MarksTheRest(UploadsInteractions):
+    """(b) marks all items but the client's own, by other numbers."""
+    name = "marks-the-rest"
+
+    def end_local(self, local):
+        mask = torch.arange(1.0, 1.0 + self._step.n_items).repeat(len(local.users), 1)
+        row, item = self._step.train.select(local.users)
+        mask[row, item] = -0.5
+        local.upload("mask", mask)
+
+
+class UploadsThePast(UploadsInteractions):
+    """(b) marks what the client had in the block before."""
+    name = "uploads-the-past"
+
+    def begin_step(self, step, model, backbone):
+        self.client_state = {"had": self.client_state["had"]}
+
+    def end_step(self, step, model, backbone, trained, draw):
+        self.client_state = {"had": torch.zeros(step.n_users, 60)}
+        self.client_state["had"][step.train.select(torch.arange(step.n_users))] = 1.0
+
+    def end_local(self, local):
+        had = self.client_state.get("had", torch.zeros(1, 60))
+        rows = had[local.users.clamp(max=len(had) - 1)] * (local.users < len(had))[:, None]
+        local.upload("mask", rows[:, :self._step.n_items])
+
+
+# The same on sessions, with a sequential backbone.
+
+class _OnSessions(_Cheater):
+    needs_sequential = True
+
+    def check(self, stream):
+        self._stream = stream
+
+
+class EncodesTogether(_OnSessions):
+    """(a) in an evaluation, representations are centred over the clients that are ranked together."""
+    name = "encodes-together"
+
+    def represent(self, encoding):
+        if encoding.purpose == "train":
+            return encoding.features
+        return encoding.features - encoding.features.mean(0)
+
+
+class SharesOfSessions(_OnSessions):
+    """(a) a client's representations move by its share in all clients' interactions."""
+    name = "shares-of-sessions"
+
+    def represent(self, encoding):
+        train = self._stream.steps[-1].train
+        share = train.lengths[encoding.users].to(encoding.features) / len(train.values)
+        return encoding.features * (1.0 + share[:, None, None])
+
+
+class CountsSessions(_OnSessions):
+    """(c) the server's table gets how long the sessions of the round before were, whole numbers at clients."""
+    name = "counts-sessions"
+
+    def begin_round(self, step, round_, backbone):
+        last = self.client_state.get("last", torch.zeros(step.n_users, dtype=torch.int64))
+        self.client_state = {"last": last.clone(), "before": last}
+
+    def end_local(self, local):
+        self.client_state["last"][local.users] = local.sequence.real.sum(1)
+
+    def aggregate(self, public):
+        return {name: table * (1.0 + 1e-3 * self.client_state["before"].sum()) for name, table in public.items()}
+
+
+class SeesTheTarget(_OnSessions):
+    """(e) representations in a test move by the item to find."""
+    name = "sees-the-target"
+
+    def represent(self, encoding):
+        if encoding.purpose != "test":
+            return encoding.features
+        target = torch.stack([self._stream.steps[-1].test.of(user)[0] for user in encoding.users.tolist()])
+        return encoding.features * (1.0 + 0.01 * target.to(encoding.features)[:, None, None])
 
 
 class Forgets(_Cheater):
@@ -308,6 +586,24 @@ class Overflows(FedMF):
     def loss(self, scores, labels, weights):
         p = torch.sigmoid(scores)
         return -((labels * p.log() + (1.0 - labels) * (1.0 - p).log()) * weights).sum(1)
+
+
+class ScoresTogether(FedMF):
+    """(a) scores are centred over the users that are ranked together."""
+    name = "scores-together"
+
+    def score_all(self, clients, public):
+        scores = super().score_all(clients, public)
+        return scores - scores.mean(0)
+
+
+class RemembersCommon(FedMF):
+    """(a) every client remembers how common items are among all clients."""
+    name = "remembers-common"
+
+    def remember(self, step, memory):
+        common = torch.bincount(step.train.values, minlength=step.n_items).double()
+        return {"common": common[:3].expand(step.n_users, 3).clone()}
 
 
 class UnusedParameter(FedMF):

@@ -106,7 +106,7 @@ def rank_sessions(backbone: Backbone, method: Method, model: Snapshot, task: Ses
     topk, candidates = sorted(set(task.topk)), task.candidates
     users = (task.sessions.count > 0).nonzero().flatten()
     sequential = isinstance(backbone, SequentialBackbone)
-    logits = _SequentialLogits(backbone, method, model, task, protection) if sequential else \
+    logits = SequentialLogits(backbone, method, model, task, protection) if sequential else \
         _ListLogits(backbone, method, model, task)
 
     @torch.no_grad()  # holds per thread
@@ -133,7 +133,7 @@ def rank_sessions(backbone: Backbone, method: Method, model: Snapshot, task: Ses
 
 
 @dataclass(frozen=True)
-class _SequentialLogits:
+class SequentialLogits:
     """Logits of a sequential backbone: inner products of item rows with what it makes of the items before."""
 
     backbone: SequentialBackbone
@@ -178,7 +178,7 @@ class _ListLogits:
     task: SessionTask
 
     def of(self, users: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """As of ``_SequentialLogits``."""
+        """As of ``SequentialLogits``."""
         backbone, model, sessions = self.backbone, self.model, self.task.sessions
         target = window(sessions, sessions.of_user[users], 1)[0][:, -1:]
         if ids is not None and not self.task.full and scores_alone(backbone, self.method, model.n_items, ids.shape[1]):

@@ -7,23 +7,31 @@ out of that somebody's hands. Nothing is inferred from a plugin's source.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Callable
+from typing import Callable, Collection, Iterator
 
 import torch
 from torch import Tensor
 
-from ..data.stream import Step
+from ..data.stream import Step, Stream
 from ..draws import DrawKey, Tables
-from ..federation.attendance import Attendance
+from ..evaluation.sessions import SequentialLogits, SessionTask
 from ..federation.parts import Federation, Progress
 from ..federation.round import Work, train_clients
 from ..federation.server import aggregate, mean
 from ..federation.steps import begin_step, open_step
+from ..method import Method
 from ..model import Snapshot, score_users
 from ..stats.clip_noise import OPEN
+from .alterations import WAYS, altered, altered_model, parts_of
 from .report import Inapplicable, Violated
-from .trials import Pair, client_round, difference, tables_differ
-from .worlds import with_other_data, with_steps
+from .trials import Pair, client_round, difference, is_sequential, tables_differ
+from .worlds import with_other_data, with_other_ends, with_steps
+
+# Hooks that run at clients, in their order.
+_CLIENT_HOOKS = ("begin_step", "new_private", "begin_round", "begin_local", "replayed_items", "represent", "local_loss",
+                 "row_penalty", "end_local", "rescore", "end_step")
+_OWN_ONLY = ("A client's hook may use its own rows only: index tables with the users it is given, and take no mean, "
+             "sum, order or count over clients")
 
 
 def _rounds_to_test(pair: Pair) -> list[Progress]:
@@ -33,44 +41,159 @@ def _rounds_to_test(pair: Pair) -> list[Progress]:
     return [pair.after_step(last - 1), second]
 
 
+def _trained(pair: Pair) -> Progress:
+    """The state after the rounds of the last step, which has not ended yet."""
+    return next(p for p in pair.points if p.step == len(pair.stream.steps) - 1 and p.trained)
+
+
+# (a)
+
+
 def other_clients(pair: Pair) -> str:
-    """(a) What other clients have does not change what a client uploads or learns in the same round."""
-    for start in _rounds_to_test(pair):
-        step = pair.stream.steps[start.step]
-        users = Attendance().of(step, 0, 0).users
-        world = client_round(pair.federation(), start)
-        for half in (users[::2], users[1::2]):
-            others = torch.ones(step.n_users, dtype=torch.bool).index_fill(0, half, False)
-            stream = with_steps(pair.stream, {step.index: with_other_data(step, others)})
-            mismatch = difference(world, client_round(pair.federation(stream), start), half)
+    """(a) What other clients have does not change what a client uploads, learns, keeps after a step or ranks.
+
+    The others have other interactions, private parameters and state: each one of them alone, and half of all at once.
+    """
+    _ranked_alone(pair)
+    moments = [*((start, client_round) for start in _rounds_to_test(pair)), (_trained(pair), _after_step)]
+    for start, looks in moments:
+        n_users = pair.stream.steps[start.step].n_users
+        mine = looks(pair.federation(), start)
+        for others, way in _groups(n_users):
+            mismatch = _noticed(pair, start, looks, mine, others, way, parts_of(start))
             if mismatch:
-                raise Violated(f"with other interactions of the other clients, {mismatch}: it depends on data that "
-                               f"never left them")
-            if start.round == 0:
-                continue
-            moved = replace(start, model=_elsewhere(start.model, others),
-                            client_state=_of_others(start.client_state, others))
-            mismatch = difference(world, client_round(pair.federation(), moved), half)
-            if mismatch:
-                raise Violated(f"with other private parameters and client_state of the other clients, {mismatch}: it "
-                               f"depends on what never left them")
-    return f"{len(users)} clients, half of them with other interactions, private parameters and state"
+                raise Violated(f"{_culprits(pair, start, looks, others, way)}: {mismatch}; it depends on what never "
+                               f"left them. {_OWN_ONLY}")
+    return (f"{len(mine['user'])} clients; others have other interactions, private parameters and state, one at a time "
+            f"and half of them at once")
 
 
-def _of_others(tables: Tables, others: Tensor) -> Tables:
-    """Tables with one row per user, in which some users have rows of each other, and numbers 1.25 times as large."""
-    result = {}
-    for name, table in tables.items():
-        rows = others.nonzero().flatten()
-        rows = rows[rows < len(table)]
-        values = table[rows.roll(1)]
-        result[name] = table.index_copy(0, rows, values * 1.25 if table.is_floating_point() else values)
+def _groups(n_users: int) -> Iterator[tuple[Tensor, str]]:
+    """Clients that are altered together, and how: halves such that every pair is apart in one of them, and single
+    ones."""
+    user = torch.arange(n_users)
+    for digit in range((n_users - 1).bit_length()):
+        for half in (0, 1):
+            for way in WAYS if digit == 0 else WAYS[(digit + half) % 2:][:1]:
+                yield (user >> digit) % 2 == half, way
+    for number in range(0, n_users, 4):
+        yield user == number, "content"
+
+
+def _noticed(pair: Pair, start: Progress, looks: Callable, mine: Tables, others: Tensor, way: str,
+             parts: Collection[str], muted: str = "") -> str | None:
+    """What differs at the clients when others have other ``parts``; None if nothing does."""
+    try:
+        theirs = looks(*_world(pair, start, others, way, parts, muted))
+    except Exception:  # entries of any value need not fit each other, as rows of a client do
+        if way == "rows" or muted:
+            raise
+        theirs = looks(*_world(pair, start, others, "rows", parts, muted))
+    return difference(mine, theirs, (~others).nonzero().flatten())
+
+
+def _world(pair: Pair, start: Progress, others: Tensor, way: str, parts: Collection[str],
+           muted: str) -> tuple[Federation, Progress]:
+    stream, start = altered(pair.stream, start, others, way, parts)
+    return _muted(pair.federation(stream), muted), start
+
+
+def _muted(f: Federation, hook: str) -> Federation:
+    """A federation whose method does nothing in one of its hooks."""
+    if hook:
+        setattr(f.method, hook, getattr(Method, hook).__get__(f.method))
+    return f
+
+
+def _culprits(pair: Pair, start: Progress, looks: Callable, others: Tensor, way: str) -> str:
+    """The hooks and the tables of other clients that a difference comes from, in words."""
+    parts = parts_of(start)
+    mine = looks(pair.federation(), start)
+    read = [part for part in parts if _noticed(pair, start, looks, mine, others, way, [part])] or parts
+
+    def differs(hook: str) -> bool:
+        silent = looks(_muted(pair.federation(), hook), start)
+        return bool(_noticed(pair, start, looks, silent, others, way, read, hook))
+
+    return f"{_hooks(pair, differs)} with other {', '.join(read)} of other clients"
+
+
+def _hooks(pair: Pair, differs: Callable[[str], bool]) -> str:
+    """The method's hooks at clients without which two worlds are the same, or nothing runs; the backbone if all others
+    do not matter."""
+    needed = []
+    for hook in _CLIENT_HOOKS:
+        if getattr(pair.method_cls, hook) is getattr(Method, hook):
+            continue
+        try:
+            matters = not differs(hook)
+        except Exception:  # another hook builds on it
+            matters = True
+        if matters:
+            needed.append(hook)
+    return ", ".join(needed) or f"backbone '{pair.backbone}'"
+
+
+def _after_step(f: Federation, start: Progress) -> dict[str, Tensor]:
+    """What each client ranks by after a step's rounds, and keeps when the step ends."""
+    return {**_scored(f, start), **_kept(f, start)}
+
+
+def _scored(f: Federation, start: Progress) -> dict[str, Tensor]:
+    """What each client ranks by after a step's rounds."""
+    f.method.client_state, f.method.server_state = dict(start.client_state), dict(start.server_state)
+    step = f.stream.steps[start.step]
+    users = torch.arange(step.n_users)
+    return {"scores": _scores(f, step, start.best.model, users), "user": users}
+
+
+def _kept(f: Federation, start: Progress) -> dict[str, Tensor]:
+    """What each client keeps when a step ends."""
+    f.method.client_state, f.method.server_state = dict(start.client_state), dict(start.server_state)
+    step, model = f.stream.steps[start.step], start.best.model
+    users, result = torch.arange(step.n_users), {}
+    f.method.end_step(step, model, f.backbone, (step.train.lengths > 0).nonzero().flatten(),
+                      DrawKey(f.seed, step.index))
+    for name, table in f.method.client_state.items():
+        rows = table.expand(len(users)) if table.dim() == 0 else table[:len(users)]
+        result[f"client_state['{name}']"] = torch.cat([rows, rows.new_zeros(len(users) - len(rows), *rows.shape[1:])])
+    return {**result, "user": users}
+
+
+@torch.no_grad()
+def _scores(f: Federation, step: Step, model: Snapshot, users: Tensor) -> Tensor:
+    """What users rank all items by, (n, items); in sessions 0 for those without one to be tested on."""
+    method = f.acting_in(step)
+    if not is_sequential(type(f.backbone)):
+        return method.rescore(users, score_users(f.backbone, model, users), model, f.backbone)
+    task = SessionTask(step, "test", [1], None, DrawKey(f.seed, step.index), full=True)
+    tested = step.sessions["test"].count[users] > 0
+    result = torch.zeros(len(users), model.n_items, dtype=torch.float64)
+    if bool(tested.any()):
+        every = SequentialLogits(f.backbone, method, model, task, OPEN).of(users[tested], None)[3]
+        result[tested] = every.double()
     return result
 
 
-def _elsewhere(model: Snapshot, others: Tensor) -> Snapshot:
-    """A model in which some clients have other private parameters, and remember other things."""
-    return replace(model, private=_of_others(model.private, others), memory=_of_others(model.memory, others))
+def _ranked_alone(pair: Pair) -> None:
+    """A user's scores are the same alone and together with others: who is ranked together is chance."""
+    start = _trained(pair)
+    f = pair.federation()
+    f.method.client_state, f.method.server_state = dict(start.client_state), dict(start.server_state)
+    step, model = f.stream.steps[start.step], start.best.model
+    users = torch.arange(step.n_users)
+    together = _scores(f, step, model, users)
+    alone = torch.cat([_scores(f, step, model, user) for user in users.split(1)])
+    mismatch = difference({"scores": together, "user": users}, {"scores": alone, "user": users})
+    if mismatch:
+        hook = "represent" if is_sequential(pair.backbone_cls) else "rescore"
+        overridden = getattr(pair.method_cls, hook) is not getattr(Method, hook)
+        where = hook if overridden else f"backbone '{pair.backbone}'"
+        raise Violated(f"{where}: {mismatch} between the client ranked alone and together with others; it depends on "
+                       f"who is ranked together. {_OWN_ONLY}")
+
+
+# (b)
 
 
 def uploads(pair: Pair) -> str:
@@ -88,16 +211,31 @@ def uploads(pair: Pair) -> str:
             names[name] = shape
             values = sent[f"upload {name}"]
             for row, user in zip(values, sent["user"].tolist()):
-                trained = step.train.of(user).unique()
-                if len(trained) < 3 or row.numel() < len(trained):
-                    continue
-                flat = row.double().flatten()
-                if bool((flat == flat.round()).all()) and bool(torch.isin(trained.double(), flat).all()):
-                    raise Violated(f"'{name}' of client {user} holds the ids of all its training items")
-                marked = flat != 0
-                if row.numel() == step.n_items and int(marked.sum()) == len(trained) and bool(marked[trained].all()):
-                    raise Violated(f"'{name}' of client {user} marks exactly its training items")
+                for past in f.stream.steps[:step.index + 1]:
+                    items = past.train.of(user).unique() if user < past.n_users else []
+                    if len(items) > 2 and (how := _tells(row.double(), items, step.n_items)):
+                        raise Violated(f"end_local: upload '{name}' of client {user} {how} its training items of "
+                                       f"step {past.index}. Send what does not say which items they are")
     return f"public parameters{''.join(f', {name} {tuple(shape)}' for name, shape in names.items())}"
+
+
+def _tells(row: Tensor, items: Tensor, n_items: int) -> str:
+    """How an upload (...) says which ``items`` a client has; empty if it does not."""
+    flat, every = row.flatten(), torch.arange(n_items)
+    for name, ids in (("ids", every), ("ids, counted from 1,", every + 1), ("ids, divided by their number,", every / n_items)):
+        there = (ids[:, None] - flat).abs().amin(1) <= 1e-6 if flat.numel() >= len(items) else torch.zeros(n_items) > 0
+        if bool(there[items].all()) and not bool(there.all()):  # an order of all items has every id
+            return f"holds the {name} of all"
+    if row.dim() and len(row) == n_items:
+        of_item = row.view(n_items, -1)
+        rest = torch.ones(n_items, dtype=torch.bool).index_fill(0, items, False)
+        if len(items) < n_items and bool(((of_item[items].amin(0) > of_item[rest].amax(0))
+                                          | (of_item[items].amax(0) < of_item[rest].amin(0))).any()):
+            return "marks exactly"
+    return ""
+
+
+# (c)
 
 
 def server_knows(pair: Pair) -> str:
@@ -115,21 +253,55 @@ def server_knows(pair: Pair) -> str:
         sent, (model, _) = sums.uploads, mean(sums, begun.model, f.backbone, f.seed)
         model = aggregate(f.backbone, model, users, OPEN, opened.key(start.round))
         mine = _server_side(f, step, start, model, sent, _begun_state(pair, start))
-
-        everybody = torch.ones(step.n_users, dtype=torch.bool)
-        elsewhere = replace(start, client_state=_of_others(start.client_state, everybody),
-                            model=_elsewhere(start.model, everybody),
-                            best=replace(start.best, model=_elsewhere(start.best.model, everybody)))
-        f = pair.federation(with_steps(pair.stream, {t.index: with_other_data(t)
-                                                     for t in pair.stream.steps[:step.index + 1]}))
-        other_step, _ = _begun(f, elsewhere, f.stream.steps[start.step])
-        other = _server_side(f, other_step, start, _elsewhere(model, everybody), sent, dict(f.method.server_state))
-        for hook, tables in mine.items():
-            mismatch = tables_differ(tables, other[hook])
+        for others, way in _many(step.n_users):
+            mismatch = _server_noticed(pair, start, model, sent, mine, others, way, parts_of(start))
             if mismatch:
-                raise Violated(f"{hook}: {mismatch} when clients' interactions, private parameters and state are "
-                               f"others but everything they upload is the same: the server knows what it must not")
+                raise Violated(f"{mismatch} {_not_sent(pair, start, model, sent, mine, others, way)} but everything "
+                               f"they upload is the same: the server knows what it must not. Use public parameters, "
+                               f"server_state and what uploads() declares")
     return "aggregate, end_round and server_state follow from public parameters and declared uploads"
+
+
+def _many(n_users: int) -> Iterator[tuple[Tensor, str]]:
+    """All clients altered in every way, and some of them alone."""
+    user = torch.arange(n_users)
+    for way in WAYS:
+        yield user >= 0, way
+    for number in range(0, n_users, 5):
+        yield user == number, "content"
+
+
+def _server_noticed(pair: Pair, start: Progress, model: Snapshot, sent: Tables, mine: dict[str, Tables],
+                    others: Tensor, way: str, parts: Collection[str]) -> str | None:
+    """Which hook of the server makes something else when clients have other ``parts``; None if none does.
+
+    Args:
+        model: after the clients' training; sent: what they uploaded besides.
+        mine: what the server makes of them as they are.
+    """
+    def theirs(way: str) -> dict[str, Tables]:
+        stream, elsewhere = altered(pair.stream, start, others, way, parts, past=True)
+        f = pair.federation(stream)
+        step, begun = _begun(f, elsewhere, f.stream.steps[start.step])
+        return _server_side(f, step, start, altered_model(model, others, way, parts), sent, _server_tables(f, begun))
+
+    try:
+        other = theirs(way)
+    except Exception:  # as in (a)
+        other = theirs("rows")
+    for hook, tables in mine.items():
+        mismatch = tables_differ(tables, other[hook])
+        if mismatch:
+            return f"{hook}: {mismatch}"
+    return None
+
+
+def _not_sent(pair: Pair, start: Progress, *worlds) -> str:
+    """What the server's hooks read that clients did not send, in words."""
+    if _server_noticed(pair, start, *worlds, []):
+        return "when no client's hook has run before it (one left something behind),"
+    read = [part for part in parts_of(start) if _server_noticed(pair, start, *worlds, [part])]
+    return f"when clients have other {', '.join(read or parts_of(start))}"
 
 
 def _users(f: Federation, step: Step, start: Progress) -> Tensor:
@@ -146,60 +318,78 @@ def _begun(f: Federation, start: Progress, step: Step) -> tuple[Step, Progress]:
 
 
 def _begun_state(pair: Pair, start: Progress) -> Tables:
-    """The server's state when local training is about to start."""
+    """The server's tables when local training is about to start."""
     f = pair.federation()
-    _begun(f, start, f.stream.steps[start.step])
-    return dict(f.method.server_state)
+    return _server_tables(f, _begun(f, start, f.stream.steps[start.step])[1])
+
+
+def _server_tables(f: Federation, begun: Progress) -> Tables:
+    """The server's state and public parameters."""
+    return {**f.method.server_state, **begun.model.public, **begun.model.dense}
 
 
 def _server_side(f: Federation, step: Step, start: Progress, model: Snapshot, sent: Tables,
                  begun: Tables) -> dict[str, Tables]:
     """What the server's hooks make of uploads and their mean, in their order; ``model`` has the clients' parameters."""
     acting, users = f.acting_in(step), _users(f, step, start)
-    result = {"begin_step": begun, "aggregate": dict(acting.aggregate(dict(model.public)))}
+    public = dict(acting.aggregate({name: table.clone() for name, table in model.public.items()}))
+    result = {"begin_step": begun, "aggregate": public}
     result["end_round's answers"] = dict(acting.end_round(start.round, users, dict(sent)))
     result["end_round"] = dict(f.method.server_state)
-    f.method.end_step(step, replace(model, public=result["aggregate"]), f.backbone, users, DrawKey(f.seed, step.index))
+    model = replace(model, public={name: table.clone() for name, table in public.items()})
+    f.method.end_step(step, model, f.backbone, users, DrawKey(f.seed, step.index))
     result["end_step"] = dict(f.method.server_state)
+    result["end_step's model"] = dict(model.public)  # which it could write to
     return result
 
 
+# (d) and (e)
+
+
 def past_data(pair: Pair) -> str:
-    """(d) Training on a block does not change if the data of the blocks before it are replaced after they ended: only
-    carried state counts."""
+    """(d) Training on a block, what is kept at its end and rankings do not change if the data of the blocks before it
+    are replaced after they ended: only carried state counts."""
     if len(pair.stream.steps) < 2:
         raise Inapplicable("the stream has one step")
-    for t in range(1, len(pair.stream.steps)):
-        start = pair.after_step(t - 1)
-        others = with_steps(pair.stream, {s.index: with_other_data(s) for s in pair.stream.steps[:t]})
-        mismatch = difference(client_round(pair.federation(), start), client_round(pair.federation(others), start))
+    last = len(pair.stream.steps) - 1
+    moments = [(pair.after_step(t - 1), client_round) for t in range(1, last + 1)]
+    for start, looks in [*moments, (_trained(pair), _after_step)]:
+        others = with_steps(pair.stream, {s.index: with_other_data(s, counts=True)
+                                          for s in pair.stream.steps[:start.step]})
+        mismatch, hooks = _compared(pair, others, start, looks)
         if mismatch:
-            raise Violated(f"with the data of the blocks before block {t} replaced, {mismatch}: training reads data of "
-                           f"the past; carry what is needed in client_state")
-    return f"blocks 1 to {len(pair.stream.steps) - 1} train alike after the past is replaced"
+            raise Violated(f"{hooks}: with the data of the blocks before block {start.step} replaced, {mismatch}: "
+                           f"{_WHAT[looks]} reads data of the past; carry what is needed in client_state")
+    return f"blocks 1 to {last} train, end and rank alike after the past is replaced"
+
+
+_WHAT = {client_round: "training", _after_step: "a step's end or a ranking", _scored: "a ranking", _kept: "end_step"}
+
+
+def _compared(pair: Pair, stream: Stream, start: Progress, looks: Callable) -> tuple[str | None, str]:
+    """What clients do otherwise with the data of another stream, and the hooks that make it so; None if nothing."""
+    def mismatch(hook: str = "") -> str | None:
+        return difference(*(looks(_muted(pair.federation(data), hook), start) for data in (pair.stream, stream)))
+
+    found = mismatch()
+    return found, _hooks(pair, lambda hook: bool(mismatch(hook))) if found else ""
 
 
 def evaluation_data(pair: Pair) -> str:
-    """(e) Validation and test items, and the steps to come, change neither training nor the scores that are ranked."""
-    for start in [Progress(), *_rounds_to_test(pair)]:
-        step = pair.stream.steps[start.step]
-        hidden = {s.index: with_other_data(s, splits=("valid", "test")) for s in pair.stream.steps[:step.index + 1]}
-        hidden |= {s.index: with_other_data(s) for s in pair.stream.steps[step.index + 1:]}
-        others = with_steps(pair.stream, hidden)
-        mine, other = pair.federation(), pair.federation(others)
-        mismatch = difference(client_round(mine, start), client_round(other, start))
+    """(e) Validation and test items, and the steps to come, change neither training nor what is kept after a step nor
+    the scores that are ranked."""
+    ended = _trained(pair)
+    moments = [(start, client_round) for start in [Progress(), *_rounds_to_test(pair)]]
+    for start, looks in [*moments, (ended, _kept), (ended, _scored)]:
+        ends = bool(pair.stream.steps[0].sessions) and looks is _scored  # items before the last one are known then
+        hidden = {s.index: with_other_ends(s) if ends else
+                  with_other_data(s, splits=("valid", "test"), counts=True) for s in pair.stream.steps[:start.step + 1]}
+        hidden |= {s.index: with_other_data(s, counts=True) for s in pair.stream.steps[start.step + 1:]}
+        mismatch, hooks = _compared(pair, with_steps(pair.stream, hidden), start, looks)
         if mismatch:
-            raise Violated(f"with other validation, test and future data, {mismatch}: training reads what it is to be "
-                           f"tested on")
-        if step.sessions or start.round == 0:
-            continue
-        everybody = torch.arange(start.model.n_users)
-        scores = [f.method.rescore(everybody, score_users(f.backbone, start.model, everybody).detach(), start.model,
-                                   f.backbone) for f in (mine, other)]
-        mismatch = tables_differ({"scores": scores[0]}, {"scores": scores[1]})
-        if mismatch:
-            raise Violated(f"rescore: {mismatch} with other validation and test items: it reads what is to be found")
-    return "training and scores are the same with other validation, test and future data"
+            raise Violated(f"{hooks}: with other validation, test and future data, {mismatch}: {_WHAT[looks]} reads "
+                           f"what it is to be tested on; use step.train only")
+    return "training, kept state and scores are the same with other validation, test and future data"
 
 
 OF_PAIRS: list[tuple[str, Callable[[Pair], str]]] = [

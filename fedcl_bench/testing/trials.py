@@ -148,8 +148,8 @@ def client_round(f: Federation, progress: Progress,
 
     Returns:
         Rows in ascending order of participants: ``upload NAME`` (changes of public parameters and declared uploads),
-        ``private NAME`` (changes of private parameters), ``state NAME`` (the method's client state afterwards),
-        ``loss`` and ``user``.
+        ``private NAME`` (changes of private parameters), ``memory NAME`` (what a backbone remembers), ``state NAME``
+        (the method's client state afterwards), ``loss`` and ``user``.
     """
     f.method.client_state, f.method.server_state = dict(progress.client_state), dict(progress.server_state)
     step = f.stream.steps[progress.step]
@@ -173,6 +173,7 @@ def client_round(f: Federation, progress: Progress,
                 rows.setdefault(name, []).append(value.detach())
     order = torch.cat(rows["user"]).argsort()
     result = {name: torch.cat(parts)[order] for name, parts in rows.items()}
+    result |= {f"memory {name}": table[result["user"]] for name, table in model.memory.items()}
     return result | {f"state {name}": table[result["user"]] for name, table in f.method.client_state.items()
                      if len(table) > int(result["user"].max())}
 

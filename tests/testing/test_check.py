@@ -16,7 +16,7 @@ from fedcl_bench.testing.worlds import growing_stream
 
 # (cheater, property that names it, part of the evidence)
 METHODS = [
-    (cheaters.MeanOfNeighbours, "(a) other clients' data", "depends on"),
+    (cheaters.MeanOfNeighbours, "(a) other clients' data", "local_loss with other"),
     (cheaters.ReadsOthersState, "(a) other clients' data", "never left them"),
     (cheaters.UploadsPrivate, "runs", "which is the private parameter 'user_embedding.weight'"),
     (cheaters.UploadsUndeclared, "runs", "sends 'norm', which uploads() does not declare"),
@@ -27,7 +27,7 @@ METHODS = [
     (cheaters.PassesPrivateAround, "(c) the server's knowledge", "aggregate: 'item_embedding.weight' differs"),
     (cheaters.RereadsThePast, "(d) past data", "training reads data of the past"),
     (cheaters.TrainsOnTest, "(e) evaluation data", "training reads what it is to be tested on"),
-    (cheaters.RanksTestFirst, "(e) evaluation data", "it reads what is to be found"),
+    (cheaters.RanksTestFirst, "(e) evaluation data", "rescore: with other validation, test"),
     (cheaters.Forgets, "resumes", "self.rounds_seen is no part of client_state or server_state"),
     (cheaters.KeepsInTheClass, "a new process", "does a class or module keep something?"),
     (cheaters.ThrowsDice, "random numbers", "two states of the global generators"),
@@ -36,6 +36,30 @@ METHODS = [
     (cheaters.WrongShape, "runs", "method 'wrong-shape': local_loss returned a torch.float64 tensor of shape ()"),
     (cheaters.DropsATable, "runs", "expected the public item tables in their order: item_embedding.weight"),
 ]
+# (cheater, property, hook and table that the evidence names)
+HIDDEN = [
+    (cheaters.CountsMemories, "(c) the server's knowledge", "aggregate: ", "client_state['memory']"),
+    (cheaters.RehearsesCommon, "(a) other clients' data", "replayed_items", "client_state['memory']"),
+    (cheaters.CountsFlags, "(c) the server's knowledge", "aggregate: ", "client_state['active']"),
+    (cheaters.CountsMarks, "(c) the server's knowledge", "aggregate: ", "client_state['seen']"),
+    (cheaters.CountsInteractions, "(c) the server's knowledge", "aggregate: ", "interactions"),
+    (cheaters.CountsOthers, "(a) other clients' data", "begin_round, local_loss", "interactions"),
+    (cheaters.HashesOthers, "(a) other clients' data", "local_loss", "client_state['memory']"),
+    (cheaters.CentreAtTheStart, "(a) other clients' data", "begin_step", "private 'user_embedding.weight'"),
+    (cheaters.CentreAtTheEnd, "(a) other clients' data", "end_step", "private 'user_embedding.weight'"),
+    (cheaters.WritesIntoTheModel, "(c) the server's knowledge", "begin_step: ", "private 'user_embedding.weight'"),
+    (cheaters.RanksTogether, "(a) other clients' data", "rescore: ", "ranked together"),
+    (cheaters.RanksByOthers, "(a) other clients' data", "rescore", "client_state['memory']"),
+    (cheaters.KeepsTestItems, "(e) evaluation data", "end_step: ", "client_state['memory']"),
+    (cheaters.KeepsThePast, "(d) past data", "end_step: ", "client_state['before']"),
+    (cheaters.UploadsIds, "(b) uploads", "end_local: upload 'mask'", "holds the ids, divided by their number,"),
+    (cheaters.MarksTheRest, "(b) uploads", "end_local: upload 'mask'", "marks exactly"),
+    (cheaters.UploadsThePast, "(b) uploads", "end_local: upload 'mask'", "its training items of step 1"),
+    (cheaters.EncodesTogether, "(a) other clients' data", "represent: ", "ranked together"),
+    (cheaters.SharesOfSessions, "(a) other clients' data", "represent", "interactions"),
+    (cheaters.CountsSessions, "(c) the server's knowledge", "aggregate: ", "client_state['last']"),
+    (cheaters.SeesTheTarget, "(e) evaluation data", "represent: ", "what it is to be tested on"),
+]
 BACKBONES = [
     (cheaters.UnknownRate, "declares its parameters", "learning_rates names 'bias.weight', a parameter that does not"),
     (cheaters.UserTableIsPublic, "declares its parameters", "expected a floating tensor of shape (7, ...) = (items"),
@@ -43,6 +67,8 @@ BACKBONES = [
     (cheaters.LeavesAClientOut, "runs", "without gradient"),
     (cheaters.StartsByPosition, "declares its parameters", "starts otherwise when it grows in two steps"),
     (cheaters.Overflows, "finite losses", "use softplus or logsigmoid"),
+    (cheaters.ScoresTogether, "(a) other clients' data", "backbone 'scores-together': scores of client"),
+    (cheaters.RemembersCommon, "(a) other clients' data", "backbone 'remembers-common' with other interactions"),
     (cheaters.UnusedParameter, "trains every parameter", "no training changes bias, and no score depends on it"),
 ]
 
@@ -57,6 +83,13 @@ def caught(report, name, evidence):
 @pytest.mark.parametrize("cls,name,evidence", METHODS, ids=lambda value: getattr(value, "name", None))
 def test_every_cheating_method_is_caught(cls, name, evidence):
     caught(check_method(cls, partners=["fedmf"], only=[name]), name, evidence)
+
+
+@pytest.mark.parametrize("cls,name,hook,table", HIDDEN, ids=lambda value: getattr(value, "name", None))
+def test_every_hidden_leak_is_caught_with_hook_and_table(cls, name, hook, table):
+    report = check_method(cls, partners=["sasrec" if cls.needs_sequential else "fedmf"], only=[name])
+    caught(report, name, hook)
+    caught(report, name, table)
 
 
 @pytest.mark.parametrize("cls,name,evidence", BACKBONES, ids=lambda value: getattr(value, "name", None))
