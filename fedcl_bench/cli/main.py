@@ -8,6 +8,7 @@ import sys
 from typing import Sequence
 
 from ..errors import RunFailed, UserError, unknown
+from ..version import __version__
 from . import commands
 from .commands.data import with_action
 
@@ -26,6 +27,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="run_bench.py", formatter_class=argparse.RawDescriptionHelpFormatter,
                      epilog=modules["run"].EXAMPLES, allow_abbrev=False,
                      description="Benchmarks of federated continual recommendation. Without a command: run.")
+    parser.add_argument("--version", action="version", version=f"fedcl_bench {__version__}",
+                        help="show the version of the suite and exit")
     subparsers = parser.add_subparsers(dest="command", metavar="{" + ",".join(commands.NAMES) + "}")
     for name, module in modules.items():
         module.add(subparsers)
@@ -42,7 +45,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     arguments = list(arguments)
     if arguments and not arguments[0].startswith("-") and arguments[0] not in commands.NAMES:
         raise unknown("command", arguments[0], commands.NAMES)  # argparse would list choices; name the nearest
-    if arguments and arguments[0] not in (*commands.NAMES, "-h", "--help"):
+    if arguments and arguments[0] not in (*commands.NAMES, "-h", "--help", "--version"):
         arguments.insert(0, "run")
     if arguments[:1] == ["data"]:
         arguments[1:] = with_action(arguments[1:])

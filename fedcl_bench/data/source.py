@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Mapping
+from typing import TYPE_CHECKING, Any, Mapping
 
 import yaml
 
 from ..errors import UserError, unknown
 from ..files import shipped
-from .recbole_files import bundled
-from .stream import StreamSettings, fingerprint
+
+if TYPE_CHECKING:
+    from .stream import StreamSettings
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
 
@@ -118,6 +119,7 @@ def find_file(name: str, data_dir: Path | None) -> Path:
         if path.is_file():
             return path
     if data_dir is None:
+        from .recbole_files import bundled
         path = bundled(name)
         if path is not None:
             return path / f"{name}.inter"
@@ -145,6 +147,8 @@ class DatasetSource:
 
 def locate(name: str, data_dir: Path | None, settings: StreamSettings) -> DatasetSource:
     """Find the file of a dataset (or of its fixed split) and hash it."""
+    from .stream import fingerprint
+
     config = load_config(name)
     if settings.split_file:
         if data_dir is not None:

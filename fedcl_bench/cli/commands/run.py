@@ -92,6 +92,10 @@ def _merge_config_file(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ...runs.cards import refuse_typos
+
+    from_file = _merge_config_file(args)
+    refuse_typos(args.method, args.backbone, args.plugins)
     with importing():
         from ...runs.config import idle_notes
         from ...runs.runner import Here, Interrupted, execute
@@ -99,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         from ..seeds import Sharding, SharedStream
         from ..show import combined, show_result
 
-    configs, overrides = _configs(args)
+    configs, overrides = _configs(args, from_file)
     results = []
     try:
         with ExitStack() as stack:
@@ -126,23 +130,25 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _configs(args: argparse.Namespace) -> tuple[list[RunConfig], Layers]:
+def _configs(args: argparse.Namespace, from_file: dict[str, Any]) -> tuple[list[RunConfig], Layers]:
     """The configuration of every seed, and the settings that the user changed, by where they are written.
+
+    Args:
+        from_file: the settings of ``--config``.
 
     Raises:
         UserError: for anything that is wrong with the options or the file of ``--config``.
     """
+    from ...runs.cards import MAIN_JOB
     from ...runs.config import make_config, resolve_device
     from ...runs.registry import discover
     from ...settings import parse_assignments
 
-    from_file = _merge_config_file(args)
     registry = discover(args.plugins)
     split_federated_recommender(args, registry)
     for kind in ("method", "backbone"):
         if getattr(args, kind) is None:
-            raise UserError(f"--{kind} is missing. Known: {', '.join(registry.names(kind))}.\n"
-                            f"The main job is: run_bench.py --method f3crec --backbone fedmf")
+            raise UserError(f"--{kind} is missing. Known: {', '.join(registry.names(kind))}.\n{MAIN_JOB}")
     if args.shards and not args.ray:
         raise UserError("--shards: needs --ray, as --ray local, or --ray HOST:PORT of a cluster's head.")
     if args.threads and not args.ray:
