@@ -15,9 +15,12 @@ from .common import (add_dataset, add_device, add_plugins, add_quiet, add_ray, a
                      split_federated_recommender, stop_between_rounds)
 
 if TYPE_CHECKING:
+    from ...data.stream import Stream
+    from ...federation.parts import Progress
     from ...runs.config import RunConfig
     from ...runs.specs import Layers
 
+LOGS = ("tensorboard", "csv", "wandb")
 EXAMPLES = """\
 examples:
   run_bench.py --method f3crec --backbone fedmf              the main job: F3CRec on FedMF over MovieLens 100K
@@ -60,10 +63,22 @@ def add(commands) -> None:
     run.add_argument("--shards", type=count, metavar="N",
                      help="with --ray: into so many parts (default: the cores of the cluster)")
     add_results(run)
+    run.add_argument("--log", action="append", default=[], type=_log, metavar="KIND[:DIR]",
+                     help="also write every round and test to a log: tensorboard, csv or wandb (offline unless "
+                          "WANDB_MODE says otherwise); repeatable (default DIR: logs/KIND in the results folder)")
     run.add_argument("--rerun", action="store_true", help="run again even if the record exists")
     add_quiet(run)
     run.add_argument("-v", "--verbose", action="store_true", help="also say how clients are trained in each block")
     add_plugins(run)
+
+
+def _log(text: str) -> tuple[str, Path | None]:
+    """argparse type of ``--log``; the kinds are those of ``runs/logs.py``, which imports PyTorch."""
+    kind, colon, folder = text.partition(":")
+    if kind not in LOGS or (colon and not folder):
+        raise argparse.ArgumentTypeError(f"found '{text}', accepted: {', '.join(LOGS)}, each also with a folder, as "
+                                         f"csv:DIR")
+    return kind, Path(folder) if folder else None
 
 
 _FILE_KEYS = {"method": str, "backbone": str, "dataset": str, "seed": seed, "seeds": count, "device": str,
@@ -97,27 +112,12 @@ def run(args: argparse.Namespace) -> int:
     from_file = _merge_config_file(args)
     refuse_typos(args.method, args.backbone, args.plugins)
     with importing():
-        from ...runs.config import idle_notes
-        from ...runs.runner import Here, Interrupted, execute
-        from ..progress import Display
-        from ..seeds import Sharding, SharedStream
+        from ...runs.runner import Interrupted
         from ..show import combined, show_result
 
     configs, overrides = _configs(args, from_file)
-    results = []
     try:
-        with ExitStack() as stack:
-            sharding = Sharding(args, stack) if args.ray else None
-            stream = SharedStream(configs[0], sharding)
-            stop = stack.enter_context(stop_between_rounds())
-            for config in configs:
-                with Display(config, args.quiet, args.verbose) as display:
-                    if config is configs[0]:
-                        for text in idle_notes(config, overrides):
-                            display.note(text)
-                    engine = sharding.engine(config, display.warn) if sharding else Here()
-                    results.append(execute(config, lambda: stream.load(display.note), args.results, args.rerun,
-                                           display.update, display.warn, display.note, stop, engine))
+        results = _results(args, configs, overrides)
     except Interrupted as error:
         print(f"run_bench.py: {error}", file=sys.stderr)
         return 130
@@ -128,6 +128,35 @@ def run(args: argparse.Namespace) -> int:
     else:
         show_result(configs[0], result)
     return 0
+
+
+def _results(args: argparse.Namespace, configs: list[RunConfig], overrides: Layers) -> list[dict[str, Any]]:
+    """Every seed's result, run or from its record."""
+    from ...runs.config import idle_notes
+    from ...runs.logs import RunLog, targets
+    from ...runs.runner import Here, execute
+    from ..progress import Display
+    from ..seeds import Sharding, SharedStream
+
+    logs, results = targets(args.log, args.results), []
+    with ExitStack() as stack:
+        sharding = Sharding(args, stack) if args.ray else None
+        stream = SharedStream(configs[0], sharding)
+        stop = stack.enter_context(stop_between_rounds())
+        for config in configs:
+            with Display(config, args.quiet, args.verbose) as display, RunLog(config, logs) as log:
+                if config is configs[0]:
+                    for text in idle_notes(config, overrides):
+                        display.note(text)
+
+                def update(loaded: Stream, progress: Progress) -> None:
+                    display.update(loaded, progress)
+                    log.update(progress)
+                engine = sharding.engine(config, display.warn) if sharding else Here()
+                results.append(execute(config, lambda: stream.load(display.note), args.results, args.rerun, update,
+                                       display.warn, display.note, stop, engine))
+                log.finish(Path(results[-1]["record"]))
+    return results
 
 
 def _configs(args: argparse.Namespace, from_file: dict[str, Any]) -> tuple[list[RunConfig], Layers]:
