@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: bench test test-long clean
+.PHONY: bench test test-long docs clean
 
 bench: $(VENV)/.installed
 	$(BIN)/python run_bench.py --method f3crec --backbone fedmf
@@ -13,6 +13,17 @@ test: $(VENV)/.installed-test
 
 test-long: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m long
+
+# The pages as a site, in the order of mkdocs.yml; links lead to the same files as in the repository.
+docs: $(VENV)/.installed-docs
+	rm -rf build/pages build/site
+	mkdir -p build/pages/results/published build/pages/benchmarks
+	cp README.md CHANGELOG.md CONTRIBUTING.md build/pages
+	cp -r docs build/pages
+	cp -r results/pages results/audits build/pages/results
+	cp results/published/README.md build/pages/results/published
+	cp -r benchmarks/README.md benchmarks/results build/pages/benchmarks
+	$(BIN)/python -m mkdocs build --strict
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; (3, 10) <= sys.version_info[:2] <= (3, 12) or sys.exit("fedcl_bench needs Python 3.10, 3.11 or 3.12, and \"$(PYTHON)\" is %d.%d; name another: make PYTHON=python3.11" % sys.version_info[:2])'
@@ -24,6 +35,10 @@ $(VENV)/.installed: $(BIN)/python setup.cfg setup.py constraints.txt $(wildcard 
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(BIN)/python -m pip install -c constraints.txt -e ".[test]"
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(BIN)/python -m pip install -c constraints.txt -e ".[docs]"
 	@touch $@
 
 clean:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import platform
 import tempfile
@@ -12,13 +13,13 @@ from typing import Callable, Iterable
 from packaging.requirements import Requirement
 
 from ..errors import UserError
-from ..stats.accounting import ACCOUNTANT
-from ..workers.cluster import REQUIREMENT as RAY
 
 # The same list as in setup.cfg, for a checkout that is not installed; a test compares the two.
 REQUIREMENTS = ("recbole==1.2.0", "kmeans-pytorch>=0.3", "torch>=2.4", "numpy>=1.24,<2", "pandas>=2.0,<3",
                 "scipy>=1.10", "pyyaml>=6", "pyarrow>=14,<26", "rich>=13",
                 "packaging>=21", "matplotlib>=3.7")
+# Of the extras [privacy] and [ray]; their modules, which know the same, import PyTorch.
+ACCOUNTANT, RAY = "dp-accounting>=0.6", "ray>=2.60"
 
 
 def _requirements() -> list[Requirement]:
@@ -107,19 +108,47 @@ def _plugins(folders: Iterable[Path]) -> str:
     return f"{len(registry.plugins)} plugins load"
 
 
-def examine(results: Path, plugins: Iterable[Path]) -> int:
-    """Print every check; return 0 if all pass, else 1."""
+def _plugin_texts(folders: Iterable[Path]) -> str:
+    from ..files import shipped
+    from ..runs.cards import plugin_files
+
+    folders = [shipped("plugins"), *folders]
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(f"--plugins: '{folder}' is not a folder.")
+    paths = [path for folder in folders for path in plugin_files(folder)]
+    for path in paths:
+        try:
+            ast.parse(path.read_text(encoding="utf-8"))
+        except (OSError, SyntaxError, ValueError) as error:
+            raise UserError(f"{path}: is not Python: {error}") from None
+    return f"{len(paths)} plugin files are Python; not loaded"
+
+
+def _configurations() -> str:
+    from ..data.source import configured, load_config
+
+    return f"{len([load_config(name) for name in configured()])} dataset configurations can be read"
+
+
+def examine(results: Path, plugins: Iterable[Path], quick: bool = False) -> int:
+    """Print every check; return 0 if all pass, else 1.
+
+    Args:
+        quick: without checks that import PyTorch or read data.
+    """
     checks: list[Callable[[], str]] = [_python, *(lambda r=r: _package(r) for r in _requirements()),
                                        lambda: _optional(ACCOUNTANT, "epsilons of clipped uploads are looser bounds"),
-                                       lambda: _optional(RAY, "--ray cannot be used"),
-                                       lambda: _plugins(plugins), _data, _device, _kernels,
-                                       lambda: _results(results)]
+                                       lambda: _optional(RAY, "--ray cannot be used")]
+    checks += [lambda: _plugin_texts(plugins), _configurations] if quick else [
+        lambda: _plugins(plugins), _data, _device, _kernels]
     failed = 0
-    for check in checks:
+    for check in [*checks, lambda: _results(results)]:
         try:
             print(f"ok    {check()}")
         except UserError as error:
             failed += 1
             print(f"FIX   {' '.join(str(error).split())}")
-    print("Everything is in order." if not failed else f"{failed} to fix.")
+    order = "What was checked is in order; without --quick plugins, data, device and kernels are checked too."
+    print(f"{failed} to fix." if failed else order if quick else "Everything is in order.")
     return 1 if failed else 0

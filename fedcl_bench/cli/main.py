@@ -8,8 +8,12 @@ import sys
 from typing import Sequence
 
 from ..errors import RunFailed, UserError, unknown
+from ..ops.memory import importing
+from ..version import __version__
 from . import commands
 from .commands.data import with_action
+
+_READERS = ("tables", "compare", "figures", "reproduction")  # of records; nearly half their time goes into imports
 
 
 class _Parser(argparse.ArgumentParser):
@@ -26,6 +30,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="run_bench.py", formatter_class=argparse.RawDescriptionHelpFormatter,
                      epilog=modules["run"].EXAMPLES, allow_abbrev=False,
                      description="Benchmarks of federated continual recommendation. Without a command: run.")
+    parser.add_argument("--version", action="version", version=f"fedcl_bench {__version__}",
+                        help="show the version of the suite and exit")
     subparsers = parser.add_subparsers(dest="command", metavar="{" + ",".join(commands.NAMES) + "}")
     for name, module in modules.items():
         module.add(subparsers)
@@ -42,7 +48,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     arguments = list(arguments)
     if arguments and not arguments[0].startswith("-") and arguments[0] not in commands.NAMES:
         raise unknown("command", arguments[0], commands.NAMES)  # argparse would list choices; name the nearest
-    if arguments and arguments[0] not in (*commands.NAMES, "-h", "--help"):
+    if arguments and arguments[0] not in (*commands.NAMES, "-h", "--help", "--version"):
         arguments.insert(0, "run")
     if arguments[:1] == ["data"]:
         arguments[1:] = with_action(arguments[1:])
@@ -57,6 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             build_parser().print_help()
             return 0
         args = parse(arguments)
+        if args.command in _READERS:
+            with importing():
+                importlib.import_module("fedcl_bench.reports.tables")
         return args.execute(args)
     except UserError as error:
         print(f"run_bench.py: {error}", file=sys.stderr)

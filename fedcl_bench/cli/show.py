@@ -15,7 +15,7 @@ from ..data.stream import StreamSettings, idle_settings
 from ..errors import UserError
 from ..evaluation.continual import SUMMARIES
 from ..runs.config import RunConfig
-from ..runs.registry import RECBOLE, Plugin, Registry
+from ..runs.registry import Plugin
 from ..settings import describe, flat
 
 if TYPE_CHECKING:
@@ -150,27 +150,6 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
         print(text)
     for run in runs:
         print(f"record: {run['record']}")
-
-
-def show_listing(registry: Registry, datasets: Mapping[str, DatasetConfig]) -> None:
-    """One line per method, backbone and dataset; plugins that cannot be loaded with their error."""
-    console = _console()
-    for kind in ("method", "backbone"):
-        console.print(f"{kind}s", style="bold")
-        for name in registry.names(kind):
-            plugin = registry.plugins[kind, name].cls
-            mark = " [re-implementation]" if getattr(plugin, "reimplementation", False) else ""
-            console.print(f"  {name:<18}{plugin.title}{mark}", markup=False)
-        if kind == "backbone":
-            console.print(f"  {RECBOLE + 'NAME':<18}RecBole's own models; `list recbole` shows which", markup=False)
-    console.print("datasets", style="bold")
-    for name, config in datasets.items():
-        console.print(f"  {name:<18}{config.title}", markup=False)
-    if registry.broken:
-        console.print("cannot be loaded", style="bold")
-        for name, error in registry.broken.items():
-            console.print(f"  {name:<18}{error}", markup=False)
-    console.print("\n`list NAME` shows one of them in full.", markup=False)
 
 
 def show_survey(surveyed: Iterable[SurveyedModel]) -> None:

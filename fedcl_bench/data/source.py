@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Mapping
+from typing import TYPE_CHECKING, Any, Mapping
 
 import yaml
 
 from ..errors import UserError, unknown
 from ..files import shipped
-from .recbole_files import bundled
-from .stream import StreamSettings, fingerprint
+
+if TYPE_CHECKING:
+    from .stream import StreamSettings
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
 
@@ -74,10 +77,16 @@ def configured() -> dict[str, Path]:
     return {path.stem: path for path in sorted(shipped("dataset_configs").glob("*.yaml"))}
 
 
+@functools.lru_cache(maxsize=64)
+def _parsed(text: str) -> Any:
+    """Tables ask for a few files hundreds of times."""
+    return yaml.load(text, Loader=_LOADER)
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file that holds one mapping; raises UserError for anything else."""
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
+        content = copy.deepcopy(_parsed(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -118,6 +127,7 @@ def find_file(name: str, data_dir: Path | None) -> Path:
         if path.is_file():
             return path
     if data_dir is None:
+        from .recbole_files import bundled
         path = bundled(name)
         if path is not None:
             return path / f"{name}.inter"
@@ -145,6 +155,8 @@ class DatasetSource:
 
 def locate(name: str, data_dir: Path | None, settings: StreamSettings) -> DatasetSource:
     """Find the file of a dataset (or of its fixed split) and hash it."""
+    from .stream import fingerprint
+
     config = load_config(name)
     if settings.split_file:
         if data_dir is not None:

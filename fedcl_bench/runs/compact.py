@@ -94,11 +94,14 @@ def _frame(row: Callable[[str], np.ndarray | None], columns: list[str], name: st
     kept = {column.split(".", 1)[1]: values for column in columns
             if column.startswith(f"{name}.") and (values := row(column)) is not None}
     if name == "users":
-        keys = {key: kept[key] for key in _KEYS if key in kept}
-        parts = [pd.DataFrame({**keys, "metric": metric, "value": kept[metric].astype(np.float64)})
-                 for metric in METRICS if metric in kept]
-        frame = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=[*_KEYS, "metric", "value"])
-        return frame.astype({"metric": "category"})
+        metrics = [metric for metric in METRICS if metric in kept]
+        if not metrics:
+            return pd.DataFrame(columns=[*_KEYS, "metric", "value"]).astype({"metric": "category"})
+        ascending = sorted(metrics)
+        names = np.repeat([ascending.index(metric) for metric in metrics], [len(kept[metric]) for metric in metrics])
+        return pd.DataFrame({**{key: np.tile(kept[key], len(metrics)) for key in _KEYS if key in kept},
+                             "metric": pd.Categorical.from_codes(names, ascending),
+                             "value": np.concatenate([kept[metric] for metric in metrics]).astype(np.float64)})
     frame = pd.DataFrame({column: values.astype(np.float64) if values.dtype == np.float32 else values
                           for column, values in kept.items()})
     if name == "analysis":
@@ -117,16 +120,30 @@ def _table(rows: list[_Row]) -> pa.Table:
     return pa.table(arrays)
 
 
-def _rows(table: pa.Table) -> list[_Row]:
-    """The inverse of ``_table``."""
-    return [{"meta": table["meta"][i].as_py(),
-             **{name: values for name in table.column_names if name != "meta"
-                if (values := _values(table, i, name)) is not None}} for i in range(len(table))]
+class _File:
+    """A file's columns, each decoded when it is first asked for: most commands need few of them."""
 
+    def __init__(self, content: bytes):
+        self._parquet = pq.ParquetFile(io.BytesIO(content))
+        self.columns = self._parquet.schema_arrow.names
+        self._read: dict[str, pa.Table] = {}
 
-def _values(table: pa.Table, row: int, column: str) -> np.ndarray | None:
-    values = table[column][row].values
-    return None if values is None else values.to_numpy(zero_copy_only=False)
+    def column(self, name: str) -> pa.ChunkedArray:
+        """A column of the file, a value per run."""
+        if name not in self._read:
+            self._read[name] = self._parquet.read(columns=[name])
+        return self._read[name][name]
+
+    def values(self, row: int, column: str) -> np.ndarray | None:
+        """A run's values of a column; None if it has none."""
+        values = self.column(column)[row].values
+        return None if values is None else values.to_numpy(zero_copy_only=False)
+
+    def rows(self) -> list[_Row]:
+        """All runs: the inverse of ``_table``."""
+        return [{"meta": meta.as_py(), **{name: values for name in self.columns if name != "meta"
+                                          if (values := self.values(i, name)) is not None}}
+                for i, meta in enumerate(self.column("meta"))]
 
 
 def _encoded(rows: list[_Row]) -> bytes:
@@ -147,8 +164,8 @@ def _files(rows: list[_Row]) -> list[tuple[int, bytes]]:
     return [*_files(rows[:half]), *_files(rows[half:])]
 
 
-def _read(folder: Path) -> tuple[dict[str, Any], dict[str, pa.Table]]:
-    """The index and the table of each file, verified."""
+def _contents(folder: Path) -> tuple[dict[str, Any], dict[str, _File]]:
+    """The index and the content of each file, verified."""
     path = folder / INDEX
     try:
         index = json.loads(path.read_text(encoding="utf-8"))
@@ -159,7 +176,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, pa.Table]]:
         raise UserError(f"{path}: has format {known!r}, this version of the suite reads {FORMAT}; pack the runs again.")
     if seal != _seal(index):
         raise UserError(f"{path}: has changed since it was packed; restore it, or pack the runs again.")
-    tables = {}
+    files = {}
     for name, expected in index["files"].items():
         try:
             content = (folder / name).read_bytes()
@@ -168,8 +185,8 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, pa.Table]]:
                             f"again.") from None
         if _hash(content) != expected["hash"]:
             raise UserError(f"{folder / name}: has changed since it was packed; restore it, or pack the runs again.")
-        tables[name] = pq.read_table(io.BytesIO(content))
-    return index, tables
+        files[name] = _File(content)
+    return index, files
 
 
 def read(folder: Path) -> list[tuple[dict[str, Any], Callable[[str], pd.DataFrame]]]:
@@ -182,9 +199,9 @@ def read(folder: Path) -> list[tuple[dict[str, Any], Callable[[str], pd.DataFram
         UserError: if a file is missing, was changed or is of another format.
     """
     runs = []
-    for table in _read(folder)[1].values():
-        for i, meta in enumerate(table["meta"].to_pylist()):
-            runs.append((json.loads(meta), partial(_frame, partial(_values, table, i), table.column_names)))
+    for file in _contents(folder)[1].values():
+        for i, meta in enumerate(file.column("meta").to_pylist()):
+            runs.append((json.loads(meta), partial(_frame, partial(file.values, i), file.columns)))
     return runs
 
 
@@ -219,13 +236,13 @@ def write(folder: Path, runs: Iterable[Run], command: str, item_analysis: Callab
     """
     commands, old_files, rows = {command}, set(), {}
     if is_compact(folder):
-        index, tables = _read(folder)
+        index, present = _contents(folder)
         if index["schema"] != SCHEMA:
             raise UserError(f"{folder / INDEX}: holds runs of schema version {index['schema']}, and these are of "
                             f"{SCHEMA}; pack them into another folder.")
         commands |= set(index["commands"])
-        old_files = set(tables)
-        rows = {json.loads(row["meta"])["hash"]: row for table in tables.values() for row in _rows(table)}
+        old_files = set(present)
+        rows = {json.loads(row["meta"])["hash"]: row for file in present.values() for row in file.rows()}
     for run in runs:
         row = _row(run, item_analysis(run))
         rows[run.hash] = min(rows.get(run.hash, row), row, key=_choice)

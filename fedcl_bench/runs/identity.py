@@ -18,6 +18,7 @@ import io
 import sys
 import tokenize
 from pathlib import Path
+from typing import Iterator
 
 import yaml
 
@@ -36,11 +37,11 @@ def code_digest(path: Path) -> str:
 @functools.lru_cache(maxsize=256)
 def _digest(source: str) -> str:
     lines = source.splitlines()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+    for token in () if "#" not in source else tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             row, column = token.start
             lines[row - 1] = lines[row - 1][:column]
-    for node in ast.walk(ast.parse(source)):
+    for node in _with_bodies(ast.parse(source)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) \
                 and ast.get_docstring(node, clean=False) is not None:
             text = node.body[0]
@@ -48,6 +49,15 @@ def _digest(source: str) -> str:
                 lines[text.lineno - 1:text.end_lineno] = [""] * (text.end_lineno - text.lineno + 1)
     code = "\n".join(line.rstrip() for line in lines if line.strip())
     return hashlib.blake2b(code.encode(), digest_size=16).hexdigest()
+
+
+def _with_bodies(node: ast.AST) -> Iterator[ast.AST]:
+    """The node and all that lie in it and hold statements; expressions, which are most nodes, hold no docstrings."""
+    yield node
+    for part in ("body", "handlers", "cases", "orelse", "finalbody"):
+        below = getattr(node, part, ())
+        for child in below if isinstance(below, list) else ():
+            yield from _with_bodies(child)
 
 
 def identity(path: Path) -> str:

@@ -21,10 +21,9 @@ from ..backbone import Backbone
 from ..errors import Misfit, UserError, unknown
 from ..files import shipped
 from ..method import Method
+from .cards import ENTRY_POINTS, RECBOLE, plugin_files
 from .identity import identity
 
-ENTRY_POINTS = "fedcl_bench.plugins"
-RECBOLE = "recbole:"  # before a RecBole model's name: see backbone.py
 _BASES = {"method": Method, "backbone": Backbone}
 
 
@@ -154,9 +153,7 @@ def discover(folders: Iterable[Path] = ()) -> Registry:
         if not folder.is_dir():
             raise UserError(f"--plugins: '{folder}' is not a folder.")
     for folder in dict.fromkeys(folder.resolve() for folder in folders):
-        for path in sorted(folder.glob("*.py")):
-            if path.stem.startswith(("_", "test_")) or path.stem == "conftest":
-                continue
+        for path in plugin_files(folder):
             try:
                 module = _import_file(path)
             except Exception as error:  # whatever a plugin's code raises belongs in `list`, not in a traceback

@@ -199,7 +199,8 @@ def user_scores(runs: Iterable[Run], metric: str, blocks: Sequence[int] | None =
     parts = []
     for run in runs:
         users = run.users
-        keep = ((users["metric"] == metric) & (users["trained_block"] == users["tested_block"])
+        users = users[(users["metric"] == metric).to_numpy()]  # one of many: the rest is asked of few rows
+        keep = ((users["trained_block"] == users["tested_block"])
                 & users["trained_block"].isin(incremental(run) if blocks is None else blocks))
         parts.append(users.loc[keep, ["user", "value"]])
     return pd.concat(parts).groupby("user")["value"].mean()

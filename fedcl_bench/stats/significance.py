@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Sequence
 
 import numpy as np
-from scipy import stats
+from scipy import special  # scipy.stats takes half a second to import
 
 from ..errors import UserError
 
@@ -76,7 +76,7 @@ def compare_paired(a: Sequence[float], b: Sequence[float], draws: int = 9999, se
     t = effect * n ** 0.5
     rng = np.random.default_rng(seed)
     low, high = _interval(d, draws, rng)
-    return PairedComparison(n, mean, low, high, t, float(2.0 * stats.t.sf(abs(t), n - 1)),
+    return PairedComparison(n, mean, low, high, t, float(2.0 * special.stdtr(n - 1, -abs(t))),
                             _sign_flips(d, draws, rng), effect)
 
 
@@ -152,6 +152,8 @@ def critical_difference(k: int, n: int) -> float:
     q sqrt(k (k + 1) / (6 n)), with q the upper 5 % point of the studentized range for k means and infinitely many
     degrees of freedom, over sqrt(2) (Demšar, section 3.2.2).
     """
+    from scipy import stats
+
     q = stats.studentized_range.ppf(1.0 - LEVEL, k, np.inf) / 2.0 ** 0.5
     return float(q * (k * (k + 1) / (6.0 * n)) ** 0.5)
 
@@ -174,7 +176,9 @@ def friedman(scores: Sequence[Sequence[float]]) -> FriedmanComparison:
         raise TooFew(f"Friedman's test needs at least 2 rows (datasets x backbones) and 3 methods; found {n} and {k}.")
     if not np.isfinite(scores).all():
         raise ValueError("a score is not finite")
-    ranked = stats.rankdata(-scores, axis=1)
+    from scipy.stats import rankdata
+
+    ranked = rankdata(-scores, axis=1)
     ranks = ranked.mean(0)
     spread = float(((ranked - (k + 1) / 2) ** 2).sum()) / (k - 1)  # n k (k + 1) / 12 less what ties take away
     chi2 = n * n * float(((ranks - (k + 1) / 2) ** 2).sum()) / spread if spread else 0.0  # 0: every row is one tie
@@ -185,4 +189,4 @@ def friedman(scores: Sequence[Sequence[float]]) -> FriedmanComparison:
         group = tuple(int(i) for i in order[first:] if ranks[i] - ranks[order[first]] < width)
         if len(group) > 1 and not (groups and set(group) <= set(groups[-1])):
             groups.append(group)
-    return FriedmanComparison(n, tuple(ranks.tolist()), chi2, float(stats.chi2.sf(chi2, k - 1)), width, tuple(groups))
+    return FriedmanComparison(n, tuple(ranks.tolist()), chi2, float(special.chdtrc(k - 1, chi2)), width, tuple(groups))

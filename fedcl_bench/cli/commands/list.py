@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...errors import UserError, unknown
 from .common import add_plugins
+
+if TYPE_CHECKING:
+    from ...runs.cards import Card
 
 
 def add(commands) -> None:
@@ -21,31 +25,57 @@ def add(commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ...data.source import configured, load_config
-    from ...runs.config import CORE_SETTINGS
-    from ...runs.registry import RECBOLE, discover
-    from ..show import show_dataset, show_listing, show_plugin
+    from ...data.source import configured
+    from ...runs.cards import RECBOLE, read_all
 
     if args.name == "recbole":
         return _recbole(args.out)
     if args.out is not None:
         raise UserError("--out has no effect without `list recbole`; leave it out.")
-    registry = discover(args.plugins)
+    # Files of --plugins are imported, to say whether they can be; of the shipped ones reading the text is enough.
+    cards = None if args.plugins else read_all()
     if args.name is None:
-        show_listing(registry, {name: load_config(name) for name in configured()})
-        return 0
-    plugins = [plugin for (kind, name), plugin in registry.plugins.items() if name == args.name]
-    if args.name.startswith(RECBOLE):
-        plugins = [registry.get("backbone", args.name)]
+        return _listing(args.plugins, cards)
+    known = [*([] if cards is None else (card.name for card in cards)), *configured()]
+    if cards is not None and args.name not in known and not args.name.startswith(RECBOLE):
+        raise unknown("method, backbone or dataset", args.name, known)
+    return _in_full(args.name, args.plugins)
+
+
+def _listing(folders: list[Path], cards: list[Card] | None) -> int:
+    """All plugins and datasets; the plugins are loaded where ``cards`` is None."""
+    from ...data.source import configured, load_config
+    from ..listing import cards_of, show_listing
+
+    broken = {}
+    if cards is None:
+        from ...runs.registry import discover
+
+        registry = discover(folders)
+        cards, broken = cards_of(registry), registry.broken
+    show_listing(cards, {name: load_config(name).title for name in configured()}, broken)
+    return 0
+
+
+def _in_full(name: str, folders: list[Path]) -> int:
+    from ...data.source import configured, load_config
+    from ...runs.config import CORE_SETTINGS
+    from ...runs.registry import RECBOLE, discover
+    from ..show import show_dataset, show_plugin
+
+    registry = discover(folders)
+    plugins = [plugin for (_, known), plugin in registry.plugins.items() if known == name]
+    if name.startswith(RECBOLE):
+        plugins = [registry.get("backbone", name)]
     if plugins:
         for plugin in plugins:
             show_plugin(plugin, CORE_SETTINGS)
-    elif args.name in configured():
-        show_dataset(args.name, load_config(args.name), configured()[args.name])
-    elif args.name in registry.broken:
-        raise UserError(f"'{args.name}' cannot be loaded: {registry.broken[args.name]}")
+    elif name in configured():
+        show_dataset(name, load_config(name), configured()[name])
+    elif name in registry.broken:
+        raise UserError(f"'{name}' cannot be loaded: {registry.broken[name]}")
     else:
-        raise unknown("method, backbone or dataset", args.name, [n for _, n in registry.plugins] + list(configured()))
+        raise unknown("method, backbone or dataset", name, [n for _, n in registry.plugins] + list(configured()))
     return 0
 
 

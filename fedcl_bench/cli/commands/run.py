@@ -15,9 +15,12 @@ from .common import (add_dataset, add_device, add_plugins, add_quiet, add_ray, a
                      split_federated_recommender, stop_between_rounds)
 
 if TYPE_CHECKING:
+    from ...data.stream import Stream
+    from ...federation.parts import Progress
     from ...runs.config import RunConfig
     from ...runs.specs import Layers
 
+LOGS = ("tensorboard", "csv", "wandb")
 EXAMPLES = """\
 examples:
   run_bench.py --method f3crec --backbone fedmf              the main job: F3CRec on FedMF over MovieLens 100K
@@ -60,6 +63,9 @@ def add(commands) -> None:
     run.add_argument("--shards", type=count, metavar="N",
                      help="with --ray: into so many parts (default: the cores of the cluster)")
     add_results(run)
+    run.add_argument("--log", action="append", default=[], type=_log, metavar="KIND[:DIR]",
+                     help="also write every round and test to a log: tensorboard, csv or wandb (offline unless "
+                          "WANDB_MODE says otherwise); repeatable (default DIR: logs/KIND in the results folder)")
     run.add_argument("--rerun", action="store_true", help="run again even if the record exists")
     add_quiet(run)
     run.add_argument("--by", type=names, default=(), metavar="GROUP,...",
@@ -67,6 +73,15 @@ def add(commands) -> None:
                           "new-items, old-items, popular-items, rare-items")
     run.add_argument("-v", "--verbose", action="store_true", help="also say how clients are trained in each block")
     add_plugins(run)
+
+
+def _log(text: str) -> tuple[str, Path | None]:
+    """argparse type of ``--log``; the kinds are those of ``runs/logs.py``, which imports PyTorch."""
+    kind, colon, folder = text.partition(":")
+    if kind not in LOGS or (colon and not folder):
+        raise argparse.ArgumentTypeError(f"found '{text}', accepted: {', '.join(LOGS)}, each also with a folder, as "
+                                         f"csv:DIR")
+    return kind, Path(folder) if folder else None
 
 
 _FILE_KEYS = {"method": str, "backbone": str, "dataset": str, "seed": seed, "seeds": count, "device": str,
@@ -95,33 +110,22 @@ def _merge_config_file(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ...runs.cards import refuse_typos
+
+    from_file = _merge_config_file(args)
+    refuse_typos(args.method, args.backbone, args.plugins)
     with importing():
-        from ...runs.config import idle_notes
-        from ...runs.runner import Here, Interrupted, execute
-        from ..progress import Display
-        from ..seeds import Sharding, SharedStream
         from ...evaluation.beyond import GROUPS
+        from ...runs.runner import Interrupted
         from ..show import combined, show_groups, show_result
 
     for group in args.by:
         if group not in GROUPS:
             raise unknown("group in --by", group, GROUPS)
 
-    configs, overrides = _configs(args)
-    results = []
+    configs, overrides = _configs(args, from_file)
     try:
-        with ExitStack() as stack:
-            sharding = Sharding(args, stack) if args.ray else None
-            stream = SharedStream(configs[0], sharding)
-            stop = stack.enter_context(stop_between_rounds())
-            for config in configs:
-                with Display(config, args.quiet, args.verbose) as display:
-                    if config is configs[0]:
-                        for text in idle_notes(config, overrides):
-                            display.note(text)
-                    engine = sharding.engine(config, display.warn) if sharding else Here()
-                    results.append(execute(config, lambda: stream.load(display.note), args.results, args.rerun,
-                                           display.update, display.warn, display.note, stop, engine))
+        results = _results(args, configs, overrides)
     except Interrupted as error:
         print(f"run_bench.py: {error}", file=sys.stderr)
         return 130
@@ -136,23 +140,54 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _configs(args: argparse.Namespace) -> tuple[list[RunConfig], Layers]:
+def _results(args: argparse.Namespace, configs: list[RunConfig], overrides: Layers) -> list[dict[str, Any]]:
+    """Every seed's result, run or from its record."""
+    from ...runs.config import idle_notes
+    from ...runs.logs import RunLog, targets
+    from ...runs.runner import Here, execute
+    from ..progress import Display
+    from ..seeds import Sharding, SharedStream
+
+    logs, results = targets(args.log, args.results), []
+    with ExitStack() as stack:
+        sharding = Sharding(args, stack) if args.ray else None
+        stream = SharedStream(configs[0], sharding)
+        stop = stack.enter_context(stop_between_rounds())
+        for config in configs:
+            with Display(config, args.quiet, args.verbose) as display, RunLog(config, logs) as log:
+                if config is configs[0]:
+                    for text in idle_notes(config, overrides):
+                        display.note(text)
+
+                def update(loaded: Stream, progress: Progress) -> None:
+                    display.update(loaded, progress)
+                    log.update(progress)
+                engine = sharding.engine(config, display.warn) if sharding else Here()
+                results.append(execute(config, lambda: stream.load(display.note), args.results, args.rerun, update,
+                                       display.warn, display.note, stop, engine))
+                log.finish(Path(results[-1]["record"]))
+    return results
+
+
+def _configs(args: argparse.Namespace, from_file: dict[str, Any]) -> tuple[list[RunConfig], Layers]:
     """The configuration of every seed, and the settings that the user changed, by where they are written.
+
+    Args:
+        from_file: the settings of ``--config``.
 
     Raises:
         UserError: for anything that is wrong with the options or the file of ``--config``.
     """
+    from ...runs.cards import MAIN_JOB
     from ...runs.config import make_config, resolve_device
     from ...runs.registry import discover
     from ...settings import parse_assignments
 
-    from_file = _merge_config_file(args)
     registry = discover(args.plugins)
     split_federated_recommender(args, registry)
     for kind in ("method", "backbone"):
         if getattr(args, kind) is None:
-            raise UserError(f"--{kind} is missing. Known: {', '.join(registry.names(kind))}.\n"
-                            f"The main job is: run_bench.py --method f3crec --backbone fedmf")
+            raise UserError(f"--{kind} is missing. Known: {', '.join(registry.names(kind))}.\n{MAIN_JOB}")
     if args.shards and not args.ray:
         raise UserError("--shards: needs --ray, as --ray local, or --ray HOST:PORT of a cluster's head.")
     if args.threads and not args.ray:

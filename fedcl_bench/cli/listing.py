@@ -1,0 +1,45 @@
+"""What there is, one line each; nothing here waits for PyTorch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Iterable, Mapping
+
+from rich.console import Console
+
+from ..runs.cards import RECBOLE, Card
+
+if TYPE_CHECKING:
+    from ..runs.registry import Registry
+
+
+def cards_of(registry: Registry) -> list[Card]:
+    """The loaded plugins as ``read_all`` reads them."""
+    return [Card(plugin.kind, plugin.name, plugin.cls.title, plugin.cls.reference,
+                 getattr(plugin.cls, "reimplementation", False), plugin.path) for plugin in registry.plugins.values()]
+
+
+def show_listing(cards: Iterable[Card], titles: Mapping[str, str], broken: Mapping[str, str]) -> None:
+    """One line per method, backbone and dataset; plugins that cannot be loaded with their error.
+
+    Args:
+        titles: of the datasets, by name.
+        broken: file to error.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    cards = sorted(cards, key=lambda card: card.name)
+    for kind in ("method", "backbone"):
+        console.print(f"{kind}s", style="bold")
+        for card in cards:
+            if card.kind == kind:
+                mark = " [re-implementation]" if card.reimplementation else ""
+                console.print(f"  {card.name:<18}{card.title}{mark}", markup=False)
+        if kind == "backbone":
+            console.print(f"  {RECBOLE + 'NAME':<18}RecBole's own models; `list recbole` shows which", markup=False)
+    console.print("datasets", style="bold")
+    for name, title in titles.items():
+        console.print(f"  {name:<18}{title}", markup=False)
+    if broken:
+        console.print("cannot be loaded", style="bold")
+        for name, error in broken.items():
+            console.print(f"  {name:<18}{error}", markup=False)
+    console.print("\n`list NAME` shows one of them in full.", markup=False)

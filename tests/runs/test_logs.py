@@ -1,0 +1,165 @@
+"""Logs of runs, read back: they hold the record's rounds and tests, however the run came to its end."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+from fedcl_bench.cli.commands import run as command
+from fedcl_bench.cli.main import main
+from fedcl_bench.errors import UserError
+from fedcl_bench.runs import logs
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.runner import Interrupted, execute
+
+SETTINGS = {"rounds": 2, "k_core": 50, "evaluate_every": 2}
+RUN = ["--method", "f3crec", "--backbone", "fedmf", "--quiet",
+       *(word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}"))]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a run with a log of each kind that needs no other package, and its only record."""
+    folder = tmp_path_factory.mktemp("finished")
+    assert main([*RUN, "--results", str(folder), "--log", "csv", "--log", f"tensorboard:{folder / 'events'}"]) == 0
+    (record,) = (folder / "runs").iterdir()
+    return folder, record
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    """A stand-in for the package; what it was given is in ``begun`` and ``logged``."""
+    given = SimpleNamespace(begun=[], logged=[], finished=0)
+
+    def finish():
+        given.finished += 1
+
+    def init(**options):
+        given.begun.append(options)
+        return SimpleNamespace(log=given.logged.append, finish=finish,
+                               define_metric=lambda name, step_metric: given.begun.append((name, step_metric)))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    return given
+
+
+def frames(folder: Path, record: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    return tuple(pd.read_csv(folder / record.name / f"{name}.csv") for name in ("rounds", "tests"))
+
+
+def check_csv(folder: Path, record: Path, *but: str) -> None:
+    """The files hold the record's rounds and tests; ``but``: columns that differ from run to run."""
+    rounds, tests = frames(folder, record)
+    expected = pd.read_parquet(record / "rounds.parquet")
+    assert rounds.number.tolist() == list(range(1, len(expected) + 1))
+    pd.testing.assert_frame_equal(rounds[expected.columns].drop(columns=[*but]), expected.drop(columns=[*but]),
+                                  check_dtype=False)
+    expected = pd.read_parquet(record / "metrics.parquet")
+    pd.testing.assert_frame_equal(tests[expected.columns], expected, check_dtype=False)
+    last = rounds.groupby("step").number.max()
+    assert tests.number.tolist() == last[tests.trained_block].tolist()
+
+
+def test_csv_files_hold_the_record(finished):
+    folder, record = finished
+    check_csv(folder / "logs/csv", record)
+    rounds, _ = frames(folder / "logs/csv", record)
+    assert len(rounds) == 8 and rounds.valid.isna().tolist() == [True, False] * 4
+
+
+def test_events_read_back_are_the_record(finished):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder, record = finished
+    read = EventAccumulator(str(folder / "events" / record.name))
+    read.Reload()
+    rounds = pd.read_parquet(record / "rounds.parquet")
+    for name in ("loss", "valid", "participants", "bytes_up", "train_seconds"):
+        values = rounds[name].dropna()
+        scalars = read.Scalars(f"round/{name}")
+        assert [scalar.step - 1 for scalar in scalars] == values.index.tolist()
+        assert [scalar.value for scalar in scalars] == pytest.approx(values.tolist())
+    tests = pd.read_parquet(record / "metrics.parquet")
+    for (metric, block), part in tests.groupby(["metric", "tested_block"]):
+        scalars = read.Scalars(f"test/{metric}/block {block}")
+        assert [scalar.step for scalar in scalars] == [2 * (block + 1) for block in part["trained_block"]]
+        assert [scalar.value for scalar in scalars] == pytest.approx(part["mean"].tolist())
+    assert read.Tags()["tensors"] == ["settings/text_summary"]
+
+
+def test_wandb_is_given_the_same_offline(finished, wandb):
+    """Also of a finished run, of which nothing is run again."""
+    folder, record = finished
+    assert main([*RUN, "--results", str(folder), "--log", f"wandb:{folder / 'offline'}"]) == 0
+    options, axis = wandb.begun
+    assert options["mode"] == "offline" and options["name"] == record.name and axis == ("*", "number")
+    assert options["dir"] == str(folder / "offline" / record.name) and options["config"]["rounds"] == 2
+    losses = [row["round/loss"] for row in wandb.logged if "round/loss" in row]
+    assert losses == pd.read_parquet(record / "rounds.parquet").loss.tolist() and wandb.finished == 1
+    assert [row["number"] for row in wandb.logged] == sorted(row["number"] for row in wandb.logged)
+    tested = [row for row in wandb.logged if "test/ndcg@20/block 0" in row]
+    assert [row["number"] for row in tested] == [2, 4, 6, 8]
+
+
+def test_a_resumed_run_is_logged_from_its_beginning(registry, ml100k, tmp_path):
+    config = make_config(registry, "f3crec", "fedmf", "ml-100k", overrides=[("a test", {"rounds": 2, "k_core": 10})])
+    target = [logs.Target("csv", tmp_path / "logs")]
+
+    def execution(log, stop=lambda: False):
+        return execute(config, lambda: ml100k, tmp_path, on_progress=lambda stream, progress: log.update(progress),
+                       stop=stop)
+    asked = iter([False] * 4 + [True])
+    with pytest.raises(Interrupted), logs.RunLog(config, target) as log:
+        execution(log, lambda: next(asked))
+    assert len(frames(tmp_path / "logs", tmp_path / config.name)[0]) >= 2
+    with logs.RunLog(config, target) as log:
+        result = execution(log)
+        written = frames(tmp_path / "logs", tmp_path / config.name)[0]
+        log.finish(Path(result["record"]))
+    assert len(written) == 8  # while it ran
+    check_csv(tmp_path / "logs", Path(result["record"]))
+
+
+def test_tests_that_come_with_the_record_only(finished, registry, tmp_path):
+    """As of a run on shards, whose tests are gathered at its end."""
+    folder, record = finished
+    config = make_config(registry, "f3crec", "fedmf", "ml-100k", overrides=[("a test", SETTINGS)])
+    curve = pd.read_parquet(record / "rounds.parquet").to_dict("records")
+    with logs.RunLog(config, [logs.Target("csv", tmp_path)]) as log:
+        for end in range(1, len(curve) + 1):
+            log.update(SimpleNamespace(curve=curve[:end], tests=()))
+        log.finish(record)
+        log.finish(record)  # nothing is written twice
+    check_csv(tmp_path, record)
+
+
+def test_a_column_that_comes_later(tmp_path):
+    writer = logs.CsvWriter(tmp_path, None)
+    for row in ({"loss": 1.0}, {"loss": 2.0, "extra": 3}, {"loss": 4.0}):
+        writer.round(1, row)
+    assert (tmp_path / "rounds.csv").read_text().split() == ["number,loss,extra", "1,1.0,", "1,2.0,3", "1,4.0,"]
+
+
+def test_what_is_wrong_with_a_log_is_said_before_anything_runs(tmp_path, capsys, monkeypatch):
+    assert command.LOGS == logs.KINDS == tuple(logs._WRITERS)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    options = [*RUN, "--results", str(tmp_path / "results")]
+    for asked, words in ((["tensorbord"], "found 'tensorbord', accepted: tensorboard, csv, wandb"),
+                         (["csv:"], "found 'csv:'"), (["wandb"], "python -m pip install wandb"),
+                         (["csv", "csv"], "twice")):
+        assert main([*options, *(word for log in asked for word in ("--log", log))]) == 2
+        assert words in capsys.readouterr().err
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_folder_that_cannot_be_written(finished, registry, tmp_path):
+    (tmp_path / "file").write_text("")
+    config = make_config(registry, "f3crec", "fedmf", "ml-100k", overrides=[("a test", SETTINGS)])
+    for kind in ("csv", "tensorboard"):
+        with pytest.raises(UserError, match="--log: cannot be written"), \
+                logs.RunLog(config, [logs.Target(kind, tmp_path / "file")]) as log:
+            log.finish(finished[1])

@@ -1,0 +1,108 @@
+"""Files that people look for: the site's map, contributing, changes, citation, Dockerfile; and how they agree."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers import ROOT
+from test_docs import LINK, anchors, blocks, prose, sentences, targets
+
+from fedcl_bench.cli import main
+from fedcl_bench.version import __version__
+
+PAGES = [ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md")]
+
+
+def site() -> dict:
+    return yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+
+
+def pages(nav) -> list[str]:
+    """Files that a map names, in its order."""
+    if isinstance(nav, str):
+        return [nav]
+    return [page for part in (nav.values() if isinstance(nav, dict) else nav) for page in pages(part)]
+
+
+def test_the_site_names_every_page_once_and_no_other():
+    named = pages(site()["nav"])
+    assert len(set(named)) == len(named) and [name for name in named if not (ROOT / name).is_file()] == []
+    expected = [*(ROOT / "docs").glob("*.md"), *(ROOT / "results/pages").glob("*.md"), ROOT / "README.md", *PAGES]
+    assert {path.relative_to(ROOT).as_posix() for path in expected} <= set(named)
+
+
+def copied() -> list[str]:
+    """What `make docs` copies to the folder of pages."""
+    (recipe,) = re.findall(r"^docs:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    words = [shlex.split(line) for line in recipe.splitlines() if line.startswith("\tcp ")]
+    return [f"{name}" for line in words for name in line[1:-1] if not name.startswith("-")]
+
+
+def test_what_pages_link_to_is_copied_with_them():
+    """So that the site's links lead where those of the repository do; links to folders are not followed there."""
+    roots = [ROOT / name for name in copied()]
+    assert site()["docs_dir"] == "build/pages" and all(root.exists() for root in roots)
+    for name in pages(site()["nav"]):
+        page = ROOT / name
+        assert any(page.is_relative_to(root) for root in roots), f"{name} is not copied"
+        for target in LINK.findall(prose(page)):
+            file = (page.parent / target.partition("#")[0]).resolve()
+            if not re.match(r"https?://", target) and file.is_file():
+                assert any(file.is_relative_to(root) for root in roots), f"{name}: {target} is not copied"
+
+
+def test_extras_of_the_makefile_exist():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    extras = re.findall(r'-e "\.\[(\w+)\]"', (ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert {"docs", "test"} <= set(extras) <= set(setup["options.extras_require"])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_are_short_and_their_links_lead_somewhere(page):
+    lengths = [len(words) for words in sentences(page.read_text(encoding="utf-8"))]
+    assert sum(lengths) / len(lengths) <= 20
+    for target in LINK.findall(prose(page)):
+        path, _, anchor = target.partition("#")
+        assert (page.parent / path).is_file() and (not anchor or anchor in anchors(page.parent / path)), target
+
+
+def test_commands_of_contributing_are_known():
+    text = re.sub(r"^  ```text\n.*?^  ```$", "", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"),
+                  flags=re.DOTALL | re.MULTILINE)
+    lines = [words for block in blocks(text) for _, words in block.commands()]
+    assert {words[1] for words in lines if words[0] == "make"} <= targets()
+    files = [word for words in lines for word in words if word.endswith((".txt", ".py"))]
+    assert files and all((ROOT / file).is_file() for file in files)
+    for command in re.findall(r"`(?:python run_bench\.py )([^`]+)`", text):
+        main.parse(shlex.split(command))
+    for room in re.findall(r"`(fedcl_bench/[\w/.]+|tests/[\w/.]+|dataset_configs/)`", text):
+        assert (ROOT / room).exists(), room
+
+
+def test_versions_agree(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main.main(["--version"])
+    assert stop.value.code == 0 and capsys.readouterr().out == f"fedcl_bench {__version__}\n"
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert str(citation["version"]) == __version__ and citation["license"] == "MIT"
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
+    headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert __version__ in headings
+
+
+def test_the_dockerfile_copies_what_exists_and_installs_what_was_tested():
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    sources = [name for line in re.findall(r"^COPY (.+)$", text, re.MULTILINE) for name in line.split()[:-1]]
+    assert {"constraints.txt", "setup.cfg", "setup.py", "pyproject.toml"} <= set(sources)
+    assert [name for name in sources if not (ROOT / name).exists()] == []
+    assert "-c constraints.txt" in text
+    left_out = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert not set(left_out) & {Path(name).parts[0] for name in sources}
+    (version,) = re.findall(r"^FROM python:3\.(\d+)-slim$", text, re.MULTILINE)
+    assert 10 <= int(version) <= 12
