@@ -6,7 +6,7 @@ import argparse
 from contextlib import ExitStack
 from typing import Callable
 
-from ..data.datasets import load_stream
+from ..data.datasets import load_stream, thin_note
 from ..data.stream import Stream
 from ..federation.parts import Federation
 from ..federation.server import participants
@@ -60,6 +60,8 @@ class SharedStream:
             if self.sharding is not None:
                 self.sharding.check(federation)
             users = participants(self.stream.steps[0], federation.server.client_ratio, federation.seed, 0)
-            for text in (*federation.backbone.notes(), *federation.method.notes(len(users))):
-                note(text)
+            for text in (*federation.backbone.notes(), *federation.method.notes(len(users)),
+                         thin_note(self.stream, self.config.stream)):
+                if text:
+                    note(text)
         return self.stream

@@ -21,7 +21,7 @@ def add(commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ...data.source import configured, load_config
+    from ...data.source import config_file, configured, dataset_name, load_config, spelled
     from ...runs.config import CORE_SETTINGS
     from ...runs.registry import RECBOLE, discover
     from ..show import show_dataset, show_listing, show_plugin
@@ -34,14 +34,16 @@ def run(args: argparse.Namespace) -> int:
     if args.name is None:
         show_listing(registry, {name: load_config(name) for name in configured()})
         return 0
-    plugins = [plugin for (kind, name), plugin in registry.plugins.items() if name == args.name]
-    if args.name.startswith(RECBOLE):
+    plugins = [plugin for (_, name), plugin in registry.plugins.items() if name == args.name]
+    plugins = plugins or [plugin for (_, name), plugin in registry.plugins.items() if name.lower() == args.name.lower()]
+    dataset = spelled(args.name)
+    if args.name.lower().startswith(RECBOLE):
         plugins = [registry.get("backbone", args.name)]
     if plugins:
         for plugin in plugins:
             show_plugin(plugin, CORE_SETTINGS)
-    elif args.name in configured():
-        show_dataset(args.name, load_config(args.name), configured()[args.name])
+    elif path := config_file(dataset):
+        show_dataset(dataset_name(dataset), load_config(dataset), path)
     elif args.name in registry.broken:
         raise UserError(f"'{args.name}' cannot be loaded: {registry.broken[args.name]}")
     else:
