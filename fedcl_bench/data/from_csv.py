@@ -26,6 +26,7 @@ SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 PIECE = 4 << 20  # bytes of a piece; up to 32 pieces are read ahead
 _HEAD = 1 << 16  # bytes that separator and header are detected from
 _CONDITION = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*(-?[0-9]+(?:\.[0-9]+)?)\s*")
+_ZONE = r"[0-9][Tt ].*(?:[Zz]|[+-][0-9]{2}(?::?[0-9]{2})?)$"
 _OPERATORS = {">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt,
               "<": operator.lt}
 # Times as whole numbers: seconds count fewer than the first of these numbers until the year 5138, and so on.
@@ -251,15 +252,20 @@ class _Times:
         if self.scale:
             numbers = pd.to_numeric(pd.Series(texts), errors="coerce").to_numpy(np.float64)
             return np.where(np.isfinite(numbers), numbers / self.scale, np.nan)
-        times = pd.to_datetime(pd.Series(texts), format="ISO8601", utc=True, errors="coerce")
-        return ((times - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(seconds=1)).to_numpy(np.float64)
+        seconds = np.empty(len(texts))
+        zoned = pd.Series(texts).str.contains(_ZONE).to_numpy(bool)
+        for rows in (zoned, ~zoned):  # among others with a zone, pandas gives times without one that of another row
+            times = pd.to_datetime(pd.Series(texts[rows]), format="ISO8601", utc=True, errors="coerce")
+            seconds[rows] = ((times - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(seconds=1)).to_numpy(np.float64)
+        return seconds
 
     def _decide(self, texts: np.ndarray) -> None:
         import pandas as pd
 
         numbers = pd.to_numeric(pd.Series(texts), errors="coerce").to_numpy(np.float64)
-        if np.isfinite(numbers).mean() > 0.5:
-            largest = float(np.median(np.abs(numbers[np.isfinite(numbers)])))
+        numbers = np.abs(numbers[np.isfinite(numbers)])
+        if 2 * len(numbers) >= len(texts):
+            largest = float(np.median(numbers))
             _, self.scale, unit = next(row for row in _UNITS if largest < row[0])
             self.note = f"times are {unit} since 1970 (as {texts[0]})" + (
                 "" if self.scale == 1 else "; written in seconds")
