@@ -24,7 +24,7 @@ examples:
   run_bench.py data convert --csv log.csv --user uid --item sku --time when mine     your own table
   run_bench.py data ~/logs/mine.inter                            the blocks of an atomic file anywhere
   run_bench.py data synth big --users 100000 --items 20000       synthetic interactions of any size
-  run_bench.py data prepare big --set k_core=0                   read and split once; runs then start at once
+  run_bench.py data prepare big                                  read and split once; runs then start at once
 """
 
 
