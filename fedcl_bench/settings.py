@@ -137,9 +137,50 @@ def assemble(classes: Iterable[type], layers: Iterable[tuple[str, Mapping[str, A
     for origin, layer in layers:
         for name, value in layer.items():
             if name not in owner:
-                raise unknown(f"setting ({origin}, for {used_by})", name, owner)
+                raise unknown_setting(f"setting ({origin}, for {used_by})", name, owner)
             values[name] = checked(owner[name], name, value, origin)
     return [cls(**{f.name: values[f.name] for f in dataclasses.fields(cls) if f.name in values}) for cls in classes]
+
+
+# Settings of RecBole by the names that they have here, and what a sentence says after these names.
+_OF_RECBOLE: dict[str, tuple[tuple[str, ...], str]] = {
+    "learning_rate": (("lr",), ""),
+    "embedding_size": (("dim",), ""),
+    "train_batch_size": (("batch_size",), ""),
+    "epochs": (("rounds", "local_epochs"), "rounds of the server, and passes of a client in each of them"),
+    "eval_batch_size": ((), "pieces of users have the size that memory allows"),
+    "train_neg_sample_args": (("negatives", "negative_pool", "negative_draw"), "how many per positive, and of which"),
+    "metrics": (("topk",), "all metrics are always computed, of lists of these lengths"),
+    "stopping_step": (("patience",), "counted in rounds"),
+    "eval_step": (("evaluate_every",), "counted in rounds"),
+    "learner": (("optimiser",), ""),
+    "max_item_list_length": (("max_length",), ""),
+    "n_layers": (("layers",), ""),
+    "n_heads": (("heads",), ""),
+    "dropout_prob": (("dropout",), ""),
+    "hidden_dropout_prob": (("dropout",), ""),
+    "user_inter_num_interval": (("k_core",), "one number for users and items"),
+    "item_inter_num_interval": (("k_core",), "one number for users and items"),
+    "eval_args": (("stream", "base_split", "inc_split", "candidates"), "stream, splits and ranking")}
+# Options of RecBole that are options here too.
+_OPTIONS = {"seed": "--seed", "model": "--backbone", "dataset": "--dataset", "data_path": "--data-dir",
+            "device": "--device", "gpu_id": "--device", "use_gpu": "--device", "checkpoint_dir": "--results"}
+
+
+def unknown_setting(kind: str, wrong: str, known: Iterable[str]) -> UserError:
+    """The error for a setting that is not among ``known``: names ours for a setting of RecBole, else the nearest."""
+    known, name = list(known), wrong.lower()
+    ours, meaning = _OF_RECBOLE.get(name, ((), ""))
+    listed = " and ".join(f"'{setting}'" for setting in ours if setting in known)
+    if name in _OPTIONS:
+        return UserError(f"unknown {kind} '{wrong}'.\nRecBole's '{name}' is the option {_OPTIONS[name]} here.")
+    if listed:
+        return UserError(f"unknown {kind} '{wrong}'.\nRecBole's '{name}' is {listed} here"
+                         f"{f' ({meaning})' if meaning else ''}.")
+    if name in _OF_RECBOLE and not ours:
+        return UserError(f"unknown {kind} '{wrong}'.\nRecBole's '{name}' has no counterpart here: {meaning}. Leave it "
+                         f"out.")
+    return unknown(kind, wrong, known)
 
 
 def parse_assignments(pairs: Iterable[str], option: str) -> dict[str, str]:

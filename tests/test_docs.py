@@ -223,6 +223,10 @@ def pack_command(words, args, capsys):
 def data_command(words, args, capsys):
     if args.action == "synth":  # of the same name, smaller
         succeeds([*words, "--users", "50", "--items", "100", "--interactions-per-user", "10"])
+    elif args.action == "convert" and args.csv:
+        args.csv.write_text(f"{args.user},{args.item},{args.time}\n" + "".join(
+            f"u{i % 20},i{i * 7 % 60},{1262304000 + i}\n" for i in range(600)))
+        succeeds(words)
     elif args.action in ("convert", "download"):
         assert args.name in FORMATS
         assert args.action != "download" or load_config(args.name).raw.url, "it cannot be downloaded"

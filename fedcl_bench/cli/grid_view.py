@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ..data.source import dataset_name
 from ..experiments.grid import Outcome, State, Task
 from ..experiments.tune import Outlook, Result
 from ..runs.specs import seed_text
@@ -96,7 +97,7 @@ def show_tasks(tasks: Sequence[Task], states: Sequence[State]) -> None:
         row.setdefault(state.name, []).append(task.config.seed)
     table = plain_table("method", "backbone", "dataset", "settings", "finished", "failed", "interrupted", "to run")
     for (method, backbone, dataset, settings), seeds in rows.items():
-        table.add_row(method, backbone, dataset, settings, *(seed_text(seeds.get(name, ())) for name in (
+        table.add_row(method, backbone, dataset_name(dataset), settings, *(seed_text(seeds.get(name, ())) for name in (
             "finished", "failed", "interrupted", "missing")))
     print_table(table)
     counts = {name: sum(state.name == name for state in states) for name in ("finished", "failed", "interrupted")}
@@ -123,7 +124,7 @@ def as_json(outcomes: Sequence[Outcome], results: Path, seconds: float) -> dict[
     runs = []
     for outcome in outcomes:
         spec, config = outcome.task.spec, outcome.task.config
-        runs.append({"method": spec.method, "backbone": spec.backbone, "dataset": spec.dataset, "seed": config.seed,
+        runs.append({"method": spec.method, "backbone": spec.backbone, "dataset": config.source.name, "seed": config.seed,
                      "settings": config.settings, "hash": config.hash, "status": outcome.status, "new": outcome.new,
                      "seconds": outcome.seconds, "error": outcome.error or None,
                      "record": str(outcome.task.record(results).folder)})
@@ -156,7 +157,7 @@ def show_tuned(results: Sequence[Result], files: Sequence[str]) -> None:
         c, content = result.combination, result.content
         if content:
             chosen = ", ".join(f"{name}={as_text(value)}" for name, value in content["settings"].items())
-            table.add_row(c.method, c.backbone, c.dataset, chosen, f"{content['value']:.4f}",
+            table.add_row(c.method, c.backbone, dataset_name(c.dataset), chosen, f"{content['value']:.4f}",
                           str(len(content["trials"])), str(content["grid_points"]),
                           "as before" if result.status == "kept" else "")
     print_table(table)

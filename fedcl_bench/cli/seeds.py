@@ -6,7 +6,7 @@ import argparse
 from contextlib import ExitStack
 from typing import Callable
 
-from ..data.datasets import load_stream
+from ..data.datasets import load_stream, thin_note
 from ..data.stream import Stream
 from ..federation.parts import Federation
 from ..runs.config import RunConfig
@@ -59,6 +59,8 @@ class SharedStream:
             if self.sharding is not None:
                 self.sharding.check(federation)
             users = federation.server.attendance.of(self.stream.steps[0], federation.seed, 0).users
-            for text in (*federation.backbone.notes(), *federation.method.notes(len(users))):
-                note(text)
+            for text in (*federation.backbone.notes(), *federation.method.notes(len(users)),
+                         thin_note(self.stream, self.config.stream)):
+                if text:
+                    note(text)
         return self.stream

@@ -32,6 +32,22 @@ def build_stream(source: DatasetSource, settings: StreamSettings) -> Stream:
     return (build_static if settings.stream == "static" else build_blocks)(data, settings, source.name)
 
 
+def thin_note(stream: Stream, settings: StreamSettings) -> str:
+    """A sentence that suggests a filter, if most users of a block have nothing to test in it; else empty.
+
+    A user needs 3 interactions in a block for one to be tested.
+    """
+    if settings.stream != "blocks" or settings.split_file or settings.k_core > 1:
+        return ""
+    shares = [(int((step.test.lengths > 0).sum()), int((step.train.lengths > 0).sum())) for step in stream.steps]
+    block = min(range(len(shares)), key=lambda t: shares[t][0] / shares[t][1])
+    tested, active = shares[block]
+    if 2 * tested >= active:
+        return ""
+    return (f"blocks are thin: in block {block} only {tested:,} of {active:,} users have a test item; a filter leaves "
+            f"out users and items with few interactions, as --set k_core=5.")
+
+
 def statistics(stream: Stream) -> dict[str, list[float]]:
     """A stream's statistics in the layout of its paper's Table 1: one value per block, or one in all of sessions."""
     return (sessions if stream.steps[0].sessions else blocks).statistics(stream)

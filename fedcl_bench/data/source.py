@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from dataclasses import dataclass, field, fields
+import re
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping
 
@@ -16,6 +17,7 @@ from ..files import shipped
 if TYPE_CHECKING:
     from .stream import StreamSettings
 
+_NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
 
 
@@ -38,11 +40,12 @@ class Published:
 
 @dataclass(frozen=True)
 class DatasetConfig:
-    """One file of ``dataset_configs/``; field names in capitals and ``val_interval`` are RecBole's.
+    """A dataset's YAML file (see ``config_file``); field names in capitals and ``val_interval`` are RecBole's.
 
     Attributes:
         title, source, licence, notes: for people.
         raw: the publisher's files, which ``data convert`` reads.
+        USER_ID_FIELD, ITEM_ID_FIELD, TIME_FIELD: columns of users, items and times.
         SESSION_FIELD, SPLIT_FIELD, EVENT_FIELD: columns that only streams of sessions read, as text: a row's session,
             its split (train, valid or test) and what happened. Empty if the file has none.
         drop_events: rows with one of these values in the event column are left out of streams of sessions.
@@ -73,7 +76,7 @@ class DatasetConfig:
 
 
 def configured() -> dict[str, Path]:
-    """Name of every dataset with a config file, and the file."""
+    """Name of every dataset with a shipped config file, and the file."""
     return {path.stem: path for path in sorted(shipped("dataset_configs").glob("*.yaml"))}
 
 
@@ -81,6 +84,95 @@ def configured() -> dict[str, Path]:
 def _parsed(text: str) -> Any:
     """Tables ask for a few files hundreds of times."""
     return yaml.load(text, Loader=_LOADER)
+
+
+def is_path(dataset: str) -> bool:
+    """Whether a dataset is given as a file or folder, not by its name."""
+    return "/" in dataset or "\\" in dataset or dataset.endswith(".inter") or dataset in (".", "..", "~")
+
+
+def safe_name(name: str, where: str) -> str:
+    """The name, which folders of records are called by; raises UserError unless it is safe in a file's name."""
+    if not _NAME.fullmatch(name):
+        raise UserError(f"{where}: found the name '{name}', accepted: letters, digits, '.', '-' and '_', with a letter "
+                        f"or digit first.")
+    return name
+
+
+def dataset_name(dataset: str) -> str:
+    """The name of a dataset that is given by its name or as a path: of a path the stem of its atomic file.
+
+    Raises:
+        UserError: if the path leads to no atomic file, or its name is not safe.
+    """
+    return safe_name(_atomic_file(dataset).stem, f"dataset {dataset}") if is_path(dataset) else dataset
+
+
+def _atomic_file(dataset: str) -> Path:
+    """The atomic file of a dataset given as a path: that file, or the one in that folder."""
+    path = Path(dataset).expanduser().absolute()
+    if path.is_dir():
+        inside = sorted(path.glob("*.inter"))
+        named = [file for file in inside if file.stem == path.resolve().name]
+        if len(named or inside) != 1:
+            listed = ", ".join(file.name for file in inside[:5])
+            raise UserError(f"dataset {dataset}: the folder holds {listed or 'no .inter file'}; "
+                            + ("name one of them." if inside else "make one with `data convert --csv FILE`."))
+        return (named or inside)[0]
+    if path.suffix != ".inter":
+        is_there = "is no atomic file (.inter)" if path.exists() else "is not there"
+        raise UserError(f"dataset {dataset}: {is_there}; accepted: a file NAME.inter, or a folder that holds one.\n"
+                        f"Make one of a table with: run_bench.py data convert --csv FILE --user COLUMN --item COLUMN "
+                        f"--time COLUMN NAME")
+    if not path.is_file():
+        raise UserError(f"dataset {dataset}: no such file.")
+    return path
+
+
+def spelled(dataset: str, data_dir: Path | None = None) -> str:
+    """A dataset as the rest of the suite takes it: an absolute path, or a name in its spelling, whatever its case.
+
+    Args:
+        data_dir: where a dataset is given by its name. If a YAML file lies beside the data there, the result is a
+            path, so that the file is read.
+
+    Raises:
+        UserError: as ``dataset_name``.
+    """
+    if is_path(dataset):
+        dataset_name(dataset)
+        return str(_atomic_file(dataset))
+    folder = data_dir or Path("data")
+    name = dataset
+    if _file_in(folder, name) is None and name not in configured():
+        alike = {*configured(), *(path.stem for path in (*folder.glob("*.inter"), *folder.glob("*/*.inter")))}
+        alike = [known for known in alike if known.lower() == name.lower()]
+        name = alike[0] if len(alike) == 1 else name
+    path = _file_in(folder, name) if data_dir is not None else None
+    return str(path.absolute()) if path is not None and path.with_suffix(".yaml").is_file() else name
+
+
+def config_file(dataset: str) -> Path | None:
+    """The YAML file of a dataset: beside its data (in ``./data`` if it is given by its name), in
+    ``./dataset_configs``, or shipped; None if it has none."""
+    name = dataset_name(dataset)
+    beside = [_atomic_file(dataset).parent] if is_path(dataset) else [Path("data", name), Path("data")]
+    for folder in (*beside, Path("dataset_configs")):
+        path = folder / f"{name}.yaml"
+        if path.is_file() and path.resolve() != configured().get(name):
+            return path
+    return configured().get(name)
+
+
+def config_label(dataset: str) -> str:
+    """What messages call ``config_file``."""
+    name, path = dataset_name(dataset), config_file(dataset)
+    return f"dataset_configs/{name}.yaml" if path == configured().get(name) else str(path)
+
+
+def unfiltered(dataset: str) -> dict[str, int]:
+    """The defaults of a dataset that is not shipped: like RecBole's, all its rows are kept."""
+    return {} if dataset_name(dataset) in configured() else {"k_core": 0}
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -97,35 +189,50 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def load_config(name: str) -> DatasetConfig:
-    """A dataset's config, or RecBole's usual field names if it has none."""
-    path = configured().get(name)
+    """The config of a dataset, given by its name or as a path, or RecBole's usual field names if it has none.
+
+    Raises:
+        UserError: for an unknown field, or a value of another type.
+    """
+    path = config_file(name)
     if path is None:
         return DatasetConfig()
     content = read_yaml(path)
+    for key, kind, accepted in (("raw", dict, "a mapping"), ("drop_events", (list, tuple), "a list")):
+        if not isinstance(content.get(key, kind() if key == "raw" else ()), kind):
+            raise UserError(f"{path}, field '{key}': found {content[key]!r}, accepted: {accepted}.")
     content["raw"] = _typed(Published, content.pop("raw", {}), f"{path}, raw")
     content["drop_events"] = tuple(str(event) for event in content.pop("drop_events", ()))
     return _typed(DatasetConfig, content, str(path))
 
 
 def _typed(cls: type, content: Mapping[str, Any], where: str) -> Any:
-    known = {f.name for f in fields(cls)}
-    for key in content:
+    known = {f.name: f for f in fields(cls)}
+    for key, value in content.items():
         if key not in known:
             raise unknown(f"field in {where}", key, known)
+        default = known[key].default
+        kind = dict if default is MISSING else type(default)
+        if not isinstance(value, kind):
+            raise UserError(f"{where}, field '{key}': found {value!r}, accepted: "
+                            f"{'a mapping' if kind is dict else 'a text'}.")
     return cls(**content)
 
 
 def find_file(name: str, data_dir: Path | None) -> Path:
     """The dataset's ``.inter`` file: in ``data_dir`` if given, else in ``./data``, else bundled with RecBole.
 
+    Args:
+        name: a name, or a path to the file itself or to the folder that holds it.
+
     Raises:
         UserError: naming the nearest known dataset, or the files looked for.
     """
+    if is_path(name):
+        return _atomic_file(name)
     folder = data_dir or Path("data")
-    candidates = [folder / name / f"{name}.inter", folder / f"{name}.inter"]
-    for path in candidates:
-        if path.is_file():
-            return path
+    if path := _file_in(folder, name):
+        return path
     if data_dir is None:
         from .recbole_files import bundled
         path = bundled(name)
@@ -134,13 +241,20 @@ def find_file(name: str, data_dir: Path | None) -> Path:
     elif not data_dir.is_dir():
         raise UserError(f"--data-dir: '{data_dir}' is not a folder.")
     if name not in configured() and data_dir is None:
+        if Path(name).is_dir():
+            raise UserError(f"unknown dataset '{name}'.\nThere is a folder of this name; to take the data in it, use "
+                            f"./{name}.")
         raise unknown("dataset", name, configured())
     config = load_config(name)
     hint = f"\nOfficial source: {config.source}" if config.source else ""
     if config.raw.url:
         hint += f"; `data download {name}` fetches and converts it."
-    raise UserError(f"dataset '{name}': no file {candidates[0]} (nor {candidates[1].name} beside it); give its folder "
-                    f"with --data-dir.{hint}")
+    raise UserError(f"dataset '{name}': no file {folder / name / name}.inter (nor {name}.inter beside it); give its "
+                    f"folder with --data-dir.{hint}")
+
+
+def _file_in(folder: Path, name: str) -> Path | None:
+    return next((path for path in (folder / name / f"{name}.inter", folder / f"{name}.inter") if path.is_file()), None)
 
 
 @dataclass(frozen=True)
@@ -154,7 +268,14 @@ class DatasetSource:
 
 
 def locate(name: str, data_dir: Path | None, settings: StreamSettings) -> DatasetSource:
-    """Find the file of a dataset (or of its fixed split) and hash it."""
+    """Find the file of a dataset (or of its fixed split) and hash it.
+
+    Args:
+        name: a name, or a path (see ``spelled``).
+
+    Raises:
+        UserError: if it cannot be found or read, or its name is not safe.
+    """
     from .stream import fingerprint
 
     config = load_config(name)
@@ -168,7 +289,7 @@ def locate(name: str, data_dir: Path | None, settings: StreamSettings) -> Datase
     else:
         path = find_file(name, data_dir)
     try:
-        return DatasetSource(name, config, path, fingerprint(path))
+        return DatasetSource(safe_name(dataset_name(name), "--dataset"), config, path, fingerprint(path))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
 
@@ -185,11 +306,11 @@ def session_columns(source: DatasetSource, settings: StreamSettings) -> dict[str
             columns[part] = getattr(config, field_)
             if not columns[part]:
                 raise UserError(f"setting '{setting}': dataset '{source.name}' has no {part} column; use --set "
-                                f"{setting}={otherwise}, or name the column as {field_} in dataset_configs/"
-                                f"{source.name}.yaml.")
+                                f"{setting}={otherwise}, or name the column as {field_} in "
+                                f"dataset_configs/{source.name}.yaml, or in {source.name}.yaml beside the data.")
     if config.drop_events:
         columns["event"] = config.EVENT_FIELD
         if not config.EVENT_FIELD:
-            raise UserError(f"dataset_configs/{source.name}.yaml: 'drop_events' needs EVENT_FIELD, the column that "
+            raise UserError(f"{source.name}.yaml: 'drop_events' needs EVENT_FIELD, the column that "
                             f"holds events.")
     return columns

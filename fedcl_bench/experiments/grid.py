@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Iterable, Mapping
 
+from ..data.source import dataset_name
 from ..errors import UserError, unknown
 from ..runs.config import RunConfig, make_config
 from ..runs.records import Corrupt, Record
 from ..runs.registry import Registry
-from ..runs.specs import Layers, RunSpec
+from ..runs.specs import Layers, RunSpec, spelled_spec
 from ..settings import as_text
 
 
@@ -155,7 +156,7 @@ class Task:
     def label(self) -> str:
         """The run in words."""
         settings = ", ".join(f"{name}={as_text(value)}" for name, value in self.spec.settings)
-        return (f"{self.spec.method} on {self.spec.backbone}, {self.spec.dataset}, seed {self.config.seed}"
+        return (f"{self.spec.method} on {self.spec.backbone}, {dataset_name(self.spec.dataset)}, seed {self.config.seed}"
                 + (f" ({settings})" if settings else ""))
 
     @property
@@ -195,7 +196,7 @@ def make_tasks(registry: Registry, specs: Iterable[RunSpec], seeds: Iterable[int
     """
     tasks: dict[str, Task] = {}
     seeds = list(seeds)
-    for spec in specs:
+    for spec in (spelled_spec(registry, spec, data_dir) for spec in specs):
         layers = spec.layers(tuned)
         config = make_config(registry, spec.method, spec.backbone, spec.dataset, seeds[0], layers, data_dir, device)
         for seed in seeds:

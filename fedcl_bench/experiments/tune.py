@@ -19,13 +19,13 @@ from typing import Any, Callable, Generator, Iterable, Mapping, Sequence
 
 import pandas as pd
 
-from ..data.source import configured, load_config
+from ..data.source import config_file, dataset_name, load_config
 from ..errors import UserError, unknown
 from ..files import write_atomically
 from ..runs.config import CORE_SETTINGS, effective, resolve
 from ..runs.registry import Registry
 from ..runs.specs import RunSpec, tuned_file, tuned_settings
-from ..settings import as_text, checked, search_space
+from ..settings import as_text, checked, search_space, unknown_setting
 from .grid import Outcome, Task, make_tasks, state
 
 REFERENCE = "ft"  # the method whose backbone settings all others take over
@@ -60,7 +60,7 @@ class Combination:
     dataset: str
 
     def __str__(self) -> str:
-        return f"{self.method} on {self.backbone}, {self.dataset}"
+        return f"{self.method} on {self.backbone}, {dataset_name(self.dataset)}"
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def searched(registry: Registry, combination: Combination) -> dict[str, tuple]:
     """
     name = combination.backbone if combination.method == REFERENCE else combination.method
     cls = registry.get("backbone" if combination.method == REFERENCE else "method", name).cls.Settings
-    path, known = configured().get(combination.dataset), [f.name for f in dataclasses.fields(cls)]
+    path, known = config_file(combination.dataset), [f.name for f in dataclasses.fields(cls)]
     spaces = {setting: (values, "search values of the plugin") for setting, values in search_space(cls).items()}
     for setting, values in load_config(combination.dataset).search.get(name, {}).items():
         if setting not in known:
@@ -139,7 +139,7 @@ class Search:
     def head(self) -> dict[str, Any]:
         """What identifies the search in its file; equal heads mean equal searches."""
         effort, c = self.effort, self.combination
-        return {"method": c.method, "backbone": c.backbone, "dataset": c.dataset, "budget": effort.budget,
+        return {"method": c.method, "backbone": c.backbone, "dataset": dataset_name(c.dataset), "budget": effort.budget,
                 "sampler": "all points" if self.exhaustive else effort.sampler, "seed": effort.seed,
                 "grid_points": self.points, "space": {name: list(values) for name, values in self.space.items()},
                 "inherited": self.inherited, "fixed": self.fixed}
@@ -369,7 +369,7 @@ def _in_order(tuning: Tuning, combinations: Iterable[Combination]) -> tuple[list
     known = set().union(*(_knows(tuning.registry, c) for c in wanted))
     for name in tuning.effort.fixed:
         if name not in known:
-            raise unknown("setting (--set)", name, known)
+            raise unknown_setting("setting (--set)", name, known)
     first = [c for c in dict.fromkeys(references) if c in wanted or not tuning.file(c).exists()]
     for c in [*first, *wanted]:
         search = tuning.search(c, {})

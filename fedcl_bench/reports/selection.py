@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Sequence
 
-from ..data.source import configured
+from ..data.source import configured, dataset_name
 from ..errors import UserError, unknown
 from ..runs.config import resolve
 from ..runs.registry import Registry
 from ..runs.run import Run
-from ..runs.specs import RunSpec
+from ..runs.specs import RunSpec, spelled_spec
 from ..settings import parse_assignments
 from .tables import DAGGER, Source, find
 
@@ -36,7 +36,7 @@ def parse_method(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
 
 def checked_spec(registry: Registry, spec: RunSpec, common: Mapping[str, Any] | None = None,
                  tuned: Path | None = None) -> RunSpec:
-    """A spec over the settings that all have, checked.
+    """A spec over the settings that all have, checked, with every name in its spelling.
 
     Args:
         common: settings of ``--set``; the spec's win over them.
@@ -44,6 +44,7 @@ def checked_spec(registry: Registry, spec: RunSpec, common: Mapping[str, Any] | 
     Raises:
         UserError: for an unknown name or setting, or a value out of its range.
     """
+    spec = spelled_spec(registry, spec)
     settings, common = dict(spec.settings), dict(common or {})
     below = replace(spec, settings=()).layers(tuned)[:-1]
     resolve(registry, spec.method, spec.backbone, spec.dataset,
@@ -89,7 +90,7 @@ def find_all(runs: Sequence[Run], registry: Registry, specs: Iterable[RunSpec], 
     specs = list(specs)
     known = {*configured(), *(run.meta["dataset"] for run in runs)}
     for spec in specs:
-        if spec.dataset not in known:
+        if dataset_name(spec.dataset) not in known:
             raise unknown("dataset", spec.dataset, known)
     source = Source(runs, registry, tuned, (), lambda dataset: {})
     runs_of, reasons = {}, {}

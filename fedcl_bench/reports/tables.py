@@ -17,6 +17,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from ..data.source import dataset_name
 from ..errors import UserError
 from ..experiments.papers import Key, PaperTable, Printed, get
 from ..runs.registry import Registry
@@ -263,7 +264,7 @@ def find(source: Source, spec: RunSpec) -> tuple[list[Run], str]:
     idle = expected_idle(source.registry, spec, source.tuned)
     others = [(_differences(wanted, comparable(run.meta["settings"], idle)), run) for run in source.runs
               if (run.meta["method"], run.meta["backbone"], run.meta["dataset"])
-              == (spec.method, spec.backbone, spec.dataset)]
+              == (spec.method, spec.backbone, dataset_name(spec.dataset))]
     if not others:
         return [], "no record"
     differences, nearest = min(others, key=lambda pair: (len(pair[0]), pair[1].hash))

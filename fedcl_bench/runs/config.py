@@ -14,7 +14,8 @@ import torch
 
 from .. import sampling
 from ..data import stream
-from ..data.source import DatasetSource, load_config, locate, session_columns
+from ..data.source import (DatasetConfig, DatasetSource, config_label, load_config, locate, session_columns, spelled,
+                           unfiltered)
 from ..data.stream import Stream, StreamSettings
 from ..errors import Misfit, UserError
 from ..evaluation import ranking
@@ -26,6 +27,7 @@ from ..settings import assemble, declared_idle, flat
 from ..version import NUMBERS_VERSION
 from .registry import Plugin, Registry
 
+_COLUMNS = ("USER_ID_FIELD", "ITEM_ID_FIELD", "TIME_FIELD")
 CORE_SETTINGS = (StreamSettings, LocalSettings, FederationSettings, EvaluationSettings)
 
 
@@ -70,6 +72,9 @@ class RunConfig:
         identity = {"numbers": NUMBERS_VERSION, "data": self.source.fingerprint, "seed": self.seed,
                     "device": self.device, "backbone": [self.backbone.name, self.backbone.digest],
                     "val_interval": dict(self.source.config.val_interval), "settings": settings}
+        columns = [getattr(self.source.config, name) for name in _COLUMNS]
+        if columns != [getattr(DatasetConfig, name) for name in _COLUMNS] and not self.stream.split_file:
+            identity["columns"] = columns
         if self.stream.stream == "sessions" and not self.stream.split_file:
             identity["sessions"] = [session_columns(self.source, self.stream), list(self.source.config.drop_events)]
         if with_method:
@@ -172,7 +177,7 @@ def layers(dataset: str, overrides: Iterable[tuple[str, Mapping[str, Any]]], bac
     dataset's, then ``overrides``. A stream that the dataset's config does not name has the last word over the config,
     which says what suits another one."""
     config, overrides = load_config(dataset), list(overrides)
-    file = f"dataset_configs/{dataset}.yaml"
+    file = config_label(dataset)
     of_dataset = [(file, config.settings), (file, config.method_settings.get(method, {}))]
     named = chosen = "blocks"
     for _, layer in of_dataset:
@@ -187,7 +192,7 @@ def layers(dataset: str, overrides: Iterable[tuple[str, Mapping[str, Any]]], bac
         of_stream.append((f"backbone {backbone.name}", defaults))
     of_backbone = [(f"backbone {backbone.name}", backbone.defaults)] if backbone is not None else []
     common = [*of_stream, *of_dataset] if chosen == named else [*of_dataset, *of_stream]
-    return [*of_backbone, *common, *overrides]
+    return [(f"dataset {dataset}", unfiltered(dataset)), *of_backbone, *common, *overrides]
 
 
 class AllSettings(NamedTuple):
@@ -207,7 +212,8 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
     method_plugin, backbone_plugin = registry.get("method", method), registry.get("backbone", backbone)
     overrides = list(overrides)
     parts = AllSettings(*assemble([*CORE_SETTINGS, backbone_plugin.cls.Settings, method_plugin.cls.Settings],
-                                  layers(dataset, overrides, backbone_plugin.cls, method), f"{method} on {backbone}"))
+                                  layers(dataset, overrides, backbone_plugin.cls, method_plugin.name),
+                                  f"{method} on {backbone}"))
     parse_metric(parts.evaluation.valid_metric)
     refuse_idle(parts, overrides, backbone_plugin.cls.ignored)
     return parts
@@ -238,7 +244,7 @@ def make_config(registry: Registry, method: str, backbone: str, dataset: str, se
     """Put a run together.
 
     Args:
-        method, backbone, dataset: names.
+        method, backbone, dataset: names, whatever their case; the dataset may be a path.
         overrides: layers of (where they come from, settings), later ones win; they lie over the plugins' defaults and
             the dataset's.
         data_dir: folder of atomic files; None looks in ``./data`` and among RecBole's bundled datasets.
@@ -248,6 +254,7 @@ def make_config(registry: Registry, method: str, backbone: str, dataset: str, se
         UserError: for an unknown name or setting, a value out of range, or a missing file.
     """
     backbone_plugin, method_plugin = registry.get("backbone", backbone), registry.get("method", method)
+    dataset = spelled(dataset, data_dir)
     parts = resolve(registry, method, backbone, dataset, overrides)
     return RunConfig(locate(dataset, data_dir, parts.stream), backbone_plugin, method_plugin, *parts, seed, device,
                      registry)

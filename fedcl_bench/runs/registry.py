@@ -56,20 +56,28 @@ class Registry:
     def knows(self, kind: str, name: str) -> bool:
         """Whether ``get`` finds it."""
         try:
-            return (kind, name) in self.plugins or (
-                kind == "backbone" and name.startswith(RECBOLE) and bool(spelled(name)))
+            return (kind, self.spelled(kind, name)) in self.plugins or (
+                kind == "backbone" and name.lower().startswith(RECBOLE) and bool(spelled(name)))
         except UserError:
             return False
 
+    def spelled(self, kind: str, name: str) -> str:
+        """A name in the plugin's spelling, whatever its case; as it is if that is not one plugin's."""
+        if (kind, name) in self.plugins:
+            return name
+        alike = [known for k, known in self.plugins if k == kind and known.lower() == name.lower()]
+        return alike[0] if len(alike) == 1 else name
+
     def get(self, kind: str, name: str) -> Plugin:
-        """The plugin of this kind and name.
+        """The plugin of this kind and name, whatever its case.
 
         Raises:
             UserError: if there is none (naming the nearest) or its file cannot be imported.
         """
+        name = self.spelled(kind, name)
         if (kind, name) in self.plugins:
             return self.plugins[kind, name]
-        if kind == "backbone" and name.startswith(RECBOLE):
+        if kind == "backbone" and name.lower().startswith(RECBOLE):
             return _recbole(spelled(name))
         for file in (name, name.replace("-", "_")):
             if file in self.broken:
@@ -111,11 +119,11 @@ def _recbole(name: str) -> Plugin:
 
 def spelled(backbone: str) -> str:
     """A backbone's name; of a RecBole model as RecBole writes it. Raises UserError if RecBole has no such model."""
-    if not backbone.startswith(RECBOLE):
+    if not backbone.lower().startswith(RECBOLE):
         return backbone
     from ..recbole.models import find
 
-    return RECBOLE + find(backbone.removeprefix(RECBOLE))
+    return RECBOLE + find(backbone[len(RECBOLE):])
 
 
 def _import_file(path: Path) -> ModuleType:

@@ -7,10 +7,11 @@ settings and the spec's own, so the same spec finds its records again.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Iterable, Mapping
 
+from ..data.source import dataset_name, spelled as spelled_dataset
 from ..errors import UserError
 from ..settings import declared_idle
 from .config import effective, resolve
@@ -24,7 +25,7 @@ class RunSpec:
     """A run but for its seed.
 
     Attributes:
-        method, backbone, dataset: names; a RecBole model's in any spelling.
+        method, backbone, dataset: names; a RecBole model's in any spelling. The dataset may be a path.
         settings: (name, value) pairs that lie over all defaults and over tuned settings.
     """
 
@@ -51,6 +52,17 @@ class RunSpec:
         return [*result, ("grid", dict(self.settings))]
 
 
+def spelled_spec(registry: Registry, spec: RunSpec, data_dir: Path | None = None) -> RunSpec:
+    """The spec with every name in its spelling, whatever its case, and a path of a dataset made absolute.
+
+    Raises:
+        UserError: if a path leads to no atomic file.
+    """
+    return replace(spec, method=registry.spelled("method", spec.method),
+                   backbone=registry.spelled("backbone", spec.backbone),
+                   dataset=spelled_dataset(spec.dataset, data_dir))
+
+
 def seed_text(seeds: Iterable[int]) -> str:
     """Seeds, or other numbers, for people: ``0-4``, ``0, 2``, ``0-2, 5``."""
     parts: list[list[int]] = []
@@ -74,7 +86,7 @@ def expected_idle(registry: Registry, spec: RunSpec, tuned: Path | None = None) 
 
 def tuned_file(folder: Path, method: str, backbone: str, dataset: str) -> Path:
     """Where the tuned settings of a combination are."""
-    return folder / f"{dataset}-{backbone.replace(':', '-')}-{method}.json"
+    return folder / f"{dataset_name(dataset)}-{backbone.replace(':', '-')}-{method}.json"
 
 
 def tuned_settings(folder: Path, method: str, backbone: str, dataset: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any, Collection, Iterable, Mapping, Sequence
 
 import pandas as pd
 
-from ..data.source import DatasetSource, load_config
+from ..data.source import DatasetSource, dataset_name, load_config
 from ..errors import UserError
 from ..settings import declared_idle
 from . import compact
@@ -113,7 +113,7 @@ def comparable(settings: Mapping[str, Any], idle: Collection[str] = ()) -> dict[
 def _current_hashes(registry: Registry, spec: RunSpec, tuned: Path | None, meta: Mapping[str, Any]) -> list[str | None]:
     """The hashes that the run would have if it were made by the plugins as they are now: the present, the former."""
     parts = resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned))
-    source = DatasetSource(spec.dataset, load_config(spec.dataset), Path(), meta["data_fingerprint"])
+    source = DatasetSource(dataset_name(spec.dataset), load_config(spec.dataset), Path(), meta["data_fingerprint"])
     config = RunConfig(source, registry.get("backbone", spec.backbone), registry.get("method", spec.method), *parts,
                        meta["seed"], meta["device"])
     return [config.hash, config.former_hash]
@@ -131,10 +131,11 @@ def matching(runs: Iterable[Run], registry: Registry, spec: RunSpec, tuned: Path
     """
     parts = resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned))
     wanted, idle = comparable(effective(parts)), declared_idle(parts)
+    wanted_names = spec.method, spec.backbone, dataset_name(spec.dataset)
     seeds: dict[int, list[Run]] = defaultdict(list)
     for run in runs:
         names = (run.meta["method"], run.meta["backbone"], run.meta["dataset"])
-        if (names == (spec.method, spec.backbone, spec.dataset)
+        if (names == wanted_names
                 and comparable(run.meta["settings"], idle) == wanted):
             seeds[run.seed].append(run)
     chosen = []

@@ -387,10 +387,13 @@ def test_other_counts_than_the_publishers(capsys, publish):
     counts = {"rows": 100000, "users": 2, "items": 2, "titles": 4}
     publish("ml-100k", url="https://somewhere/ml-100k.zip", counts=counts)
     lay("ml-100k")
-    for arguments in ([], ["--any-checksum"], ["--force"]):
+    for arguments in ([], ["--force"]):
         message = refused(capsys, "data", "convert", "ml-100k", "--raw", "raw", *arguments)
         assert all(word in message for word in ("raw/u.data", "3 rows instead of 100,000", "3 titles instead of 4",
-                                                "https://somewhere")) and "users instead" not in message
+                                                "https://somewhere", "--any-checksum")) \
+            and "users instead" not in message
+    assert main(["data", "convert", "ml-100k", "--raw", "raw", "--any-checksum"]) == 0
+    assert "taken as a sample, with 3 rows instead of 100,000" in capsys.readouterr().err
 
 
 def test_other_checksum_than_the_publishers(capsys, publish):
@@ -398,11 +401,23 @@ def test_other_checksum_than_the_publishers(capsys, publish):
     publish("ml-100k", url="https://somewhere/ml-100k.zip", sha256={"u.data": "ab" * 32, "u.item": right})
     lay("ml-100k")
     found = hashlib.sha256(SMALL["ml-100k"]["u.data"]).hexdigest()
-    message = refused(capsys, "data", "convert", "ml-100k", "--raw", "raw")
-    assert all(word in message for word in ("raw/u.data", found, "ab" * 32, "https://somewhere", "--any-checksum"))
-    assert main(["data", "convert", "ml-100k", "--raw", "raw", "--any-checksum"]) == 0
+    Path("raw.zip").write_bytes(zipped(SMALL["ml-100k"]))
+    message = refused(capsys, "data", "convert", "ml-100k", "--raw", "raw.zip")
+    assert all(word in message for word in ("u.data", found, "ab" * 32, "https://somewhere", "--any-checksum"))
+    assert main(["data", "convert", "ml-100k", "--raw", "raw.zip", "--any-checksum", "--out", "zip"]) == 0
+    assert f"u.data: sha256 is {found}" in capsys.readouterr().err
+    assert main(["data", "convert", "ml-100k", "--raw", "raw"]) == 0
     captured = capsys.readouterr()
     assert f"warning: raw/u.data: sha256 is {found}" in captured.err and "raw/u.item: sha256 agrees" in captured.out
+
+
+def test_samples_of_originals_are_taken_with_a_note(capsys):
+    """Real configs: the checksum is known, so a file with another one that can be read is a sample."""
+    lay("ml-latest-small")
+    assert main(["data", "convert", "ml-latest-small", "--raw", "raw"]) == 0
+    captured = capsys.readouterr()
+    assert "sha256 is" in captured.err and "taken as a sample, with 2 rows instead of 100,836" in captured.err
+    assert Path("data/ml-latest-small/ml-latest-small.inter").read_text() == ATOMIC["ml-latest-small"][0]
 
 
 @pytest.mark.parametrize("arguments,words", [

@@ -163,7 +163,7 @@ def test_the_command_makes_a_dataset_that_runs(tmp_path, monkeypatch, capsys):
     rest = f" ({80 - named} others have none)" if named < 80 else ""
     assert lines[:2] == [f"tiny-1: {len(rows):,} interactions of 60 users and {named} items{rest}",
                          "wrote: data/tiny-1/tiny-1.inter"]
-    assert lines[2] == "next: run_bench.py data tiny-1 --set k_core=0 --set blocks=2"
+    assert lines[2] == "next: run_bench.py data tiny-1 --set blocks=2"
     assert main(lines[2].split()[2:]) == 0
     assert f"{int(0.6 * len(rows)):,}" in capsys.readouterr().out  # interactions of the base block
     assert lines[3].startswith("then: run_bench.py ")

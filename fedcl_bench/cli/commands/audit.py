@@ -48,7 +48,8 @@ def add(commands) -> None:
                                 description="Attack the uploads of a method's clients, per level of noise.")
     audit.add_argument("--method", metavar="NAME", help="ft, f3crec, ...")
     audit.add_argument("--backbone", metavar="NAME", help="fedmf, ...")
-    audit.add_argument("--dataset", metavar="NAME", default="ml-100k", help="default: ml-100k")
+    audit.add_argument("--dataset", metavar="NAME", default="ml-100k",
+                       help="a name, or the path of an atomic file or its folder (default: ml-100k)")
     audit.add_argument("--noise", type=levels, default=NOISE, metavar="A,B",
                        help="levels of upload_noise (default: 0,0.1,0.2,0.3,0.4,0.5)")
     audit.add_argument("--rounds", type=counts, default=(1, 20), metavar="A,B",
@@ -105,10 +106,11 @@ def run(args: argparse.Namespace) -> int:
     registry = discover(args.plugins)
     split_federated_recommender(args, registry)
     stream, planned = _planned(args, registry, _settings(args, registry))
-    name = f"{args.method}-{args.backbone}-{args.dataset}".replace(":", "-")  # as records' folders
+    dataset = planned[0].config.source.name
+    name = f"{args.method}-{args.backbone}-{dataset}".replace(":", "-")  # as records' folders
     out = args.out or Path("results/audits") / name
     rounds = planned[0].rounds
-    _tell(args, f"audit of {args.method} on {args.backbone}, {args.dataset}, block {planned[0].block}, "
+    _tell(args, f"audit of {args.method} on {args.backbone}, {dataset}, block {planned[0].block}, "
                 f"round{'s' if len(rounds) > 1 else ''} {', '.join(map(str, rounds))}")
     frames: list[DataFrame] = []
     try:
@@ -176,7 +178,7 @@ def _planned(args: argparse.Namespace, registry: Registry, settings: dict[str, s
     last = len(stream.steps) - 1
     chosen = min(configs[0].method.cls.first_step, last) if args.block is None else args.block
     if chosen > last:
-        raise UserError(f"--block: found {chosen}, accepted: 0 to {last}, the blocks of {args.dataset} here.")
+        raise UserError(f"--block: found {chosen}, accepted: 0 to {last}, the blocks of {configs[0].source.name} here.")
     for run_config in configs:
         run_config.check(run_config.federation(stream))
     return stream, [Level(run_config, chosen, rounds, args.clients) for run_config in configs]

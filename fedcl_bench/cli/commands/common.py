@@ -52,7 +52,9 @@ def add_set(parser: argparse.ArgumentParser, help: str) -> None:
 def add_cells(parser: argparse.ArgumentParser) -> None:
     """``--methods``, ``--backbones`` and ``--datasets``."""
     for name, example in (("method", "ft,reg,kd,f3crec"), ("backbone", "fedmf"), ("dataset", "ml-100k")):
-        parser.add_argument(f"--{name}s", f"--{name}", type=names, metavar="A,B", help=f"{name}s, as {example}")
+        paths = ", or paths of atomic files" if name == "dataset" else ""
+        parser.add_argument(f"--{name}s", f"--{name}", type=names, metavar="A,B",
+                            help=f"{name}s, as {example}{paths}")
 
 
 def add_records(parser: argparse.ArgumentParser) -> None:
@@ -155,7 +157,15 @@ def count(text: str) -> int:
 
 
 def split_federated_recommender(args: argparse.Namespace, registry: Registry) -> None:
-    """``--method pfedrec`` is FT on that backbone: a federated recommender that is no continual method."""
+    """``--method pfedrec`` is FT on that backbone: a federated recommender that is no continual method.
+
+    Names of ``--method`` and ``--backbone`` are put into their spelling.
+    """
+    for kind in ("method", "backbone"):
+        if name := getattr(args, kind):
+            setattr(args, kind, registry.spelled(kind, name))
+    if args.method and ("method", args.method) not in registry.plugins:
+        args.method = registry.spelled("backbone", args.method)
     name = args.method
     if ("method", name) in registry.plugins or ("backbone", name) not in registry.plugins:
         return

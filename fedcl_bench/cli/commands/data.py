@@ -21,9 +21,19 @@ examples:
   run_bench.py data convert lastfm-2k --raw ~/hetrec2011-lastfm-2k.zip --out ~/atomic
   run_bench.py data lastfm-2k --data-dir ~/atomic                its statistics, from there
   run_bench.py data xing --set session_from=gap --set session_split=last     with sessions cut and split anew
+  run_bench.py data convert --csv log.csv --user uid --item sku --time when mine     your own table
+  run_bench.py data ~/logs/mine.inter                            the blocks of an atomic file anywhere
   run_bench.py data synth big --users 100000 --items 20000       synthetic interactions of any size
-  run_bench.py data prepare big --set k_core=0                   read and split once; runs then start at once
+  run_bench.py data prepare big                                  read and split once; runs then start at once
 """
+
+
+_TABLE_OPTIONS = {"user": "the column of users, by its name, or by its number from 1 if the table has no header",
+                  "item": "that of items",
+                  "time": "that of times: seconds, milli-, micro- or nanoseconds since 1970, or ISO 8601",
+                  "rating": "that of ratings, if they are to be kept",
+                  "keep": "only rows with such a rating, as '>=4'",
+                  "session": "that of sessions"}
 
 
 def with_action(arguments: list[str]) -> list[str]:
@@ -47,15 +57,22 @@ def add(commands) -> None:
                               help="show a dataset's blocks or sessions and compare them with the expected counts",
                               description="Show a dataset's blocks in the layout of F3CRec's Table 1, or its sessions "
                                           "in that of FCUCR's, and compare them with the counts in its config.")
-    show.add_argument("name", help="dataset")
+    show.add_argument("name", help="dataset, or the path of an atomic file or its folder")
     add_dataset(show)
-    convert = actions.add_parser("convert", help="turn the publisher's files into atomic files",
-                                 description="Check a publisher's raw files (checksums where published, format, number "
-                                             "of rows, users and items) and write OUT/NAME/NAME.inter, and NAME.item "
-                                             "where items are described. `list NAME` says where to get them.")
-    convert.add_argument("name", help="dataset")
-    convert.add_argument("--raw", required=True, type=Path, metavar="DIR",
-                         help="folder of the publisher's files, or the publisher's zip")
+    convert = actions.add_parser("convert", help="turn your own table, or the publisher's files, into atomic files",
+                                 description="With --csv: write OUT/NAME/NAME.inter from any table of interactions, in "
+                                             "bounded memory. With --raw: check a publisher's raw files (checksums "
+                                             "where published, format, number of rows, users and items) and write "
+                                             "OUT/NAME/NAME.inter, and NAME.item where items are described. `list "
+                                             "NAME` says where to get them.")
+    convert.add_argument("name", help="name of your dataset, or of a published one")
+    origin = convert.add_mutually_exclusive_group(required=True)
+    origin.add_argument("--raw", type=Path, metavar="DIR",
+                        help="folder of the publisher's files, or the publisher's zip")
+    origin.add_argument("--csv", type=Path, metavar="FILE",
+                        help="a table of text: separated by commas, tabs, semicolons or bars, compressed or not")
+    for option, text in _TABLE_OPTIONS.items():
+        convert.add_argument(f"--{option}", metavar="COND" if option == "keep" else "COL", help=f"with --csv: {text}")
     download = actions.add_parser("download", help="fetch the publisher's files and convert them",
                                   description="Fetch a dataset from its publisher, then do as `data convert`. By using "
                                               "it you accept the publisher's terms: `list NAME` names them.")
@@ -65,15 +82,15 @@ def add(commands) -> None:
                             help="where to write NAME/NAME.inter (default: ./data, where datasets are looked for)")
         parser.add_argument("--force", action="store_true", help="replace atomic files that differ")
         parser.add_argument("--any-checksum", action="store_true",
-                            help="warn instead of stopping if a file is not the published one byte for byte; rows, "
-                                 "users and items are still counted")
+                            help="warn instead of stopping if a file is not the published one byte for byte, or has "
+                                 "other counts")
     _add_synth(actions)
     prepare = actions.add_parser("prepare", help="read and split a large dataset once, for all runs on it",
                                  description="Write the stream of a dataset under its settings as arrays beside its "
                                              "file. Runs under these settings map them instead of reading the "
                                              "interactions: they start at once, need memory only for what they look "
                                              "at, and share it. Numbers are the same. Delete the folder to undo it.")
-    prepare.add_argument("name", help="dataset")
+    prepare.add_argument("name", help="dataset, or the path of an atomic file or its folder")
     add_dataset(prepare)
 
 
@@ -114,23 +131,27 @@ def run(args: argparse.Namespace) -> int:
 
 def _located(args: argparse.Namespace):
     """The dataset's file and the stream's settings that the command line asks for."""
-    from ...data.source import locate
+    from ...data.source import locate, spelled
     from ...runs.config import CORE_SETTINGS, layers, refuse_idle
     from ...settings import assemble, parse_assignments
 
     changes = [("--set", parse_assignments(args.assignments, "--set"))]
-    parts = assemble(CORE_SETTINGS, layers(args.name, changes), "data")
+    dataset = spelled(args.name, args.data_dir)
+    parts = assemble(CORE_SETTINGS, layers(dataset, changes), "data")
     refuse_idle(parts, changes)
-    return locate(args.name, args.data_dir, parts[0]), parts[0]
+    return locate(dataset, args.data_dir, parts[0]), parts[0]
 
 
 def _show(args: argparse.Namespace) -> int:
-    from ...data.datasets import load_stream, statistics
+    from ...data.datasets import load_stream, statistics, thin_note
     from ..show import show_statistics
 
     source, settings = _located(args)
-    return show_statistics(source, settings, statistics(load_stream(source, settings)),
-                           {} if args.assignments else source.config.expected)
+    stream = load_stream(source, settings)
+    status = show_statistics(source, settings, statistics(stream), {} if args.assignments else source.config.expected)
+    if text := thin_note(stream, settings):
+        print(f"note: {text}")
+    return status
 
 
 def _prepare(args: argparse.Namespace) -> int:
@@ -141,14 +162,53 @@ def _prepare(args: argparse.Namespace) -> int:
     stream = build_stream(source, settings)
     folder = prepared.folder_of(source, settings)
     size = prepared.save(stream, folder)
-    print(f"{args.name}: {sum(step.interactions for step in stream.steps):,} interactions in {len(stream.steps)} "
+    print(f"{source.name}: {sum(step.interactions for step in stream.steps):,} interactions in {len(stream.steps)} "
           f"step{'s' * (len(stream.steps) > 1)}, {size / (1 << 20):,.1f} MiB")
     print(f"wrote: {folder}")
     return 0
 
 
 def _convert(args: argparse.Namespace) -> int:
+    if args.csv is not None:
+        return _import(args)
+    if given := [option for option in _TABLE_OPTIONS if getattr(args, option) is not None]:
+        raise UserError(f"--{given[0]} has no effect with --raw; it says which columns of --csv to take.")
     return _report(args, args.raw)
+
+
+def _import(args: argparse.Namespace) -> int:
+    """Convert the user's own table and say what was detected and done."""
+    from ...data.from_csv import Columns, import_table
+
+    if missing := [option for option in ("user", "item", "time") if not getattr(args, option)]:
+        raise UserError(f"data convert --csv: --{missing[0]} is missing; name the columns of users, items and times, "
+                        f"as --user user_id --item item_id --time timestamp.")
+    if args.keep and not args.rating:
+        raise UserError("--keep: needs --rating, the column that it compares.")
+    if args.any_checksum:
+        raise UserError("--any-checksum has no effect with --csv; leave it out.")
+    _refuse_taken(args.name, "convert --csv")
+    done = import_table(args.csv, Columns(**{option: getattr(args, option) or "" for option in _TABLE_OPTIONS}),
+                        args.name, args.out, args.force)
+    print(f"{args.csv}: {', '.join(done.notes[:1])}; {done.notes[1]}")
+    print(f"{args.name}: {done.written:,} interactions of {done.users:,} users and {done.items:,} items")
+    for reason, count_ in done.left_out.items():
+        print(f"left out: {count_:,} row{'s' * (count_ > 1)} {reason}")
+    for path in done.files:
+        print(f"wrote: {path}")
+    needed = " --set stream=sessions --set session_from=column" if args.session else ""
+    print(f"next: run_bench.py data {args.name}{_out(args, '--data-dir')}{needed}")
+    run_as = "--method ft --backbone sasrec" if args.session else "--method f3crec --backbone fedmf"
+    print(f"then: run_bench.py {run_as} --dataset {args.name}{_out(args, '--data-dir')}{needed}")
+    return 0
+
+
+def _refuse_taken(name: str, what: str) -> None:
+    from ...data.recbole_files import bundled
+    from ...data.source import configured
+
+    if name.lower() in configured() or bundled(name):
+        raise UserError(f"data {what}: '{name}' is a dataset that exists; choose another name.")
 
 
 def _download(args: argparse.Namespace) -> int:
@@ -171,16 +231,13 @@ def _download(args: argparse.Namespace) -> int:
 
 
 def _synth(args: argparse.Namespace) -> int:
-    from ...data.recbole_files import bundled
-    from ...data.source import configured
     from ...data.stream import StreamSettings
     from ...data.synth import World, write
     from ...files import bar
 
     if not args.name.replace("-", "").replace("_", "").isalnum() or args.name.startswith("-"):
         raise UserError(f"data synth: found the name '{args.name}', accepted: letters, digits, - and _.")
-    if args.name in configured() or bundled(args.name):
-        raise UserError(f"data synth: '{args.name}' is a dataset that exists; choose another name.")
+    _refuse_taken(args.name, "synth")
     world = World(args.users, args.items, args.interactions_per_user, args.blocks, args.base_share, args.exponent,
                   args.activity, args.taste, args.drift, args.seed)
     world.check()
@@ -192,7 +249,7 @@ def _synth(args: argparse.Namespace) -> int:
     print(f"{args.name}: {made.rows:,} interactions of {world.users:,} users and {made.items:,} items"
           + (f" ({world.items - made.items:,} others have none)" if made.items < world.items else ""))
     print(f"wrote: {path}")
-    settings = {"k_core": 0, "blocks": world.blocks, "base_share": world.base_share}
+    settings = {"blocks": world.blocks, "base_share": world.base_share}
     needed = _out(args, "--data-dir") + "".join(f" --set {name}={value}" for name, value in settings.items()
                                                 if value != getattr(StreamSettings, name))
     print(f"next: run_bench.py data {args.name}{needed}")

@@ -25,7 +25,7 @@ def add(commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ...data.source import configured
+    from ...data.source import config_file, configured, spelled
     from ...runs.cards import RECBOLE, read_all
 
     if args.name == "recbole":
@@ -37,7 +37,8 @@ def run(args: argparse.Namespace) -> int:
     if args.name is None:
         return _listing(args.plugins, cards)
     known = [*([] if cards is None else (card.name for card in cards)), *configured()]
-    if cards is not None and args.name not in known and not args.name.startswith(RECBOLE):
+    anywhere = args.name.lower() in map(str.lower, known) or args.name.lower().startswith(RECBOLE)
+    if cards is not None and not anywhere and config_file(spelled(args.name)) is None:
         raise unknown("method, backbone or dataset", args.name, known)
     return _in_full(args.name, args.plugins)
 
@@ -58,20 +59,22 @@ def _listing(folders: list[Path], cards: list[Card] | None) -> int:
 
 
 def _in_full(name: str, folders: list[Path]) -> int:
-    from ...data.source import configured, load_config
+    from ...data.source import config_file, configured, dataset_name, load_config, spelled
     from ...runs.config import CORE_SETTINGS
     from ...runs.registry import RECBOLE, discover
     from ..show import show_dataset, show_plugin
 
     registry = discover(folders)
     plugins = [plugin for (_, known), plugin in registry.plugins.items() if known == name]
-    if name.startswith(RECBOLE):
+    plugins = plugins or [plugin for (_, known), plugin in registry.plugins.items() if known.lower() == name.lower()]
+    dataset = spelled(name)
+    if name.lower().startswith(RECBOLE):
         plugins = [registry.get("backbone", name)]
     if plugins:
         for plugin in plugins:
             show_plugin(plugin, CORE_SETTINGS)
-    elif name in configured():
-        show_dataset(name, load_config(name), configured()[name])
+    elif path := config_file(dataset):
+        show_dataset(dataset_name(dataset), load_config(dataset), path)
     elif name in registry.broken:
         raise UserError(f"'{name}' cannot be loaded: {registry.broken[name]}")
     else:

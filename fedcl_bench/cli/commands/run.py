@@ -48,7 +48,8 @@ def add(commands) -> None:
                               description="Run a method on a backbone and a dataset.")
     run.add_argument("--method", metavar="NAME", help="what makes it continual: ft, reg, kd, f3crec, ...")
     run.add_argument("--backbone", metavar="NAME", help="the federated recommender: fedmf, ...")
-    run.add_argument("--dataset", metavar="NAME", help="default: ml-100k")
+    run.add_argument("--dataset", metavar="NAME",
+                     help="a name, or the path of an atomic file or its folder (default: ml-100k)")
     run.add_argument("--seed", type=seed, metavar="N", help="random seed (default: 0)")
     run.add_argument("--seeds", type=count, metavar="K",
                      help="run K seeds, from --seed on, and show mean and deviation")

@@ -55,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from ...experiments import tune
     from ...experiments.grid import Part
     from ...runs.registry import discover
+    from ...runs.specs import spelled_spec
     from ...settings import parse_assignments
     from ...workers.pool import Pool
     from ..grid_view import View, show_outlook, show_tuned
@@ -64,9 +65,11 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--table is a paper's; say which with --paper.")
     part = Part(args.methods, args.backbones, args.datasets, paper=args.paper,
                 tables=tuple(args.table or [MAIN_TABLE]) if args.paper else ())
-    combinations = [tune.Combination(spec.method, spec.backbone, spec.dataset) for spec in part.specs()]
+    registry = discover(args.plugins)
+    specs = [spelled_spec(registry, spec, args.data_dir) for spec in part.specs()]
+    combinations = [tune.Combination(spec.method, spec.backbone, spec.dataset) for spec in specs]
     effort = tune.Effort(args.budget, args.sampler, args.seed, args.jobs, parse_assignments(args.assignments, "--set"))
-    tuning = tune.Tuning(discover(args.plugins), effort, args.tuned or args.results / "tuned", args.results,
+    tuning = tune.Tuning(registry, effort, args.tuned or args.results / "tuned", args.results,
                          args.data_dir, args.again)
     if args.dry_run:
         rows = tune.outlook(tuning, combinations)

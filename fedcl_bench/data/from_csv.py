@@ -1,0 +1,353 @@
+"""Any table of interactions to an atomic file, in pieces, so that memory does not grow with the table.
+
+What is not said about the table is detected from its first lines: the separator, whether there is a header, and how
+times are written. The answer says what was detected.
+"""
+
+from __future__ import annotations
+
+import csv
+import operator
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Callable, Iterator, Mapping
+
+import numpy as np
+
+from ..errors import UserError
+from ..files import bar, replacing, write_atomically
+from .source import safe_name
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
+PIECE = 4 << 20  # bytes of a piece; up to 32 pieces are read ahead
+_HEAD = 1 << 16  # bytes that separator and header are detected from
+_CONDITION = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*(-?[0-9]+(?:\.[0-9]+)?)\s*")
+_ZONE = r"[0-9][Tt ].*(?:[Zz]|[+-][0-9]{2}(?::?[0-9]{2})?)$"
+_OPERATORS = {">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt,
+              "<": operator.lt}
+# Times as whole numbers: seconds count fewer than the first of these numbers until the year 5138, and so on.
+_UNITS = ((1e11, 1, "seconds"), (1e14, 1e3, "milliseconds"), (1e17, 1e6, "microseconds"), (np.inf, 1e9, "nanoseconds"))
+ATOMIC = {"user": "user_id:token", "item": "item_id:token", "rating": "rating:float", "session": "session_id:token",
+          "time": "timestamp:float"}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns of the table are read: names of its header, or numbers from 1 in a table without one.
+
+    Attributes:
+        keep: condition on the rating, as ``>=4``; rows that do not meet it are left out. Empty: all are kept.
+    """
+
+    user: str
+    item: str
+    time: str
+    rating: str = ""
+    session: str = ""
+    keep: str = ""
+
+    @property
+    def named(self) -> dict[str, str]:
+        """Part to column, in the order of the atomic file, of those that are read."""
+        return {part: getattr(self, part) for part in ATOMIC if getattr(self, part)}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a table is written: its separator, and all its columns; ``header`` says whether they have names."""
+
+    separator: str
+    columns: tuple[str, ...]
+    header: bool
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What became of a table.
+
+    Attributes:
+        rows: of the table. written: rows of the atomic file. left_out: reason to the number of rows left out for it.
+        users, items: different ones that were written.
+        notes: a sentence for each thing that was detected.
+        files: written ones.
+    """
+
+    rows: int
+    written: int
+    users: int
+    items: int
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()
+
+
+class _Distinct:
+    """Counts different texts by 64-bit hashes: 8 bytes each, however long the texts are."""
+
+    def __init__(self) -> None:
+        self._known, self._new, self._waiting = np.empty(0, np.uint64), [], 0
+
+    def add(self, texts: pa.Array) -> None:
+        import pandas as pd
+        import pyarrow.compute as pc
+
+        hashes = pd.util.hash_array(np.asarray(pc.unique(texts).to_numpy(zero_copy_only=False), dtype=object),
+                                    categorize=False)
+        self._new.append(hashes)
+        self._waiting += len(hashes)
+        if self._waiting > max(1 << 20, len(self._known)):
+            self._merge()
+
+    def _merge(self) -> None:
+        self._known = np.unique(np.concatenate([self._known, *self._new]))
+        self._new, self._waiting = [], 0
+
+    @property
+    def count(self) -> int:
+        self._merge()
+        return len(self._known)
+
+
+def condition(text: str) -> Callable[[np.ndarray], np.ndarray]:
+    """A condition as ``>=4`` as a function of numbers; raises UserError for anything else."""
+    match = _CONDITION.fullmatch(text)
+    if not match:
+        raise UserError(f"--keep: found '{text}', accepted: a comparison with a number, as '>=4'.")
+    return lambda numbers: _OPERATORS[match[1]](numbers, float(match[2]))
+
+
+def import_table(path: Path, columns: Columns, name: str, out: Path, force: bool = False) -> Imported:
+    """Write ``out/name/name.inter`` from a table of text, and ``name.yaml`` beside it if there is a session column.
+
+    Args:
+        path: the table, UTF-8, compressed (.gz, .bz2, .zst) or not.
+        force: replace files of that name.
+
+    Raises:
+        UserError: for a name that is not safe, a missing file or column, a row of another width, a time or rating that
+            cannot be read, or files that exist. Nothing has been written then.
+    """
+    target = out / safe_name(name, "data convert") / f"{name}.inter"
+    config = target.with_suffix(".yaml")
+    keeps = condition(columns.keep) if columns.keep else None
+    exist = [file for file in (target, *([config] if columns.session else [])) if file.exists()]
+    if exist and not force:
+        raise UserError(f"{exist[0]}: exists; replace it with --force, or write elsewhere with --out DIR.")
+    layout = detect(path, columns)
+    writer = _Writer(path, columns, layout, keeps)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(target) as file:
+            file.write(("\t".join(ATOMIC[part] for part in columns.named) + "\n").encode())
+            for piece in _pieces(path, layout, columns):
+                writer.write(piece, file)
+            if not writer.written:
+                raise UserError(f"{path}: no row is left of {writer.rows:,}"
+                                + (f" with a rating {columns.keep}" if keeps else "") + "; nothing is written.")
+        if columns.session:
+            write_atomically(config, b"SESSION_FIELD: session_id\n")
+    except OSError as error:
+        raise UserError(f"{error.filename or target}: cannot be read or written ({error.strerror or error}).") from None
+    notes = (f"separated by {SEPARATORS[layout.separator]}, "
+             f"{'with a header' if layout.header else 'without header: columns are numbers from 1'}", writer.times.note)
+    return Imported(writer.rows, writer.written, writer.users.count, writer.items.count, writer.left_out, notes,
+                    (target, *([config] if columns.session else [])))
+
+
+def detect(path: Path, columns: Columns) -> Layout:
+    """How a table is written, from its first lines.
+
+    Raises:
+        UserError: if it cannot be read, is empty, or lacks one of the columns; names those that it has.
+    """
+    lines = _first_lines(path)
+    wanted = list(columns.named.values())
+    rows = {separator: next(csv.reader(lines[:1], delimiter=separator)) for separator in SEPARATORS}
+    for separator, names in rows.items():
+        if set(wanted) <= set(names):
+            if doubled := [name for name in wanted if names.count(name) > 1]:
+                raise UserError(f"{path}: has several columns '{doubled[0]}'; rename one of them.")
+            return Layout(separator, tuple(names), True)
+    separator = max(rows, key=lambda candidate: len(rows[candidate]))
+    names = rows[separator]
+    if all(re.fullmatch("[1-9][0-9]*", column) for column in wanted):
+        numbers = tuple(str(i + 1) for i in range(len(names)))
+        if set(wanted) <= set(numbers):
+            first = names[int(columns.time) - 1]
+            return Layout(separator, numbers, not _is_time(first))
+    missing = next(column for column in wanted if column not in names)
+    headless = any(re.fullmatch(r"-?[0-9.]+", field) for field in names)
+    hint = "\nIf that is no header, name columns by number, as --user 1 --item 2 --time 3." if headless else ""
+    raise UserError(f"{path}: has no column '{missing}'; its columns are {', '.join(names)} (separated by "
+                    f"{SEPARATORS[separator]}).{hint}")
+
+
+def _first_lines(path: Path) -> list[str]:
+    import pyarrow as pa
+
+    if not path.is_file():
+        raise UserError(f"--csv: no file {path}.")
+    try:
+        with pa.input_stream(str(path), compression="detect") as stream:
+            text = stream.read(_HEAD).decode("utf-8-sig", errors="replace")
+    except (OSError, pa.ArrowInvalid) as error:
+        raise UserError(f"{path}: cannot be read ({_reason(error)}).") from None
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines:
+        raise UserError(f"{path}: is empty; expected a line of columns, then one interaction per line.")
+    return lines
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:160]
+
+
+def _pieces(path: Path, layout: Layout, columns: Columns) -> Iterator[pa.RecordBatch]:
+    """The columns that are read, as text, some rows at a time."""
+    import pyarrow as pa
+    from pyarrow import csv as reader
+
+    wanted = list(dict.fromkeys(columns.named.values()))
+    numbered = not layout.header or layout.columns[:1] == ("1",)
+    read = reader.ReadOptions(block_size=PIECE, column_names=list(layout.columns) if numbered else None,
+                              skip_rows=1 if numbered and layout.header else 0)
+    parse = reader.ParseOptions(delimiter=layout.separator)
+    convert = reader.ConvertOptions(include_columns=wanted, column_types=dict.fromkeys(wanted, pa.string()),
+                                    strings_can_be_null=False)
+    try:
+        with bar(f"reading {path.name}", path.stat().st_size, "bytes") as advance, \
+                pa.input_stream(str(path), compression="detect") as stream:
+            for piece in reader.open_csv(stream, read, parse, convert):
+                yield piece
+                advance(PIECE)
+    except pa.ArrowInvalid as error:
+        raise UserError(f"{path}: cannot be read as a table ({_reason(error)}).\nExpected: UTF-8 text with "
+                        f"{len(layout.columns)} fields per line, separated by {SEPARATORS[layout.separator]}.") from None
+
+
+def _is_time(text: str) -> bool:
+    import pandas as pd
+
+    return bool(pd.notna(pd.to_numeric(text, errors="coerce"))
+                or pd.notna(pd.to_datetime(text, format="ISO8601", utc=True, errors="coerce")))
+
+
+class _Times:
+    """Times as seconds; how they are written is decided by the first ones."""
+
+    def __init__(self) -> None:
+        self.scale: float | None = None  # None: not decided; 0: ISO 8601
+        self.note = ""
+
+    def seconds(self, texts: np.ndarray) -> np.ndarray:
+        """float64 seconds since 1970, NaN where a text is no time."""
+        import pandas as pd
+
+        if self.scale is None:
+            self._decide(texts)
+        if self.scale:
+            numbers = pd.to_numeric(pd.Series(texts), errors="coerce").to_numpy(np.float64)
+            return np.where(np.isfinite(numbers), numbers / self.scale, np.nan)
+        seconds = np.empty(len(texts))
+        zoned = pd.Series(texts).str.contains(_ZONE).to_numpy(bool)
+        for rows in (zoned, ~zoned):  # among others with a zone, pandas gives times without one that of another row
+            times = pd.to_datetime(pd.Series(texts[rows]), format="ISO8601", utc=True, errors="coerce")
+            seconds[rows] = ((times - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(seconds=1)).to_numpy(np.float64)
+        return seconds
+
+    def _decide(self, texts: np.ndarray) -> None:
+        import pandas as pd
+
+        numbers = pd.to_numeric(pd.Series(texts), errors="coerce").to_numpy(np.float64)
+        numbers = np.abs(numbers[np.isfinite(numbers)])
+        if 2 * len(numbers) >= len(texts):
+            largest = float(np.median(numbers))
+            _, self.scale, unit = next(row for row in _UNITS if largest < row[0])
+            self.note = f"times are {unit} since 1970 (as {texts[0]})" + (
+                "" if self.scale == 1 else "; written in seconds")
+        else:
+            self.scale = 0.0
+            self.note = f"times are ISO 8601 (as {texts[0]}), UTC unless they say otherwise; written in seconds"
+
+
+class _Writer:
+    """Rows of the table to lines of the atomic file, and what is counted on the way."""
+
+    def __init__(self, path: Path, columns: Columns, layout: Layout, keeps: Callable | None) -> None:
+        self.path, self.columns, self.layout, self.keeps = path, columns, layout, keeps
+        self.rows = self.written = 0
+        self.left_out: dict[str, int] = {}
+        self.users, self.items, self.times = _Distinct(), _Distinct(), _Times()
+
+    def write(self, piece: pa.RecordBatch, file) -> None:
+        """Add a piece of the table to the file; raises UserError for a time or rating that cannot be read."""
+        import pyarrow as pa
+        from pyarrow import compute as pc
+
+        first, named = self.rows, self.columns.named
+        self.rows += piece.num_rows
+        texts = {part: _clean(piece.column(column)) for part, column in named.items()}
+        whole = np.ones(piece.num_rows, bool)
+        for part in ("user", "item", "session"):
+            if part in texts:
+                whole &= pc.not_equal(texts[part], "").to_numpy(zero_copy_only=False)
+        rows = self._narrowed(np.arange(piece.num_rows), whole, "without user, item or session")
+        if "rating" in texts:
+            ratings = self._numbers(texts["rating"], rows, first, "rating", "a number")
+            if self.keeps is not None:
+                kept = self.keeps(ratings)
+                rows = self._narrowed(rows, kept, f"with a rating that is not {self.columns.keep}")
+        if not len(rows):
+            return
+        seconds = self._numbers(texts["time"], rows, first, "time", "a time as 1262304000 or 2010-01-01T00:00:00Z")
+        values = {part: text.take(pa.array(rows)) for part, text in texts.items()}
+        is_whole = bool((seconds == np.floor(seconds)).all())
+        values["time"] = pc.cast(pa.array(seconds.astype(np.int64) if is_whole else seconds), pa.string())
+        self.users.add(values["user"])
+        self.items.add(values["item"])
+        self.written += len(rows)
+        lines = pc.binary_join_element_wise(*(values[part] for part in named), "\t")
+        file.write(_text(pc.binary_join_element_wise(lines, "", "\n")))
+
+    def _narrowed(self, rows: np.ndarray, kept: np.ndarray, reason: str) -> np.ndarray:
+        """The rows that are kept; the others are counted under the reason."""
+        if missing := int(len(kept) - kept.sum()):
+            self.left_out[reason] = self.left_out.get(reason, 0) + missing
+        return rows[kept]
+
+    def _numbers(self, texts: pa.Array, rows: np.ndarray, first: int, part: str, accepted: str) -> np.ndarray:
+        """Times in seconds, or ratings, of some rows of a piece that begins at the table's row ``first``."""
+        import pandas as pd
+
+        chosen = texts.to_numpy(zero_copy_only=False)[rows]
+        if not len(chosen):
+            return np.empty(0)
+        numbers = (self.times.seconds(chosen) if part == "time"
+                   else pd.to_numeric(pd.Series(chosen), errors="coerce").to_numpy(np.float64))
+        bad = ~np.isfinite(numbers)
+        if bad.any():
+            at = int(np.argmax(bad))
+            raise UserError(f"{self.path}, row {first + int(rows[at]) + 1}{' below the header' * self.layout.header}: "
+                            f"column '{self.columns.named[part]}' is {str(chosen[at])[:60]!r}, expected {accepted}"
+                            + (f" ({self.times.note})." if part == "time" else "."))
+        return numbers
+
+
+def _text(lines: pa.Array) -> memoryview:
+    """All texts of an array one after the other, as bytes, without a copy."""
+    _, offsets, content = lines.buffers()
+    ends = np.frombuffer(offsets, np.int32)[lines.offset:lines.offset + len(lines) + 1]
+    return memoryview(content)[ends[0]:ends[-1]]
+
+
+def _clean(texts: pa.Array) -> pa.Array:
+    """Texts without what an atomic file cannot hold: control characters become spaces, outer ones go."""
+    from pyarrow import compute as pc
+
+    if pc.any(pc.match_substring_regex(texts, "[\x00-\x1f\x7f]")).as_py():
+        texts = pc.replace_substring_regex(texts, "[\x00-\x1f\x7f]+", " ")
+    return pc.utf8_trim_whitespace(texts)

@@ -1,0 +1,241 @@
+"""Data that lies anywhere: by path, with its own YAML file, unfiltered; names in any case; RecBole's names."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers import ROOT
+
+from fedcl_bench.cli.main import main
+from fedcl_bench.data.datasets import load_stream, thin_note
+from fedcl_bench.data.source import (DatasetConfig, config_file, configured, dataset_name, find_file, load_config,
+                                     locate, spelled)
+from fedcl_bench.data.stream import StreamSettings
+from fedcl_bench.errors import UserError
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.specs import RunSpec, spelled_spec, tuned_file
+from fedcl_bench.runs.store import load_runs, matching
+
+QUICK = ["--set", "rounds=1", "--set", "blocks=2", "--set", "dim=4"]
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def mine():
+    """An atomic file far from ``./data``: 20 users, 45 items, 6 rows per user in the second of two blocks."""
+    path = Path("far/away/mine.inter")
+    path.parent.mkdir(parents=True)
+    rows = "".join(f"u{i % 20}\ti{i * 7 % 45}\t{i}\n" for i in range(300))
+    path.write_text("user_id:token\titem_id:token\ttimestamp:float\n" + rows)
+    return path
+
+
+def run(capsys, *arguments):
+    assert main([*arguments, *QUICK, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("given", ["far/away/mine.inter", "./far/away", "far/away/", "../{here}/far/away/mine.inter"])
+def test_paths_of_files_and_folders(capsys, mine, given):
+    given = given.format(here=Path.cwd().name)
+    result = run(capsys, "--method", "ft", "--backbone", "fedmf", "--dataset", given)
+    assert result["dataset"] == "mine" and result["settings"]["k_core"] == 0
+    record = Path(result["record"])
+    assert record.parent == Path("results/runs") and record.name.startswith("ft-fedmf-mine-s0-")
+    assert main(["data", given]) == 0
+    assert "away/mine.inter" in capsys.readouterr().out
+
+
+def test_a_path_and_a_name_are_one_run(registry, mine):
+    by_name = make_config(registry, "ft", "fedmf", "mine", data_dir=Path("far/away"))
+    assert make_config(registry, "ft", "fedmf", str(mine)).name == by_name.name
+
+
+def test_grids_tunings_and_audits_take_paths(capsys, mine):
+    cells = ["--backbones", "fedmf", "--datasets", str(mine), *QUICK, "--jobs", "1", "--quiet"]
+    assert main(["grid", "--methods", "FT", *cells, "--json"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [(r["method"], r["dataset"]) for r in runs] == [("ft", "mine")]
+    assert main(["tune", "--methods", "ft", *cells, "--budget", "1", "--tuned", "tuned"]) == 0
+    assert Path("tuned/mine-fedmf-ft.json").is_file() and "away" not in Path("tuned/mine-fedmf-ft.json").name
+    capsys.readouterr()
+    assert main(["audit", "--method", "FT", "--backbone", "fedmf", "--dataset", str(mine), "--noise", "0", "--rounds",
+                 "1", "--set", "dim=4", "--set", "blocks=2", "--quiet"]) == 0
+    assert Path("results/audits/ft-fedmf-mine/audit.json").is_file()
+    assert {path.name for path in Path("results/audits").iterdir()} == {"ft-fedmf-mine"}
+
+
+def test_records_are_found_by_path_and_by_name(capsys, registry, mine):
+    run(capsys, "--method", "ft", "--backbone", "fedmf", "--dataset", str(mine))
+    settings = tuple(pair.split("=") for pair in QUICK[1::2])
+    for dataset in ("mine", str(mine)):
+        assert len(matching(load_runs(Path("results")), registry, RunSpec("ft", "fedmf", dataset, settings))) == 1
+
+
+@pytest.mark.parametrize("given,words", [
+    ("far/none.inter", ["no such file"]),
+    ("far/away/mine.csv", ["is no atomic file", "data convert --csv"]),
+    ("far/nothing", ["is not there"]),
+    ("far", ["holds no .inter file"]),
+    ("two/", ["holds a.inter, b.inter", "name one of them"]),
+    ("odd/my data.inter", ["found the name 'my data'", "letters, digits"]),
+    ("far", ["holds no .inter file"]),
+])
+def test_paths_that_lead_nowhere(capsys, mine, given, words):
+    Path("far/away/mine.csv").write_text("a,b\n")
+    for path in ("two/a.inter", "two/b.inter", "odd/my data.inter"):
+        Path(path).parent.mkdir(exist_ok=True)
+        Path(path).write_bytes(mine.read_bytes())
+    given = given if "/" in given else f"./{given}"
+    assert main(["--method", "ft", "--backbone", "fedmf", "--dataset", given]) == 2
+    message = capsys.readouterr().err
+    assert all(word in message for word in words) and len(message.splitlines()) <= 2, message
+
+
+def test_names_of_records_are_safe(mine):
+    for name in ("..", "a\nb", "-x", "a/b"):
+        with pytest.raises(UserError):
+            locate(name, Path("far/away"), StreamSettings())
+    assert dataset_name(str(mine)) == "mine" and tuned_file(Path("t"), "ft", "recbole:BPR", str(mine)) == Path(
+        "t/mine-recbole-BPR-ft.json")
+
+
+def test_a_folder_named_like_a_dataset_asks_for_a_path(mine):
+    Path("shop").mkdir()
+    with pytest.raises(UserError, match="use ./shop"):
+        find_file("shop", None)
+
+
+# No filter
+
+def test_datasets_that_are_not_shipped_are_not_filtered(registry, mine):
+    def k_core(dataset, **options):
+        return make_config(registry, "ft", "fedmf", dataset, **options).stream.k_core
+
+    assert k_core(str(mine)) == 0 and k_core("ml-100k") == 10
+    assert k_core(str(mine), overrides=[("--set", {"k_core": "3"})]) == 3
+    mine.with_suffix(".yaml").write_text("settings: {k_core: 4}\n")
+    assert k_core(str(mine)) == 4
+
+
+def test_hashes_of_shipped_datasets_stay(registry):
+    assert make_config(registry, "f3crec", "fedmf", "ml-100k").hash.startswith("02797fc01971")
+
+
+def test_thin_blocks_get_a_note(capsys):
+    rows = "".join(f"u{i // 2}\ti{i % 40}\t{i}\n" for i in range(400)) + "".join(
+        f"u0\ti{i}\t{i * 10}\n" for i in range(40))
+    Path("thin.inter").write_text("user_id:token\titem_id:token\ttimestamp:float\n" + rows)
+    stream = load_stream(locate("./thin.inter", None, StreamSettings(k_core=0)), StreamSettings(k_core=0))
+    note = thin_note(stream, StreamSettings(k_core=0))
+    assert "blocks are thin" in note and "--set k_core=5" in note
+    assert not thin_note(stream, StreamSettings(k_core=5)) and not thin_note(stream, StreamSettings(stream="static"))
+    assert main(["data", "./thin.inter"]) == 0
+    assert note in capsys.readouterr().out
+    main(["--method", "ft", "--backbone", "fedmf", "--dataset", "./thin.inter", *QUICK])
+    assert "blocks are thin" in capsys.readouterr().err
+
+
+def test_usual_blocks_get_none(ml100k):
+    assert not thin_note(ml100k, StreamSettings(k_core=0))
+
+
+# A data set's YAML file
+
+def test_a_yaml_file_beside_the_data_or_in_dataset_configs(registry, mine):
+    text = mine.read_text().replace("user_id", "who").replace("item_id", "what")
+    mine.write_text(text)
+    fields = "USER_ID_FIELD: who\nITEM_ID_FIELD: what\nsettings: {blocks: 2, rounds: 3}\n"
+    places = [(mine.with_suffix(".yaml"), str(mine), None), (mine.with_suffix(".yaml"), "mine", Path("far/away")),
+              (Path("dataset_configs/mine.yaml"), str(mine), None), (Path("data/mine.yaml"), "mine", Path("far/away")),
+              (Path("dataset_configs/mine.yaml"), "mine", Path("far/away"))]
+    hashes = set()
+    for path, dataset, data_dir in places:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(fields)
+        config = make_config(registry, "ft", "fedmf", dataset, data_dir=data_dir)
+        assert (config.stream.blocks, config.server.rounds) == (2, 3), path
+        assert len(load_stream(config.source, config.stream).user_tokens) == 20
+        hashes.add(config.hash)
+        path.unlink()
+    assert len(hashes) == 1
+
+
+def test_other_columns_are_another_run(registry, mine):
+    before = make_config(registry, "ft", "fedmf", str(mine)).hash
+    mine.with_suffix(".yaml").write_text("USER_ID_FIELD: item_id\nITEM_ID_FIELD: user_id\n")
+    swapped = make_config(registry, "ft", "fedmf", str(mine))
+    assert swapped.hash != before
+    plain = replace(swapped, source=replace(swapped.source, config=DatasetConfig()))
+    assert plain.hash == before
+
+
+@pytest.mark.parametrize("text,words", [
+    ("USER_FIELD: who\n", ["unknown field", "mine.yaml", "'USER_FIELD'", "USER_ID_FIELD"]),
+    ("load_col: {inter: [a]}\n", ["unknown field", "'load_col'"]),
+    ("settings: [k_core]\n", ["field 'settings'", "a mapping"]),
+    ("TIME_FIELD: 3\n", ["field 'TIME_FIELD'", "found 3", "a text"]),
+    ("drop_events: view\n", ["field 'drop_events'", "a list"]),
+    ("raw: here\n", ["field 'raw'", "a mapping"]),
+    ("settings: {k_cor: 3}\n", ["'k_cor'", "mine.yaml", "Did you mean 'k_core'"]),
+    ("USER_ID_FIELD: who\n", ["column 'who' is missing", "found columns user_id"]),
+    ("[1]\n", ["expected 'name: value' lines"]),
+])
+def test_bad_yaml_files(capsys, mine, text, words):
+    mine.with_suffix(".yaml").write_text(text)
+    assert main(["data", str(mine)]) == 2
+    message = capsys.readouterr().err
+    assert all(word in message for word in words) and len(message.splitlines()) <= 2, message
+
+
+def test_fields_of_yaml_files_are_documented():
+    page = (ROOT / "docs/data.md").read_text()
+    missing = [name for name in DatasetConfig.__dataclass_fields__ if f"`{name}`" not in page]
+    assert not missing
+
+
+# Names
+
+def test_names_ignore_case(capsys, registry, mine):
+    config = make_config(registry, "F3CRec", "FedMF", "ML-100K")
+    assert config.name == make_config(registry, "f3crec", "fedmf", "ml-100k").name
+    spec = spelled_spec(registry, RunSpec("F3CREC", "FedMF", "Ml-100k"))
+    assert (spec.method, spec.backbone, spec.dataset) == ("f3crec", "fedmf", "ml-100k")
+    assert spelled("MINE", Path("far/away")) == "mine" and spelled("nothing") == "nothing"
+    assert load_config(spelled("XING")) == load_config("xing") and config_file("xing") == configured()["xing"]
+    result = run(capsys, "--method", "FedMF", "--dataset", "MINE", "--data-dir", "far/away")
+    assert (result["method"], result["backbone"], result["dataset"]) == ("ft", "fedmf", "mine")
+    for name in ("F3CRec", "FedMF", "ML-100K"):
+        assert main(["list", name]) == 0
+        assert name.lower() in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name,words", [
+    ("learning_rate", ["RecBole's 'learning_rate' is 'lr' here"]), ("embedding_size", ["is 'dim' here"]),
+    ("train_batch_size", ["is 'batch_size' here"]), ("epochs", ["is 'rounds' and 'local_epochs' here"]),
+    ("eval_batch_size", ["no counterpart here"]), ("train_neg_sample_args", ["is 'negatives' and"]),
+    ("metrics", ["is 'topk' here", "always computed"]), ("stopping_step", ["is 'patience' here"]),
+    ("eval_step", ["is 'evaluate_every' here"]), ("learner", ["is 'optimiser' here"]), ("seed", ["the option --seed"]),
+    ("gpu_id", ["the option --device"]), ("LEARNING-RATE", ["'learning_rate' is 'lr' here"]),
+    ("max_item_list_length", ["unknown setting"]),  # of sequences, which FedMF has not
+    ("lrr", ["Did you mean 'lr'"]),
+])
+def test_settings_of_recbole_are_understood(capsys, name, words):
+    for command in (["--method", "ft", "--backbone", "fedmf"],
+                    ["grid", "--methods", "ft", "--backbones", "fedmf", "--dry-run"],
+                    ["tune", "--methods", "ft", "--backbones", "fedmf", "--dry-run"]):
+        assert main([*command, "--set", f"{name}=1"]) == 2
+        message = capsys.readouterr().err
+        assert all(word in message for word in words) and len(message.splitlines()) <= 2, message
+
+
+def test_a_metric_in_capitals_is_told_how_it_is_written(capsys):
+    assert main(["--method", "ft", "--backbone", "fedmf", "--set", "valid_metric=NDCG@10"]) == 2
+    assert "Did you mean 'ndcg'" in capsys.readouterr().err

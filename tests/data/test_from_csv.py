@@ -1,0 +1,191 @@
+"""Any table to an atomic file: what is detected, what is left out, what is refused, and how much memory it takes."""
+
+from __future__ import annotations
+
+import gzip
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from helpers import ROOT
+
+from fedcl_bench.cli.main import main
+from fedcl_bench.data import from_csv
+from fedcl_bench.data.from_csv import Columns, condition, import_table
+from fedcl_bench.errors import UserError
+
+COLUMNS = Columns("user", "item", "time")
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def table(text: str, name: str = "t.csv") -> Path:
+    Path(name).write_text(text, encoding="utf-8")
+    return Path(name)
+
+
+def imported(text: str, columns: Columns = COLUMNS, **options):
+    """What became of a table, and the lines of the atomic file."""
+    done = import_table(table(text), columns, "mine", Path("out"), **options)
+    return done, Path("out/mine/mine.inter").read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize("separator,name", from_csv.SEPARATORS.items())
+def test_separators_are_detected(separator, name):
+    text = "item,user,other,time\na b,u1,x,7\nc,u2,,8\n".replace(",", separator)
+    done, lines = imported(text)
+    assert lines == ["user_id:token\titem_id:token\ttimestamp:float", "u1\ta b\t7", "u2\tc\t8"]
+    assert done.notes[0] == f"separated by {name}, with a header"
+    assert (done.rows, done.written, done.users, done.items, done.left_out) == (2, 2, 2, 2, {})
+
+
+def test_quotes_byte_order_mark_and_control_characters():
+    _, lines = imported('\ufeffuser,item,time\nu1,"Alien, ""the"" first",1\nu2, caf\u00e9\x0b ,2\n')
+    assert lines[1:] == ['u1\tAlien, "the" first\t1', "u2\tcaf\u00e9\t2"]
+
+
+@pytest.mark.parametrize("times,seconds,words", [
+    (("1262304000", "1262304001"), ("1262304000", "1262304001"), "times are seconds since 1970 (as 1262304000)"),
+    (("1262304000.5", "1262304001"), (1262304000.5, 1262304001.0), "times are seconds"),
+    (("1262304000250", "1262304001000"), (1262304000.25, 1262304001.0), "times are milliseconds"),
+    (("1262304000000000",) * 2, ("1262304000",) * 2, "times are microseconds"),
+    (("1262304000000000000",) * 2, ("1262304000",) * 2, "times are nanoseconds"),
+    (("2010-01-01", "2010-01-01T00:00:01Z"), ("1262304000", "1262304001"), "times are ISO 8601 (as 2010-01-01)"),
+    (("2010-01-01 02:00:00+02:00", "2010-01-01T00:00:00.5"), (1262304000.0, 1262304000.5), "times are ISO 8601"),
+])
+def test_times_are_detected_and_written_in_seconds(times, seconds, words):
+    done, lines = imported("user,item,time\n" + "".join(f"u,i,{time}\n" for time in times))
+    written = [line.split("\t")[2] for line in lines[1:]]
+    assert tuple(type(expected)(text) for text, expected in zip(written, seconds)) == seconds
+    assert words in done.notes[1]
+
+
+def test_tables_without_header_name_columns_by_number():
+    done, lines = imported("u1\ti1\t4\t7\nu2\ti2\t5\t8\n", Columns("1", "2", "4"))
+    assert lines[1:] == ["u1\ti1\t7", "u2\ti2\t8"] and "without header" in done.notes[0]
+    done, lines = imported("who\twhat\tn\twhen\nu2\ti2\t5\t8\n", Columns("1", "2", "4"), force=True)
+    assert lines[1:] == ["u2\ti2\t8"] and "with a header" in done.notes[0]
+
+
+def test_ratings_sessions_and_rows_without_ids():
+    text = "user,item,time,stars,visit\nu1,a,1,4,s1\nu1,b,2,3.5,s1\n,c,3,5,s1\nu2,a,4,5,\nu2,a,5,5,s2\n"
+    done, lines = imported(text, Columns("user", "item", "time", "stars", "visit", ">=4"))
+    assert lines == ["user_id:token\titem_id:token\trating:float\tsession_id:token\ttimestamp:float",
+                     "u1\ta\t4\ts1\t1", "u2\ta\t5\ts2\t5"]
+    assert done.left_out == {"without user, item or session": 2, "with a rating that is not >=4": 1}
+    assert Path("out/mine/mine.yaml").read_text() == "SESSION_FIELD: session_id\n" and len(done.files) == 2
+
+
+@pytest.mark.parametrize("text,kept", [(">=4", [4, 5]), ("> 4", [5]), ("<4.5", [3, 4]), ("<=3", [3]), ("==5", [5]),
+                                       ("!=5", [3, 4])])
+def test_conditions(text, kept):
+    numbers = pd.Series([3, 4, 5]).to_numpy(float)
+    assert numbers[condition(text)(numbers)].tolist() == kept
+
+
+def test_compressed_tables():
+    Path("t.csv.gz").write_bytes(gzip.compress(b"user,item,time\nu1,a,1\n"))
+    assert import_table(Path("t.csv.gz"), COLUMNS, "mine", Path("out")).written == 1
+
+
+@pytest.mark.parametrize("text,columns,words", [
+    ("uid,item,time\n1,2,3\n", COLUMNS, ["no column 'user'", "uid, item, time", "commas"]),
+    ("1,2,3\n1,2,3\n", COLUMNS, ["no column 'user'", "--user 1 --item 2 --time 3"]),
+    ("user,user,item,time\n1,1,2,3\n", COLUMNS, ["several columns 'user'"]),
+    ("user,item,time\n", COLUMNS, ["no row is left"]),
+    ("\n\n", COLUMNS, ["is empty"]),
+    ("user,item,time\n1,2,3\n1,2,yesterday\n", COLUMNS, ["row 2 below the header", "'yesterday'", "a time as"]),
+    ("user,item,time\n1,2,31/01/2020\n", COLUMNS, ["row 1 below", "'31/01/2020'", "ISO 8601"]),
+    ("user,item,time\n1,2,3\n1,2\n", COLUMNS, ["cannot be read as a table", "3 fields per line"]),
+    ("user,item,time,r\n1,2,3,good\n", Columns("user", "item", "time", "r"), ["column 'r' is 'good'", "a number"]),
+    ("user,item,time,r\n1,2,3,4\n", Columns("user", "item", "time", "r", keep="=>4"), ["--keep", "'>=4'"]),
+    ("user,item,time,r\n1,2,3,3\n", Columns("user", "item", "time", "r", keep=">=4"), ["no row is left of 1"]),
+])
+def test_bad_tables(text, columns, words):
+    with pytest.raises(UserError) as caught:
+        imported(text, columns)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert len(str(caught.value).splitlines()) <= 2 and not list(Path("out").rglob("*.inter"))
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "-x", "a b", ""])
+def test_unsafe_names_are_refused(name):
+    with pytest.raises(UserError, match="found the name"):
+        import_table(table("user,item,time\n1,2,3\n"), COLUMNS, name, Path("out"))
+
+
+def test_existing_files_are_kept_unless_forced():
+    imported("user,item,time\n1,2,3\n")
+    with pytest.raises(UserError, match="--force"):
+        imported("user,item,time\n1,2,4\n")
+    assert imported("user,item,time\n1,2,4\n", force=True)[1][1] == "1\t2\t4"
+
+
+def test_pieces_do_not_show(monkeypatch):
+    text = "user,item,time\n" + "".join(f"u{i % 97},i{i % 31},{1262304000000 + 500 * i}\n" for i in range(4000))
+    whole = imported(text)
+    monkeypatch.setattr(from_csv, "PIECE", 1000)
+    assert imported(text, force=True) == whole
+    assert (whole[0].users, whole[0].items) == (97, 31) and len(whole[1]) == 4001
+
+
+def test_the_command_says_what_was_done_and_what_comes_next(capsys):
+    rows = "".join(f"u{i % 20},i{i * 7 % 60},{i % 5 + 1},2020-01-{1 + i // 40:02}\n" for i in range(1200))
+    table("who,what,stars,when\n" + rows, "log.csv")
+    words = "data convert --csv log.csv --user who --item what --time when --rating stars --keep >=3 shop".split()
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "log.csv: separated by commas, with a header; times are ISO 8601 (as 2020-01-01), UTC unless they say "
+        "otherwise; written in seconds",
+        "shop: 720 interactions of 12 users and 36 items", "left out: 480 rows with a rating that is not >=3",
+        "wrote: data/shop/shop.inter", "next: run_bench.py data shop",
+        "then: run_bench.py --method f3crec --backbone fedmf --dataset shop"]
+    assert main(lines[4].split()[2:]) == 0
+    assert main([*lines[5].split()[2:], "--set", "rounds=1", "--quiet"]) == 0
+    assert "f3crec on fedmf, shop" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("options,words", [
+    ([], ["one of the arguments --raw --csv is required"]),
+    (["--csv", "t.csv", "--user", "user", "--item", "item"], ["--time is missing"]),
+    (["--raw", "t.csv", "--user", "user"], ["--user has no effect with --raw"]),
+    (["--csv", "t.csv", "--user", "user", "--item", "item", "--time", "time", "--keep", ">=4"], ["needs --rating"]),
+    (["--csv", "none.csv", "--user", "user", "--item", "item", "--time", "time"], ["no file none.csv"]),
+])
+def test_bad_options(capsys, options, words):
+    table("user,item,time\n1,2,3\n")
+    assert main(["data", "convert", "mine", *options]) == 2
+    message = capsys.readouterr().err
+    assert all(word in message for word in words), message
+
+
+def test_names_of_known_datasets_are_refused(capsys):
+    table("user,item,time\n1,2,3\n")
+    assert main("data convert --csv t.csv --user user --item item --time time ML-100K".split()) == 2
+    assert "is a dataset that exists" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_memory_does_not_grow_with_the_table():
+    """Ten times the rows take hardly more: 10^8 rows within 2 GiB."""
+    def peak(rows: int) -> float:
+        with open("big.csv", "w") as file:
+            file.write("user,item,rating,time\n")
+            for start in range(0, rows, 100_000):
+                file.write("".join(f"{i * 7919 % 1_000_003},{i * 104729 % 100_003},{i % 5},{1262304000 + i}\n"
+                                   for i in range(start, start + 100_000)))
+        code = ("import sys, resource; from pathlib import Path; from fedcl_bench.data.from_csv import *; "
+                "import_table(Path('big.csv'), Columns('user', 'item', 'time', 'rating'), 'big', Path('.'), True); "
+                "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)")
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                              env={"PYTHONPATH": str(ROOT), "PATH": ""})
+        return int(done.stdout) / (1 if sys.platform == "darwin" else 1024) / 1024
+
+    assert resource and peak(10_000_000) < peak(1_000_000) + 0.25 < 1.5
