@@ -93,27 +93,21 @@ def _merge_config_file(args: argparse.Namespace) -> dict[str, Any]:
 
 def run(args: argparse.Namespace) -> int:
     with importing():
-        from ...runs.config import idle_notes
-        from ...runs.runner import Here, Interrupted, execute
-        from ..progress import Display
-        from ..seeds import Sharding, SharedStream
-        from ..show import combined, show_result
+        from ...api.seeds import SharedStream, combined, run_seeds
+        from ...runs.runner import Interrupted
+        from ..sharding import Sharding
+        from ..show import show_result
 
     configs, overrides = _configs(args)
-    results = []
     try:
         with ExitStack() as stack:
             sharding = Sharding(args, stack) if args.ray else None
-            stream = SharedStream(configs[0], sharding)
             stop = stack.enter_context(stop_between_rounds())
-            for config in configs:
-                with Display(config, args.quiet, args.verbose) as display:
-                    if config is configs[0]:
-                        for text in idle_notes(config, overrides):
-                            display.note(text)
-                    engine = sharding.engine(config, display.warn) if sharding else Here()
-                    results.append(execute(config, lambda: stream.load(display.note), args.results, args.rerun,
-                                           display.update, display.warn, display.note, stop, engine))
+            options = {"rerun": args.rerun, "quiet": args.quiet, "verbose": args.verbose}
+            if sharding:
+                options["engine_of"] = sharding.engine
+            stream = SharedStream(configs[0], sharding.check if sharding else None)
+            results = run_seeds(configs, overrides, args.results, stop, stream=stream, **options)
     except Interrupted as error:
         print(f"run_bench.py: {error}", file=sys.stderr)
         return 130
@@ -132,7 +126,8 @@ def _configs(args: argparse.Namespace) -> tuple[list[RunConfig], Layers]:
     Raises:
         UserError: for anything that is wrong with the options or the file of ``--config``.
     """
-    from ...runs.config import make_config, resolve_device
+    from ...api.seeds import configurations
+    from ...runs.config import resolve_device
     from ...runs.registry import discover
     from ...settings import parse_assignments
 
@@ -151,5 +146,6 @@ def _configs(args: argparse.Namespace) -> tuple[list[RunConfig], Layers]:
     overrides = [(str(args.config), from_file), ("--set", parse_assignments(args.assignments, "--set"))]
     device = resolve_device(args.device or "cpu")
     first = args.seed or 0
-    return [make_config(registry, args.method, args.backbone, args.dataset or "ml-100k", number, overrides,
-                        args.data_dir, device) for number in range(first, first + (args.seeds or 1))], overrides
+    names = args.method, args.backbone, args.dataset or "ml-100k"
+    return configurations(registry, names, range(first, first + (args.seeds or 1)), overrides, args.data_dir,
+                          device), overrides
