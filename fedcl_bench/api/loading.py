@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, Iterable, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
 from ..errors import UserError, unknown
 from ..ops.memory import importing
@@ -80,12 +79,10 @@ def _single_combination(runs: Sequence[Run], folder: Path) -> list[Run]:
         if len(values) > 1:
             raise UserError(f"load: records of several {key}s in {folder}: {', '.join(values)}.\n"
                             f"Narrow them: load({str(folder)!r}, {key}={values[0]!r}).")
-    settings = [comparable(run.meta["settings"]) for run in runs]
-    for name in sorted({name for each in settings for name in each}):
-        values = sorted({json.dumps(each.get(name)) for each in settings})
-        if len(values) > 1:
-            raise UserError(f"load: records in {folder} differ in '{name}': {', '.join(values)}.\n"
-                            f"Narrow them with {name}=VALUE, or load one record's folder.")
+    if differing := _differing([comparable(run.meta["settings"]) for run in runs]):
+        words = "; ".join(f"{name} ({', '.join(values)})" for name, values in list(differing.items())[:6])
+        raise UserError(f"load: records in {folder} differ in settings: {words}.\n"
+                        f"Narrow them, as with {next(iter(differing))}=VALUE, or load the folder of one record.")
     by_seed: dict[int, Run] = {}
     for run in runs:
         other = by_seed.setdefault(run.seed, run)
@@ -94,3 +91,10 @@ def _single_combination(runs: Sequence[Run], folder: Path) -> list[Run]:
                             f"{other.hash[:12]}, {run.hash[:12]} (other data, device or code).\nLoad one of them by "
                             f"its folder, or take it away.")
     return list(runs)
+
+
+def _differing(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """The settings that are not the same in all of these, each with its values."""
+    values = {name: sorted({as_text(each[name]) if name in each else "no effect" for each in settings})
+              for name in sorted({name for each in settings for name in each})}
+    return {name: texts for name, texts in values.items() if len(texts) > 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Iterator
@@ -11,6 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from ..data.datasets import load_stream
 from ..data.stream import Stream
 from ..draws import DrawKey
 from ..errors import UserError, unknown
@@ -31,8 +33,8 @@ def saved_model(run: Run) -> SavedModel:
     try:
         return Record(run.path).saved_model()
     except Corrupt as error:
-        raise UserError(f"{describe(run.meta)}: no model: {error}.\nCompact records have none; otherwise run it again "
-                        f"with --rerun.") from None
+        raise UserError(f"{describe(run.meta)}: no model: {error}.\nCompact records have none; of others, delete the "
+                        f"record and run it again.") from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,14 +73,20 @@ class Model:
 
     @cached_property
     def config(self) -> RunConfig:
-        """What made the run; raises UserError if a plugin or the data is missing or other data is there."""
-        return self.origin.config(self.run)
+        """What made the run; warns if a plugin's code has changed since.
+
+        Raises:
+            UserError: if a plugin or the data is missing, or other data is there.
+        """
+        config, meta = self.origin.config(self.run), self.run.meta
+        if meta["hash"] not in (config.hash, config.former_hash):
+            warnings.warn(f"{describe(meta)}: {meta['method']} or {meta['backbone']} has other code than the run was "
+                          f"made with.", stacklevel=2)
+        return config
 
     @cached_property
     def stream(self) -> Stream:
         """The run's data; raises as ``config``."""
-        from ..data.datasets import load_stream
-
         return load_stream(self.config.source, self.config.stream)
 
     def row(self, user: str | int) -> int:
@@ -103,7 +111,7 @@ class Model:
         if self.saved.client_state is None:
             if any(method.overrides(hook) for hook in _STATEFUL):
                 raise UserError(f"{describe(self.run.meta)}: the record is of a former version, without what "
-                                f"{self.config.method.name} ranks by; run it again with --rerun.")
+                                f"{self.config.method.name} ranks by; delete it and run it again.")
         else:
             method.client_state, method.server_state = dict(self.saved.client_state), dict(self.saved.server_state)
         with torch.no_grad():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,8 +30,6 @@ class Origin:
     def config(self, run: Run) -> RunConfig:
         """The configuration that made a run.
 
-        Warns if a plugin's code has changed since.
-
         Raises:
             UserError: if a plugin or the data is missing, or the data is another than the run's.
         """
@@ -43,9 +40,6 @@ class Origin:
         if config.source.fingerprint != meta["data_fingerprint"]:
             raise UserError(f"{describe(meta)}: found other data in {config.source.path} than the run was made from.\n"
                             f"Name the folder of its data: data_dir=DIR.")
-        if meta["hash"] not in (config.hash, config.former_hash):
-            warnings.warn(f"{describe(meta)}: {meta['method']} or {meta['backbone']} has other code than the run was "
-                          f"made with.", stacklevel=2)
         return config
 
     def stream(self, run: Run) -> Stream:
