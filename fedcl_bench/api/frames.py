@@ -46,7 +46,7 @@ def rounds(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def matrix(runs: Sequence[Run]) -> pd.DataFrame:
-    """R[t, s]: the columns seed, metric, trained_block (t), then one per tested block (s): 0, 1, ...; nan where s > t."""
+    """R[t, s]: the columns seed, metric, trained_block (t), then 0, 1, ..., per tested block (s); nan where s > t."""
     def of(run: Run) -> pd.DataFrame:
         every = [(metric, r) for metric, r in run.meta["matrix"].items()]
         size = len(every[0][1])

@@ -57,7 +57,8 @@ def _with_setting(runs: Sequence[Run], folder: Path, name: str, value: Any) -> l
     """The runs in which a setting has a value, however it is written."""
     values = {as_text(run.meta["settings"][name]) for run in runs if name in run.meta["settings"]}
     if not values:
-        raise unknown(f"setting in the records of {folder}", name, {key for run in runs for key in run.meta["settings"]})
+        known = {key for run in runs for key in run.meta["settings"]}
+        raise unknown(f"setting in the records of {folder}", name, known)
     kept = [run for run in runs if name in run.meta["settings"] and _same(run.meta["settings"][name], value)]
     if not kept:
         raise UserError(f"setting '{name}': found {value!r}, accepted: what records in {folder} have, "

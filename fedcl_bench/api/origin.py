@@ -33,7 +33,9 @@ class Origin:
         Raises:
             UserError: if a plugin or the data is missing, or the data is another than the run's.
         """
-        meta, settings = run.meta, dict(run.meta["settings"])
+        meta = run.meta
+        ignored = self.registry.get("backbone", meta["backbone"]).cls.ignored  # stand in records with their defaults
+        settings = {name: value for name, value in meta["settings"].items() if name not in ignored}
         data_dir = None if settings.get("split_file") else self.data_dir
         config = make_config(self.registry, meta["method"], meta["backbone"], meta["dataset"], run.seed,
                              [("the record", settings)], data_dir, meta["device"])

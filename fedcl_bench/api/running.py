@@ -25,8 +25,8 @@ def run(method: str, backbone: str | None = None, dataset: str = "ml-100k", seed
         progress: bool = True, **settings: Any) -> Results:
     """Run a method on a backbone and a dataset, or take the records that are there already.
 
-    The same call again returns the records at once. An interrupted run goes on where it was, to the same numbers. Ctrl-C
-    stops after the round, with all finished rounds and seeds kept; a second one stops at once.
+    The same call again returns the records at once. An interrupted run goes on where it was, to the same numbers.
+    Ctrl-C stops after the round, with all finished rounds and seeds kept; a second one stops at once.
 
     Args:
         method: as ``"f3crec"``; ``"pfedrec"``, a federated recommender, is FT on that backbone.

@@ -8,8 +8,8 @@ A run in progress keeps one ``checkpoint.pt``; a finished one has
 - ``users.parquet``   trained block, tested block, user, metric, value
 - ``analysis.parquet`` block, kind, id, value: shift of users and items between blocks (see
   ``evaluation/drift.py``)
-- ``model.pt``        the tables after the last block, with the original ids of their rows and the method's state; by far
-  the largest, and no table needs it: it may be deleted. ``torch.load(path, weights_only=True)`` opens it
+- ``model.pt``        the tables after the last block, the original ids of their rows and the method's state; by far the
+  largest, and no report needs it: it may be deleted. ``torch.load(path, weights_only=True)`` opens it
 - ``model.pt.b2sum``  its checksum, as ``b2sum --length 256`` writes it
 
 ``run.json`` is written last, so a folder without a finished one is an unfinished run whatever else is in it.

@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from fabricate import fabricate, level
 from helpers import ROOT, same_numbers
 
@@ -186,7 +187,8 @@ def test_frames_hold_what_records_hold(results, ml100k):
     assert list(users) == ["seed", "trained_block", "tested_block", "user", "metric", "value"]
     recorded = pd.read_parquet(run.path / "metrics.parquet").rename(columns={"mean": "recorded", "users": "n"})
     both = metrics[metrics["seed"] == 1].merge(recorded)
-    assert len(both) == len(recorded) and np.allclose(both["mean"], both["recorded"]) and (both["users"] == both["n"]).all()
+    assert len(both) == len(recorded) and (both["users"] == both["n"]).all()
+    assert np.allclose(both["mean"], both["recorded"])
     means = users.groupby(["seed", "trained_block", "tested_block", "metric"])["value"].mean()
     assert np.allclose(metrics.set_index(["seed", "trained_block", "tested_block", "metric"])["mean"].sort_index(),
                        means.sort_index())
@@ -243,7 +245,8 @@ def test_compare_is_the_commands(results, folder, capsys):
 
 
 def test_compare_says_how_to_make_what_is_missing(results, folder):
-    with pytest.raises(fb.UserError, match=r"(?s)no record.*fb\.run\('kd', 'fedmf', 'ml-100k', seeds=5, k_core=70, rounds"):
+    call = r"fb\.run\('kd', 'fedmf', 'ml-100k', seeds=5, k_core=70, rounds=1\)"
+    with pytest.raises(fb.UserError, match=f"(?s)no record.*{call}"):
         results.compare("kd")
     with pytest.raises(fb.UserError, match="unknown method 'ftt'"):
         results.compare("ftt")
@@ -302,6 +305,22 @@ def test_recommendations_are_the_lists_that_were_tested(tmp_path, method, settin
         scores[np.concatenate([step.train.of(row).numpy(), step.valid.of(row).numpy()])] = -np.inf
         listed = np.argsort(-scores, kind="stable")[:10]
         assert bool(set(listed) & set(step.test.of(row).tolist())) == bool(hit)
+
+
+def test_what_follows_a_session_is_what_was_tested(tmp_path):
+    """FCUCR ranks by prototypes, which are its state; nothing is masked there."""
+    found = fb.run("fcucr", "sasrec", results=tmp_path, progress=False, stream="sessions", rounds=1, dim=8,
+                   max_length=5, min_session_length=10, topk=90, valid_metric="hit@90")
+    model, users = found.model(), found.users[found.users["metric"] == "all:hit@90"].head(60)
+    for user, hit in zip(users["user"], users["value"]):
+        target = model.item_ids[model.stream.steps[0].test.of(model.row(user))[0]]
+        assert (target in set(model.recommend(user, 90, mask_seen=False)["item"])) == bool(hit)
+    assert users["value"].sum() > 2
+    step = model.stream.steps[0]
+    nobody = replace(step.sessions["test"], of_user=torch.zeros_like(step.sessions["test"].of_user))
+    model.__dict__["stream"] = replace(model.stream, steps=(replace(step, sessions={**step.sessions, "test": nobody}),))
+    with pytest.raises(fb.UserError, match="no test session"):
+        model.recommend(model.user_ids[0])
 
 
 def test_recommendations_have_original_ids_and_leave_out_what_was_seen(results):
