@@ -1,7 +1,8 @@
 """fedcl_bench: a benchmark suite for federated continual recommendation on RecBole.
 
-What a plugin is written from can be imported from here. It is loaded when asked for, as it needs PyTorch, which the
-command line's help does not wait for.
+What a plugin is written from can be imported from here, and what runs and reads results: ``run``, ``load`` and
+``Results`` (docs/api.md). It is loaded when asked for, as it needs PyTorch, which the command line's help does not wait
+for.
 """
 
 from __future__ import annotations
@@ -12,15 +13,23 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__
 
 if TYPE_CHECKING:
+    from .api.loading import load
+    from .api.model import Model
+    from .api.results import Results
+    from .api.running import run
     from .backbone import Backbone, BackboneSettings
+    from .errors import RunFailed, UserError
     from .method import Method
     from .sequential import SequentialBackbone, SequentialSettings
     from .settings import setting
 
-__all__ = ["Backbone", "BackboneSettings", "Method", "SequentialBackbone", "SequentialSettings", "setting"]
+__all__ = ["Backbone", "BackboneSettings", "Method", "Model", "Results", "RunFailed", "SequentialBackbone",
+           "SequentialSettings", "UserError", "load", "run", "setting"]
 
-_MODULES = {"Backbone": "backbone", "BackboneSettings": "backbone", "Method": "method",
-            "SequentialBackbone": "sequential", "SequentialSettings": "sequential", "setting": "settings"}
+_MODULES = {"Backbone": "backbone", "BackboneSettings": "backbone", "Method": "method", "Model": "api.model",
+            "Results": "api.results", "RunFailed": "errors", "SequentialBackbone": "sequential",
+            "SequentialSettings": "sequential", "UserError": "errors", "load": "api.loading", "run": "api.running",
+            "setting": "settings"}
 
 
 def __getattr__(name: str) -> Any:

@@ -26,7 +26,7 @@ API, WORDS, ROWS = "plugin API", "words", "ops"
 BESIDE = dict.fromkeys(("errors", "version", "settings", "files", "sizes"), WORDS) | dict.fromkeys(
     ("draws", "parallel", "functional", "recbole_model"), ROWS)
 PURPOSE = {API: "What a method and a backbone are", WORDS: "Errors, settings, files"}
-ACROSS = {"cli": 5.0, "audit": 1.25, "reports": 3.75, "workers": 6.25, "testing": 8.75, "experiments": 5.0, "runs": 5.0,
+ACROSS = {"cli": 5.0, "api": 3.75, "audit": 1.25, "reports": 3.75, "workers": 6.25, "testing": 8.75, "experiments": 5.0, "runs": 5.0,
           "federation": 3.75, "recbole": 7.9, "evaluation": 3.75, "client": 3.75, "stats": 2.0, API: 5.8, "data": 6.2,
           WORDS: 2.0, ROWS: 5.0}
 WIDTH, HEIGHT, ROW = 2.4, 0.62, 0.9

@@ -13,7 +13,6 @@ from rich.table import Table
 from ..data.source import DatasetConfig, DatasetSource
 from ..data.stream import StreamSettings, idle_settings
 from ..errors import UserError
-from ..evaluation.continual import SUMMARIES
 from ..runs.config import RunConfig
 from ..runs.registry import Plugin
 from ..settings import describe, flat
@@ -39,45 +38,6 @@ def print_table(table: Table) -> None:
     with console.capture() as capture:
         console.print(table)
     print("\n".join(line.rstrip() for line in capture.get().splitlines()))
-
-
-def combined(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Several seeds as one result: means and sample standard deviations (0 for a single seed)."""
-    def deviation(values: Iterable[float]) -> float:
-        values = list(values)
-        return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-
-    metrics = {}
-    for name in results[0]["metrics"]:
-        blocks = np.array([result["metrics"][name]["per_block"] for result in results])
-        averages = [result["metrics"][name]["avg_incremental"] for result in results]
-        several = averages[0] is not None
-        metrics[name] = {"per_block": blocks.mean(0).tolist(), "per_block_std": [deviation(b) for b in blocks.T],
-                         "avg_incremental": float(np.mean(averages)) if several else None,
-                         "avg_incremental_std": deviation(averages) if several else None}
-    continual = {metric: {name: float(np.mean([result["continual"][metric][name] for result in results]))
-                          if results[0]["continual"][metric][name] is not None else None for name in SUMMARIES}
-                 for metric in metrics}
-    first = results[0]
-    beyond = {name: _mean_of([result[name] for result in results]) for name in ("lists", "groups")
-              if all(name in result for result in results)}
-    return {**beyond, **{key: first[key] for key in ("method", "backbone", "dataset", "device", "settings", "environment")},
-            "seed": first["seed"], "seeds": [result["seed"] for result in results], "metrics": metrics,
-            "continual": continual,
-            "rounds": np.mean([result["rounds"] for result in results], axis=0).tolist(),
-            "seconds": {key: float(np.mean([result["seconds"][key] for result in results]))
-                        for key in first["seconds"]},
-            "peak_memory_mib": max(result["peak_memory_mib"] for result in results), "record": first["record"],
-            "reused": all(result["reused"] for result in results), "runs": results}
-
-
-def _mean_of(parts: list[Any]) -> Any:
-    """The mean of numbers at the same place of nested mappings and lists; None where one of them is None."""
-    if isinstance(parts[0], Mapping):
-        return {name: _mean_of([part[name] for part in parts]) for name in parts[0]}
-    if isinstance(parts[0], list):
-        return [_mean_of(list(values)) for values in zip(*parts)]
-    return None if any(part is None for part in parts) else float(np.mean(parts))
 
 
 def show_groups(result: Mapping[str, Any], groups: Iterable[str]) -> None:

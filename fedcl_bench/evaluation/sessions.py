@@ -189,6 +189,13 @@ class _ListLogits:
         return target, every.gather(1, target), None if ids is None else every.gather(1, ids), every
 
 
+def session_scores(backbone: SequentialBackbone, method: Method, model: Snapshot, task: SessionTask, users: Tensor,
+                   protection: Protection = OPEN) -> Tensor:
+    """Logits of all items after what each user's session of the task begins with: (n, items). Arguments as of
+    ``rank_sessions``; each of the users must have a session."""
+    return _SequentialLogits(backbone, method, model, task, protection).of(users, None)[3]
+
+
 def _metrics(rank: Tensor, topk: list[int]) -> dict[str, Tensor]:
     """Metrics of lists with one item to find, which ``rank`` items are before."""
     hits = rank[:, None] == torch.arange(topk[-1], device=rank.device)

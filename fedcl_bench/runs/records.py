@@ -8,7 +8,9 @@ A run in progress keeps one ``checkpoint.pt``; a finished one has
 - ``users.parquet``   trained block, tested block, user, metric, value
 - ``analysis.parquet`` block, kind, id, value: shift of users and items between blocks (see
   ``evaluation/drift.py``)
-- ``model.pt``        the tables after the last block; by far the largest, and nothing else needs it: it may be deleted
+- ``model.pt``        the tables after the last block, the original ids of their rows and the method's state; by far the
+  largest, and no report needs it: it may be deleted. ``torch.load(path, weights_only=True)`` opens it
+- ``model.pt.b2sum``  its checksum, as ``b2sum --length 256`` writes it
 
 ``run.json`` is written last, so a folder without a finished one is an unfinished run whatever else is in it.
 """
@@ -24,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Iterator
+from typing import TYPE_CHECKING, Any, BinaryIO, Iterator
 
 import numpy as np
 import pandas as pd
@@ -43,11 +45,15 @@ from ..stats import accounting
 from ..version import __version__
 from .config import RunConfig
 
+if TYPE_CHECKING:
+    from ..data.stream import Stream
+
 FILES = ("metrics.parquet", "rounds.parquet", "users.parquet", "analysis.parquet")
-MODEL = "model.pt"  # has its own hash
+MODEL, MODEL_SUM = "model.pt", "model.pt.b2sum"
 SCHEMA = 2  # of a record's files; raised when their content changes
 _DIGEST = 32
 _SNAPSHOTS = "model", "previous"
+_ZIP = b"PK\x03\x04"  # how a file of torch.save begins; models of former versions begin with their hash
 
 
 class Corrupt(Exception):
@@ -58,18 +64,55 @@ def _digest(content: bytes | memoryview) -> bytes:
     return hashlib.blake2b(content, digest_size=_DIGEST).digest()
 
 
+def _digest_from(file: BinaryIO, start: int) -> bytes:
+    """The hash of a file's content from ``start`` on, without a copy of it all in memory."""
+    file.seek(start)
+    digest = hashlib.blake2b(digest_size=_DIGEST)
+    while part := file.read(1 << 22):
+        digest.update(part)
+    return digest.digest()
+
+
 def _write_packed(path: Path, value: Any) -> None:
-    """Write tensors, numbers, texts and containers of them to a file that begins with the hash of the rest, without a
-    copy of it all in memory."""
+    """Write tensors, numbers, texts and containers of them to a file that begins with the hash of the rest.
+
+    Checkpoints are replaced while a run may be killed, and two files are never replaced at once. So theirs is inside.
+    """
     with replacing(path) as file:
         file.write(bytes(_DIGEST))
         torch.save(value, file)
-        file.seek(_DIGEST)
-        digest = hashlib.blake2b(digest_size=_DIGEST)
-        while part := file.read(1 << 22):
-            digest.update(part)
+        digest = _digest_from(file, _DIGEST)
         file.seek(0)
-        file.write(digest.digest())
+        file.write(digest)
+
+
+def _write_model(folder: Path, progress: Progress, stream: Stream | None) -> None:
+    """Write ``model.pt`` and its checksum; without a stream there are no ids."""
+    best = progress.best
+    content = {**vars(best.model), "client_state": best.client_state, "server_state": best.server_state}
+    if stream is not None:
+        content |= {"user_ids": stream.user_tokens.astype(str).tolist(),
+                    "item_ids": stream.item_tokens.astype(str).tolist()}
+    with replacing(folder / MODEL) as file:
+        torch.save(content, file)
+        digest = _digest_from(file, 0)
+    write_atomically(folder / MODEL_SUM, f"{digest.hex()}  {MODEL}\n".encode())
+
+
+def _read_model(folder: Path, device: str) -> dict[str, Any]:
+    """The verified content of ``model.pt``. Raises Corrupt or FileNotFoundError."""
+    path = folder / MODEL
+    with open(path, "rb") as file:
+        if file.read(len(_ZIP)) != _ZIP:
+            return _unpack(path.read_bytes(), device)
+        try:
+            recorded = (folder / MODEL_SUM).read_text(encoding="utf-8").split()
+        except FileNotFoundError:
+            raise Corrupt(f"its checksum {MODEL_SUM} is missing") from None
+        if recorded[:1] != [_digest_from(file, 0).hex()]:
+            raise Corrupt("its hash does not match its content")
+        file.seek(0)
+        return torch.load(file, map_location=device, weights_only=True)
 
 
 def _unpack(content: bytes, device: str) -> Any:
@@ -248,6 +291,23 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
 
 
 @dataclass(frozen=True)
+class SavedModel:
+    """What ``model.pt`` holds.
+
+    Attributes:
+        tables: after the last block, of its best round.
+        user_ids, item_ids: original ids in the order of the tables' rows; None in records of former versions.
+        client_state, server_state: the method's in that round; None in records of former versions.
+    """
+
+    tables: Snapshot
+    user_ids: list[str] | None
+    item_ids: list[str] | None
+    client_state: dict[str, torch.Tensor] | None
+    server_state: dict[str, torch.Tensor] | None
+
+
+@dataclass(frozen=True)
 class Record:
     """The folder of one run."""
 
@@ -284,14 +344,18 @@ class Record:
                 raise Corrupt(f"{self.folder / name}: has changed since it was recorded")
         return content
 
-    def finish(self, content: dict[str, Any], progress: Progress) -> dict[str, Any]:
-        """Write all files of a finished run, ``run.json`` last, and drop the checkpoint."""
+    def finish(self, content: dict[str, Any], progress: Progress, stream: Stream | None = None) -> dict[str, Any]:
+        """Write all files of a finished run, ``run.json`` last, and drop the checkpoint.
+
+        Args:
+            stream: gives ``model.pt`` the original ids of users and items.
+        """
         blobs = {}
         for name, table in _tables(progress).items():
             buffer = io.BytesIO()
             table.to_parquet(buffer, index=False)
             blobs[name] = buffer.getvalue()
-        _write_packed(self.folder / MODEL, dict(vars(progress.best.model)))
+        _write_model(self.folder, progress, stream)
         for name in FILES:
             write_atomically(self.folder / name, blobs[name])
         content = {"schema": SCHEMA, "status": "finished", **content,
@@ -326,19 +390,25 @@ class Record:
                 path.rename(target / path.name)
         return target
 
-    def model(self, device: str = "cpu") -> Snapshot:
-        """The tables after the last block of a finished run.
+    def saved_model(self, device: str = "cpu") -> SavedModel:
+        """The content of ``model.pt`` of a finished run.
 
         Raises:
             Corrupt: if the file was deleted or has changed.
         """
         path = self.folder / MODEL
         try:
-            return Snapshot(**_unpack(path.read_bytes(), device))
+            content = _read_model(self.folder, device)
         except FileNotFoundError:
             raise Corrupt(f"{path}: is missing") from None
         except Corrupt as error:
             raise Corrupt(f"{path}: {error}") from None
+        tables = Snapshot(**{f.name: content.pop(f.name) for f in fields(Snapshot) if f.name in content})
+        return SavedModel(tables, *(content.get(f.name) for f in fields(SavedModel)[1:]))
+
+    def model(self, device: str = "cpu") -> Snapshot:
+        """The tables after the last block of a finished run; raises as ``saved_model``."""
+        return self.saved_model(device).tables
 
     def users(self) -> pd.DataFrame:
         """Per-user scores of a finished run."""

@@ -90,6 +90,10 @@ class Registry:
         plugin = self.plugins.get(("method", method))
         return plugin is not None and plugin.cls.reimplementation
 
+    def is_recommender(self, name: str) -> bool:
+        """Whether what stands in the place of a method is a backbone: a federated recommender, alone."""
+        return ("method", name) not in self.plugins and ("backbone", name) in self.plugins
+
     def naming(self, error: Misfit) -> UserError:
         """The error with the names of the plugins that would do instead."""
         names = [name for name in self.names(error.kind) if error.fits(self.get(error.kind, name).cls)]

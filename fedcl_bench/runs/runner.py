@@ -199,7 +199,7 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, rerun:
                 progress = saving.after(progress, len(stream.steps), stop)
             content = record.finish(
                 summary(config, progress, saving.elapsed(), start.shared,
-                        most_rounds(stream, progress.curve, config.server.attendance, config.seed)), progress)
+                        most_rounds(stream, progress.curve, config.server.attendance, config.seed)), progress, stream)
         except RunFailed as error:
             record.fail(config, str(error))
             raise RunFailed(f"{error}\nMarked as failed: {record.folder}") from None

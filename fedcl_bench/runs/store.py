@@ -63,6 +63,18 @@ def _read_full(folder: Path) -> Run | None:
     return Run(meta, folder, partial(_read_frame, folder))
 
 
+def load_record(folder: Path) -> Run:
+    """The finished run of one record's folder.
+
+    Raises:
+        UserError: if it has not finished, is corrupt or is of another schema version.
+    """
+    run = _read_full(folder)
+    if run is None:
+        raise UserError(f"{folder}: has no finished run; the command that began it goes on with it.")
+    return run
+
+
 def _folders(folder: Path) -> Iterable[Path]:
     """Folders of compact records: this one or those in it."""
     if compact.is_compact(folder):

@@ -123,7 +123,7 @@ ASKED = """
 import os, signal, sys
 import torch
 from fedcl_bench.cli.main import main
-from fedcl_bench.cli.progress import Display
+from fedcl_bench.api.progress import Display
 from fedcl_bench.data import datasets
 from fedcl_bench.runs import runner
 

@@ -16,7 +16,7 @@ from helpers import records, same_numbers
 
 from fedcl_bench.cli.grid_view import View
 from fedcl_bench.cli.main import main
-from fedcl_bench.cli.progress import Display
+from fedcl_bench.api.progress import Display
 from fedcl_bench.runs.records import Record
 from fedcl_bench.workers import cluster as joining
 from fedcl_bench.workers.ray_crew import Runner, lost

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import signal
 import sys
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Iterator
+from typing import TYPE_CHECKING
 
+from ...api.stopping import stop_between_rounds as stop_between_rounds  # of all commands that run something
 from ...errors import UserError
 
 if TYPE_CHECKING:
@@ -167,29 +166,9 @@ def split_federated_recommender(args: argparse.Namespace, registry: Registry) ->
     if args.method and ("method", args.method) not in registry.plugins:
         args.method = registry.spelled("backbone", args.method)
     name = args.method
-    if ("method", name) in registry.plugins or ("backbone", name) not in registry.plugins:
+    if not registry.is_recommender(name):
         return
     if args.backbone not in (None, name):
         raise UserError(f"--method {name} names a backbone and stands for --method ft --backbone {name}; found "
                         f"--backbone {args.backbone} beside it, leave one of the two out.")
     args.method, args.backbone = "ft", name
-
-
-@contextmanager
-def stop_between_rounds() -> Iterator[Callable[[], bool]]:
-    """Turn Ctrl-C and SIGTERM into a question asked after every round; a second Ctrl-C stops at once."""
-    asked = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def ask(number, frame):
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(number)
-
-    for number in before:
-        signal.signal(number, ask)
-    try:
-        yield lambda: bool(asked)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -15,8 +15,6 @@ from .common import (add_dataset, add_device, add_plugins, add_quiet, add_ray, a
                      split_federated_recommender, stop_between_rounds)
 
 if TYPE_CHECKING:
-    from ...data.stream import Stream
-    from ...federation.parts import Progress
     from ...runs.config import RunConfig
     from ...runs.specs import Layers
 
@@ -116,9 +114,10 @@ def run(args: argparse.Namespace) -> int:
     from_file = _merge_config_file(args)
     refuse_typos(args.method, args.backbone, args.plugins)
     with importing():
+        from ...api.seeds import combined
         from ...evaluation.beyond import GROUPS
         from ...runs.runner import Interrupted
-        from ..show import combined, show_groups, show_result
+        from ..show import show_groups, show_result
 
     for group in args.by:
         if group not in GROUPS:
@@ -143,31 +142,19 @@ def run(args: argparse.Namespace) -> int:
 
 def _results(args: argparse.Namespace, configs: list[RunConfig], overrides: Layers) -> list[dict[str, Any]]:
     """Every seed's result, run or from its record."""
-    from ...runs.config import idle_notes
-    from ...runs.logs import RunLog, targets
-    from ...runs.runner import Here, execute
-    from ..progress import Display
-    from ..seeds import Sharding, SharedStream
+    from ...api.seeds import SharedStream, run_seeds
+    from ...runs.logs import targets
+    from ..sharding import Sharding
 
-    logs, results = targets(args.log, args.results), []
     with ExitStack() as stack:
         sharding = Sharding(args, stack) if args.ray else None
-        stream = SharedStream(configs[0], sharding)
         stop = stack.enter_context(stop_between_rounds())
-        for config in configs:
-            with Display(config, args.quiet, args.verbose) as display, RunLog(config, logs) as log:
-                if config is configs[0]:
-                    for text in idle_notes(config, overrides):
-                        display.note(text)
-
-                def update(loaded: Stream, progress: Progress) -> None:
-                    display.update(loaded, progress)
-                    log.update(progress)
-                engine = sharding.engine(config, display.warn) if sharding else Here()
-                results.append(execute(config, lambda: stream.load(display.note), args.results, args.rerun, update,
-                                       display.warn, display.note, stop, engine))
-                log.finish(Path(results[-1]["record"]))
-    return results
+        options = {"rerun": args.rerun, "quiet": args.quiet, "verbose": args.verbose,
+                   "logs": targets(args.log, args.results)}
+        if sharding:
+            options["engine_of"] = sharding.engine
+        stream = SharedStream(configs[0], sharding.check if sharding else None)
+        return run_seeds(configs, overrides, args.results, stop, stream=stream, **options)
 
 
 def _configs(args: argparse.Namespace, from_file: dict[str, Any]) -> tuple[list[RunConfig], Layers]:
@@ -179,8 +166,9 @@ def _configs(args: argparse.Namespace, from_file: dict[str, Any]) -> tuple[list[
     Raises:
         UserError: for anything that is wrong with the options or the file of ``--config``.
     """
+    from ...api.seeds import configurations
     from ...runs.cards import MAIN_JOB
-    from ...runs.config import make_config, resolve_device
+    from ...runs.config import resolve_device
     from ...runs.registry import discover
     from ...settings import parse_assignments
 
@@ -197,5 +185,6 @@ def _configs(args: argparse.Namespace, from_file: dict[str, Any]) -> tuple[list[
     overrides = [(str(args.config), from_file), ("--set", parse_assignments(args.assignments, "--set"))]
     device = resolve_device(args.device or "cpu")
     first = args.seed or 0
-    return [make_config(registry, args.method, args.backbone, args.dataset or "ml-100k", number, overrides,
-                        args.data_dir, device) for number in range(first, first + (args.seeds or 1))], overrides
+    names = args.method, args.backbone, args.dataset or "ml-100k"
+    return configurations(registry, names, range(first, first + (args.seeds or 1)), overrides, args.data_dir,
+                          device), overrides

@@ -1,0 +1,101 @@
+"""``fedcl_bench.load``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Iterable, Mapping, Sequence
+
+from ..errors import UserError, unknown
+from ..ops.memory import importing
+from ..settings import as_text
+
+with importing():
+    from ..runs.registry import discover, spelled
+    from ..runs.run import Run
+    from ..runs.store import comparable, load_record, load_runs
+    from .origin import Origin
+    from .results import Results
+    from .running import folders
+
+
+def load(folder: str | Path, method: str | None = None, backbone: str | None = None, dataset: str | None = None, *,
+         data_dir: str | Path | None = None, plugins: str | Path | Iterable[str | Path] = (),
+         **settings: Any) -> Results:
+    """Read finished runs; nothing is run.
+
+    Args:
+        folder: one record, a results folder, or a folder of compact records, as ``results/published/f3crec``.
+        method, backbone, dataset: only runs of these.
+        data_dir, plugins: as for ``run``; the data is read only when it is needed.
+        settings: only runs with these values, as ``eps=0.01``.
+
+    Returns:
+        The runs of one combination. They differ in their seeds only.
+
+    Raises:
+        UserError: if there is no such run, or there are runs of several combinations (with what narrows them), or a
+            record is damaged.
+    """
+    folder = Path(folder)
+    single = (folder / "run.json").is_file()
+    runs = [load_record(folder)] if single else load_runs(folder)
+    for key, wanted in (("method", method), ("backbone", backbone and spelled(backbone)), ("dataset", dataset)):
+        if wanted is not None:
+            present = {run.meta[key] for run in runs}
+            if wanted not in present:
+                raise unknown(f"{key} in the records of {folder}", wanted, present)
+            runs = [run for run in runs if run.meta[key] == wanted]
+    for name, value in settings.items():
+        runs = _with_setting(runs, folder, name, value)
+    # A record is in RESULTS/runs/NAME.
+    records = folder.parent.parent if single and folder.resolve().parent.name == "runs" else folder
+    origin = Origin(discover(folders(plugins)), records, None if data_dir is None else Path(data_dir))
+    return Results(_single_combination(runs, folder), origin)
+
+
+def _with_setting(runs: Sequence[Run], folder: Path, name: str, value: Any) -> list[Run]:
+    """The runs in which a setting has a value, however it is written."""
+    values = {as_text(run.meta["settings"][name]) for run in runs if name in run.meta["settings"]}
+    if not values:
+        known = {key for run in runs for key in run.meta["settings"]}
+        raise unknown(f"setting in the records of {folder}", name, known)
+    kept = [run for run in runs if name in run.meta["settings"] and _same(run.meta["settings"][name], value)]
+    if not kept:
+        raise UserError(f"setting '{name}': found {value!r}, accepted: what records in {folder} have, "
+                        f"{', '.join(sorted(values))}.")
+    return kept
+
+
+def _same(recorded: Any, wanted: Any) -> bool:
+    """Whether a setting has a value: as itself, or as ``--set`` writes it."""
+    listed = list(wanted) if isinstance(wanted, tuple) else [wanted] if isinstance(recorded, list) and not \
+        isinstance(wanted, (list, str)) else wanted
+    return recorded == listed or as_text(recorded) == as_text(wanted)
+
+
+def _single_combination(runs: Sequence[Run], folder: Path) -> list[Run]:
+    """The runs, if they differ in their seeds only; raises UserError with what tells them apart."""
+    for key in ("method", "backbone", "dataset"):
+        values = sorted({run.meta[key] for run in runs})
+        if len(values) > 1:
+            raise UserError(f"load: records of several {key}s in {folder}: {', '.join(values)}.\n"
+                            f"Narrow them: load({str(folder)!r}, {key}={values[0]!r}).")
+    if differing := _differing([comparable(run.meta["settings"]) for run in runs]):
+        words = "; ".join(f"{name} ({', '.join(values)})" for name, values in list(differing.items())[:6])
+        raise UserError(f"load: records in {folder} differ in settings: {words}.\n"
+                        f"Narrow them, as with {next(iter(differing))}=VALUE, or load the folder of one record.")
+    by_seed: dict[int, Run] = {}
+    for run in runs:
+        other = by_seed.setdefault(run.seed, run)
+        if other is not run:
+            raise UserError(f"load: two records of seed {run.seed} in {folder} have the same settings: "
+                            f"{other.hash[:12]}, {run.hash[:12]} (other data, device or code).\nLoad one of them by "
+                            f"its folder, or take it away.")
+    return list(runs)
+
+
+def _differing(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """The settings that are not the same in all of these, each with its values."""
+    values = {name: sorted({as_text(each[name]) if name in each else "no effect" for each in settings})
+              for name in sorted({name for each in settings for name in each})}
+    return {name: texts for name, texts in values.items() if len(texts) > 1}

@@ -1,0 +1,180 @@
+"""The model of one finished run, and what it recommends."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Iterator
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from ..data.datasets import load_stream
+from ..data.stream import Stream
+from ..draws import DrawKey
+from ..errors import UserError, unknown
+from ..evaluation.sessions import SessionTask, session_scores
+from ..model import Snapshot, score_users
+from ..runs.config import RunConfig
+from ..runs.records import Corrupt, Record, SavedModel
+from ..runs.run import Run
+from ..runs.store import describe
+from ..sequential import SequentialBackbone
+from .origin import Origin
+
+_STATEFUL = "rescore", "represent"  # hooks of an evaluation
+
+
+def saved_model(run: Run) -> SavedModel:
+    """What a run's ``model.pt`` holds; raises UserError if it is not there or has changed."""
+    try:
+        return Record(run.path).saved_model()
+    except Corrupt as error:
+        raise UserError(f"{describe(run.meta)}: no model: {error}.\nCompact records have none; of others, delete the "
+                        f"record and run it again.") from None
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """The model of one run after its last block, as it was tested.
+
+    Attributes:
+        run: whose it is.
+        saved: the content of ``model.pt``.
+        origin: where the run's plugins and data come from.
+    """
+
+    run: Run
+    saved: SavedModel
+    origin: Origin
+
+    @property
+    def tables(self) -> Snapshot:
+        """All parameters, PyTorch tensors: ``tables.public[name]`` is (items, ...), ``tables.private[name]`` (users,
+        ...)."""
+        return self.saved.tables
+
+    @cached_property
+    def user_ids(self) -> np.ndarray:
+        """Original ids of the users, in the order of the tables' rows; (users,) of text."""
+        return self._ids(self.saved.user_ids, "user_tokens")
+
+    @cached_property
+    def item_ids(self) -> np.ndarray:
+        """Original ids of the items, in the order of the tables' rows; (items,) of text."""
+        return self._ids(self.saved.item_ids, "item_tokens")
+
+    def _ids(self, saved: list[str] | None, tokens: str) -> np.ndarray:
+        """Ids of the record; of one from a former version, those of its data."""
+        return np.array(getattr(self.stream, tokens) if saved is None else saved, dtype=object).astype(str)
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """What made the run; warns if a plugin's code has changed since.
+
+        Raises:
+            UserError: if a plugin or the data is missing, or other data is there.
+        """
+        config, meta = self.origin.config(self.run), self.run.meta
+        if meta["hash"] not in (config.hash, config.former_hash):
+            warnings.warn(f"{describe(meta)}: {meta['method']} or {meta['backbone']} has other code than the run was "
+                          f"made with.", stacklevel=2)
+        return config
+
+    @cached_property
+    def stream(self) -> Stream:
+        """The run's data; raises as ``config``."""
+        return load_stream(self.config.source, self.config.stream)
+
+    def row(self, user: str | int) -> int:
+        """The row of a user, by its original id; raises UserError for one that is not in the data."""
+        rows = np.flatnonzero(self.user_ids == str(user))
+        if not len(rows):
+            raise unknown_user(str(user), self.user_ids)
+        return int(rows[0])
+
+    def scores(self, user: str | int) -> np.ndarray:
+        """Scores of all items for a user, as the model was tested: (items,), in the order of ``item_ids``.
+
+        A sequential model scores what follows the user's test session without its last item.
+
+        Raises:
+            UserError: for an unknown user, one without test session, or data or plugins that are missing.
+        """
+        users = torch.tensor([self.row(user)])
+        federation = self.config.federation(self.stream)
+        step, backbone = self.stream.steps[-1], federation.backbone
+        method = federation.acting_in(step)
+        if self.saved.client_state is None:
+            if any(method.overrides(hook) for hook in _STATEFUL):
+                raise UserError(f"{describe(self.run.meta)}: the record is of a former version, without what "
+                                f"{self.config.method.name} ranks by; delete it and run it again.")
+        else:
+            method.client_state, method.server_state = dict(self.saved.client_state), dict(self.saved.server_state)
+        with torch.no_grad():
+            if isinstance(backbone, SequentialBackbone):
+                if not int(step.sessions["test"].count[users[0]]):
+                    raise UserError(f"user '{user}' has no test session to recommend after; users with one are in "
+                                    f"`.users`.")
+                task = SessionTask(step, "test", (1,), None, DrawKey(self.run.seed, step.index, self._round()))
+                scores = session_scores(backbone, method, self.tables, task, users, federation.server.protection)
+            else:
+                scores = method.rescore(users, score_users(backbone, self.tables, users), self.tables, backbone)
+        return scores[0].double().numpy()
+
+    def _round(self) -> int:
+        """The round of the last block whose model was tested, from 0."""
+        last = self.config.server.tested_round == "last"
+        return self.run.meta["rounds" if last else "best_round"][-1] - 1
+
+    def seen(self, user: str | int) -> np.ndarray:
+        """Rows of the items that a user has in the data, but for its last test: ascending."""
+        parts = list(_seen(self.stream, self.row(user)))
+        return torch.cat(parts).unique().numpy() if parts else np.zeros(0, np.int64)
+
+    def recommend(self, user: str | int, k: int = 10, mask_seen: bool = True) -> pd.DataFrame:
+        """The best items for a user.
+
+        Args:
+            user: original id.
+            k: items, at most.
+            mask_seen: leave out what the user has in the data, but for its last test.
+
+        Returns:
+            The columns rank (from 1), item (original id) and score (a logit, or what the method ranks by).
+
+        Raises:
+            UserError: as ``scores``, and for k below 1.
+        """
+        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+            raise UserError(f"recommend: found k={k!r}, accepted: a whole number from 1.")
+        scores = self.scores(user)
+        if mask_seen:
+            scores[self.seen(user)] = -np.inf
+        best = np.argsort(-scores, kind="stable")[:k]  # of equal scores the smaller row, as in tests
+        best = best[np.isfinite(scores[best])]
+        return pd.DataFrame({"rank": np.arange(1, len(best) + 1), "item": self.item_ids[best], "score": scores[best]})
+
+
+def _seen(stream: Stream, user: int) -> Iterator[Tensor]:
+    """Items of a user in every block and split but the last test."""
+    for step in stream.steps:
+        if user >= step.n_users:
+            continue
+        yield from (step.train.of(user), step.valid.of(user))
+        if step is not stream.steps[-1]:
+            yield step.test.of(user)
+        for split, sessions in step.sessions.items():
+            first, last = (int(sessions.start[sessions.of_user[user + side]]) for side in (0, 1))
+            yield sessions.items[first:max(first, last - 1) if split == "test" else last]
+
+
+def unknown_user(user: str, user_ids: np.ndarray) -> UserError:
+    """The error for a user that is not in the data; names a few that are, as near ones mean nothing."""
+    if len(user_ids) <= 20:
+        return unknown("user", user, user_ids.tolist())
+    return UserError(f"unknown user '{user}'; the data has {len(user_ids):,}, as {', '.join(user_ids[:3])}.\n"
+                     f"All ids: `.model().user_ids`.")

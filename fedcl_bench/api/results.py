@@ -1,0 +1,253 @@
+"""Results: the finished runs of one combination, one per seed."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Sequence
+
+import numpy as np
+import pandas as pd
+
+from ..errors import UserError, unknown
+from ..reports import draw, scores
+from ..runs.run import Run
+from ..runs.specs import seed_text
+from . import frames, versus
+from .model import Model, saved_model
+from .origin import Origin
+from .seeds import combined
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PLOTS = ("rounds", "matrix")
+
+
+class Results:
+    """The finished runs of one method, backbone, dataset and settings; made by ``fedcl_bench.run`` and ``load``.
+
+    Frames are made anew from the records when asked for, so changing one changes nothing else. Blocks count from 0, and
+    in a static stream or one of sessions there is only block 0.
+
+    Attributes:
+        runs: the runs, sorted by seed; ``runs[0].meta`` is the content of its ``run.json``.
+    """
+
+    def __init__(self, runs: Sequence[Run], origin: Origin):
+        self.runs = tuple(sorted(runs, key=lambda run: run.seed))
+        self._origin = origin
+        self._models: dict[int, Model] = {}
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return self.runs[0].meta["method"]
+
+    @property
+    def backbone(self) -> str:
+        """The backbone's name."""
+        return self.runs[0].meta["backbone"]
+
+    @property
+    def dataset(self) -> str:
+        """The dataset's name."""
+        return self.runs[0].meta["dataset"]
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds, ascending."""
+        return [run.seed for run in self.runs]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All settings that have an effect, by name; a copy."""
+        return dict(self.runs[0].meta["settings"])
+
+    @property
+    def metric(self) -> str:
+        """The metric that chose the best round, as ``ndcg@20``: the default of ``compare`` and ``plot``."""
+        return self.settings["valid_metric"]
+
+    @property
+    def folders(self) -> list[Path]:
+        """The folder of each seed's record; of compact records, theirs."""
+        return [run.path for run in self.runs]
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """Test metrics, one row per test. Columns: seed; trained_block, the block trained last; tested_block; metric,
+        as ``ndcg@20``; mean, over users, from 0 to 1; users, how many the mean is over."""
+        return frames.metrics(self.runs)
+
+    @property
+    def users(self) -> pd.DataFrame:
+        """Test metrics per user, one row per test, user and metric. Columns: seed, trained_block, tested_block; user,
+        its original id as text; metric; value, from 0 to 1.
+
+        Raises:
+            UserError: if neither a model nor the data is there to tell the original ids.
+        """
+        return frames.users(self.runs, self._user_ids)
+
+    @property
+    def rounds(self) -> pd.DataFrame:
+        """What happened in each round. Columns: seed; step, the block; round, from 0; participants; loss; valid, the
+        validation metric (nan: not validated); bytes_up and bytes_down per participant; train_seconds and
+        evaluate_seconds; and what the backbone or method measures besides."""
+        return frames.rounds(self.runs)
+
+    @property
+    def matrix(self) -> pd.DataFrame:
+        """R[t, s], the mean of a metric on block s after training up to block t. Columns: seed; metric; trained_block
+        (t); then 0, 1, ..., one per tested block (s), nan where s > t."""
+        return frames.matrix(self.runs)
+
+    def table(self) -> pd.DataFrame:
+        """What the command ``run`` shows, as text: a row per metric, a column per block and their average but for
+        block 0. Cells are the mean over users and seeds on the block just trained, with ± the sample standard deviation
+        over seeds if there are several."""
+        return frames.table(self._combined)
+
+    def compare(self, others: str | Results | Sequence[str | Results], metric: str | None = None,
+                blocks: Sequence[int] | None = None, tuned: str | Path | None = None) -> pd.DataFrame:
+        """Paired tests against other methods, as the command ``compare`` does them (docs/tables.md).
+
+        Args:
+            others: methods whose records lie in the same results folder, as ``"ft"`` or ``"f3crec:without=arm"``, or
+                other results. A method is taken with the settings that these results change and that methods share.
+            metric: as ``ndcg@20``; None: the one that chose the best round.
+            blocks: averaged over; None: all but block 0.
+            tuned: folder of tuned settings that the other methods have.
+
+        Returns:
+            One row per other method. Columns: against; difference, positive if these results are better, with its 95 %
+            interval low, high; t and p of a paired t-test over users, p_holm, p_sign_flip, d_z, users and
+            users_left_out; seeds that both have and seeds_left_out, as text; seed_difference, seed_t and seed_p of the
+            same test over seeds, None with fewer than 2.
+
+        Raises:
+            UserError: for an unknown method, metric or block, if there is no such record (with the call that makes it),
+                or if the two cannot be compared.
+        """
+        several = [others] if isinstance(others, (str, Results)) else list(others)
+        named: dict[str, Sequence[Run]] = {}
+        for other in several:
+            name = other if isinstance(other, str) else other._name_beside(named)
+            named[name] = other.runs if isinstance(other, Results) else versus.runs_of(
+                other, self.runs[0], self._origin, None if tuned is None else Path(tuned))
+        if not named:
+            raise UserError("compare: found no other method, accepted: one or more, as compare('ft').")
+        for name, runs in named.items():
+            for key in ("backbone", "dataset"):
+                if runs[0].meta[key] != self.runs[0].meta[key]:
+                    raise UserError(f"compare: {name} has {key} {runs[0].meta[key]}, these results have "
+                                    f"{self.runs[0].meta[key]}; compare results on the same one.")
+        return versus.against((self.method, self.runs), named, metric or self.metric, blocks)
+
+    def _name_beside(self, taken: dict[str, Any]) -> str:
+        """The method's name, with a number if there is another of that name."""
+        number, name = 1, self.method
+        while name in taken:
+            number += 1
+            name = f"{self.method} ({number})"
+        return name
+
+    def plot(self, kind: str = "rounds", metric: str | None = None) -> Figure:
+        """A figure for print.
+
+        Args:
+            kind: ``rounds``: the validation metric over the rounds, one panel per block, mean and band of one standard
+                deviation over seeds; ``matrix``: R[t, s], mean over seeds.
+            metric: of ``matrix``, as ``recall@20``; None: the one that chose the best round.
+
+        Returns:
+            A matplotlib figure, 3.3 or 7 inches wide; ``figure.savefig("file.pdf")`` writes it.
+
+        Raises:
+            UserError: for an unknown kind or metric.
+        """
+        if kind not in PLOTS:
+            raise unknown("kind of plot", kind, PLOTS)
+        look = draw.looks({self.method: self.method})
+        title = self._title()
+        if kind == "rounds":
+            return draw.validation_curves({self.method: scores.validation_curves(self.runs)}, look, self.metric, title)
+        metric = metric or self.metric
+        scores.check_metric(self.runs, metric)
+        return draw.forgetting_maps({self.method: scores.mean_matrix(self.runs, metric)}, look, metric, title)
+
+    def model(self, seed: int | None = None) -> Model:
+        """The trained model of a seed, as it was tested after the last block.
+
+        Args:
+            seed: None: the first.
+
+        Returns:
+            ``tables`` (PyTorch tensors), ``user_ids`` and ``item_ids`` (original ids in the order of their rows),
+            ``scores(user)`` and ``recommend(user, k)``.
+
+        Raises:
+            UserError: for a seed that is not among these, or if the record's ``model.pt`` is not there or has changed.
+        """
+        by_seed = {run.seed: run for run in self.runs}
+        seed = self.runs[0].seed if seed is None else seed
+        if seed not in by_seed:
+            raise UserError(f"model: found seed {seed}, accepted: {seed_text(by_seed)}.")
+        if seed not in self._models:
+            self._models[seed] = Model(by_seed[seed], saved_model(by_seed[seed]), self._origin)
+        return self._models[seed]
+
+    def recommend(self, user: str | int, k: int = 10, seed: int | None = None,
+                  mask_seen: bool = True) -> pd.DataFrame:
+        """The best items for a user, by the model of a seed.
+
+        Args:
+            user: original id.
+            k: items, at most.
+            seed: None: the first.
+            mask_seen: leave out what the user has in the data, but for its last test.
+
+        Returns:
+            The columns rank (from 1), item (original id as text) and score (a logit, or what the method ranks by).
+
+        Raises:
+            UserError: for an unknown user, or if the model, the data or a plugin is missing.
+        """
+        return self.model(seed).recommend(user, k, mask_seen)
+
+    def __repr__(self) -> str:
+        return f"{self._title()}\n{self.table().to_string()}"
+
+    def _repr_html_(self) -> str:
+        """The table with its caption, for notebooks; every name is escaped."""
+        folders = "<br>".join(escape(str(folder)) for folder in dict.fromkeys(self.folders))
+        return (f"<div><b>{escape(self._title())}</b>{self.table().to_html(escape=True)}"
+                f"<small>{escape(self._units())}<br>{folders}</small></div>")
+
+    def _title(self) -> str:
+        return f"{self.method} on {self.backbone}, {self.dataset}; seed{'s' * (len(self.runs) > 1)} " \
+               f"{seed_text(self.seeds)}"
+
+    def _units(self) -> str:
+        """How many users the means are over."""
+        first = frames.metrics(self.runs[:1])
+        tested = first[(first["trained_block"] == first["tested_block"]) & (first["metric"] == first["metric"].iloc[0])]
+        return f"test users per block: {', '.join(map(str, tested['users']))}"
+
+    @cached_property
+    def _combined(self) -> dict[str, Any]:
+        return combined([{**run.meta, "record": str(run.path), "reused": True} for run in self.runs])
+
+    @cached_property
+    def _user_ids(self) -> np.ndarray:
+        """Original ids, from a model if there is one that has them, else from the data."""
+        for run in self.runs:
+            try:
+                ids = self.model(run.seed).saved.user_ids
+            except UserError:
+                continue
+            if ids is not None:
+                return np.array(ids, dtype=object)
+        return self._origin.stream(self.runs[0]).user_tokens.astype(str).astype(object)

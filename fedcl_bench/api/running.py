@@ -1,0 +1,89 @@
+"""``fedcl_bench.run``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Iterable
+
+from ..errors import UserError
+from ..ops.memory import importing
+
+with importing():
+    from ..runs.config import resolve_device
+    from ..runs.registry import Registry, discover
+    from ..runs.runner import Interrupted
+    from ..runs.store import load_record
+    from .origin import Origin
+    from .results import Results
+    from .seeds import SharedStream, configurations, run_seeds
+    from .stopping import stop_between_rounds
+
+
+def run(method: str, backbone: str | None = None, dataset: str = "ml-100k", seeds: int = 1, *,
+        results: str | Path = "results", data_dir: str | Path | None = None,
+        plugins: str | Path | Iterable[str | Path] = (), device: str = "cpu", first_seed: int = 0,
+        progress: bool = True, **settings: Any) -> Results:
+    """Run a method on a backbone and a dataset, or take the records that are there already.
+
+    The same call again returns the records at once. An interrupted run goes on where it was, to the same numbers.
+    Ctrl-C stops after the round, with all finished rounds and seeds kept; a second one stops at once.
+
+    Args:
+        method: as ``"f3crec"``; ``"pfedrec"``, a federated recommender, is FT on that backbone.
+        backbone: as ``"fedmf"``.
+        dataset: as ``"ml-100k"``, which comes with RecBole.
+        seeds: how many, from ``first_seed`` on.
+        results: folder of records, the command's ``--results``.
+        data_dir: folder with NAME/NAME.inter or NAME.inter; None: ``./data``, then RecBole's bundled files.
+        plugins: folder or folders of plugin files.
+        device: ``"cpu"``, ``"cuda"`` or ``"auto"``.
+        progress: show blocks and rounds on standard error.
+        settings: any setting that ``run_bench.py list METHOD`` shows, as ``rounds=10``.
+
+    Returns:
+        The results of all seeds.
+
+    Raises:
+        UserError: for anything wrong with arguments, settings or data. RunFailed: if training diverges.
+        KeyboardInterrupt: after Ctrl-C.
+    """
+    first, count = _whole("first_seed", first_seed, 0), _whole("seeds", seeds, 1)
+    registry = discover(folders(plugins))
+    names = *_names(registry, method, backbone), dataset
+    overrides = [("fb.run", settings)]
+    data_dir = None if data_dir is None else Path(data_dir)
+    configs = configurations(registry, names, range(first, first + count), overrides, data_dir,
+                             resolve_device(device))
+    try:
+        with stop_between_rounds() as stop:
+            done = run_seeds(configs, overrides, Path(results), stop, stream=SharedStream(configs[0]),
+                             quiet=not progress)
+    except Interrupted as error:
+        raise KeyboardInterrupt(str(error)) from None
+    return Results([load_record(Path(result["record"])) for result in done],
+                   Origin(registry, Path(results), data_dir))
+
+
+def folders(plugins: str | Path | Iterable[str | Path]) -> list[Path]:
+    """One folder or several, as paths."""
+    return [Path(plugins)] if isinstance(plugins, (str, Path)) else [Path(folder) for folder in plugins]
+
+
+def _names(registry: Registry, method: str, backbone: str | None) -> tuple[str, str]:
+    """The names of method and backbone; raises UserError if the backbone is missing."""
+    if registry.is_recommender(method):
+        if backbone not in (None, method):
+            raise UserError(f"run: found method '{method}', a backbone, beside backbone '{backbone}'; it stands for "
+                            f"run('ft', '{method}'). Leave one of the two out.")
+        return "ft", method
+    if backbone is None:
+        raise UserError(f"run: the backbone is missing. Known: {', '.join(registry.names('backbone'))}.\n"
+                        f"The main job is: run('f3crec', 'fedmf')")
+    return method, backbone
+
+
+def _whole(name: str, value: Any, low: int) -> int:
+    """A whole number of an argument, checked."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 1 << 63:
+        raise UserError(f"run: found {name}={value!r}, accepted: a whole number from {low}.")
+    return value

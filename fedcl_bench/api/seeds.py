@@ -1,0 +1,136 @@
+"""The seeds of one ``run``: their configurations, the stream that they share, their execution, and their mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from ..data.datasets import load_stream, thin_note
+from ..data.stream import Stream
+from ..evaluation.continual import SUMMARIES
+from ..federation.parts import Federation, Progress
+from ..runs.config import RunConfig, idle_notes, make_config
+from ..runs.logs import RunLog, Target
+from ..runs.registry import Registry
+from ..runs.runner import Engine, Here, execute
+from ..runs.specs import Layers
+from .progress import Display
+
+
+def configurations(registry: Registry, names: tuple[str, str, str], seeds: Iterable[int], overrides: Layers,
+                   data_dir: Path | None, device: str) -> list[RunConfig]:
+    """The configuration of every seed.
+
+    Args:
+        names: of the method, the backbone and the dataset.
+        overrides, data_dir, device: as for ``make_config``, with its errors.
+    """
+    return [make_config(registry, *names, seed, overrides, data_dir, device) for seed in seeds]
+
+
+class SharedStream:
+    """The stream of all seeds, loaded and checked for the first of them that is not finished yet.
+
+    Args:
+        check: raises UserError if the run cannot be done by what does it.
+    """
+
+    def __init__(self, config: RunConfig, check: Callable[[Federation], None] | None = None):
+        self.config, self.check = config, check
+        self.stream: Stream | None = None
+
+    def load(self, note: Callable[[str], None]) -> Stream:
+        """The stream; ``note`` is told, the first time, what all seeds have in common.
+
+        Raises:
+            UserError: if the dataset cannot be read, or does not fit the method, the backbone or the shards.
+        """
+        if self.stream is None:
+            self.stream = load_stream(self.config.source, self.config.stream)
+            federation = self.config.federation(self.stream)
+            self.config.check(federation)
+            if self.check is not None:
+                self.check(federation)
+            users = federation.server.attendance.of(self.stream.steps[0], federation.seed, 0).users
+            for text in (*federation.backbone.notes(), *federation.method.notes(len(users)),
+                         thin_note(self.stream, self.config.stream)):
+                if text:
+                    note(text)
+        return self.stream
+
+
+def _here(config: RunConfig, warn: Callable[[str], None]) -> Engine:
+    return Here()
+
+
+def run_seeds(configs: Sequence[RunConfig], overrides: Layers, results: Path, stop: Callable[[], bool], *,
+              stream: SharedStream, engine_of: Callable[[RunConfig, Callable[[str], None]], Engine] = _here,
+              rerun: bool = False, quiet: bool = False, verbose: bool = False, logs: Sequence[Target] = ()) -> list[dict[str, Any]]:
+    """Run every seed, or take its record, with progress on standard error.
+
+    Args:
+        configs: of one combination, one per seed.
+        overrides: what the user set, for notes on settings without effect.
+        results, stop, rerun: as for ``execute``, with its errors.
+        engine_of: makes what trains a run, given its configuration and where to warn.
+        quiet, verbose: as for ``Display``. logs: as ``runs/logs.py`` makes them of ``--log``.
+
+    Returns:
+        What ``execute`` returns, per seed.
+    """
+    done = []
+    for config in configs:
+        with Display(config, quiet, verbose) as display, RunLog(config, logs) as log:
+            if config is configs[0]:
+                for text in idle_notes(config, overrides):
+                    display.note(text)
+
+            def update(loaded: Stream, progress: Progress) -> None:
+                display.update(loaded, progress)
+                log.update(progress)
+
+            done.append(execute(config, lambda: stream.load(display.note), results, rerun, update, display.warn,
+                                display.note, stop, engine_of(config, display.warn)))
+            log.finish(Path(done[-1]["record"]))
+    return done
+
+
+def combined(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Several seeds as one result: means and sample standard deviations (0 for a single seed)."""
+    def deviation(values: Iterable[float]) -> float:
+        values = list(values)
+        return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+
+    metrics = {}
+    for name in results[0]["metrics"]:
+        blocks = np.array([result["metrics"][name]["per_block"] for result in results])
+        averages = [result["metrics"][name]["avg_incremental"] for result in results]
+        several = averages[0] is not None
+        metrics[name] = {"per_block": blocks.mean(0).tolist(), "per_block_std": [deviation(b) for b in blocks.T],
+                         "avg_incremental": float(np.mean(averages)) if several else None,
+                         "avg_incremental_std": deviation(averages) if several else None}
+    continual = {metric: {name: float(np.mean([result["continual"][metric][name] for result in results]))
+                          if results[0]["continual"][metric][name] is not None else None for name in SUMMARIES}
+                 for metric in metrics}
+    first = results[0]
+    beyond = {name: _mean_of([result[name] for result in results]) for name in ("lists", "groups")
+              if all(name in result for result in results)}
+    return {**beyond, **{key: first[key] for key in ("method", "backbone", "dataset", "device", "settings", "environment")},
+            "seed": first["seed"], "seeds": [result["seed"] for result in results], "metrics": metrics,
+            "continual": continual,
+            "rounds": np.mean([result["rounds"] for result in results], axis=0).tolist(),
+            "seconds": {key: float(np.mean([result["seconds"][key] for result in results]))
+                        for key in first["seconds"]},
+            "peak_memory_mib": max(result["peak_memory_mib"] for result in results), "record": first["record"],
+            "reused": all(result["reused"] for result in results), "runs": results}
+
+
+def _mean_of(parts: list[Any]) -> Any:
+    """The mean of numbers at the same place of nested mappings and lists; None where one of them is None."""
+    if isinstance(parts[0], Mapping):
+        return {name: _mean_of([part[name] for part in parts]) for name in parts[0]}
+    if isinstance(parts[0], list):
+        return [_mean_of(list(values)) for values in zip(*parts)]
+    return None if any(part is None for part in parts) else float(np.mean(parts))

@@ -1,0 +1,82 @@
+"""Results against other methods: the paired tests of the command ``compare``, as a frame."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Sequence
+
+import pandas as pd
+
+from ..errors import UserError
+from ..reports.comparison import Comparison, against_each
+from ..reports.selection import parse_method
+from ..runs.config import CORE_SETTINGS
+from ..runs.run import Run
+from ..runs.specs import RunSpec, expected_settings, seed_text
+from ..runs.store import load_runs, matching
+from .origin import Origin
+
+
+def shared_changes(run: Run, origin: Origin) -> dict[str, Any]:
+    """The settings of stream, clients, server, evaluation and backbone in which a run differs from its defaults: what
+    another method must have too, to be compared with it."""
+    meta, registry = run.meta, origin.registry
+    settings = meta["settings"]
+    shared = {f.name for cls in (*CORE_SETTINGS, registry.get("backbone", meta["backbone"]).cls.Settings)
+              for f in fields(cls)}
+    changed: dict[str, Any] = {}
+    for names in (("stream", "split_file"), sorted(shared)):  # a stream has defaults of its own
+        spec = RunSpec(meta["method"], meta["backbone"], meta["dataset"], tuple(changed.items()))
+        defaults = expected_settings(registry, spec)
+        changed |= {name: settings[name] for name in names
+                    if name in settings and settings[name] != defaults.get(name)}
+    return changed
+
+
+def runs_of(text: str, run: Run, origin: Origin, tuned: Path | None) -> list[Run]:
+    """The runs of another method beside those of ``run``.
+
+    Args:
+        text: the method, with settings of its own as ``f3crec:without=arm,eps=0.01``.
+        tuned: folder of tuned settings that it has; None: it has those that ``run`` changes and methods share.
+
+    Raises:
+        UserError: for an unknown method or setting, or if there is no such run, with the call that makes it.
+    """
+    meta = run.meta
+    method, own = parse_method(text)
+    origin.registry.get("method", method)
+    settings = {**({} if tuned else shared_changes(run, origin)), **dict(own)}
+    spec = RunSpec(method, meta["backbone"], meta["dataset"], tuple(settings.items()))
+    runs = matching(load_runs(origin.records), origin.registry, spec, tuned)
+    if not runs:
+        words = "".join(f", {name}={value!r}" for name, value in settings.items() if name != "split_file")
+        raise UserError(f"no record in {origin.records} of {spec.title} on {spec.backbone}, {spec.dataset}.\nMake it "
+                        f"with: fb.run({method!r}, {spec.backbone!r}, {spec.dataset!r}, seeds=5{words})")
+    return runs
+
+
+def frame(comparisons: Sequence[Comparison]) -> pd.DataFrame:
+    """One row per other method; the columns are those of ``Results.compare``."""
+    return pd.DataFrame([_row(c) for c in comparisons])
+
+
+def _row(c: Comparison) -> dict[str, Any]:
+    seeds = c.by_seed
+    return {"against": c.other, "difference": c.users.difference, "low": c.users.low, "high": c.users.high,
+            "t": c.users.t, "p": c.users.p, "p_holm": c.p_holm, "p_sign_flip": c.users.p_permutation,
+            "d_z": c.users.effect, "users": c.users.n, "users_left_out": c.users_left_out,
+            "seeds": seed_text(c.seeds), "seeds_left_out": seed_text(c.left_out),
+            "seed_difference": seeds.difference if seeds else None, "seed_t": seeds.t if seeds else None,
+            "seed_p": seeds.p if seeds else None}
+
+
+def against(mine: tuple[str, Sequence[Run]], others: dict[str, Sequence[Run]], metric: str,
+            blocks: Sequence[int] | None) -> pd.DataFrame:
+    """The first method against each of the others; errors as of ``against_each``."""
+    name, runs = mine
+    if same := [other for other, of_other in others.items() if {r.hash for r in of_other} & {r.hash for r in runs}]:
+        raise UserError(f"compare: {same[0]} are the same runs as those compared; name another method.")
+    # A name of its own, so that a variant of the method does not take its place.
+    return frame(against_each({f"{name} ": runs, **others}, f"{name} ", metric, blocks))

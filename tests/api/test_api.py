@@ -1,0 +1,374 @@
+"""The Python interface: runs and records in, frames, tests, figures and recommendations out."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from fabricate import fabricate, level
+from helpers import ROOT, same_numbers
+
+import fedcl_bench as fb
+from fedcl_bench.api import running, seeds
+from fedcl_bench.cli.main import main
+from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.runs import records
+from fedcl_bench.runs.config import CORE_SETTINGS, make_config
+from fedcl_bench.runs.records import Record
+from fedcl_bench.runs.specs import RunSpec
+
+TINY = {"rounds": 1, "k_core": 70}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A results folder with two seeds of F3CRec and FT."""
+    folder = tmp_path_factory.mktemp("api") / "results"
+    for method in ("f3crec", "ft"):
+        fb.run(method, "fedmf", seeds=2, results=folder, progress=False, **TINY)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(folder):
+    return fb.load(folder, "f3crec")
+
+
+# Importing and running
+
+def test_importing_loads_nothing_that_takes_long():
+    code = ("import sys, fedcl_bench as fb; dir(fb); fb.UserError; "
+            "print([m for m in ('torch', 'pandas', 'recbole', 'matplotlib', 'scipy') if m in sys.modules])")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_run_gives_what_the_command_gives_and_reuses_its_record(folder, results, capsys, monkeypatch):
+    command = ["--method", "f3crec", "--backbone", "fedmf", "--seeds", "2", "--results", str(folder),
+               *(word for name, value in TINY.items() for word in ("--set", f"{name}={value}"))]
+    monkeypatch.setattr(seeds, "load_stream", lambda *_: pytest.fail("a finished run needs no data"))
+    assert main(command) == 0
+    assert f"{results.table().loc['ndcg@20', 'avg 1-3']}" in capsys.readouterr().out
+    again = fb.run("f3crec", "fedmf", seeds=2, results=folder, progress=False, **TINY)
+    pd.testing.assert_frame_equal(again.metrics, results.metrics)
+    assert again.seeds == [0, 1] and len(list((folder / "runs").iterdir())) == 4
+    assert fb.run("f3crec", "fedmf", results=str(folder), first_seed=1, progress=False, **TINY).seeds == [1]
+    assert capsys.readouterr().err == ""
+
+
+def test_progress_is_shown_unless_it_is_not_wanted(tmp_path, capsys):
+    fb.run("ft", "fedmf", results=tmp_path, **TINY)
+    assert "block 0: 1 rounds" in capsys.readouterr().err
+
+
+def test_a_federated_recommender_alone(tmp_path):
+    found = fb.run("pfedrec", results=tmp_path, progress=False, **TINY)
+    assert (found.method, found.backbone) == ("ft", "pfedrec")
+    with pytest.raises(fb.UserError, match="Leave one of the two out"):
+        fb.run("pfedrec", "fedmf", results=tmp_path)
+
+
+def test_ctrl_c_loses_nothing(tmp_path, registry, monkeypatch):
+    """The round ends, its checkpoint is written, and the same call ends at the same numbers."""
+    settings = {"rounds": 3, "k_core": 70}
+    update = seeds.Display.update
+
+    def press(self, stream, progress):
+        update(self, stream, progress)
+        if (progress.step, progress.round) == (1, 2):
+            signal.raise_signal(signal.SIGINT)
+    monkeypatch.setattr(seeds.Display, "update", press)
+    with pytest.raises(KeyboardInterrupt, match="after round 2 of block 1"):
+        fb.run("ft", "fedmf", results=tmp_path / "a", progress=False, **settings)
+    assert len(list(tmp_path.glob("a/runs/*/checkpoint.pt"))) == 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    monkeypatch.setattr(seeds.Display, "update", update)
+    found = fb.run("ft", "fedmf", results=tmp_path / "a", progress=False, **settings)
+    whole = fb.run("ft", "fedmf", results=tmp_path / "b", progress=False, **settings)
+    same_numbers(*({**each.runs[0].meta, "record": str(each.folders[0])} for each in (found, whole)))
+
+
+def test_it_runs_in_a_thread_that_receives_no_signals(tmp_path):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(fb.run("ft", "fedmf", results=tmp_path, progress=False,
+                                                                 **TINY)))
+    thread.start()
+    thread.join()
+    assert found[0].seeds == [0]
+
+
+@pytest.mark.parametrize("arguments, settings, words", [
+    (("f3crec",), {}, "the backbone is missing"), (("f3crek", "fedmf"), {}, "f3crec"),
+    (("ft", "fedmf"), {"seeds": 0}, "seeds=0"), (("ft", "fedmf"), {"first_seed": -1}, "first_seed=-1"),
+    (("ft", "fedmf"), {"rounds": 0}, r"'rounds' \(fb.run\)"), (("ft", "fedmf"), {"plugins": "nowhere"}, "not a folder"),
+    (("ft", "fedmf", "nowhere"), {}, "nowhere"), (("ft", "fedmf"), {"epz": 1}, "unknown setting")])
+def test_what_is_wrong_is_said(tmp_path, arguments, settings, words):
+    with pytest.raises(fb.UserError, match=words):
+        fb.run(*arguments, results=tmp_path, **settings)
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_setting_has_the_name_of_an_argument(registry):
+    arguments = {*inspect.signature(fb.run).parameters, *inspect.signature(fb.load).parameters} - {"settings"}
+    classes = [*CORE_SETTINGS, *(plugin.cls.Settings for plugin in registry.plugins.values())]
+    assert not arguments & {f.name for cls in classes for f in fields(cls)}
+
+
+def test_plugins_of_a_folder(tmp_path):
+    (tmp_path / "mine.py").write_text('from fedcl_bench import Method\n\n\nclass Mine(Method):\n    name = "mine-api"\n'
+                                      '    title = "nothing"\n')
+    found = fb.run("mine-api", "fedmf", results=tmp_path / "r", plugins=tmp_path, progress=False, **TINY)
+    read = fb.load(tmp_path / "r", plugins=[tmp_path])
+    assert found.method == read.method == "mine-api" and len(read.recommend(read.model().user_ids[0])) == 10
+
+
+# Reading
+
+def test_load_reads_a_record_or_narrows_a_folder(folder, results):
+    single = fb.load(results.folders[1])
+    assert single.seeds == [1] and single.method == "f3crec"
+    assert single.compare("ft")["seeds"].tolist() == ["1"]  # the records beside it
+    assert fb.load(folder, "ft", "fedmf", "ml-100k", k_core=70, topk=20).seeds == [0, 1]
+    for arguments, settings, words in (
+            ((), {}, "several methods.*f3crec, ft"), (("reg",), {}, "unknown method"),
+            (("ft",), {"k_core": 9}, "found 9, accepted.*70"), (("ft",), {"k_cor": 9}, "Did you mean 'k_core'")):
+        with pytest.raises(fb.UserError, match="(?s)" + words):
+            fb.load(folder, *arguments, **settings)
+    with pytest.raises(fb.UserError, match="no folder"):
+        fb.load(folder / "nowhere")
+
+
+def test_load_names_the_settings_that_differ(registry, tmp_path):
+    for eps in (0.001, 0.009):
+        fabricate(tmp_path, registry, RunSpec("f3crec", "fedmf", "ml-100k", (("eps", eps),)), 0, level(0.1))
+    with pytest.raises(fb.UserError, match=r"eps \(0.001, 0.009\)"):
+        fb.load(tmp_path)
+    assert fb.load(tmp_path, eps=0.009).settings["eps"] == 0.009 == fb.load(tmp_path, eps="0.009").settings["eps"]
+
+
+def test_load_refuses_what_has_not_finished(tmp_path, registry):
+    config = make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", TINY)])
+    record = Record.of(config, tmp_path)
+    record.folder.mkdir(parents=True)
+    record.fail(config, "diverged")
+    with pytest.raises(fb.UserError, match="has no finished run"):
+        fb.load(record.folder)
+
+
+def test_compact_records(results):
+    """They have no model, so ids come from the data."""
+    published = fb.load(ROOT / "results/published/f3crec", "f3crec", "fedmf", "ml-100k", without="none",
+                        reset_private=False)
+    assert published.seeds == [0, 1, 2, 3, 4]
+    assert set(results.users["user"]) < set(published.users["user"])
+    with pytest.raises(fb.UserError, match="Compact records have none"):
+        published.model()
+    row = published.compare("ft", tuned=ROOT / "results/tuned").iloc[0]  # as the README has it
+    assert round(row["difference"], 4) == 0.0039 and round(row["p"], 4) == 0.0546 and row["users"] == 482
+
+
+# Frames
+
+def test_frames_hold_what_records_hold(results, ml100k):
+    run = results.runs[1]
+    metrics, users = results.metrics, results.users
+    assert list(metrics) == ["seed", "trained_block", "tested_block", "metric", "mean", "users"]
+    assert list(users) == ["seed", "trained_block", "tested_block", "user", "metric", "value"]
+    recorded = pd.read_parquet(run.path / "metrics.parquet").rename(columns={"mean": "recorded", "users": "n"})
+    both = metrics[metrics["seed"] == 1].merge(recorded)
+    assert len(both) == len(recorded) and (both["users"] == both["n"]).all()
+    assert np.allclose(both["mean"], both["recorded"])
+    means = users.groupby(["seed", "trained_block", "tested_block", "metric"])["value"].mean()
+    assert np.allclose(metrics.set_index(["seed", "trained_block", "tested_block", "metric"])["mean"].sort_index(),
+                       means.sort_index())
+    assert set(users["user"]) <= set(ml100k.user_tokens.tolist()) and users["user"].map(type).eq(str).all()
+    assert len(results.rounds) == 8 and list(results.rounds)[:3] == ["seed", "step", "round"]
+
+
+def test_users_have_their_original_ids(results, folder, tmp_path):
+    """With the model, without it, and as the data has them: its user with most test items in block 0."""
+    config = results.model().config
+    stream = load_stream(config.source, config.stream)
+    users = results.users
+    first = users[(users["seed"] == 0) & (users["tested_block"] == 0) & (users["trained_block"] == 0)]
+    assert set(first["user"]) == set(stream.user_tokens[:stream.steps[0].n_users][
+        (stream.steps[0].test.lengths > 0).numpy()].tolist())
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    for model in copy.glob("runs/*/model.pt"):
+        model.unlink()
+    without = fb.load(copy, "f3crec")
+    pd.testing.assert_frame_equal(without.users, users)
+    with pytest.raises(fb.UserError, match="no model.*is missing"):
+        without.model()
+
+
+def test_matrix_is_wide(results):
+    matrix = results.matrix
+    assert list(matrix) == ["seed", "metric", "trained_block", 0, 1, 2, 3]
+    r = matrix.query("seed == 0 and metric == 'ndcg@20'").set_index("trained_block")[[0, 1, 2, 3]].to_numpy()
+    assert np.isnan(r[np.triu_indices(4, 1)]).all()
+    assert np.diag(r).tolist() == results.runs[0].meta["metrics"]["ndcg@20"]["per_block"]
+
+
+def test_frames_are_copies(results):
+    results.rounds["loss"] = 0.0
+    results.metrics["mean"] = 0.0
+    results.settings["rounds"] = 0
+    assert results.rounds["loss"].any() and results.metrics["mean"].any() and results.settings["rounds"] == 1
+
+
+# Comparing and looking
+
+def test_compare_is_the_commands(results, folder, capsys):
+    assert main(["compare", "f3crec", "ft", "--backbone", "fedmf", "--records", str(folder), "--json",
+                 *(word for name, value in TINY.items() for word in ("--set", f"{name}={value}"))]) == 0
+    (expected,) = json.loads(capsys.readouterr().out)["comparisons"]
+    row = results.compare("ft").iloc[0]
+    for name, key in (("difference", "difference"), ("low", "low"), ("high", "high"), ("t", "t"), ("p", "p"),
+                      ("p_holm", "p_holm"), ("p_sign_flip", "p_permutation"), ("d_z", "effect"), ("users", "n")):
+        assert row[name] == expected["per_user"][key], name
+    assert row["seeds"] == "0, 1" and row["seed_difference"] == expected["per_seed"]["difference"]
+    pd.testing.assert_frame_equal(results.compare(fb.load(folder, "ft")), results.compare(["ft"]))
+    assert results.compare("ft", metric="recall@20", blocks=[3])["difference"].iloc[0] != row["difference"]
+
+
+def test_compare_says_how_to_make_what_is_missing(results, folder):
+    call = r"fb\.run\('kd', 'fedmf', 'ml-100k', seeds=5, k_core=70, rounds=1\)"
+    with pytest.raises(fb.UserError, match=f"(?s)no record.*{call}"):
+        results.compare("kd")
+    with pytest.raises(fb.UserError, match="unknown method 'ftt'"):
+        results.compare("ftt")
+    with pytest.raises(fb.UserError, match="same runs"):
+        results.compare("f3crec")
+    with pytest.raises(fb.UserError, match="no other method"):
+        results.compare([])
+
+
+def test_other_methods_get_the_streams_settings(tmp_path):
+    """A static stream has defaults of its own, of which one is changed back to the plain default."""
+    settings = {"stream": "static", "rounds": 1, "k_core": 70, "candidates": "all", "patience": 30}
+    for method, lr in (("ft", 0.5), ("reg", 0.5)):
+        fb.run(method, "fedmf", results=tmp_path, progress=False, lr=lr, **settings)
+    assert fb.load(tmp_path, "ft").compare("reg")["against"].tolist() == ["reg"]
+
+
+def test_plots(results):
+    from matplotlib.figure import Figure
+
+    for figure in (results.plot(), results.plot("matrix"), results.plot("matrix", "recall@20")):
+        assert isinstance(figure, Figure)
+    for arguments, words in ((("heat",), "kind of plot"), (("matrix", "recall@7"), "recall@7")):
+        with pytest.raises(fb.UserError, match=words):
+            results.plot(*arguments)
+
+
+def test_what_a_notebook_shows_is_escaped(results, monkeypatch):
+    html = results._repr_html_()
+    assert results.table().iloc[0, 0] in html and "f3crec on fedmf" in html and str(results.folders[0]) in html
+    assert "test users per block" in html and repr(results).startswith("f3crec on fedmf, ml-100k; seeds 0, 1")
+    evil = "<script>alert(1)</script>"
+    for run in results.runs:
+        monkeypatch.setitem(run.meta, "dataset", evil)
+    monkeypatch.setattr(type(results), "folders", [Path(evil)])
+    other = fb.Results(results.runs, results._origin)
+    monkeypatch.setattr(other, "table", lambda: pd.DataFrame({evil: [evil]}, index=[evil]))
+    assert "<script" not in other._repr_html_()
+
+
+# Recommending
+
+@pytest.mark.parametrize("method, settings", [
+    ("ft", {"k_core": 70}), ("rlp2", {"k_core": 70, "blocks": 2, "base_share": 0.8})])
+def test_recommendations_are_the_lists_that_were_tested(tmp_path, method, settings):
+    """With nothing but the last block's train and valid items masked, a user's hits are those of the record."""
+    found = fb.run(method, "fedmf", results=tmp_path, progress=False, rounds=2, topk=10, valid_metric="ndcg@10",
+                   **settings)
+    model = found.model()
+    step = model.stream.steps[-1]
+    users = found.users[found.users["metric"] == "hit@10"]
+    users = users[(users["trained_block"] == step.index) & (users["tested_block"] == step.index)].head(25)
+    for user, hit in zip(users["user"], users["value"]):
+        row = model.row(user)
+        scores = model.scores(user)
+        scores[np.concatenate([step.train.of(row).numpy(), step.valid.of(row).numpy()])] = -np.inf
+        listed = np.argsort(-scores, kind="stable")[:10]
+        assert bool(set(listed) & set(step.test.of(row).tolist())) == bool(hit)
+
+
+def test_what_follows_a_session_is_what_was_tested(tmp_path):
+    """FCUCR ranks by prototypes, which are its state; nothing is masked there."""
+    found = fb.run("fcucr", "sasrec", results=tmp_path, progress=False, stream="sessions", rounds=1, dim=8,
+                   max_length=5, min_session_length=10, topk=90, valid_metric="hit@90")
+    model, users = found.model(), found.users[found.users["metric"] == "all:hit@90"].head(60)
+    for user, hit in zip(users["user"], users["value"]):
+        target = model.item_ids[model.stream.steps[0].test.of(model.row(user))[0]]
+        assert (target in set(model.recommend(user, 90, mask_seen=False)["item"])) == bool(hit)
+    assert users["value"].sum() > 2
+    step = model.stream.steps[0]
+    nobody = replace(step.sessions["test"], of_user=torch.zeros_like(step.sessions["test"].of_user))
+    model.__dict__["stream"] = replace(model.stream, steps=(replace(step, sessions={**step.sessions, "test": nobody}),))
+    with pytest.raises(fb.UserError, match="no test session"):
+        model.recommend(model.user_ids[0])
+
+
+def test_recommendations_have_original_ids_and_leave_out_what_was_seen(results):
+    model = results.model(1)
+    stream, user = model.stream, model.user_ids[3]
+    seen = {item for step in stream.steps for split in ("train", "valid", "test") if 3 < step.n_users
+            and (split, step.index) != ("test", 3) for item in step.split(split).of(3).tolist()}
+    best = results.recommend(user, k=5, seed=1)
+    assert list(best) == ["rank", "item", "score"] and best["rank"].tolist() == [1, 2, 3, 4, 5]
+    assert best["score"].is_monotonic_decreasing and set(best["item"]) <= set(stream.item_tokens.tolist())
+    assert not set(best["item"]) & set(stream.item_tokens[sorted(seen)].tolist())
+    everything = results.recommend(user, k=10_000, seed=1)
+    assert len(everything) == len(stream.item_tokens) - len(seen)
+    assert len(results.recommend(int(user), 10_000, 1, mask_seen=False)) == len(stream.item_tokens)
+    for call, words in ((lambda: results.recommend("nobody"), "unknown user 'nobody'"),
+                        (lambda: results.recommend(user, 0), "k=0"), (lambda: results.model(7), "seed 7")):
+        with pytest.raises(fb.UserError, match=words):
+            call()
+
+
+def test_data_that_has_changed_is_refused(results, folder, tmp_path):
+    """Original ids and seen items would be those of other data."""
+    config = results.model().config
+    (tmp_path / "ml-100k").mkdir()
+    text = config.source.path.read_text()
+    (tmp_path / "ml-100k" / "ml-100k.inter").write_text(text[:text.rindex("\n", 0, -1) + 1])
+    other = fb.load(folder, "f3crec", data_dir=tmp_path)
+    with pytest.raises(fb.UserError, match="other data"):
+        other.recommend(other.model().user_ids[0])
+
+
+def test_a_record_of_a_former_version(registry, tmp_path):
+    """Without ids in it, and without the state that the method ranks by."""
+    for method in ("ft", "rlp2"):
+        found = fb.run(method, "fedmf", results=tmp_path, progress=False, **TINY)
+        user, best = found.model().user_ids[0], found.recommend(found.model().user_ids[0])
+        record = Record(found.folders[0])
+        records._write_packed(record.folder / "model.pt", dict(vars(record.model())))
+        old = fb.load(record.folder)
+        pd.testing.assert_frame_equal(old.users, found.users)
+        if method == "ft":
+            pd.testing.assert_frame_equal(old.recommend(user), best)
+        else:
+            with pytest.raises(fb.UserError, match="former version"):
+                old.recommend(user)
+
+
+def test_nothing_runs_if_a_setting_is_wrong(tmp_path, monkeypatch):
+    monkeypatch.setattr(running, "run_seeds", lambda *_, **__: pytest.fail("nothing is to run"))
+    with pytest.raises(fb.UserError, match="'lr'"):
+        fb.run("ft", "fedmf", seeds=3, results=tmp_path, lr=-1)

@@ -1,0 +1,71 @@
+"""``model.pt``: opened by PyTorch alone, with the ids of its rows, its checksum beside it; older ones stay readable."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.model import Snapshot
+from fedcl_bench.runs import records
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.records import Corrupt, Record
+from fedcl_bench.runs.runner import execute
+
+
+@pytest.fixture(scope="module")
+def finished(registry, tmp_path_factory):
+    """A record of RLP2, whose state says how it ranks, and its stream."""
+    config = make_config(registry, "rlp2", "fedmf", "ml-100k", overrides=[("test", {"rounds": 1, "k_core": 70})])
+    stream = load_stream(config.source, config.stream)
+    return Path(execute(config, lambda: stream, tmp_path_factory.mktemp("results"))["record"]), stream
+
+
+@pytest.fixture
+def folder(finished, tmp_path):
+    return Path(shutil.copytree(finished[0], tmp_path / "record"))
+
+
+def test_pytorch_opens_it_and_it_carries_the_ids(finished):
+    folder, stream = finished
+    content = torch.load(folder / "model.pt", weights_only=True)
+    assert content["user_ids"] == stream.user_tokens.tolist() and content["item_ids"] == stream.item_tokens.tolist()
+    table = next(iter(content["public"].values()))
+    assert len(table) == len(content["item_ids"]) and {f.name for f in fields(Snapshot)} < content.keys()
+    saved = Record(folder).saved_model()
+    assert saved.user_ids == content["user_ids"] and set(saved.client_state) == set(content["client_state"])
+    assert "keys" in saved.client_state and torch.equal(next(iter(saved.tables.public.values())), table)
+
+
+def test_its_checksum_is_that_of_b2sum(folder):
+    import hashlib
+
+    digest, name = (folder / "model.pt.b2sum").read_text().split()
+    content = (folder / "model.pt").read_bytes()
+    assert name == "model.pt" and digest == hashlib.blake2b(content, digest_size=32).hexdigest()
+
+
+@pytest.mark.parametrize("spoil", ["changed", "without checksum"])
+def test_one_that_cannot_be_trusted_is_refused(folder, spoil):
+    if spoil == "changed":
+        content = bytearray((folder / "model.pt").read_bytes())
+        content[len(content) // 2] ^= 1
+        (folder / "model.pt").write_bytes(content)
+    else:
+        (folder / "model.pt.b2sum").unlink()
+    with pytest.raises(Corrupt, match="does not match" if spoil == "changed" else "b2sum is missing"):
+        Record(folder).model()
+
+
+def test_one_of_a_former_version_is_read(folder):
+    """There the checksum stood before the content, and there were neither ids nor state."""
+    tables = Record(folder).model()
+    (folder / "model.pt.b2sum").unlink()
+    records._write_packed(folder / "model.pt", dict(vars(tables)))
+    saved = Record(folder).saved_model()
+    assert all(torch.equal(a, b) for a, b in zip(saved.tables.tables(), tables.tables()))
+    assert saved.user_ids is saved.item_ids is saved.client_state is None
