@@ -66,6 +66,16 @@ def same_tests(runs: Sequence[Run], where: str) -> None:
                                 f"{describe(run.meta)} has {name}={mine.get(name)}: what they are tested on differs.")
 
 
+def tested_users(runs: Iterable[Run]) -> int:
+    """How many users runs tested on the block just trained, in any incremental block."""
+    users: set[int] = set()
+    for run in runs:
+        keep = ((run.users["trained_block"] == run.users["tested_block"])
+                & run.users["trained_block"].isin(incremental(run)))
+        users.update(run.users.loc[keep, "user"].unique())
+    return len(users)
+
+
 def seed_averages(runs: Iterable[Run], metric: str, blocks: Sequence[int] | None = None) -> pd.Series:
     """One score per seed: the metric on the block just trained (a mean over users), averaged over blocks.
 
