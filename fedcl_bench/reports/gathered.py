@@ -88,11 +88,11 @@ def _same_settings(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def _usual(groups: Sequence[Sequence[Run]]) -> dict[str, Any]:
-    """The value of each setting that most groups have."""
+    """The value of each setting that most runs have."""
     counts: dict[str, Counter] = {}
     for group in groups:
         for name, value in comparable(group[0].meta["settings"]).items():
-            counts.setdefault(name, Counter())[_frozen(value)] += 1
+            counts.setdefault(name, Counter())[_frozen(value)] += len(group)
     return {name: max(counter, key=lambda value: (counter[value], repr(value))) for name, counter in counts.items()}
 
 

@@ -58,8 +58,9 @@ def _td(text: str, value: float | str | None = "", kind: str = "") -> str:
     return f'<td class="{escape(" ".join(filter(None, ["number", kind])))}" data-value="{_full(value)}">{escape(text)}</td>'
 
 
-def _full(value: float | str | None) -> str:
-    return "" if value is None else repr(value)
+def _full(value: float | None) -> str:
+    """The full number as JavaScript reads it."""
+    return "" if value is None else repr(value).replace("inf", "Infinity")
 
 
 def _table(name: str, heads: Iterable[tuple[str, bool]], rows: Iterable[str]) -> str:
