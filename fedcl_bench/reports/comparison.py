@@ -43,13 +43,14 @@ def blocks_of(runs: Sequence[Run], blocks: Sequence[int] | None) -> tuple[int, .
 
 
 def against_each(runs: Mapping[str, Sequence[Run]], proposed: str, metric: str,
-                 blocks: Sequence[int] | None = None) -> list[Comparison]:
+                 blocks: Sequence[int] | None = None, draws: int = 9999) -> list[Comparison]:
     """The proposed method against each other one.
 
     Args:
         runs: method to its runs on one backbone and dataset.
         metric: as ``ndcg@20``; on the block just trained.
         blocks: averaged over; None: the incremental ones.
+        draws: of the bootstrap and of the sign flips; 1 where only the t-test is wanted, which is quick.
 
     Raises:
         UserError: for runs that are not comparable, a metric or block that they lack, or fewer than 2 common users.
@@ -58,13 +59,13 @@ def against_each(runs: Mapping[str, Sequence[Run]], proposed: str, metric: str,
     same_tests(every, "compare")
     check_metric(every, metric, per_user=True)
     blocks = blocks_of(every, blocks)
-    comparisons = [_against(proposed, other, runs, metric, blocks) for other in runs if other != proposed]
+    comparisons = [_against(proposed, other, runs, metric, blocks, draws) for other in runs if other != proposed]
     adjusted = holm([comparison.users.p for comparison in comparisons])
     return [replace(comparison, p_holm=p) for comparison, p in zip(comparisons, adjusted)]
 
 
 def _against(proposed: str, other: str, runs: Mapping[str, Sequence[Run]], metric: str,
-             blocks: Sequence[int]) -> Comparison:
+             blocks: Sequence[int], draws: int) -> Comparison:
     """The comparison with one other method; its p is not adjusted yet."""
     mine = {run.seed: run for run in runs[proposed]}
     theirs = {run.seed: run for run in runs[other]}
@@ -75,10 +76,11 @@ def _against(proposed: str, other: str, runs: Mapping[str, Sequence[Run]], metri
     common_runs = [[of_seed[seed] for seed in seeds] for of_seed in (mine, theirs)]
     scores = [user_scores(of_method, metric, blocks) for of_method in common_runs]
     common = scores[0].index.intersection(scores[1].index)
-    users = compare_paired(scores[0][common], scores[1][common], unit="user")
+    users = compare_paired(scores[0][common], scores[1][common], draws, unit="user")
     by_seed, reason = None, ""
     try:
-        by_seed = compare_paired(*(seed_averages(of_method, metric, blocks) for of_method in common_runs), unit="seed")
+        by_seed = compare_paired(*(seed_averages(of_method, metric, blocks) for of_method in common_runs), draws=draws,
+                                 unit="seed")
     except TooFew as error:
         reason = str(error)
     return Comparison(other, tuple(seeds), tuple(sorted(mine.keys() ^ theirs.keys())), users,

@@ -51,9 +51,11 @@ _FIXED = {  # Okabe and Ito's colours
     "rlp2": ("#E69F00", "\\\\\\\\", "v", ":"), "spp": ("#CC79A7", "xxxx", "D", (0, (3, 1, 1, 1, 1, 1))),
     "f3crec": ("#D55E00", "", "*", "-"),
 }
-_OTHERS = (("#0072B2", "----", "P", (0, (5, 1))), ("#F0E442", "||||", "X", (0, (1, 1))),
-           ("#56B4E9", "++++", "<", (0, (4, 2, 1, 2))), ("#009E73", "oooo", ">", (0, (2, 2))),
-           ("#E69F00", "**", "p", (0, (6, 2))), ("#CC79A7", "OO", "h", (0, (1, 3))))
+# Of other methods: as dark on white as the strongest of those above (Tol's muted colours, but for the first).
+_OTHERS = (("#0072B2", "----", "P", (0, (5, 1))), ("#882255", "||||", "X", (0, (1, 1))),
+           ("#117733", "++++", "<", (0, (4, 2, 1, 2))), ("#332288", "oooo", ">", (0, (2, 2))),
+           ("#8A5A00", "**", "p", (0, (6, 2))), ("#AA4499", "OO", "h", (0, (1, 3))))
+TANGLE = 3  # curves that one pair of axes shows without tangling; more get a panel each
 
 
 def looks(labels: Mapping[str, str]) -> dict[str, Look]:
@@ -299,6 +301,12 @@ def _draw_curve(axes, curve: Curve, name: str, z: int, line: Mapping) -> None:
               **line)
 
 
+def _note_missing(figure: Figure, lacking: Sequence[str]) -> None:
+    """Name below a figure what has no record."""
+    if lacking:
+        figure.supxlabel("\n".join(f"No record: {text}." for text in lacking), x=0.01, ha="left", fontsize=7, color=GREY)
+
+
 @_styled
 def early_curves(panels: Mapping[str, Mapping[str, Curve | None]], look: Mapping[str, Look], metric: str) -> Figure:
     """FCUCR's Figure 2a: how well each client's first session is still predicted after every round.
@@ -309,7 +317,8 @@ def early_curves(panels: Mapping[str, Mapping[str, Curve | None]], look: Mapping
         panels: title to method to its curve; None where there is no record.
     """
     figure, grid = _grid(1, len(panels), 2.1, sharey=True)
-    handles = {}
+    handles: dict[str, Line2D] = {}
+    lacking: list[str] = []
     for axes, (title, curves) in zip(grid[0], panels.items()):
         for z, (name, curve) in enumerate(curves.items(), start=3):
             style = look[name]
@@ -318,13 +327,15 @@ def early_curves(panels: Mapping[str, Mapping[str, Curve | None]], look: Mapping
             if curve is not None:
                 _draw_curve(axes, curve, name, z, line)
         missing = [look[name].label for name, curve in curves.items() if curve is None]
-        axes.set_title(title + (f" (no record: {', '.join(missing)})" if missing else ""))
+        lacking += [f"{', '.join(missing)} on {title}"] if missing else []
+        axes.set_title(title)
         axes.set_xlabel("round")
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(5))
     grid[0, 0].set_ylabel(f"{metric},\nfirst session")
     figure.legend(handles=list(handles.values()), loc="outside upper center", ncols=len(handles), handlelength=2.8,
                   title="mean ± std over seeds", title_fontsize=7)
+    _note_missing(figure, lacking)
     return figure
 
 
@@ -365,15 +376,42 @@ def user_histograms(panels: Mapping[str, Mapping[str, Histogram | None]], look: 
     return figure
 
 
+def _draw_background(axes, curves: Mapping[str, Curve], name: str) -> None:
+    """The curves of the other methods, thin and grey, so that a panel can be compared with them."""
+    for other, curve in curves.items():
+        if other != name:
+            axes.plot(np.arange(1, len(curve.mean) + 1), curve.mean, color="#C4C4C4", linewidth=0.6, zorder=1,
+                      gid=f"background:{other}")
+
+
+def _draw_best(axes, curve: Curve, name: str, style: Look) -> None:
+    """The mean best round and its mean value."""
+    axes.plot(curve.best_round, curve.best_value, color=style.color, marker=style.marker,
+              markersize=8.5 if style.marker == "*" else 5.5, markeredgecolor="white", markeredgewidth=0.5, zorder=20,
+              gid=f"best:{name}")
+
+
 @_styled
 def validation_curves(curves: Mapping[str, Sequence[Curve] | None], look: Mapping[str, Look], metric: str,
                       title: str) -> Figure:
-    """The validation metric over the rounds, one panel per block: mean and band of one standard deviation over seeds.
+    """The validation metric over the rounds: mean and band of one standard deviation over seeds.
 
-    A line is faint where fewer seeds are left (the others have stopped early); the marker is the mean best round and
-    its mean value. A method without a record is named in the legend.
+    Up to ``TANGLE`` methods share the axes of a block. More would tangle: each has a row of panels, or a panel if there
+    is one block, with the others grey behind it. A line is faint where fewer seeds are left (the others have stopped
+    early); the marker is the mean best round and its mean value. Methods without a record are named below.
     """
-    blocks = max(len(c) for c in curves.values() if c)
+    there = {name: several for name, several in curves.items() if several}
+    draw = _curves_together if len(there) <= TANGLE else _curves_apart
+    figure = draw(there, look, metric, title)
+    lacking = [look[name].label for name, several in curves.items() if not several]
+    _note_missing(figure, [", ".join(lacking)] if lacking else [])
+    return figure
+
+
+def _curves_together(curves: Mapping[str, Sequence[Curve]], look: Mapping[str, Look], metric: str,
+                     title: str) -> Figure:
+    """One panel per block with every method's curve."""
+    blocks = max(map(len, curves.values()))
     columns = min(4, blocks)
     rows = -(-blocks // columns)
     figure, grid = _grid(rows, columns, 1.65 * rows + 0.5)
@@ -381,24 +419,58 @@ def validation_curves(curves: Mapping[str, Sequence[Curve] | None], look: Mappin
     for z, (name, several) in enumerate(curves.items(), start=3):
         style = look[name]
         line = dict(color=style.color, linestyle=style.line, linewidth=1.0)
-        marker = dict(marker=style.marker, markersize=8.5 if style.marker == "*" else 5.5, markeredgecolor="white",
-                      markeredgewidth=0.5)
-        handles.append(Line2D([], [], **line, **marker, label=style.label) if several else
-                       Line2D([], [], linestyle="", label=f"{style.label}: no record"))
-        for axes, curve in zip(grid.flat, several or ()):
+        handles.append(Line2D([], [], **line, marker=style.marker, markersize=5.5, markeredgecolor="white",
+                              markeredgewidth=0.5, label=style.label))
+        for axes, curve in zip(grid.flat, several):
             _draw_curve(axes, curve, name, z, line)
-            axes.plot(curve.best_round, curve.best_value, color=style.color, **marker, zorder=20, gid=f"best:{name}")
+            _draw_best(axes, curve, name, style)
     for block, axes in enumerate(grid.flat):
         axes.set_title(f"block {block}" if blocks > 1 else "")
         axes.set_visible(block < blocks)
         axes.set_xlabel("round")
-        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-        axes.yaxis.set_major_locator(MaxNLocator(5))
+        _few_ticks(axes)
     for axes in grid[:, 0]:
         axes.set_ylabel(f"validation {metric}")
     figure.legend(handles=handles, loc="outside upper center", ncols=min(7, len(handles)),
                   title=title if columns > 1 else title.replace("; ", "\n"),
                   title_fontsize=7.5, handlelength=2.8, columnspacing=1.2)
+    return figure
+
+
+def _few_ticks(axes, ticks: int = 5) -> None:
+    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(ticks))
+
+
+def _curves_apart(curves: Mapping[str, Sequence[Curve]], look: Mapping[str, Look], metric: str, title: str) -> Figure:
+    """Small multiples: a row per method and a column per block, at most 4 of them; one block: a panel per method."""
+    blocks = max(map(len, curves.values()))
+    shown = min(4, blocks)
+    pairs = [(name, block) for start in range(0, blocks, shown) for name in curves
+             for block in range(start, start + shown)]
+    columns = shown if blocks > 1 else min(4, len(curves))
+    rows = -(-len(pairs) // columns)
+    figure, grid = _grid(rows, columns, 1.05 * rows + 0.6, sharey="col" if blocks > 1 else True,
+                         sharex="col" if blocks > 1 else True)
+    for i, axes in enumerate(grid.flat):
+        name, block = pairs[i] if i < len(pairs) else ("", blocks)
+        axes.set_visible(block < blocks)
+        if block >= blocks:
+            continue
+        style = look[name]
+        _draw_background(axes, {other: several[block] for other, several in curves.items() if block < len(several)},
+                         name)
+        if block < len(curves[name]):
+            _draw_curve(axes, curves[name][block], name, 3, dict(color=style.color, linewidth=1.2))
+            _draw_best(axes, curves[name][block], name, style)
+        axes.set_title(f"block {block}" if blocks > 1 and i < columns else style.label if blocks == 1 else "")
+        if blocks > 1 and i % columns == 0:
+            axes.set_ylabel(style.label, color=style.color)
+        if i + columns >= len(pairs):
+            axes.set_xlabel("round")
+            axes.tick_params(labelbottom=True)
+        _few_ticks(axes, 3)
+    figure.suptitle(f"validation {metric}: {title}; grey: the other methods", fontsize=7.5)
     return figure
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import product
@@ -123,6 +124,19 @@ def _seeds(runs: list[Run]) -> str:
     return seed_text({run.seed for run in runs})
 
 
+def seed_words(cell: dict[str, list[Run]], label: Callable[[str], str]) -> str:
+    """The seeds of every method of a cell: those that most have, and which methods have others."""
+    seeds = {method: _seeds(runs) for method, runs in cell.items() if runs}
+    counts = Counter(seeds.values())
+    usual = max(counts, key=lambda text: (counts[text], text))
+    others: dict[str, list[str]] = {}
+    for method, text in seeds.items():
+        if text != usual:
+            others.setdefault(text, []).append(label(method))
+    more = "; ".join(f"{', '.join(methods)}: {text}" for text, methods in others.items())
+    return f"seeds {usual}" + (f" ({more})" if more else "")
+
+
 class Skip(Exception):
     """A figure that these records do not allow, and why."""
 
@@ -229,7 +243,7 @@ def _forgetting(job: Job) -> Drawn:
         every = [run for runs in cell.values() for run in runs]
         if every:
             matrices = {method: scores.mean_matrix(runs, job.metric) if runs else None for method, runs in cell.items()}
-            title = f"{job.label(backbone)}, {job.label(dataset)}, mean over seeds {_seeds(every)}"
+            title = f"{job.label(backbone)}, {job.label(dataset)}, mean over {seed_words(cell, job.label)}"
             yield (job.file("forgetting", dataset, backbone),
                    draw.forgetting_maps(matrices, job.looks, job.label(job.metric), title))
 
@@ -243,7 +257,7 @@ def curves(job: Job) -> Drawn:
             raise Skip(f"{backbone}, {dataset}: runs with different validation metrics ({', '.join(sorted(metrics))})")
         if every:
             by_method = {method: scores.validation_curves(runs) if runs else None for method, runs in cell.items()}
-            title = (f"{job.label(backbone)}, {job.label(dataset)}, mean ± std over seeds {_seeds(every)}; "
+            title = (f"{job.label(backbone)}, {job.label(dataset)}, mean ± std over {seed_words(cell, job.label)}; "
                      f"marker: mean best round")
             yield (f"curves-{dataset}-{backbone}",
                    draw.validation_curves(by_method, job.looks, job.label(metrics.pop()), title))

@@ -1,15 +1,21 @@
-"""A rebuilt table as Markdown, LaTeX (booktabs) or CSV."""
+"""A rebuilt table as Markdown, LaTeX (booktabs), CSV, or drawn for a terminal."""
 
 from __future__ import annotations
 
 import csv
 import io
+import re
 from typing import Callable, Sequence
 
-from ..experiments.papers import get
+from rich import box
+from rich.console import Console
+from rich.table import Table as Grid
+from rich.text import Text
+
 from .tables import DAGGER, DASH, Cell, Line, Panel, Table
 
 FORMATS = {"md": "md", "latex": "tex", "csv": "csv"}  # format -> ending of its file
+WORSE = "°"  # behind a number that is significantly below the baseline's
 
 
 def number(cell: Cell, value: float, signed: bool = True, decimals: int | None = None) -> str:
@@ -34,8 +40,11 @@ def ours(cell: Cell) -> str:
 
 
 def _heading(table: Table, panel: Panel) -> str:
-    title = f"{get(table.paper).TITLE}, Table {table.number}: {table.title}"
-    return f"{title}, {panel.title}" if panel.title else title
+    return f"{table.heading}, {panel.title}" if panel.title else table.heading
+
+
+def _stars(cell: Cell) -> str:
+    return "*" if cell.star else WORSE if cell.worse else ""
 
 
 # Markdown
@@ -45,7 +54,7 @@ def _md_cell(cell: Cell | None, marks) -> str:
         return ""
     mean = ours(cell).partition(" ± ")
     shown = {1: f"**{mean[0]}**", 2: f"<u>{mean[0]}</u>"}.get(cell.rank, mean[0])
-    text = shown + ("\\*" if cell.star else "") + "".join(mean[1:])
+    text = shown + _stars(cell).replace("*", "\\*") + "".join(mean[1:])
     if cell.printed is not None:
         mark = f"<sup>{marks[cell.key]}</sup>" if cell.key in marks else ""
         text += f" ({printed(cell)}" + ("\\*" if cell.printed.star else "") + f"{mark})"
@@ -91,7 +100,11 @@ def markdown(table: Table) -> str:
 
 _TEX = {"\\": r"\textbackslash{}", "%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}",
         "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "≤": r"$\le$", "†": r"$^{\dagger}$",
-        "λ": r"$\lambda$", "–": "--", "<": r"$<$", ">": r"$>$", "|": r"$|$"}
+        "λ": r"$\lambda$", "–": "--", "<": r"$<$", ">": r"$>$", "|": r"$|$", "°": r"$^{\circ}$"}
+
+
+PAGE_POINTS = 500.0  # width of a page with two columns, in points; the usual classes have 505 to 516
+COLUMN_GAP = 3  # points on either side of a column
 
 
 def tex(text: str) -> str:
@@ -101,29 +114,72 @@ def tex(text: str) -> str:
 
 def _tex_cell(cell: Cell | None, marks) -> str:
     if cell is None:
-        return ""
+        return "--"
     mean, _, std = ours(cell).partition(" ± ")
     text = {1: rf"\textbf{{{tex(mean)}}}", 2: rf"\underline{{{tex(mean)}}}"}.get(cell.rank, tex(mean))
-    text += ("$^{*}$" if cell.star else "") + (rf"{{\tiny$\pm${std}}}" if std else "")
+    text += ("$^{*}$" if cell.star else tex(_stars(cell))) + (rf"{{\tiny$\pm${std}}}" if std else "")
     if cell.printed is not None:
         mark = (["*"] if cell.printed.star else []) + ([marks[cell.key]] if cell.key in marks else [])
         text += f" ({tex(printed(cell))}" + (rf"$^{{{','.join(mark)}}}$" if mark else "") + ")"
     return text
 
 
-def latex(table: Table) -> str:
-    """The table as LaTeX, one ``table*`` per backbone; compiles where booktabs is loaded."""
-    out = [r"% needs \usepackage{booktabs}"]
-    for panel in table.panels:
-        out += [r"\begin{table*}[t]", r"\centering", rf"\caption{{{tex(_heading(table, panel))}.}}", r"\scriptsize",
-                rf"\begin{{tabular}}{{{'l' * len(table.stub)}{'r' * len(table.heads)}}}", r"\toprule",
-                " & ".join(map(tex, (*table.stub, *table.heads))) + r" \\", r"\midrule"]
-        for i, line in enumerate(_grouped(panel.lines)):
+def _points(texts: Sequence[str]) -> float:
+    """About how wide a column is in points: its longest text, at the width of a digit of LaTeX's 7-point type."""
+    def length(text: str) -> float:
+        plain, _, tiny = re.sub(r"\$\^?\{?|\}?\$|\\[a-z]+\{?|[{}\\]", "", text.replace(r"\tiny$\pm$", "±")).partition("±")
+        return len(plain) + 0.75 * len(tiny) + (0.75 if tiny else 0.0)
+    return 4.0 * max(map(length, texts)) + 2 * COLUMN_GAP
+
+
+def _parts(stub: Sequence[float], columns: Sequence[float], width: float) -> list[range]:
+    """The columns in as few parts as fit the width beside the stub, of about the same number each."""
+    free = max(width - sum(stub), max(columns))
+    for count in range(1, len(columns) + 1):
+        size = -(-len(columns) // count)
+        parts = [range(i, min(i + size, len(columns))) for i in range(0, len(columns), size)]
+        if all(sum(columns[i] for i in part) <= free for part in parts):
+            return parts
+    return [range(i, i + 1) for i in range(len(columns))]
+
+
+def _label(table: Table, panel: Panel) -> str:
+    """The name by which the text of a paper refers to the table."""
+    words = [table.paper, str(table.number)] if table.number else ["results"]
+    return "tab:" + "-".join([*words, *re.findall(r"[a-z0-9]+", panel.title.lower())])
+
+
+def _tabulars(table: Table, panel: Panel) -> list[str]:
+    """The lines of a panel, in several tabulars one below the other where one would be wider than a page."""
+    lines = _grouped(panel.lines)
+    stub = [[tex(head), *(tex(line.labels[i]) for line in lines)] for i, head in enumerate(table.stub)]
+    columns = [[tex(head), *(_tex_cell(line.cells[i], table.marks) for line in lines)]
+               for i, head in enumerate(table.heads)]
+    out = []
+    for part in _parts(list(map(_points, stub)), list(map(_points, columns)), PAGE_POINTS):
+        out += [r"\par\medskip"] if out else []
+        shown = [*stub, *(columns[i] for i in part)]
+        heading, *rows = zip(*shown)
+        out += [rf"\begin{{tabular}}{{{'l' * len(stub)}{'r' * len(part)}}}", r"\toprule",
+                " & ".join(heading) + r" \\", r"\midrule"]
+        for i, (line, row) in enumerate(zip(lines, rows)):
             if i and line.labels[0] and len(line.labels) > 1:
                 out.append(r"\midrule")
-            cells = [_tex_cell(cell, table.marks) for cell in line.cells]
-            out.append(" & ".join([*map(tex, line.labels), *cells]) + r" \\")
+            out.append(" & ".join(row) + r" \\")
         out += [r"\bottomrule", r"\end{tabular}"]
+    return out
+
+
+def latex(table: Table) -> str:
+    """The table as LaTeX, one ``table*`` per backbone; compiles where booktabs is loaded.
+
+    It fits the width of a page of two columns: a wider one is split, with its first columns repeated.
+    """
+    out = [r"% needs \usepackage{booktabs}"]
+    for panel in table.panels:
+        out += [r"\begin{table*}[t]", r"\centering", rf"\caption{{{tex(_heading(table, panel))}.}}",
+                rf"\label{{{_label(table, panel)}}}", r"\scriptsize", rf"\setlength{{\tabcolsep}}{{{COLUMN_GAP}pt}}",
+                *_tabulars(table, panel)]
         if panel is table.panels[-1]:
             notes = [tex(note) for note in table.notes]
             notes += [f"{tex(mark) if mark == DAGGER else rf'$^{{{mark}}}$'} {tex(text)}" for mark, text in
@@ -147,14 +203,62 @@ def csv_text(table: Table) -> str:
         return "" if value is None else repr(value)
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(CSV_FIELDS)
+    counted = any(cell.users for cell in table.cells())
+    writer.writerow([*CSV_FIELDS, *(["users"] if counted else [])])
     for cell in table.cells():
         key, paper = cell.key, cell.printed
-        writer.writerow([table.number, key.dataset, key.backbone, key.row, key.metric, key.column, full(cell.mean),
+        writer.writerow([table.number or "", key.dataset, key.backbone, key.row, key.metric, key.column, full(cell.mean),
                          full(cell.std), " ".join(map(str, cell.seeds)), paper.text if paper else "",
-                         "*" if paper and paper.star else "", cell.rank or "", "*" if cell.star else "", full(cell.p),
-                         cell.contradiction, cell.missing, " ".join(cell.records)])
+                         "*" if paper and paper.star else "", cell.rank or "", _stars(cell), full(cell.p),
+                         cell.contradiction, cell.missing, " ".join(cell.records), *([cell.users] if counted else [])])
     return buffer.getvalue()
 
 
-RENDERERS: dict[str, Callable[[Table], str]] = {"md": markdown, "latex": latex, "csv": csv_text}
+# A terminal
+
+def terminal(table: Table, color: bool = False, width: int | None = None) -> str:
+    """The table drawn with lines; best in bold, second underlined.
+
+    Args:
+        width: in characters; a wider table is split, with its first columns repeated. None: it is as wide as it is.
+        color: whether bold and underlined may be written as the terminal's escape sequences.
+    """
+    console = Console(width=10_000, highlight=False, force_terminal=color, no_color=True, file=io.StringIO())
+    for panel in table.panels:
+        console.print(Text(_heading(table, panel)))
+        lines = _grouped(panel.lines)
+        stub = [[Text(head), *(Text(line.labels[i]) for line in lines)] for i, head in enumerate(table.stub)]
+        columns = [[Text(head), *(_drawn_cell(line.cells[i], table.marks) for line in lines)]
+                   for i, head in enumerate(table.heads)]
+        widths = [[max(map(len, column)) + 2 for column in several] for several in (stub, columns)]
+        for part in _parts(*widths, width or 10_000):
+            console.print(_drawn(lines, stub, [columns[i] for i in part]))
+    notes = [*table.notes, *(f"{mark} {text}" for mark, text in table.footnotes), *table.missing]
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    return "\n".join([*lines, *notes]) + "\n"
+
+
+def _drawn(lines: Sequence[Line], stub: Sequence[Sequence[Text]], columns: Sequence[Sequence[Text]]) -> Grid:
+    """The columns of a table, each a heading and its cells, with a line where the first label is a new one."""
+    drawn = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, column in enumerate((*stub, *columns)):
+        drawn.add_column(column[0], justify="left" if i < len(stub) else "right", no_wrap=True)
+    for i, line in enumerate(lines):
+        if i and line.labels[0] and len(line.labels) > 1:
+            drawn.add_section()
+        drawn.add_row(*(column[i + 1] for column in (*stub, *columns)))
+    return drawn
+
+
+def _drawn_cell(cell: Cell | None, marks) -> Text:
+    if cell is None:
+        return Text("")
+    mean, sign, std = ours(cell).partition(" ± ")
+    text = Text(mean, {1: "bold", 2: "underline"}.get(cell.rank, ""))
+    text.append(Text(_stars(cell) + sign + std, ""))
+    if cell.printed is not None:
+        text.append(f" ({printed(cell)}{'*' if cell.printed.star else ''}{marks.get(cell.key, '')})", "")
+    return text
+
+
+RENDERERS: dict[str, Callable[[Table], str]] = {"md": markdown, "latex": latex, "csv": csv_text, "text": terminal}

@@ -54,16 +54,32 @@ def check_metric(runs: Iterable[Run], metric: str, per_user: bool = False) -> No
                         f"{', '.join(sorted(known))}. Other list lengths come from runs with --set topk=20,50.")
 
 
+def tested_settings(run: Run) -> dict[str, Any]:
+    """The settings that say which items a run's users are tested on, and among which others."""
+    settings = comparable(run.meta["settings"])
+    return {name: settings.get(name) for name in _TESTED}
+
+
 def same_tests(runs: Sequence[Run], where: str) -> None:
     """Raise UserError unless all runs of a dataset ranked the same items for the same users under the same protocol."""
     one_protocol(runs, where)
     one_data(runs)
     for run in runs[1:]:
-        mine, first = comparable(run.meta["settings"]), comparable(runs[0].meta["settings"])
+        mine, first = tested_settings(run), tested_settings(runs[0])
         for name in _TESTED:
-            if mine.get(name) != first.get(name):
-                raise UserError(f"{where}: {describe(runs[0].meta)} has {name}={first.get(name)} and "
-                                f"{describe(run.meta)} has {name}={mine.get(name)}: what they are tested on differs.")
+            if mine[name] != first[name]:
+                raise UserError(f"{where}: {describe(runs[0].meta)} has {name}={first[name]} and "
+                                f"{describe(run.meta)} has {name}={mine[name]}: what they are tested on differs.")
+
+
+def tested_users(runs: Iterable[Run]) -> int:
+    """How many users runs tested on the block just trained, in any incremental block."""
+    users: set[int] = set()
+    for run in runs:
+        keep = ((run.users["trained_block"] == run.users["tested_block"])
+                & run.users["trained_block"].isin(incremental(run)))
+        users.update(run.users.loc[keep, "user"].unique())
+    return len(users)
 
 
 def seed_averages(runs: Iterable[Run], metric: str, blocks: Sequence[int] | None = None) -> pd.Series:

@@ -12,8 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Callable, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Protocol, Sequence
 
 import numpy as np
 
@@ -23,8 +22,8 @@ from ..experiments.papers import Key, PaperTable, Printed, get
 from ..runs.registry import Registry
 from ..runs.run import Run
 from ..runs.specs import RunSpec, expected_idle, expected_settings, seed_text, tuned_file
-from ..runs.store import comparable, matching, one_data, one_protocol, user_scores
-from ..stats.significance import compare_paired
+from ..runs.store import comparable, incremental, matching, one_data, one_protocol, user_scores
+from ..stats.significance import compare_paired, holm
 
 DAGGER = "†"
 SHARE = 0.2  # of the users or items in each group of Tables 4, 5 and 7
@@ -46,9 +45,11 @@ class Cell:
         printed: the paper's; None where it prints nothing.
         contradiction: how the printed number contradicts another one of the paper.
         missing: why there is no number of ours.
-        star: the paper's own method is significantly better than the best baseline.
+        star: significantly better: the paper's own method than the best baseline, or a row than ``baseline``.
+        worse: significantly worse than ``baseline`` (tables of no paper).
         rank: 1 best, 2 second among the methods compared, else 0.
-        p: of the test behind a star, where it was made.
+        p: of the test behind a star, where it was made; after Holm's correction against ``baseline``.
+        users: how many the mean is over; 0 where it is not counted.
     """
 
     key: Key
@@ -63,6 +64,8 @@ class Cell:
     star: bool = False
     rank: int = 0
     p: float | None = None
+    worse: bool = False
+    users: int = 0
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,8 @@ class Table:
     """A whole table.
 
     Attributes:
+        number: of the paper's table; 0 in a table of no paper.
+        heading: what stands above it.
         stub: headings of the label columns; heads: those of the number columns.
         notes: what the numbers mean; footnotes: (mark, text) of marked cells, see ``marks``.
         missing: one sentence per group of cells without a record.
@@ -103,6 +108,7 @@ class Table:
     missing: tuple[str, ...]
     marks: Mapping[Key, str]
     daggers: frozenset[str]
+    heading: str
 
     def cells(self) -> list[Cell]:
         """All cells, in reading order."""
@@ -134,6 +140,19 @@ class Source:
         tuned = [f"--tuned {self.tuned}"] if self.tuned is not None else []
         return " ".join([*tuned, *(f"--set {name}={value}" for name, value in self.assignments),
                          *(f"--plugins {folder}" for folder in self.plugins)])
+
+
+class Definitions(Protocol):
+    """What a table's rows and numbers are called, and what is printed in it: a paper's module, or that of no paper."""
+
+    OURS: str
+    LABELS: Mapping[str, str]
+
+    def label(self, table: int, name: str) -> str: ...
+
+    def printed(self) -> Mapping[int, Mapping[Key, Printed]]: ...
+
+    def inconsistencies(self) -> Mapping[tuple[int, Key], str]: ...
 
 
 class NotMeasured(Exception):
@@ -225,6 +244,12 @@ def measure(run: Run, metric: str, column: str) -> float:
     if metric not in run.meta["metrics"]:
         raise NotMeasured(f"its record has no {metric}")
     blocks = run.meta["metrics"][metric]["per_block"]
+    if column == "mean":
+        return float(np.mean([blocks[t] for t in incremental(run)]))
+    if column.startswith("block"):
+        if int(column[5:]) >= len(blocks):
+            raise NotMeasured(f"its record has {len(blocks)} blocks")
+        return blocks[int(column[5:])]
     if column == "value":
         if len(blocks) != 1:
             raise NotMeasured(f"its record has {len(blocks)} blocks, the table is of runs without blocks")
@@ -361,7 +386,7 @@ def _ranked(cells: dict[Key, Cell], table: PaperTable) -> None:
     groups: dict[Key, list[Cell]] = {}
     for key, cell in cells.items():
         if cell.mean is not None and key.column != "change":
-            compared = key._replace(row="") if table.panels else key._replace(row="", backbone="")
+            compared = key._replace(row="") if table.panels or table.apart else key._replace(row="", backbone="")
             groups.setdefault(compared, []).append(cell)
     for group in groups.values():
         shown = sorted({round(cell.mean, cell.decimals) for cell in group}, reverse=table.best == "max")
@@ -370,9 +395,28 @@ def _ranked(cells: dict[Key, Cell], table: PaperTable) -> None:
             cells[cell.key] = replace(cell, rank=rank if rank <= 2 else 0)
 
 
-def _cells(paper: str, table: PaperTable, source: Source) -> dict[Key, Cell]:
+def _tested(cells: dict[Key, Cell], table: PaperTable, runs: Mapping[tuple, list[Run]]) -> None:
+    """Test every row against ``table.baseline`` over users, per dataset, backbone and metric, and mark what differs.
+
+    Holm's correction is over the rows that one metric is compared on, as those are read together.
+    """
+    for dataset, backbone, metric in product(table.datasets, table.backbones, table.metrics):
+        tests: dict[Key, tuple[float, float]] = {}
+        for row in table.rows:
+            key = Key(dataset, backbone, row, metric, "mean")
+            pair = [runs.get((name, backbone, dataset)) for name in (row, table.baseline)]
+            if row == table.baseline or key not in cells or not all(pair):
+                continue
+            difference, p, _ = user_test(*pair, metric)
+            if not math.isnan(p):
+                tests[key] = difference, p
+        for (key, (difference, _)), p in zip(tests.items(), holm([p for _, p in tests.values()]) if tests else ()):
+            differs = p <= STAR_LEVEL
+            cells[key] = replace(cells[key], p=p, star=differs and difference > 0.0, worse=differs and difference < 0.0)
+
+
+def _cells(paper: str, definitions: Definitions, table: PaperTable, source: Source) -> dict[Key, Cell]:
     """Every cell of a table."""
-    definitions = get(paper)
     printed, contradictions = definitions.printed().get(table.number, {}), definitions.inconsistencies()
     cells = {key: Cell(key, _decimals(key, printed.get(key)), printed=printed.get(key),
                        contradiction=contradictions.get((table.number, key), "")) for key in table.keys()}
@@ -384,7 +428,7 @@ def _cells(paper: str, table: PaperTable, source: Source) -> dict[Key, Cell]:
         spec = table.row_spec(*name)
         runs[name], reasons[name] = find(source, spec) if spec else ([], ABSENT)
     used = [run for of_row in runs.values() for run in of_row]
-    one_protocol(used, f"Table {table.number} of {paper}")
+    one_protocol(used, f"Table {table.number} of {paper}" if table.number else "tables")
     one_data(used)
     for key, cell in cells.items():
         name = (key.row, key.backbone, key.dataset)
@@ -397,6 +441,8 @@ def _cells(paper: str, table: PaperTable, source: Source) -> dict[Key, Cell]:
             cells[key] = averaged(cell, runs[name])
     if table.lead:
         _starred(cells, table, definitions.OURS, runs)
+    if table.baseline:
+        _tested(cells, table, runs)
     if table.best:
         _ranked(cells, table)
     return cells
@@ -484,7 +530,8 @@ def command(paper: str, table: PaperTable, source: Source, seeds: int, datasets:
     return " ".join(["run_bench.py grid", *runs, *names, f"--seeds {seeds}", *filter(None, [source.options()])])
 
 
-def _missing(cells: Mapping[Key, Cell], paper: str, table: PaperTable, source: Source) -> list[str]:
+def _missing(cells: Mapping[Key, Cell], paper: str, table: PaperTable, source: Source,
+             remake: Callable[[Sequence[RunSpec]], str] | None) -> list[str]:
     """Sentences that name every cell without a number of ours, one per dataset and reason."""
     groups: dict[tuple[str, str, str, bool], list[Key]] = {}
     for key, cell in cells.items():
@@ -502,10 +549,12 @@ def _missing(cells: Mapping[Key, Cell], paper: str, table: PaperTable, source: S
             sentences.append(f"missing: statistics of {dataset}: {reason}.")
             continue
         part = f" ({', '.join(columns)})" if columns and len(table.columns) > 1 else ""
-        specs = [table.row_spec(row, backbones[0], dataset) for row in rows]
-        methods = [spec.method for spec in specs if spec]
-        run = (f"; run: {command(paper, table, source, seeds, [dataset], backbones, methods)}"
-               if reason.startswith("no record") else ".")
+        specs = [spec for backbone, row in product(backbones, rows) if (spec := table.row_spec(row, backbone, dataset))]
+        methods = [spec.method for spec in specs]
+        run = "."
+        if reason.startswith("no record"):
+            run = "; run: " + (remake(specs) if remake else
+                               command(paper, table, source, seeds, [dataset], backbones, methods))
         lacking = " on ".join(filter(None, (", ".join(rows), ", ".join(backbones))))
         sentences.append(f"missing: {lacking}, {dataset}{part}: {reason}{run}")
     return sentences
@@ -524,7 +573,7 @@ def _limited(table: PaperTable, datasets: Iterable[str] | None, backbones: Itera
 class _Labels:
     """What a table calls things: as the paper does, with a dagger at re-implementations."""
 
-    definitions: ModuleType
+    definitions: Definitions
     table: PaperTable
     daggers: frozenset[str]
 
@@ -568,7 +617,8 @@ def _panels(cells: Mapping[Key, Cell], labels: _Labels) -> tuple[tuple[Panel, ..
                        for parts in (table.stub, table.across))
 
     def lines(backbone: str) -> tuple[Line, ...]:
-        whole = {"backbone": backbone, "metric": table.metrics[0], "column": table.columns[0]}
+        whole = {"dataset": table.datasets[0], "backbone": backbone, "row": table.rows[0],
+                 "metric": table.metrics[0], "column": table.columns[0]}
         result = []
         for down in downs:
             shown = tuple(cells.get(Key(**{**whole, **down, **across})) for across in acrosses)
@@ -597,7 +647,21 @@ def build(paper: str, table: PaperTable, source: Source, datasets: Iterable[str]
     definitions = get(paper)
     if add and table.lead:
         table = table.adding(tuple(add), definitions.OURS)
-    cells = _cells(paper, table, source)
+    return filled(paper, definitions, table, source, f"{definitions.TITLE}, Table {table.number}: {table.title}")
+
+
+def filled(paper: str, definitions: Definitions, table: PaperTable, source: Source, heading: str,
+           remake: Callable[[Sequence[RunSpec]], str] | None = None) -> Table:
+    """A table with its numbers; ``build`` and ``any_table.build_any`` are instances.
+
+    Args:
+        heading: what stands above it.
+        remake: the command that makes the runs of some specs; None: the one that names the paper's table.
+
+    Raises:
+        UserError: as ``build``.
+    """
+    cells = _cells(paper, definitions, table, source)
     daggers = frozenset(row for row, backbone, dataset in table.run_names()
                         if table.row_spec and (spec := table.row_spec(row, backbone, dataset))
                         and source.registry.reimplemented(spec.method))
@@ -605,5 +669,5 @@ def build(paper: str, table: PaperTable, source: Source, datasets: Iterable[str]
     marks, footnotes = _footnotes(cells, labels)
     panels, heads = _panels(cells, labels)
     return Table(paper, table.number, table.title, tuple(_STUB_HEADS[part] for part in table.stub), heads, panels,
-                 tuple(_notes(cells, labels)), tuple(footnotes), tuple(_missing(cells, paper, table, source)), marks,
-                 daggers)
+                 tuple(_notes(cells, labels)), tuple(footnotes), tuple(_missing(cells, paper, table, source, remake)),
+                 marks, daggers, heading)

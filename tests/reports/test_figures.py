@@ -93,6 +93,9 @@ EVERY = {
                                         "round"),
     "one curve": lambda: validation_curves({"ft": curves(0)[:1]}, LOOK, "N@20", "TiSASRec, RetailRocket, mean ± std "
                                            "over seeds 0-4; marker: mean best round"),
+    "six curves of one block": lambda: validation_curves({m: curves(i)[:1] for i, m in enumerate(LABELS)}, LOOK, "N@20",
+                                                         "TiSASRec, RetailRocket, mean ± std over seeds 0-4 (RLP2: 0-2)"),
+    "curves and a missing one": lambda: validation_curves({"ft": curves(0), "kd": None}, LOOK, "N@20", "FedMF, ML-100K"),
     "one early curve": lambda: early_curves(early(1), LOOK, "NDCG@10"),
     "three early curves": lambda: early_curves(early(3), LOOK, "NDCG@10"),
     "one histogram": lambda: user_histograms(histograms(1), LOOK, "predicted probability of the test target"),
@@ -212,6 +215,58 @@ def test_curves_are_the_numbers():
         assert by_gid["mean:kd"].get_xdata()[0] == 1 and by_gid["tail:kd"].get_xdata()[-1] == len(curve.mean)
         best = by_gid["best:kd"]
         assert (best.get_xdata()[0], best.get_ydata()[0]) == (curve.best_round, curve.best_value)
+
+
+def test_many_curves_have_a_panel_each():
+    """Six on one axis tangle: one strong curve a panel, the others grey behind it, and the panel says whose it is."""
+    every = {method: curves(i) for i, method in enumerate(LABELS)}
+    figure = validation_curves(every, LOOK, "N@20", "title")
+    panels = [axes for axes in figure.axes if axes.get_visible()]
+    assert len(panels) == 6 * 4
+    for i, (method, several) in enumerate(every.items()):
+        row = panels[4 * i:4 * i + 4]
+        assert row[0].get_ylabel() == LOOK[method].label
+        for axes, curve in zip(row, several):
+            gids = [line.get_gid() for line in axes.lines]
+            assert [gid for gid in gids if gid.startswith("mean:")] == [f"mean:{method}"]
+            assert len([gid for gid in gids if gid.startswith("background:")]) == 5
+            (line,) = [line for line in axes.lines if line.get_gid() == f"mean:{method}"]
+            assert np.array_equal(line.get_ydata(), curve.mean[:curve.common])
+            assert line.get_color() == LOOK[method].color
+    assert len([axes for axes in EVERY["six curves of one block"]().axes if axes.get_visible()]) == 6
+
+
+def test_missing_runs_are_noted_below():
+    for figure, text in ((EVERY["curves and a missing one"](), "No record: KD."),
+                         (EVERY["three early curves"](), "No record: F3CRec on TiSASRec, Retail2.")):
+        assert figure.get_supxlabel() == text
+        titles = [axes.get_title() for axes in figure.axes] + [str(figure.get_suptitle())]
+        titles += [legend.get_title().get_text() for legend in figure.legends]
+        assert not any("no record" in title.lower() for title in titles)
+
+
+def test_titles_name_the_seeds_of_each_method():
+    from types import SimpleNamespace
+
+    from fedcl_bench.reports.paper_figures import seed_words
+
+    def runs(*seeds):
+        return [SimpleNamespace(seed=seed) for seed in seeds]
+    assert seed_words({"ft": runs(0, 1, 2), "kd": runs(0, 1, 2), "spp": []}, str) == "seeds 0-2"
+    cell = {"ft": runs(0, 1, 2), "kd": runs(0, 1, 2), "rlp2": runs(0), "spp": runs(0)}
+    assert seed_words(cell, str.upper) == "seeds 0-2 (RLP2, SPP: 0)"
+
+
+def test_colours_of_own_methods_are_as_strong_as_the_others():
+    """By contrast with white (WCAG's formula); and no colour of a paper's method is used again."""
+    def contrast(color):
+        parts = np.array([int(color[i:i + 2], 16) / 255 for i in (1, 3, 5)])
+        linear = np.where(parts <= 0.03928, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+        return 1.05 / (float(linear @ [0.2126, 0.7152, 0.0722]) + 0.05)
+    own = looks({**LABELS, **{f"own{i}": f"own {i}" for i in range(6)}})
+    colors = [look.color for name, look in own.items() if name not in LABELS]
+    assert len({*colors, *(look.color for look in LOOK.values())}) == 12
+    assert min(map(contrast, colors)) >= contrast(LOOK["f3crec"].color)
 
 
 def test_rank_diagram_is_the_test():

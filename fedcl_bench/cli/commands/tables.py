@@ -1,12 +1,19 @@
-"""``tables``: a paper's tables, rebuilt from records."""
+"""``tables``: a paper's tables, or one of your own, from records."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .common import names
 from .paper import add_records, add_settings, add_tables, chosen_tables, make_source
+
+if TYPE_CHECKING:
+    from ...reports.tables import Table
 
 EXAMPLES = """\
 examples:
@@ -16,7 +23,10 @@ examples:
   run_bench.py tables --paper fcucr --table 2,3,4,5 --datasets xing --set init=server   FCUCR's, all clients starting alike
   run_bench.py tables --records results/published/f3crec --format all --out paper     files table1.md, table1.tex, ...
   run_bench.py tables --table 2 --add ewma --plugins DIR           with a method of your own beside the paper's
+  run_bench.py tables --columns backbone,dataset --metrics ndcg@20,recall@20 --methods ft,kd,f3crec --against ft
+  run_bench.py tables --methods ft,f3crec,f3crec:without=arm --backbones fedmf --columns dataset,block --format latex
 
+With --rows, --columns, --metrics, --methods or --against the table is your own, of all records or of those named.
 A cell shows our mean ± standard deviation over seeds and, in parentheses, what the paper prints. Bold is best,
 underlined second, * significant by the paper's rule, † a re-implementation. Nothing is filled in: cells without a
 record are named below the table with the command that makes it. docs/tables.md says how records are found.
@@ -25,25 +35,94 @@ record are named below the table with the command that makes it. docs/tables.md 
 
 def add(commands) -> None:
     """Declare the command."""
-    tables = commands.add_parser("tables", help="rebuild a paper's tables from records", epilog=EXAMPLES,
+    tables = commands.add_parser("tables", help="rebuild a paper's tables, or make your own, from records",
+                                 epilog=EXAMPLES,
                                  formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-                                 description="Rebuild a paper's tables from records alone, beside the printed numbers.")
+                                 description="Rebuild a paper's tables from records alone, beside the printed numbers, or "
+                                             "make a table of your own.")
     add_tables(tables, "all")
     add_records(tables)
     add_settings(tables)
     tables.add_argument("--add", type=names, default=(), metavar="A,B",
                         help="also show these methods, which the paper does not have, in its comparison of methods "
                              "(Table 2)")
-    tables.add_argument("--format", choices=("md", "latex", "csv", "all"), default="md",
-                        help="Markdown, LaTeX with booktabs, one line per cell, or all three (default: md)")
+    _add_layout(tables)
+    tables.add_argument("--format", choices=("text", "md", "latex", "csv", "all"),
+                        help="drawn, Markdown, LaTeX with booktabs, one line per cell, or the last three (default: "
+                             "text in a terminal, else md)")
     tables.add_argument("--out", type=Path, metavar="DIR",
                         help="write tableN.md, .tex and .csv here instead of printing")
 
 
+def _add_layout(tables: argparse.ArgumentParser) -> None:
+    """The options of a table of one's own."""
+    own = tables.add_argument_group("a table of your own")
+    dimensions = "method, backbone, dataset, metric, block"
+    own.add_argument("--rows", type=names, metavar="A,B", help=f"what runs down, of {dimensions} (default: method)")
+    own.add_argument("--columns", type=names, metavar="A,B",
+                     help="what runs across (default: backbone,dataset); metrics come last if not named")
+    own.add_argument("--metrics", "--metric", type=names, metavar="A,B",
+                     help="as ndcg@20,recall@20 (default: the one that the runs were validated on)")
+    own.add_argument("--methods", "--method", metavar="A,B",
+                     help="with settings of their own as f3crec:without=arm (default: all that have records)")
+    own.add_argument("--against", metavar="METHOD", help="mark what differs significantly from this method")
+
+
 def run(args: argparse.Namespace) -> int:
-    from ...errors import UserError, unknown
+    from ...errors import UserError
     from ...files import write_atomically
     from ...reports.render import FORMATS, RENDERERS
+
+    own = any(getattr(args, name) for name in ("rows", "columns", "metrics", "methods", "against"))
+    built = [_own_table(args)] if own else _paper_tables(args)
+    chosen = args.format or ("text" if args.out is None and sys.stdout.isatty() else "md")
+    formats = list(FORMATS) if chosen == "all" else [chosen]
+    for i, table in enumerate(built):
+        for j, name in enumerate(formats):
+            if args.out is None:
+                text = _drawn(table) if name == "text" else RENDERERS[name](table)
+                print(("\n" if i or j else "") + text, end="")
+                continue
+            path = args.out / f"table{table.number or ''}.{FORMATS.get(name, 'txt')}"
+            try:
+                args.out.mkdir(parents=True, exist_ok=True)
+                write_atomically(path, RENDERERS[name](table).encode())
+            except OSError as error:
+                raise UserError(f"{path}: cannot be written ({error.strerror}).") from None
+            print(path)
+    return 0
+
+
+def _drawn(table: Table) -> str:
+    """The table for standard output: as wide as the terminal and with its bold face, or as wide as it is."""
+    from ...reports.render import terminal
+
+    if not sys.stdout.isatty():
+        return terminal(table)
+    return terminal(table, color="NO_COLOR" not in os.environ, width=shutil.get_terminal_size().columns)
+
+
+def _own_table(args: argparse.Namespace) -> Table:
+    """The table that the options lay out."""
+    from ...errors import UserError
+    from ...reports.any_table import Layout, build_any, split_methods
+    from ...runs.store import load_runs
+
+    if args.table or args.add:
+        given = "--table" if args.table else "--add"
+        raise UserError(f"{given}: belongs to the tables of a paper, and --rows, --columns, --metrics, --methods and "
+                        f"--against to one of your own.\nLeave {given} out, and name methods with --methods.")
+    source = make_source(args, load_runs(args.records))
+    layout = Layout(args.rows or (tuple(d for d in ("method",) if d not in (args.columns or ()))),
+                    args.columns or tuple(d for d in ("backbone", "dataset") if d not in (args.rows or ())),
+                    split_methods(args.methods) if args.methods else (), args.backbones or (), args.datasets or (),
+                    args.metrics or (), args.against, args.paper)
+    return build_any(layout, source, args.records)
+
+
+def _paper_tables(args: argparse.Namespace) -> list[Table]:
+    """The tables of a paper that are asked for."""
+    from ...errors import UserError, unknown
     from ...reports.tables import build
     from ...runs.store import load_runs
 
@@ -57,20 +136,5 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(f"--add: found '{method}', which the tables of {paper} have already; leave it out.")
     if args.add and not any(table.lead for table in chosen):
         raise UserError("--add has no effect without a table that compares methods: --table 2.")
-    formats = list(FORMATS) if args.format == "all" else [args.format]
-    built = [table for definition in chosen
-             if (table := build(paper, definition, source, args.datasets, args.backbones, args.add))]
-    for i, table in enumerate(built):
-        for j, name in enumerate(formats):
-            text = RENDERERS[name](table)
-            if args.out is None:
-                print(("\n" if i or j else "") + text, end="")
-                continue
-            path = args.out / f"table{table.number}.{FORMATS[name]}"
-            try:
-                args.out.mkdir(parents=True, exist_ok=True)
-                write_atomically(path, text.encode())
-            except OSError as error:
-                raise UserError(f"{path}: cannot be written ({error.strerror}).") from None
-            print(path)
-    return 0
+    return [table for definition in chosen
+            if (table := build(paper, definition, source, args.datasets, args.backbones, args.add))]

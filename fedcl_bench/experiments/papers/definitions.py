@@ -18,7 +18,8 @@ class Key(NamedTuple):
     """Where a number stands in a table.
 
     ``row`` is a method, an ablation or noise as ``setting=value``, or a statistic; ``column`` a block, ``avg``,
-    ``change`` (percent), a group of users or items, or ``value``, the only number of a run without blocks.
+    ``change`` (percent), a group of users or items, or ``value``, the only number of a run without blocks. In tables
+    of no paper it is ``mean``, over the blocks but block 0 (block 0 if there is no other), or ``block0``, ``block1``...
     """
 
     dataset: str
@@ -105,6 +106,8 @@ class PaperTable:
         change_of: the row that ``change`` is relative to.
         notes: sentences below the table.
         added: rows of methods that the paper does not have (see ``adding``).
+        apart: rows are compared with each other on every backbone alone, though backbones are no panels.
+        baseline: the row that every other one is tested against, with Holm's correction; None: no such tests.
     """
 
     number: int
@@ -123,6 +126,8 @@ class PaperTable:
     change_of: str | None = None
     notes: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
+    apart: bool = False
+    baseline: str | None = None
 
     @property
     def panels(self) -> bool:

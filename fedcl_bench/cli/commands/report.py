@@ -1,0 +1,52 @@
+"""``report``: records as one page to look at."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from .common import add_plugins
+
+EXAMPLES = """\
+examples:
+  run_bench.py report                                        ./results as report.html
+  run_bench.py report results/published/f3crec --out f3crec.html
+
+The page is one file that loads nothing. It has a leaderboard to sort and filter, curves over rounds, R[t,s], forgetting
+against learning, accuracy against bytes and time, differences per user, tests, settings, environments and commands.
+docs/tables.md says how to read it.
+"""
+
+
+def add(commands) -> None:
+    """Declare the command."""
+    report = commands.add_parser("report", help="records as one HTML page to look at", epilog=EXAMPLES,
+                                 formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+                                 description="Write one self-contained HTML page of all records of a folder.")
+    report.add_argument("records", nargs="?", type=Path, default=Path("results"), metavar="FOLDER",
+                        help="a results folder or a folder of compact records (default: ./results)")
+    report.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE",
+                        help="default: ./report.html")
+    report.add_argument("--title", metavar="TEXT", help="heading of the page (default: the name of the folder)")
+    add_plugins(report)
+
+
+def run(args: argparse.Namespace) -> int:
+    from ...errors import UserError
+    from ...files import write_atomically
+    from ...reports.html import LIMIT, report
+    from ...runs.registry import discover
+    from ...runs.store import load_runs
+
+    runs = load_runs(args.records)
+    title = args.title or args.records.resolve().name
+    content = report(runs, discover(args.plugins), title, args.plugins).encode()
+    try:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(args.out, content)
+    except OSError as error:
+        raise UserError(f"{args.out}: cannot be written ({error.strerror}); use --out FILE.") from None
+    print(args.out)
+    print(f"{len(runs)} runs, {len(content) / 1e6:.1f} MB; open it in a browser."
+          + (f" It is larger than {LIMIT // 1_000_000} MB, as there are many runs." if len(content) > LIMIT else ""))
+    return 0

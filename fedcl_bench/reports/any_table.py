@@ -1,0 +1,261 @@
+"""Tables that no paper has: any methods, backbones, datasets and metrics, laid out as one likes.
+
+They are ``PaperTable``s as the papers' are, and filled, tested and written down by the same functions. What differs is
+data: the rows are methods with settings of their own, and the numbers of a paper are shown only if one is named.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Iterable, Mapping, Sequence
+
+from ..errors import UserError, unknown
+from ..experiments.papers import Key, PaperTable, Printed, get
+from ..runs.registry import spelled
+from ..runs.run import Run
+from ..runs.specs import RunSpec
+from ..runs.store import incremental
+from .scores import check_metric, same_tests, tested_users
+from .selection import checked_spec, command_for, parse_method
+from .tables import STAR_LEVEL, Cell, Source, Table, filled, find
+
+DIMENSIONS = ("method", "backbone", "dataset", "metric", "block")
+_PARTS = {"method": "row", "backbone": "backbone", "dataset": "dataset", "metric": "metric", "block": "column"}
+_AVERAGES = ("avg", "value")  # columns of papers that are the mean over the blocks but block 0
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a table shows, and how; an empty tuple is all that the records have.
+
+    Attributes:
+        rows, columns: names of ``DIMENSIONS``, outermost first. Those in neither become the first rows if they have
+            several values.
+        methods: as the user writes them, with settings of their own: ``my-ewc:lambda_ewc=.1``.
+        metrics: as ``ndcg@20``; empty: the metric that the records were validated on, at its list length.
+        against: the method of ``methods`` that every other one is tested against; None: no tests.
+        paper: whose printed numbers stand beside ours; None: nobody's.
+    """
+
+    rows: tuple[str, ...] = ("method",)
+    columns: tuple[str, ...] = ("backbone", "dataset")
+    methods: tuple[str, ...] = ()
+    backbones: tuple[str, ...] = ()
+    datasets: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+    against: str | None = None
+    paper: str | None = None
+
+
+@dataclass(frozen=True)
+class _Called:
+    """What things are called: by a paper's labels if one is named, else by their names."""
+
+    paper: str | None
+    titles: Mapping[str, str]
+    OURS: str = ""
+    LABELS: Mapping[str, str] = field(default_factory=dict)
+
+    def label(self, table: int, name: str) -> str:
+        """A row, backbone, dataset, metric or block."""
+        name = self.titles.get(name, name)
+        if name.startswith("block") and name[5:].isdecimal():
+            return f"block {name[5:]}"
+        return get(self.paper).LABELS.get(name, name) if self.paper else name
+
+    def printed(self) -> dict[int, dict[Key, Printed]]:
+        """The averages that the paper prints in any of its tables, the first where several have one."""
+        every: dict[Key, Printed] = {}
+        for cells in get(self.paper).printed().values() if self.paper else ():
+            for key, printed in cells.items():
+                if key.column in _AVERAGES:
+                    every.setdefault(key._replace(column="mean"), printed)
+        return {0: every}
+
+    def inconsistencies(self) -> dict[tuple[int, Key], str]:
+        return {}
+
+
+def split_methods(text: str) -> tuple[str, ...]:
+    """``"ft,f3crec:without=arm,eps=.01"`` as methods: a setting belongs to the method before it.
+
+    Raises:
+        UserError: for an empty name.
+    """
+    methods: list[str] = []
+    for part in map(str.strip, text.split(",")):
+        # A number continues a list, as in ft:topk=5,20.
+        continues = methods and ":" in methods[-1] and (part.isdecimal() or ("=" in part and ":" not in part))
+        if continues:
+            methods[-1] += f",{part}"
+        else:
+            methods.append(part)
+    if not all(methods):
+        raise UserError(f"--methods: found '{text}', accepted: methods with commas, as ft,f3crec:without=arm.")
+    return tuple(dict.fromkeys(methods))
+
+
+def _checked_dimensions(layout: Layout) -> None:
+    """Raise UserError for an unknown dimension, or one that is named twice."""
+    for option, names in (("--rows", layout.rows), ("--columns", layout.columns)):
+        for name in names:
+            if name not in DIMENSIONS:
+                raise unknown(f"dimension ({option})", name, DIMENSIONS)
+    both = [*layout.rows, *layout.columns]
+    for name in both:
+        if both.count(name) > 1:
+            raise UserError(f"--rows, --columns: found '{name}' {both.count(name)} times, accepted: each once.")
+
+
+def _default_metrics(runs: Sequence[Run]) -> tuple[str, ...]:
+    """The metric that all runs were validated on; raises UserError if there are several."""
+    metrics = sorted({run.meta["settings"]["valid_metric"] for run in runs})
+    if len(metrics) != 1:
+        raise UserError(f"--metrics is missing: the records were validated on {', '.join(metrics) or 'nothing'}.\n"
+                        f"Name one or several, as --metrics ndcg@20,recall@20.")
+    return tuple(metrics)
+
+
+def _names(kind: str, asked: Iterable[str], runs: Sequence[Run], known: Iterable[str]) -> tuple[str, ...]:
+    """Those asked for, or all that the runs have; UserError for one that neither runs nor the suite know."""
+    there = sorted({run.meta[kind] for run in runs})
+    every = {*there, *known}
+    asked = tuple(asked)
+    for name in asked:
+        if name not in every:
+            raise unknown(kind, name, every)
+    return tuple(dict.fromkeys(asked)) or tuple(there)
+
+
+def _completed(layout: Layout, source: Source) -> Layout:
+    """The layout with every name, of those in the records where none was asked for."""
+    _checked_dimensions(layout)
+    installed = [run for run in source.runs if source.registry.knows("method", run.meta["method"])]
+    methods = layout.methods or tuple(sorted({run.meta["method"] for run in installed}))
+    if layout.against and layout.against not in methods:
+        if layout.methods:
+            raise unknown("method in --against (one of the rows)", layout.against, methods)
+        parse_method(layout.against)
+        methods = (layout.against, *methods)
+    plain = {method: parse_method(method)[0] for method in methods}
+    for name in plain.values():
+        if not source.registry.knows("method", name):
+            raise unknown("method", name, source.registry.names("method"))
+    of_methods = [run for run in source.runs if run.meta["method"] in plain.values()]
+    backbones = _names("backbone", map(spelled, layout.backbones), of_methods, source.registry.names("backbone"))
+    datasets = _names("dataset", layout.datasets, [run for run in of_methods if run.meta["backbone"] in backbones],
+                      {run.meta["dataset"] for run in source.runs})
+    shown = [run for run in of_methods if run.meta["backbone"] in backbones and run.meta["dataset"] in datasets]
+    if not shown:
+        raise UserError(f"tables: no records of {', '.join(methods)} on {', '.join(backbones) or 'any backbone'}, "
+                        f"{', '.join(datasets) or 'any dataset'}; name others, or another folder with --records DIR.")
+    metrics = layout.metrics or _default_metrics(shown)
+    for metric in metrics:
+        if not any(metric in run.meta["metrics"] for run in shown):
+            check_metric(shown, metric)
+    return replace(layout, methods=methods, backbones=backbones, datasets=datasets, metrics=metrics)
+
+
+def _table(layout: Layout, source: Source, blocks: int) -> PaperTable:
+    """The layout as a table's definition."""
+    values = {"method": layout.methods, "backbone": layout.backbones, "dataset": layout.datasets,
+              "metric": layout.metrics, "block": ("mean",)}
+    down, across = list(layout.rows), list(layout.columns)
+    if "block" in (*down, *across):
+        values["block"] = (*(f"block{t}" for t in range(blocks)), "mean")
+    unnamed = [name for name in DIMENSIONS if name not in (*down, *across) and name != "block"]
+    if "metric" in unnamed and (not across or len(layout.metrics) > 1):
+        across.append("metric")
+        unnamed.remove("metric")
+    down = [name for name in unnamed if len(values[name]) > 1] + down
+    settings = dict(source.assignments)
+
+    def row_spec(row: str, backbone: str, dataset: str) -> RunSpec:
+        method, changes = parse_method(row)
+        spec = RunSpec(method, backbone, dataset, changes)
+        return checked_spec(source.registry, spec, settings, source.tuned) if changes or settings else spec
+    return PaperTable(number=0, title="", datasets=layout.datasets, backbones=layout.backbones, rows=layout.methods,
+                      metrics=layout.metrics, columns=values["block"], stub=tuple(_PARTS[name] for name in down),
+                      across=tuple(_PARTS[name] for name in across), row_spec=row_spec, best="max", apart=True,
+                      baseline=layout.against)
+
+
+def _title(layout: Layout, called: _Called) -> str:
+    """What the numbers are: the metrics, and the backbone and the dataset that all of them have."""
+    alone = [called.label(0, names[0]) for names in (layout.backbones, layout.datasets) if len(names) == 1]
+    title = ", ".join(called.label(0, metric) for metric in layout.metrics)
+    return f"{title} on {', '.join(alone)}" if alone else title
+
+
+def _user_notes(counts: Mapping[tuple[str, str], set[int]], called: _Called) -> list[str]:
+    """How many users there are per dataset, and per backbone where they differ."""
+    parts = []
+    for dataset in dict.fromkeys(dataset for dataset, _ in counts):
+        of_dataset = {backbone: numbers for (name, backbone), numbers in counts.items() if name == dataset}
+        if len(set.union(*of_dataset.values())) == 1:
+            parts.append(f"{called.label(0, dataset)} {set.union(*of_dataset.values()).pop():,}")
+            continue
+        parts += [f"{called.label(0, dataset)} on {called.label(0, backbone)} "
+                  f"{'-'.join(f'{n:,}' for n in sorted({min(numbers), max(numbers)}))}"
+                  for backbone, numbers in of_dataset.items()]
+    return [f"Users tested: {'; '.join(parts)}."] if parts else []
+
+
+def _test_note(layout: Layout, called: _Called, cells: Iterable[Cell]) -> list[str]:
+    """What the marks mean; which metrics are not kept per user and so cannot be tested."""
+    if layout.against is None:
+        return []
+    tested = {cell.key.metric for cell in cells if cell.p is not None}
+    untested = [called.label(0, metric) for metric in layout.metrics if metric not in tested]
+    notes = [f"*, °: significantly better, worse than {called.label(0, layout.against)}: two-sided paired t-test over "
+             f"users, Holm's correction over the other methods, p ≤ {STAR_LEVEL:.2f}."]
+    if untested:
+        notes.append(f"Not tested: {', '.join(untested)}; no record of a pair holds it per user, or no seed is common.")
+    return notes
+
+
+def build_any(layout: Layout, source: Source, records) -> Table:
+    """A table of any records.
+
+    Args:
+        records: the folder of the records, for the commands that make missing ones.
+
+    Raises:
+        UserError: for an unknown name, metric or dimension; for records that cannot stand in one table.
+    """
+    layout = _completed(layout, source)
+    titles = {text: RunSpec(*_named(text)).title for text in layout.methods}
+    called = _Called(layout.paper, titles)
+    table = _table(layout, source, max(len(run.meta["rounds"]) for run in source.runs))
+    runs = {name: find(replace(source, assignments=()), table.row_spec(*name))[0] for name in table.run_names()}
+    for dataset in layout.datasets:
+        if every := [run for name, several in runs.items() if name[2] == dataset for run in several]:
+            same_tests(every, "tables")
+    users = {name: tested_users(several) for name, several in runs.items() if several}
+    counts: dict[tuple[str, str], set[int]] = {}
+    for (_, backbone, dataset), number in users.items():
+        counts.setdefault((dataset, backbone), set()).add(number)
+    built = filled("", called, table, replace(source, assignments=()), _title(layout, called),
+                   lambda specs: command_for(specs, source.tuned, records))
+    several = {len(incremental(run)) for of_row in runs.values() for run in of_row} - {1}
+    about = ["Mean ± sample standard deviation over seeds of the metric on the block just trained"
+             + (", averaged over the blocks but block 0." if several else ".")]
+    if layout.paper:
+        about.append(f"In parentheses: what {get(layout.paper).TITLE} prints.")
+    notes = (*about, *_user_notes(counts, called), *_test_note(layout, called, built.cells()), *built.notes)
+    return _with_users(replace(built, notes=notes), users)
+
+
+def _named(text: str) -> tuple[str, str, str, tuple[tuple[str, Any], ...]]:
+    method, settings = parse_method(text)
+    return method, "", "", settings
+
+
+def _with_users(table: Table, users: Mapping[tuple[str, str, str], int]) -> Table:
+    """The table with how many users each number is of."""
+    def counted(cell: Cell | None) -> Cell | None:
+        number = cell and users.get((cell.key.row, cell.key.backbone, cell.key.dataset))
+        return replace(cell, users=number) if number and cell.mean is not None else cell
+    return replace(table, panels=tuple(
+        replace(panel, lines=tuple(replace(line, cells=tuple(map(counted, line.cells))) for line in panel.lines))
+        for panel in table.panels))

@@ -1,0 +1,263 @@
+"""What records hold, gathered for a page to look at: variants of methods, their means, curves and differences.
+
+Nothing is chosen here by settings, as for a table: every record of a folder is shown. Runs that differ only in their
+seed are one ``Variant``, and variants that were tested on the same items are one ``Cell``.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Mapping, Sequence
+
+import numpy as np
+
+from ..errors import UserError
+from ..runs.registry import Registry
+from ..runs.run import Run
+from ..runs.specs import RunSpec, expected_idle, expected_settings, seed_text
+from ..runs.store import comparable, protocol, user_scores
+from ..stats.significance import holm
+from .comparison import Comparison, against_each
+from .scores import Curve, mean_matrix, over_seeds, seed_averages, tested_settings, tested_users, validation_curves
+
+REFERENCES = ("ft", "fedavg")  # what the others are compared with, if it is there
+EDGES = np.linspace(-1.0, 1.0, 42)  # of the histogram of users' differences; the middle range holds 0
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """The runs of one method with the same settings.
+
+    Attributes:
+        title: the method, with the settings in which it differs from its other variants.
+        runs: one per seed, sorted.
+    """
+
+    title: str
+    runs: tuple[Run, ...]
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """The record of the first seed."""
+        return self.runs[0].meta
+
+    @property
+    def seeds(self) -> str:
+        return seed_text(run.seed for run in self.runs)
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """Variants that can be compared: of one backbone and dataset, tested on the same items.
+
+    Attributes:
+        stream: how the numbers were taken, in words.
+        metric: the metric that the runs were validated on.
+        reference: the variant that the others are compared with.
+    """
+
+    dataset: str
+    backbone: str
+    stream: str
+    metric: str
+    variants: tuple[Variant, ...]
+    reference: Variant
+
+    @property
+    def title(self) -> str:
+        return f"{self.dataset}, {self.backbone}, {self.stream}"
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _same_settings(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs with the same settings and device together, one per seed; a second record of a seed is a group of its own."""
+    groups: dict[tuple, list[Run]] = {}
+    for run in runs:
+        settings = tuple(sorted((name, repr(value)) for name, value in comparable(run.meta["settings"]).items()))
+        copy = 0
+        while any(other.seed == run.seed for other in groups.get((run.meta["method"], settings, copy), ())):
+            copy += 1
+        groups.setdefault((run.meta["method"], settings, copy), []).append(run)
+    return [sorted(group, key=lambda run: run.seed) for group in groups.values()]
+
+
+def _usual(groups: Sequence[Sequence[Run]]) -> dict[str, Any]:
+    """The value of each setting that most runs have."""
+    counts: dict[str, Counter] = {}
+    for group in groups:
+        for name, value in comparable(group[0].meta["settings"]).items():
+            counts.setdefault(name, Counter())[_frozen(value)] += len(group)
+    return {name: max(counter, key=lambda value: (counter[value], repr(value))) for name, counter in counts.items()}
+
+
+def _variants(runs: Sequence[Run]) -> tuple[Variant, ...]:
+    """The variants of every method, those with the usual settings first; titles are unique."""
+    groups = _same_settings(runs)
+    variants: list[Variant] = []
+    for method in sorted({group[0].meta["method"] for group in groups}):
+        alike = [group for group in groups if group[0].meta["method"] == method]
+        usual = _usual(alike)
+        titled = []
+        for group in alike:
+            settings = {name: _frozen(value) for name, value in comparable(group[0].meta["settings"]).items()}
+            differs = [f"{name}={settings.get(name, 'absent')}" for name in sorted({**usual, **settings})
+                       if settings.get(name) != usual.get(name)]
+            titled.append((len(differs), f"{method} ({', '.join(differs)})" if differs else method, group))
+        repeated = Counter(title for _, title, _ in titled)
+        for _, title, group in sorted(titled, key=lambda item: item[:2]):
+            mark = f" [{group[0].hash[:8]}]" if repeated[title] > 1 else ""
+            variants.append(Variant(title + mark, tuple(group)))
+    return tuple(variants)
+
+
+def gather(runs: Sequence[Run]) -> list[Cell]:
+    """All cells of some records, sorted by dataset, backbone and stream."""
+    groups: dict[tuple, list[Run]] = {}
+    for run in runs:
+        words = ", ".join(str(value) if name == "stream" else f"{name} {value}" for name, value in protocol(run))
+        key = (run.meta["dataset"], run.meta["backbone"], words, run.meta["settings"]["valid_metric"],
+               run.meta["data_fingerprint"], repr(tested_settings(run)))
+        groups.setdefault(key, []).append(run)
+    repeated = Counter(key[:3] for key in groups)
+    numbers: Counter = Counter()
+    cells = []
+    for key in sorted(groups):
+        numbers[key[:3]] += 1
+        stream = key[2] + (f" (tests {numbers[key[:3]]})" if repeated[key[:3]] > 1 else "")
+        variants = _variants(groups[key])
+        reference = next((variant for name in REFERENCES for variant in variants if variant.meta["method"] == name),
+                         variants[0])
+        cells.append(Cell(key[0], key[1], stream, key[3], variants, reference))
+    return cells
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """A line of the leaderboard; means are over seeds.
+
+    Attributes:
+        users: tested on the block just trained.
+        metrics: metric to (mean, sample deviation), averaged over the blocks but block 0.
+        learning, forgetting: of the cell's metric (``evaluation.continual``); forgetting None with a single block.
+        bytes: sent up and down in the whole run. seconds: of training and evaluation together.
+    """
+
+    variant: Variant
+    users: int
+    metrics: Mapping[str, tuple[float, float]]
+    learning: float
+    forgetting: float | None
+    bytes: float
+    seconds: float
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    return None if any(value is None for value in values) else float(np.mean(values))
+
+
+def leaderboard_row(cell: Cell, variant: Variant) -> Row:
+    """The numbers of a variant."""
+    metas = [run.meta for run in variant.runs]
+    averages = {name: over_seeds(seed_averages(variant.runs, name)) for name in variant.meta["metrics"]
+                if all(name in meta["metrics"] for meta in metas)}
+    continual = [meta["continual"][cell.metric] for meta in metas]
+    return Row(variant, tested_users(variant.runs), {name: (a.mean, a.deviation) for name, a in averages.items()},
+               _mean([c["LA"] for c in continual]), _mean([c["forgetting"] for c in continual]),
+               _mean([meta["bytes"]["total_up"] + meta["bytes"]["total_down"] for meta in metas]),
+               _mean([meta["seconds"]["total"] for meta in metas]))
+
+
+def curves(variant: Variant) -> list[Curve]:
+    """The validation metric per round, one curve per block."""
+    return validation_curves(variant.runs)
+
+
+def matrix(cell: Cell, variant: Variant) -> list[list[float]]:
+    """R[t, s] of the cell's metric, its lower triangle; mean over seeds."""
+    return [row[:t + 1].tolist() for t, row in enumerate(mean_matrix(variant.runs, cell.metric))]
+
+
+@dataclass(frozen=True, eq=False)
+class Difference:
+    """A variant against the reference of its cell.
+
+    Attributes:
+        comparison: None if they cannot be compared, for ``reason``; its differences are reference - variant.
+        p_holm: adjusted for all variants of the cell.
+        counts: users per range of ``EDGES`` by variant - reference.
+    """
+
+    variant: Variant
+    comparison: Comparison | None
+    reason: str = ""
+    p_holm: float | None = None
+    counts: tuple[int, ...] = ()
+
+
+def differences(cell: Cell) -> list[Difference]:
+    """Every other variant against the reference, over users; Holm's correction over the variants of the cell."""
+    result = []
+    for variant in cell.variants:
+        if variant is cell.reference:
+            continue
+        try:
+            comparison, = against_each({"reference": cell.reference.runs, "variant": variant.runs}, "reference",
+                                       cell.metric, draws=1)
+        except UserError as error:
+            result.append(Difference(variant, None, str(error).splitlines()[0]))
+            continue
+        scores = [user_scores([run for run in runs if run.seed in comparison.seeds], cell.metric)
+                  for runs in (variant.runs, cell.reference.runs)]
+        each = (scores[0] - scores[1]).dropna().to_numpy()
+        counts = np.histogram(each.clip(-1.0, 1.0), EDGES)[0]
+        result.append(Difference(variant, comparison, counts=tuple(map(int, counts))))
+    tested = [difference for difference in result if difference.comparison]
+    adjusted = iter(holm([difference.comparison.users.p for difference in tested]) if tested else ())
+    return [replace(difference, p_holm=next(adjusted)) if difference.comparison else difference
+            for difference in result]
+
+
+def differing_settings(cell: Cell) -> dict[str, list[Any]]:
+    """Settings that are not the same in all variants of a cell, with the value of each variant; None where absent."""
+    settings = [comparable(variant.meta["settings"]) for variant in cell.variants]
+    names = sorted({name for each in settings for name in each})
+    return {name: [each.get(name) for each in settings] for name in names
+            if len({repr(each.get(name)) for each in settings}) > 1}
+
+
+def environments(runs: Sequence[Run]) -> list[tuple[int, dict[str, Any]]]:
+    """The different environments that runs were made in, with the number of runs, the most frequent first."""
+    counts: Counter = Counter()
+    content: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        text = repr(sorted(run.meta["environment"].items()))
+        content[text] = run.meta["environment"]
+        counts[text] += 1
+    return [(number, content[text]) for text, number in counts.most_common()]
+
+
+def rerun_command(registry: Registry, variant: Variant, plugins: Sequence[Path] = ()) -> str:
+    """The command that makes a variant's runs again: its settings that are not today's defaults, and its seeds."""
+    meta = variant.meta
+    spec = RunSpec(meta["method"], meta["backbone"], meta["dataset"])
+    recorded = comparable(meta["settings"])
+    try:
+        default, idle = comparable(expected_settings(registry, spec)), expected_idle(registry, spec)
+    except UserError:  # a plugin or a dataset's configuration that is not here
+        default, idle = {}, {}
+    words = ["run_bench.py", "run", "--method", meta["method"], "--backbone", meta["backbone"], "--dataset",
+             meta["dataset"]]
+    for name, value in recorded.items():
+        if name not in idle and name != "split_file" and _frozen(value) != _frozen(default.get(name)):
+            text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+            words += ["--set", f"{name}={text}"]
+    for folder in plugins:
+        words += ["--plugins", str(folder)]
+    return " && ".join(shlex.join([*words, "--seed", str(run.seed)]) for run in variant.runs[:1]) + (
+        f"   # and seeds {seed_text(run.seed for run in variant.runs[1:])}" if len(variant.runs) > 1 else "")

@@ -1,0 +1,165 @@
+"""Tables that no paper has: the layout that was asked for, marks against a baseline, and how they are written down."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import sys
+
+import pytest
+from fabricate import USERS, fabricate, level
+from scipy import stats
+
+from fedcl_bench.cli.main import main
+from fedcl_bench.errors import UserError
+from fedcl_bench.reports.any_table import Layout, build_any, split_methods
+from fedcl_bench.reports.render import csv_text, latex, markdown, terminal
+from fedcl_bench.reports.tables import Source
+from fedcl_bench.runs.specs import RunSpec
+from fedcl_bench.runs.store import load_runs, user_scores
+from fedcl_bench.stats.significance import holm
+
+MEANS = {"ft": 0.080, "reg": 0.085, "kd": 0.0801, "f3crec": 0.07}
+
+
+@pytest.fixture(scope="module")
+def folder(registry, tmp_path_factory):
+    """Four methods and an ablation on FedMF, two datasets, seeds 0-2; FedNCF has FT alone."""
+    results = tmp_path_factory.mktemp("any")
+    for dataset in ("ml-100k", "lastfm-2k"):
+        for i, (method, mean) in enumerate(MEANS.items()):
+            for seed in range(3):
+                fabricate(results, registry, RunSpec(method, "fedmf", dataset), seed, level(mean, noise=i))
+        fabricate(results, registry, RunSpec("f3crec", "fedmf", dataset, (("eps", 0.01),)), 0, level(0.2))
+    fabricate(results, registry, RunSpec("ft", "fedncf", "ml-100k"), 0, level(0.09))
+    return results
+
+
+@pytest.fixture(scope="module")
+def source(folder, registry):
+    return Source(load_runs(folder), registry, None, (), lambda dataset: {})
+
+
+def cell(built, row, dataset="ml-100k", backbone="fedmf", metric="ndcg@20", column="mean"):
+    (match,) = [c for c in built.cells() if tuple(c.key) == (dataset, backbone, row, metric, column)]
+    return match
+
+
+def test_means_are_those_of_the_records_with_settings_of_each_row(source, folder):
+    layout = Layout(methods=("ft", "f3crec", "f3crec:eps=0.01"), metrics=("ndcg@20", "recall@20"),
+                    backbones=("fedmf",))
+    built = build_any(layout, source, folder)
+    assert built.heads == tuple(f"fedmf {dataset} {metric}" for dataset in ("lastfm-2k", "ml-100k")
+                                for metric in layout.metrics)
+    for row, seeds, mean in (("ft", (0, 1, 2), 0.102), ("f3crec", (0, 1, 2), 0.092), ("f3crec:eps=0.01", (0,), 0.22)):
+        assert cell(built, row).mean == pytest.approx(mean) and cell(built, row).seeds == seeds
+        assert cell(built, row, metric="recall@20").mean == pytest.approx(2 * mean)
+    assert cell(built, "ft").std == pytest.approx(0.002)
+    assert cell(built, "f3crec:eps=0.01").rank == 1 and cell(built, "ft").rank == 2
+    assert any("f3crec (eps=0.01)" in line.labels[0] for line in built.panels[0].lines)
+    assert "Users tested: lastfm-2k 40; ml-100k 40." in built.notes and cell(built, "ft").users == USERS
+
+
+def test_marks_against_a_baseline_are_holms(source, folder):
+    built = build_any(Layout(backbones=("fedmf",), datasets=("ml-100k",), methods=tuple(MEANS), metrics=("ndcg@20",),
+                             against="ft"), source, folder)
+    runs = {name: [run for run in source.runs if (run.meta["method"], run.meta["dataset"], run.meta["backbone"])
+                   == (name, "ml-100k", "fedmf") and run.meta["settings"].get("eps") != 0.01] for name in MEANS}
+    others = ("reg", "kd", "f3crec")
+    raw = [stats.ttest_rel(user_scores(runs[name], "ndcg@20"), user_scores(runs["ft"], "ndcg@20")).pvalue
+           for name in others]
+    for name, p in zip(others, holm(raw)):
+        assert cell(built, name).p == pytest.approx(p)
+    assert cell(built, "reg").star and cell(built, "f3crec").worse and cell(built, "ft").p is None
+    assert cell(built, "kd").star == (holm(raw)[1] <= 0.05)
+    assert "°" in markdown(built) and r"$^{\circ}$" in latex(built)
+    line = next(line for line in csv.DictReader(io.StringIO(csv_text(built))) if line["row"] == "f3crec")
+    assert line["star"] == "°" and line["users"] == str(USERS) and float(line["p"]) == cell(built, "f3crec").p
+
+
+def test_what_is_missing_is_named_with_its_own_settings(source, folder):
+    built = build_any(Layout(methods=("ft", "f3crec:without=arm"), metrics=("ndcg@20",), backbones=("fedmf", "fedncf"),
+                             datasets=("ml-100k",)), source, folder)
+    text = " ".join(built.missing)
+    assert "run_bench.py grid --methods f3crec --backbones fedmf --datasets ml-100k" in text
+    assert "--set without=arm" in text and cell(built, "f3crec:without=arm").mean is None
+    assert " & --" in latex(built)
+
+
+def test_a_papers_numbers_stand_beside_ours(source, folder):
+    layout = Layout(methods=("ft", "kd"), metrics=("ndcg@20",), datasets=("ml-100k",), backbones=("fedmf",))
+    without, beside = (build_any(Layout(**{**layout.__dict__, "paper": paper}), source, folder)
+                       for paper in (None, "f3crec"))
+    assert cell(without, "kd").printed is None and cell(beside, "kd").printed.text == "0.0938"
+    assert cell(beside, "kd").mean == cell(without, "kd").mean and "(0.0938)" in markdown(beside)
+
+
+def test_any_dimension_runs_down_or_across(source, folder):
+    built = build_any(Layout(rows=("dataset", "method"), columns=("block",), methods=("ft", "kd"), backbones=("fedmf",),
+                             metrics=("ndcg@20",)), source, folder)
+    assert built.stub == ("dataset", "") and built.heads == ("block 0", "block 1", "block 2", "block 3", "mean")
+    assert cell(built, "ft", column="block3").mean == pytest.approx(0.112)
+    turned = build_any(Layout(rows=("dataset",), columns=("method",), methods=("ft", "kd"), backbones=("fedmf",),
+                              metrics=("ndcg@20",)), source, folder)
+    assert [line.labels for line in turned.panels[0].lines] == [("lastfm-2k",), ("ml-100k",)]
+    assert turned.heads == ("ft", "kd") and "ndcg@20 on fedmf" in turned.heading
+
+
+@pytest.mark.parametrize("options, words", [
+    (["--rows", "methd"], "method"), (["--rows", "method", "--columns", "method"], "each once"),
+    (["--methods", "ftt"], "'ft'"), (["--metrics", "ndcg@2000"], "no ndcg@2000"), (["--against", "kdd"], "kd"),
+    (["--methods", "ft", "--table", "2"], "--table"), (["--methods", "ft", "--datasets", "ml-100"], "ml-100k")])
+def test_errors_name_what_is_accepted(folder, capsys, options, words):
+    assert main(["tables", "--records", str(folder), *options]) == 2
+    error = capsys.readouterr().err
+    assert words in error and len(error.splitlines()) <= 2
+
+
+def test_settings_stay_with_their_method():
+    assert split_methods("ft,f3crec:without=arm,eps=.01,kd,ft:topk=5,20") == (
+        "ft", "f3crec:without=arm,eps=.01", "kd", "ft:topk=5,20")
+    with pytest.raises(UserError, match="--methods"):
+        split_methods("ft,,kd")
+
+
+def test_a_terminal_gets_a_drawn_table(folder, capsys, monkeypatch):
+    arguments = ["tables", "--records", str(folder), "--methods", "ft,kd", "--metrics", "ndcg@20,recall@20"]
+    assert main(arguments) == 0
+    assert "|---|" in capsys.readouterr().out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "70")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "───" in out and "|" not in out and "\x1b[1m" in out
+    table = re.sub(r"\x1b\[\d*m", "", out).split("\n\nMean ±")[0]
+    assert max(map(len, table.splitlines())) <= 70
+    for head in ("fedmf ml-100k recall@20", "fedncf ml-100k ndcg@20"):
+        assert head in table
+
+
+def test_markup_in_names_is_text_in_a_terminal(source, folder):
+    built = build_any(Layout(methods=("ft",), metrics=("ndcg@20",)), source, folder)
+    assert "[bold]x" in terminal(built.__class__(**{**built.__dict__, "heading": "[bold]x"}))
+
+
+def test_latex_has_a_label_and_fits_a_page(source, folder):
+    wide = build_any(Layout(methods=("ft", "kd"), metrics=("ndcg@20", "recall@20"), backbones=("fedmf", "fedncf"),
+                            columns=("backbone", "dataset", "block")), source, folder)
+    text = latex(wide)
+    assert r"\label{tab:results}" in text and text.count(r"\begin{tabular}") > 1
+    heads = []
+    for tabular in re.findall(r"\\toprule\n(.*?) \\\\", text):
+        heads += [head.strip() for head in tabular.split("&")[1:]]
+    assert heads == [head.replace("_", r"\_") for head in wide.heads]
+    narrow = build_any(Layout(methods=("ft",), metrics=("ndcg@20",), backbones=("fedmf",)), source, folder)
+    assert latex(narrow).count(r"\begin{tabular}") == 1
+    labels = re.findall(r"\\label\{(.+)\}", text)
+    assert len(labels) == len(set(labels)) == text.count(r"\begin{table*}")
+
+
+def test_all_records_without_names(folder, capsys):
+    assert main(["tables", "--records", str(folder), "--rows", "method", "--metrics", "ndcg@20"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"| {method}" in out for method in MEANS) and "fedncf ml-100k" in out
