@@ -144,11 +144,16 @@ def resolve_all(registry: Registry, specs: Iterable[RunSpec], tuned: Path | None
         config.resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned))
 
 
+def without(words: list[str], *options: str) -> list[str]:
+    """A command without some options and their values."""
+    left_out = {place for option in options if option in words
+                for place in (words.index(option), words.index(option) + 1)}
+    return [word for place, word in enumerate(words) if place not in left_out]
+
+
 def run_command(words, args, capsys):
     if args.ray:  # tests/workers/test_ray.py has a cluster
-        left_out = {place for option in ("--ray", "--shards") if option in words
-                    for place in (words.index(option), words.index(option) + 1)}
-        words = [word for place, word in enumerate(words) if place not in left_out]
+        words = without(words, "--ray", "--shards")
     changes = parse_assignments(args.assignments, "--set")
     if args.config is None and on_this_machine(args.dataset or "ml-100k"):
         # Seeds, rounds and users are cut: the last of repeated options counts.
@@ -253,6 +258,7 @@ def audit_command(words, args, capsys):
     """With the first two levels of noise and the first round."""
     if on_this_machine(args.dataset):
         levels = ",".join(f"{level:g}" for level in args.noise[:2])
+        words = without(words, "--noise", "--rounds")
         succeeds([*words, "--noise", levels, "--rounds", "1", "--clients", "20", "--quiet"])
         assert "Mean over 20 clients" in capsys.readouterr().out
     else:

@@ -10,6 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedcl_bench.cli import main as entry
+from fedcl_bench.cli.commands.grid import _given
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.recbole_files import bundled
 
@@ -307,3 +309,27 @@ def test_reimplementations_say_so(capsys):
     assert main(["list"]) == 0
     out = capsys.readouterr().out
     assert [line.split()[0] for line in out.splitlines() if "[re-implementation]" in line] == ["rlp2", "spp"]
+
+
+def lists_of_commands():
+    """(words before, option, destination) of every option whose value is a list with commas."""
+    found = []
+    (subparsers,) = [action for action in entry.build_parser()._actions if action.dest == "command"]
+    for name, parser in subparsers.choices.items():
+        found += [(name, action) for action in parser._actions
+                  if getattr(action.type, "__name__", "") in ("names", "counts", "levels", "_table_numbers")]
+    return found
+
+
+def test_a_list_that_is_given_twice_is_one_list():
+    """`--add a --add b` keeps both, and so does every other option that takes a list; the default is not kept."""
+    found = lists_of_commands()
+    assert {("tables", "add"), ("grid", "methods"), ("compare", "datasets"), ("figures", "format"), ("check", "partners"),
+            ("audit", "noise"), ("pack", "figure")} <= {(name, action.dest) for name, action in found}
+    before = {"run": [], "compare": ["ft", "kd"], "check": ["ft"], "pack": ["--out", "x"]}
+    for name, action in found:
+        option = action.option_strings[0]
+        args = entry.parse([name, *before.get(name, []), option, "1,2", option, "3"])
+        assert [str(value) for value in getattr(args, action.dest)] in (["1", "2", "3"], ["1.0", "2.0", "3.0"]), option
+    args = entry.parse(["grid", "--vary", "eps=1,2", "--vary", "eps=3", "--vary", "beta=1"])
+    assert _given(args)["vary"] == {"eps": ("1", "2", "3"), "beta": ("1",)}

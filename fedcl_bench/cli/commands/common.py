@@ -52,7 +52,8 @@ def add_set(parser: argparse.ArgumentParser, help: str) -> None:
 def add_cells(parser: argparse.ArgumentParser) -> None:
     """``--methods``, ``--backbones`` and ``--datasets``."""
     for name, example in (("method", "ft,reg,kd,f3crec"), ("backbone", "fedmf"), ("dataset", "ml-100k")):
-        parser.add_argument(f"--{name}s", f"--{name}", type=names, metavar="A,B", help=f"{name}s, as {example}")
+        parser.add_argument(f"--{name}s", f"--{name}", type=names, action=Extend, metavar="A,B",
+                            help=f"{name}s, as {example}; repeatable")
 
 
 def add_records(parser: argparse.ArgumentParser) -> None:
@@ -128,11 +129,14 @@ def names(text: str) -> tuple[str, ...]:
 
 
 class Extend(argparse.Action):
-    """Adds the parts of one or several lists, as of ``--table 2,3 4``, to those given before."""
+    """Adds the parts of one or several lists, as of ``--table 2,3 4``, to those given before; the first use takes the
+    place of the default."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         lists = values if self.nargs else [values]
-        setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or []), *itertools.chain.from_iterable(lists)])
+        before = getattr(namespace, self.dest)
+        before = () if before is None or before is self.default else before
+        setattr(namespace, self.dest, (*before, *itertools.chain.from_iterable(lists)))
 
 
 def counts(text: str) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError, unknown
-from .common import add_json, add_plugins, add_records, add_set, add_tuned, names
+from .common import Extend, add_json, add_plugins, add_records, add_set, add_tuned, names
 
 if TYPE_CHECKING:
     from ...reports.comparison import Comparison, GridRow
@@ -41,7 +41,8 @@ def add(commands) -> None:
                          help="two or more; with settings of its own as f3crec:without=arm,eps=0.01")
     compare.add_argument("--proposed", metavar="METHOD", help="the one tested against the others (default: the first)")
     for name, default in (("backbone", "fedmf"), ("dataset", "ml-100k")):
-        compare.add_argument(f"--{name}s", f"--{name}", type=names, metavar="NAME", dest=f"{name}s",
+        compare.add_argument(f"--{name}s", f"--{name}", type=names, action=Extend, metavar="NAME",
+                             dest=f"{name}s",
                              help=f"{name}, as {default}; several, with commas, only with --friedman"
                                   + (" (default: ml-100k)" if name == "dataset" else ""))
     compare.add_argument("--friedman", action="store_true",

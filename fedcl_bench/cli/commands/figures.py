@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Callable
 
 from ...errors import UserError, unknown
-from .common import add_cells, add_plugins, add_records, add_set, add_tuned, names
+from .common import Extend, add_cells, add_plugins, add_records, add_set, add_tuned, names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,7 +50,8 @@ def add(commands) -> None:
                                   description="Draw figures for print, from finished runs.")
     figures.add_argument("--paper", default="f3crec", metavar="NAME", help="whose figures, labels and printed numbers: "
                                                                            "f3crec (default) or fcucr")
-    figures.add_argument("--figure", type=names, metavar="A,B", help="which, as 3,cd (default: all)")
+    figures.add_argument("--figure", type=names, action=Extend, metavar="A,B",
+                         help="which, as 3,cd; repeatable (default: all)")
     add_cells(figures)
     figures.add_argument("--metric", metavar="NAME@K", help="default: ndcg@20; of fcucr, hit@10")
     add_set(figures, "take the runs with this setting; repeatable")
@@ -58,8 +59,8 @@ def add(commands) -> None:
     add_tuned(figures)
     figures.add_argument("--out", type=Path, default=Path("results/figures"), metavar="DIR",
                          help="default: ./results/figures")
-    figures.add_argument("--format", type=names, default=("png", "pdf"), metavar="A,B",
-                         help="png, pdf, svg (default: png,pdf)")
+    figures.add_argument("--format", type=names, action=Extend, default=("png", "pdf"), metavar="A,B",
+                         help="png, pdf, svg; repeatable (default: png,pdf)")
     add_plugins(figures)
 
 

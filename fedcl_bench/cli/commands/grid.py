@@ -70,11 +70,12 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
     given = {name: getattr(args, name) for name in ("methods", "backbones", "datasets", "seeds", "first_seed", "paper")}
     given["tables"], given["figures"] = (tuple(numbers) if numbers else None for numbers in (args.table, args.figure))
     given["set"] = parse_assignments(args.assignments, "--set") or None
-    vary = {}
-    for name, values in parse_assignments(args.vary, "--vary").items():
-        vary[name] = tuple(value.strip() for value in values.split(","))
-        if not all(vary[name]):
+    vary: dict[str, tuple[str, ...]] = {}
+    for (name, values), in (parse_assignments([text], "--vary").items() for text in args.vary):
+        parts = tuple(value.strip() for value in values.split(","))
+        if not all(parts):
             raise UserError(f"--vary: found '{name}={values}', accepted: NAME=V1,V2, as --vary eps=0.001,0.002.")
+        vary[name] = (*vary.get(name, ()), *parts)
     given["vary"] = vary or None
     return {name: value for name, value in given.items() if value is not None}
 

@@ -29,7 +29,7 @@ def add(commands) -> None:
                       help="folder of compact records, made or added to")
     add_results(pack)
     add_tables(pack, "all tables of --paper; without --paper, every finished run")
-    pack.add_argument("--figure", type=names, action=Extend, default=[], metavar="A,B",
+    pack.add_argument("--figure", type=names, action=Extend, default=(), metavar="A,B",
                       help="also the runs of these figures of the paper, as 4 or early,k; repeatable")
     add_settings(pack)
 

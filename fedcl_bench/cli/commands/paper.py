@@ -35,7 +35,8 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     add_tuned(parser)
     add_set(parser, "of runs with this setting changed; repeatable, for all rows of a table")
     for kind, example in (("dataset", "ml-100k,lastfm-2k"), ("backbone", "fedmf")):
-        parser.add_argument(f"--{kind}s", f"--{kind}", type=names, metavar="A,B", help=f"only these, as {example}")
+        parser.add_argument(f"--{kind}s", f"--{kind}", type=names, action=Extend, metavar="A,B",
+                            help=f"only these, as {example}; repeatable")
     add_plugins(parser)
 
 

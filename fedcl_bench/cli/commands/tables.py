@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .common import names
+from .common import Extend, names
 from .paper import add_records, add_settings, add_tables, chosen_tables, make_source
 
 EXAMPLES = """\
@@ -31,9 +31,9 @@ def add(commands) -> None:
     add_tables(tables, "all")
     add_records(tables)
     add_settings(tables)
-    tables.add_argument("--add", type=names, default=(), metavar="A,B",
+    tables.add_argument("--add", type=names, action=Extend, default=(), metavar="A,B",
                         help="also show these methods, which the paper does not have, in its comparison of methods "
-                             "(Table 2)")
+                             "(Table 2); repeatable")
     tables.add_argument("--format", choices=("md", "latex", "csv", "all"), default="md",
                         help="Markdown, LaTeX with booktabs, one line per cell, or all three (default: md)")
     tables.add_argument("--out", type=Path, metavar="DIR",
