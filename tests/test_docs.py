@@ -36,7 +36,7 @@ from fedcl_bench.runs import config
 from fedcl_bench.runs.records import Record
 from fedcl_bench.runs.registry import Registry, discover
 from fedcl_bench.runs.runner import execute
-from fedcl_bench.runs.specs import RunSpec
+from fedcl_bench.runs.specs import RunSpec, Tuned
 from fedcl_bench.settings import assemble, parse_assignments
 
 PAGES = [ROOT / "README.md", ROOT / "results/published/README.md", *sorted((ROOT / "results/pages").glob("*.md")),
@@ -136,7 +136,7 @@ def succeeds(words: Iterable[str]) -> None:
     assert status == 0, f"exit status {status}"
 
 
-def resolve_all(registry: Registry, specs: Iterable[RunSpec], tuned: Path | None = None) -> None:
+def resolve_all(registry: Registry, specs: Iterable[RunSpec], tuned: Tuned | None = None) -> None:
     """Every run's settings exist and fit each other; their data is not needed."""
     specs = list(specs)
     assert specs, "it names no run"
@@ -171,7 +171,7 @@ def grid_command(words, args, capsys):
         return
     parts = grid.read_parts(args.file, _given(args))
     specs = [spec for part in parts for spec in part.specs()]
-    tuned = args.results / "tuned" if args.tuned is True else args.tuned
+    tuned = Tuned.of(args.tuned, args.results)
     if all(on_this_machine(spec.dataset) for spec in specs) \
             and all(Path(dict(spec.settings).get("split_file", ".")).exists() for spec in specs):
         succeeds([*words, "--dry-run"])

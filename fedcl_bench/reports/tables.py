@@ -7,11 +7,11 @@ record stay empty and are named in ``Table.missing``. ``render.py`` writes a tab
 from __future__ import annotations
 
 import math
+import shlex
 import string
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import product
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
@@ -21,8 +21,8 @@ from ..errors import UserError
 from ..experiments.papers import Key, PaperTable, Printed, get
 from ..runs.registry import Registry
 from ..runs.run import Run
-from ..runs.specs import RunSpec, expected_idle, expected_settings, seed_text, tuned_file
-from ..runs.store import comparable, matching, one_data, one_protocol, user_scores
+from ..runs.specs import RunSpec, Tuned, Where, expected_idle, expected_settings, seed_text
+from ..runs.store import comparable, failure, matching, one_data, one_protocol, user_scores
 from ..stats.significance import compare_paired
 
 DAGGER = "†"
@@ -114,25 +114,28 @@ class Source:
 
     Attributes:
         runs: all finished runs there are.
-        tuned: folder of tuned settings, or None for the plugins' and datasets' defaults.
+        tuned: where tuned settings are, or None for the plugins' and datasets' defaults.
         assignments: settings that lie over those of every run of the table.
         statistics: dataset to its statistics (see ``datasets.statistics``), called for tables that need no runs;
             raises UserError if the data is not there.
-        plugins: the folders of ``--plugins``.
+        where: folders of the command's options.
+        failed: the content of ``run.json`` of runs that failed.
     """
 
     runs: Sequence[Run]
     registry: Registry
-    tuned: Path | None
+    tuned: Tuned | None
     assignments: tuple[tuple[str, Any], ...]
     statistics: Callable[[str], Mapping[str, list]]
-    plugins: tuple[Path, ...] = ()
+    where: Where = Where()
+    failed: Sequence[Mapping[str, Any]] = ()
 
     def options(self) -> str:
-        """The options that name these settings and plugins on a command line."""
-        tuned = [f"--tuned {self.tuned}"] if self.tuned is not None else []
-        return " ".join([*tuned, *(f"--set {name}={value}" for name, value in self.assignments),
-                         *(f"--plugins {folder}" for folder in self.plugins)])
+        """The options that name these settings and folders on a command line."""
+        words = list(self.tuned.words) if self.tuned is not None else []
+        for name, value in self.assignments:
+            words += ["--set", f"{name}={value}"]
+        return shlex.join([*words, *self.where.words()])
 
 
 class NotMeasured(Exception):
@@ -252,13 +255,15 @@ def find(source: Source, spec: RunSpec) -> tuple[list[Run], str]:
             broken = source.registry.broken.get(name)
             return [], f"{kind} '{name}' " + (f"cannot be loaded ({broken})" if broken else "is not installed")
     if source.tuned is not None:
-        path = tuned_file(source.tuned, spec.method, spec.backbone, spec.dataset)
+        path = source.tuned.file(spec.method, spec.backbone, spec.dataset)
         if not path.is_file():
             return [], f"not tuned (no {path})"
     spec = replace(spec, settings=(*spec.settings, *source.assignments))
     runs = matching(source.runs, source.registry, spec, source.tuned)
     if runs:
         return runs, ""
+    if failed := failure(source.failed, source.registry, spec, source.tuned):
+        return [], failed
     wanted = comparable(expected_settings(source.registry, spec, source.tuned))
     idle = expected_idle(source.registry, spec, source.tuned)
     others = [(_differences(wanted, comparable(run.meta["settings"], idle)), run) for run in source.runs

@@ -18,7 +18,7 @@ from fedcl_bench.reports.comparison import against_each, over_grid
 from fedcl_bench.reports.scores import parse_blocks, seed_averages
 from fedcl_bench.reports.selection import command_for, parse_method
 from fedcl_bench.runs import compact
-from fedcl_bench.runs.specs import RunSpec
+from fedcl_bench.runs.specs import RunSpec, Tuned
 from fedcl_bench.runs.store import load_runs, user_scores
 from fedcl_bench.stats import significance
 from fedcl_bench.stats.significance import TooFew
@@ -157,7 +157,7 @@ def test_blocks_written_wrongly(text):
 
 def test_commands_for_missing_runs():
     specs = [RunSpec(m, b, "ml-100k", (("rounds", "2"),)) for b in ("fedmf", "fedncf") for m in ("ft", "kd")]
-    assert command_for(specs, Path("T")) == ("run_bench.py grid --methods ft,kd --backbones fedmf,fedncf --datasets "
+    assert command_for(specs, Tuned.of(Path("T"), Path("results"))) == ("run_bench.py grid --methods ft,kd --backbones fedmf,fedncf --datasets "
                                              "ml-100k --seeds 5 --set rounds=2 --tuned T")
     assert command_for([RunSpec("ft", "fedmf", "x"), replace(specs[0], dataset="x")]).count(" && ") == 1
 
@@ -257,7 +257,7 @@ def test_reimplementations_are_marked(at_records, capsys, tmp_path):
     (["compare", "f3crec", "ft", "--backbone", "fedmf"],
      ["no record in results of f3crec, ft on fedmf, ml-100k", "rounds 2 instead of 100", "--set"]),
     ([*PAIR, "reg"], ["unrecognized arguments: reg", "--help"]),
-    ([*PAIR, "--tuned"], ["no tuned settings for f3crec", "tune"]),
+    (["compare", "f3crec", "ft", "--backbone", "biasmf", "--tuned"], ["no tuned settings for f3crec", "tune"]),
     ([*PAIR, "--records", "nowhere"], ["no folder nowhere"]),
     ([*PAIR, "--backbone", "fedmf,fedncf"], ["--friedman"]),
     ([*PAIR, "--friedman", "--backbone", "fedmf,fedncf"], ["found 2 and 2"]),

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,14 +25,14 @@ from fedcl_bench.reports.render import csv_text, latex, markdown
 from fedcl_bench.reports.tables import Source, build
 from fedcl_bench.runs import compact
 from fedcl_bench.runs.registry import discover
-from fedcl_bench.runs.specs import RunSpec
+from fedcl_bench.runs.specs import RunSpec, Tuned
 from fedcl_bench.runs.store import load_runs
 
 BASELINES = {"ft": 0.080, "reg": 0.085, "kd": 0.090, "rlp2": 0.081, "spp": 0.084}
 
 
 def source(runs, registry, tuned=None, assignments=(), statistics=None) -> Source:
-    return Source(runs, registry, tuned, assignments, statistics)
+    return Source(runs, registry, Tuned.of(tuned, Path()), assignments, statistics)
 
 
 def table(number, folder, registry, **options):
@@ -228,7 +229,8 @@ def test_own_methods_on_the_command_line(with_mine, capsys):
                "ml-100k"]
     assert main([*command, "--table", "2", "--backbones", "fedmf,fedncf", "--add", "mine"]) == 0
     out = capsys.readouterr().out
-    assert "| **0.1420** ± 0.0020 |" in out and f"--methods mine --seeds 3 --plugins {folder / 'plugins'}" in out
+    assert "| **0.1420** ± 0.0020 |" in out and (
+        f"--methods mine --seeds 3 --results {folder / 'results'} --plugins {folder / 'plugins'}") in out
     for number, method, message in (("2", "mien", "unknown method (--add) 'mien'.\nDid you mean 'mine'?"),
                                     ("2", "mine,kd", "--add: found 'kd', which the tables of f3crec have already"),
                                     ("3", "mine", "--add has no effect without a table that compares methods")):

@@ -9,14 +9,13 @@ import signal
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Iterator
+from typing import TYPE_CHECKING, Callable, Iterable, Iterator
 
 from ...errors import UserError
 
 if TYPE_CHECKING:
     from ...runs.registry import Registry
-
-TUNED = Path("results/tuned")
+    from ...runs.specs import RunSpec, Tuned, Where
 
 
 def add_plugins(parser: argparse.ArgumentParser) -> None:
@@ -64,9 +63,30 @@ def add_records(parser: argparse.ArgumentParser) -> None:
 
 def add_tuned(parser: argparse.ArgumentParser) -> None:
     """``--tuned`` of commands that read records."""
-    parser.add_argument("--tuned", nargs="?", const=TUNED, type=Path, metavar="DIR",
-                        help=f"of runs with the settings that `tune` wrote into DIR (without DIR: {TUNED}); without "
-                             f"this option, of runs with default settings")
+    parser.add_argument("--tuned", nargs="?", const=True, type=Path, metavar="DIR",
+                        help="of runs with the settings that `tune` wrote into DIR (without DIR: my-tuned/ in the "
+                             "folder of records, then the shipped results/tuned); without this option, of runs with "
+                             "default settings")
+
+
+def results_where(args: argparse.Namespace) -> Where:
+    """The folders that the options of a command that makes runs named."""
+    from ...runs.specs import Where
+
+    return Where(tuple(args.plugins), args.data_dir, args.results if args.results != Path("results") else None)
+
+
+def records_where(args: argparse.Namespace) -> Where:
+    """The folders that the options of a command that reads records named."""
+    from ...runs.specs import Where
+
+    return Where.of_records(args.records, args.plugins, getattr(args, "data_dir", None))
+
+
+def say_tuned(tuned: Tuned | None, specs: Iterable[RunSpec], quiet: bool = False) -> None:
+    """Say on standard error which tuned settings the specs have."""
+    if tuned is not None and not quiet:
+        print(tuned.used(specs), file=sys.stderr)
 
 
 def add_paper(parser: argparse.ArgumentParser, paper: str, table: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...errors import UserError
 from .common import (Extend, add_cells, add_device, add_paper, add_pool, add_quiet, add_ray, add_set, cores, count,
-                     interrupted, names, seed, stop_between_rounds)
+                     interrupted, names, results_where, say_tuned, seed, stop_between_rounds)
 
 EXAMPLES = """\
 examples:
@@ -54,7 +54,8 @@ def add(commands) -> None:
     grid.add_argument("--figure", type=names, action=Extend, metavar="A,B",
                       help="figures, as 4 or early,k (`figures --help` lists them); repeatable")
     grid.add_argument("--tuned", nargs="?", type=Path, const=True, metavar="DIR",
-                      help="settings from `tune`, kept in DIR (default: tuned/ in the results folder)")
+                      help="settings from `tune`, kept in DIR (without DIR: my-tuned/ in the results folder, then the "
+                           "shipped results/tuned)")
     add_pool(grid)
     add_device(grid)
     add_ray(grid, "the runs")
@@ -84,17 +85,19 @@ def run(args: argparse.Namespace) -> int:
     from ...experiments import grid
     from ...runs.config import resolve_device
     from ...runs.registry import discover
+    from ...runs.specs import Tuned
     from ...workers.pool import Pool
     from ..grid_view import View, as_json, show_outcomes, show_tasks
 
     began = time.perf_counter()
     parts = grid.read_parts(args.file, _given(args))
     registry = discover(args.plugins)
-    tuned = args.results / "tuned" if args.tuned is True else args.tuned
+    tuned = Tuned.of(args.tuned, args.results, results_where(args))
     device = resolve_device(args.device or "cpu")
     tasks = grid.merged(
         grid.make_tasks(registry, part.specs(), range(part.first_seed, part.first_seed + part.seeds), args.data_dir,
                         tuned, device) for part in parts)
+    say_tuned(tuned, [task.spec for task in tasks], args.quiet)
     if args.dry_run:
         states = [grid.state(task, args.results) for task in tasks]
         if args.json:

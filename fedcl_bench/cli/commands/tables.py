@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .common import Extend, names
-from .paper import add_records, add_settings, add_tables, chosen_tables, make_source
+from .common import Extend, names, say_tuned
+from .paper import add_records, add_settings, add_tables, chosen_tables, make_source, specs_of
 
 EXAMPLES = """\
 examples:
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
     paper, chosen = chosen_tables(args)
     needs_runs = any(table.row_spec for table in chosen)
-    source = make_source(args, load_runs(args.records) if needs_runs else [])
+    source = make_source(args, load_runs(args.records) if needs_runs else [], args.records)
     for method in args.add:
         if method not in source.registry.names("method"):
             raise unknown("method (--add)", method, source.registry.names("method"))
@@ -60,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
     formats = list(FORMATS) if args.format == "all" else [args.format]
     built = [table for definition in chosen
              if (table := build(paper, definition, source, args.datasets, args.backbones, args.add))]
+    say_tuned(source.tuned, specs_of(chosen, args))
     for i, table in enumerate(built):
         for j, name in enumerate(formats):
             text = RENDERERS[name](table)
