@@ -81,7 +81,7 @@ def markdown(table: Table) -> str:
             cells = [_md_cell(cell, table.marks) for cell in line.cells]
             out.append(f"| {' | '.join((*line.labels, *cells))} |")
         out.append("")
-    out += [f"- {md_text(note)}" for note in table.notes]
+    out += [f"- {md_text(note)}" for note in (*table.notes, *table.tested)]
     out += [f"- <sup>{mark}</sup> {md_text(text)}" for mark, text in table.footnotes]
     out += [f"- {md_text(sentence)}" for sentence in table.missing]
     return "\n".join(out) + "\n"
@@ -125,7 +125,7 @@ def latex(table: Table) -> str:
             out.append(" & ".join([*map(tex, line.labels), *cells]) + r" \\")
         out += [r"\bottomrule", r"\end{tabular}"]
         if panel is table.panels[-1]:
-            notes = [tex(note) for note in table.notes]
+            notes = [tex(note) for note in (*table.notes, *table.tested)]
             notes += [f"{tex(mark) if mark == DAGGER else rf'$^{{{mark}}}$'} {tex(text)}" for mark, text in
                       table.footnotes]
             notes += [tex(sentence) for sentence in table.missing]
@@ -138,7 +138,8 @@ def latex(table: Table) -> str:
 # CSV
 
 CSV_FIELDS = ("table", "dataset", "backbone", "row", "metric", "column", "mean", "std", "seeds", "paper", "paper_star",
-              "rank", "star", "p", "contradiction", "missing", "records")
+              "rank", "star", "p", "contradiction", "missing", "records",
+              "users", "interactions")
 
 
 def csv_text(table: Table) -> str:
@@ -153,7 +154,8 @@ def csv_text(table: Table) -> str:
         writer.writerow([table.number, key.dataset, key.backbone, key.row, key.metric, key.column, full(cell.mean),
                          full(cell.std), " ".join(map(str, cell.seeds)), paper.text if paper else "",
                          "*" if paper and paper.star else "", cell.rank or "", "*" if cell.star else "", full(cell.p),
-                         cell.contradiction, cell.missing, " ".join(cell.records)])
+                         cell.contradiction, cell.missing, " ".join(cell.records),
+                         " ".join(map(str, cell.users)), " ".join(map(str, cell.interactions))])
     return buffer.getvalue()
 
 

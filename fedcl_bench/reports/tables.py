@@ -22,8 +22,8 @@ from ..experiments.papers import Key, PaperTable, Printed, get
 from ..runs.registry import Registry
 from ..runs.run import Run
 from ..runs.specs import RunSpec, Tuned, Where, expected_idle, expected_settings, seed_text
-from ..runs.store import comparable, failure, matching, one_data, one_protocol, user_scores
-from ..stats.significance import compare_paired
+from ..runs.store import comparable, failure, matching, one_data, one_protocol, tested, user_scores
+from ..stats.significance import FEW_USERS, compare_paired, interval_of_mean
 
 DAGGER = "†"
 SHARE = 0.2  # of the users or items in each group of Tables 4, 5 and 7
@@ -62,6 +62,8 @@ class Cell:
     star: bool = False
     rank: int = 0
     p: float | None = None
+    users: tuple[int, ...] = ()
+    interactions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class Table:
     Attributes:
         stub: headings of the label columns; heads: those of the number columns.
         notes: what the numbers mean; footnotes: (mark, text) of marked cells, see ``marks``.
+        tested: sentences on how many test users there are.
         missing: one sentence per group of cells without a record.
         marks: cell to its footnote mark. daggers: rows that are re-implementations.
     """
@@ -98,6 +101,7 @@ class Table:
     heads: tuple[str, ...]
     panels: tuple[Panel, ...]
     notes: tuple[str, ...]
+    tested: tuple[str, ...]
     footnotes: tuple[tuple[str, str], ...]
     missing: tuple[str, ...]
     marks: Mapping[Key, str]
@@ -399,11 +403,36 @@ def _cells(paper: str, table: PaperTable, source: Source) -> dict[Key, Cell]:
             cells[key] = _changed(cell, runs[name], runs[base], definitions.LABELS[table.change_of])
         else:
             cells[key] = averaged(cell, runs[name])
+    _count_users(cells, used)
     if table.lead:
         _starred(cells, table, definitions.OURS, runs)
     if table.best:
         _ranked(cells, table)
     return cells
+
+
+def _count_users(cells: dict[Key, Cell], runs: Iterable[Run]) -> None:
+    """Set how many users each cell's tests have. All runs of a dataset are tested alike, so one of them tells it."""
+    first: dict[str, Run] = {}
+    for run in runs:
+        kept = first.setdefault(run.meta["dataset"], run)
+        if "tested" in run.meta and "tested" not in kept.meta:
+            first[run.meta["dataset"]] = run
+    counts = {dataset: tested(run) for dataset, run in first.items()}
+    for key, cell in cells.items():
+        if cell.mean is not None and (blocks := _blocks_of(key, len(counts[key.dataset]["users"]))):
+            users, interactions = (tuple(of_block[t] for t in blocks) if (of_block := counts[key.dataset][what]) else ()
+                                   for what in ("users", "interactions"))
+            cells[key] = replace(cell, users=users, interactions=interactions)
+
+
+def _blocks_of(key: Key, count: int) -> tuple[int, ...]:
+    """The blocks whose tests a cell averages over; none where it is no mean over all of a test's users."""
+    if key.metric in (SECONDS, "item_rank_change", "degradation") or key.column in ("static", "dynamic"):
+        return ()
+    if key.column == "value":
+        return (0,)
+    return tuple(range(1, count)) if key.column in ("avg", "change") else (int(key.column[1:]),)
 
 
 def _of_statistics(cells: dict[Key, Cell], table: PaperTable, source: Source) -> dict[Key, Cell]:
@@ -447,6 +476,34 @@ def _seed_notes(cells: Mapping[Key, Cell], where: Callable[[Key], str]) -> list[
             others.setdefault(cell.seeds, []).append(name)
     for seeds, names in others.items():
         notes.append(f"Other seeds ({seed_text(seeds)}): {'; '.join(dict.fromkeys(names))}.")
+    return notes
+
+
+def _tested_notes(cells: Mapping[Key, Cell], labels: _Labels) -> list[str]:
+    """How many users the tests have, and how many interactions these are to find; what that means if they are few."""
+    most: dict[str, dict[str, Cell]] = {}
+    for key, cell in cells.items():
+        if cell.users and key.column != "change":
+            here = most.setdefault(key.dataset, {})
+            if key.column not in here or cell.mean > here[key.column].mean:
+                here[key.column] = cell
+    notes = []
+    for dataset, columns in most.items():
+        if len(columns) > 1:  # those of the blocks are those of their average
+            columns = {column: cell for column, cell in columns.items() if column != "avg"}
+        where = {column: labels.of(column) if column != "value" else "" for column in columns}
+        for what in ("users", "interactions"):
+            counts = {column: getattr(cell, what) for column, cell in columns.items() if getattr(cell, what)}
+            texts = [", ".join(f"{n:,}" for n in numbers) + (f" ({where[column]})" if where[column] else "")
+                     for column, numbers in counts.items()]
+            if texts:
+                notes.append(f"Test {what} of {labels.of(dataset)}: {', '.join(texts)}.")
+        for column, cell in columns.items():
+            if (users := min(cell.users)) < FEW_USERS:
+                low, high = interval_of_mean(cell.mean, users)
+                notes.append(f"Only {users} test user{'s' if users > 1 else ''}"
+                             f"{' in ' * bool(where[column])}{where[column]}: the 95 % interval of "
+                             f"{labels.cell(cell.key)} ({cell.mean:.4f}) is {low:.4f} to {high:.4f}.")
     return notes
 
 
@@ -608,6 +665,7 @@ def build(paper: str, table: PaperTable, source: Source, datasets: Iterable[str]
     labels = _Labels(definitions, table, daggers)
     marks, footnotes = _footnotes(cells, labels)
     panels, heads = _panels(cells, labels)
+    notes, counts = _notes(cells, labels), _tested_notes(cells, labels)
     return Table(paper, table.number, table.title, tuple(_STUB_HEADS[part] for part in table.stub), heads, panels,
-                 tuple(_notes(cells, labels)), tuple(footnotes), tuple(_missing(cells, paper, table, source)), marks,
+                 tuple(notes), tuple(counts), tuple(footnotes), tuple(_missing(cells, paper, table, source)), marks,
                  daggers)

@@ -94,8 +94,8 @@ def load_runs(folder: Path) -> list[Run]:
     if not runs:
         failed = load_failed(folder)
         says = f"; {len(failed)} failed, as {describe(failed[0])}: {_why(failed[0])}" if failed else ""
-        raise UserError(f"records: no finished run in {folder}{says}.\nA results folder has runs/*/run.json, a folder of "
-                        f"compact records {compact.INDEX}; name another with --records DIR.")
+        raise UserError(f"records: no finished run in {folder}{says}.\nA results folder has runs/*/run.json, a folder "
+                        f"of compact records {compact.INDEX}; name another with --records DIR.")
     return sorted(runs.values(), key=lambda run: (run.meta["dataset"], run.meta["backbone"], run.meta["method"],
                                                   run.seed, run.hash))
 
@@ -142,7 +142,8 @@ def comparable(settings: Mapping[str, Any], idle: Collection[str] = ()) -> dict[
             if name not in idle}
 
 
-def _current_hashes(registry: Registry, spec: RunSpec, tuned: Tuned | None, meta: Mapping[str, Any]) -> list[str | None]:
+def _current_hashes(registry: Registry, spec: RunSpec, tuned: Tuned | None,
+                    meta: Mapping[str, Any]) -> list[str | None]:
     """The hashes that the run would have if it were made by the plugins as they are now: the present, the former."""
     parts = resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned))
     source = DatasetSource(spec.dataset, load_config(spec.dataset), Path(), meta["data_fingerprint"])
@@ -212,6 +213,16 @@ def one_protocol(runs: Iterable[Run], where: str) -> None:
             words = [", ".join(f"{name}={value}" for name, value in protocol(r)) for r in (first, run)]
             raise UserError(f"{where}: records of different protocols are not comparable: {describe(first.meta)} "
                             f"({words[0]}) and {describe(run.meta)} ({words[1]}).\nPut them into separate ones.")
+
+
+def tested(run: Run) -> dict[str, Any]:
+    """How many ``users`` each block's test has, and how many ``interactions`` they are to find: None in a record from
+    before these were counted."""
+    if "tested" in run.meta:
+        return run.meta["tested"]
+    users = run.users
+    own = users[users["trained_block"] == users["tested_block"]]
+    return {"users": own.groupby("tested_block")["user"].nunique().sort_index().tolist(), "interactions": None}
 
 
 def incremental(run: Run) -> tuple[int, ...]:

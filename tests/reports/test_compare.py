@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from fabricate import fabricate, fabricate_sessions, level
 from scipy import stats
 from synthetic import flat_runs, make_run
 
@@ -272,3 +273,37 @@ def test_help_teaches(capsys):
         main(["compare", "--help"])
     out = capsys.readouterr().out
     assert "compare f3crec ft reg kd" in out and "f3crec:without=arm" in out
+
+
+def test_the_metric_follows_the_stream(registry, tmp_path, capsys):
+    """That by which sessions are validated, and N@20 on blocks."""
+    for method, hit in (("fcucr", 0.3), ("ft", 0.2)):
+        for seed in (0, 1):
+            fabricate_sessions(tmp_path, registry, RunSpec(method, "sasrec", "xing"), seed, hit, noise=len(method))
+            fabricate(tmp_path, registry, RunSpec("kd" if method == "fcucr" else "ft", "fedmf", "ml-100k"), seed, level(hit))
+    command = ["compare", "--records", str(tmp_path), "--json"]
+    assert main([*command, "fcucr", "ft", "--backbone", "sasrec", "--dataset", "xing"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["metric"] == "hit@10" and result["comparisons"][0]["per_user"]["difference"] == pytest.approx(0.1)
+    assert main([*command, "kd", "ft", "--backbone", "fedmf"]) == 0
+    assert json.loads(capsys.readouterr().out)["metric"] == "ndcg@20"
+
+
+def test_commands_that_are_suggested_keep_the_folders(at_records, tmp_path, capsys):
+    """Those of plugins, data and records, in every command that suggests one."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "runs-of-mine").symlink_to(Path("results").resolve())
+    folders = ["--plugins", str(tmp_path / "mine")]
+    records = str(tmp_path / "runs-of-mine")
+    assert main(["compare", "reg", *PAIR[1:], "--records", records, *folders]) == 2
+    assert f"--results {records} {' '.join(folders)}" in capsys.readouterr().err
+    assert main(["figures", "--figure", "curves", "--methods", "ft,reg", "--backbones", "fedmf", *QUICK, "--records",
+                 records, *folders, "--format", "svg", "--out", str(tmp_path)]) == 0
+    assert f"--results {records} {' '.join(folders)}" in capsys.readouterr().out
+    table = ["tables", "--table", "2", "--datasets", "ml-100k", *QUICK, "--records", records, *folders]
+    assert main([*table, "--data-dir", str(tmp_path)]) == 0
+    assert f"--results {records} --data-dir {tmp_path} {' '.join(folders)}" in capsys.readouterr().out
+    grid = ["grid", "--methods", "ft", "--backbones", "biasmf", "--tuned", "--results", records, *folders]
+    assert main([*grid, "--data-dir", str(tmp_path)]) == 2
+    assert f"tune --methods ft --backbones biasmf --datasets ml-100k --results {records} --data-dir {tmp_path} " \
+           f"{' '.join(folders)}" in capsys.readouterr().err

@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         from ...runs.runner import Here, Interrupted, execute
         from ..progress import Display
         from ..seeds import Sharding, SharedStream
-        from ..show import combined, show_result
+        from ..show import combined, few_users, show_result
 
     configs, overrides = _configs(args)
     results = []
@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
         return 130
     result = combined(results) if args.seeds else results[0]
     if args.json:
-        json.dump(result, sys.stdout, allow_nan=False)
+        json.dump({**result, "notes": few_users(result)}, sys.stdout, allow_nan=False)
         print()
     else:
         show_result(configs[0], result)
