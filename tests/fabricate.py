@@ -14,7 +14,7 @@ from fedcl_bench.federation.parts import Best, Progress
 from fedcl_bench.model import Snapshot
 from fedcl_bench.runs.config import RunConfig, resolve
 from fedcl_bench.runs.records import Record, summary
-from fedcl_bench.runs.specs import RunSpec
+from fedcl_bench.runs.specs import RunSpec, Tuned
 
 USERS, ITEMS, BLOCKS = 40, 10, 4
 DATA = "d" * 32
@@ -36,7 +36,7 @@ def level(mean: float, gap: float = 0.002, noise: int = 0) -> Scores:
 
 def config_of(registry, spec: RunSpec, seed: int, data: str = DATA, tuned: Path | None = None) -> RunConfig:
     """The configuration of a spec; its data file need not exist."""
-    parts = resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned))
+    parts = resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(Tuned.of(tuned, Path())))
     source = DatasetSource(spec.dataset, load_config(spec.dataset), Path("nowhere"), data)
     return RunConfig(source, registry.get("backbone", spec.backbone), registry.get("method", spec.method), *parts,
                      seed, "cpu")

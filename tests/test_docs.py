@@ -36,7 +36,7 @@ from fedcl_bench.runs import config
 from fedcl_bench.runs.records import Record
 from fedcl_bench.runs.registry import Registry, discover
 from fedcl_bench.runs.runner import execute
-from fedcl_bench.runs.specs import RunSpec
+from fedcl_bench.runs.specs import RunSpec, Tuned
 from fedcl_bench.settings import assemble, parse_assignments
 
 PAGES = [ROOT / "README.md", ROOT / "results/published/README.md", *sorted((ROOT / "results/pages").glob("*.md")),
@@ -136,7 +136,7 @@ def succeeds(words: Iterable[str]) -> None:
     assert status == 0, f"exit status {status}"
 
 
-def resolve_all(registry: Registry, specs: Iterable[RunSpec], tuned: Path | None = None) -> None:
+def resolve_all(registry: Registry, specs: Iterable[RunSpec], tuned: Tuned | None = None) -> None:
     """Every run's settings exist and fit each other; their data is not needed."""
     specs = list(specs)
     assert specs, "it names no run"
@@ -144,11 +144,16 @@ def resolve_all(registry: Registry, specs: Iterable[RunSpec], tuned: Path | None
         config.resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned))
 
 
+def without(words: list[str], *options: str) -> list[str]:
+    """A command without some options and their values."""
+    left_out = {place for option in options if option in words
+                for place in (words.index(option), words.index(option) + 1)}
+    return [word for place, word in enumerate(words) if place not in left_out]
+
+
 def run_command(words, args, capsys):
     if args.ray:  # tests/workers/test_ray.py has a cluster
-        left_out = {place for option in ("--ray", "--shards") if option in words
-                    for place in (words.index(option), words.index(option) + 1)}
-        words = [word for place, word in enumerate(words) if place not in left_out]
+        words = without(words, "--ray", "--shards")
     changes = parse_assignments(args.assignments, "--set")
     if args.config is None and on_this_machine(args.dataset or "ml-100k"):
         # Seeds, rounds and users are cut: the last of repeated options counts.
@@ -166,7 +171,7 @@ def grid_command(words, args, capsys):
         return
     parts = grid.read_parts(args.file, _given(args))
     specs = [spec for part in parts for spec in part.specs()]
-    tuned = args.results / "tuned" if args.tuned is True else args.tuned
+    tuned = Tuned.of(args.tuned, args.results)
     if all(on_this_machine(spec.dataset) for spec in specs) \
             and all(Path(dict(spec.settings).get("split_file", ".")).exists() for spec in specs):
         succeeds([*words, "--dry-run"])
@@ -257,6 +262,7 @@ def audit_command(words, args, capsys):
     """With the first two levels of noise and the first round."""
     if on_this_machine(args.dataset):
         levels = ",".join(f"{level:g}" for level in args.noise[:2])
+        words = without(words, "--noise", "--rounds")
         succeeds([*words, "--noise", levels, "--rounds", "1", "--clients", "20", "--quiet"])
         assert "Mean over 20 clients" in capsys.readouterr().out
     else:

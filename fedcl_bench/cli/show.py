@@ -16,6 +16,7 @@ from ..errors import UserError
 from ..runs.config import RunConfig
 from ..runs.registry import Plugin
 from ..settings import describe, flat
+from ..stats.significance import FEW_USERS, interval_of_mean
 
 if TYPE_CHECKING:
     from ..testing.recbole_survey import SurveyedModel
@@ -95,7 +96,12 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
         else:
             table.add_row(name, *(f"{x:.4f}" for x in numbers))
     table.add_row("rounds", *(f"{n:g}" for n in result["rounds"]))
+    for what in ("users", "interactions"):
+        if result["tested"][what]:
+            table.add_row(f"test {what}", *(f"{n:,}" for n in result["tested"][what]))
     print_table(table)
+    for note in few_users(result):
+        print(note)
     if blocks > 1:
         metric = config.evaluation.valid_metric
         parts = [f"{name} {value:.4f}" for name, value in result["continual"][metric].items() if value is not None]
@@ -110,6 +116,18 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
         print(text)
     for run in runs:
         print(f"record: {run['record']}")
+
+
+def few_users(result: Mapping[str, Any]) -> list[str]:
+    """What the 95 % intervals are of means over fewer users than ``FEW_USERS``, a sentence per block."""
+    notes = []
+    for block, users in enumerate(result["tested"]["users"]):
+        if users < FEW_USERS:
+            parts = (f"{name} {low:.4f} to {high:.4f}" for name, values in result["metrics"].items()
+                     for low, high in [interval_of_mean(values["per_block"][block], users)])
+            notes.append(f"block {block} has only {users} test user{'s' if users > 1 else ''}; 95 % intervals of the "
+                         f"means: {', '.join(parts)}")
+    return notes
 
 
 def show_survey(surveyed: Iterable[SurveyedModel]) -> None:

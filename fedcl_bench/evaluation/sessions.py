@@ -193,7 +193,7 @@ def session_scores(backbone: SequentialBackbone, method: Method, model: Snapshot
                    protection: Protection = OPEN) -> Tensor:
     """Logits of all items after what each user's session of the task begins with: (n, items). Arguments as of
     ``rank_sessions``; each of the users must have a session."""
-    return _SequentialLogits(backbone, method, model, task, protection).of(users, None)[3]
+    return SequentialLogits(backbone, method, model, task, protection).of(users, None)[3]
 
 
 def _metrics(rank: Tensor, topk: list[int]) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from ..errors import UserError, unknown
 from ..runs.config import RunConfig, make_config
 from ..runs.records import Corrupt, Record
 from ..runs.registry import Registry
-from ..runs.specs import Layers, RunSpec, spelled_spec
+from ..runs.specs import Layers, RunSpec, Tuned, spelled_spec
 from ..settings import as_text
 
 
@@ -188,7 +188,7 @@ class Task:
 
 
 def make_tasks(registry: Registry, specs: Iterable[RunSpec], seeds: Iterable[int], data_dir: Path | None = None,
-               tuned: Path | None = None, device: str = "cpu") -> list[Task]:
+               tuned: Tuned | None = None, device: str = "cpu") -> list[Task]:
     """Every run of the specs and seeds once, seeds innermost: neighbours share no block 0 and can run side by side.
 
     Raises:

@@ -24,7 +24,7 @@ from ..errors import UserError, unknown
 from ..files import write_atomically
 from ..runs.config import CORE_SETTINGS, effective, resolve
 from ..runs.registry import Registry
-from ..runs.specs import RunSpec, tuned_file, tuned_settings
+from ..runs.specs import RunSpec, Tuned, Where, tuned_file
 from ..settings import as_text, checked, search_space, unknown_setting
 from .grid import Outcome, Task, make_tasks, state
 
@@ -302,8 +302,9 @@ class Tuning:
     """How combinations are tuned, and where.
 
     Attributes:
-        folder: of tuned settings. results: of run records.
+        folder: where chosen settings are written. results: of run records.
         again: search even if an equal search was done before.
+        below: folder of the settings of combinations that ``folder`` lacks; never written.
     """
 
     registry: Registry
@@ -312,10 +313,21 @@ class Tuning:
     results: Path
     data_dir: Path | None = None
     again: bool = False
+    below: Path | None = None
+    where: Where = Where()
 
     def file(self, c: Combination) -> Path:
-        """The combination's file of tuned settings."""
+        """The file that the combination's choice is written to."""
         return tuned_file(self.folder, c.method, c.backbone, c.dataset)
+
+    def found(self, c: Combination) -> Path:
+        """The file of the combination's settings, as written or from ``below``."""
+        return self._tuned.file(c.method, c.backbone, c.dataset)
+
+    @property
+    def _tuned(self) -> Tuned:
+        folders = (self.folder, self.below) if self.below else (self.folder,)
+        return Tuned(folders, where=self.where)
 
     def search(self, c: Combination, inherited: Point) -> Search:
         """The combination's search."""
@@ -323,7 +335,7 @@ class Tuning:
 
     def inherited(self, c: Combination) -> Point:
         """FT's tuned settings of the combination's backbone; for another method than FT."""
-        return tuned_settings(self.folder, REFERENCE, c.backbone, c.dataset)
+        return self._tuned.settings(REFERENCE, c.backbone, c.dataset)
 
     def tasks(self, search: Search, points: Iterable[Point]) -> list[Task]:
         """The trials of some points."""
@@ -331,7 +343,7 @@ class Tuning:
 
     def before(self, search: Search) -> dict[str, Any] | None:
         """The content of the file that an equal search left, if it is to be kept."""
-        return None if self.again else _same_search(self.file(search.combination), search)
+        return None if self.again else _same_search(self.found(search.combination), search)
 
 
 def tune(tuning: Tuning, combinations: Iterable[Combination],
@@ -370,7 +382,7 @@ def _in_order(tuning: Tuning, combinations: Iterable[Combination]) -> tuple[list
     for name in tuning.effort.fixed:
         if name not in known:
             raise unknown_setting("setting (--set)", name, known)
-    first = [c for c in dict.fromkeys(references) if c in wanted or not tuning.file(c).exists()]
+    first = [c for c in dict.fromkeys(references) if c in wanted or not tuning.found(c).exists()]
     for c in [*first, *wanted]:
         search = tuning.search(c, {})
         tuning.tasks(search, [search.default])

@@ -15,7 +15,7 @@ from ..runs.registry import spelled
 from ..runs.run import Run
 from ..runs.specs import RunSpec
 from ..runs.store import incremental
-from .scores import check_metric, same_tests, tested_users
+from .scores import check_metric, same_tests
 from .selection import checked_spec, command_for, parse_method
 from .tables import STAR_LEVEL, Cell, Source, Table, filled, find
 
@@ -187,20 +187,6 @@ def _title(layout: Layout, called: _Called) -> str:
     return f"{title} on {', '.join(alone)}" if alone else title
 
 
-def _user_notes(counts: Mapping[tuple[str, str], set[int]], called: _Called) -> list[str]:
-    """How many users there are per dataset, and per backbone where they differ."""
-    parts = []
-    for dataset in dict.fromkeys(dataset for dataset, _ in counts):
-        of_dataset = {backbone: numbers for (name, backbone), numbers in counts.items() if name == dataset}
-        if len(set.union(*of_dataset.values())) == 1:
-            parts.append(f"{called.label(0, dataset)} {set.union(*of_dataset.values()).pop():,}")
-            continue
-        parts += [f"{called.label(0, dataset)} on {called.label(0, backbone)} "
-                  f"{'-'.join(f'{n:,}' for n in sorted({min(numbers), max(numbers)}))}"
-                  for backbone, numbers in of_dataset.items()]
-    return [f"Users tested: {'; '.join(parts)}."] if parts else []
-
-
 def _test_note(layout: Layout, called: _Called, cells: Iterable[Cell]) -> list[str]:
     """What the marks mean; which metrics are not kept per user and so cannot be tested."""
     if layout.against is None:
@@ -231,10 +217,6 @@ def build_any(layout: Layout, source: Source, records) -> Table:
     for dataset in layout.datasets:
         if every := [run for name, several in runs.items() if name[2] == dataset for run in several]:
             same_tests(every, "tables")
-    users = {name: tested_users(several) for name, several in runs.items() if several}
-    counts: dict[tuple[str, str], set[int]] = {}
-    for (_, backbone, dataset), number in users.items():
-        counts.setdefault((dataset, backbone), set()).add(number)
     built = filled("", called, table, replace(source, assignments=()), _title(layout, called),
                    lambda specs: command_for(specs, source.tuned, records))
     several = {len(incremental(run)) for of_row in runs.values() for run in of_row} - {1}
@@ -242,20 +224,9 @@ def build_any(layout: Layout, source: Source, records) -> Table:
              + (", averaged over the blocks but block 0." if several else ".")]
     if layout.paper:
         about.append(f"In parentheses: what {get(layout.paper).TITLE} prints.")
-    notes = (*about, *_user_notes(counts, called), *_test_note(layout, called, built.cells()), *built.notes)
-    return _with_users(replace(built, notes=notes), users)
+    return replace(built, notes=(*about, *_test_note(layout, called, built.cells()), *built.notes))
 
 
 def _named(text: str) -> tuple[str, str, str, tuple[tuple[str, Any], ...]]:
     method, settings = parse_method(text)
     return method, "", "", settings
-
-
-def _with_users(table: Table, users: Mapping[tuple[str, str, str], int]) -> Table:
-    """The table with how many users each number is of."""
-    def counted(cell: Cell | None) -> Cell | None:
-        number = cell and users.get((cell.key.row, cell.key.backbone, cell.key.dataset))
-        return replace(cell, users=number) if number and cell.mean is not None else cell
-    return replace(table, panels=tuple(
-        replace(panel, lines=tuple(replace(line, cells=tuple(map(counted, line.cells))) for line in panel.lines))
-        for panel in table.panels))

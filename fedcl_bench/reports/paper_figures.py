@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from matplotlib.figure import Figure
 
@@ -16,8 +16,8 @@ from ..errors import UserError
 from ..experiments.papers import Key, figure_specs
 from ..runs.registry import Registry
 from ..runs.run import Run
-from ..runs.specs import RunSpec, expected_idle, expected_settings, seed_text, tuned_file
-from ..runs.store import matching, one_protocol
+from ..runs.specs import RunSpec, Tuned, Where, expected_idle, expected_settings, seed_text
+from ..runs.store import failure, matching, one_protocol
 from ..stats.significance import TooFew
 from . import draw, scores
 from .comparison import over_grid
@@ -34,7 +34,9 @@ class Job:
 
     Attributes:
         changes: settings of ``--set``.
-        tuned: folder of the tuned settings that the runs have, or None.
+        tuned: where the tuned settings are that the runs have, or None.
+        where: folders of the command's options.
+        failed: the content of ``run.json`` of runs that failed.
     """
 
     paper: ModuleType
@@ -42,12 +44,14 @@ class Job:
     registry: Registry
     runs: list[Run]
     records: Path
-    tuned: Path | None
+    tuned: Tuned | None
     changes: dict[str, str]
     methods: list[str]
     backbones: list[str]
     datasets: list[str]
     metric: str
+    where: Where = Where()
+    failed: Sequence[Mapping[str, Any]] = ()
 
     def label(self, name: str) -> str:
         """A dataset, backbone, method or metric as the paper calls it."""
@@ -60,7 +64,7 @@ class Job:
 
     def spec(self, method: str, backbone: str, dataset: str, settings: dict[str, Any] | None = None) -> RunSpec | None:
         """The spec of a cell; None if tuned settings are asked for and it was never tuned."""
-        if self.tuned and not tuned_file(self.tuned, method, backbone, dataset).is_file():
+        if self.tuned and not self.tuned.file(method, backbone, dataset).is_file():
             return None
         spec = RunSpec(method, backbone, dataset, tuple((settings or {}).items()))
         return checked_spec(self.registry, spec, self.changes, self.tuned)
@@ -89,17 +93,26 @@ class Job:
                 notes.append(f"different seeds on {backbone}, {dataset}: "
                              + "; ".join(f"{method} {text}" for text, method in seeds.items()))
         lacking = {pair: [method for method, runs in cell.items() if not runs] for pair, cell in self.cells.items()}
-        notes += [f"no records of {', '.join(methods)} on {backbone}, {dataset}: left empty"
-                  for (dataset, backbone), methods in lacking.items() if methods]
-        if any(lacking.values()):
-            notes.append(f"make them with: {self._command_for_missing(self.cells)}")
+        for (dataset, backbone), methods in lacking.items():
+            failed = {method: reason for method in methods if (reason := self.failure(method, backbone, dataset))}
+            notes += [f"{method} on {backbone}, {dataset} {reason}: left empty" for method, reason in failed.items()]
+            if absent := [method for method in methods if method not in failed]:
+                notes.append(f"no records of {', '.join(absent)} on {backbone}, {dataset}: left empty")
+        if command := self._command_for_missing(self.cells):
+            notes.append(f"make them with: {command}")
         return notes
+
+    def failure(self, method: str, backbone: str, dataset: str) -> str:
+        """That a cell's runs failed, and why; empty if none did."""
+        spec = self.spec(method, backbone, dataset)
+        return failure(self.failed, self.registry, spec, self.tuned) if spec else ""
 
     def _command_for_missing(self, cells: Cells) -> str:
         missing = [self.spec(method, backbone, dataset)
                    or RunSpec(method, backbone, dataset, tuple(self.changes.items()))
-                   for (dataset, backbone), cell in cells.items() for method, runs in cell.items() if not runs]
-        return command_for(missing, self.tuned, self.records)
+                   for (dataset, backbone), cell in cells.items() for method, runs in cell.items()
+                   if not runs and not self.failure(method, backbone, dataset)]
+        return command_for(missing, self.tuned, self.where)
 
     def find(self, method: str, backbone: str, dataset: str, settings: dict[str, Any] | None = None) -> list[Run]:
         """The runs of a cell, sorted by seed."""
@@ -109,7 +122,7 @@ class Job:
     def command(self, figure: str, datasets: list[str], *options: str) -> str:
         """The command that makes the runs of the paper's figure."""
         words = ("--paper", self.paper_name, "--figure", figure, "--datasets", ",".join(datasets), *options)
-        return grid_command(words, self.changes.items(), self.tuned, self.records)
+        return grid_command(words, self.changes.items(), self.tuned, self.where)
 
     def file(self, figure: str, *parts: str) -> str:
         """A file's name without its suffix."""

@@ -90,7 +90,7 @@ def markdown(table: Table) -> str:
             cells = [_md_cell(cell, table.marks) for cell in line.cells]
             out.append(f"| {' | '.join((*line.labels, *cells))} |")
         out.append("")
-    out += [f"- {md_text(note)}" for note in table.notes]
+    out += [f"- {md_text(note)}" for note in (*table.notes, *table.tested)]
     out += [f"- <sup>{mark}</sup> {md_text(text)}" for mark, text in table.footnotes]
     out += [f"- {md_text(sentence)}" for sentence in table.missing]
     return "\n".join(out) + "\n"
@@ -181,7 +181,7 @@ def latex(table: Table) -> str:
                 rf"\label{{{_label(table, panel)}}}", r"\scriptsize", rf"\setlength{{\tabcolsep}}{{{COLUMN_GAP}pt}}",
                 *_tabulars(table, panel)]
         if panel is table.panels[-1]:
-            notes = [tex(note) for note in table.notes]
+            notes = [tex(note) for note in (*table.notes, *table.tested)]
             notes += [f"{tex(mark) if mark == DAGGER else rf'$^{{{mark}}}$'} {tex(text)}" for mark, text in
                       table.footnotes]
             notes += [tex(sentence) for sentence in table.missing]
@@ -194,7 +194,8 @@ def latex(table: Table) -> str:
 # CSV
 
 CSV_FIELDS = ("table", "dataset", "backbone", "row", "metric", "column", "mean", "std", "seeds", "paper", "paper_star",
-              "rank", "star", "p", "contradiction", "missing", "records")
+              "rank", "star", "p", "contradiction", "missing", "records", "users",
+              "interactions")
 
 
 def csv_text(table: Table) -> str:
@@ -203,14 +204,14 @@ def csv_text(table: Table) -> str:
         return "" if value is None else repr(value)
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    counted = any(cell.users for cell in table.cells())
-    writer.writerow([*CSV_FIELDS, *(["users"] if counted else [])])
+    writer.writerow(CSV_FIELDS)
     for cell in table.cells():
         key, paper = cell.key, cell.printed
         writer.writerow([table.number or "", key.dataset, key.backbone, key.row, key.metric, key.column, full(cell.mean),
                          full(cell.std), " ".join(map(str, cell.seeds)), paper.text if paper else "",
                          "*" if paper and paper.star else "", cell.rank or "", _stars(cell), full(cell.p),
-                         cell.contradiction, cell.missing, " ".join(cell.records), *([cell.users] if counted else [])])
+                         cell.contradiction, cell.missing, " ".join(cell.records),
+                         " ".join(map(str, cell.users)), " ".join(map(str, cell.interactions))])
     return buffer.getvalue()
 
 

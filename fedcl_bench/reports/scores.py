@@ -31,6 +31,11 @@ def parse_blocks(text: str) -> tuple[int, ...]:
     return tuple(sorted(blocks))
 
 
+def stream_metric(run: Run) -> str:
+    """The metric by which runs of this stream are compared unless another is asked for: that of their validation."""
+    return run.meta["settings"]["valid_metric"]
+
+
 def check_blocks(runs: Iterable[Run], blocks: Iterable[int]) -> None:
     """Raise UserError if a run lacks one of the blocks."""
     for run in runs:

@@ -12,7 +12,7 @@ from ..errors import UserError, unknown
 from ..runs.config import resolve
 from ..runs.registry import Registry
 from ..runs.run import Run
-from ..runs.specs import RunSpec, spelled_spec
+from ..runs.specs import RunSpec, Tuned, Where, spelled_spec
 from ..settings import parse_assignments
 from .tables import DAGGER, Source, find
 
@@ -35,7 +35,7 @@ def parse_method(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
 
 
 def checked_spec(registry: Registry, spec: RunSpec, common: Mapping[str, Any] | None = None,
-                 tuned: Path | None = None) -> RunSpec:
+                 tuned: Tuned | None = None) -> RunSpec:
     """A spec over the settings that all have, checked, with every name in its spelling.
 
     Args:
@@ -52,18 +52,16 @@ def checked_spec(registry: Registry, spec: RunSpec, common: Mapping[str, Any] | 
     return replace(spec, settings=tuple({**common, **settings}.items()))
 
 
-def grid_command(options: Iterable[str], settings: Iterable[tuple[str, Any]], tuned: Path | None,
-                 records: Path) -> str:
-    """A command of `grid`: its options, 5 seeds, and the settings and folder of the records that are read."""
+def grid_command(options: Iterable[str], settings: Iterable[tuple[str, Any]], tuned: Tuned | None,
+                 where: Where) -> str:
+    """A command of `grid`: its options, 5 seeds, the settings of the records that are read, and where things are."""
     words = ["run_bench.py", "grid", *options, "--seeds", "5"]
     for name, value in settings:
         words += ["--set", f"{name}={value}"]
-    words += ["--tuned", str(tuned)] if tuned else []
-    words += ["--results", str(records)] if (records / "runs").is_dir() and records != Path("results") else []
-    return shlex.join(words)
+    return shlex.join([*words, *(tuned.words if tuned else ()), *where.words()])
 
 
-def command_for(specs: Sequence[RunSpec], tuned: Path | None = None, records: Path = Path("results")) -> str:
+def command_for(specs: Sequence[RunSpec], tuned: Tuned | None = None, where: Where = Where()) -> str:
     """The command, or commands with ``&&``, that make the runs of some specs."""
     groups: dict[tuple, list[RunSpec]] = {}
     for spec in specs:
@@ -76,13 +74,18 @@ def command_for(specs: Sequence[RunSpec], tuned: Path | None = None, records: Pa
     for (methods, dataset, settings), alike in merged.items():
         options = ("--methods", ",".join(methods), "--backbones", ",".join(spec.backbone for spec in alike),
                    "--datasets", dataset)
-        commands.append(grid_command(options, settings, tuned, records))
+        commands.append(grid_command(options, settings, tuned, where))
     return " && ".join(commands)
 
 
-def find_all(runs: Sequence[Run], registry: Registry, specs: Iterable[RunSpec], tuned: Path | None,
-             records: Path) -> dict[RunSpec, list[Run]]:
+def find_all(runs: Sequence[Run], registry: Registry, specs: Iterable[RunSpec], tuned: Tuned | None,
+             records: Path, where: Where = Where(),
+             failed: Sequence[Mapping[str, Any]] = ()) -> dict[RunSpec, list[Run]]:
     """The runs of every spec, sorted by seed.
+
+    Args:
+        records: the folder that was read. where: folders of the command's options.
+        failed: the content of ``run.json`` of runs that failed.
 
     Raises:
         UserError: if a spec has none, naming it and the command that makes them, or two specs are the same runs.
@@ -92,7 +95,7 @@ def find_all(runs: Sequence[Run], registry: Registry, specs: Iterable[RunSpec], 
     for spec in specs:
         if dataset_name(spec.dataset) not in known:
             raise unknown("dataset", spec.dataset, known)
-    source = Source(runs, registry, tuned, (), lambda dataset: {})
+    source = Source(runs, registry, tuned, (), lambda dataset: {}, where, failed)
     runs_of, reasons = {}, {}
     for spec in specs:
         runs_of[spec], reasons[spec] = find(source, spec)
@@ -103,6 +106,10 @@ def find_all(runs: Sequence[Run], registry: Registry, specs: Iterable[RunSpec], 
             if (other := owner.setdefault(run.hash, spec)) != spec:
                 raise UserError(f"{other.title} and {spec.title} are the same runs on {spec.backbone}, {spec.dataset}; "
                                 f"leave one of them out.")
+    if failed := [f"{spec.title} on {spec.backbone}, {spec.dataset} {reasons[spec]}" for spec in missing
+                  if reasons[spec].startswith("failed")]:
+        raise UserError(f"runs in {records} failed: {'; '.join(failed)}.\nLeave them out, or take other settings with "
+                        f"--set; `grid --retry-failed` tries them again.")
     if missing:
         titles_of: dict[str, list[str]] = {}
         for spec in missing:
@@ -111,5 +118,5 @@ def find_all(runs: Sequence[Run], registry: Registry, specs: Iterable[RunSpec], 
         nearest = next((f" ({spec.method}: {reasons[spec]}; take other settings with --set)" for spec in missing
                         if reasons[spec] != "no record"), "")
         raise UserError(f"no record in {records} of {names}{nearest}.\n"
-                        f"Make them with: {command_for(missing, tuned, records)}")
+                        f"Make them with: {command_for(missing, tuned, where)}")
     return runs_of

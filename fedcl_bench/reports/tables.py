@@ -7,11 +7,11 @@ record stay empty and are named in ``Table.missing``. ``render.py`` writes a tab
 from __future__ import annotations
 
 import math
+import shlex
 import string
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import product
-from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, Protocol, Sequence
 
 import numpy as np
@@ -21,9 +21,9 @@ from ..errors import UserError
 from ..experiments.papers import Key, PaperTable, Printed, get
 from ..runs.registry import Registry
 from ..runs.run import Run
-from ..runs.specs import RunSpec, expected_idle, expected_settings, seed_text, tuned_file
-from ..runs.store import comparable, incremental, matching, one_data, one_protocol, user_scores
-from ..stats.significance import compare_paired, holm
+from ..runs.specs import RunSpec, Tuned, Where, expected_idle, expected_settings, seed_text
+from ..runs.store import comparable, failure, incremental, matching, one_data, one_protocol, tested, user_scores
+from ..stats.significance import FEW_USERS, compare_paired, holm, interval_of_mean
 
 DAGGER = "†"
 SHARE = 0.2  # of the users or items in each group of Tables 4, 5 and 7
@@ -49,7 +49,7 @@ class Cell:
         worse: significantly worse than ``baseline`` (tables of no paper).
         rank: 1 best, 2 second among the methods compared, else 0.
         p: of the test behind a star, where it was made; after Holm's correction against ``baseline``.
-        users: how many the mean is over; 0 where it is not counted.
+        users, interactions: how many the tests of the blocks behind it have; empty where that is not counted.
     """
 
     key: Key
@@ -64,8 +64,9 @@ class Cell:
     star: bool = False
     rank: int = 0
     p: float | None = None
+    users: tuple[int, ...] = ()
+    interactions: tuple[int, ...] = ()
     worse: bool = False
-    users: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ class Table:
         heading: what stands above it.
         stub: headings of the label columns; heads: those of the number columns.
         notes: what the numbers mean; footnotes: (mark, text) of marked cells, see ``marks``.
+        tested: sentences on how many test users there are.
         missing: one sentence per group of cells without a record.
         marks: cell to its footnote mark. daggers: rows that are re-implementations.
     """
@@ -104,6 +106,7 @@ class Table:
     heads: tuple[str, ...]
     panels: tuple[Panel, ...]
     notes: tuple[str, ...]
+    tested: tuple[str, ...]
     footnotes: tuple[tuple[str, str], ...]
     missing: tuple[str, ...]
     marks: Mapping[Key, str]
@@ -121,25 +124,28 @@ class Source:
 
     Attributes:
         runs: all finished runs there are.
-        tuned: folder of tuned settings, or None for the plugins' and datasets' defaults.
+        tuned: where tuned settings are, or None for the plugins' and datasets' defaults.
         assignments: settings that lie over those of every run of the table.
         statistics: dataset to its statistics (see ``datasets.statistics``), called for tables that need no runs;
             raises UserError if the data is not there.
-        plugins: the folders of ``--plugins``.
+        where: folders of the command's options.
+        failed: the content of ``run.json`` of runs that failed.
     """
 
     runs: Sequence[Run]
     registry: Registry
-    tuned: Path | None
+    tuned: Tuned | None
     assignments: tuple[tuple[str, Any], ...]
     statistics: Callable[[str], Mapping[str, list]]
-    plugins: tuple[Path, ...] = ()
+    where: Where = Where()
+    failed: Sequence[Mapping[str, Any]] = ()
 
     def options(self) -> str:
-        """The options that name these settings and plugins on a command line."""
-        tuned = [f"--tuned {self.tuned}"] if self.tuned is not None else []
-        return " ".join([*tuned, *(f"--set {name}={value}" for name, value in self.assignments),
-                         *(f"--plugins {folder}" for folder in self.plugins)])
+        """The options that name these settings and folders on a command line."""
+        words = list(self.tuned.words) if self.tuned is not None else []
+        for name, value in self.assignments:
+            words += ["--set", f"{name}={value}"]
+        return shlex.join([*words, *self.where.words()])
 
 
 class Definitions(Protocol):
@@ -278,13 +284,15 @@ def find(source: Source, spec: RunSpec) -> tuple[list[Run], str]:
             broken = source.registry.broken.get(name)
             return [], f"{kind} '{name}' " + (f"cannot be loaded ({broken})" if broken else "is not installed")
     if source.tuned is not None:
-        path = tuned_file(source.tuned, spec.method, spec.backbone, spec.dataset)
+        path = source.tuned.file(spec.method, spec.backbone, spec.dataset)
         if not path.is_file():
             return [], f"not tuned (no {path})"
     spec = replace(spec, settings=(*spec.settings, *source.assignments))
     runs = matching(source.runs, source.registry, spec, source.tuned)
     if runs:
         return runs, ""
+    if failed := failure(source.failed, source.registry, spec, source.tuned):
+        return [], failed
     wanted = comparable(expected_settings(source.registry, spec, source.tuned))
     idle = expected_idle(source.registry, spec, source.tuned)
     others = [(_differences(wanted, comparable(run.meta["settings"], idle)), run) for run in source.runs
@@ -439,6 +447,7 @@ def _cells(paper: str, definitions: Definitions, table: PaperTable, source: Sour
             cells[key] = _changed(cell, runs[name], runs[base], definitions.LABELS[table.change_of])
         else:
             cells[key] = averaged(cell, runs[name])
+    _count_users(cells, used)
     if table.lead:
         _starred(cells, table, definitions.OURS, runs)
     if table.baseline:
@@ -446,6 +455,32 @@ def _cells(paper: str, definitions: Definitions, table: PaperTable, source: Sour
     if table.best:
         _ranked(cells, table)
     return cells
+
+
+def _count_users(cells: dict[Key, Cell], runs: Iterable[Run]) -> None:
+    """Set how many users each cell's tests have. All runs of a dataset are tested alike, so one of them tells it."""
+    first: dict[str, Run] = {}
+    for run in runs:
+        kept = first.setdefault(run.meta["dataset"], run)
+        if "tested" in run.meta and "tested" not in kept.meta:
+            first[run.meta["dataset"]] = run
+    counts = {dataset: tested(run) for dataset, run in first.items()}
+    for key, cell in cells.items():
+        if cell.mean is not None and (blocks := _blocks_of(key, len(counts[key.dataset]["users"]))):
+            users, interactions = (tuple(of_block[t] for t in blocks) if (of_block := counts[key.dataset][what]) else ()
+                                   for what in ("users", "interactions"))
+            cells[key] = replace(cell, users=users, interactions=interactions)
+
+
+def _blocks_of(key: Key, count: int) -> tuple[int, ...]:
+    """The blocks whose tests a cell averages over; none where it is no mean over all of a test's users."""
+    if key.metric in (SECONDS, "item_rank_change", "degradation") or key.column in ("static", "dynamic"):
+        return ()
+    if key.column == "value":
+        return (0,)
+    if key.column == "mean":
+        return tuple(range(1, count)) or (0,)
+    return tuple(range(1, count)) if key.column in ("avg", "change") else (int(key.column[1:]),)
 
 
 def _of_statistics(cells: dict[Key, Cell], table: PaperTable, source: Source) -> dict[Key, Cell]:
@@ -489,6 +524,34 @@ def _seed_notes(cells: Mapping[Key, Cell], where: Callable[[Key], str]) -> list[
             others.setdefault(cell.seeds, []).append(name)
     for seeds, names in others.items():
         notes.append(f"Other seeds ({seed_text(seeds)}): {'; '.join(dict.fromkeys(names))}.")
+    return notes
+
+
+def _tested_notes(cells: Mapping[Key, Cell], labels: _Labels) -> list[str]:
+    """How many users the tests have, and how many interactions these are to find; what that means if they are few."""
+    most: dict[str, dict[str, Cell]] = {}
+    for key, cell in cells.items():
+        if cell.users and key.column != "change":
+            here = most.setdefault(key.dataset, {})
+            if key.column not in here or cell.mean > here[key.column].mean:
+                here[key.column] = cell
+    notes = []
+    for dataset, columns in most.items():
+        if len(columns) > 1:  # those of the blocks are those of their average
+            columns = {column: cell for column, cell in columns.items() if column != "avg"}
+        where = {column: labels.of(column) if column not in ("value", "mean") else "" for column in columns}
+        for what in ("users", "interactions"):
+            counts = {column: getattr(cell, what) for column, cell in columns.items() if getattr(cell, what)}
+            texts = [", ".join(f"{n:,}" for n in numbers) + (f" ({where[column]})" if where[column] else "")
+                     for column, numbers in counts.items()]
+            if texts:
+                notes.append(f"Test {what} of {labels.of(dataset)}: {', '.join(texts)}.")
+        for column, cell in columns.items():
+            if (users := min(cell.users)) < FEW_USERS:
+                low, high = interval_of_mean(cell.mean, users)
+                notes.append(f"Only {users} test user{'s' if users > 1 else ''}"
+                             f"{' in ' * bool(where[column])}{where[column]}: the 95 % interval of "
+                             f"{labels.cell(cell.key)} ({cell.mean:.4f}) is {low:.4f} to {high:.4f}.")
     return notes
 
 
@@ -668,6 +731,7 @@ def filled(paper: str, definitions: Definitions, table: PaperTable, source: Sour
     labels = _Labels(definitions, table, daggers)
     marks, footnotes = _footnotes(cells, labels)
     panels, heads = _panels(cells, labels)
+    notes, counts = _notes(cells, labels), _tested_notes(cells, labels)
     return Table(paper, table.number, table.title, tuple(_STUB_HEADS[part] for part in table.stub), heads, panels,
-                 tuple(_notes(cells, labels)), tuple(footnotes), tuple(_missing(cells, paper, table, source, remake)),
+                 tuple(notes), tuple(counts), tuple(footnotes), tuple(_missing(cells, paper, table, source, remake)),
                  marks, daggers, heading)

@@ -62,7 +62,12 @@ def _with_bodies(node: ast.AST) -> Iterator[ast.AST]:
 
 def identity(path: Path) -> str:
     """What stands for a file's code in run hashes: its published digest if this is shipped code, or else its own."""
-    digest = code_digest(path)
+    return identity_of(path.read_text(encoding="utf-8"))
+
+
+def identity_of(source: str) -> str:
+    """``identity`` of a file's text."""
+    digest = _digest(source)
     return _published().get(digest, digest)
 
 

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Iterator
+from typing import TYPE_CHECKING, Any, BinaryIO, Iterator, Sequence
 
 import numpy as np
 import pandas as pd
@@ -247,13 +247,14 @@ def nearly_best(curve: pd.DataFrame) -> dict[str, Any]:
 
 
 def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: bool,
-            most_rounds: int | None = None) -> dict[str, Any]:
+            most_rounds: int | None = None, interactions: Sequence[int] | None = None) -> dict[str, Any]:
     """The content of ``run.json`` but for status and file hashes.
 
     Args:
         elapsed: wall time of the run, in seconds.
         shared_base: whether block 0 was taken from an earlier run.
         most_rounds: that a client took part in; None: all of the run's.
+        interactions: to find in each block's test; None: not known.
     """
     curve = pd.DataFrame(list(progress.curve))
     per_block = curve.groupby("step")
@@ -270,6 +271,8 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
         "method": config.method.name, "backbone": config.backbone.name, "dataset": config.source.name,
         "seed": config.seed, "device": config.device, "settings": config.settings, "idle_settings": config.idle,
         "metrics": metrics,
+        "tested": {"users": [len(scores.users) for t, s, scores in progress.tests if t == s],
+                   "interactions": None if interactions is None else list(interactions)},
         "continual": continual, "matrix": matrix,
         **summarise(progress.tests, progress.analysis, max(config.evaluation.topk)),
         "rounds": per_block.size().tolist(),
@@ -413,6 +416,12 @@ class Record:
     def users(self) -> pd.DataFrame:
         """Per-user scores of a finished run."""
         return pd.read_parquet(self.folder / "users.parquet")
+
+    def tested(self) -> dict[str, Any]:
+        """How many users each block's test has, of a record from before ``run.json`` said it."""
+        means = pd.read_parquet(self.folder / "metrics.parquet")
+        of_block = means[means["trained_block"] == means["tested_block"]].groupby("tested_block")["users"].max()
+        return {"users": of_block.sort_index().tolist(), "interactions": None}
 
     @classmethod
     def of(cls, config: RunConfig, results: Path) -> "Record":

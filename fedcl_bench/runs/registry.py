@@ -22,7 +22,7 @@ from ..errors import Misfit, UserError, unknown
 from ..files import shipped
 from ..method import Method
 from .cards import ENTRY_POINTS, RECBOLE, plugin_files
-from .identity import identity
+from .identity import identity, identity_of
 
 _BASES = {"method": Method, "backbone": Backbone}
 
@@ -99,7 +99,7 @@ class Registry:
         names = [name for name in self.names(error.kind) if error.fits(self.get(error.kind, name).cls)]
         return UserError(f"{error}\n{error.kind.capitalize()}s that fit: {', '.join(names) or 'none is installed'}.")
 
-    def _add(self, module: ModuleType, path: Path) -> None:
+    def _add(self, module: ModuleType, digest: str, path: Path) -> None:
         for value in list(vars(module).values()):
             for kind, base in _BASES.items():
                 if not (inspect.isclass(value) and issubclass(value, base) and value.__module__ == module.__name__
@@ -109,7 +109,7 @@ class Registry:
                 if other:
                     raise UserError(f"two {kind} plugins are named '{value.name}': {other.path} and {path}.\n"
                                     f"Rename one of them.")
-                self.plugins[kind, value.name] = Plugin(kind, value.name, value, path, identity(path))
+                self.plugins[kind, value.name] = Plugin(kind, value.name, value, path, digest)
 
 
 @functools.cache
@@ -130,24 +130,46 @@ def spelled(backbone: str) -> str:
     return RECBOLE + find(backbone[len(RECBOLE):])
 
 
-def _import_file(path: Path) -> ModuleType:
-    name = f"fedcl_bench_plugin_{hashlib.blake2b(str(path).encode(), digest_size=6).hexdigest()}_{path.stem}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up while it is being executed
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+def _import_file(path: Path) -> tuple[ModuleType, str]:
+    """The module of a file as it is now, and what stands for its code in run hashes.
+
+    The module's name carries the content's hash, so that an edited file is another module. Python's own cache is not
+    asked: it takes a file of the same size and second for the one that it compiled.
+    """
+    content = path.read_bytes()
+    digest = hashlib.blake2b(str(path).encode() + b"\0" + content, digest_size=10).hexdigest()
+    name = f"fedcl_bench_plugin_{digest}_{path.stem}"
+    if name not in sys.modules:
+        module = importlib.util.module_from_spec(importlib.util.spec_from_file_location(name, path))
+        sys.modules[name] = module  # dataclasses look their module up while it is being executed
+        try:
+            exec(compile(content, str(path), "exec"), vars(module))
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name], identity_of(importlib.util.decode_source(content))
+
+
+def _packaged_identity(module: ModuleType) -> str:
+    """What stands for the code of an installed package's module in run hashes.
+
+    Raises:
+        UserError: if its file was edited after a registry first had it. Only a new Python process has the new code.
+    """
+    path = Path(module.__file__)
+    now = identity(path)
+    if _packaged.setdefault(module, now) != now:
+        raise UserError(f"{path}: was edited after this Python process had imported it, so its runs would be of the old "
+                        f"code.\nStart Python anew.")
+    return now
+
+
+_packaged: dict[ModuleType, str] = {}  # the identity with which a module first came
 
 
 def load_file(registry: Registry, path: Path) -> None:
     """Add a file's plugins. Raises whatever its code raises, and UserError for a name that is taken."""
-    registry._add(_import_file(path), path)
+    registry._add(*_import_file(path), path)
 
 
 def discover(folders: Iterable[Path] = ()) -> Registry:
@@ -167,20 +189,20 @@ def discover(folders: Iterable[Path] = ()) -> Registry:
     for folder in dict.fromkeys(folder.resolve() for folder in folders):
         for path in plugin_files(folder):
             try:
-                module = _import_file(path)
+                loaded = _import_file(path)
             except Exception as error:  # whatever a plugin's code raises belongs in `list`, not in a traceback
                 registry.broken[path.stem] = f"{path}: {type(error).__name__}: {error}"
                 continue
-            registry._add(module, path)
+            registry._add(*loaded, path)
     packaged: dict[str, ModuleType] = {}  # several entry points may name classes of one module
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
-            loaded = entry.load()
+            target = entry.load()
         except Exception as error:
             registry.broken[entry.name] = f"entry point {entry.value}: {type(error).__name__}: {error}"
             continue
-        module = loaded if isinstance(loaded, ModuleType) else sys.modules[loaded.__module__]
+        module = target if isinstance(target, ModuleType) else sys.modules[target.__module__]
         packaged[module.__name__] = module
     for module in packaged.values():
-        registry._add(module, Path(module.__file__))
+        registry._add(module, _packaged_identity(module), Path(module.__file__))
     return registry

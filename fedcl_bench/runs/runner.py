@@ -69,7 +69,9 @@ def _finished(record: Record, on_corrupt: Callable[[Corrupt], None]) -> dict[str
     except Corrupt as error:
         on_corrupt(error)
         return None
-    return content if content and content["status"] == "finished" else None
+    if not content or content["status"] != "finished":
+        return None
+    return content if "tested" in content else {**content, "tested": record.tested()}
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,8 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, rerun:
                 progress = saving.after(progress, len(stream.steps), stop)
             content = record.finish(
                 summary(config, progress, saving.elapsed(), start.shared,
-                        most_rounds(stream, progress.curve, config.server.attendance, config.seed)), progress, stream)
+                        most_rounds(stream, progress.curve, config.server.attendance, config.seed),
+                        [len(step.test.values) for step in stream.steps]), progress, stream)
         except RunFailed as error:
             record.fail(config, str(error))
             raise RunFailed(f"{error}\nMarked as failed: {record.folder}") from None

@@ -7,17 +7,21 @@ settings and the spec's own, so the same spec finds its records again.
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Iterable, Mapping
 
 from ..data.source import dataset_name, spelled as spelled_dataset
 from ..errors import UserError
+from ..files import shipped
 from ..settings import declared_idle
 from .config import effective, resolve
 from .registry import Registry, spelled
 
 Layers = list[tuple[str, Mapping[str, Any]]]
+MY_TUNED = "my-tuned"  # in a results folder: what a user's `tune` chose
+SHIPPED_TUNED = Path("results/tuned")
 
 
 @dataclass(frozen=True)
@@ -43,12 +47,12 @@ class RunSpec:
         settings = ", ".join(f"{name}={value}" for name, value in self.settings)
         return f"{self.method} ({settings})" if settings else self.method
 
-    def layers(self, tuned: Path | None = None) -> Layers:
-        """The overrides of this run for ``make_config``: tuned settings, if a folder of them is given, then its own."""
+    def layers(self, tuned: Tuned | None = None) -> Layers:
+        """The overrides of this run for ``make_config``: tuned settings, if they are asked for, then its own."""
         result: Layers = []
         if tuned is not None:
-            chosen = tuned_settings(tuned, self.method, self.backbone, self.dataset)
-            result.append((str(tuned_file(tuned, self.method, self.backbone, self.dataset)), chosen))
+            names = self.method, self.backbone, self.dataset
+            result.append((str(tuned.file(*names)), tuned.settings(*names)))
         return [*result, ("grid", dict(self.settings))]
 
 
@@ -74,12 +78,12 @@ def seed_text(seeds: Iterable[int]) -> str:
     return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts)
 
 
-def expected_settings(registry: Registry, spec: RunSpec, tuned: Path | None = None) -> dict[str, Any]:
+def expected_settings(registry: Registry, spec: RunSpec, tuned: Tuned | None = None) -> dict[str, Any]:
     """The settings that the record of a spec holds; no data file is needed."""
     return effective(resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned)))
 
 
-def expected_idle(registry: Registry, spec: RunSpec, tuned: Path | None = None) -> dict[str, str]:
+def expected_idle(registry: Registry, spec: RunSpec, tuned: Tuned | None = None) -> dict[str, str]:
     """The settings that the plugins of a spec leave without effect, and why; older records hold their values."""
     return declared_idle(resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned)))
 
@@ -89,20 +93,109 @@ def tuned_file(folder: Path, method: str, backbone: str, dataset: str) -> Path:
     return folder / f"{dataset_name(dataset)}-{backbone.replace(':', '-')}-{method}.json"
 
 
-def tuned_settings(folder: Path, method: str, backbone: str, dataset: str) -> dict[str, Any]:
-    """The settings that ``tune`` chose for a combination.
+@dataclass(frozen=True)
+class Where:
+    """Folders that options named; a command that is suggested names them again.
 
-    Raises:
-        UserError: if it was never tuned or the file is not one of ``tune``.
+    Attributes:
+        records: a results folder that new runs are to be added to; None: ``./results``.
     """
-    path = tuned_file(folder, method, backbone, dataset)
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))["settings"]
-    except FileNotFoundError:
-        raise UserError(f"no tuned settings for {method} on {backbone}, {dataset}: no file {path}.\nMake it with: "
-                        f"run_bench.py tune --methods {method} --backbones {backbone} --datasets {dataset}") from None
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"{path}: is not a file of `tune`.") from None
-    if not isinstance(settings, dict):
-        raise UserError(f"{path}: field 'settings' is {type(settings).__name__}, expected a mapping.")
-    return settings
+
+    plugins: tuple[Path, ...] = ()
+    data_dir: Path | None = None
+    records: Path | None = None
+
+    @classmethod
+    def of_records(cls, records: Path, plugins: Iterable[Path] = (), data_dir: Path | None = None) -> Where:
+        """Of a command that reads records; no run can be added to compact ones."""
+        addable = (records / "runs").is_dir() and records != Path("results")
+        return cls(tuple(plugins), data_dir, records if addable else None)
+
+    def words(self) -> list[str]:
+        """The options, as words of a command line."""
+        words = ["--results", str(self.records)] if self.records else []
+        words += ["--data-dir", str(self.data_dir)] if self.data_dir else []
+        return words + [word for folder in self.plugins for word in ("--plugins", str(folder))]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Where tuned settings are looked up.
+
+    Attributes:
+        folders: a combination's settings are those of the first folder that has its file.
+        words: the options that name these folders on a command line.
+        where: options of the command that is suggested for what was never tuned.
+    """
+
+    folders: tuple[Path, ...]
+    words: tuple[str, ...] = ("--tuned",)
+    where: Where = Where()
+
+    @classmethod
+    def of(cls, option: Path | bool | None, results: Path, where: Where = Where()) -> Tuned | None:
+        """What an option ``--tuned [DIR]`` asks for; None without it.
+
+        Without a folder, settings that a user tuned count before shipped ones. They lie beside the runs that they
+        belong to, so published records keep to the shipped ones.
+
+        Args:
+            option: the folder, True for the option without one, or None.
+            results: the folder of the records that are read or made.
+        """
+        if option is None:
+            return None
+        if isinstance(option, Path):
+            return cls((option,), ("--tuned", str(option)), where)
+        shipped_ones, mine = shipped_tuned(), results / MY_TUNED
+        if mine.is_dir():
+            return cls((mine, shipped_ones), where=where)
+        named = shipped_ones == SHIPPED_TUNED
+        return cls((shipped_ones,), ("--tuned", str(shipped_ones)) if named else ("--tuned",), where)
+
+    def file(self, method: str, backbone: str, dataset: str) -> Path:
+        """The file of a combination; where no folder has one, that of the last folder."""
+        files = [tuned_file(folder, method, backbone, dataset) for folder in self.folders]
+        return next((file for file in files if file.is_file()), files[-1])
+
+    def settings(self, method: str, backbone: str, dataset: str) -> dict[str, Any]:
+        """The settings that ``tune`` chose for a combination.
+
+        Raises:
+            UserError: if it was never tuned or the file is not one of ``tune``.
+        """
+        path = self.file(method, backbone, dataset)
+        try:
+            settings = json.loads(path.read_text(encoding="utf-8"))["settings"]
+        except FileNotFoundError:
+            named = self.words[1:] and self.words[1] != str(SHIPPED_TUNED)  # by the user
+            words = ["run_bench.py", "tune", "--methods", method, "--backbones", backbone, "--datasets", dataset,
+                     *(self.words if named else ()), *self.where.words()]
+            files = " or ".join(str(tuned_file(folder, method, backbone, dataset)) for folder in self.folders)
+            raise UserError(f"no tuned settings for {method} on {backbone}, {dataset}: no file {files}.\nMake it with: "
+                            f"{shlex.join(words)}") from None
+        except (OSError, ValueError, KeyError, TypeError):
+            raise UserError(f"{path}: is not a file of `tune`.") from None
+        if not isinstance(settings, dict):
+            raise UserError(f"{path}: field 'settings' is {type(settings).__name__}, expected a mapping.")
+        return settings
+
+    def used(self, specs: Iterable[RunSpec]) -> str:
+        """A line that says which settings these specs have, for people."""
+        methods: dict[Path, dict[str, dict[str, None]]] = {folder: {} for folder in self.folders}
+        for spec in specs:
+            file = self.file(spec.method, spec.backbone, spec.dataset)
+            if file.is_file():
+                methods[file.parent].setdefault(f"{spec.backbone}, {spec.dataset}", {})[spec.method] = None
+        parts = []
+        for folder, of_pair in methods.items():
+            pairs = "; ".join(f"{', '.join(names)} on {pair}" for pair, names in of_pair.items())
+            if of_pair:
+                parts.append(f"of {folder}" + (f" for {pairs}" if len(self.folders) > 1 and folder != self.folders[-1]
+                                               else " for the others" if parts else ""))
+        return f"tuned settings: {', '.join(parts) or 'none of ' + ' or '.join(map(str, self.folders))}"
+
+
+def shipped_tuned() -> Path:
+    """The folder of shipped tuned settings: ``results/tuned`` of the working folder, or else of the checkout."""
+    return SHIPPED_TUNED if SHIPPED_TUNED.is_dir() else shipped(str(SHIPPED_TUNED))

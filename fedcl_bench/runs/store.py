@@ -22,7 +22,7 @@ from .config import RunConfig, effective, resolve
 from .records import SCHEMA, Corrupt, Record
 from .registry import Registry
 from .run import Run
-from .specs import RunSpec
+from .specs import RunSpec, Tuned, seed_text
 
 # Settings that say how numbers are taken, with the value of records from before the setting existed.
 PROTOCOL = {"stream": "blocks", "candidates": "all", "sampled_candidates": None, "candidate_lists": None}
@@ -104,10 +104,42 @@ def load_runs(folder: Path) -> list[Run]:
                 _check_schema(meta, path)
                 runs.setdefault(meta["hash"], Run(meta, path, load))
     if not runs:
-        raise UserError(f"records: no finished run in {folder}.\nA results folder has runs/*/run.json, a folder of "
-                        f"compact records {compact.INDEX}; name another with --records DIR.")
+        failed = load_failed(folder)
+        says = f"; {len(failed)} failed, as {describe(failed[0])}: {_why(failed[0])}" if failed else ""
+        raise UserError(f"records: no finished run in {folder}{says}.\nA results folder has runs/*/run.json, a folder "
+                        f"of compact records {compact.INDEX}; name another with --records DIR.")
     return sorted(runs.values(), key=lambda run: (run.meta["dataset"], run.meta["backbone"], run.meta["method"],
                                                   run.seed, run.hash))
+
+
+def load_failed(folder: Path) -> list[dict[str, Any]]:
+    """The content of ``run.json`` of the runs of a results folder that failed; compact records hold none."""
+    failed = []
+    for path in sorted((folder / "runs").glob("*/run.json")):
+        try:
+            meta = json.loads(path.read_text(encoding="utf-8"))
+            if meta["status"] == "failed" and ".corrupt" not in path.parent.name:
+                failed.append(meta)
+        except (OSError, ValueError, KeyError, TypeError):  # `load_runs` says what is wrong with it
+            continue
+    return failed
+
+
+def _why(meta: Mapping[str, Any]) -> str:
+    return meta.get("error", "").partition("\n")[0].rstrip(".") or "no reason is recorded"
+
+
+def failure(failed: Iterable[Mapping[str, Any]], registry: Registry, spec: RunSpec, tuned: Tuned | None = None) -> str:
+    """That the runs of a spec failed, and why; empty if none of them did."""
+    parts = resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned))
+    wanted, idle = comparable(effective(parts)), declared_idle(parts)
+    names = spec.method, spec.backbone, spec.dataset
+    alike = [meta for meta in failed if (meta["method"], meta["backbone"], meta["dataset"]) == names
+             and comparable(meta["settings"], idle) == wanted]
+    if not alike:
+        return ""
+    seeds = seed_text({meta["seed"] for meta in alike})
+    return f"failed with seed{'s' if len(alike) > 1 else ''} {seeds} ({_why(alike[0])})"
 
 
 def comparable(settings: Mapping[str, Any], idle: Collection[str] = ()) -> dict[str, Any]:
@@ -122,7 +154,8 @@ def comparable(settings: Mapping[str, Any], idle: Collection[str] = ()) -> dict[
             if name not in idle}
 
 
-def _current_hashes(registry: Registry, spec: RunSpec, tuned: Path | None, meta: Mapping[str, Any]) -> list[str | None]:
+def _current_hashes(registry: Registry, spec: RunSpec, tuned: Tuned | None,
+                    meta: Mapping[str, Any]) -> list[str | None]:
     """The hashes that the run would have if it were made by the plugins as they are now: the present, the former."""
     parts = resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned))
     source = DatasetSource(dataset_name(spec.dataset), load_config(spec.dataset), Path(), meta["data_fingerprint"])
@@ -131,7 +164,7 @@ def _current_hashes(registry: Registry, spec: RunSpec, tuned: Path | None, meta:
     return [config.hash, config.former_hash]
 
 
-def matching(runs: Iterable[Run], registry: Registry, spec: RunSpec, tuned: Path | None = None) -> list[Run]:
+def matching(runs: Iterable[Run], registry: Registry, spec: RunSpec, tuned: Tuned | None = None) -> list[Run]:
     """The runs of a spec, sorted by seed: same names, and the settings the spec stands for.
 
     Of several runs of one seed (a plugin was edited in between) the one of the present code is taken; of several of
@@ -193,6 +226,16 @@ def one_protocol(runs: Iterable[Run], where: str) -> None:
             words = [", ".join(f"{name}={value}" for name, value in protocol(r)) for r in (first, run)]
             raise UserError(f"{where}: records of different protocols are not comparable: {describe(first.meta)} "
                             f"({words[0]}) and {describe(run.meta)} ({words[1]}).\nPut them into separate ones.")
+
+
+def tested(run: Run) -> dict[str, Any]:
+    """How many ``users`` each block's test has, and how many ``interactions`` they are to find: None in a record from
+    before these were counted."""
+    if "tested" in run.meta:
+        return run.meta["tested"]
+    users = run.users
+    own = users[users["trained_block"] == users["tested_block"]]
+    return {"users": own.groupby("tested_block")["user"].nunique().sort_index().tolist(), "interactions": None}
 
 
 def incremental(run: Run) -> tuple[int, ...]:

@@ -22,6 +22,22 @@ class TooFew(UserError):
     """A test was asked for with fewer units, rows or methods than it needs."""
 
 
+FEW_USERS = 30  # a mean over fewer is shown with its interval
+
+
+def interval_of_mean(mean: float, n: int) -> tuple[float, float]:
+    """The 95 % interval of a mean over n users whose scores lie in [0, 1].
+
+    That of a share of n (Clopper & Pearson, Biometrika 26, 1934) with n times the mean as the count. No scores in
+    [0, 1] of that mean vary more than zeros and ones, so it is on the safe side. It needs no spread, and so holds for a
+    single user too.
+    """
+    count = min(max(mean, 0.0), 1.0) * n
+    low = float(special.betaincinv(count, n - count + 1.0, 0.025)) if count > 0.0 else 0.0
+    high = float(special.betaincinv(count + 1.0, n - count, 0.975)) if count < n else 1.0
+    return low, high
+
+
 @dataclass(frozen=True)
 class PairedComparison:
     """Method a against method b over n units.

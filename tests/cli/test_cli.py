@@ -10,6 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedcl_bench.cli import main as entry
+from fedcl_bench.cli.commands.grid import _given
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.recbole_files import bundled
 
@@ -307,3 +309,47 @@ def test_reimplementations_say_so(capsys):
     assert main(["list"]) == 0
     out = capsys.readouterr().out
     assert [line.split()[0] for line in out.splitlines() if "[re-implementation]" in line] == ["rlp2", "spp"]
+
+
+def lists_of_commands():
+    """(words before, option, destination) of every option whose value is a list with commas."""
+    found = []
+    (subparsers,) = [action for action in entry.build_parser()._actions if action.dest == "command"]
+    for name, parser in subparsers.choices.items():
+        found += [(name, action) for action in parser._actions
+                  if getattr(action.type, "__name__", "") in ("names", "counts", "levels", "_table_numbers")]
+    return found
+
+
+def test_a_list_that_is_given_twice_is_one_list():
+    """`--add a --add b` keeps both, and so does every other option of a list; the default is not kept."""
+    found = lists_of_commands()
+    assert {("tables", "add"), ("grid", "methods"), ("compare", "datasets"), ("figures", "format"),
+            ("check", "partners"), ("audit", "noise"), ("pack", "figure")} <= {(name, action.dest) for name, action in found}
+    before = {"run": [], "compare": ["ft", "kd"], "check": ["ft"], "pack": ["--out", "x"]}
+    for name, action in found:
+        option = action.option_strings[0]
+        args = entry.parse([name, *before.get(name, []), option, "1,2", option, "3"])
+        assert [str(value) for value in getattr(args, action.dest)] in (["1", "2", "3"], ["1.0", "2.0", "3.0"]), option
+    args = entry.parse(["grid", "--vary", "eps=1,2", "--vary", "eps=3", "--vary", "beta=1"])
+    assert _given(args)["vary"] == {"eps": ("1", "2", "3"), "beta": ("1",)}
+
+
+def test_the_number_of_test_users_stands_beside_the_result(capsys):
+    """That of the stream; a record from before it was kept still tells its users."""
+    command = [*RUN, *QUICK, "--set", "k_core=50"]
+    result, _ = run_json(capsys, *command)
+    assert main(["data", "ml-100k", "--set", "k_core=50"]) == 0
+    counts = {line.split("   ")[0].strip(): line.split()[-4:] for line in capsys.readouterr().out.splitlines() if line}
+    assert [str(n) for n in result["tested"]["users"]] == counts["users with test items"]
+    assert [f"{n:,}" for n in result["tested"]["interactions"]] == counts["test"]
+    assert result["notes"] == []
+    path = Path(result["record"]) / "run.json"
+    content = json.loads(path.read_text())
+    del content["tested"]
+    path.write_text(json.dumps(content))
+    again, _ = run_json(capsys, *command, "--seeds", "1")
+    assert again["tested"] == {"users": result["tested"]["users"], "interactions": None}
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "test users" in out and "test interactions" not in out

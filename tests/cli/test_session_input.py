@@ -196,3 +196,25 @@ def test_sessions_longer_than_the_encoders_length(capsys):
 def test_a_user_who_has_every_item(capsys):
     message = refused(capsys, *job("fcucr", "sasrec"), *xing([*USUAL, [(range(90), "train")]]))
     assert "user u12 has interacted with all but 0 of the 90 items, and 1 must be left" in message
+
+
+def test_a_single_test_session_is_said_to_be_one(capsys):
+    """A perfect score of one user is no result: the counts stand beside it, and its interval."""
+    # All sessions of u0 have the same items. Nobody trains on those of the other users' last two.
+    rows = [f"u{user}\ti{user * (1000 + 100 * session) + item}\t{10 ** 6 * session + item}\t{session}"
+            for user in range(6) for session in range(3) for item in range(5)]
+    Path("data/tiny").mkdir(parents=True)
+    Path("data/tiny/tiny.inter").write_text("user_id:token\titem_id:token\ttimestamp:float\tsession_id:token\n"
+                                            + "\n".join(rows) + "\n")
+    command = [*job("ft", "gru4rec"), "--dataset", "tiny", "--set", "stream=sessions", "--set", "min_sessions=3",
+               "--set", "min_session_length=2", "--set", "topk=3", "--set", "valid_metric=hit@3", "--set",
+               "candidates=all", *QUICK]
+    result, _ = run_json(capsys, *command)
+    assert result["tested"] == {"users": [1], "interactions": [1]}
+    (note,) = result["notes"]
+    assert note.startswith("block 0 has only 1 test user; 95 % intervals of the means: ")
+    assert any(f"hit@3 {text}" in note for text in ("0.0250 to 1.0000", "0.0000 to 0.9750"))
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert note in out and [line.split() for line in out.splitlines() if line.strip().startswith("test ")][1:] == [
+        ["test", "users", "1"], ["test", "interactions", "1"]]

@@ -181,7 +181,7 @@ def test_runs_of_a_paper(monkeypatch):
     (["--methods", "reg", "--backbones", "fedmf", "--vary", "lambda_reg=1,-1"], "found '-1', accepted: a number"),
     (["--methods", "reg", "--backbones", "fedmf", "--vary", "lambda_reg=1,,2"], "--vary: found"),
     (["--methods", "ft", "--backbones", "fedmf", "--datasets", "ml-100k,lastfm-2k"], "lastfm-2k.*--data-dir"),
-    (["--methods", "ft", "--backbones", "fedmf", "--tuned"], "no tuned settings for ft on fedmf"),
+    (["--methods", "ft", "--backbones", "biasmf", "--tuned"], "no tuned settings for ft on biasmf"),
     (["--methods", "ft", "--backbones", "fedmf", "--table", "2"], "--paper"),
     (["--paper", "f3crec"], "--table is missing"),
     (["--file", "nowhere.yaml"], "nowhere.yaml: cannot be read"),

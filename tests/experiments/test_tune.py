@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from helpers import SameProcess
+from helpers import ROOT, SameProcess
 
-from fedcl_bench.cli.main import main
+from fedcl_bench.cli.commands import tune as tune_command
+from fedcl_bench.cli.main import main, parse
 from fedcl_bench.data import source
 from fedcl_bench.errors import UserError
 from fedcl_bench.experiments import tune
 from fedcl_bench.experiments.grid import Outcome
 from fedcl_bench.experiments.tune import Combination, Effort
-from fedcl_bench.runs.specs import tuned_settings
+from fedcl_bench.runs import specs
+from fedcl_bench.runs.specs import Tuned, Where
 from fedcl_bench.workers import pool
 
+QUICK = ["--set", "rounds=1", "--set", "k_core=50"]
 FT, REG, KD, F3CREC = (Combination(method, "fedmf", "ml-100k") for method in ("ft", "reg", "kd", "f3crec"))
 
 
@@ -46,7 +50,7 @@ def searching(registry, tmp_path):
                     write_curve(task.record(tmp_path).folder, b0=[9.0], b1=[found, 0.0])
                     outcomes.append(Outcome(task, "finished", 1.0))
             return outcomes
-        tuning = tune.Tuning(registry, Effort(**effort), tmp_path / "tuned", tmp_path, again=again)
+        tuning = tune.Tuning(registry, Effort(**effort), tmp_path / "my-tuned", tmp_path, again=again)
         results = tune.tune(tuning, combinations, run)
         return {result.combination: result for result in results}, tried
     return search
@@ -71,6 +75,7 @@ def tuned(tmp_path_factory):
         patch.setattr(pd, "read_parquet", lambda path, **options: read.append((Path(path).name, options)) or
                       original(path, **options))
         patch.setattr(pool, "Processes", SameProcess)
+        patch.setattr(specs, "shipped_tuned", lambda: Path("nowhere"))
         assert main([*COMMAND, "--results", str(folder), "--quiet"]) == 0
     return folder, read
 
@@ -82,7 +87,7 @@ COMMAND = ["tune", "--methods", "kd,reg", "--backbones", "fedmf", "--budget", "3
 def test_the_best_validation_wins(tuned):
     """FT is searched first although nobody named it; everybody has three trials and FT's learning rate."""
     folder, _ = tuned
-    found = {path.stem: json.loads(path.read_text()) for path in (folder / "tuned").glob("*.json")}
+    found = {path.stem: json.loads(path.read_text()) for path in (folder / "my-tuned").glob("*.json")}
     assert set(found) == {f"ml-100k-fedmf-{method}" for method in ("ft", "kd", "reg")}
     lr = found["ml-100k-fedmf-ft"]["settings"]["lr"]
     for content in found.values():
@@ -120,7 +125,7 @@ def test_equal_searches_are_kept_and_trials_reused(tuned, capsys):
     found = json.loads(captured.out)["results"]
     assert [(result["method"], result["status"]) for result in found] == [("kd", "kept"), ("reg", "kept")]
     before = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/run.json")}
-    files = {path: path.read_text() for path in (folder / "tuned").glob("*.json")}
+    files = {path: path.read_text() for path in (folder / "my-tuned").glob("*.json")}
     assert main([*COMMAND, "--results", str(folder), "--again"]) == 0
     assert "as before" not in capsys.readouterr().out
     assert before == {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/run.json")}
@@ -133,7 +138,7 @@ def test_grid_uses_what_was_chosen(tuned, capsys):
                  "--tuned", "--dry-run", "--json"]) == 0
     runs = json.loads(capsys.readouterr().out)
     for run in runs:
-        chosen = tuned_settings(folder / "tuned", run["method"], "fedmf", "ml-100k")
+        chosen = Tuned.of(folder / "my-tuned", folder).settings(run["method"], "fedmf", "ml-100k")
         assert {name: run["settings"][name] for name in chosen} == chosen
         assert run["state"] == "finished"  # the winning trial is the run
 
@@ -219,7 +224,7 @@ def test_a_diverged_trial_is_the_worst(searching):
                                               ("waiting", "stopped")])
 def test_nothing_is_chosen_from_a_part_of_the_trials(searching, tmp_path, status, expected):
     found, _ = searching(lambda method, s: status if s.get("top_n") == 50 else 0.1, KD)
-    assert found[KD].status == expected and not (tmp_path / "tuned" / "ml-100k-fedmf-kd.json").exists()
+    assert found[KD].status == expected and not (tmp_path / "my-tuned" / "ml-100k-fedmf-kd.json").exists()
     found, tried = searching(lambda method, s: status, Combination("kd", "fedmf", "ml-100k"), again=True)
     assert found[KD].status == expected
 
@@ -310,3 +315,82 @@ def test_a_dry_run_finds_the_records_of_trials(tmp_path, capsys):
     assert main([*command, "--dry-run", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["trials"], row["finished"], row["space"]) == (3, 1, {"lr": [0.1, 0.5, 1.0]})
+
+
+# Where the choice is kept
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A folder with copies of the shipped settings and the published records, in which commands are given."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "results/tuned", "results/tuned")
+    Path("results/published").symlink_to(ROOT / "results/published")
+    return tmp_path
+
+
+def test_shipped_settings_stay_and_the_published_records_are_found(checkout, same_process, capsys):
+    """What a user tunes is used with the user's own runs. Published records keep to the settings that they have."""
+    shipped = {path: path.read_bytes() for path in Path("results/tuned").rglob("*.json")}
+    assert main(["tune", "--methods", "ft,f3crec", "--backbones", "fedmf", "--budget", "1", *QUICK, "--quiet"]) == 0
+    assert shipped == {path: path.read_bytes() for path in Path("results/tuned").rglob("*.json")}
+    mine = {path.name for path in Path("results/my-tuned").iterdir()}
+    assert mine == {"ml-100k-fedmf-ft.json", "ml-100k-fedmf-f3crec.json"}
+    assert "settings: results/my-tuned/ml-100k-fedmf-ft.json" in capsys.readouterr().out
+    published = ["--tuned", "--records", "results/published/f3crec"]
+    assert main(["tables", "--table", "2", "--datasets", "ml-100k", "--backbones", "fedmf", *published]) == 0
+    captured = capsys.readouterr()
+    assert "missing" not in captured.out and captured.err == "tuned settings: of results/tuned\n"
+    assert main(["compare", "f3crec", "ft", "--backbone", "fedmf", *published]) == 0
+    assert capsys.readouterr().err == "tuned settings: of results/tuned\n"
+    assert main(["grid", "--methods", "ft,kd,f3crec", "--backbones", "fedmf", *QUICK, "--tuned", "--dry-run",
+                 "--json"]) == 0
+    captured = capsys.readouterr()
+    states = {run["method"]: (run["state"], run["settings"]["lr"]) for run in json.loads(captured.out)}
+    assert states["ft"] == states["f3crec"] == ("finished", 1.0) and states["kd"][0] == "missing"
+    assert captured.err == ("tuned settings: of results/my-tuned for ft, f3crec on fedmf, ml-100k, of results/tuned for "
+                            "the others\n")
+    assert main(["compare", "f3crec", "ft", "--backbone", "fedmf", *QUICK, "--tuned"]) == 0  # of the user's own records
+
+
+def test_settings_are_looked_up_in_order(checkout):
+    """The user's before the shipped ones, and beside the records that are read."""
+    names = "ft", "fedmf", "ml-100k"
+    shipped, mine = Path("results/tuned/ml-100k-fedmf-ft.json"), Path("mine/my-tuned/ml-100k-fedmf-ft.json")
+    mine.parent.mkdir(parents=True)
+    assert Tuned.of(True, Path("mine")).file(*names) == shipped
+    mine.write_text('{"settings": {"lr": 0.25}}')
+    assert Tuned.of(True, Path("mine")).settings(*names) == {"lr": 0.25}
+    assert Tuned.of(True, Path("results")).file(*names) == Tuned.of(True, Path("nowhere")).file(*names) == shipped
+    assert Tuned.of(Path("mine/my-tuned"), Path("results")).file(*names) == mine and Tuned.of(None, Path("mine")) is None
+    with pytest.raises(UserError, match="no file mine/my-tuned/x-b-ft.json or results/tuned/x-b-ft.json.\nMake it with: "
+                                        "run_bench.py tune --methods ft --backbones b --datasets x --plugins p"):
+        Tuned.of(True, Path("mine"), Where((Path("p"),))).settings("ft", "b", "x")
+
+
+@pytest.mark.parametrize("options,expected", [
+    ([], ("results/my-tuned", "results/tuned")), (["--results", "r"], ("r/my-tuned", "results/tuned")),
+    (["--tuned", "t"], ("t", None)), (["--shipped"], ("results/tuned", None)),
+    (["--shipped", "--tuned", "results/tuned/fcucr"], ("results/tuned/fcucr", None))])
+def test_where_tune_writes(options, expected, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    folders = tune_command._folders(parse(["tune", *options]))
+    assert tuple(folder and str(folder) for folder in folders) == expected
+
+
+@pytest.mark.parametrize("folder", ["results/tuned", "results/tuned/fcucr"])
+def test_shipped_settings_are_written_only_when_asked_to(folder, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert main(["tune", "--methods", "ft", "--backbones", "fedmf", "--tuned", folder, "--dry-run"]) == 2
+    assert "holds settings that the suite ships" in capsys.readouterr().err
+
+
+def test_an_equal_shipped_search_is_kept(checkout, capsys):
+    """It is not repeated, and FT's choice is taken from it."""
+    command = ["tune", "--methods", "kd,reg", "--backbones", "fedmf", "--dry-run", "--json"]
+    assert main(command) == 0
+    assert {row["method"]: row["kept"] for row in json.loads(capsys.readouterr().out)} == {"kd": True, "reg": True}
+    assert main([*command, "--budget", "2"]) == 0
+    rows = {row["method"]: row for row in json.loads(capsys.readouterr().out)}
+    chosen = Tuned.of(True, Path("results")).settings("ft", "fedmf", "ml-100k")
+    assert set(rows) == {"kd", "reg"} and not rows["kd"]["kept"] and rows["kd"]["inherited"] == chosen

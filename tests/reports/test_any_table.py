@@ -58,7 +58,7 @@ def test_means_are_those_of_the_records_with_settings_of_each_row(source, folder
     assert cell(built, "ft").std == pytest.approx(0.002)
     assert cell(built, "f3crec:eps=0.01").rank == 1 and cell(built, "ft").rank == 2
     assert any("f3crec (eps=0.01)" in line.labels[0] for line in built.panels[0].lines)
-    assert "Users tested: lastfm-2k 40; ml-100k 40." in built.notes and cell(built, "ft").users == USERS
+    assert "Test users of lastfm-2k: 40, 40, 40." in built.tested and cell(built, "ft").users == (USERS,) * 3
 
 
 def test_marks_against_a_baseline_are_holms(source, folder):
@@ -75,7 +75,7 @@ def test_marks_against_a_baseline_are_holms(source, folder):
     assert cell(built, "kd").star == (holm(raw)[1] <= 0.05)
     assert "°" in markdown(built) and r"$^{\circ}$" in latex(built)
     line = next(line for line in csv.DictReader(io.StringIO(csv_text(built))) if line["row"] == "f3crec")
-    assert line["star"] == "°" and line["users"] == str(USERS) and float(line["p"]) == cell(built, "f3crec").p
+    assert line["star"] == "°" and line["users"] == " ".join([str(USERS)] * 3) and float(line["p"]) == cell(built, "f3crec").p
 
 
 def test_what_is_missing_is_named_with_its_own_settings(source, folder):

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from fabricate import fabricate, fabricate_sessions, level
 from scipy import stats
 from synthetic import flat_runs, make_run
 
@@ -18,7 +19,7 @@ from fedcl_bench.reports.comparison import against_each, over_grid
 from fedcl_bench.reports.scores import parse_blocks, seed_averages
 from fedcl_bench.reports.selection import command_for, parse_method
 from fedcl_bench.runs import compact
-from fedcl_bench.runs.specs import RunSpec
+from fedcl_bench.runs.specs import RunSpec, Tuned
 from fedcl_bench.runs.store import load_runs, user_scores
 from fedcl_bench.stats import significance
 from fedcl_bench.stats.significance import TooFew
@@ -157,7 +158,7 @@ def test_blocks_written_wrongly(text):
 
 def test_commands_for_missing_runs():
     specs = [RunSpec(m, b, "ml-100k", (("rounds", "2"),)) for b in ("fedmf", "fedncf") for m in ("ft", "kd")]
-    assert command_for(specs, Path("T")) == ("run_bench.py grid --methods ft,kd --backbones fedmf,fedncf --datasets "
+    assert command_for(specs, Tuned.of(Path("T"), Path("results"))) == ("run_bench.py grid --methods ft,kd --backbones fedmf,fedncf --datasets "
                                              "ml-100k --seeds 5 --set rounds=2 --tuned T")
     assert command_for([RunSpec("ft", "fedmf", "x"), replace(specs[0], dataset="x")]).count(" && ") == 1
 
@@ -257,7 +258,7 @@ def test_reimplementations_are_marked(at_records, capsys, tmp_path):
     (["compare", "f3crec", "ft", "--backbone", "fedmf"],
      ["no record in results of f3crec, ft on fedmf, ml-100k", "rounds 2 instead of 100", "--set"]),
     ([*PAIR, "reg"], ["unrecognized arguments: reg", "--help"]),
-    ([*PAIR, "--tuned"], ["no tuned settings for f3crec", "tune"]),
+    (["compare", "f3crec", "ft", "--backbone", "biasmf", "--tuned"], ["no tuned settings for f3crec", "tune"]),
     ([*PAIR, "--records", "nowhere"], ["no folder nowhere"]),
     ([*PAIR, "--backbone", "fedmf,fedncf"], ["--friedman"]),
     ([*PAIR, "--friedman", "--backbone", "fedmf,fedncf"], ["found 2 and 2"]),
@@ -272,3 +273,37 @@ def test_help_teaches(capsys):
         main(["compare", "--help"])
     out = capsys.readouterr().out
     assert "compare f3crec ft reg kd" in out and "f3crec:without=arm" in out
+
+
+def test_the_metric_follows_the_stream(registry, tmp_path, capsys):
+    """That by which sessions are validated, and N@20 on blocks."""
+    for method, hit in (("fcucr", 0.3), ("ft", 0.2)):
+        for seed in (0, 1):
+            fabricate_sessions(tmp_path, registry, RunSpec(method, "sasrec", "xing"), seed, hit, noise=len(method))
+            fabricate(tmp_path, registry, RunSpec("kd" if method == "fcucr" else "ft", "fedmf", "ml-100k"), seed, level(hit))
+    command = ["compare", "--records", str(tmp_path), "--json"]
+    assert main([*command, "fcucr", "ft", "--backbone", "sasrec", "--dataset", "xing"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["metric"] == "hit@10" and result["comparisons"][0]["per_user"]["difference"] == pytest.approx(0.1)
+    assert main([*command, "kd", "ft", "--backbone", "fedmf"]) == 0
+    assert json.loads(capsys.readouterr().out)["metric"] == "ndcg@20"
+
+
+def test_commands_that_are_suggested_keep_the_folders(at_records, tmp_path, capsys):
+    """Those of plugins, data and records, in every command that suggests one."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "runs-of-mine").symlink_to(Path("results").resolve())
+    folders = ["--plugins", str(tmp_path / "mine")]
+    records = str(tmp_path / "runs-of-mine")
+    assert main(["compare", "reg", *PAIR[1:], "--records", records, *folders]) == 2
+    assert f"--results {records} {' '.join(folders)}" in capsys.readouterr().err
+    assert main(["figures", "--figure", "curves", "--methods", "ft,reg", "--backbones", "fedmf", *QUICK, "--records",
+                 records, *folders, "--format", "svg", "--out", str(tmp_path)]) == 0
+    assert f"--results {records} {' '.join(folders)}" in capsys.readouterr().out
+    table = ["tables", "--table", "2", "--datasets", "ml-100k", *QUICK, "--records", records, *folders]
+    assert main([*table, "--data-dir", str(tmp_path)]) == 0
+    assert f"--results {records} --data-dir {tmp_path} {' '.join(folders)}" in capsys.readouterr().out
+    grid = ["grid", "--methods", "ft", "--backbones", "biasmf", "--tuned", "--results", records, *folders]
+    assert main([*grid, "--data-dir", str(tmp_path)]) == 2
+    assert f"tune --methods ft --backbones biasmf --datasets ml-100k --results {records} --data-dir {tmp_path} " \
+           f"{' '.join(folders)}" in capsys.readouterr().err

@@ -19,14 +19,14 @@ from fedcl_bench.reports.render import csv_text, latex, markdown
 from fedcl_bench.reports.reproduction import Status, half_width, page, status
 from fedcl_bench.reports.tables import Cell, Source, build
 from fedcl_bench.runs import compact
-from fedcl_bench.runs.specs import RunSpec, expected_settings
+from fedcl_bench.runs.specs import RunSpec, Tuned, expected_settings
 from fedcl_bench.runs.store import load_runs, user_scores
 
 SEQUENTIAL = ("gru4rec", "sasrec", "tisasrec")
 
 
 def source(folder, registry, assignments=(), statistics=None, tuned=None) -> Source:
-    return Source(load_runs(folder), registry, tuned, tuple(assignments), statistics)
+    return Source(load_runs(folder), registry, Tuned.of(tuned, folder), tuple(assignments), statistics)
 
 
 def table(number, folder, registry, assignments=(), **only):

@@ -8,6 +8,7 @@ from helpers import ROOT
 
 from fedcl_bench.experiments import papers
 from fedcl_bench.reports.tables import Source, build
+from fedcl_bench.runs.specs import Tuned
 from fedcl_bench.runs.store import load_runs
 
 PAGE = ROOT / "docs/results.md"
@@ -31,7 +32,7 @@ def rows_of(page: Path, heading: str) -> list[list[str]]:
 
 def published(registry, folder: str, paper: str, number: int, tuned: Path | None = None, **settings) -> dict:
     """Our cells of a table, rebuilt from published records: (backbone, row, metric) and the dataset to (mean, std)."""
-    source = Source(load_runs(ROOT / "results/published" / folder), registry, tuned, tuple(settings.items()), None)
+    source = Source(load_runs(ROOT / "results/published" / folder), registry, Tuned.of(tuned, ROOT), tuple(settings.items()), None)
     built = build(paper, papers.get(paper).TABLES[number], source)
     return {(cell.key.dataset, cell.key.backbone, cell.key.row, cell.key.metric): (cell.mean, cell.std)
             for cell in built.cells() if cell.key.column in ("avg", "value") and cell.mean is not None}

@@ -9,10 +9,11 @@ import os
 import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
-from fabricate import USERS, fabricate, level
+from fabricate import USERS, config_of, fabricate, level
 from scipy import stats
 
 from fedcl_bench.cli.main import main
@@ -23,15 +24,17 @@ from fedcl_bench.reports import tables
 from fedcl_bench.reports.render import csv_text, latex, markdown
 from fedcl_bench.reports.tables import Source, build
 from fedcl_bench.runs import compact
+from fedcl_bench.runs.records import Record
 from fedcl_bench.runs.registry import discover
-from fedcl_bench.runs.specs import RunSpec
+from fedcl_bench.runs.specs import RunSpec, Tuned
 from fedcl_bench.runs.store import load_runs
+from fedcl_bench.stats.significance import interval_of_mean
 
 BASELINES = {"ft": 0.080, "reg": 0.085, "kd": 0.090, "rlp2": 0.081, "spp": 0.084}
 
 
 def source(runs, registry, tuned=None, assignments=(), statistics=None) -> Source:
-    return Source(runs, registry, tuned, assignments, statistics)
+    return Source(runs, registry, Tuned.of(tuned, Path()), assignments, statistics)
 
 
 def table(number, folder, registry, **options):
@@ -228,7 +231,8 @@ def test_own_methods_on_the_command_line(with_mine, capsys):
                "ml-100k"]
     assert main([*command, "--table", "2", "--backbones", "fedmf,fedncf", "--add", "mine"]) == 0
     out = capsys.readouterr().out
-    assert "| **0.1420** ± 0.0020 |" in out and f"--methods mine --seeds 3 --plugins {folder / 'plugins'}" in out
+    assert "| **0.1420** ± 0.0020 |" in out and (
+        f"--methods mine --seeds 3 --results {folder / 'results'} --plugins {folder / 'plugins'}") in out
     for number, method, message in (("2", "mien", "unknown method (--add) 'mien'.\nDid you mean 'mine'?"),
                                     ("2", "mine,kd", "--add: found 'kd', which the tables of f3crec have already"),
                                     ("3", "mine", "--add has no effect without a table that compares methods")):
@@ -502,3 +506,53 @@ def test_command(main_runs, registry, tmp_path, capsys, monkeypatch):
                                 (["--table", "2", "--set", "roundz=2"], "Did you mean 'rounds'"),
                                 (["--table", "2", "--records", "nowhere"], "no folder nowhere")):
         assert expected in refused(capsys, *records, *arguments)
+
+
+# How many users a number is of
+
+
+def test_the_number_of_test_users_is_said(registry, tmp_path):
+    fabricate(tmp_path, registry, RunSpec("ft", "fedmf", "ml-100k"), 0, level(0.08))
+    built = table(2, tmp_path, registry, only={"datasets": ["ml-100k"], "backbones": ["fedmf"]})
+    assert built.tested == ("Test users of ML-100K: 40 (D1), 40 (D2), 40 (D3).",)
+    assert f"- {built.tested[0]}" in markdown(built) and built.tested[0] in latex(built)
+    assert not any("Test users" in note for note in built.notes)  # those are of reproduction pages too
+    rows = {row["column"]: row for row in csv.DictReader(io.StringIO(csv_text(built))) if row["mean"]}
+    assert (rows["D1"]["users"], rows["avg"]["users"], rows["D1"]["interactions"]) == ("40", "40 40 40", "")
+
+
+def test_an_interval_is_given_where_users_are_few(registry, tmp_path):
+    fabricate(tmp_path, registry, RunSpec("ft", "fedmf", "ml-100k"), 0, level(0.08), users=12)
+    built = table(2, tmp_path, registry, only={"datasets": ["ml-100k"], "backbones": ["fedmf"]})
+    low, high = interval_of_mean(next(c.mean for c in built.cells() if c.key.column == "D1" and c.mean
+                                      and c.key.metric == "recall@20"), 12)
+    assert any(note.startswith("Only 12 test users in D1: the 95 % interval of FT on FedMF, ML-100K")
+               and note.endswith(f"is {low:.4f} to {high:.4f}.") for note in built.tested)
+
+
+# Runs that failed
+
+
+def test_failed_runs_are_not_called_absent(registry, tmp_path, capsys):
+    """Neither in tables nor by `compare` and `figures`, nor where nothing else is there."""
+    fabricate(tmp_path, registry, RunSpec("f3crec", "fedmf", "ml-100k"), 0, level(0.08))
+    for seed in (0, 1):
+        config = config_of(registry, RunSpec("kd", "fedmf", "ml-100k"), seed)
+        record = Record(tmp_path / "runs" / config.name)
+        record.folder.mkdir()
+        record.fail(config, "the loss is not finite in round 3.\nmore")
+    why = "failed with seeds 0, 1 (the loss is not finite in round 3)"
+    here = ["--records", str(tmp_path)]
+    assert main(["tables", "--table", "2", "--datasets", "ml-100k", "--backbones", "fedmf", *here]) == 0
+    out = capsys.readouterr().out
+    assert f"missing: kd on fedmf, ml-100k: {why}." in out and "missing: ft, reg, rlp2, spp on" in out
+    assert main(["compare", "f3crec", "kd", "--backbone", "fedmf", *here]) == 2
+    err = capsys.readouterr().err
+    assert f"failed: kd on fedmf, ml-100k {why}." in err and len(err.splitlines()) == 2
+    assert main(["figures", "--figure", "curves", "--methods", "f3crec,kd", "--format", "svg", "--out",
+                 str(tmp_path / "out"), *here]) == 0
+    out = capsys.readouterr().out
+    assert f"kd on fedmf, ml-100k {why}: left empty" in out and "make them with" not in out
+    shutil.rmtree(next((tmp_path / "runs").glob("f3crec-*")))
+    assert main(["compare", "f3crec", "kd", "--backbone", "fedmf", *here]) == 2
+    assert "2 failed, as kd on fedmf, ml-100k, seed 0: the loss is not finite" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
 
@@ -14,8 +15,10 @@ from fedcl_bench.cli.commands.new_plugin import TEMPLATES
 from fedcl_bench.cli.main import main
 from fedcl_bench.errors import UserError
 from fedcl_bench.files import shipped
+from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.identity import changed, code_digest
 from fedcl_bench.runs.registry import discover
+from fedcl_bench.runs.runner import execute
 from fedcl_bench.settings import assemble, setting
 
 SHRINK = '''"""Shrink: an example method in one file."""
@@ -142,6 +145,46 @@ def test_a_new_method_is_one_file(tmp_path, monkeypatch, capsys):
     assert plain["metrics"] == ft["metrics"] != first["metrics"]
     assert main([*command[:-1], "--set", "shrink=2"]) == 2
     assert "'shrink' (--set): found '2'" in capsys.readouterr().err
+
+
+def run_of(registry, ml100k, folder, method):
+    """A run's hash and numbers."""
+    config = make_config(registry, method, "fedmf", "ml-100k", overrides=[("a test", {"rounds": 1})])
+    return config.hash, execute(config, lambda: ml100k, folder)["metrics"]
+
+
+def test_an_edited_plugin_runs_its_new_code_in_the_same_process(tmp_path, ml100k):
+    """Also if it is edited within a second to the same length, which Python's own cache of compiled code overlooks."""
+    path, before = tmp_path / "shrink.py", SHRINK.replace("* self.settings.shrink", "* 0.5")
+    path.write_text(before)
+    first = discover([tmp_path])
+    stamp = path.stat().st_mtime
+    edited = before.replace("* 0.5", "* 1.0")
+    path.write_text(edited)
+    os.utime(path, (stamp, stamp))
+    second = discover([tmp_path])
+    old, new = (registry.get("method", "shrink") for registry in (first, second))
+    assert old.digest != new.digest == code_digest(path) and old.cls is not new.cls
+    runs = [run_of(registry, ml100k, tmp_path / "results", "shrink") for registry in (first, second)]
+    assert runs[0][0] != runs[1][0] and runs[0][1] != runs[1][1]
+    assert runs[1][1] == run_of(second, ml100k, tmp_path / "results", "ft")[1]  # a factor of 1 is FT
+    path.write_text(before)
+    assert discover([tmp_path]).get("method", "shrink") == old  # and as it was again
+
+
+def test_an_edited_module_of_a_package_is_refused_in_the_same_process(tmp_path, monkeypatch):
+    (tmp_path / "edited.py").write_text(SHRINK)
+    about = tmp_path / "edited-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: edited\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[fedcl_bench.plugins]\nshrink = edited\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    discover()
+    (tmp_path / "edited.py").write_text(SHRINK.replace('"""Shrink:', '"""Another text:'))
+    discover()
+    (tmp_path / "edited.py").write_text(SHRINK.replace("table * self", "table * 2 * self"))
+    with pytest.raises(UserError, match="(?s)was edited after this Python process.*Start Python anew"):
+        discover()
 
 
 def test_digest_follows_code_not_comments(tmp_path):

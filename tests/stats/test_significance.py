@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from scipy import stats
 
 from fedcl_bench.errors import UserError
-from fedcl_bench.stats.significance import TooFew, compare_paired, critical_difference, friedman, holm
+from fedcl_bench.stats.significance import TooFew, compare_paired, critical_difference, friedman, holm, interval_of_mean
 
 score = st.floats(0, 1, allow_subnormal=False)
 
@@ -177,3 +177,16 @@ def test_too_small_a_grid_is_said(shape):
 def test_friedman_refuses_what_is_no_table(scores):
     with pytest.raises(ValueError):
         friedman(scores)
+
+
+def test_the_interval_of_a_mean_is_that_of_a_share():
+    """Of zeros and ones it is scipy's exact interval; it covers means of scores between 0 and 1 too."""
+    for n in (1, 5, 29):
+        for k in range(n + 1):
+            expected = stats.binomtest(k, n).proportion_ci(0.95, "exact")
+            assert interval_of_mean(k / n, n) == pytest.approx((expected.low, expected.high))
+    assert interval_of_mean(1.0, 1) == pytest.approx((0.025, 1.0))
+    rng = np.random.default_rng(0)
+    scores = rng.beta(0.1, 0.9, (2000, 12))  # skewed, as N@20 of users is; the mean is .1
+    inside = sum(low <= 0.1 <= high for low, high in (interval_of_mean(float(mean), 12) for mean in scores.mean(1)))
+    assert inside >= 0.95 * 2000

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError
-from .common import (add_dataset, add_plugins, add_quiet, count, counts, seed, split_federated_recommender,
-                     stop_between_rounds)
+from .common import (Extend, add_dataset, add_plugins, add_quiet, count, counts, seed,
+                     split_federated_recommender, stop_between_rounds)
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -50,9 +50,9 @@ def add(commands) -> None:
     audit.add_argument("--backbone", metavar="NAME", help="fedmf, ...")
     audit.add_argument("--dataset", metavar="NAME", default="ml-100k",
                        help="a name, or the path of an atomic file or its folder (default: ml-100k)")
-    audit.add_argument("--noise", type=levels, default=NOISE, metavar="A,B",
+    audit.add_argument("--noise", type=levels, action=Extend, default=NOISE, metavar="A,B",
                        help="levels of upload_noise (default: 0,0.1,0.2,0.3,0.4,0.5)")
-    audit.add_argument("--rounds", type=counts, default=(1, 20), metavar="A,B",
+    audit.add_argument("--rounds", type=counts, action=Extend, default=(1, 20), metavar="A,B",
                        help="whose uploads are attacked, from 1; every block is trained up to the last (default: 1,20)")
     audit.add_argument("--block", type=block, metavar="T",
                        help="the block they are of (default: the first in which the method acts)")
@@ -173,7 +173,7 @@ def _planned(args: argparse.Namespace, registry: Registry, settings: dict[str, s
             ("--set", changes), ("--rounds", {"rounds": rounds[-1], "patience": 0}),
             ("--noise", {"upload_noise": noise})], args.data_dir)
 
-    configs = [config(noise, args.seed + k) for noise in args.noise for k in range(args.seeds)]
+    configs = [config(noise, args.seed + k) for noise in sorted(set(args.noise)) for k in range(args.seeds)]
     stream = load_stream(configs[0].source, configs[0].stream)
     last = len(stream.steps) - 1
     chosen = min(configs[0].method.cls.first_step, last) if args.block is None else args.block

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from .common import add_json, add_plugins, names
+from .common import Extend, add_json, add_plugins, names
 
 EXAMPLES = """\
 examples:
@@ -32,7 +32,7 @@ def add(commands) -> None:
                                 epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     check.add_argument("name", nargs="?", help="a method or backbone")
     check.add_argument("--all", action="store_true", help="every plugin found")
-    check.add_argument("--with", dest="partners", type=names, default=(), metavar="A,B",
+    check.add_argument("--with", dest="partners", type=names, action=Extend, default=(), metavar="A,B",
                        help="the backbones (methods) to try a method (backbone) with")
     check.add_argument("--full", action="store_true",
                        help="with every partner, and on a slice of ML-100K (default: a few partners)")

@@ -7,15 +7,14 @@ import itertools
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Iterable
 
 from ...api.stopping import stop_between_rounds as stop_between_rounds  # of all commands that run something
 from ...errors import UserError
 
 if TYPE_CHECKING:
     from ...runs.registry import Registry
-
-TUNED = Path("results/tuned")
+    from ...runs.specs import RunSpec, Tuned, Where
 
 
 def add_plugins(parser: argparse.ArgumentParser) -> None:
@@ -52,8 +51,8 @@ def add_cells(parser: argparse.ArgumentParser) -> None:
     """``--methods``, ``--backbones`` and ``--datasets``."""
     for name, example in (("method", "ft,reg,kd,f3crec"), ("backbone", "fedmf"), ("dataset", "ml-100k")):
         paths = ", or paths of atomic files" if name == "dataset" else ""
-        parser.add_argument(f"--{name}s", f"--{name}", type=names, metavar="A,B",
-                            help=f"{name}s, as {example}{paths}")
+        parser.add_argument(f"--{name}s", f"--{name}", type=names, action=Extend, metavar="A,B",
+                            help=f"{name}s, as {example}{paths}; repeatable")
 
 
 def add_records(parser: argparse.ArgumentParser) -> None:
@@ -64,9 +63,30 @@ def add_records(parser: argparse.ArgumentParser) -> None:
 
 def add_tuned(parser: argparse.ArgumentParser) -> None:
     """``--tuned`` of commands that read records."""
-    parser.add_argument("--tuned", nargs="?", const=TUNED, type=Path, metavar="DIR",
-                        help=f"of runs with the settings that `tune` wrote into DIR (without DIR: {TUNED}); without "
-                             f"this option, of runs with default settings")
+    parser.add_argument("--tuned", nargs="?", const=True, type=Path, metavar="DIR",
+                        help="of runs with the settings that `tune` wrote into DIR (without DIR: my-tuned/ in the "
+                             "folder of records, then the shipped results/tuned); without this option, of runs with "
+                             "default settings")
+
+
+def results_where(args: argparse.Namespace) -> Where:
+    """The folders that the options of a command that makes runs named."""
+    from ...runs.specs import Where
+
+    return Where(tuple(args.plugins), args.data_dir, args.results if args.results != Path("results") else None)
+
+
+def records_where(args: argparse.Namespace) -> Where:
+    """The folders that the options of a command that reads records named."""
+    from ...runs.specs import Where
+
+    return Where.of_records(args.records, args.plugins, getattr(args, "data_dir", None))
+
+
+def say_tuned(tuned: Tuned | None, specs: Iterable[RunSpec], quiet: bool = False) -> None:
+    """Say on standard error which tuned settings the specs have."""
+    if tuned is not None and not quiet:
+        print(tuned.used(specs), file=sys.stderr)
 
 
 def add_paper(parser: argparse.ArgumentParser, paper: str, table: str) -> None:
@@ -129,11 +149,14 @@ def names(text: str) -> tuple[str, ...]:
 
 
 class Extend(argparse.Action):
-    """Adds the parts of one or several lists, as of ``--table 2,3 4``, to those given before."""
+    """Adds the parts of one or several lists, as of ``--table 2,3 4``, to those given before; the first use takes the
+    place of the default."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         lists = values if self.nargs else [values]
-        setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or []), *itertools.chain.from_iterable(lists)])
+        before = getattr(namespace, self.dest)
+        before = () if before is None or before is self.default else before
+        setattr(namespace, self.dest, (*before, *itertools.chain.from_iterable(lists)))
 
 
 def counts(text: str) -> tuple[int, ...]:

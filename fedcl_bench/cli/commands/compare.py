@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError, unknown
-from .common import add_json, add_plugins, add_records, add_set, add_tuned, names
+from .common import Extend, add_json, add_plugins, add_records, add_set, add_tuned, names, records_where, say_tuned
 
 if TYPE_CHECKING:
     from ...reports.comparison import Comparison, GridRow
@@ -41,13 +41,15 @@ def add(commands) -> None:
                          help="two or more; with settings of its own as f3crec:without=arm,eps=0.01")
     compare.add_argument("--proposed", metavar="METHOD", help="the one tested against the others (default: the first)")
     for name, default in (("backbone", "fedmf"), ("dataset", "ml-100k")):
-        compare.add_argument(f"--{name}s", f"--{name}", type=names, metavar="NAME", dest=f"{name}s",
+        compare.add_argument(f"--{name}s", f"--{name}", type=names, action=Extend, metavar="NAME",
+                             dest=f"{name}s",
                              help=f"{name}, as {default}; several, with commas, only with --friedman"
                                   + (" (default: ml-100k)" if name == "dataset" else ""))
     compare.add_argument("--friedman", action="store_true",
                          help="average ranks, Friedman's test and Nemenyi's critical difference over all backbones x "
                               "datasets; 3 or more methods")
-    compare.add_argument("--metric", default="ndcg@20", metavar="NAME@K", help="default: ndcg@20")
+    compare.add_argument("--metric", metavar="NAME@K",
+                         help="default: that of the runs' validation, ndcg@20 on blocks and hit@10 on other streams")
     compare.add_argument("--blocks", metavar="A-B",
                          help="blocks to average over, as 1-3 or 2 (default: all but block 0)")
     add_set(compare, "take the runs with this setting; repeatable")
@@ -59,11 +61,11 @@ def add(commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ...reports.comparison import against_each, over_grid
-    from ...reports.scores import parse_blocks
+    from ...reports.scores import parse_blocks, stream_metric
     from ...reports.selection import checked_spec, find_all, parse_method
     from ...runs.registry import discover
-    from ...runs.specs import RunSpec
-    from ...runs.store import incremental, load_runs
+    from ...runs.specs import RunSpec, Tuned
+    from ...runs.store import incremental, load_failed, load_runs
     from ...settings import parse_assignments
 
     registry = discover(args.plugins)
@@ -80,27 +82,31 @@ def run(args: argparse.Namespace) -> int:
     if proposed not in args.methods:
         raise unknown("method in --proposed (one of those compared)", proposed, args.methods)
     changes = parse_assignments(args.assignments, "--set")
+    where = records_where(args)
+    tuned = Tuned.of(args.tuned, args.records, where)
     methods = {text: parse_method(text) for text in args.methods}
     cells = {(backbone, dataset): {
-        text: checked_spec(registry, RunSpec(method, backbone, dataset, settings), changes, args.tuned)
+        text: checked_spec(registry, RunSpec(method, backbone, dataset, settings), changes, tuned)
         for text, (method, settings) in methods.items()} for backbone in args.backbones for dataset in datasets}
     blocks = None if args.blocks is None else parse_blocks(args.blocks)
-    runs_of = find_all(load_runs(args.records), registry, [spec for row in cells.values() for spec in row.values()],
-                     args.tuned, args.records)
+    specs = [spec for row in cells.values() for spec in row.values()]
+    runs_of = find_all(load_runs(args.records), registry, specs, tuned, args.records, where, load_failed(args.records))
+    say_tuned(tuned, specs)
     runs = {cell: {text: runs_of[spec] for text, spec in row.items()} for cell, row in cells.items()}
     # The rows of a grid may have different numbers of blocks.
-    about = {"metric": args.metric, "blocks": blocks if blocks or args.friedman else
+    metric = args.metric or stream_metric(runs_of[specs[0]][0])
+    about = {"metric": metric, "blocks": blocks if blocks or args.friedman else
              incremental(next(iter(runs.values()))[proposed][0])}
     labels = {text: _label(registry, text, method) for text, (method, _) in methods.items()}
     if args.friedman:
-        rows, test = over_grid(runs, args.metric, blocks)
+        rows, test = over_grid(runs, metric, blocks)
         if args.json:
             _print_json({**about, "methods": list(methods), "rows": [asdict(row) for row in rows], **asdict(test)})
         else:
             _show_friedman(about, list(labels.values()), rows, test)
         return 0
     (backbone, dataset), of_cell = next(iter(runs.items()))
-    comparisons = against_each(of_cell, proposed, args.metric, blocks)
+    comparisons = against_each(of_cell, proposed, metric, blocks)
     if args.json:
         _print_json({**about, "proposed": proposed, "backbone": backbone, "dataset": dataset,
                      "comparisons": [_as_json(comparison) for comparison in comparisons]})

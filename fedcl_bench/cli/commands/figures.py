@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Callable
 
 from ...errors import UserError, unknown
-from .common import add_cells, add_plugins, add_records, add_set, add_tuned, names
+from .common import Extend, add_cells, add_plugins, add_records, add_set, add_tuned, names, records_where, say_tuned
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,7 +51,8 @@ def add(commands) -> None:
                                   description="Draw figures for print, from finished runs.")
     figures.add_argument("--paper", default="f3crec", metavar="NAME", help="whose figures, labels and printed numbers: "
                                                                            "f3crec (default) or fcucr")
-    figures.add_argument("--figure", type=names, metavar="A,B", help="which, as 3,cd (default: all)")
+    figures.add_argument("--figure", type=names, action=Extend, metavar="A,B",
+                         help="which, as 3,cd; repeatable (default: all)")
     add_cells(figures)
     figures.add_argument("--metric", metavar="NAME@K", help="default: ndcg@20; of fcucr, hit@10")
     add_set(figures, "take the runs with this setting; repeatable")
@@ -58,8 +60,8 @@ def add(commands) -> None:
     add_tuned(figures)
     figures.add_argument("--out", type=Path, default=Path("results/figures"), metavar="DIR",
                          help="default: ./results/figures")
-    figures.add_argument("--format", type=names, default=("png", "pdf"), metavar="A,B",
-                         help="png, pdf, svg (default: png,pdf)")
+    figures.add_argument("--format", type=names, action=Extend, default=("png", "pdf"), metavar="A,B",
+                         help="png, pdf, svg; repeatable (default: png,pdf)")
     add_plugins(figures)
 
 
@@ -80,7 +82,8 @@ def run(args: argparse.Namespace) -> int:
     from ...reports.paper_figures import Job
     from ...reports.selection import FOOTNOTE
     from ...runs.registry import discover
-    from ...runs.store import load_runs
+    from ...runs.specs import RunSpec, Tuned
+    from ...runs.store import load_failed, load_runs
     from ...settings import parse_assignments
 
     for name in args.format:
@@ -97,13 +100,17 @@ def run(args: argparse.Namespace) -> int:
     methods = list(dict.fromkeys(args.methods or (m for m in paper.METHODS if m in registry.names("method"))))
     for method in methods:
         registry.get("method", method)
-    job = Job(paper, args.paper, registry, runs, args.records, args.tuned,
+    where = records_where(args)
+    tuned = Tuned.of(args.tuned, args.records, where)
+    job = Job(paper, args.paper, registry, runs, args.records, tuned,
               parse_assignments(args.assignments, "--set"), methods, _present("backbone", args.backbones, paper, runs),
-              _present("dataset", args.datasets, paper, runs), args.metric or paper.METRIC)
+              _present("dataset", args.datasets, paper, runs), args.metric or paper.METRIC, where,
+              load_failed(args.records))
     if not job.backbones or not job.datasets:
         raise UserError(f"figures: no records in {args.records} of the datasets and backbones of {args.paper}; name "
                         f"others with --datasets and --backbones.")
     written, messages = _draw_all({name: makers[name] for name in wanted}, job, args)
+    say_tuned(tuned, (RunSpec(*names) for names in product(methods, job.backbones, job.datasets)))
     for line in messages:
         print(line)
     if any(registry.reimplemented(method) for method in methods):

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...errors import UserError
 from .common import (Extend, add_cells, add_device, add_paper, add_pool, add_quiet, add_ray, add_set, cores, count,
-                     interrupted, names, seed, stop_between_rounds)
+                     interrupted, names, results_where, say_tuned, seed, stop_between_rounds)
 
 EXAMPLES = """\
 examples:
@@ -54,7 +54,8 @@ def add(commands) -> None:
     grid.add_argument("--figure", type=names, action=Extend, metavar="A,B",
                       help="figures, as 4 or early,k (`figures --help` lists them); repeatable")
     grid.add_argument("--tuned", nargs="?", type=Path, const=True, metavar="DIR",
-                      help="settings from `tune`, kept in DIR (default: tuned/ in the results folder)")
+                      help="settings from `tune`, kept in DIR (without DIR: my-tuned/ in the results folder, then the "
+                           "shipped results/tuned)")
     add_pool(grid)
     add_device(grid)
     add_ray(grid, "the runs")
@@ -70,11 +71,12 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
     given = {name: getattr(args, name) for name in ("methods", "backbones", "datasets", "seeds", "first_seed", "paper")}
     given["tables"], given["figures"] = (tuple(numbers) if numbers else None for numbers in (args.table, args.figure))
     given["set"] = parse_assignments(args.assignments, "--set") or None
-    vary = {}
-    for name, values in parse_assignments(args.vary, "--vary").items():
-        vary[name] = tuple(value.strip() for value in values.split(","))
-        if not all(vary[name]):
+    vary: dict[str, tuple[str, ...]] = {}
+    for (name, values), in (parse_assignments([text], "--vary").items() for text in args.vary):
+        parts = tuple(value.strip() for value in values.split(","))
+        if not all(parts):
             raise UserError(f"--vary: found '{name}={values}', accepted: NAME=V1,V2, as --vary eps=0.001,0.002.")
+        vary[name] = (*vary.get(name, ()), *parts)
     given["vary"] = vary or None
     return {name: value for name, value in given.items() if value is not None}
 
@@ -83,17 +85,19 @@ def run(args: argparse.Namespace) -> int:
     from ...experiments import grid
     from ...runs.config import resolve_device
     from ...runs.registry import discover
+    from ...runs.specs import Tuned
     from ...workers.pool import Pool
     from ..grid_view import View, as_json, show_outcomes, show_tasks
 
     began = time.perf_counter()
     parts = grid.read_parts(args.file, _given(args))
     registry = discover(args.plugins)
-    tuned = args.results / "tuned" if args.tuned is True else args.tuned
+    tuned = Tuned.of(args.tuned, args.results, results_where(args))
     device = resolve_device(args.device or "cpu")
     tasks = grid.merged(
         grid.make_tasks(registry, part.specs(), range(part.first_seed, part.first_seed + part.seeds), args.data_dir,
                         tuned, device) for part in parts)
+    say_tuned(tuned, [task.spec for task in tasks], args.quiet)
     if args.dry_run:
         states = [grid.state(task, args.results) for task in tasks]
         if args.json:

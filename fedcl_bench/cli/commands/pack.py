@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .common import Extend, add_results, names
+from .common import Extend, add_results, names, say_tuned
 from .paper import add_settings, add_tables, chosen_tables, command_line, make_source
 
 EXAMPLES = """\
@@ -29,7 +29,7 @@ def add(commands) -> None:
                       help="folder of compact records, made or added to")
     add_results(pack)
     add_tables(pack, "all tables of --paper; without --paper, every finished run")
-    pack.add_argument("--figure", type=names, action=Extend, default=[], metavar="A,B",
+    pack.add_argument("--figure", type=names, action=Extend, default=(), metavar="A,B",
                       help="also the runs of these figures of the paper, as 4 or early,k; repeatable")
     add_settings(pack)
 
@@ -45,12 +45,13 @@ def run(args: argparse.Namespace) -> int:
                                            if getattr(args, name)), None)):
         raise UserError(f"--{option} has no effect without --paper, as --paper f3crec.")
     runs = load_runs(args.results)
-    source = make_source(args, runs)
+    source = make_source(args, runs, args.results)
     paper, tables = chosen_tables(args)
     if args.paper:
         chosen = args.datasets, args.backbones
         specs = list(dict.fromkeys([*papers.specs(paper, [table.number for table in tables], *chosen),
                                     *papers.figure_specs(paper, args.figure, *chosen)]))
+        say_tuned(source.tuned, specs)
         runs_of = [find(source, spec)[0] for spec in specs]
         runs = [run for spec_runs in runs_of for run in spec_runs]
         print(f"{sum(map(bool, runs_of))} of the {len(specs)} combinations of these tables and figures have records")
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
             raise UserError("nothing to pack; `run_bench.py tables` with the same options says why.")
     per_item = {run.hash for table in tables if "item_rank_change" in table.metrics for spec in table.specs()
                 for run in find(source, spec)[0]}
-    index = write(args.out, runs, command_line("pack", args, out=args.out), lambda run: run.hash in per_item)
+    index = write(args.out, runs, command_line("pack", args, source, out=args.out), lambda run: run.hash in per_item)
     files = index["files"].values()
     total, count = sum(file["bytes"] for file in files), sum(file["runs"] for file in files)
     print(f"{args.out / INDEX}: {count} runs in {len(files)} files, {total / 1e6:.2f} MB, "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Mapping
+from typing import TYPE_CHECKING, Any, Iterable, Mapping
 
 from . import common
 from .common import Extend, add_data_dir, add_plugins, add_set, add_tuned, names
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ...experiments.papers import PaperTable
     from ...reports.tables import Source
     from ...runs.run import Run
+    from ...runs.specs import RunSpec
 
 
 def _table_numbers(text: str) -> tuple[int | str, ...]:
@@ -35,7 +36,8 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     add_tuned(parser)
     add_set(parser, "of runs with this setting changed; repeatable, for all rows of a table")
     for kind, example in (("dataset", "ml-100k,lastfm-2k"), ("backbone", "fedmf")):
-        parser.add_argument(f"--{kind}s", f"--{kind}", type=names, metavar="A,B", help=f"only these, as {example}")
+        parser.add_argument(f"--{kind}s", f"--{kind}", type=names, action=Extend, metavar="A,B",
+                            help=f"only these, as {example}; repeatable")
     add_plugins(parser)
 
 
@@ -61,16 +63,27 @@ def chosen_tables(args: argparse.Namespace) -> tuple[str, list[PaperTable]]:
     return paper, tables
 
 
-def make_source(args: argparse.Namespace, runs: list[Run]) -> Source:
-    """Where the tables' numbers come from, as the options say."""
+def make_source(args: argparse.Namespace, runs: list[Run], records: Path) -> Source:
+    """Where the tables' numbers come from, as the options say; ``records`` is the folder that the runs are from."""
     from ...reports.tables import Source
     from ...runs.registry import discover
+    from ...runs.specs import Tuned, Where
+    from ...runs.store import load_failed
     from ...settings import parse_assignments
 
     assignments = parse_assignments(args.assignments, "--set")
     data_dir = getattr(args, "data_dir", None)
-    return Source(runs, discover(args.plugins), args.tuned, tuple(assignments.items()),
-                  lambda dataset: _statistics(dataset, data_dir, assignments), tuple(args.plugins))
+    where = Where.of_records(records, args.plugins, data_dir)
+    return Source(runs, discover(args.plugins), Tuned.of(args.tuned, records, where), tuple(assignments.items()),
+                  lambda dataset: _statistics(dataset, data_dir, assignments), where,
+                  load_failed(records) if runs else ())
+
+
+def specs_of(tables: Iterable[PaperTable], args: argparse.Namespace) -> list[RunSpec]:
+    """The runs of these tables, of the datasets and backbones that the options choose."""
+    return [spec for table in tables if table.row_spec for spec in table.specs()
+            if (args.datasets is None or spec.dataset in args.datasets)
+            and (args.backbones is None or spec.backbone in args.backbones)]
 
 
 def _statistics(dataset: str, data_dir: Path | None, assignments: Mapping[str, Any]) -> Mapping[str, list]:
@@ -98,7 +111,7 @@ def _statistics(dataset: str, data_dir: Path | None, assignments: Mapping[str, A
     return statistics(load_stream(source, settings))
 
 
-def command_line(name: str, args: argparse.Namespace, **places: Path) -> str:
+def command_line(name: str, args: argparse.Namespace, source: Source, **places: Path) -> str:
     """A command as it was given, without what is of this machine: absolute paths lose their folders."""
     def text(path: Path) -> str:
         return path.name if path.is_absolute() else path.as_posix()
@@ -114,6 +127,6 @@ def command_line(name: str, args: argparse.Namespace, **places: Path) -> str:
     for option in ("datasets", "backbones"):
         if getattr(args, option):
             words += [f"--{option}", ",".join(getattr(args, option))]
-    if args.tuned:
-        words += ["--tuned", text(args.tuned)]
+    if source.tuned:
+        words += ["--tuned", *(text(Path(folder)) for folder in source.tuned.words[1:])]
     return " ".join([*words, *(f"--set {assignment}" for assignment in args.assignments)])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
-from .paper import add_records, add_settings, add_tables, chosen_tables, command_line, make_source
+from .common import say_tuned
+from .paper import add_records, add_settings, add_tables, chosen_tables, command_line, make_source, specs_of
 
 EXAMPLES = """\
 examples:
@@ -39,8 +41,11 @@ def run(args: argparse.Namespace) -> int:
     from ...runs.store import load_runs
 
     paper, tables = chosen_tables(args)
-    source = make_source(args, load_runs(args.records))
-    text = page(paper, tables, source, command_line("reproduction", args, records=args.records), args.datasets,
+    source = make_source(args, load_runs(args.records), args.records)
+    say_tuned(source.tuned, specs_of(tables, args))
+    # A page is published: its commands are to hold on any machine.
+    general = replace(source, where=replace(source.where, data_dir=None))
+    text = page(paper, tables, general, command_line("reproduction", args, source, records=args.records), args.datasets,
                 args.backbones)
     out = args.out or FOLDER / papers.get(paper).PAGE
     try:

@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
         from ...api.seeds import combined
         from ...evaluation.beyond import GROUPS
         from ...runs.runner import Interrupted
-        from ..show import show_groups, show_result
+        from ..show import few_users, show_groups, show_result
 
     for group in args.by:
         if group not in GROUPS:
@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
         return 130
     result = combined(results) if args.seeds else results[0]
     if args.json:
-        json.dump(result, sys.stdout, allow_nan=False)
+        json.dump({**result, "notes": few_users(result)}, sys.stdout, allow_nan=False)
         print()
     else:
         show_result(configs[0], result)

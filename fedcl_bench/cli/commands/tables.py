@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import names
-from .paper import add_records, add_settings, add_tables, chosen_tables, make_source
+from .common import Extend, names, say_tuned
+from .paper import add_records, add_settings, add_tables, chosen_tables, make_source, specs_of
 
 if TYPE_CHECKING:
     from ...reports.tables import Table
@@ -43,9 +43,9 @@ def add(commands) -> None:
     add_tables(tables, "all")
     add_records(tables)
     add_settings(tables)
-    tables.add_argument("--add", type=names, default=(), metavar="A,B",
+    tables.add_argument("--add", type=names, action=Extend, default=(), metavar="A,B",
                         help="also show these methods, which the paper does not have, in its comparison of methods "
-                             "(Table 2)")
+                             "(Table 2); repeatable")
     _add_layout(tables)
     tables.add_argument("--format", choices=("text", "md", "latex", "csv", "all"),
                         help="drawn, Markdown, LaTeX with booktabs, one line per cell, or the last three (default: "
@@ -128,7 +128,7 @@ def _paper_tables(args: argparse.Namespace) -> list[Table]:
 
     paper, chosen = chosen_tables(args)
     needs_runs = any(table.row_spec for table in chosen)
-    source = make_source(args, load_runs(args.records) if needs_runs else [])
+    source = make_source(args, load_runs(args.records) if needs_runs else [], args.records)
     for method in args.add:
         if method not in source.registry.names("method"):
             raise unknown("method (--add)", method, source.registry.names("method"))
@@ -136,5 +136,6 @@ def _paper_tables(args: argparse.Namespace) -> list[Table]:
             raise UserError(f"--add: found '{method}', which the tables of {paper} have already; leave it out.")
     if args.add and not any(table.lead for table in chosen):
         raise UserError("--add has no effect without a table that compares methods: --table 2.")
+    say_tuned(source.tuned, specs_of(chosen, args))
     return [table for definition in chosen
             if (table := build(paper, definition, source, args.datasets, args.backbones, args.add))]

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from ...errors import UserError
-from .common import (add_cells, add_paper, add_pool, add_quiet, add_set, cores, count, interrupted, seed,
-                     stop_between_rounds)
+from .common import (add_cells, add_paper, add_pool, add_quiet, add_set, cores, count, interrupted, results_where,
+                     seed, stop_between_rounds)
 
 MAIN_TABLE = 2  # of both papers: the comparison of all methods on all backbones and datasets
 
@@ -43,12 +43,37 @@ def add(commands) -> None:
     tune.add_argument("--seed", type=seed, default=0, metavar="N", help="seed of trials and sampler (default: 0)")
     add_set(tune, "a setting of all trials, which is then not searched; repeatable")
     tune.add_argument("--tuned", type=Path, metavar="DIR",
-                      help="folder of the results (default: tuned/ in the results folder)")
+                      help="folder of what is chosen (default: my-tuned/ in the results folder)")
+    tune.add_argument("--shipped", action="store_true",
+                      help="for maintainers: write the settings that the suite ships (results/tuned of the checkout, or "
+                           "a folder of it with --tuned)")
     tune.add_argument("--again", action="store_true", help="search again even if an equal search was done")
     tune.add_argument("--dry-run", action="store_true",
                       help="show which trials there are and how many of them have records")
     add_pool(tune)
     add_quiet(tune)
+
+
+def _folders(args: argparse.Namespace) -> tuple[Path, Path | None]:
+    """Where to write what is chosen, and where to look up what it lacks.
+
+    Raises:
+        UserError: if shipped settings would be written without being asked to, or there are none.
+    """
+    from ...files import shipped
+    from ...runs.specs import MY_TUNED, SHIPPED_TUNED, shipped_tuned
+
+    ours = shipped(str(SHIPPED_TUNED))
+    if args.shipped:
+        if not ours.is_dir():
+            raise UserError("--shipped: this installation is not a checkout, so it has no shipped settings to write; "
+                            "leave it out.")
+        return args.tuned or (SHIPPED_TUNED if SHIPPED_TUNED.resolve() == ours else ours), None
+    folder = args.tuned or args.results / MY_TUNED
+    if folder.resolve().is_relative_to(ours.resolve()):
+        raise UserError(f"{folder}: holds settings that the suite ships; choose another folder, or add --shipped to "
+                        f"write them.")
+    return folder, None if args.tuned else shipped_tuned()
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,8 +94,8 @@ def run(args: argparse.Namespace) -> int:
     specs = [spelled_spec(registry, spec, args.data_dir) for spec in part.specs()]
     combinations = [tune.Combination(spec.method, spec.backbone, spec.dataset) for spec in specs]
     effort = tune.Effort(args.budget, args.sampler, args.seed, args.jobs, parse_assignments(args.assignments, "--set"))
-    tuning = tune.Tuning(registry, effort, args.tuned or args.results / "tuned", args.results,
-                         args.data_dir, args.again)
+    folder, below = _folders(args)
+    tuning = tune.Tuning(registry, effort, folder, args.results, args.data_dir, args.again, below, results_where(args))
     if args.dry_run:
         rows = tune.outlook(tuning, combinations)
         if args.json:
@@ -84,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
             Pool(args.results, args.data_dir, args.plugins, args.jobs or cores(), args.threads, view.show, view.ended,
                  view.warn, stop) as pool:
         results = tune.tune(tuning, combinations, pool.run)
-    files = [str(tuning.file(result.combination)) for result in results]
+    files = [str(tuning.found(result.combination)) for result in results]
     if args.json:
         json.dump({"results": [{"status": result.status, "error": result.error or None, "file": file,
                                 **vars(result.combination), **result.content}
