@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from .exports import MODULES
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -26,16 +27,11 @@ if TYPE_CHECKING:
 __all__ = ["Backbone", "BackboneSettings", "Method", "Model", "Results", "RunFailed", "SequentialBackbone",
            "SequentialSettings", "UserError", "load", "run", "setting"]
 
-_MODULES = {"Backbone": "backbone", "BackboneSettings": "backbone", "Method": "method", "Model": "api.model",
-            "Results": "api.results", "RunFailed": "errors", "SequentialBackbone": "sequential",
-            "SequentialSettings": "sequential", "UserError": "errors", "load": "api.loading", "run": "api.running",
-            "setting": "settings"}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    value = getattr(importlib.import_module(f"{__name__}.{MODULES[name]}"), name)
     globals()[name] = value
     return value
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from fedcl_bench import SequentialBackbone, SequentialSettings, setting
-from fedcl_bench.errors import UserError
+from fedcl_bench import SequentialBackbone, SequentialSettings, UserError, setting
 from fedcl_bench.functional import attention, linear
 from fedcl_bench.layers import apply_linear, feed_forward, layer_norm
 from fedcl_bench.sequential import linear_start, norm_start, xavier, zeros

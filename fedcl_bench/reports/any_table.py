@@ -200,11 +200,8 @@ def _test_note(layout: Layout, called: _Called, cells: Iterable[Cell]) -> list[s
     return notes
 
 
-def build_any(layout: Layout, source: Source, records) -> Table:
+def build_any(layout: Layout, source: Source) -> Table:
     """A table of any records.
-
-    Args:
-        records: the folder of the records, for the commands that make missing ones.
 
     Raises:
         UserError: for an unknown name, metric or dimension; for records that cannot stand in one table.
@@ -218,7 +215,7 @@ def build_any(layout: Layout, source: Source, records) -> Table:
         if every := [run for name, several in runs.items() if name[2] == dataset for run in several]:
             same_tests(every, "tables")
     built = filled("", called, table, replace(source, assignments=()), _title(layout, called),
-                   lambda specs: command_for(specs, source.tuned, records))
+                   lambda specs: command_for(specs, source.tuned, source.where))
     several = {len(incremental(run)) for of_row in runs.values() for run in of_row} - {1}
     about = ["Mean ± sample standard deviation over seeds of the metric on the block just trained"
              + (", averaged over the blocks but block 0." if several else ".")]

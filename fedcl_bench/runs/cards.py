@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Iterable, Iterator
 
 from ..errors import UserError, unknown
+from ..exports import MODULES
 from ..files import shipped
 
 ENTRY_POINTS = "fedcl_bench.plugins"
@@ -128,8 +129,7 @@ def _kind(tree: ast.Module, base: ast.expr) -> str | None:
 def _kind_of_import(statement: ast.ImportFrom, name: str) -> str | None:
     module = statement.module or ""
     if statement.level == 1 or module == "fedcl_bench":  # within the suite, or by what it shows outside
-        import fedcl_bench
-        module = f"fedcl_bench.{module if statement.level else fedcl_bench._MODULES.get(name, '')}"
+        module = f"fedcl_bench.{module if statement.level else MODULES.get(name, '')}"
     elif statement.level:
         raise _Unsettled
     if (module, name) in _ROOTS:

@@ -49,7 +49,7 @@ def cell(built, row, dataset="ml-100k", backbone="fedmf", metric="ndcg@20", colu
 def test_means_are_those_of_the_records_with_settings_of_each_row(source, folder):
     layout = Layout(methods=("ft", "f3crec", "f3crec:eps=0.01"), metrics=("ndcg@20", "recall@20"),
                     backbones=("fedmf",))
-    built = build_any(layout, source, folder)
+    built = build_any(layout, source)
     assert built.heads == tuple(f"fedmf {dataset} {metric}" for dataset in ("lastfm-2k", "ml-100k")
                                 for metric in layout.metrics)
     for row, seeds, mean in (("ft", (0, 1, 2), 0.102), ("f3crec", (0, 1, 2), 0.092), ("f3crec:eps=0.01", (0,), 0.22)):
@@ -63,7 +63,7 @@ def test_means_are_those_of_the_records_with_settings_of_each_row(source, folder
 
 def test_marks_against_a_baseline_are_holms(source, folder):
     built = build_any(Layout(backbones=("fedmf",), datasets=("ml-100k",), methods=tuple(MEANS), metrics=("ndcg@20",),
-                             against="ft"), source, folder)
+                             against="ft"), source)
     runs = {name: [run for run in source.runs if (run.meta["method"], run.meta["dataset"], run.meta["backbone"])
                    == (name, "ml-100k", "fedmf") and run.meta["settings"].get("eps") != 0.01] for name in MEANS}
     others = ("reg", "kd", "f3crec")
@@ -80,7 +80,7 @@ def test_marks_against_a_baseline_are_holms(source, folder):
 
 def test_what_is_missing_is_named_with_its_own_settings(source, folder):
     built = build_any(Layout(methods=("ft", "f3crec:without=arm"), metrics=("ndcg@20",), backbones=("fedmf", "fedncf"),
-                             datasets=("ml-100k",)), source, folder)
+                             datasets=("ml-100k",)), source)
     text = " ".join(built.missing)
     assert "run_bench.py grid --methods f3crec --backbones fedmf --datasets ml-100k" in text
     assert "--set without=arm" in text and cell(built, "f3crec:without=arm").mean is None
@@ -89,7 +89,7 @@ def test_what_is_missing_is_named_with_its_own_settings(source, folder):
 
 def test_a_papers_numbers_stand_beside_ours(source, folder):
     layout = Layout(methods=("ft", "kd"), metrics=("ndcg@20",), datasets=("ml-100k",), backbones=("fedmf",))
-    without, beside = (build_any(Layout(**{**layout.__dict__, "paper": paper}), source, folder)
+    without, beside = (build_any(Layout(**{**layout.__dict__, "paper": paper}), source)
                        for paper in (None, "f3crec"))
     assert cell(without, "kd").printed is None and cell(beside, "kd").printed.text == "0.0938"
     assert cell(beside, "kd").mean == cell(without, "kd").mean and "(0.0938)" in markdown(beside)
@@ -97,11 +97,11 @@ def test_a_papers_numbers_stand_beside_ours(source, folder):
 
 def test_any_dimension_runs_down_or_across(source, folder):
     built = build_any(Layout(rows=("dataset", "method"), columns=("block",), methods=("ft", "kd"), backbones=("fedmf",),
-                             metrics=("ndcg@20",)), source, folder)
+                             metrics=("ndcg@20",)), source)
     assert built.stub == ("dataset", "") and built.heads == ("block 0", "block 1", "block 2", "block 3", "mean")
     assert cell(built, "ft", column="block3").mean == pytest.approx(0.112)
     turned = build_any(Layout(rows=("dataset",), columns=("method",), methods=("ft", "kd"), backbones=("fedmf",),
-                              metrics=("ndcg@20",)), source, folder)
+                              metrics=("ndcg@20",)), source)
     assert [line.labels for line in turned.panels[0].lines] == [("lastfm-2k",), ("ml-100k",)]
     assert turned.heads == ("ft", "kd") and "ndcg@20 on fedmf" in turned.heading
 
@@ -140,20 +140,20 @@ def test_a_terminal_gets_a_drawn_table(folder, capsys, monkeypatch):
 
 
 def test_markup_in_names_is_text_in_a_terminal(source, folder):
-    built = build_any(Layout(methods=("ft",), metrics=("ndcg@20",)), source, folder)
+    built = build_any(Layout(methods=("ft",), metrics=("ndcg@20",)), source)
     assert "[bold]x" in terminal(built.__class__(**{**built.__dict__, "heading": "[bold]x"}))
 
 
 def test_latex_has_a_label_and_fits_a_page(source, folder):
     wide = build_any(Layout(methods=("ft", "kd"), metrics=("ndcg@20", "recall@20"), backbones=("fedmf", "fedncf"),
-                            columns=("backbone", "dataset", "block")), source, folder)
+                            columns=("backbone", "dataset", "block")), source)
     text = latex(wide)
     assert r"\label{tab:results}" in text and text.count(r"\begin{tabular}") > 1
     heads = []
     for tabular in re.findall(r"\\toprule\n(.*?) \\\\", text):
         heads += [head.strip() for head in tabular.split("&")[1:]]
     assert heads == [head.replace("_", r"\_") for head in wide.heads]
-    narrow = build_any(Layout(methods=("ft",), metrics=("ndcg@20",), backbones=("fedmf",)), source, folder)
+    narrow = build_any(Layout(methods=("ft",), metrics=("ndcg@20",), backbones=("fedmf",)), source)
     assert latex(narrow).count(r"\begin{tabular}") == 1
     labels = re.findall(r"\\label\{(.+)\}", text)
     assert len(labels) == len(set(labels)) == text.count(r"\begin{table*}")

@@ -58,10 +58,10 @@ def _add_layout(tables: argparse.ArgumentParser) -> None:
     """The options of a table of one's own."""
     own = tables.add_argument_group("a table of your own")
     dimensions = "method, backbone, dataset, metric, block"
-    own.add_argument("--rows", type=names, metavar="A,B", help=f"what runs down, of {dimensions} (default: method)")
-    own.add_argument("--columns", type=names, metavar="A,B",
+    own.add_argument("--rows", type=names, action=Extend, metavar="A,B", help=f"what runs down, of {dimensions} (default: method)")
+    own.add_argument("--columns", type=names, action=Extend, metavar="A,B",
                      help="what runs across (default: backbone,dataset); metrics come last if not named")
-    own.add_argument("--metrics", "--metric", type=names, metavar="A,B",
+    own.add_argument("--metrics", "--metric", type=names, action=Extend, metavar="A,B",
                      help="as ndcg@20,recall@20 (default: the one that the runs were validated on)")
     own.add_argument("--methods", "--method", metavar="A,B",
                      help="with settings of their own as f3crec:without=arm (default: all that have records)")
@@ -112,12 +112,12 @@ def _own_table(args: argparse.Namespace) -> Table:
         given = "--table" if args.table else "--add"
         raise UserError(f"{given}: belongs to the tables of a paper, and --rows, --columns, --metrics, --methods and "
                         f"--against to one of your own.\nLeave {given} out, and name methods with --methods.")
-    source = make_source(args, load_runs(args.records))
+    source = make_source(args, load_runs(args.records), args.records)
     layout = Layout(args.rows or (tuple(d for d in ("method",) if d not in (args.columns or ()))),
                     args.columns or tuple(d for d in ("backbone", "dataset") if d not in (args.rows or ())),
                     split_methods(args.methods) if args.methods else (), args.backbones or (), args.datasets or (),
                     args.metrics or (), args.against, args.paper)
-    return build_any(layout, source, args.records)
+    return build_any(layout, source)
 
 
 def _paper_tables(args: argparse.Namespace) -> list[Table]:

@@ -1,0 +1,8 @@
+"""What can be imported from the package itself, and the module that each of it is in."""
+
+from __future__ import annotations
+
+MODULES = {"Backbone": "backbone", "BackboneSettings": "backbone", "Method": "method", "Model": "api.model",
+           "Results": "api.results", "RunFailed": "errors", "SequentialBackbone": "sequential",
+           "SequentialSettings": "sequential", "UserError": "errors", "load": "api.loading", "run": "api.running",
+           "setting": "settings"}
