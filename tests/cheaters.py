@@ -318,6 +318,24 @@ class CentreAtTheEnd(CentreAtTheStart):
         super().begin_step(step, model, backbone)
 
 
+class AveragesAtTheEnd(_Cheater):
+    """(a) when a step ends every client's private parameters become the mean, in place."""
+    name = "averages-at-the-end"
+
+    def end_step(self, step, model, backbone, trained, draw):
+        for table in model.private.values():
+            table.copy_(table.mean(0).expand_as(table).clone())
+
+
+class LearnsFromRankings(_Cheater):
+    """(c) the server keeps how clients rank."""
+    name = "learns-from-rankings"
+
+    def rescore(self, users, scores, model, backbone):
+        self.server_state["popular"] = scores.mean(0)
+        return scores
+
+
 class WritesIntoTheModel(_Cheater):
     """(c) before a step the server's table gets the popularity of items, without a hook of the server."""
     name = "writes-into-the-model"

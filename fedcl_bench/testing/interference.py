@@ -151,9 +151,11 @@ def _kept(f: Federation, start: Progress) -> dict[str, Tensor]:
     """What each client keeps when a step ends."""
     f.method.client_state, f.method.server_state = dict(start.client_state), dict(start.server_state)
     step, model = f.stream.steps[start.step], start.best.model
-    users, result = torch.arange(step.n_users), {}
+    model = replace(model, private={name: table.clone() for name, table in model.private.items()})
+    users = torch.arange(step.n_users)
     f.method.end_step(step, model, f.backbone, (step.train.lengths > 0).nonzero().flatten(),
                       DrawKey(f.seed, step.index))
+    result = {f"private '{name}'": table for name, table in model.private.items()}  # which it could write to
     for name, table in f.method.client_state.items():
         rows = table.expand(len(users)) if table.dim() == 0 else table[:len(users)]
         result[f"client_state['{name}']"] = torch.cat([rows, rows.new_zeros(len(users) - len(rows), *rows.shape[1:])])
@@ -186,11 +188,15 @@ def _ranked_alone(pair: Pair) -> None:
     alone = torch.cat([_scores(f, step, model, user) for user in users.split(1)])
     mismatch = difference({"scores": together, "user": users}, {"scores": alone, "user": users})
     if mismatch:
-        hook = "represent" if is_sequential(pair.backbone_cls) else "rescore"
-        overridden = getattr(pair.method_cls, hook) is not getattr(Method, hook)
-        where = hook if overridden else f"backbone '{pair.backbone}'"
-        raise Violated(f"{where}: {mismatch} between the client ranked alone and together with others; it depends on "
+        raise Violated(f"{_ranking_hook(pair)}: {mismatch} between the client ranked alone and together with others; it depends on "
                        f"who is ranked together. {_OWN_ONLY}")
+
+
+def _ranking_hook(pair: Pair) -> str:
+    """What says by which scores clients rank."""
+    hook = "represent" if is_sequential(pair.backbone_cls) else "rescore"
+    overridden = getattr(pair.method_cls, hook) is not getattr(Method, hook)
+    return hook if overridden else f"backbone '{pair.backbone}'"
 
 
 # (b)
@@ -222,7 +228,8 @@ def uploads(pair: Pair) -> str:
 def _tells(row: Tensor, items: Tensor, n_items: int) -> str:
     """How an upload (...) says which ``items`` a client has; empty if it does not."""
     flat, every = row.flatten(), torch.arange(n_items)
-    for name, ids in (("ids", every), ("ids, counted from 1,", every + 1), ("ids, divided by their number,", every / n_items)):
+    for name, ids in (("ids", every), ("ids, counted from 1,", every + 1),
+                      ("ids, divided by their number,", every / n_items)):
         there = (ids[:, None] - flat).abs().amin(1) <= 1e-6 if flat.numel() >= len(items) else torch.zeros(n_items) > 0
         if bool(there[items].all()) and not bool(there.all()):  # an order of all items has every id
             return f"holds the {name} of all"
@@ -253,16 +260,28 @@ def server_knows(pair: Pair) -> str:
         sent, (model, _) = sums.uploads, mean(sums, begun.model, f.backbone, f.seed)
         model = aggregate(f.backbone, model, users, OPEN, opened.key(start.round))
         mine = _server_side(f, step, start, model, sent, _begun_state(pair, start))
-        for others, way in _many(step.n_users):
+        for others, way in _all_and_single(step.n_users):
             mismatch = _server_noticed(pair, start, model, sent, mine, others, way, parts_of(start))
             if mismatch:
                 raise Violated(f"{mismatch} {_not_sent(pair, start, model, sent, mine, others, way)} but everything "
                                f"they upload is the same: the server knows what it must not. Use public parameters, "
                                f"server_state and what uploads() declares")
+    _rankings_stay(pair)
     return "aggregate, end_round and server_state follow from public parameters and declared uploads"
 
 
-def _many(n_users: int) -> Iterator[tuple[Tensor, str]]:
+def _rankings_stay(pair: Pair) -> None:
+    """What clients rank by, which they do at home, leaves nothing at the server."""
+    start, f = _trained(pair), pair.federation()
+    before = {name: table.clone() for name, table in start.server_state.items()}
+    _scored(f, start)
+    mismatch = tables_differ(before, f.method.server_state, 0.0)
+    if mismatch:
+        raise Violated(f"{_ranking_hook(pair)}: server_state {mismatch} after clients were ranked, which they do by "
+                       f"themselves. Write server_state in the server's hooks only")
+
+
+def _all_and_single(n_users: int) -> Iterator[tuple[Tensor, str]]:
     """All clients altered in every way, and some of them alone."""
     user = torch.arange(n_users)
     for way in WAYS:
@@ -371,8 +390,8 @@ def _compared(pair: Pair, stream: Stream, start: Progress, looks: Callable) -> t
     def mismatch(hook: str = "") -> str | None:
         return difference(*(looks(_muted(pair.federation(data), hook), start) for data in (pair.stream, stream)))
 
-    found = mismatch()
-    return found, _hooks(pair, lambda hook: bool(mismatch(hook))) if found else ""
+    unmuted = mismatch()
+    return unmuted, _hooks(pair, lambda hook: bool(mismatch(hook))) if unmuted else ""
 
 
 def evaluation_data(pair: Pair) -> str:

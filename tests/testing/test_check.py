@@ -47,6 +47,8 @@ HIDDEN = [
     (cheaters.HashesOthers, "(a) other clients' data", "local_loss", "client_state['memory']"),
     (cheaters.CentreAtTheStart, "(a) other clients' data", "begin_step", "private 'user_embedding.weight'"),
     (cheaters.CentreAtTheEnd, "(a) other clients' data", "end_step", "private 'user_embedding.weight'"),
+    (cheaters.AveragesAtTheEnd, "(a) other clients' data", "end_step", "private 'user_embedding.weight'"),
+    (cheaters.LearnsFromRankings, "(c) the server's knowledge", "rescore: ", "'popular'"),
     (cheaters.WritesIntoTheModel, "(c) the server's knowledge", "begin_step: ", "private 'user_embedding.weight'"),
     (cheaters.RanksTogether, "(a) other clients' data", "rescore: ", "ranked together"),
     (cheaters.RanksByOthers, "(a) other clients' data", "rescore", "client_state['memory']"),
