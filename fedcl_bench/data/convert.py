@@ -280,7 +280,7 @@ def convert(name: str, raw: Path, out: Path, force: bool = False, any_checksum: 
         raise unknown("dataset", name, FORMATS)
     format, published, label = FORMATS[name], published or load_config(name).raw, label or str(raw)
     with _raw_files(name, raw, label, format, published) as (format, files):
-        checks, warnings = _compare_checksums(published, files, (raw, label) if raw.is_file() else None, any_checksum)
+        checks, warnings, is_sample = _compare_checksums(published, files, (raw, label) if raw.is_file() else None, any_checksum)
         inter, counts, interactions = _interactions(format, files[0])
         contents = {".inter": inter}
         if format.items:
@@ -288,7 +288,7 @@ def convert(name: str, raw: Path, out: Path, force: bool = False, any_checksum: 
     expected = {} if format is FORMATS[name].otherwise else published.counts
     wrong = [f"{counts[what]:,} {what} instead of {number:,}" for what, number in expected.items()
              if counts[what] != number]
-    if wrong and (any_checksum or warnings and any("sha256 is" in warning for warning in warnings)):
+    if wrong and (any_checksum or is_sample):
         warnings.append(f"taken as a sample, with {', '.join(wrong)}: no number of it can be compared with published "
                         f"ones.")
         wrong = []
@@ -305,20 +305,22 @@ def convert(name: str, raw: Path, out: Path, force: bool = False, any_checksum: 
 
 
 def _compare_checksums(published: Published, files: list[RawFile], archive: tuple[Path, str] | None,
-                       any_checksum: bool) -> tuple[list[str], list[str]]:
-    """What was checked, and what to warn of; raises UserError for files that are not the publisher's.
+                       any_checksum: bool) -> tuple[list[str], list[str], bool]:
+    """What was checked, what to warn of, and whether a file has another checksum than the publisher's and is taken all
+    the same; raises UserError for one that is not to be taken.
 
     Args:
         archive: path and label of the zip that the files are from, if they are from one.
         any_checksum: warn instead.
     """
-    checks, warnings = [], []
+    checks, warnings, differ = [], [], []
 
     def compare(path: Path, label: str, algorithm: str, expected: str, sample: bool = False) -> None:
         digest = archives.digest(path, algorithm)
         if digest == expected:
             checks.append(f"{label}: {algorithm} agrees with the publisher's")
         elif any_checksum or sample:
+            differ.append(label)
             warnings.append(f"{label}: {algorithm} is {digest}, the publisher's is {expected}.")
         else:
             raise UserError(f"{label}: {algorithm} is {digest}, the publisher's is {expected}.\nGet the file again"
@@ -337,7 +339,7 @@ def _compare_checksums(published: Published, files: list[RawFile], archive: tupl
             checks.append(f"{file.label}: no checksum is published")
         if file.path.name != file.table.file:
             warnings.append(f"{file.label} is taken for the publisher's {file.table.file}.")
-    return checks, warnings
+    return checks, warnings, bool(differ)
 
 
 def _write(targets: Mapping[Path, bytes], force: bool) -> bool:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
-PIECE = 4 << 20  # bytes of a piece; up to 32 pieces are read ahead
+PIECE = 1 << 20  # bytes of a piece; up to 32 of them are read ahead, so they are small
 _HEAD = 1 << 16  # bytes that separator and header are detected from
 _CONDITION = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*(-?[0-9]+(?:\.[0-9]+)?)\s*")
 _ZONE = r"[0-9][Tt ].*(?:[Zz]|[+-][0-9]{2}(?::?[0-9]{2})?)$"

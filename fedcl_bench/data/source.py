@@ -133,8 +133,8 @@ def spelled(dataset: str, data_dir: Path | None = None) -> str:
     """A dataset as the rest of the suite takes it: an absolute path, or a name in its spelling, whatever its case.
 
     Args:
-        data_dir: where a dataset is given by its name. If a YAML file lies beside the data there, the result is a
-            path, so that the file is read.
+        data_dir: where a dataset is given by its name. Where the data there has another YAML file than the name
+            alone, the result is a path, so that this file is read.
 
     Raises:
         UserError: as ``dataset_name``.
@@ -149,7 +149,7 @@ def spelled(dataset: str, data_dir: Path | None = None) -> str:
         alike = [known for known in alike if known.lower() == name.lower()]
         name = alike[0] if len(alike) == 1 else name
     path = _file_in(folder, name) if data_dir is not None else None
-    return str(path.absolute()) if path is not None and path.with_suffix(".yaml").is_file() else name
+    return str(path.absolute()) if path is not None and config_file(str(path)) != config_file(name) else name
 
 
 def config_file(dataset: str) -> Path | None:

@@ -154,7 +154,7 @@ def test_a_yaml_file_beside_the_data_or_in_dataset_configs(registry, mine):
     mine.write_text(text)
     fields = "USER_ID_FIELD: who\nITEM_ID_FIELD: what\nsettings: {blocks: 2, rounds: 3}\n"
     places = [(mine.with_suffix(".yaml"), str(mine), None), (mine.with_suffix(".yaml"), "mine", Path("far/away")),
-              (Path("dataset_configs/mine.yaml"), str(mine), None), (Path("data/mine.yaml"), "mine", Path("far/away")),
+              (Path("dataset_configs/mine.yaml"), str(mine), None),
               (Path("dataset_configs/mine.yaml"), "mine", Path("far/away"))]
     hashes = set()
     for path, dataset, data_dir in places:
@@ -166,6 +166,14 @@ def test_a_yaml_file_beside_the_data_or_in_dataset_configs(registry, mine):
         hashes.add(config.hash)
         path.unlink()
     assert len(hashes) == 1
+
+
+def test_a_yaml_file_of_other_data_of_that_name_is_not_read(registry, mine):
+    Path("data").mkdir()
+    Path("data/mine.yaml").write_text("settings: {blocks: 2}\n")
+    assert make_config(registry, "ft", "fedmf", "mine", data_dir=Path("far/away")).stream.blocks == 4
+    Path("data/mine.inter").write_bytes(mine.read_bytes())
+    assert make_config(registry, "ft", "fedmf", "mine").stream.blocks == 2
 
 
 def test_other_columns_are_another_run(registry, mine):

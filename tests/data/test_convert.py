@@ -414,7 +414,7 @@ def test_other_checksum_than_the_publishers(capsys, publish):
 def test_samples_of_originals_are_taken_with_a_note(capsys):
     """Real configs: the checksum is known, so a file with another one that can be read is a sample."""
     lay("ml-latest-small")
-    assert main(["data", "convert", "ml-latest-small", "--raw", "raw"]) == 0
+    assert main(["data", "convert", "ML-Latest-Small", "--raw", "raw"]) == 0
     captured = capsys.readouterr()
     assert "sha256 is" in captured.err and "taken as a sample, with 2 rows instead of 100,836" in captured.err
     assert Path("data/ml-latest-small/ml-latest-small.inter").read_text() == ATOMIC["ml-latest-small"][0]

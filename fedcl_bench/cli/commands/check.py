@@ -50,12 +50,13 @@ def run(args: argparse.Namespace) -> int:
     registry = discover(args.plugins)
     if args.all:
         chosen = list(registry.plugins.values())
-    elif args.name.startswith(RECBOLE):
+    elif args.name.lower().startswith(RECBOLE):
         chosen = [registry.get("backbone", args.name)]
     elif args.name in registry.broken:
         raise UserError(f"'{args.name}' cannot be loaded: {registry.broken[args.name]}")
     else:
-        chosen = [plugin for (_, name), plugin in registry.plugins.items() if name == args.name]
+        chosen = [plugin for (kind, name), plugin in registry.plugins.items()
+                  if name == registry.spelled(kind, args.name)]
     if not chosen:
         raise unknown("method or backbone", args.name, [name for _, name in registry.plugins])
     return _check(registry, chosen, args)

@@ -214,8 +214,9 @@ def _refuse_taken(name: str, what: str) -> None:
 def _download(args: argparse.Namespace) -> int:
     from ...data.archives import fetch
     from ...data.convert import FORMATS
-    from ...data.source import load_config
+    from ...data.source import load_config, spelled
 
+    args.name = spelled(args.name)
     if args.name not in FORMATS:
         raise unknown("dataset", args.name, FORMATS)
     config = load_config(args.name)
@@ -264,7 +265,9 @@ def _out(args: argparse.Namespace, option: str) -> str:
 def _report(args: argparse.Namespace, raw: Path, label: str = "") -> int:
     """Convert and say what was done; ``label`` as for ``convert``."""
     from ...data.convert import convert
+    from ...data.source import spelled
 
+    args.name = spelled(args.name)
     done = convert(args.name, raw, args.out, args.force, args.any_checksum, label=label)
     for warning in done.warnings:
         print(f"warning: {warning}", file=sys.stderr)
