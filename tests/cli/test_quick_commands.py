@@ -41,3 +41,16 @@ def test_quick_doctor_says_what_is_wrong(tmp_path, capsys):
         assert main([*options, "--plugins", str(folder)]) == 1
         out = capsys.readouterr().out
         assert words in out and "1 to fix." in out
+
+
+@pytest.mark.parametrize("arguments", [
+    ["tables", "--table", "2", "--datasets", "ml-100k", "--backbones", "fedmf"],
+    ["compare", "f3crec", "ft", "--backbone", "fedmf"]], ids=lambda arguments: arguments[0])
+def test_readers_of_records_import_what_they_need(arguments):
+    """PyTorch and pandas, half of their time; half a second of scipy.stats, and RecBole, would come on top."""
+    needless = ("scipy.stats", "recbole", "matplotlib", "sklearn", "tensorboard", "ray")
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.replace(str(SLOW), str(needless)), *arguments, "--tuned",
+         "--records", "results/published/f3crec"], cwd=ROOT, text=True, capture_output=True,
+        env={"PYTHONPATH": str(ROOT), "PATH": "", "OMP_NUM_THREADS": "1"})
+    assert done.stdout.splitlines()[-1:] == ["status 0"], done.stdout[-300:] + done.stderr[-500:]

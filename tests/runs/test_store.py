@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from fabricate import fabricate, level
 from helpers import ROOT
@@ -90,6 +91,20 @@ def test_compact_records_hold_the_same(real, registry, tmp_path):
             ["block", "kind", "id", "value"]] for run in (full, packed)]
         pd.testing.assert_frame_equal(*frames, check_dtype=False, rtol=1e-6)
     np.testing.assert_allclose(user_scores(runs, "ndcg@20"), user_scores(small, "ndcg@20"), atol=1e-7)
+
+
+def test_of_compact_records_only_what_is_asked_for_is_decoded(three, tmp_path, monkeypatch):
+    pack(tmp_path / "c", load_runs(three))
+    original, columns = pq.ParquetFile.read, []
+
+    def read(self, **options):
+        columns.extend(options["columns"])
+        return original(self, **options)
+    monkeypatch.setattr(pq.ParquetFile, "read", read)
+    runs = load_runs(tmp_path / "c")
+    assert set(columns) == {"meta"}
+    assert all(len(run.users) and len(run.users) for run in runs)
+    assert {column.split(".")[0] for column in columns} == {"meta", "users"} and len(columns) == len(set(columns))
 
 
 def test_bytes_do_not_depend_on_the_order(three, tmp_path):
