@@ -58,7 +58,8 @@ def _add_layout(tables: argparse.ArgumentParser) -> None:
     """The options of a table of one's own."""
     own = tables.add_argument_group("a table of your own")
     dimensions = "method, backbone, dataset, metric, block"
-    own.add_argument("--rows", type=names, action=Extend, metavar="A,B", help=f"what runs down, of {dimensions} (default: method)")
+    own.add_argument("--rows", type=names, action=Extend, metavar="A,B",
+                     help=f"what runs down, of {dimensions} (default: method)")
     own.add_argument("--columns", type=names, action=Extend, metavar="A,B",
                      help="what runs across (default: backbone,dataset); metrics come last if not named")
     own.add_argument("--metrics", "--metric", type=names, action=Extend, metavar="A,B",
