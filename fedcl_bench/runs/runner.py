@@ -197,9 +197,9 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, rerun:
             for progress in engine.run(federation, progress):
                 on_progress(stream, progress)
                 progress = saving.after(progress, len(stream.steps), stop)
-            content = record.finish(
-                summary(config, progress, saving.elapsed(), start.shared,
-                        most_rounds(stream, progress.curve, config.server.client_ratio, config.seed)), progress, stream)
+            most = most_rounds(stream, progress.curve, config.server.client_ratio, config.seed)
+            content = record.finish(summary(config, progress, saving.elapsed(), start.shared, most), progress,
+                                    federation)
         except RunFailed as error:
             record.fail(config, str(error))
             raise RunFailed(f"{error}\nMarked as failed: {record.folder}") from None
