@@ -19,13 +19,11 @@ from ..errors import UserError, unknown
 from ..evaluation.sessions import SessionTask, session_scores
 from ..model import Snapshot, score_users
 from ..runs.config import RunConfig
-from ..runs.records import Corrupt, Record, SavedModel
+from ..runs.records import Corrupt, Record, SavedModel, ranks_by_state
 from ..runs.run import Run
 from ..runs.store import describe
 from ..sequential import SequentialBackbone
 from .origin import Origin
-
-_STATEFUL = "rescore", "represent"  # hooks of an evaluation
 
 
 def saved_model(run: Run) -> SavedModel:
@@ -109,7 +107,7 @@ class Model:
         step, backbone = self.stream.steps[-1], federation.backbone
         method = federation.acting_in(step)
         if self.saved.client_state is None:
-            if any(method.overrides(hook) for hook in _STATEFUL):
+            if ranks_by_state(method):
                 raise UserError(f"{describe(self.run.meta)}: the record is of a former version, without what "
                                 f"{self.config.method.name} ranks by; delete it and run it again.")
         else:

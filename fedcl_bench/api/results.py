@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+import io
+from functools import cached_property, partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PLOTS = ("rounds", "matrix")
+
+
+def _picture(figure: Figure) -> bytes:
+    """A figure as PNG, as large as a page shows it."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120)
+    return buffer.getvalue()
 
 
 class Results:
@@ -163,11 +171,17 @@ class Results:
             metric: of ``matrix``, as ``recall@20``; None: the one that chose the best round.
 
         Returns:
-            A matplotlib figure, 3.3 or 7 inches wide; ``figure.savefig("file.pdf")`` writes it.
+            A matplotlib figure, 3.3 or 7 inches wide; ``figure.savefig("file.pdf")`` writes it, and notebooks show it.
 
         Raises:
             UserError: for an unknown kind or metric.
         """
+        figure = self._figure(kind, metric)
+        # A notebook shows a figure that pyplot has not made only if it gives its own picture.
+        figure._repr_png_ = partial(_picture, figure)
+        return figure
+
+    def _figure(self, kind: str, metric: str | None) -> Figure:
         if kind not in PLOTS:
             raise unknown("kind of plot", kind, PLOTS)
         look = draw.looks({self.method: self.method})

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Iterator, Sequence
+from typing import Any, BinaryIO, Iterator, Sequence
 
 import numpy as np
 import pandas as pd
@@ -36,17 +36,15 @@ from ..errors import Busy, UserError
 from ..evaluation.beyond import summarise
 from ..evaluation.continual import summaries
 from ..evaluation.ranking import UserScores
-from ..federation.parts import Best, Progress
+from ..federation.parts import Best, Federation, Progress
 from ..files import replacing, write_atomically
+from ..method import Method
 from ..model import Snapshot
 from ..ops import kernels
 from ..ops.memory import peak_mib
 from ..stats import accounting
 from ..version import __version__
 from .config import RunConfig
-
-if TYPE_CHECKING:
-    from ..data.stream import Stream
 
 FILES = ("metrics.parquet", "rounds.parquet", "users.parquet", "analysis.parquet")
 MODEL, MODEL_SUM = "model.pt", "model.pt.b2sum"
@@ -86,12 +84,20 @@ def _write_packed(path: Path, value: Any) -> None:
         file.write(digest)
 
 
-def _write_model(folder: Path, progress: Progress, stream: Stream | None) -> None:
-    """Write ``model.pt`` and its checksum; without a stream there are no ids."""
-    best = progress.best
-    content = {**vars(best.model), "client_state": best.client_state, "server_state": best.server_state}
-    if stream is not None:
-        content |= {"user_ids": stream.user_tokens.astype(str).tolist(),
+def ranks_by_state(method: Method) -> bool:
+    """Whether a method's state may change how a model ranks. Others' states are left out of models: they hold whole
+    tables of the step before."""
+    return method.overrides("rescore") or method.overrides("represent")
+
+
+def _write_model(folder: Path, progress: Progress, federation: Federation | None) -> None:
+    """Write ``model.pt`` and its checksum; without the run's parts there are neither ids nor state."""
+    best, content = progress.best, dict(vars(progress.best.model))
+    if federation is not None:
+        stream, stateful = federation.stream, ranks_by_state(federation.method)
+        content |= {"client_state": best.client_state if stateful else {},
+                    "server_state": best.server_state if stateful else {},
+                    "user_ids": stream.user_tokens.astype(str).tolist(),
                     "item_ids": stream.item_tokens.astype(str).tolist()}
     with replacing(folder / MODEL) as file:
         torch.save(content, file)
@@ -300,7 +306,8 @@ class SavedModel:
     Attributes:
         tables: after the last block, of its best round.
         user_ids, item_ids: original ids in the order of the tables' rows; None in records of former versions.
-        client_state, server_state: the method's in that round; None in records of former versions.
+        client_state, server_state: the method's in that round, empty if it does not rank by them; None in records of
+            former versions.
     """
 
     tables: Snapshot
@@ -347,18 +354,19 @@ class Record:
                 raise Corrupt(f"{self.folder / name}: has changed since it was recorded")
         return content
 
-    def finish(self, content: dict[str, Any], progress: Progress, stream: Stream | None = None) -> dict[str, Any]:
+    def finish(self, content: dict[str, Any], progress: Progress,
+               federation: Federation | None = None) -> dict[str, Any]:
         """Write all files of a finished run, ``run.json`` last, and drop the checkpoint.
 
         Args:
-            stream: gives ``model.pt`` the original ids of users and items.
+            federation: gives ``model.pt`` the original ids of users and items, and the state that the method ranks by.
         """
         blobs = {}
         for name, table in _tables(progress).items():
             buffer = io.BytesIO()
             table.to_parquet(buffer, index=False)
             blobs[name] = buffer.getvalue()
-        _write_model(self.folder, progress, stream)
+        _write_model(self.folder, progress, federation)
         for name in FILES:
             write_atomically(self.folder / name, blobs[name])
         content = {"schema": SCHEMA, "status": "finished", **content,

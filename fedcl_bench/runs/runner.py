@@ -199,10 +199,10 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, rerun:
             for progress in engine.run(federation, progress):
                 on_progress(stream, progress)
                 progress = saving.after(progress, len(stream.steps), stop)
-            content = record.finish(
-                summary(config, progress, saving.elapsed(), start.shared,
-                        most_rounds(stream, progress.curve, config.server.attendance, config.seed),
-                        [len(step.test.values) for step in stream.steps]), progress, stream)
+            most = most_rounds(stream, progress.curve, config.server.attendance, config.seed)
+            interactions = [len(step.test.values) for step in stream.steps]
+            content = record.finish(summary(config, progress, saving.elapsed(), start.shared, most, interactions),
+                                    progress, federation)
         except RunFailed as error:
             record.fail(config, str(error))
             raise RunFailed(f"{error}\nMarked as failed: {record.folder}") from None

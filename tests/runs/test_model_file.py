@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from dataclasses import fields
 from pathlib import Path
@@ -41,9 +42,15 @@ def test_pytorch_opens_it_and_it_carries_the_ids(finished):
     assert "keys" in saved.client_state and torch.equal(next(iter(saved.tables.public.values())), table)
 
 
-def test_its_checksum_is_that_of_b2sum(folder):
-    import hashlib
+def test_state_that_no_ranking_needs_is_left_out(registry, tmp_path):
+    """Reg keeps the tables of the step before, which may be gigabytes."""
+    config = make_config(registry, "reg", "fedmf", "ml-100k", overrides=[("test", {"rounds": 1, "k_core": 70})])
+    done = execute(config, lambda: load_stream(config.source, config.stream), tmp_path)
+    saved = Record(Path(done["record"])).saved_model()
+    assert saved.client_state == saved.server_state == {} and saved.user_ids
 
+
+def test_its_checksum_is_that_of_b2sum(folder):
     digest, name = (folder / "model.pt.b2sum").read_text().split()
     content = (folder / "model.pt").read_bytes()
     assert name == "model.pt" and digest == hashlib.blake2b(content, digest_size=32).hexdigest()

@@ -1,0 +1,57 @@
+"""The notebooks under examples/: their cells run in order, without Jupyter a round long, with it as they stand."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import os
+
+import pandas as pd
+import pytest
+from helpers import ROOT
+from matplotlib.figure import Figure
+
+import fedcl_bench as fb
+
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
+
+
+def cells(path) -> list[str]:
+    """The code of a notebook, which holds no output."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    code = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
+    assert content["nbformat"] == 4 and not any(cell["outputs"] or cell["execution_count"] for cell in code)
+    assert len({cell["id"] for cell in content["cells"]}) == len(content["cells"])
+    return ["".join(cell["source"]) for cell in code]
+
+
+def shown(code: str, names: dict) -> object:
+    """Run a cell; the value of its last line if that is an expression, as a notebook shows it."""
+    body = ast.parse(code).body
+    last = body.pop() if isinstance(body[-1], ast.Expr) else None
+    exec(compile(ast.Module(body, []), "cell", "exec"), names)
+    return eval(compile(ast.Expression(last.value), "cell", "eval"), names) if last else None
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_every_cell_runs(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(fb, "run", functools.partial(fb.run, rounds=1, k_core=50, progress=False))
+    names: dict = {}
+    values = [shown(code, names) for code in cells(path)]
+    kinds = {type(value) for value in values}
+    assert {fb.Results, pd.DataFrame, Figure} <= kinds and all(v._repr_png_() for v in values if isinstance(v, Figure))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_jupyter_executes_it(path, tmp_path, monkeypatch):
+    nbclient = pytest.importorskip("nbclient", reason="needs nbclient, which the tests do not require")
+    nbformat = pytest.importorskip("nbformat", reason="needs nbformat, which the tests do not require")
+    pytest.importorskip("ipykernel", reason="needs ipykernel, which the tests do not require")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    notebook = nbformat.read(path, as_version=4)
+    nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    outputs = [output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", ())]
+    assert any("image/png" in data for data in outputs) and any("text/html" in data for data in outputs)
