@@ -215,7 +215,7 @@ def report(runs: Sequence[Run], registry: Registry, title: str, plugins: Sequenc
         registry: of the plugins that the commands to rerun are for.
         plugins: folders of ``--plugins``, for those commands.
     """
-    cells = gathered.gather(runs)
+    cells = gathered.gather(runs, registry)
     rows = {cell: [gathered.leaderboard_row(cell, variant) for variant in cell.variants] for cell in cells}
     of_cell = {cell: gathered.differences(cell) for cell in cells}
     parts = {"leaderboard": _leaderboard(cells, rows), "tests": _tests(cells, of_cell), "settings": _settings(cells),
