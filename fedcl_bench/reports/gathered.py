@@ -76,7 +76,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _same_settings(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs with the same settings and device together, one per seed; a second record of a seed is a group of its own."""
+    """Runs with the same settings together, one per seed; a second record of a seed is in a group of its own."""
     groups: dict[tuple, list[Run]] = {}
     for run in runs:
         settings = tuple(sorted((name, repr(value)) for name, value in comparable(run.meta["settings"]).items()))

@@ -129,7 +129,8 @@ def _tex_cell(cell: Cell | None, marks) -> str:
 def _points(texts: Sequence[str]) -> float:
     """About how wide a column is in points: its longest text, at the width of a digit of LaTeX's 7-point type."""
     def length(text: str) -> float:
-        plain, _, tiny = re.sub(r"\$\^?\{?|\}?\$|\\[a-z]+\{?|[{}\\]", "", text.replace(r"\tiny$\pm$", "±")).partition("±")
+        text = re.sub(r"\$\^?\{?|\}?\$|\\[a-z]+\{?|[{}\\]", "", text.replace(r"\tiny$\pm$", "±"))
+        plain, _, tiny = text.partition("±")
         return len(plain) + 0.75 * len(tiny) + (0.75 if tiny else 0.0)
     return 4.0 * max(map(length, texts)) + 2 * COLUMN_GAP
 
@@ -188,8 +189,8 @@ def latex(table: Table) -> str:
     out = []
     for panel in table.panels:
         environment, tabulars = _tabulars(table, panel)
-        out += [rf"\begin{{{environment}}}" + ("[t]" if environment == "table*" else ""), r"\centering", rf"\caption{{{tex(_heading(table, panel))}.}}",
-                rf"\label{{{_label(table, panel)}}}", r"\scriptsize", rf"\setlength{{\tabcolsep}}{{{COLUMN_GAP}pt}}",
+        out += [rf"\begin{{{environment}}}" + ("[t]" if environment == "table*" else ""), r"\centering",
+                rf"\caption{{{tex(_heading(table, panel))}.}}", rf"\label{{{_label(table, panel)}}}", r"\scriptsize", rf"\setlength{{\tabcolsep}}{{{COLUMN_GAP}pt}}",
                 *tabulars]
         if panel is table.panels[-1]:
             notes = [tex(note) for note in table.notes]
@@ -219,8 +220,8 @@ def csv_text(table: Table) -> str:
     writer.writerow([*CSV_FIELDS, *(["users"] if counted else [])])
     for cell in table.cells():
         key, paper = cell.key, cell.printed
-        writer.writerow([table.number or "", key.dataset, key.backbone, key.row, key.metric, key.column, full(cell.mean),
-                         full(cell.std), " ".join(map(str, cell.seeds)), paper.text if paper else "",
+        writer.writerow([table.number or "", key.dataset, key.backbone, key.row, key.metric, key.column,
+                         full(cell.mean), full(cell.std), " ".join(map(str, cell.seeds)), paper.text if paper else "",
                          "*" if paper and paper.star else "", cell.rank or "", _stars(cell), full(cell.p),
                          cell.contradiction, cell.missing, " ".join(cell.records), *([cell.users] if counted else [])])
     return buffer.getvalue()

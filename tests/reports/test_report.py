@@ -69,7 +69,8 @@ def text_of(element) -> str:
 def rows_of(tree, name):
     """Cells of a table's rows as (text, full number or None)."""
     (body,) = tree.all("tbody", tree.named(name, "table"))
-    return [[(text_of(cell), cell[1].get("data-value")) for cell in tree.all("td", row)] for row in tree.all("tr", body)]
+    return [[(text_of(cell), cell[1].get("data-value")) for cell in tree.all("td", row)]
+            for row in tree.all("tr", body)]
 
 
 def heads_of(tree, name):
