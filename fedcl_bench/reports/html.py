@@ -179,8 +179,8 @@ def page_data(cells: Sequence[Cell], rows: Mapping[Cell, Sequence[Row]],
 # The page
 
 _SECTIONS = (
-    ("Leaderboard", "Mean ± sample standard deviation over seeds of the metric on the block just trained, averaged over "
-     "the blocks but block 0. Best of a dataset, backbone and stream in bold. Click a heading to sort.",
+    ("Leaderboard", "Mean ± sample standard deviation over seeds of the metric on the block just trained, averaged "
+     "over the blocks but block 0. Best of a dataset, backbone and stream in bold. Click a heading to sort.",
      "{leaderboard}"),
     ("Tests", "Two-sided paired t-test over users, each averaged over blocks and the seeds in common. Positive: better "
      "than the method in the second column. p Holm is adjusted for all variants tested on the same items.", "{tests}"),

@@ -190,7 +190,8 @@ def latex(table: Table) -> str:
     for panel in table.panels:
         environment, tabulars = _tabulars(table, panel)
         out += [rf"\begin{{{environment}}}" + ("[t]" if environment == "table*" else ""), r"\centering",
-                rf"\caption{{{tex(_heading(table, panel))}.}}", rf"\label{{{_label(table, panel)}}}", r"\scriptsize", rf"\setlength{{\tabcolsep}}{{{COLUMN_GAP}pt}}",
+                rf"\caption{{{tex(_heading(table, panel))}.}}", rf"\label{{{_label(table, panel)}}}", r"\scriptsize",
+                rf"\setlength{{\tabcolsep}}{{{COLUMN_GAP}pt}}",
                 *tabulars]
         if panel is table.panels[-1]:
             notes = [tex(note) for note in table.notes]
