@@ -273,7 +273,7 @@ def audit_command(words, args, capsys):
 BENCH = {"run": run_command, "audit": audit_command, "grid": grid_command, "tune": tune_command,
          "tables": records_command, "compare": records_command, "figures": records_command,
          "reproduction": records_command, "pack": pack_command, "check": check_command, "data": data_command,
-         "list": plain_command, "doctor": plain_command, "new-plugin": plain_command}
+         "report": plain_command, "list": plain_command, "doctor": plain_command, "new-plugin": plain_command}
 
 
 def bench(words: list[str], capsys, done: set[tuple[str, ...]]) -> None:

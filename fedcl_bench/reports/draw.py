@@ -304,7 +304,8 @@ def _draw_curve(axes, curve: Curve, name: str, z: int, line: Mapping) -> None:
 def _note_missing(figure: Figure, lacking: Sequence[str]) -> None:
     """Name below a figure what has no record."""
     if lacking:
-        figure.supxlabel("\n".join(f"No record: {text}." for text in lacking), x=0.01, ha="left", fontsize=7, color=GREY)
+        text = "\n".join(f"No record: {names}." for names in lacking)
+        figure.supxlabel(text, x=0.01, ha="left", fontsize=7, color=GREY)
 
 
 @_styled

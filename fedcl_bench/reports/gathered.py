@@ -76,7 +76,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _same_settings(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs with the same settings and device together, one per seed; a second record of a seed is a group of its own."""
+    """Runs with the same settings together, one per seed; a second record of a seed is in a group of its own."""
     groups: dict[tuple, list[Run]] = {}
     for run in runs:
         settings = tuple(sorted((name, repr(value)) for name, value in comparable(run.meta["settings"]).items()))
@@ -87,27 +87,41 @@ def _same_settings(runs: Sequence[Run]) -> list[list[Run]]:
     return [sorted(group, key=lambda run: run.seed) for group in groups.values()]
 
 
-def _usual(groups: Sequence[Sequence[Run]]) -> dict[str, Any]:
-    """The value of each setting that most runs have."""
-    counts: dict[str, Counter] = {}
+def _defaults(registry: Registry, run: Run) -> dict[str, Any]:
+    """The settings that the plugins and the dataset of a run have by default; none if one of them is not here."""
+    try:
+        settings = expected_settings(registry, RunSpec(*(run.meta[name] for name in ("method", "backbone", "dataset"))))
+    except UserError:
+        return {}
+    return {name: _frozen(value) for name, value in comparable(settings).items()}
+
+
+def _plain(groups: Sequence[Sequence[Run]], registry: Registry) -> dict[str, Any]:
+    """The value of each setting that goes without saying: that of all groups, else the default if a group has it.
+
+    A setting that has neither is named in every title, as no value of it is the usual one.
+    """
+    values: dict[str, set] = {}
     for group in groups:
         for name, value in comparable(group[0].meta["settings"]).items():
-            counts.setdefault(name, Counter())[_frozen(value)] += len(group)
-    return {name: max(counter, key=lambda value: (counter[value], repr(value))) for name, counter in counts.items()}
+            values.setdefault(name, set()).add(_frozen(value))
+    defaults = _defaults(registry, groups[0][0]) if len(groups) > 1 else {}
+    return {name: next(iter(several)) if len(several) == 1 else defaults[name] for name, several in values.items()
+            if len(several) == 1 or (name in defaults and defaults[name] in several)}
 
 
-def _variants(runs: Sequence[Run]) -> tuple[Variant, ...]:
-    """The variants of every method, those with the usual settings first; titles are unique."""
+def _variants(runs: Sequence[Run], registry: Registry) -> tuple[Variant, ...]:
+    """The variants of every method, those with the fewest settings in their titles first; titles are unique."""
     groups = _same_settings(runs)
     variants: list[Variant] = []
     for method in sorted({group[0].meta["method"] for group in groups}):
         alike = [group for group in groups if group[0].meta["method"] == method]
-        usual = _usual(alike)
+        plain = _plain(alike, registry)
         titled = []
         for group in alike:
             settings = {name: _frozen(value) for name, value in comparable(group[0].meta["settings"]).items()}
-            differs = [f"{name}={settings.get(name, 'absent')}" for name in sorted({**usual, **settings})
-                       if settings.get(name) != usual.get(name)]
+            differs = [f"{name}={value}" for name, value in sorted(settings.items())
+                       if name not in plain or plain[name] != value]
             titled.append((len(differs), f"{method} ({', '.join(differs)})" if differs else method, group))
         repeated = Counter(title for _, title, _ in titled)
         for _, title, group in sorted(titled, key=lambda item: item[:2]):
@@ -116,8 +130,12 @@ def _variants(runs: Sequence[Run]) -> tuple[Variant, ...]:
     return tuple(variants)
 
 
-def gather(runs: Sequence[Run]) -> list[Cell]:
-    """All cells of some records, sorted by dataset, backbone and stream."""
+def gather(runs: Sequence[Run], registry: Registry) -> list[Cell]:
+    """All cells of some records, sorted by dataset, backbone and stream.
+
+    Args:
+        registry: of plugins; settings at their defaults are not named in titles.
+    """
     groups: dict[tuple, list[Run]] = {}
     for run in runs:
         words = ", ".join(str(value) if name == "stream" else f"{name} {value}" for name, value in protocol(run))
@@ -130,7 +148,7 @@ def gather(runs: Sequence[Run]) -> list[Cell]:
     for key in sorted(groups):
         numbers[key[:3]] += 1
         stream = key[2] + (f" (tests {numbers[key[:3]]})" if repeated[key[:3]] > 1 else "")
-        variants = _variants(groups[key])
+        variants = _variants(groups[key], registry)
         reference = next((variant for name in REFERENCES for variant in variants if variant.meta["method"] == name),
                          variants[0])
         cells.append(Cell(key[0], key[1], stream, key[3], variants, reference))
@@ -247,14 +265,12 @@ def rerun_command(registry: Registry, variant: Variant, plugins: Sequence[Path] 
     meta = variant.meta
     spec = RunSpec(meta["method"], meta["backbone"], meta["dataset"])
     recorded = comparable(meta["settings"])
-    try:
-        default, idle = comparable(expected_settings(registry, spec)), expected_idle(registry, spec)
-    except UserError:  # a plugin or a dataset's configuration that is not here
-        default, idle = {}, {}
+    default = _defaults(registry, variant.runs[0])
+    idle = expected_idle(registry, spec) if default else {}
     words = ["run_bench.py", "run", "--method", meta["method"], "--backbone", meta["backbone"], "--dataset",
              meta["dataset"]]
     for name, value in recorded.items():
-        if name not in idle and name != "split_file" and _frozen(value) != _frozen(default.get(name)):
+        if name not in idle and name != "split_file" and not (name in default and _frozen(value) == default[name]):
             text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
             words += ["--set", f"{name}={text}"]
     for folder in plugins:

@@ -55,7 +55,8 @@ def _td(text: str, value: float | str | None = "", kind: str = "") -> str:
     """A cell; ``value`` is the full number that sorting uses, None if there is none, and ``""`` for a text."""
     if value == "":
         return f"<td>{escape(text)}</td>"
-    return f'<td class="{escape(" ".join(filter(None, ["number", kind])))}" data-value="{_full(value)}">{escape(text)}</td>'
+    classes = escape(" ".join(filter(None, ["number", kind])))
+    return f'<td class="{classes}" data-value="{_full(value)}">{escape(text)}</td>'
 
 
 def _full(value: float | None) -> str:
@@ -153,7 +154,8 @@ def _commands(cells: Sequence[Cell], registry: Registry, plugins: Sequence[Path]
 
 
 def _variant_data(cell: Cell, variant: Variant, row: Row, difference: Difference | None) -> dict[str, Any]:
-    return {"title": variant.title, "score": _digits(row.metrics[cell.metric][0] if cell.metric in row.metrics else None),
+    score = row.metrics[cell.metric][0] if cell.metric in row.metrics else None
+    return {"title": variant.title, "score": _digits(score),
             "learning": _digits(row.learning), "forgetting": _digits(row.forgetting), "bytes": _digits(row.bytes),
             "seconds": _digits(row.seconds),
             "curves": [[_digits(value, 4) for value in curve.mean] for curve in gathered.curves(variant)],
@@ -177,8 +179,8 @@ def page_data(cells: Sequence[Cell], rows: Mapping[Cell, Sequence[Row]],
 # The page
 
 _SECTIONS = (
-    ("Leaderboard", "Mean ± sample standard deviation over seeds of the metric on the block just trained, averaged over "
-     "the blocks but block 0. Best of a dataset, backbone and stream in bold. Click a heading to sort.",
+    ("Leaderboard", "Mean ± sample standard deviation over seeds of the metric on the block just trained, averaged "
+     "over the blocks but block 0. Best of a dataset, backbone and stream in bold. Click a heading to sort.",
      "{leaderboard}"),
     ("Tests", "Two-sided paired t-test over users, each averaged over blocks and the seeds in common. Positive: better "
      "than the method in the second column. p Holm is adjusted for all variants tested on the same items.", "{tests}"),
@@ -203,7 +205,8 @@ def _body(title: str, parts: Mapping[str, str]) -> str:
     sections = "\n".join(f"<h2>{escape(head)}</h2>\n<p>{escape(text)}</p>\n"
                          + (parts[content[1:-1]] if content.startswith("{") else content)
                          for head, text, content in _SECTIONS)
-    return (f'<header><h1>{escape(title)}</h1>{filters}<label>shown below <select id="cell"></select></label></header>\n'
+    cell = '<label>shown below <select id="cell"></select></label>'
+    return (f"<header><h1>{escape(title)}</h1>{filters}{cell}</header>\n"
             f'<main><p id="errors"></p>\n{sections}\n</main>')
 
 
@@ -215,7 +218,7 @@ def report(runs: Sequence[Run], registry: Registry, title: str, plugins: Sequenc
         registry: of the plugins that the commands to rerun are for.
         plugins: folders of ``--plugins``, for those commands.
     """
-    cells = gathered.gather(runs)
+    cells = gathered.gather(runs, registry)
     rows = {cell: [gathered.leaderboard_row(cell, variant) for variant in cell.variants] for cell in cells}
     of_cell = {cell: gathered.differences(cell) for cell in cells}
     parts = {"leaderboard": _leaderboard(cells, rows), "tests": _tests(cells, of_cell), "settings": _settings(cells),

@@ -67,9 +67,9 @@ function sortBy(heading) {
   body.append(...rows);
 }
 
-const LAYOUT = { font: { family: "system-ui, DejaVu Sans, sans-serif", size: 12 }, margin: { l: 60, r: 20, t: 40, b: 45 },
+const LAYOUT = { font: { family: "system-ui, DejaVu Sans, sans-serif", size: 12 }, margin: { l: 60, r: 20, t: 55, b: 45 },
   paper_bgcolor: "#fff", plot_bgcolor: "#fff", hovermode: "closest" };
-const OPTIONS = { displaylogo: false, responsive: true };
+const OPTIONS = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
 function axis(title, more) {
   return { title: { text: plain(title) }, gridcolor: "#e6e6e6", zeroline: false, automargin: true, ...more };
 }
@@ -146,7 +146,7 @@ function drawDifferences(cell) {
   const traces = several.map((variant, i) => {
     const suffix = i ? String(i + 1) : "", users = variant.counts.reduce((a, b) => a + b, 0);
     layout["xaxis" + suffix] = axis("difference per user", { range: [-1, 1] });
-    layout["yaxis" + suffix] = axis(i % columns ? "" : "share of users", { type: "log" });
+    layout["yaxis" + suffix] = axis(i % columns ? "" : "share of users", { type: "log", dtick: 1, tickformat: "~%" });
     layout.annotations.push({ text: plain(variant.title), showarrow: false, xanchor: "left", x: 0, y: 1.18,
       xref: "x" + suffix + " domain", yref: "y" + suffix + " domain" });
     return { type: "bar", x: middle, y: variant.counts.map((count) => count ? count / users : null),

@@ -104,6 +104,8 @@ _TEX = {"\\": r"\textbackslash{}", "%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#
 
 
 PAGE_POINTS = 500.0  # width of a page with two columns, in points; the usual classes have 505 to 516
+PAGE_HEIGHT = 630.0  # of its text, in points; the width of a rotated table
+FEW_LINES = 20  # of a table that is split: more would be too high one below the other
 COLUMN_GAP = 3  # points on either side of a column
 
 
@@ -127,7 +129,8 @@ def _tex_cell(cell: Cell | None, marks) -> str:
 def _points(texts: Sequence[str]) -> float:
     """About how wide a column is in points: its longest text, at the width of a digit of LaTeX's 7-point type."""
     def length(text: str) -> float:
-        plain, _, tiny = re.sub(r"\$\^?\{?|\}?\$|\\[a-z]+\{?|[{}\\]", "", text.replace(r"\tiny$\pm$", "±")).partition("±")
+        text = re.sub(r"\$\^?\{?|\}?\$|\\[a-z]+\{?|[{}\\]", "", text.replace(r"\tiny$\pm$", "±"))
+        plain, _, tiny = text.partition("±")
         return len(plain) + 0.75 * len(tiny) + (0.75 if tiny else 0.0)
     return 4.0 * max(map(length, texts)) + 2 * COLUMN_GAP
 
@@ -149,14 +152,22 @@ def _label(table: Table, panel: Panel) -> str:
     return "tab:" + "-".join([*words, *re.findall(r"[a-z0-9]+", panel.title.lower())])
 
 
-def _tabulars(table: Table, panel: Panel) -> list[str]:
-    """The lines of a panel, in several tabulars one below the other where one would be wider than a page."""
+def _tabulars(table: Table, panel: Panel) -> tuple[str, list[str]]:
+    """The lines of a panel, and the environment around them.
+
+    Where one tabular would be wider than a page it is rotated. If that does not help, or there are few lines, it is
+    split into several below each other.
+    """
     lines = _grouped(panel.lines)
     stub = [[tex(head), *(tex(line.labels[i]) for line in lines)] for i, head in enumerate(table.stub)]
     columns = [[tex(head), *(_tex_cell(line.cells[i], table.marks) for line in lines)]
                for i, head in enumerate(table.heads)]
-    out = []
-    for part in _parts(list(map(_points, stub)), list(map(_points, columns)), PAGE_POINTS):
+    out: list[str] = []
+    widths = list(map(_points, stub)), list(map(_points, columns))
+    parts, environment = _parts(*widths, PAGE_POINTS), "table*"
+    if len(parts) > 1 and len(lines) > FEW_LINES and sum(map(sum, widths)) <= PAGE_HEIGHT:
+        parts, environment = [range(len(columns))], "sidewaystable*"
+    for part in parts:
         out += [r"\par\medskip"] if out else []
         shown = [*stub, *(columns[i] for i in part)]
         heading, *rows = zip(*shown)
@@ -167,19 +178,21 @@ def _tabulars(table: Table, panel: Panel) -> list[str]:
                 out.append(r"\midrule")
             out.append(" & ".join(row) + r" \\")
         out += [r"\bottomrule", r"\end{tabular}"]
-    return out
+    return environment, out
 
 
 def latex(table: Table) -> str:
     """The table as LaTeX, one ``table*`` per backbone; compiles where booktabs is loaded.
 
-    It fits the width of a page of two columns: a wider one is split, with its first columns repeated.
+    It fits a page of two columns: a wider one is rotated, or split with its first columns repeated.
     """
-    out = [r"% needs \usepackage{booktabs}"]
+    out = []
     for panel in table.panels:
-        out += [r"\begin{table*}[t]", r"\centering", rf"\caption{{{tex(_heading(table, panel))}.}}",
-                rf"\label{{{_label(table, panel)}}}", r"\scriptsize", rf"\setlength{{\tabcolsep}}{{{COLUMN_GAP}pt}}",
-                *_tabulars(table, panel)]
+        environment, tabulars = _tabulars(table, panel)
+        out += [rf"\begin{{{environment}}}" + ("[t]" if environment == "table*" else ""), r"\centering",
+                rf"\caption{{{tex(_heading(table, panel))}.}}", rf"\label{{{_label(table, panel)}}}", r"\scriptsize",
+                rf"\setlength{{\tabcolsep}}{{{COLUMN_GAP}pt}}",
+                *tabulars]
         if panel is table.panels[-1]:
             notes = [tex(note) for note in (*table.notes, *table.tested)]
             notes += [f"{tex(mark) if mark == DAGGER else rf'$^{{{mark}}}$'} {tex(text)}" for mark, text in
@@ -187,8 +200,9 @@ def latex(table: Table) -> str:
             notes += [tex(sentence) for sentence in table.missing]
             out += [r"\par\smallskip", r"\begin{minipage}{\linewidth}\footnotesize\raggedright",
                     *(rf"{note}\par" for note in notes), r"\end{minipage}"]
-        out.append(r"\end{table*}")
-    return "\n".join(out) + "\n"
+        out.append(rf"\end{{{environment}}}")
+    packages = "booktabs,rotating" if any("sidewaystable" in line for line in out) else "booktabs"
+    return "\n".join([rf"% needs \usepackage{{{packages}}}", *out]) + "\n"
 
 
 # CSV
@@ -207,8 +221,8 @@ def csv_text(table: Table) -> str:
     writer.writerow(CSV_FIELDS)
     for cell in table.cells():
         key, paper = cell.key, cell.printed
-        writer.writerow([table.number or "", key.dataset, key.backbone, key.row, key.metric, key.column, full(cell.mean),
-                         full(cell.std), " ".join(map(str, cell.seeds)), paper.text if paper else "",
+        writer.writerow([table.number or "", key.dataset, key.backbone, key.row, key.metric, key.column,
+                         full(cell.mean), full(cell.std), " ".join(map(str, cell.seeds)), paper.text if paper else "",
                          "*" if paper and paper.star else "", cell.rank or "", _stars(cell), full(cell.p),
                          cell.contradiction, cell.missing, " ".join(cell.records),
                          " ".join(map(str, cell.users)), " ".join(map(str, cell.interactions))])

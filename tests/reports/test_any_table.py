@@ -6,6 +6,7 @@ import csv
 import io
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 from fabricate import USERS, fabricate, level
@@ -157,6 +158,19 @@ def test_latex_has_a_label_and_fits_a_page(source, folder):
     assert latex(narrow).count(r"\begin{tabular}") == 1
     labels = re.findall(r"\\label\{(.+)\}", text)
     assert len(labels) == len(set(labels)) == text.count(r"\begin{table*}")
+
+
+def test_latex_rotates_a_table_that_is_wide_and_long(source, folder):
+    built = build_any(Layout(methods=tuple(MEANS), metrics=("ndcg@20", "recall@20"), datasets=("ml-100k", "lastfm-2k"),
+                             rows=("dataset", "metric", "method"), columns=("block",), backbones=("fedmf",)), source,
+                      folder)
+    assert r"\begin{table*}" in latex(built)
+    (panel,) = built.panels
+    wide = replace(built, heads=built.heads * 2, panels=(replace(panel, lines=tuple(
+        replace(line, cells=line.cells * 2) for line in panel.lines * 2)),))
+    text = latex(wide)
+    assert text.count(r"\begin{tabular}") == 1 and r"\usepackage{booktabs,rotating}" in text
+    assert r"\begin{sidewaystable*}" in text and r"\end{sidewaystable*}" in text
 
 
 def test_all_records_without_names(folder, capsys):

@@ -93,9 +93,11 @@ EVERY = {
                                         "round"),
     "one curve": lambda: validation_curves({"ft": curves(0)[:1]}, LOOK, "N@20", "TiSASRec, RetailRocket, mean ± std "
                                            "over seeds 0-4; marker: mean best round"),
-    "six curves of one block": lambda: validation_curves({m: curves(i)[:1] for i, m in enumerate(LABELS)}, LOOK, "N@20",
-                                                         "TiSASRec, RetailRocket, mean ± std over seeds 0-4 (RLP2: 0-2)"),
-    "curves and a missing one": lambda: validation_curves({"ft": curves(0), "kd": None}, LOOK, "N@20", "FedMF, ML-100K"),
+    "six curves of one block": lambda: validation_curves(
+        {m: curves(i)[:1] for i, m in enumerate(LABELS)}, LOOK, "N@20",
+        "TiSASRec, RetailRocket, mean ± std over seeds 0-4 (RLP2: 0-2)"),
+    "curves and a missing one": lambda: validation_curves({"ft": curves(0), "kd": None}, LOOK, "N@20",
+                                                          "FedMF, ML-100K"),
     "one early curve": lambda: early_curves(early(1), LOOK, "NDCG@10"),
     "three early curves": lambda: early_curves(early(3), LOOK, "NDCG@10"),
     "one histogram": lambda: user_histograms(histograms(1), LOOK, "predicted probability of the test target"),

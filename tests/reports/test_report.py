@@ -69,7 +69,8 @@ def text_of(element) -> str:
 def rows_of(tree, name):
     """Cells of a table's rows as (text, full number or None)."""
     (body,) = tree.all("tbody", tree.named(name, "table"))
-    return [[(text_of(cell), cell[1].get("data-value")) for cell in tree.all("td", row)] for row in tree.all("tr", body)]
+    return [[(text_of(cell), cell[1].get("data-value")) for cell in tree.all("td", row)]
+            for row in tree.all("tr", body)]
 
 
 def heads_of(tree, name):
@@ -210,14 +211,31 @@ def test_names_are_escaped(evil, page):
     assert EVIL in {variant["title"] for cell in data_of(tree)["cells"] for variant in cell["variants"]}
 
 
-def test_a_second_record_of_a_seed_is_a_variant_of_its_own(folder):
+def test_titles_name_every_setting_that_is_no_default(folder, registry):
+    """Values that several variants share equally are not taken for the usual one."""
+    runs = [run for run in load_runs(folder) if run.meta["dataset"] == "lastfm-2k" and run.meta["method"] == "ft"]
+
+    def changed(value, hash):
+        return [replace(run, meta={**run.meta, "hash": hash * 32, "settings": {**run.meta["settings"], "lr": value}})
+                for run in runs]
+    default = runs[0].meta["settings"]["lr"]
+    (cell,) = gathered.gather([*runs, *changed(7.0, "a"), *changed(8.0, "b")], registry)
+    assert [variant.title for variant in cell.variants] == ["ft", "ft (lr=7.0)", "ft (lr=8.0)"]
+    (cell,) = gathered.gather([*changed(7.0, "a"), *changed(8.0, "b")], registry)
+    assert [variant.title for variant in cell.variants] == ["ft (lr=7.0)", "ft (lr=8.0)"]
+    (cell,) = gathered.gather(changed(7.0, "a"), registry)
+    assert [variant.title for variant in cell.variants] == ["ft"] and default not in (7.0, 8.0)
+    assert "--set lr=7.0" in gathered.rerun_command(registry, cell.variants[0])
+
+
+def test_a_second_record_of_a_seed_is_a_variant_of_its_own(folder, registry):
     runs = [run for run in load_runs(folder) if run.meta["dataset"] == "ml-100k" and run.meta["method"] == "kd"]
     copy = replace(runs[0], meta={**runs[0].meta, "hash": "f" * 32})
-    (cell,) = gathered.gather([*runs, copy])
-    assert [len(variant.runs) for variant in cell.variants] == [3, 1] or [1, 3] == [len(v.runs) for v in cell.variants]
+    (cell,) = gathered.gather([*runs, copy], registry)
+    assert sorted(len(variant.runs) for variant in cell.variants) == [1, 3]
     assert len({variant.title for variant in cell.variants}) == 2
     other = replace(runs[0], meta={**runs[0].meta, "hash": "e" * 32, "data_fingerprint": "other"})
-    assert len(gathered.gather([*runs, other])) == 2  # other data: not compared
+    assert len(gathered.gather([*runs, other], registry)) == 2  # other data: not compared
 
 
 def test_errors_are_one_line(folder, tmp_path, capsys):

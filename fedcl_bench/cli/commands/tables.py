@@ -38,8 +38,8 @@ def add(commands) -> None:
     tables = commands.add_parser("tables", help="rebuild a paper's tables, or make your own, from records",
                                  epilog=EXAMPLES,
                                  formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-                                 description="Rebuild a paper's tables from records alone, beside the printed numbers, or "
-                                             "make a table of your own.")
+                                 description="Rebuild a paper's tables from records alone, beside the printed numbers, "
+                                             "or make a table of your own.")
     add_tables(tables, "all")
     add_records(tables)
     add_settings(tables)
