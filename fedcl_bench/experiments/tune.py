@@ -320,7 +320,7 @@ class Tuning:
         """The file that the combination's choice is written to."""
         return tuned_file(self.folder, c.method, c.backbone, c.dataset)
 
-    def found(self, c: Combination) -> Path:
+    def kept_file(self, c: Combination) -> Path:
         """The file of the combination's settings, as written or from ``below``."""
         return self._tuned.file(c.method, c.backbone, c.dataset)
 
@@ -343,7 +343,7 @@ class Tuning:
 
     def before(self, search: Search) -> dict[str, Any] | None:
         """The content of the file that an equal search left, if it is to be kept."""
-        return None if self.again else _same_search(self.found(search.combination), search)
+        return None if self.again else _same_search(self.kept_file(search.combination), search)
 
 
 def tune(tuning: Tuning, combinations: Iterable[Combination],
@@ -382,7 +382,7 @@ def _in_order(tuning: Tuning, combinations: Iterable[Combination]) -> tuple[list
     for name in tuning.effort.fixed:
         if name not in known:
             raise unknown_setting("setting (--set)", name, known)
-    first = [c for c in dict.fromkeys(references) if c in wanted or not tuning.found(c).exists()]
+    first = [c for c in dict.fromkeys(references) if c in wanted or not tuning.kept_file(c).exists()]
     for c in [*first, *wanted]:
         search = tuning.search(c, {})
         tuning.tasks(search, [search.default])

@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
             Pool(args.results, args.data_dir, args.plugins, args.jobs or cores(), args.threads, view.show, view.ended,
                  view.warn, stop) as pool:
         results = tune.tune(tuning, combinations, pool.run)
-    files = [str(tuning.found(result.combination)) for result in results]
+    files = [str(tuning.kept_file(result.combination)) for result in results]
     if args.json:
         json.dump({"results": [{"status": result.status, "error": result.error or None, "file": file,
                                 **vars(result.combination), **result.content}
