@@ -23,6 +23,7 @@ docs: $(VENV)/.installed-docs
 	cp -r results/pages results/audits build/pages/results
 	cp results/published/README.md build/pages/results/published
 	cp -r benchmarks/README.md benchmarks/results build/pages/benchmarks
+	cp -r examples build/pages
 	$(BIN)/python -m mkdocs build --strict
 
 $(BIN)/python:

@@ -13,7 +13,7 @@ from ..reports.comparison import Comparison, against_each
 from ..reports.selection import parse_method
 from ..runs.config import CORE_SETTINGS
 from ..runs.run import Run
-from ..runs.specs import RunSpec, expected_settings, seed_text
+from ..runs.specs import RunSpec, Tuned, expected_settings, seed_text
 from ..runs.store import load_runs, matching
 from .origin import Origin
 
@@ -49,7 +49,7 @@ def runs_of(text: str, run: Run, origin: Origin, tuned: Path | None) -> list[Run
     origin.registry.get("method", method)
     settings = {**({} if tuned else shared_changes(run, origin)), **dict(own)}
     spec = RunSpec(method, meta["backbone"], meta["dataset"], tuple(settings.items()))
-    runs = matching(load_runs(origin.records), origin.registry, spec, tuned)
+    runs = matching(load_runs(origin.records), origin.registry, spec, Tuned.of(tuned, origin.records))
     if not runs:
         words = "".join(f", {name}={value!r}" for name, value in settings.items() if name != "split_file")
         raise UserError(f"no record in {origin.records} of {spec.title} on {spec.backbone}, {spec.dataset}.\nMake it "

@@ -162,8 +162,7 @@ def test_latex_has_a_label_and_fits_a_page(source, folder):
 
 def test_latex_rotates_a_table_that_is_wide_and_long(source, folder):
     built = build_any(Layout(methods=tuple(MEANS), metrics=("ndcg@20", "recall@20"), datasets=("ml-100k", "lastfm-2k"),
-                             rows=("dataset", "metric", "method"), columns=("block",), backbones=("fedmf",)), source,
-                      folder)
+                             rows=("dataset", "metric", "method"), columns=("block",), backbones=("fedmf",)), source)
     assert r"\begin{table*}" in latex(built)
     (panel,) = built.panels
     wide = replace(built, heads=built.heads * 2, panels=(replace(panel, lines=tuple(
