@@ -125,9 +125,9 @@ def test_backbones_of_lists_train_on_the_rounds_session(registry, stream, backbo
     f = federation(registry, stream, "ft", backbone)
     step, seen, train = stream.steps[0], [], loop.train_clients
 
-    def spy(chunks, *args, **kwargs):
-        seen.append(chunks)
-        return train(chunks, *args, **kwargs)
+    def spy(work, *args, **kwargs):
+        seen.append([chunk for part in work for chunk in part.chunks])
+        return train(work, *args, **kwargs)
     with patch.object(loop, "train_clients", spy):
         last = finish(f)
     some = step.sessions["train"]
@@ -281,9 +281,9 @@ def test_noise_on_all_uploads(registry, stream):
 def test_weights_are_the_lengths_of_the_rounds_sessions(registry, stream):
     f, seen, train = federation(registry, stream, "ft", weighting="interactions"), [], loop.train_clients
 
-    def spy(chunks, model, training, key, weights, *args):
+    def spy(work, model, key, weights, *args):
         seen.append(weights)
-        return train(chunks, model, training, key, weights, *args)
+        return train(work, model, key, weights, *args)
     with patch.object(loop, "train_clients", spy):
         weighted = finish(f)
     some = stream.steps[0].sessions["train"]
