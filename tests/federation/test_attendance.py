@@ -84,7 +84,7 @@ def last(registry, method="ft", backbone="fedmf", local=LocalSettings(local_epoc
     return progress
 
 
-@pytest.mark.parametrize("method, backbone", [("ft", "fedmf"), ("f3crec", "fedncf"), ("ft", "fedrap")])
+@pytest.mark.parametrize("method, backbone", [("ft", "fedmf"), ("f3crec", "fedncf")])
 def test_stragglers_are_clients_of_fewer_epochs(registry, method, backbone):
     """If everybody is late with two epochs, the run is that of one epoch; it differs from those of two."""
     two = LocalSettings(local_epochs=2, batch_size=4)

@@ -361,13 +361,13 @@ def at_records(records_of_two_rounds, monkeypatch):
 
 def test_command_draws_what_there_is(at_records, capsys, tmp_path):
     methods = ["--methods", "ft,kd,f3crec"]
-    assert main(["figures", *QUICK, *methods, "--out", str(tmp_path / "new"), "--format", "png,svg"]) == 0
+    assert main(["figures", *QUICK, *methods, "--out", str(tmp_path / "new"), "--format", "svg"]) == 0
     out = capsys.readouterr().out
     names = {path.name for path in (tmp_path / "new").iterdir()}
     stems = {"figure3-ndcg20", "figure4-ml-100k-fedmf-ndcg20", "cd-ndcg20"} | {
         f"{kind}-ml-100k-{backbone}{metric}" for backbone in ("fedmf", "fedncf")
         for kind, metric in (("forgetting", "-ndcg20"), ("curves", ""))}
-    assert names == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")}
+    assert names == {f"{stem}.svg" for stem in stems}
     assert all(str(tmp_path / "new" / name) in out for name in names)
     assert "eps = 0.002, 0.003" in out and "left empty" in out
     assert "grid --paper f3crec --figure 4 --datasets ml-100k --seeds 5 --set rounds=2" in out
