@@ -15,6 +15,7 @@ from ..errors import UserError, unknown
 from ..reports import draw, scores
 from ..runs.run import Run
 from ..runs.specs import seed_text
+from ..runs.store import tested
 from . import frames, versus
 from .model import Model, saved_model
 from .origin import Origin
@@ -246,13 +247,11 @@ class Results:
 
     def _units(self) -> str:
         """How many users the means are over."""
-        first = frames.metrics(self.runs[:1])
-        tested = first[(first["trained_block"] == first["tested_block"]) & (first["metric"] == first["metric"].iloc[0])]
-        return f"test users per block: {', '.join(map(str, tested['users']))}"
+        return f"test users per block: {', '.join(map(str, tested(self.runs[0])['users']))}"
 
     @cached_property
     def _combined(self) -> dict[str, Any]:
-        return combined([{**run.meta, "record": str(run.path), "reused": True} for run in self.runs])
+        return combined([{**run.meta, "tested": tested(run), "record": str(run.path), "reused": True} for run in self.runs])
 
     @cached_property
     def _user_ids(self) -> np.ndarray:

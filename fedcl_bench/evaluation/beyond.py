@@ -5,8 +5,8 @@ and rare items to find is in them. ``runs/records.py`` makes means and groups of
 
 Sources: novelty as mean self-information, -log2 of the share of users who have the item (Zhou et al., PNAS 2010);
 intra-list distance, the mean of 1 - cosine over a list's pairs (Ziegler et al., WWW 2005); coverage and average
-popularity as RecBole's ``ItemCoverage`` and ``AveragePopularity``; the long tail as in Yin et al. (VLDB 2012): popular
-items are the fewest that have 80 % of the interactions.
+popularity as RecBole's ``ItemCoverage`` and ``AveragePopularity``. Where popular items end, at 80 % of the interactions,
+is our choice.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from torch import Tensor
 from ..data.stream import Step
 from ..model import Snapshot
 from .drift import Add
+from .ranking import UserScores
 
-PER_USER = ("interactions", "known", "novelty", "popularity", "distance", "recall new-items", "recall old-items",
-            "recall popular-items", "recall rare-items")
+_OF_LISTS = ("novelty", "popularity", "distance")
+_OF_ITEMS = ("new-items", "old-items", "popular-items", "rare-items")
+PER_USER = ("interactions", "known", *_OF_LISTS, *(f"recall {kind}" for kind in _OF_ITEMS))
 RECOMMENDED = "recommended"  # per item: how many lists it is in
 HEAD = 0.8  # share of the interactions that popular items have
 GROUPS = {"new-users": "users without data in an earlier block", "old-users": "users with data in an earlier block",
@@ -49,16 +51,17 @@ def analyse_lists(steps: Sequence[Step], model: Snapshot, users: Tensor, lists: 
         add: adds up over clients that are elsewhere.
 
     Returns:
-        Rows of (step, kind, ids, values): kinds of ``PER_USER`` with users, ``RECOMMENDED`` with items. A user without an
-        item of a kind to find is left out of that kind.
+        Rows of (step, kind, ids, values): kinds of ``PER_USER`` with users, ``RECOMMENDED`` with items. A user without
+        an item of a kind to find is left out of that kind.
     """
     step, n_items = steps[-1], steps[-1].n_items
     counts = sum(torch.bincount(s.train.values, minlength=n_items).double() for s in steps)
+    owners = _owners(steps)
     shown = torch.bincount(lists[lists >= 0], minlength=n_items).double()
     everybody = torch.tensor([float(step.n_users)], dtype=torch.float64, device=lists.device)
     if add is not None:
-        sums = add({"counts": counts, "shown": shown, "users": everybody})
-        counts, shown, everybody = sums["counts"], sums["shown"], sums["users"]
+        sums = add({"counts": counts, "owners": owners, "shown": shown, "users": everybody})
+        counts, owners, shown, everybody = (sums[name] for name in ("counts", "owners", "shown", "users"))
     rows: Analysis = [(step.index, RECOMMENDED, torch.arange(n_items, device=lists.device), shown)]
     if not len(users):
         return rows + [(step.index, kind, users, users.double()) for kind in PER_USER]
@@ -66,19 +69,26 @@ def analyse_lists(steps: Sequence[Step], model: Snapshot, users: Tensor, lists: 
     for before in steps[:-1]:
         earlier[:before.n_users] += sum(before.split(name).lengths for name in ("train", "valid", "test"))
     values = {"interactions": step.train.lengths[users].double(), "known": (earlier[users] > 0).double(),
-              "novelty": _mean(_information(counts, everybody), lists), "popularity": _mean(counts, lists),
+              "novelty": _mean(_information(owners, everybody), lists), "popularity": _mean(counts, lists),
               "distance": _distance(next(iter(model.public.values())), lists)}
     rows += [(step.index, kind, users, value) for kind, value in values.items()]
     new = torch.arange(n_items, device=users.device) >= step.old_items
     popular = _popular(counts)
-    for kind, items in (("new", new), ("old", ~new), ("popular", popular), ("rare", ~popular)):
-        rows.append((step.index, f"recall {kind}-items", *_recall(step, users, lists, items)))
+    for kind, items in zip(_OF_ITEMS, (new, ~new, popular, ~popular)):
+        rows.append((step.index, f"recall {kind}", *_recall(step, users, lists, items)))
     return rows
 
 
-def _information(counts: Tensor, users: Tensor) -> Tensor:
+def _owners(steps: Sequence[Step]) -> Tensor:
+    """How many users have trained on each item, (items,), however often."""
+    n_items = steps[-1].n_items
+    pairs = [torch.repeat_interleave(s.train.lengths) * n_items + s.train.values for s in steps]
+    return torch.bincount(torch.cat(pairs).unique() % n_items, minlength=n_items).double()
+
+
+def _information(owners: Tensor, users: Tensor) -> Tensor:
     """-log2 of the share of users who have each item; an item that nobody has counts as had by half a user."""
-    return -(counts.clamp(min=0.5) / users).clamp(max=1.0).log2()
+    return -(owners.clamp(min=0.5) / users).log2()
 
 
 def _mean(values: Tensor, lists: Tensor) -> Tensor:
@@ -116,12 +126,12 @@ def _recall(step: Step, users: Tensor, lists: Tensor, items: Tensor) -> tuple[Te
     row, item = row[items[item]], item[items[item]]
     hit = (lists[row] == item[:, None]).any(1).double()
     wanted = torch.bincount(row, minlength=len(users))
-    found = torch.zeros(len(users), dtype=torch.float64, device=users.device).index_add_(0, row, hit)
+    hits = torch.zeros(len(users), dtype=torch.float64, device=users.device).index_add_(0, row, hit)
     having = wanted > 0
-    return users[having], found[having] / wanted[having]
+    return users[having], hits[having] / wanted[having]
 
 
-def summarise(tests: Iterable[tuple[int, int, Any]], analysis: Analysis, k: int) -> dict[str, Any]:
+def summarise(tests: Iterable[tuple[int, int, UserScores]], analysis: Analysis, k: int) -> dict[str, Any]:
     """Means and groups for a record, from a run's tests and its analysis.
 
     Args:
@@ -134,33 +144,31 @@ def summarise(tests: Iterable[tuple[int, int, Any]], analysis: Analysis, k: int)
     kept: dict[int, dict[str, pd.Series]] = {}
     for t, kind, ids, values in analysis:
         kept.setdefault(t, {})[kind] = pd.Series(values.cpu().numpy(), index=ids.cpu().numpy())
-    kept = {t: kinds for t, kinds in kept.items() if RECOMMENDED in kinds}
-    if not kept:
+    diagonal = [(kept[t], scores) for t, s, scores in tests if t == s and RECOMMENDED in kept.get(t, ())]
+    if not diagonal:
         return {}
-    lists: dict[str, list[float]] = {}
+    lists = {f"coverage@{k}": [float((kinds[RECOMMENDED] > 0).mean()) for kinds, _ in diagonal]}
+    lists |= {f"{name}@{k}": [float(kinds[name].mean()) for kinds, _ in diagonal] for name in _OF_LISTS}
     groups: dict[str, dict[str, list]] = {}
-    for t, s, scores in tests:
-        if t != s or t not in kept:
-            continue
-        kinds = kept[t]
-        lists.setdefault(f"coverage@{k}", []).append(float((kinds[RECOMMENDED] > 0).mean()))
-        for name in ("novelty", "popularity", "distance"):
-            lists.setdefault(f"{name}@{k}", []).append(float(kinds[name].mean()))
-        users = scores.users.cpu().numpy()
-        for metric, values in scores.values.items():
-            for group, chosen in _user_groups(kinds, users, pd.Series(values.cpu().numpy(), index=users)).items():
-                _note(groups.setdefault(group, {}), metric, chosen)
-        for kind in PER_USER[-4:]:
-            _note(groups.setdefault(kind.split()[1], {}), f"recall@{k}", kinds[kind])
+    for kinds, scores in diagonal:
+        for group, values in _groups(kinds, scores, k).items():
+            rows = groups.setdefault(group, {name: [] for name in ("users", *values)})
+            rows["users"].append(len(next(iter(values.values()))))
+            for metric, of_users in values.items():
+                rows[metric].append(float(of_users.mean()) if len(of_users) else None)
     return {"lists": lists, "groups": groups}
 
 
-def _note(group: dict[str, list], metric: str, values: pd.Series) -> None:
-    """Append a block's mean to a group, and its number of users with the group's first metric."""
-    first = not group or next(iter(name for name in group if name != "users")) == metric
-    if first:
-        group.setdefault("users", []).append(len(values))
-    group.setdefault(metric, []).append(float(values.mean()) if len(values) else None)
+def _groups(kinds: dict[str, pd.Series], scores: UserScores, k: int) -> dict[str, dict[str, pd.Series]]:
+    """Group to metric to the values of its users, in one block."""
+    users = scores.users.cpu().numpy()
+    result: dict[str, dict[str, pd.Series]] = {group: {} for group in GROUPS}
+    for metric, values in scores.values.items():
+        for group, of_users in _user_groups(kinds, users, pd.Series(values.cpu().numpy(), index=users)).items():
+            result[group][metric] = of_users
+    for group in _OF_ITEMS:
+        result[group][f"recall@{k}"] = kinds[f"recall {group}"]
+    return result
 
 
 def _user_groups(kinds: dict[str, pd.Series], users: np.ndarray, values: pd.Series) -> dict[str, pd.Series]:

@@ -106,7 +106,7 @@ def rank_sessions(backbone: Backbone, method: Method, model: Snapshot, task: Ses
     topk, candidates = sorted(set(task.topk)), task.candidates
     users = (task.sessions.count > 0).nonzero().flatten()
     sequential = isinstance(backbone, SequentialBackbone)
-    logits = SequentialLogits(backbone, method, model, task, protection) if sequential else \
+    logits = _SequentialLogits(backbone, method, model, task, protection) if sequential else \
         _ListLogits(backbone, method, model, task)
 
     @torch.no_grad()  # holds per thread
@@ -133,7 +133,7 @@ def rank_sessions(backbone: Backbone, method: Method, model: Snapshot, task: Ses
 
 
 @dataclass(frozen=True)
-class SequentialLogits:
+class _SequentialLogits:
     """Logits of a sequential backbone: inner products of item rows with what it makes of the items before."""
 
     backbone: SequentialBackbone
@@ -178,7 +178,7 @@ class _ListLogits:
     task: SessionTask
 
     def of(self, users: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """As of ``SequentialLogits``."""
+        """As of ``_SequentialLogits``."""
         backbone, model, sessions = self.backbone, self.model, self.task.sessions
         target = window(sessions, sessions.of_user[users], 1)[0][:, -1:]
         if ids is not None and not self.task.full and scores_alone(backbone, self.method, model.n_items, ids.shape[1]):
@@ -193,7 +193,7 @@ def session_scores(backbone: SequentialBackbone, method: Method, model: Snapshot
                    protection: Protection = OPEN) -> Tensor:
     """Logits of all items after what each user's session of the task begins with: (n, items). Arguments as of
     ``rank_sessions``; each of the users must have a session."""
-    return SequentialLogits(backbone, method, model, task, protection).of(users, None)[3]
+    return _SequentialLogits(backbone, method, model, task, protection).of(users, None)[3]
 
 
 def _metrics(rank: Tensor, topk: list[int]) -> dict[str, Tensor]:

@@ -37,7 +37,8 @@ class Attendance:
             own on; ``activity``: the more training interactions a client has in the step, the more often it is there,
             with probability rank / n.
         stragglers: probability that a participant ends its round after 1, ..., E - 1 of its E local epochs, each as
-            likely (FedProx, Li et al., MLSys 2020, section 5.2, where stragglers send what they have).
+            likely, and sends what it has. FedProx (Li et al., MLSys 2020, section 5.2) draws from 1, ..., E: there some
+            stragglers are not late.
         dropout: probability that a client which was asked fails after its training. Its update and its new private
             parameters are lost, so the round goes on as if it had not been asked; it has received the model.
     """
@@ -61,16 +62,20 @@ class Attendance:
         if self.ratio < 1.0:
             order = draws.sort_keys(_bits(users, seed, "participants", step.index, round_)).argsort()
             users = users[order[:max(1, round(self.ratio * len(users)))]].sort().values
-        stays = _uniform(users, seed, "dropout", step.index, round_) >= self.dropout
-        if self.dropout == 0.0 or bool(stays.all()):
+        if self.dropout == 0.0:
             return Participants(users, 0)
-        arrived = users[stays] if bool(stays.any()) else users[:1]
+        luck = _uniform(users, seed, "dropout", step.index, round_)
+        arrived = users[luck >= luck.max().clamp(max=self.dropout)]  # where all would fail, the luckiest does not
         return Participants(arrived, len(users) - len(arrived))
+
+    def punctual(self, local_epochs: int) -> bool:
+        """Whether all participants do all their local epochs."""
+        return self.stragglers == 0.0 or local_epochs == 1
 
     def epochs(self, users: Tensor, local_epochs: int, seed: int, step: int, round_: int) -> Tensor:
         """How many local epochs each participant does in a round, int64 of shape (len(users),)."""
         full = torch.full_like(users, local_epochs)
-        if self.stragglers == 0.0 or local_epochs == 1:
+        if self.punctual(local_epochs):
             return full
         late = _uniform(users, seed, "stragglers", step, round_) < self.stragglers
         fewer = 1 + draws.integers(_bits(users, seed, "epochs of stragglers", step, round_), local_epochs - 1)

@@ -88,9 +88,10 @@ def one_round(opened: OpenStep, group: Group, progress: Progress, observe: Obser
     first, final = model if key.round == 0 else None, best.model if valid.last else None
     shifts = analyse(f.backbone, opened.step, opened.earlier, progress.previous, first, final, f.population.sum) \
         if key.round == 0 or valid.last else []
-    row = {"step": key.step, "round": key.round, "participants": group.count, **group.failures, "loss": loss, "valid": valid.value,
-           **_bytes_sent(opened, model, uploads, answers, key.round), "train_seconds": trained - began,
-           "evaluate_seconds": time.perf_counter() - trained, **f.backbone.diagnostics(model.public),
+    row = {"step": key.step, "round": key.round, "participants": group.count, **group.failures, "loss": loss,
+           "valid": valid.value, **_bytes_sent(opened, model, uploads, answers, key.round),
+           "train_seconds": trained - began, "evaluate_seconds": time.perf_counter() - trained,
+           **f.backbone.diagnostics(model.public),
            **(opened.protocol.extra(model, key.round) if valid.done else {})}
     return replace(progress, round=key.round + 1, trained=valid.last, model=model, best=best,
                    best_value=valid.value if valid.better else progress.best_value, stale=valid.stale,

@@ -23,7 +23,7 @@ class Population:
     sum: Callable[[Tables], Tables] | None = None
 
     def participants(self, step: Step, attendance: Attendance, seed: int, round_: int) -> tuple[Tensor, int, int]:
-        """Ids, ascending, of the clients here whose updates arrive in a round, how many do in all, and how many fail."""
+        """Ids, ascending, of the clients here whose updates arrive in a round; how many do in all; how many fail."""
         users, dropped = attendance.of(step, seed, round_)
         return users, len(users), dropped
 

@@ -51,7 +51,8 @@ def train_clients(work: Sequence[Work], model: Snapshot, key: DrawKey, weights: 
     """
     training = work[0].training
     own_start = training.own_start and key.round == 0
-    sums = RoundSums(model, training, sum(len(chunk.users) for part in work for chunk in part.chunks), weights, own_start)
+    count = sum(len(chunk.users) for part in work for chunk in part.chunks)
+    sums = RoundSums(model, training, count, weights, own_start)
     for training, chunks in work:
         train = trainer_of(chunks, model, training, key, observe is not None)
         for trained in _in_order(train, chunks, training):
@@ -95,7 +96,8 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, training: Training, 
     backbone, method, settings = training.backbone, training.method, training.settings
     shifts = shifts_of([chunk.batches for chunk in chunks], model.public, method, backbone, settings, key) \
         if method.penalises_rows else {}
-    plan = plan_of(training, model, key, max(chunk.batches for chunk in chunks)) if training.way.fused and chunks else None
+    fused = training.way.fused and chunks
+    plan = plan_of(training, model, key, max(chunk.batches for chunk in chunks)) if fused else None
 
     def trainer(chunk: Chunk | SessionChunk) -> ChunkTrainer:
         if plan is not None and chunk.inner and not chunk.dense:

@@ -64,16 +64,22 @@ class OpenStep:
         """The participants of the next round; ``before``: of the round before, None in the first."""
         f = self.federation
         attendance = f.server.attendance
-        same = attendance.complete and (attendance.stragglers == 0.0 or f.local.local_epochs == 1)
+        same = attendance.complete and attendance.punctual(f.local.local_epochs)
         if before is not None and same and not self.protocol.changes_every_round:
             return before
         users, count, dropped = f.population.participants(self.step, attendance, f.seed, progress.round)
-        epochs = attendance.epochs(users, f.local.local_epochs, f.seed, self.step.index, progress.round)
-        work = []
-        for number in epochs.unique().tolist():
-            training = replace(self.training, settings=replace(f.local, local_epochs=number))
-            work.append(Work(training, self.protocol.chunks(users[epochs == number], progress.round, progress.model)))
-        return Group(users, count, dropped if attendance.dropout else None, work or [Work(self.training, [])])
+        work = [Work(training, self.protocol.chunks(alike, progress.round, progress.model) if len(alike) else [])
+                for training, alike in self._by_epochs(users, progress.round)]
+        return Group(users, count, dropped if attendance.dropout else None, work)
+
+    def _by_epochs(self, users: Tensor, round_: int) -> list[tuple[Training, Tensor]]:
+        """The participants here by how many local epochs they do; at least one entry."""
+        f, attendance = self.federation, self.federation.server.attendance
+        if attendance.punctual(f.local.local_epochs) or not len(users):
+            return [(self.training, users)]
+        epochs = attendance.epochs(users, f.local.local_epochs, f.seed, self.step.index, round_)
+        return [(replace(self.training, settings=replace(f.local, local_epochs=number)), users[epochs == number])
+                for number in epochs.unique().tolist()]
 
     def weights(self, round_: int) -> Tensor | None:
         """Weight of every user in the mean, shape (users,); None: all alike."""

@@ -425,12 +425,6 @@ class Record:
         """Per-user scores of a finished run."""
         return pd.read_parquet(self.folder / "users.parquet")
 
-    def tested(self) -> dict[str, Any]:
-        """How many users each block's test has, of a record from before ``run.json`` said it."""
-        means = pd.read_parquet(self.folder / "metrics.parquet")
-        of_block = means[means["trained_block"] == means["tested_block"]].groupby("tested_block")["users"].max()
-        return {"users": of_block.sort_index().tolist(), "interactions": None}
-
     @classmethod
     def of(cls, config: RunConfig, results: Path) -> "Record":
         """Where a run is kept in a results folder: under its name, or, if there is only that, under its former one."""

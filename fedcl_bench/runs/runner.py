@@ -18,6 +18,7 @@ from ..federation.server import most_rounds
 from .config import RunConfig
 from .memory_plan import advice, require
 from .records import Corrupt, Record, load_progress, save_progress, summary
+from .store import load_record, tested
 
 SAVE_EVERY = 60.0  # seconds between checkpoints inside a block
 
@@ -71,7 +72,7 @@ def _finished(record: Record, on_corrupt: Callable[[Corrupt], None]) -> dict[str
         return None
     if not content or content["status"] != "finished":
         return None
-    return content if "tested" in content else {**content, "tested": record.tested()}
+    return content if "tested" in content else {**content, "tested": tested(load_record(record.folder))}
 
 
 @dataclass(frozen=True)

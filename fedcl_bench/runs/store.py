@@ -133,7 +133,7 @@ def failure(failed: Iterable[Mapping[str, Any]], registry: Registry, spec: RunSp
     """That the runs of a spec failed, and why; empty if none of them did."""
     parts = resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned))
     wanted, idle = comparable(effective(parts)), declared_idle(parts)
-    names = spec.method, spec.backbone, spec.dataset
+    names = spec.method, spec.backbone, dataset_name(spec.dataset)
     alike = [meta for meta in failed if (meta["method"], meta["backbone"], meta["dataset"]) == names
              and comparable(meta["settings"], idle) == wanted]
     if not alike:
@@ -234,8 +234,8 @@ def tested(run: Run) -> dict[str, Any]:
     if "tested" in run.meta:
         return run.meta["tested"]
     users = run.users
-    own = users[users["trained_block"] == users["tested_block"]]
-    return {"users": own.groupby("tested_block")["user"].nunique().sort_index().tolist(), "interactions": None}
+    diagonal = users[users["trained_block"] == users["tested_block"]]
+    return {"users": diagonal.groupby("tested_block")["user"].nunique().sort_index().tolist(), "interactions": None}
 
 
 def incremental(run: Run) -> tuple[int, ...]:

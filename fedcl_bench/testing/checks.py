@@ -6,7 +6,7 @@ import dataclasses
 from typing import Callable, Collection, Iterable
 
 from ..data.stream import Stream
-from ..errors import UserError
+from ..errors import UserError, unknown
 from ..federation.loop import run
 from ..method import does_something
 from ..runs.registry import Plugin, Registry
@@ -17,6 +17,9 @@ from .trials import Pair, is_sequential, stable, where, with_plugin
 # Partners that between them have every kind of parameter and loss: private rows, public dense layers, personal tables,
 # served tables, pairs, turns within a batch, representations.
 FEW = {"method": ("fedmf", "ncf", "gpfedrec", "sasrec"), "backbone": ("ft", "f3crec", "fcucr")}
+PROPERTIES = ("settings", "declares its parameters", "finite losses", "has a partner",
+              *(name for name, _ in (*properties.OF_PAIRS, *interference.OF_PAIRS)), "a new process", "ML-100K",
+              "reads its settings")
 Watch = Callable[[Verdict], None]
 
 
@@ -42,7 +45,13 @@ def check_plugin(registry: Registry, plugin: Plugin, full: bool = False, partner
         only: names of properties, as reports have them, to try alone; "runs" and "declares its parameters" are always
             tried, as the others build on them.
         watch: called with every verdict as it comes.
+
+    Raises:
+        UserError: for a name in ``only`` or ``partners`` that does not exist.
     """
+    for name in only:
+        if name not in PROPERTIES:
+            raise unknown("property", name, PROPERTIES)
     judge = _Judge(plugin, watch, {*only, "runs", "declares its parameters"} if only else None)
     judge.holds("settings", "", lambda: properties.valid_settings(plugin))
     if plugin.kind == "backbone" and not _declares(judge):

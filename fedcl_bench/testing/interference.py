@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..data.stream import Step, Stream
 from ..draws import DrawKey, Tables
-from ..evaluation.sessions import SequentialLogits, SessionTask
+from ..evaluation.sessions import SessionTask, session_scores
 from ..federation.parts import Federation, Progress
 from ..federation.round import Work, train_clients
 from ..federation.server import aggregate, mean
@@ -172,8 +172,7 @@ def _scores(f: Federation, step: Step, model: Snapshot, users: Tensor) -> Tensor
     tested = step.sessions["test"].count[users] > 0
     result = torch.zeros(len(users), model.n_items, dtype=torch.float64)
     if bool(tested.any()):
-        every = SequentialLogits(f.backbone, method, model, task, OPEN).of(users[tested], None)[3]
-        result[tested] = every.double()
+        result[tested] = session_scores(f.backbone, method, model, task, users[tested]).double()
     return result
 
 

@@ -13,6 +13,7 @@ from helpers import ITEM, build, federation
 from recbole.evaluator.metrics import AveragePopularity, ItemCoverage
 
 from fedcl_bench.cli.main import main
+from fedcl_bench.data.stream import Ragged
 from fedcl_bench.evaluation import beyond
 from fedcl_bench.evaluation.beyond import analyse_lists, summarise
 from fedcl_bench.evaluation.ranking import UserScores
@@ -70,6 +71,13 @@ def test_against_plain_loops(world):
             if wanted:
                 assert recall[user] == pytest.approx(np.mean([item in items for item in wanted]))
     assert set(kinds["known"].values()) == {0.0, 1.0}  # the world has both
+
+
+def test_an_item_that_a_user_has_twice_has_one_owner(world):
+    (first, second), model, users, lists = world
+    twice = dataclasses.replace(second, train=Ragged(2 * second.train.indptr, second.train.values.repeat_interleave(2)))
+    kinds, doubled = (by_kind(analyse_lists([first, step], model, users, lists)) for step in (second, twice))
+    assert doubled["novelty"] == kinds["novelty"] and doubled["popularity"] != kinds["popularity"]
 
 
 def test_recboles_metrics(world):

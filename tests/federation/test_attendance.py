@@ -38,8 +38,10 @@ def test_failing_clients(step):
     assert not torch.equal(some[0].users, some[1].users)
     assert torch.equal(some[0].users, Attendance(dropout=0.2).of(step, 0, 0).users)
     assert not torch.equal(some[0].users, Attendance(dropout=0.2).of(step, 1, 0).users)
-    users, dropped = Attendance(ratio=0.1, dropout=0.999).of(step, 0, 0)
-    assert len(users) >= 1 and len(users) + dropped == 297
+    left = [Attendance(ratio=0.003, dropout=0.99999).of(step, 0, round_) for round_ in range(10)]
+    assert all(len(users) == 1 and dropped == 8 for users, dropped in left)  # of nine, and never nobody
+    lowest = [Attendance(ratio=0.003).of(step, 0, round_).users[0] for round_ in range(10)]
+    assert [int(users[0]) for users, _ in left] != [int(user) for user in lowest]
 
 
 def test_who_is_asked_does_not_depend_on_who_fails(step):

@@ -10,6 +10,7 @@ import pytest
 
 from fedcl_bench import testing
 from fedcl_bench.cli.main import main
+from fedcl_bench.errors import UserError
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.testing import assert_passed, check_backbone, check_method, check_plugin
 from fedcl_bench.testing.worlds import growing_stream
@@ -103,6 +104,8 @@ def test_some_properties_alone():
     report = check_method(cheaters.IgnoresASetting, partners=["fedmf"], only=["threads"])
     assert report.passed and [verdict.property for verdict in report.verdicts] == ["runs", "threads"]
     assert not check_method(cheaters.DropsATable, partners=["fedmf"], only=["threads"]).passed
+    with pytest.raises(UserError, match="unknown property 'thread'"):
+        check_method(cheaters.DropsATable, partners=["fedmf"], only=["thread"])
 
 
 SHIPPED = [(kind, name) for kind in ("method", "backbone") for name in discover().names(kind)]

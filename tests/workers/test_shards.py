@@ -101,6 +101,7 @@ RUNS = [
       for backbone in ("biasmf", "pfedrec")],
     ("spp", "fedrap", {**SMALL, **STABLE["fedrap"]}),
     ("f3crec", "fedmf", {**SMALL, "client_ratio": 0.3, "weighting": "interactions"}),
+    ("ft", "fedmf", {**SMALL, "local_epochs": 3, "stragglers": 0.5, "client_dropout": 0.3, "availability": "activity"}),
     ("reg", "fedncf", {**SMALL, "lr": 0.01, "reset_private": True, "init_from": "best", "upload_noise": 0.001}),
     ("reg", "fedmf", {**SMALL, "upload_noise": 0.001, "upload_clip": 0.5, "upload_mechanism": "gaussian"}),
     ("ft", "fedmf", {"stream": "static", "dim": 8}),
