@@ -21,7 +21,7 @@ from ..settings import setting
 from ..stats.clip_noise import LAPLACE, MECHANISMS, Protection
 from . import kinds
 from .attendance import AVAILABILITY, Attendance
-from .population import Population
+from .server import Population
 
 
 @dataclass(frozen=True)

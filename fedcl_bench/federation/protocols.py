@@ -100,7 +100,7 @@ class SessionSteps:
             self.candidates[purpose] = draw_session_candidates(self.step, purpose, f.evaluation, f.seed, round_)
         task = SessionTask(self.step, purpose, topk, self.candidates[purpose],
                            DrawKey(f.seed, self.step.index, round_), full)
-        return rank_sessions(f.backbone, self.method, model, task, f.server.protection)
+        return rank_sessions(f.backbone, self.method, model, task, self.training.protection)
 
     def validate(self, model: Snapshot, round_: int) -> UserScores:
         return self._rank(model, "valid", round_, [parse_metric(self.f.evaluation.valid_metric)[1]]).scores

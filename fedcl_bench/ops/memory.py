@@ -47,20 +47,6 @@ def importing() -> Iterator[None]:
         gc.enable()
 
 
-def empty_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Memory for a large tensor that takes the place of one like it, round after round.
-
-    PyTorch asks glibc for aligned blocks, and such a request does not find the block of the same size that was freed
-    before: every time the system gives fresh pages, which take ten times as long to write. NumPy's requests do.
-    """
-    import numpy as np
-    import torch
-
-    if tensor.device.type != "cpu":
-        return torch.empty_like(tensor, memory_format=torch.contiguous_format)
-    return torch.from_numpy(np.empty(tensor.nbytes, np.uint8)).view(tensor.dtype).view(tensor.shape)
-
-
 def peak_mib() -> float:
     """The most memory this process has held since it began, or since ``reset_peak``, in MiB."""
     try:

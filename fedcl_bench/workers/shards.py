@@ -1,7 +1,7 @@
 """One run with its clients spread over workers, shards: only sums travel in a round, and private rows stay.
 
 Every shard runs the ordinary loop (``federation.run``) on its own clients, with its own copy of what is public and of
-the server. Where the loop needs something of all clients (see ``federation/population.py``), the shard hands
+the server. Where the loop needs something of all clients (see ``Population`` in ``federation/server.py``), the shard hands
 out its part and waits; the conductor adds the parts up in the order of the shards and hands the same sums to all. So
 the shards stay in step, and a message is never about one client but for its metrics.
 
@@ -30,7 +30,7 @@ from ..evaluation.ranking import EvaluationSettings, UserScores
 from ..federation.attendance import Attendance
 from ..federation.loop import run
 from ..federation.parts import Federation, FederationSettings, Progress
-from ..federation.population import Population
+from ..federation.server import Population
 from ..runs.config import RunConfig
 from ..runs.memory_plan import require
 from ..sampling import LocalSettings
