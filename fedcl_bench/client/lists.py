@@ -113,7 +113,7 @@ class ListTrainer(ChunkTrainer):
 
     def __init__(self, chunk: Chunk, model: Snapshot, training: Training, draw: DrawKey):
         backbone, method, settings = training.backbone, training.method, training.settings
-        self.chunk, self.backbone = chunk, backbone
+        self.chunk, self.backbone, self.training = chunk, backbone, training
         width, each = chunk.positives.shape[1], settings.negatives
         samples = chunk.positives.new_empty(len(chunk.users), width * (1 + each))
         samples[:, :width] = chunk.positives
@@ -388,7 +388,7 @@ class ListTrainer(ChunkTrainer):
             epoch_loss = torch.zeros_like(total)
             for position, view in enumerate(self._epoch(epoch)):
                 taking = going if self.own_batches is None else going & (position < self.own_batches)
-                rates = {**private_rates, **self.backbone.learning_rates(self.n_items, self.draw.round, batch)}
+                rates = {**private_rates, **self.training.rates(self.model, self.draw.round, batch)}
                 loss = self._local_batch(view, rates, taking if some_rest else None, batch)
                 epoch_loss += loss * taking
                 batch += 1

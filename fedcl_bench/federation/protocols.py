@@ -18,6 +18,7 @@ from ..draws import DrawKey
 from ..evaluation.beyond import analyse_lists
 from ..evaluation.ranking import UserScores, draw_candidates, parse_metric, rank_all
 from ..evaluation.sessions import SessionRanking, SessionTask, draw_session_candidates, rank_sessions
+from ..method import Method
 from ..model import Snapshot
 from ..sampling import Chunk, make_chunks
 from ..sequential import SequentialBackbone
@@ -33,8 +34,8 @@ class Lists:
 
     changes_every_round = False
 
-    def __init__(self, f: Federation, step: Step, training: Training):
-        self.f, self.step, self.training, self.method = f, step, training, training.method
+    def __init__(self, f: Federation, step: Step, training: Training, method: Method):
+        self.f, self.step, self.training, self.method = f, step, training, method
         self.candidates = draw_candidates(step, f.evaluation, f.seed)
 
     def chunks(self, users: Tensor, round_: int, model: Snapshot) -> list[Chunk]:
@@ -130,6 +131,6 @@ def list_chunks(step: Step, users: Tensor, model: Snapshot, training: Training, 
                        inner=way.factored, samples_only=way.samples_only, fused=way.fused)
 
 
-def protocol_of(f: Federation, step: Step, training: Training) -> Lists | SessionSteps:
-    """What the step's participants train on, and how a model is tested."""
-    return (SessionSteps if step.sessions else Lists)(f, step, training)
+def protocol_of(f: Federation, step: Step, training: Training, method: Method) -> Lists | SessionSteps:
+    """What the step's participants train on, and how a model is tested; ``method``: as it ranks."""
+    return SessionSteps(f, step, training) if step.sessions else Lists(f, step, training, method)
