@@ -75,7 +75,8 @@ def test_templates_are_plain_and_short(written):
     code = [line for line in (written / "my_plugins/ewma.py").read_text().splitlines()
             if line.strip() and not line.strip().startswith("#")]
     assert len(code) < 40
-    assert sorted(path.name for path in TEMPLATES.iterdir()) == ["backbone.py.txt", "method.py.txt", "test.py.txt"]
+    assert sorted(path.name for path in TEMPLATES.iterdir()) == ["backbone.py.txt", "method.py.txt", "metric.py.txt",
+                                                                  "test.py.txt"]
 
 
 def test_files_of_tests_are_no_plugins(written):

@@ -105,7 +105,8 @@ RUNS = [
     ("reg", "fedncf", {**SMALL, "lr": 0.01, "reset_private": True, "init_from": "best", "upload_noise": 0.001}),
     ("reg", "fedmf", {**SMALL, "upload_noise": 0.001, "upload_clip": 0.5, "upload_mechanism": "gaussian"}),
     ("ft", "fedmf", {"stream": "static", "dim": 8}),
-    ("ft", "fedmf", {**SESSIONS, "early_session": True}),
+    ("ft", "fedmf", {**SMALL, "extra_metrics": "novelty,distance"}),
+    ("ft", "fedmf", {**SESSIONS, "early_session": True, "extra_metrics": "popularity"}),
     ("ft", "sasrec", {**TINY, "init": "per_client", "client_ratio": 0.5}),
     ("fcucr", "gru4rec", {**TINY, "without": "iupr", "teacher": "previous"}),
 ]
