@@ -15,6 +15,7 @@ from recbole.evaluator import metrics as recbole_metrics
 
 import fedcl_bench as fb
 from fedcl_bench.cli.main import main
+from fedcl_bench.cli.show import few_users
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.errors import PluginError, UserError
 from fedcl_bench.evaluation.metrics import SHIPPED, measure
@@ -109,6 +110,9 @@ def test_they_are_recorded_beside_the_same_numbers(mine, folder, tmp_path, capsy
     assert f"{expected:.4f}" in capsys.readouterr().out
     assert main(["compare", "f3crec", "ft", "--backbone", "fedmf", "--metric", "map@20", *words]) == 0
     assert "map@20 on the block just trained" in capsys.readouterr().out
+    (test,) = results["f3crec"].compare("ft", metric="map@20").itertuples()
+    assert test.difference == pytest.approx(np.mean([run.meta["metrics"]["map@20"]["avg_incremental"] for run in
+                                                     results["f3crec"].runs]) - expected, abs=0.01)
     write(tmp_path / "c", load_runs(Path("results")), "pack", lambda run: True)
     packed = [run for run in load_runs(tmp_path / "c") if run.hash == results["ft"].runs[0].hash]
     assert {"map@20", "tail@20"} <= set(packed[0].users["metric"].unique())
@@ -159,6 +163,14 @@ def test_of_earlier_blocks_and_in_pieces(mine, monkeypatch):
     for name in ("novelty", "popularity", "distance"):
         *_, (ids, values) = [row[2:] for row in whole.analysis if row[1] == name]
         assert torch.equal(ids, last.users) and torch.equal(values, last.values[f"{name}@20"])
+
+
+def test_few_users_have_intervals_of_shares_alone():
+    """A mean beyond [0, 1] is no share, so it has no interval of one."""
+    values = {"per_block": [0.5], "avg_incremental": None}
+    text, = few_users({"tested": {"users": [3]}, "metrics": {"ndcg@20": values, "all:hit@20": values,
+                                                             "novelty@20": {"per_block": [2.8]}}})
+    assert "ndcg@20 0." in text and "all:hit@20 0." in text and "novelty" not in text
 
 
 # Hashes
