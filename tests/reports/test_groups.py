@@ -99,6 +99,8 @@ def test_on_the_command_line(records_of_two_rounds, capsys, monkeypatch):
     shown = capsys.readouterr().out
     assert "ml-100k ndcg@20 new-users | ml-100k ndcg@20 least-active" in shown
     assert "**ndcg@20 new-users, ndcg@20 least-active on ml-100k, fedmf**" in shown  # the backbone once
+    assert main([*words, "--by", "new-users", "--format", "text"]) == 0
+    assert re.search(r"^Test users of ml-100k, new-users: \d+, \d+, \d+\.$", capsys.readouterr().out, re.MULTILINE)
     assert main([*words, "--by", "popular-items", "--format", "csv"]) == 0
     assert "recall@20 popular-items" in capsys.readouterr().out
     assert main([*words, "--by", "popular-item"]) == 2

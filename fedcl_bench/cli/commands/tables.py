@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import Extend, names, say_tuned
+from .common import Extend, add_by, names, say_tuned
 from .paper import add_records, add_settings, add_tables, chosen_tables, make_source, specs_of
 
 if TYPE_CHECKING:
@@ -67,9 +67,7 @@ def _add_layout(tables: argparse.ArgumentParser) -> None:
                      help="as ndcg@20,recall@20 (default: the one that the runs were validated on)")
     own.add_argument("--methods", "--method", metavar="A,B",
                      help="with settings of their own as f3crec:without=arm (default: all that have records)")
-    own.add_argument("--by", type=names, action=Extend, metavar="GROUP,...",
-                     help="of groups of users or items in place of all users: new-users, old-users, least-active, "
-                          "most-active, worst-decile, new-items, old-items, popular-items, rare-items")
+    add_by(own, "of groups of users or items in place of all users")
     own.add_argument("--against", metavar="METHOD", help="mark what differs significantly from this method")
 
 
@@ -121,7 +119,7 @@ def _own_table(args: argparse.Namespace) -> Table:
     layout = Layout(args.rows or (tuple(d for d in ("method",) if d not in (args.columns or ()))),
                     args.columns or tuple(d for d in ("backbone", "dataset") if d not in (args.rows or ())),
                     split_methods(args.methods) if args.methods else (), args.backbones or (), args.datasets or (),
-                    args.metrics or (), args.against, args.paper, args.by or ())
+                    args.metrics or (), args.against, args.paper, args.by)
     return build_any(layout, source)
 
 
