@@ -34,6 +34,15 @@ def check_tensor(plugin: Any, hook: str, value: Any, shape: tuple[int, ...], mea
                           f"expected a {kind} tensor of shape {tuple(shape)} = {meaning}.")
 
 
+def check_metric(metric: Any, values: Any, users: int) -> None:
+    """Raise PluginError unless a metric's values are finite numbers, one per user."""
+    check_tensor(metric, "values", values, (users,), "(n,): a number per user")
+    if not bool(torch.isfinite(values).all()):
+        wrong = int((~torch.isfinite(values)).nonzero()[0])
+        raise PluginError(f"{_named(metric, 'values')} returned {float(values[wrong])} for list {wrong},\n"
+                          f"expected finite numbers, also of lists without a hit or with fewer items than places.")
+
+
 def check_items(plugin: Any, hook: str, items: Any, clients: int, n_items: int, round_: int) -> None:
     """Raise PluginError unless these are item ids of C clients. On a GPU, whose ids have to be waited for, they are
     looked at in a step's first round only."""

@@ -13,8 +13,9 @@ from .. import contract
 from ..backbone import Backbone
 from ..data.stream import Step, Stream
 from ..errors import UserError
-from ..evaluation.ranking import EvaluationSettings, UserScores, parse_metric
+from ..evaluation.ranking import DEFAULT, EvaluationSettings, UserScores, parse_metric
 from ..method import Method, NoSettings
+from ..metric import Metric
 from ..model import Snapshot
 from ..sampling import LocalSettings
 from ..settings import setting
@@ -156,7 +157,11 @@ class Progress:
 
 @dataclass(frozen=True)
 class Federation:
-    """One run's parts, all fixed before it starts."""
+    """One run's parts, all fixed before it starts.
+
+    Attributes:
+        metrics: of its tests; the one that validates is among them.
+    """
 
     stream: Stream
     backbone: Backbone
@@ -167,6 +172,18 @@ class Federation:
     seed: int
     device: torch.device = torch.device("cpu")
     population: Population = Population()
+    metrics: tuple[Metric, ...] = DEFAULT
+
+    @property
+    def validation(self) -> tuple[Metric, int]:
+        """The metric that chooses the best round, and its list length."""
+        name, k = parse_metric(self.evaluation.valid_metric)
+        return next(metric for metric in self.metrics if metric.name == name), k
+
+    @property
+    def topk(self) -> list[int]:
+        """List lengths of tests, ascending: those asked for, and that of the validation."""
+        return sorted({*self.evaluation.topk, self.validation[1]})
 
     def acting_in(self, step: Step) -> Method:
         """The method, or one that does nothing in the steps before it acts."""
@@ -174,20 +191,20 @@ class Federation:
 
     def check(self) -> None:
         """Raise UserError if a setting does not fit the data."""
-        name, k = parse_metric(self.evaluation.valid_metric)
+        longest = self.topk[-1]
         for step in self.stream.steps:
-            if max(k, *self.evaluation.topk) > step.n_items:
-                raise UserError(f"setting 'topk'/'valid_metric': found {max(k, *self.evaluation.topk)}, accepted: at "
-                                f"most the number of items, {step.n_items} in block {step.index}.")
+            if longest > step.n_items:
+                raise UserError(f"setting 'topk'/'valid_metric': found {longest}, accepted: at most the number of "
+                                f"items, {step.n_items} in block {step.index}.")
             for split in ("valid", "test"):
                 if len(step.split(split).values) == 0:
                     raise UserError(f"block {step.index} has no {split} interaction: every user has fewer than 3 rows "
                                     f"in it; use fewer blocks (--set blocks=N).")
             self._check_negatives(step)
         ranked = self.evaluation.sampled_candidates
-        if self.evaluation.candidates == "sampled" and max(k, *self.evaluation.topk) > ranked:
-            raise UserError(f"setting 'topk'/'valid_metric': found {max(k, *self.evaluation.topk)}, accepted: at most "
-                            f"sampled_candidates, {ranked}; the item to find would always be among so many.")
+        if self.evaluation.candidates == "sampled" and longest > ranked:
+            raise UserError(f"setting 'topk'/'valid_metric': found {longest}, accepted: at most sampled_candidates, "
+                            f"{ranked}; the item to find would always be among so many.")
         self.check_kinds()
         self._check_fold_in()
         self._check_protection()

@@ -11,6 +11,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import inspect
+import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,21 +20,25 @@ from typing import Iterable
 
 from ..backbone import Backbone
 from ..errors import Misfit, UserError, unknown
+from ..evaluation import metrics
 from ..files import shipped
 from ..method import Method
+from ..metric import Metric
 from .cards import ENTRY_POINTS, RECBOLE, plugin_files
 from .identity import identity, identity_of
 
-_BASES = {"method": Method, "backbone": Backbone}
+BASES = {"method": Method, "backbone": Backbone, "metric": Metric}
+_METRIC_NAME = r"[a-z][a-z0-9]*([-_][a-z0-9]+)*"  # nothing that NAME@K or all:NAME@K could be taken for
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """A method or backbone that can be run.
+    """A method or backbone that can be run, or a metric.
 
     Attributes:
-        kind: ``method`` or ``backbone``.
-        digest: what stands for the plugin's code in run hashes (see ``identity.py``).
+        kind: ``method``, ``backbone`` or ``metric``.
+        digest: what stands for the plugin's code in run hashes (see ``identity.py``); empty for the suite's own metrics,
+            whose numbers ``NUMBERS_VERSION`` is of.
     """
 
     kind: str
@@ -43,11 +48,18 @@ class Plugin:
     digest: str
 
 
+def _own_metrics() -> dict[tuple[str, str], Plugin]:
+    """The suite's own metrics."""
+    return {("metric", cls.name): Plugin("metric", cls.name, cls, Path(metrics.__file__), "")
+            for cls in metrics.SHIPPED}
+
+
 @dataclass
 class Registry:
-    """All plugins found; ``broken`` maps the name of a file that cannot be imported to its error."""
+    """All plugins found, and the suite's own metrics; ``broken`` maps the name of a file that cannot be imported to its
+    error."""
 
-    plugins: dict[tuple[str, str], Plugin] = field(default_factory=dict)
+    plugins: dict[tuple[str, str], Plugin] = field(default_factory=_own_metrics)
     broken: dict[str, str] = field(default_factory=dict)
 
     def names(self, kind: str) -> list[str]:
@@ -101,10 +113,13 @@ class Registry:
 
     def _add(self, module: ModuleType, digest: str, path: Path) -> None:
         for value in list(vars(module).values()):
-            for kind, base in _BASES.items():
+            for kind, base in BASES.items():
                 if not (inspect.isclass(value) and issubclass(value, base) and value.__module__ == module.__name__
                         and "name" in vars(value)):
                     continue
+                if kind == "metric" and not re.fullmatch(_METRIC_NAME, value.name):
+                    raise UserError(f"{path}: found a metric named '{value.name}', accepted: lower-case letters, digits "
+                                    f"and, between them, - and _, beginning with a letter.")
                 other = self.plugins.get((kind, value.name))
                 if other:
                     raise UserError(f"two {kind} plugins are named '{value.name}': {other.path} and {path}.\n"

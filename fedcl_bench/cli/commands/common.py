@@ -117,6 +117,13 @@ def add_ray(parser: argparse.ArgumentParser, what: str) -> None:
                              f"that of a head; see docs/cluster.md")
 
 
+def add_by(parser: argparse._ActionsContainer, help: str) -> None:
+    """``--by``; the groups are those of ``evaluation/beyond.py``, which imports PyTorch."""
+    parser.add_argument("--by", type=names, action=Extend, default=(), metavar="GROUP,...",
+                        help=f"{help}: new-users, old-users, least-active, most-active, worst-decile, new-items, "
+                             f"old-items, popular-items, rare-items")
+
+
 def add_quiet(parser: argparse.ArgumentParser) -> None:
     """``--quiet`` and ``--json``."""
     parser.add_argument("--quiet", action="store_true", help="no progress, only the result")

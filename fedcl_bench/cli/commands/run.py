@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError, unknown
 from ...ops.memory import importing
-from .common import (Extend, add_dataset, add_device, add_plugins, add_quiet, add_ray, add_results, count, names, seed,
+from .common import (add_by, add_dataset, add_device, add_plugins, add_quiet, add_ray, add_results, count, seed,
                      split_federated_recommender, stop_between_rounds)
 
 if TYPE_CHECKING:
@@ -67,9 +67,7 @@ def add(commands) -> None:
                           "WANDB_MODE says otherwise); repeatable (default DIR: logs/KIND in the results folder)")
     run.add_argument("--rerun", action="store_true", help="run again even if the record exists")
     add_quiet(run)
-    run.add_argument("--by", type=names, action=Extend, default=(), metavar="GROUP,...",
-                     help="also show results of groups: new-users, old-users, least-active, most-active, worst-decile, "
-                          "new-items, old-items, popular-items, rare-items")
+    add_by(run, "also show results of groups of users or items")
     run.add_argument("-v", "--verbose", action="store_true", help="also say how clients are trained in each block")
     add_plugins(run)
 
