@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import re
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping
@@ -13,11 +12,11 @@ import yaml
 
 from ..errors import UserError, unknown
 from ..files import shipped
+from ..names import safe_name
 
 if TYPE_CHECKING:
     from .stream import StreamSettings
 
-_NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
 
 
@@ -91,21 +90,17 @@ def is_path(dataset: str) -> bool:
     return "/" in dataset or "\\" in dataset or dataset.endswith(".inter") or dataset in (".", "..", "~")
 
 
-def safe_name(name: str, where: str) -> str:
-    """The name, which folders of records are called by; raises UserError unless it is safe in a file's name."""
-    if not _NAME.fullmatch(name):
-        raise UserError(f"{where}: found the name '{name}', accepted: letters, digits, '.', '-' and '_', with a letter "
-                        f"or digit first.")
-    return name
-
-
 def dataset_name(dataset: str) -> str:
     """The name of a dataset that is given by its name or as a path: of a path the stem of its atomic file.
+
+    Folders of records and files of settings are called by it.
 
     Raises:
         UserError: if the path leads to no atomic file, or its name is not safe.
     """
-    return safe_name(_atomic_file(dataset).stem, f"dataset {dataset}") if is_path(dataset) else dataset
+    if is_path(dataset):
+        return safe_name(_atomic_file(dataset).stem, f"dataset {dataset}")
+    return safe_name(dataset, "dataset")
 
 
 def _atomic_file(dataset: str) -> Path:
@@ -139,11 +134,10 @@ def spelled(dataset: str, data_dir: Path | None = None) -> str:
     Raises:
         UserError: as ``dataset_name``.
     """
+    name = dataset_name(dataset)
     if is_path(dataset):
-        dataset_name(dataset)
         return str(_atomic_file(dataset))
     folder = data_dir or Path("data")
-    name = dataset
     if _file_in(folder, name) is None and name not in configured():
         alike = {*configured(), *(path.stem for path in (*folder.glob("*.inter"), *folder.glob("*/*.inter")))}
         alike = [known for known in alike if known.lower() == name.lower()]
@@ -289,7 +283,7 @@ def locate(name: str, data_dir: Path | None, settings: StreamSettings) -> Datase
     else:
         path = find_file(name, data_dir)
     try:
-        return DatasetSource(safe_name(dataset_name(name), "--dataset"), config, path, fingerprint(path))
+        return DatasetSource(dataset_name(name), config, path, fingerprint(path))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
 

@@ -40,6 +40,7 @@ from ..federation.parts import Best, Federation, Progress
 from ..files import replacing, write_atomically
 from ..method import Method
 from ..model import Snapshot
+from ..names import refuse_link
 from ..ops import kernels
 from ..ops.memory import peak_mib
 from ..stats import accounting
@@ -427,11 +428,16 @@ class Record:
 
     @classmethod
     def of(cls, config: RunConfig, results: Path) -> "Record":
-        """Where a run is kept in a results folder: under its name, or, if there is only that, under its former one."""
+        """Where a run is kept in a results folder: under its name, or, if there is only that, under its former one.
+
+        Raises:
+            UserError: if that is a symbolic link.
+        """
         folder = results / "runs" / config.name
         if config.former_name and not folder.exists():
             former = folder.with_name(config.former_name)
             folder = former if former.exists() else folder
+        refuse_link(folder)
         return cls(folder)
 
     @contextmanager
@@ -444,7 +450,8 @@ class Record:
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock = open(self.folder / ".lock", "w")
+            refuse_link(self.folder / ".lock")
+            lock = open(self.folder / ".lock", "a")
         except OSError as error:
             raise UserError(f"results folder {self.folder}: cannot be written ({error.strerror}); "
                             f"choose another with --results DIR.") from None

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from ...errors import UserError, unknown
+from ...names import safe_name
 from .common import add_dataset, count, seed
 
 ACTIONS = ("show", "convert", "download", "synth", "prepare")
@@ -236,8 +237,7 @@ def _synth(args: argparse.Namespace) -> int:
     from ...data.synth import World, write
     from ...files import bar
 
-    if not args.name.replace("-", "").replace("_", "").isalnum() or args.name.startswith("-"):
-        raise UserError(f"data synth: found the name '{args.name}', accepted: letters, digits, - and _.")
+    safe_name(args.name, "data synth")
     _refuse_taken(args.name, "synth")
     world = World(args.users, args.items, args.interactions_per_user, args.blocks, args.base_share, args.exponent,
                   args.activity, args.taste, args.drift, args.seed)

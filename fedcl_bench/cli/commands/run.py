@@ -185,6 +185,6 @@ def _configs(args: argparse.Namespace, from_file: dict[str, Any]) -> tuple[list[
     overrides = [(str(args.config), from_file), ("--set", parse_assignments(args.assignments, "--set"))]
     device = resolve_device(args.device or "cpu")
     first = args.seed or 0
-    names = args.method, args.backbone, args.dataset or "ml-100k"
+    names = args.method, args.backbone, "ml-100k" if args.dataset is None else args.dataset
     return configurations(registry, names, range(first, first + (args.seeds or 1)), overrides, args.data_dir,
                           device), overrides
