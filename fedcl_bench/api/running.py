@@ -10,6 +10,7 @@ from ..ops.memory import importing
 
 with importing():
     from ..runs.config import resolve_device
+    from ..runs.faults import named
     from ..runs.registry import Registry, discover
     from ..runs.runner import Interrupted
     from ..runs.store import load_record
@@ -44,7 +45,7 @@ def run(method: str, backbone: str | None = None, dataset: str = "ml-100k", seed
         The results of all seeds.
 
     Raises:
-        UserError: for anything wrong with arguments, settings or data. RunFailed: if training diverges.
+        UserError: for anything wrong with arguments, settings or data. RunFailed: if training diverges, or a plugin's hook raises an error.
         KeyboardInterrupt: after Ctrl-C.
     """
     first, count = _whole("first_seed", first_seed, 0), _whole("seeds", seeds, 1)
@@ -55,7 +56,7 @@ def run(method: str, backbone: str | None = None, dataset: str = "ml-100k", seed
     configs = configurations(registry, names, range(first, first + count), overrides, data_dir,
                              resolve_device(device))
     try:
-        with stop_between_rounds() as stop:
+        with stop_between_rounds() as stop, named():
             done = run_seeds(configs, overrides, Path(results), stop, stream=SharedStream(configs[0]),
                              quiet=not progress)
     except Interrupted as error:

@@ -8,7 +8,9 @@ import sys
 from typing import Sequence
 
 from ..errors import RunFailed, UserError, unknown
+from ..names import for_terminal
 from ..ops.memory import importing
+from ..runs.faults import named
 from ..version import __version__
 from . import commands
 from .commands.data import with_action
@@ -66,12 +68,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.command in _READERS:
             with importing():
                 importlib.import_module("fedcl_bench.reports.tables")
-        return args.execute(args)
+        with named():
+            return args.execute(args)
     except UserError as error:
-        print(f"run_bench.py: {error}", file=sys.stderr)
+        print(for_terminal(f"run_bench.py: {error}"), file=sys.stderr)
         return 2
     except RunFailed as error:
-        print(f"run_bench.py: {error}", file=sys.stderr)
+        print(for_terminal(f"run_bench.py: {error}"), file=sys.stderr)
         return 1
     except ModuleNotFoundError as error:
         if (error.name or "fedcl_bench").split(".")[0] == "fedcl_bench":
