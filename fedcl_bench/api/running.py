@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Iterable
 
 from ..errors import UserError
+from ..files import closed_to_others
 from ..ops.memory import importing
 
 with importing():
@@ -56,7 +57,7 @@ def run(method: str, backbone: str | None = None, dataset: str = "ml-100k", seed
     configs = configurations(registry, names, range(first, first + count), overrides, data_dir,
                              resolve_device(device))
     try:
-        with stop_between_rounds() as stop, named():
+        with stop_between_rounds() as stop, named(), closed_to_others():
             done = run_seeds(configs, overrides, Path(results), stop, stream=SharedStream(configs[0]),
                              quiet=not progress)
     except Interrupted as error:
