@@ -7,6 +7,7 @@ it. HTML has ``html.escape``.
 from __future__ import annotations
 
 import re
+import reprlib
 from pathlib import Path
 
 from .errors import UserError
@@ -41,8 +42,10 @@ def refuse_link(path: Path) -> None:
 
 def shown(value: object, longest: int = 60) -> str:
     """A value in quotes for a message, cut where it is long."""
-    text = f"'{for_terminal(value)}'" if isinstance(value, str) else repr(value)
-    return text if len(text) <= longest + 2 else f"{text[:longest]}…' ({len(str(value))} characters)"
+    if not isinstance(value, str):
+        return for_terminal(reprlib.repr(value))
+    return f"'{for_terminal(value)}'" if len(value) <= longest else \
+        f"'{for_terminal(value[:longest])}…' ({len(value)} characters)"
 
 
 def for_terminal(text: str) -> str:

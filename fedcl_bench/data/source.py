@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import functools
+import re
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping
@@ -12,12 +12,11 @@ import yaml
 
 from ..errors import UserError, unknown
 from ..files import shipped
-from ..names import safe_name
+from ..names import safe_name, shown
+from .plain_yaml import parsed
 
 if TYPE_CHECKING:
     from .stream import StreamSettings
-
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
 
 
 @dataclass(frozen=True)
@@ -77,12 +76,6 @@ class DatasetConfig:
 def configured() -> dict[str, Path]:
     """Name of every dataset with a shipped config file, and the file."""
     return {path.stem: path for path in sorted(shipped("dataset_configs").glob("*.yaml"))}
-
-
-@functools.lru_cache(maxsize=64)
-def _parsed(text: str) -> Any:
-    """Tables ask for a few files hundreds of times."""
-    return yaml.load(text, Loader=_LOADER)
 
 
 def is_path(dataset: str) -> bool:
@@ -172,10 +165,10 @@ def unfiltered(dataset: str) -> dict[str, int]:
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file that holds one mapping; raises UserError for anything else."""
     try:
-        content = copy.deepcopy(_parsed(path.read_text(encoding="utf-8")))
+        content = copy.deepcopy(parsed(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # of texts, numbers and dates that are none
         raise UserError(f"{path}: is not valid YAML ({' '.join(str(error).split())[:160]}).") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise UserError(f"{path}: expected 'name: value' lines, found {type(content).__name__}.")
@@ -195,9 +188,21 @@ def load_config(name: str) -> DatasetConfig:
     for key, kind, accepted in (("raw", dict, "a mapping"), ("drop_events", (list, tuple), "a list")):
         if not isinstance(content.get(key, kind() if key == "raw" else ()), kind):
             raise UserError(f"{path}, field '{key}': found {content[key]!r}, accepted: {accepted}.")
+    _check_intervals(content.get("val_interval", {}), str(path))
     content["raw"] = _typed(Published, content.pop("raw", {}), f"{path}, raw")
     content["drop_events"] = tuple(str(event) for event in content.pop("drop_events", ()))
     return _typed(DatasetConfig, content, str(path))
+
+
+def _check_intervals(intervals: Any, where: str) -> None:
+    """Raise UserError for a value filter that RecBole would leave out of account, or read as something else."""
+    number = r"\s*([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?inf)\s*"
+    for column, text in intervals.items() if isinstance(intervals, dict) else ():
+        parts = text.split(";") if isinstance(text, str) else [""]
+        matches = [re.fullmatch(rf"\s*[(\[]{number},{number}[)\]]\s*", part) for part in parts]
+        if not all(match and float(match[1]) <= float(match[2]) for match in matches):
+            raise UserError(f"{where}, field 'val_interval', column {shown(column)}: found {shown(text)}, accepted: "
+                            f"intervals, as '[3,inf)' or '[1,2];(4,5]'.")
 
 
 def _typed(cls: type, content: Mapping[str, Any], where: str) -> Any:
