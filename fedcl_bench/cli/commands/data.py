@@ -84,7 +84,7 @@ def add(commands) -> None:
         parser.add_argument("--force", action="store_true", help="replace atomic files that differ")
         parser.add_argument("--any-checksum", action="store_true",
                             help="warn instead of stopping if a file is not the published one byte for byte, or has "
-                                 "other counts")
+                                 "other counts; only for files that you trust as you do their publisher")
     _add_synth(actions)
     prepare = actions.add_parser("prepare", help="read and split a large dataset once, for all runs on it",
                                  description="Write the stream of a dataset under its settings as arrays beside its "
