@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Callable, Iterator
+from typing import Any, Callable, Iterator
 
 import torch
 
@@ -177,6 +177,14 @@ def require_finite(loss: float, model: Snapshot, f: Federation, n_items: int, ke
     if not (math.isfinite(loss) and all(bool(torch.isfinite(ends).all()) for ends in extremes)):
         lr = f.backbone.settings.lr
         rates = ", ".join(f"{name} {rate:g}" for name, rate in f.backbone.learning_rates(n_items, key.round).items())
+        others = _raised(f.backbone.settings, f.method.settings, f.server, f.local)
         raise RunFailed(f"training diverged in block {key.step}, round {key.round + 1}: the loss ({loss:g}) or a "
-                        f"parameter is not finite.\nlr={lr:g} (learning rates: {rates}); "
-                        f"try a smaller one with --set lr={lr / 10:g}.")
+                        f"parameter is not finite.\nlr={lr:g} (learning rates: {rates}); try a smaller one with --set "
+                        f"lr={lr / 10:g}{f', or less of what is above its default: {others}' if others else ''}.")
+
+
+def _raised(*parts: Any) -> str:
+    """The settings besides lr whose numbers are above their defaults: each of them may be why a run diverges."""
+    return ", ".join(f"{field.name}={getattr(part, field.name):g}" for part in parts for field in fields(part)
+                     if isinstance(field.default, float) and field.name != "lr"
+                     and getattr(part, field.name) > field.default)

@@ -23,8 +23,9 @@ from ..evaluation.ranking import DEFAULT, EvaluationSettings, parse_metric
 from ..federation import parts
 from ..federation.parts import Federation, FederationSettings
 from ..metric import Metric
+from ..names import shown
 from ..sampling import LocalSettings
-from ..settings import assemble, declared_idle, flat
+from ..settings import LARGEST_SEED, assemble, declared_idle, flat
 from ..version import NUMBERS_VERSION
 from .registry import Plugin, Registry
 
@@ -52,6 +53,10 @@ class RunConfig:
     seed: int
     device: str
     registry: Registry = field(default_factory=Registry, repr=False, compare=False)
+
+    def __post_init__(self):
+        if not 0 <= self.seed <= LARGEST_SEED:
+            raise UserError(f"found the seed {shown(self.seed)}, accepted: seeds from 0 to {LARGEST_SEED}.")
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -298,7 +303,7 @@ def make_config(registry: Registry, method: str, backbone: str, dataset: str, se
         device: ``cpu`` or ``cuda``.
 
     Raises:
-        UserError: for an unknown name or setting, a value out of range, or a missing file.
+        UserError: for an unknown name or setting, a value or seed out of range, or a missing file.
     """
     backbone_plugin, method_plugin = registry.get("backbone", backbone), registry.get("method", method)
     dataset = spelled(dataset, data_dir)
