@@ -181,6 +181,9 @@ class Method:
         Args:
             users: ids of n users.
             scores: logits of all items, shape (n, items).
+
+        Returns:
+            Of the same shape, all finite: nan or an infinity ends the run as failed.
         """
         return scores
 

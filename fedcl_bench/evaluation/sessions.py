@@ -14,20 +14,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from .. import draws
+from .. import contract, draws
 from ..backbone import Backbone
 from ..client.sessions import window
 from ..data.stream import Sessions, Step
 from ..draws import DrawKey
 from ..layers import ITEM
 from ..method import Encoding, Method
-from ..model import Snapshot, score_pairs, score_users
+from ..model import Snapshot, score_pairs
 from ..parallel import even_pieces, in_order
 from ..sampling import Others, padded
 from ..sequential import Dropout, Sequence, SequentialBackbone
 from ..sizes import SIZES
 from ..stats.clip_noise import OPEN, Protection, upload_key
-from .ranking import EvaluationSettings, UserScores, list_metrics, scores_alone
+from .ranking import EvaluationSettings, UserScores, finite_scores, list_metrics, scores_alone
 
 FULL = "all:"  # before the name of a metric under full ranking, beside sampled candidates
 
@@ -152,7 +152,12 @@ class _SequentialLogits:
             return torch.bmm(embedding(ids, table), output.unsqueeze(2)).squeeze(2)
 
         wanted, others = score(target), None if ids is None else score(ids)
-        return target, wanted, others, output @ table.T if self.task.full or ids is None else None
+        every = output @ table.T if self.task.full or ids is None else None
+        maker = (self.method, "represent") if self.method.overrides("represent") else (self.backbone, "encode")
+        for scores in (wanted, others, every):
+            if scores is not None:
+                contract.require_finite_scores(*maker, scores, users)
+        return target, wanted, others, every
 
     def _output(self, users: Tensor, inputs: Tensor, sequence: Sequence) -> Tensor:
         """What the logits of users' next items are inner products with, (n, d)."""
@@ -160,6 +165,7 @@ class _SequentialLogits:
         clients = self.model.clients(users)
         rows = embedding(inputs, self.model.public[ITEM]) * sequence.real.unsqueeze(2)
         features = backbone.encode(clients, rows, sequence, Dropout())
+        contract.require_finite_scores(backbone, "encode", features[:, -1], users)  # what stands for no item may be nan
         queries = None
         if self.method.encodes_next_session:
             queries = backbone.encode(clients, rows, sequence, Dropout(draw.clients(f"dropout of {purpose}", users)))
@@ -183,9 +189,11 @@ class _ListLogits:
         target = window(sessions, sessions.of_user[users], 1)[0][:, -1:]
         if ids is not None and not self.task.full and scores_alone(backbone, self.method, model.n_items, ids.shape[1]):
             # At once, so that equal rows score alike.
-            wanted, others = score_pairs(backbone, model, users, torch.cat([target, ids], 1)).tensor_split([1], 1)
+            scores = score_pairs(backbone, model, users, torch.cat([target, ids], 1))
+            contract.require_finite_scores(backbone, "score", scores, users)
+            wanted, others = scores.tensor_split([1], 1)
             return target, wanted, others, None
-        every = self.method.rescore(users, score_users(backbone, model, users), model, backbone)
+        every = finite_scores(backbone, self.method, model, users)
         return target, every.gather(1, target), None if ids is None else every.gather(1, ids), every
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Callable, Iterator
@@ -41,7 +42,7 @@ def run(federation: Federation, progress: Progress | None = None, observe: Obser
         observe: called in every round with its key, what the server sent, and every chunk's clients after training.
 
     Raises:
-        RunFailed: when the loss or a parameter is no longer finite.
+        RunFailed: when the loss, a parameter or a score to rank by is no longer finite.
     """
     keep_freed_blocks()
     with workers():
@@ -81,10 +82,11 @@ def one_round(opened: OpenStep, group: Group, progress: Progress, observe: Obser
     require_finite(loss, model, f, opened.step.n_items, key)
 
     # 3. The model is validated, and tested if this is the step's last round.
-    valid = validate(opened, model, progress)
-    now = Best(model, key.round, dict(f.method.client_state), dict(f.method.server_state))
-    best = now if valid.better or valid.equal or f.server.tested_round == "last" else progress.best
-    tests, probabilities = test(opened, best) if valid.last else ([], [])
+    with naming(key):
+        valid = validate(opened, model, progress)
+        now = Best(model, key.round, dict(f.method.client_state), dict(f.method.server_state))
+        best = now if valid.better or valid.equal or f.server.tested_round == "last" else progress.best
+        tests, probabilities = test(opened, best) if valid.last else ([], [])
     first, final = model if key.round == 0 else None, best.model if valid.last else None
     shifts = analyse(f.backbone, opened.step, opened.earlier, progress.previous, first, final, f.population.sum) \
         if key.round == 0 or valid.last else []
@@ -145,6 +147,15 @@ def test(opened: OpenStep, best: Best) -> tuple[list, list]:
     return result
 
 
+@contextmanager
+def naming(key: DrawKey) -> Iterator[None]:
+    """Put block and round before what a failure in the ranking says."""
+    try:
+        yield
+    except RunFailed as error:
+        raise RunFailed(f"block {key.step}, round {key.round + 1}: {error}") from None
+
+
 def _bytes_sent(opened: OpenStep, model: Snapshot, uploads: Tables, answers: Tables, round_: int) -> dict[str, int]:
     """Bytes that each participant sends and receives in a round."""
     shared = _bytes(model.public, model.dense)
@@ -168,3 +179,9 @@ def require_finite(loss: float, model: Snapshot, f: Federation, n_items: int, ke
         raise RunFailed(f"training diverged in block {key.step}, round {key.round + 1}: the loss ({loss:g}) or a "
                         f"parameter is not finite.\nlr={lr:g} (learning rates: {rates}); "
                         f"try a smaller one with --set lr={lr / 10:g}.")
+
+
+def largest(model: Snapshot) -> float:
+    """The largest absolute value of any parameter; 0 if there is none."""
+    return max((float(torch.stack(torch.aminmax(table)).abs().max()) for table in model.tables() if table.numel()),
+               default=0.0)
