@@ -25,6 +25,7 @@ from ..federation.parts import Federation, FederationSettings
 from ..sampling import LocalSettings
 from ..settings import assemble, declared_idle, flat
 from ..version import NUMBERS_VERSION
+from .memory_plan import require_item_tables
 from .registry import Plugin, Registry
 
 _COLUMNS = ("USER_ID_FIELD", "ITEM_ID_FIELD", "TIME_FIELD")
@@ -116,7 +117,8 @@ class RunConfig:
                           self.local, self.server, self.evaluation, self.seed, torch.device(self.device))
 
     def check(self, federation: Federation) -> None:
-        """Raise UserError if the run's parts do not go together or do not fit the data."""
+        """Raise UserError if the run's parts do not go together, or do not fit the data or into memory at all."""
+        require_item_tables(federation)
         try:
             federation.check()
         except Misfit as error:

@@ -11,6 +11,7 @@ import torch
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.errors import UserError
+from fedcl_bench.ops import memory
 from fedcl_bench.ops.memory import Available, available
 from fedcl_bench.runs import memory_plan
 from fedcl_bench.runs.config import make_config
@@ -131,6 +132,15 @@ def test_what_is_available_in_control_groups_of_the_first_version(tmp_path):
     assert available(CPU, tmp_path) == Available((2 << 30) + 1024, "of this process's limit of 3.00 GiB")
 
 
+def test_a_limit_of_addresses_counts(tmp_path, monkeypatch):
+    """What is left is the limit without the pages that the process has, used or not."""
+    monkeypatch.setattr(memory.resource, "getrlimit", lambda kind: (
+        (3 << 30, 4 << 30) if kind == memory.resource.RLIMIT_AS else (-1, -1)))
+    lay(tmp_path, proc__meminfo=f"MemAvailable: {8 << 20} kB\n",
+        proc__self__statm=f"{(1 << 30) // memory.resource.getpagesize()} 1 1 1 0 1 0\n")
+    assert available(CPU, tmp_path) == Available(2 << 30, "of this process's limit of 3.00 GiB, see ulimit -v")
+
+
 def left(monkeypatch, number):
     monkeypatch.setattr(memory_plan, "available", lambda device: number and Available(number, "available here"))
 
@@ -154,6 +164,24 @@ def test_a_run_that_does_not_fit_is_refused(registry, ml100k, monkeypatch):
     with pytest.raises(UserError) as error:
         require(f, 2)
     assert "--threads" not in str(error.value) and "available here" in str(error.value)
+
+
+def test_rows_too_long_to_make_are_refused_before_one_is_made(registry, ml100k, monkeypatch):
+    """Rows of 10^12 numbers: 8 TB each."""
+    left(monkeypatch, 20 << 30)
+    config = make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", {"dim": 10 ** 12})])
+    with pytest.raises(UserError) as error:
+        config.check(config.federation(ml100k))
+    assert "not enough memory: 20.00 GiB are left (available here). The item tables alone need" in str(error.value)
+    assert "(1,152 items of 1,000,000,000,000 numbers)" in str(error.value)
+    assert "a smaller --set dim=N (now 1000000000000)" in str(error.value)
+
+
+def test_every_backbone_has_tables_without_rows(registry, ml100k):
+    """What the question before all others asks for; it lets every one pass that fits."""
+    for kind, name in registry.plugins:
+        if kind == "backbone":
+            memory_plan.require_item_tables(federation(registry, ml100k, name))
 
 
 def test_the_command_refuses_before_anything_is_written(monkeypatch, tmp_path, capsys):
