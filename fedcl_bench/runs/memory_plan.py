@@ -49,10 +49,12 @@ def plan(f: Federation, threads: int) -> MemoryPlan:
 
 def _of_step(f: Federation, step: Step, threads: int) -> MemoryPlan:
     load = federation.load_of(f, step, threads)
-    phases = {"training": client.training(load), "uploads": federation.uploads(load),
+    state, working = f.acting_in(step).memory(step.n_users, step.n_items, load.number)
+    phases = {"training": client.training(load) + threads * working, "uploads": federation.uploads(load),
               "evaluation": evaluation.scores(load)}
     largest = max(phases, key=phases.get)
     return MemoryPlan({"tables": federation.tables(load), "making tables": federation.making_tables(f, load),
+                       "the method's state": state,
                        "lists": client.lists(load) + evaluation.candidates(step, f.evaluation),
                        largest: phases[largest], "metrics": evaluation.metrics(step, f.evaluation),
                        "process": _PROCESS * threads})

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from fedcl_bench.cli.main import main
+from fedcl_bench.client.lists import BatchView
+from fedcl_bench.distillation import ranks_of
 from fedcl_bench.errors import UserError
 from fedcl_bench.ops import memory
 from fedcl_bench.ops.memory import Available, available
 from fedcl_bench.runs import memory_plan
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.memory_plan import plan, require
+from fedcl_bench.sizes import SIZES
 
 CPU = torch.device("cpu")
 LAST, BEFORE = (943, 1152), (827, 1148)  # users and items of ML-100K's blocks 3 and 2
@@ -202,3 +206,28 @@ def test_imports_are_not_searched_for_garbage_later():
                            "print(gc.isenabled(), frozen > 50_000, gc.get_freeze_count() == frozen)"],
                           capture_output=True, text=True, check=True)
     assert said.stdout.split() == ["True"] * 3
+
+
+@pytest.mark.parametrize("method, settings, state, working", [
+    ("ft", {}, 0, 0), ("kd", {}, 2 * 943 * 30 * 12, 0), ("f3crec", {}, 2 * 943 * 30 * 12, 4 * 943 * 1152),
+    ("f3crec", {"without": "arm"}, 2 * 943 * 30 * 12, 0), ("f3crec", {"without": "cc"}, 0, 0)])
+def test_methods_say_what_they_hold(registry, ml100k, method, settings, state, working):
+    """Lists and probabilities of 30 items per user, and scores of all items per thread."""
+    f = make_config(registry, method, "fedmf", "ml-100k", overrides=[("test", settings)]).federation(ml100k)
+    parts, without = plan(f, 2).parts, plan(federation(registry, ml100k, "fedmf"), 2).parts
+    assert parts["the method's state"] == state
+    assert parts["training"] - without["training"] == 2 * working
+
+
+def test_scores_for_ranks_are_made_in_pieces(monkeypatch):
+    """Of at most so many clients that their scores of all items are no more than the size; the ranks are the same."""
+    scores, asked = torch.randn(17, 50), []
+    clients = torch.tensor([16, 3, 5, 4, 0, 9, 1])
+    items = torch.randint(50, (7, 4))
+    view = object.__new__(BatchView)
+    view._trainer = SimpleNamespace(n_items=50)
+    monkeypatch.setattr(BatchView, "all_scores", lambda self, part: asked.append(len(part)) or scores[part])
+    whole = view.ranks(clients, items)
+    monkeypatch.setattr(SIZES, "ranked_scores", 3 * 50 + 49)
+    assert torch.equal(view.ranks(clients, items), whole) and asked == [7, 3, 3, 1]
+    assert torch.equal(whole, ranks_of(scores[clients], items))
