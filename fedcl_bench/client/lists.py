@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .. import contract, draws, views
 from ..backbone import OwnBatch
+from ..distillation import ranks_of
 from ..draws import DrawKey, Tables
 from ..model import Snapshot
 from ..ops import kernels
@@ -106,6 +107,12 @@ class BatchView(TrainerView, views.LocalBatch):
             slots = torch.cat([trainer.slots.sample, trainer.slots.replay], 1)[clients]
             scores.scatter_(1, trainer.slots.items[clients], rows.gather(1, slots))
         return scores
+
+
+    def ranks(self, clients: Tensor, items: Tensor) -> Tensor:
+        at_once = max(1, SIZES.ranked_scores // self._trainer.n_items)
+        return torch.cat([ranks_of(self.all_scores(part), listed)
+                          for part, listed in zip(clients.split(at_once), items.split(at_once))])
 
 
 class ListTrainer(ChunkTrainer):

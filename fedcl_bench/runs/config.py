@@ -27,6 +27,7 @@ from ..names import shown
 from ..sampling import LocalSettings
 from ..settings import LARGEST_SEED, assemble, declared_idle, flat
 from ..version import NUMBERS_VERSION
+from .memory_plan import require_item_tables
 from .registry import Plugin, Registry
 
 _COLUMNS = ("USER_ID_FIELD", "ITEM_ID_FIELD", "TIME_FIELD")
@@ -130,7 +131,8 @@ class RunConfig:
                           metrics=metrics_of(self.registry, self.evaluation))
 
     def check(self, federation: Federation) -> None:
-        """Raise UserError if the run's parts do not go together or do not fit the data."""
+        """Raise UserError if the run's parts do not go together, or do not fit the data or into memory at all."""
+        require_item_tables(federation)
         try:
             federation.check()
         except Misfit as error:
