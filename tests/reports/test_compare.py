@@ -199,6 +199,24 @@ def test_table_and_direction(at_records, capsys):
     assert back["difference"] == pytest.approx(-forth, abs=6e-5) and back["n"] == int(row.split()[-5])
 
 
+def test_few_users_are_noted_with_intervals_of_both_means(registry, tmp_path, capsys):
+    for users in (29, 30):
+        for method, value in (("kd", 0.3), ("ft", 0.2)):
+            fabricate(tmp_path / str(users), registry, RunSpec(method, "fedmf", "ml-100k"), 0,
+                      lambda *_: np.array([value]), users=users)
+    command = ["compare", "kd", "ft", "--backbone", "fedmf", "--records"]
+    assert main([*command, str(tmp_path / "29")]) == 0
+    kd, ft = (significance.interval_of_mean(mean, 29) for mean in (0.3, 0.2))
+    note = (f"ft: only 29 test users; 95 % intervals of the means: kd {kd[0]:.4f} to {kd[1]:.4f}, "
+            f"ft {ft[0]:.4f} to {ft[1]:.4f}")
+    assert note in capsys.readouterr().out.splitlines()
+    assert main([*command, str(tmp_path / "29"), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["notes"] == [note] and result["comparisons"][0]["per_user"]["means"] == pytest.approx([0.3, 0.2])
+    assert main([*command, str(tmp_path / "30")]) == 0
+    assert "test users" not in capsys.readouterr().out
+
+
 def test_friedman_command(at_records, capsys):
     grid = ["compare", "--friedman", "f3crec", "ft", "kd", "--backbones", "fedmf,fedncf", *QUICK]
     assert main(grid) == 0
