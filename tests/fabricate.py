@@ -95,7 +95,8 @@ def fabricate_sessions(results: Path, registry, spec: RunSpec, seed: int, hit: f
                       "evaluate_seconds": seconds / 3, **more})
     probabilities = probability + torch.linspace(-0.1, 0.1, USERS, dtype=torch.float64)
     model = Snapshot({"item": torch.zeros(1)}, {})
-    progress = Progress(step=1, trained=True, best=Best(model), curve=tuple(curve), tests=((0, 0, UserScores(ids, values)),),
+    progress = Progress(step=1, trained=True, best=Best(model), curve=tuple(curve),
+                        tests=((0, 0, UserScores(ids, values)),),
                         analysis=((0, "target_probability", ids, probabilities),))
     record = Record(results / "runs" / config.name)
     record.folder.mkdir(parents=True)

@@ -117,7 +117,8 @@ def combined(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     first = results[0]
     beyond = {name: _mean_of([result[name] for result in results]) for name in ("lists", "groups")
               if all(name in result for result in results)}
-    return {**beyond, **{key: first[key] for key in ("method", "backbone", "dataset", "device", "settings", "tested", "environment")},
+    common = ("method", "backbone", "dataset", "device", "settings", "tested", "environment")
+    return {**beyond, **{key: first[key] for key in common},
             "seed": first["seed"], "seeds": [result["seed"] for result in results], "metrics": metrics,
             "continual": continual,
             "rounds": np.mean([result["rounds"] for result in results], axis=0).tolist(),

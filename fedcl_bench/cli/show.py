@@ -44,8 +44,8 @@ def print_table(table: Table) -> None:
 def show_groups(result: Mapping[str, Any], groups: Iterable[str]) -> None:
     """Print what groups of users and items get in each block, with their numbers of users."""
     if "groups" not in result:
-        raise UserError(f"--by: the record {result['record']} has no groups, as it is of a stream of sessions or older; "
-                        f"of a stream of blocks, run it again with --rerun.")
+        raise UserError(f"--by: the record {result['record']} has no groups, as it is of a stream of sessions or "
+                        f"older; of a stream of blocks, run it again with --rerun.")
     table = plain_table("test metric by group", *(f"block {t}" for t in range(len(result["rounds"]))))
     for group in groups:
         for name, values in result["groups"][group].items():

@@ -5,8 +5,8 @@ and rare items to find is in them. ``runs/records.py`` makes means and groups of
 
 Sources: novelty as mean self-information, -log2 of the share of users who have the item (Zhou et al., PNAS 2010);
 intra-list distance, the mean of 1 - cosine over a list's pairs (Ziegler et al., WWW 2005); coverage and average
-popularity as RecBole's ``ItemCoverage`` and ``AveragePopularity``. Where popular items end, at 80 % of the interactions,
-is our choice.
+popularity as RecBole's ``ItemCoverage`` and ``AveragePopularity``. Where popular items end, at 80 % of the
+interactions, is our choice.
 """
 
 from __future__ import annotations

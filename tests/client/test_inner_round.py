@@ -244,7 +244,8 @@ def test_what_needs_local_batches(registry, step):
         def replayed_items(self, users, draw):
             return torch.zeros(len(users), 1, dtype=torch.int64)
 
-    cases = {"fedmf": (fedmf, FT, plain, True), "pfedrec": (pfedrec, FT, plain, True), "fedncf": (ncf, FT, plain, False),
+    cases = {"fedmf": (fedmf, FT, plain, True), "pfedrec": (pfedrec, FT, plain, True),
+             "fedncf": (ncf, FT, plain, False),
              "early end": (fedmf, FT, LocalSettings(tolerance=0.1), False),
              "distinct": (fedmf, FT, LocalSettings(negative_draw="distinct"), False),
              "end_local": (fedmf, Looks(NoSettings()), plain, False),

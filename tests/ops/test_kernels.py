@@ -70,7 +70,8 @@ def test_negatives_of_clients_of_any_size(without, own):
     local, users = LocalSettings(), torch.arange(3)
     theirs = without(lambda: make_chunks(step, users, local, 8))
     for chunk, other in zip(make_chunks(step, users, local, 8), theirs, strict=True):
-        assert torch.equal(draw_negatives(chunk, local, 1, 2, 3), without(lambda: draw_negatives(other, local, 1, 2, 3)))
+        drawn = without(lambda: draw_negatives(other, local, 1, 2, 3))
+        assert torch.equal(draw_negatives(chunk, local, 1, 2, 3), drawn)
 
 
 @compiled

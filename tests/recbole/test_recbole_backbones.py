@@ -611,7 +611,8 @@ def test_a_model_that_crashes_is_listed_with_the_reason(monkeypatch):
     backbone._design.cache_clear()
     found = try_model("BPR", growing_stream(blocks=2))
     backbone._design.cache_clear()
-    assert found == SurveyedModel("BPR", "general", "refused", "its loss fails on one client: ZeroDivisionError: no luck")
+    assert found == SurveyedModel("BPR", "general", "refused",
+                                  "its loss fails on one client: ZeroDivisionError: no luck")
 
 
 # ------------------------------------------------------------------------------------- every model on the real ML-100K

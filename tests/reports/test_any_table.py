@@ -76,7 +76,8 @@ def test_marks_against_a_baseline_are_holms(source, folder):
     assert cell(built, "kd").star == (holm(raw)[1] <= 0.05)
     assert "°" in markdown(built) and r"$^{\circ}$" in latex(built)
     line = next(line for line in csv.DictReader(io.StringIO(csv_text(built))) if line["row"] == "f3crec")
-    assert line["star"] == "°" and line["users"] == " ".join([str(USERS)] * 3) and float(line["p"]) == cell(built, "f3crec").p
+    assert line["star"] == "°" and line["users"] == " ".join([str(USERS)] * 3)
+    assert float(line["p"]) == cell(built, "f3crec").p
 
 
 def test_what_is_missing_is_named_with_its_own_settings(source, folder):

@@ -158,8 +158,9 @@ def test_blocks_written_wrongly(text):
 
 def test_commands_for_missing_runs():
     specs = [RunSpec(m, b, "ml-100k", (("rounds", "2"),)) for b in ("fedmf", "fedncf") for m in ("ft", "kd")]
-    assert command_for(specs, Tuned.of(Path("T"), Path("results"))) == ("run_bench.py grid --methods ft,kd --backbones fedmf,fedncf --datasets "
-                                             "ml-100k --seeds 5 --set rounds=2 --tuned T")
+    assert command_for(specs, Tuned.of(Path("T"), Path("results"))) == (
+        "run_bench.py grid --methods ft,kd --backbones fedmf,fedncf --datasets ml-100k --seeds 5 --set rounds=2 "
+        "--tuned T")
     assert command_for([RunSpec("ft", "fedmf", "x"), replace(specs[0], dataset="x")]).count(" && ") == 1
 
 
@@ -298,7 +299,8 @@ def test_the_metric_follows_the_stream(registry, tmp_path, capsys):
     for method, hit in (("fcucr", 0.3), ("ft", 0.2)):
         for seed in (0, 1):
             fabricate_sessions(tmp_path, registry, RunSpec(method, "sasrec", "xing"), seed, hit, noise=len(method))
-            fabricate(tmp_path, registry, RunSpec("kd" if method == "fcucr" else "ft", "fedmf", "ml-100k"), seed, level(hit))
+            of_lists = RunSpec("kd" if method == "fcucr" else "ft", "fedmf", "ml-100k")
+            fabricate(tmp_path, registry, of_lists, seed, level(hit))
     command = ["compare", "--records", str(tmp_path), "--json"]
     assert main([*command, "fcucr", "ft", "--backbone", "sasrec", "--dataset", "xing"]) == 0
     result = json.loads(capsys.readouterr().out)
