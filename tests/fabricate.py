@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Callable, Sequence
+from typing import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -67,6 +67,14 @@ def fabricate(results: Path, registry, spec: RunSpec, seed: int, scores: Scores,
     record.folder.mkdir(parents=True)
     record.finish(summary(config, progress, 1.0, False), progress)
     return record.folder
+
+
+def fabricate_methods(results: Path, registry, means: Mapping[str, float]) -> None:
+    """Write the records of methods on FedMF and two datasets, seeds 0-2: method to the mean of ``level``."""
+    for dataset in ("ml-100k", "lastfm-2k"):
+        for i, (method, mean) in enumerate(means.items()):
+            for seed in range(3):
+                fabricate(results, registry, RunSpec(method, "fedmf", dataset), seed, level(mean, noise=i))
 
 
 def fabricate_sessions(results: Path, registry, spec: RunSpec, seed: int, hit: float, *, full: float = 0.02,

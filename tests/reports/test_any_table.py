@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from fabricate import USERS, fabricate, level
+from fabricate import USERS, fabricate, fabricate_methods, level
 from scipy import stats
 
 from fedcl_bench.cli.main import main
@@ -28,10 +28,8 @@ MEANS = {"ft": 0.080, "reg": 0.085, "kd": 0.0801, "f3crec": 0.07}
 def folder(registry, tmp_path_factory):
     """Four methods and an ablation on FedMF, two datasets, seeds 0-2; FedNCF has FT alone."""
     results = tmp_path_factory.mktemp("any")
+    fabricate_methods(results, registry, MEANS)
     for dataset in ("ml-100k", "lastfm-2k"):
-        for i, (method, mean) in enumerate(MEANS.items()):
-            for seed in range(3):
-                fabricate(results, registry, RunSpec(method, "fedmf", dataset), seed, level(mean, noise=i))
         fabricate(results, registry, RunSpec("f3crec", "fedmf", dataset, (("eps", 0.01),)), 0, level(0.2))
     fabricate(results, registry, RunSpec("ft", "fedncf", "ml-100k"), 0, level(0.09))
     return results
