@@ -68,6 +68,7 @@ def bar(label: str, total: int | None, unit: str, quiet: bool = False) -> Iterat
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     amount = [DownloadColumn(), TransferSpeedColumn()] if unit == "bytes" else [MofNCompleteColumn(), TextColumn(unit)]
     with Progress(TextColumn("{task.description}"), BarColumn(bar_width=20), *amount, TimeRemainingColumn(),
-                  console=console, transient=True, refresh_per_second=5, disable=quiet or not console.is_terminal) as display:
+                  console=console, transient=True, refresh_per_second=5,
+                  disable=quiet or not console.is_terminal) as display:
         task = display.add_task(label, total=total)
         yield lambda count: display.update(task, advance=count)

@@ -19,7 +19,7 @@ with importing():
     from ..runs.store import load_record
     from .origin import Origin
     from .results import Results
-    from .seeds import SharedStream, configurations, run_seeds
+    from .seeds import Execution, SharedStream, configurations, run_seeds
     from .stopping import stop_between_rounds
 
 
@@ -60,8 +60,8 @@ def run(method: str, backbone: str | None = None, dataset: str = "ml-100k", seed
                              resolve_device(device))
     try:
         with stop_between_rounds() as stop, named(), closed_to_others():
-            done = run_seeds(configs, overrides, Path(results), stop, stream=SharedStream(configs[0]),
-                             quiet=not progress)
+            done = run_seeds(configs, overrides, SharedStream(configs[0]),
+                             Execution(Path(results), stop, quiet=not progress))
     except Interrupted as error:
         raise KeyboardInterrupt(str(error)) from None
     return Results([load_record(Path(result["record"])) for result in done],

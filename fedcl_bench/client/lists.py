@@ -44,7 +44,8 @@ class Members:
         if kernels.serve(self.share):
             return kernels.batch_weights(self.order, self.start, self.end, self.share, self.width)
         slots = self.order[:, self.start:self.end]
-        return self.share.new_zeros(len(slots), self.width).scatter_add_(1, slots.clamp(min=0), self.share * (slots >= 0))
+        weights = self.share.new_zeros(len(slots), self.width)
+        return weights.scatter_add_(1, slots.clamp(min=0), self.share * (slots >= 0))
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,8 @@ class ListTrainer(ChunkTrainer):
         if kernels.serve(self.users):
             return kernels.group(self._shuffle_keys(epoch), head, count if head else None, drawn, slots,
                                  head + self.negatives.shape[1], size)
-        columns = torch.arange(self.valid.shape[1], device=drawn.device).expand_as(self.valid) if slots is None else slots
+        columns = slots if slots is not None else torch.arange(self.valid.shape[1],
+                                                               device=drawn.device).expand_as(self.valid)
         order = columns.masked_fill(~self.valid, -1)
         if self.batches == 1:
             return order

@@ -158,8 +158,8 @@ class Task:
     def label(self) -> str:
         """The run in words."""
         settings = ", ".join(f"{name}={as_text(value)}" for name, value in self.spec.settings)
-        return (f"{self.spec.method} on {self.spec.backbone}, {dataset_name(self.spec.dataset)}, seed {self.config.seed}"
-                + (f" ({settings})" if settings else ""))
+        return (f"{self.spec.method} on {self.spec.backbone}, {dataset_name(self.spec.dataset)}, "
+                f"seed {self.config.seed}" + (f" ({settings})" if settings else ""))
 
     @property
     def group(self) -> tuple[str, str, str]:

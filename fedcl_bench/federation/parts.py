@@ -34,8 +34,9 @@ class FederationSettings:
     rounds: int = setting(100, "most rounds per block", low=1)
     patience: int = setting(30, "rounds without a better validation metric before a block ends; 0: it never ends early",
                             low=0)
-    evaluate_every: int = setting(1, "rounds from one validation to the next; a block's last round is always validated."
-                                  " Patience still counts rounds, and a block ends early only in a validated one", low=1)
+    evaluate_every: int = setting(1, "rounds from one validation to the next; a block's last round is always "
+                                  "validated. Patience still counts rounds, and a block ends early only in a validated "
+                                  "one", low=1)
     best_round: str = setting("first", "of rounds with the same validation metric the first (F3CRec) or the latest "
                               "(PFedRec, GPFedRec) counts as the best", choices=("first", "latest"))
     client_ratio: float = setting(1.0, "share of the clients with data that take part in a round", above=0.0, high=1.0)

@@ -22,7 +22,7 @@ from ..evaluation.sessions import SessionRanking, SessionTask, draw_session_cand
 from ..method import Method
 from ..metric import Catalogue, Metric
 from ..model import Snapshot
-from ..sampling import Chunk, make_chunks
+from ..sampling import Chunk, Needs, make_chunks
 from ..sequential import SequentialBackbone
 from .growth import row_width
 from .parts import Federation
@@ -137,9 +137,9 @@ def list_chunks(step: Step, users: Tensor, model: Snapshot, training: Training, 
                  ) -> list[Chunk]:
     """Chunks of clients that train on lists: all their items of the step, or ``positives``."""
     backbone, settings, way = training.backbone, training.settings, training.way
-    return make_chunks(step, users, settings, row_width(model, backbone), backbone.pairwise, way.holds_whole,
-                       positives=positives, sampler=backbone.own_samples(settings) if positives is None else None,
-                       inner=way.factored, samples_only=way.samples_only, fused=way.fused)
+    needs = Needs(backbone.pairwise, way.holds_whole, backbone.own_samples(settings) if positives is None else None,
+                  way.factored, way.samples_only, way.fused)
+    return make_chunks(step, users, settings, row_width(model, backbone), needs, positives)
 
 
 def protocol_of(f: Federation, step: Step, training: Training, method: Method) -> Lists | SessionSteps:

@@ -215,8 +215,8 @@ def _packaged_identity(module: ModuleType) -> str:
     path = Path(module.__file__)
     now = identity(path)
     if _packaged.setdefault(module, now) != now:
-        raise UserError(f"{path}: was edited after this Python process had imported it, so its runs would be of the old "
-                        f"code.\nStart Python anew.")
+        raise UserError(f"{path}: was edited after this Python process had imported it, so its runs would be of the "
+                        f"old code.\nStart Python anew.")
     return now
 
 

@@ -92,8 +92,8 @@ print(json.dumps((planned, peak_mib() - before)))
 @pytest.mark.parametrize("backbone, settings", [
     ("fedrap", {"l2": 0.0}), ("pfedrec", {"eval_item_table": "local", "dim": 64})])
 def test_the_plan_against_what_runs_take(backbone, settings):
-    """Of runs that are large: at most 30 % more, and not much less, as two threads' chunks do not always overlap. A round
-    is not repeated before all kinds of snapshots are there."""
+    """Of runs that are large: at most 30 % more, and not much less, as two threads' chunks do not always overlap. A
+    round is not repeated before all kinds of snapshots are there."""
     settings = {"rounds": 3, "blocks": 1, "patience": 0, **settings}
     done = subprocess.run([sys.executable, "-c", MEASURE, backbone, json.dumps(settings)], capture_output=True,
                           text=True)

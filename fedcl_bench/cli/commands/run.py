@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,19 +141,19 @@ def run(args: argparse.Namespace) -> int:
 
 def _results(args: argparse.Namespace, configs: list[RunConfig], overrides: Layers) -> list[dict[str, Any]]:
     """Every seed's result, run or from its record."""
-    from ...api.seeds import SharedStream, run_seeds
+    from ...api.seeds import Execution, SharedStream, run_seeds
     from ...runs.logs import targets
     from ..sharding import Sharding
 
     with ExitStack() as stack:
         sharding = Sharding(args, stack) if args.ray else None
         stop = stack.enter_context(stop_between_rounds())
-        options = {"rerun": args.rerun, "quiet": args.quiet, "verbose": args.verbose,
-                   "logs": targets(args.log, args.results)}
+        execution = Execution(args.results, stop, rerun=args.rerun, quiet=args.quiet, verbose=args.verbose,
+                              logs=targets(args.log, args.results))
         if sharding:
-            options["engine_of"] = sharding.engine
+            execution = replace(execution, engine_of=sharding.engine)
         stream = SharedStream(configs[0], sharding.check if sharding else None)
-        return run_seeds(configs, overrides, args.results, stop, stream=stream, **options)
+        return run_seeds(configs, overrides, stream, execution)
 
 
 def _configs(args: argparse.Namespace, from_file: dict[str, Any]) -> tuple[list[RunConfig], Layers]:
