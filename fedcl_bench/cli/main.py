@@ -8,6 +8,7 @@ import sys
 from typing import Sequence
 
 from ..errors import RunFailed, UserError, unknown
+from ..files import NO_SPACE, no_space
 from ..ops.memory import importing
 from ..version import __version__
 from . import commands
@@ -86,3 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output (head, less) has gone
         sys.stderr.close()
         return 0
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        print(f"run_bench.py: {no_space(error.filename or 'the disk', error)}", file=sys.stderr)
+        return 2

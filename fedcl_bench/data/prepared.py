@@ -65,7 +65,8 @@ def save(stream: Stream, folder: Path) -> int:
             shutil.rmtree(folder, ignore_errors=True)
             os.replace(whole, folder)
     except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({error.strerror}).") from None
+        # NumPy says how many bytes were not written instead of why.
+        raise UserError(f"{folder}: cannot be written ({error.strerror or 'no space left'}).") from None
     return size
 
 
