@@ -9,7 +9,7 @@ import sys
 from typing import Sequence, TextIO
 
 from ..errors import RunFailed, UserError, unknown
-from ..files import closed_to_others
+from ..files import NO_SPACE, closed_to_others, no_space
 from ..names import for_terminal
 from ..ops.memory import importing
 from ..runs.faults import named
@@ -75,7 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         _give_up(sys.stdout)
-        _say(f"{error.filename or 'output or a file'}: cannot be read or written ({error.strerror or error}).")
+        where = error.filename or "output or a file"
+        _say(no_space(where, error) if error.errno in NO_SPACE else
+             f"{where}: cannot be read or written ({error.strerror or error}).")
         return 2
 
 
