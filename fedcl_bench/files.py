@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from contextlib import contextmanager
@@ -35,7 +36,13 @@ def closed_to_others() -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file, for writing and reading, that takes the place of ``path`` when the block ends without an error."""
+    """A new file, for writing and reading, that takes the place of ``path`` when the block ends without an error.
+
+    Raises:
+        OSError: also if ``path`` is something else than a file, as a device or a folder.
+    """
+    if path.exists() and not path.is_file():
+        raise FileExistsError(errno.EEXIST, "it is there and is no file", str(path))
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w+b") as file:
