@@ -10,6 +10,7 @@ from helpers import ROOT
 
 import fedcl_bench as fb
 from fedcl_bench.cli.main import main
+from fedcl_bench.files import write_atomically
 
 JOB = {"rounds": 1, "k_core": 80}
 TABLES = ["tables", "--paper", "f3crec", "--table", "2", "--records", str(ROOT / "results" / "published" / "f3crec")]
@@ -63,3 +64,11 @@ def test_an_output_that_is_full_is_said_in_one_line():
             assert done.stderr.splitlines()[-1].endswith("cannot be read or written (No space left on device).")
     with open("/dev/full", "w") as full:
         assert run(["--method", "nobody"], capture_output=False, stdout=full, stderr=full).returncode == 2
+
+
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(OSError, match="is no file"):
+            write_atomically(path, b"content")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode) and [*tmp_path.iterdir()] == [tmp_path / "pipe"]
