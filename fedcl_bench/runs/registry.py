@@ -37,8 +37,8 @@ class Plugin:
 
     Attributes:
         kind: ``method``, ``backbone`` or ``metric``.
-        digest: what stands for the plugin's code in run hashes (see ``identity.py``); empty for the suite's own metrics,
-            whose numbers ``NUMBERS_VERSION`` is of.
+        digest: what stands for the plugin's code in run hashes (see ``identity.py``); empty for the suite's own
+            metrics, whose numbers ``NUMBERS_VERSION`` is of.
     """
 
     kind: str
@@ -118,8 +118,8 @@ class Registry:
                         and "name" in vars(value)):
                     continue
                 if kind == "metric" and not re.fullmatch(_METRIC_NAME, value.name):
-                    raise UserError(f"{path}: found a metric named '{value.name}', accepted: lower-case letters, digits "
-                                    f"and, between them, - and _, beginning with a letter.")
+                    raise UserError(f"{path}: found a metric named '{value.name}', accepted: lower-case letters, "
+                                    f"digits and, between them, - and _, beginning with a letter.")
                 other = self.plugins.get((kind, value.name))
                 if other:
                     raise UserError(f"two {kind} plugins are named '{value.name}': {other.path} and {path}.\n"
