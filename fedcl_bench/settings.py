@@ -13,12 +13,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 import typing
 from typing import Any, Iterable, Mapping
 
-import yaml
-
 from .errors import PluginError, UserError, unknown
+from .names import shown
+
+LARGEST = 1_000_000_000  # whole number that a setting may have if it does not say another
+LARGEST_SEED = (1 << 63) - 1
+MOST_SEEDS = 10_000  # of one command
+_WHOLE, _EXPONENT = "(?:0|[1-9][0-9]{0,39})", "(?:[eE][-+]?[0-9]{1,4})"
+_NUMBER = re.compile(rf"[-+]?(?:({_WHOLE})|(?:{_WHOLE}\.[0-9]*|\.[0-9]+){_EXPONENT}?|{_WHOLE}{_EXPONENT})")
+_TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 def setting(default, help: str, *, low=None, high=None, above=None, below=None, choices=None,
@@ -62,9 +69,7 @@ def _convert(value: Any, kind: type) -> Any:
             raise TypeError
         return value
     if isinstance(value, str):
-        value = yaml.safe_load(value)
-        if isinstance(value, str) and kind is float:  # YAML 1.1 reads 1e-5 as text
-            value = float(value)
+        value = _TRUTHS.get(value.strip().lower()) if kind is bool else plain_number(value.strip())
     if kind is bool:
         if not isinstance(value, bool):
             raise TypeError
@@ -76,6 +81,14 @@ def _convert(value: Any, kind: type) -> Any:
             raise ValueError
         return int(value)
     return float(value)
+
+
+def plain_number(text: str) -> int | float:
+    """A number as people write it, in decimal; raises ValueError for anything else, as 010, 1:30, 1_000 or inf."""
+    match = _NUMBER.fullmatch(text)
+    if not match:
+        raise ValueError
+    return int(text) if match[1] else float(text)
 
 
 @functools.cache  # Python evaluates every annotation anew, and a table resolves the settings of each of its runs
@@ -92,12 +105,15 @@ def checked(cls: type, name: str, value: Any, origin: str) -> Any:
         UserError: with the setting, what was found, what is accepted and where it came from.
     """
     field, kind = _declared(cls)[name]
-    meta = field.metadata
+    meta, more = field.metadata, ""
     try:
         result = _convert(value, kind)
         numbers = result if isinstance(result, tuple) else (result,)
         for number in numbers:
             if isinstance(number, float) and not math.isfinite(number):
+                raise ValueError
+            if isinstance(number, int) and abs(number) > (meta["high"] or LARGEST):
+                more = f", at most {meta['high'] or LARGEST}"
                 raise ValueError
             if (meta["low"] is not None and number < meta["low"]) \
                     or (meta["high"] is not None and number > meta["high"]) \
@@ -107,8 +123,9 @@ def checked(cls: type, name: str, value: Any, origin: str) -> Any:
                 raise ValueError
         if not numbers and field.default != ():
             raise ValueError
-    except (TypeError, ValueError, OverflowError, yaml.YAMLError):
-        raise UserError(f"setting '{name}' ({origin}): found {value!r}, accepted: {accepted(field, kind)}.") from None
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        raise UserError(f"setting '{name}' ({origin}): found {shown(value)}, accepted: {accepted(field, kind)}"
+                        f"{more if meta['high'] is None else ''}.") from None
     return result
 
 
@@ -191,7 +208,11 @@ def parse_assignments(pairs: Iterable[str], option: str) -> dict[str, str]:
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
             raise UserError(f"{option}: found '{pair}', accepted: NAME=VALUE, as {option} lr=0.5.")
-        result[name.strip().replace("-", "_")] = value.strip()
+        name = name.strip().replace("-", "_")
+        if name in result:
+            raise UserError(f"{option}: found '{name}' twice, {shown(result[name])} and {shown(value.strip())}; leave "
+                            f"one of them out.")
+        result[name] = value.strip()
     return result
 
 

@@ -2,9 +2,9 @@
 lead somewhere.
 
 A command that needs no more than RecBole's bundled data and the published records is run as it stands, in a folder that
-has both, with rounds, seeds and users cut; commands that read records read the published ones unless they name others. Of
-`grid`, `tune` and `pack`, which take hours, the plan is made. Where a dataset is not on the machine, the command line
-is parsed and its settings are resolved. A command line that fits none of this fails the test.
+has both, with rounds, seeds and users cut; commands that read records read the published ones unless they name others.
+Of `grid`, `tune` and `pack`, which take hours, the plan is made. Where a dataset is not on the machine, the command
+line is parsed and its settings are resolved. A command line that fits none of this fails the test.
 """
 
 from __future__ import annotations
@@ -364,8 +364,8 @@ def check(words: list[str], capsys, monkeypatch, done: set[tuple[str, ...]]) -> 
         raise AssertionError("no known command")
 
 
-@pytest.mark.parametrize("page", [pytest.param(page, marks=[pytest.mark.long] * (name_of(page) in SLOW), id=name_of(page))
-                                  for page in PAGES])
+@pytest.mark.parametrize("page", [
+    pytest.param(page, marks=[pytest.mark.long] * (name_of(page) in SLOW), id=name_of(page)) for page in PAGES])
 def test_every_command(page, place, done, capsys, monkeypatch):
     """In the order of the page, in one folder; a block whose first line names a file is that file from there on."""
     found = blocks(page.read_text(encoding="utf-8"))

@@ -264,7 +264,8 @@ class Results:
 
     @cached_property
     def _combined(self) -> dict[str, Any]:
-        return combined([{**run.meta, "tested": tested(run), "record": str(run.path), "reused": True} for run in self.runs])
+        return combined([{**run.meta, "tested": tested(run), "record": str(run.path), "reused": True}
+                         for run in self.runs])
 
     @cached_property
     def _user_ids(self) -> np.ndarray:

@@ -125,14 +125,16 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
 
 def few_users(result: Mapping[str, Any]) -> list[str]:
     """What the 95 % intervals are of means over fewer users than ``FEW_USERS``, a sentence per block."""
-    notes = []
-    for block, users in enumerate(result["tested"]["users"]):
-        if users < FEW_USERS:
-            parts = (f"{name} {low:.4f} to {high:.4f}" for name, values in result["metrics"].items() if is_share(name)
-                     for low, high in [interval_of_mean(values["per_block"][block], users)])
-            notes.append(f"block {block} has only {users} test user{'s' if users > 1 else ''}; 95 % intervals of the "
-                         f"means: {', '.join(parts)}")
-    return notes
+    return [f"block {block} has {intervals(users, means)}" for block, users in enumerate(result["tested"]["users"])
+            if users < FEW_USERS
+            for means in [{name: values["per_block"][block] for name, values in result["metrics"].items()}]]
+
+
+def intervals(users: int, means: Mapping[str, float]) -> str:
+    """That there are few users, and the 95 % interval of each named mean over them that is a share."""
+    parts = (f"{name} {low:.4f} to {high:.4f}" for name, mean in means.items() if is_share(name)
+             for low, high in [interval_of_mean(mean, users)])
+    return f"only {users} test user{'s' if users > 1 else ''}; 95 % intervals of the means: {', '.join(parts)}"
 
 
 def show_survey(surveyed: Iterable[SurveyedModel]) -> None:

@@ -184,11 +184,7 @@ class _Lists:
     def _scores(self, users: Tensor) -> Tensor:
         """Scores of all items, (n, items): -inf for those that are not ranked."""
         n_items = self.model.n_items
-        scores = score_users(self.backbone, self.model, users)
-        if self.method is not None:
-            scores = self.method.rescore(users, scores, self.model, self.backbone)
-            contract.check_tensor(self.method, "rescore", scores, (len(users), n_items),
-                                  "(n, items): a score per item")
+        scores = finite_scores(self.backbone, self.method, self.model, users)
         for mask in self.masks:
             scores[mask.select(users)] = -torch.inf
         if self.candidates is None:
@@ -204,12 +200,28 @@ class _Lists:
         n_items = self.model.n_items
         items = torch.cat([self.candidates[users], padded(self.target, users)], 1).sort(1).values
         scores = score_pairs(self.backbone, self.model, users, items.clamp(min=0))
+        contract.require_finite_scores(self.backbone, "score", scores, users)
         out = items < 0
         out[:, 1:] |= items[:, 1:] == items[:, :-1]
         pair = torch.arange(len(users), device=users.device)[:, None] * n_items + items
         for mask in self.masks:
             out |= contains(pairs_of(mask, users, n_items), pair)
         return items, scores.masked_fill(out, -torch.inf)
+
+
+def finite_scores(backbone: Backbone, method: Method | None, model: Snapshot, users: Tensor) -> Tensor:
+    """What users' items are ranked by before any is masked: logits, or what the method makes of them, (n, items).
+
+    Raises:
+        RunFailed: if a score is not finite. PluginError: if the method returns anything else than scores.
+    """
+    scores = score_users(backbone, model, users)
+    contract.require_finite_scores(backbone, "score", scores, users)
+    if method is not None and method.overrides("rescore"):
+        scores = method.rescore(users, scores, model, backbone)
+        contract.check_tensor(method, "rescore", scores, (len(users), model.n_items), "(n, items): a score per item")
+        contract.require_finite_scores(method, "rescore", scores, users)
+    return scores
 
 
 def scores_alone(backbone: Backbone, method: Method | None, n_items: int, candidates: int) -> bool:

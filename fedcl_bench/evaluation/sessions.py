@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from .. import draws
+from .. import contract, draws
 from ..backbone import Backbone
 from ..client.sessions import window
 from ..data.stream import Sessions, Step
@@ -22,7 +22,7 @@ from ..draws import DrawKey
 from ..layers import ITEM
 from ..method import Encoding, Method
 from ..metric import Catalogue, Metric, RankedLists
-from ..model import Snapshot, score_pairs, score_users
+from ..model import Snapshot, score_pairs
 from ..ops.topk import highest
 from ..parallel import even_pieces, in_order
 from ..sampling import Others, padded
@@ -30,7 +30,7 @@ from ..sequential import Dropout, Sequence, SequentialBackbone
 from ..sizes import SIZES
 from ..stats.clip_noise import OPEN, Protection, upload_key
 from .metrics import measure
-from .ranking import DEFAULT, EvaluationSettings, UserScores, scores_alone
+from .ranking import DEFAULT, EvaluationSettings, UserScores, finite_scores, scores_alone
 
 FULL = "all:"  # before the name of a metric under full ranking, beside sampled candidates
 
@@ -165,7 +165,12 @@ class _SequentialLogits:
             return torch.bmm(embedding(ids, table), output.unsqueeze(2)).squeeze(2)
 
         wanted, others = score(target), None if ids is None else score(ids)
-        return target, wanted, others, output @ table.T if self.task.ranks_all else None
+        every = output @ table.T if self.task.ranks_all else None
+        maker = (self.method, "represent") if self.method.overrides("represent") else (self.backbone, "encode")
+        for scores in (wanted, others, every):
+            if scores is not None:
+                contract.require_finite_scores(*maker, scores, users)
+        return target, wanted, others, every
 
     def _output(self, users: Tensor, inputs: Tensor, sequence: Sequence) -> Tensor:
         """What the logits of users' next items are inner products with, (n, d)."""
@@ -173,6 +178,7 @@ class _SequentialLogits:
         clients = self.model.clients(users)
         rows = embedding(inputs, self.model.public[ITEM]) * sequence.real.unsqueeze(2)
         features = backbone.encode(clients, rows, sequence, Dropout())
+        contract.require_finite_scores(backbone, "encode", features[:, -1], users)  # what stands for no item may be nan
         queries = None
         if self.method.encodes_next_session:
             queries = backbone.encode(clients, rows, sequence, Dropout(draw.clients(f"dropout of {purpose}", users)))
@@ -196,9 +202,11 @@ class _ListLogits:
         target = window(sessions, sessions.of_user[users], 1)[0][:, -1:]
         if not self.task.ranks_all and scores_alone(backbone, self.method, model.n_items, ids.shape[1]):
             # At once, so that equal rows score alike.
-            wanted, others = score_pairs(backbone, model, users, torch.cat([target, ids], 1)).tensor_split([1], 1)
+            scores = score_pairs(backbone, model, users, torch.cat([target, ids], 1))
+            contract.require_finite_scores(backbone, "score", scores, users)
+            wanted, others = scores.tensor_split([1], 1)
             return target, wanted, others, None
-        every = self.method.rescore(users, score_users(backbone, model, users), model, backbone)
+        every = finite_scores(backbone, self.method, model, users)
         return target, every.gather(1, target), None if ids is None else every.gather(1, ids), every
 
 

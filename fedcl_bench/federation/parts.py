@@ -24,6 +24,8 @@ from . import kinds
 from .attendance import AVAILABILITY, Attendance
 from .server import Population
 
+COLD_STARTS = ("fold_in", "mean", "popularity")
+
 
 @dataclass(frozen=True)
 class FederationSettings:
@@ -32,8 +34,9 @@ class FederationSettings:
     rounds: int = setting(100, "most rounds per block", low=1)
     patience: int = setting(30, "rounds without a better validation metric before a block ends; 0: it never ends early",
                             low=0)
-    evaluate_every: int = setting(1, "rounds from one validation to the next; a block's last round is always validated."
-                                  " Patience still counts rounds, and a block ends early only in a validated one", low=1)
+    evaluate_every: int = setting(1, "rounds from one validation to the next; a block's last round is always "
+                                  "validated. Patience still counts rounds, and a block ends early only in a validated "
+                                  "one", low=1)
     best_round: str = setting("first", "of rounds with the same validation metric the first (F3CRec) or the latest "
                               "(PFedRec, GPFedRec) counts as the best", choices=("first", "latest"))
     client_ratio: float = setting(1.0, "share of the clients with data that take part in a round", above=0.0, high=1.0)
@@ -59,13 +62,19 @@ class FederationSettings:
     init: str = setting("server", "all clients begin the first round with the server's random public parameters "
                         "(Algorithm 1 of FCUCR), or each with its own (FCUCR's released code)",
                         choices=("server", "per_client"))
+    fold_in: int = setting(0, "of a user who is new in a block, how many training interactions the client knows when it "
+                           "arrives, after the block's training; 0: new users take part in it", low=0)
+    fold_in_rounds: int = setting(20, "rounds of local training in which a new user fits its private parameters to them, "
+                                  "the public ones frozen", low=1)
+    cold_start: str = setting("fold_in", "what new users get: such a fit; the mean of their items' public vectors as "
+                              "vector of their own; or the most popular items", choices=COLD_STARTS)
     tested_round: str = setting("best", "the model tested is that of the best validation round, or of the last round",
                                 choices=("best", "last"))
 
     @property
     def attendance(self) -> Attendance:
         """Which clients a round reaches."""
-        return Attendance(self.client_ratio, self.availability, self.client_dropout, self.stragglers)
+        return Attendance(self.client_ratio, self.availability, self.client_dropout, self.stragglers, self.fold_in > 0)
 
     @property
     def protection(self) -> Protection:
@@ -82,6 +91,12 @@ def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
         idle["stragglers"] = "with local_epochs=1"
     if settings["stream"] != "sessions" or settings["split_file"]:
         idle |= dict.fromkeys(("init", "tested_round"), "without stream=sessions")
+    if settings["stream"] != "blocks" and not settings["split_file"]:
+        idle["fold_in"] = f"with stream={settings['stream']}, which has one step"
+    if "fold_in" in idle or not settings["fold_in"]:
+        idle |= dict.fromkeys(("fold_in_rounds", "cold_start"), idle.get("fold_in", "without fold_in"))
+    elif settings["cold_start"] != "fold_in":
+        idle["fold_in_rounds"] = f"with cold_start={settings['cold_start']}"
     return idle
 
 
@@ -192,6 +207,7 @@ class Federation:
             raise UserError(f"setting 'topk'/'valid_metric': found {longest}, accepted: at most sampled_candidates, "
                             f"{ranked}; the item to find would always be among so many.")
         self.check_kinds()
+        self._check_fold_in()
         self._check_protection()
         contract.check_declaration(self.backbone)
         self.method.check(self.stream)
@@ -199,6 +215,15 @@ class Federation:
     def check_kinds(self) -> None:
         """Raise UserError unless backbone, method and stream go together; see ``kinds.py``."""
         kinds.check(self.backbone, self.method, bool(self.stream.steps[0].sessions), self.local, self.server.init)
+        if self.server.fold_in and self.server.cold_start == "mean":
+            kinds.check_vectors(self.backbone)
+
+    def _check_fold_in(self) -> None:
+        """Somebody must be left to train in every block."""
+        for step in self.stream.steps[1:] if self.server.fold_in else ():
+            if not len(Attendance(known_only=True).of(step, self.seed, 0).users):
+                raise UserError(f"setting 'fold_in': found {self.server.fold_in}, accepted: 0 with this stream; all "
+                                f"users with training data in block {step.index} are new, so nobody is left to train.")
 
     def _check_protection(self) -> None:
         """What clients do to their uploads must go with what the server makes of them."""

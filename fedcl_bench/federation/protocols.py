@@ -19,9 +19,10 @@ from ..evaluation.beyond import analyse_lists, analyse_sessions, catalogue_of
 from ..evaluation.metrics import NDCG, Hit
 from ..evaluation.ranking import UserScores, draw_candidates, rank_all
 from ..evaluation.sessions import SessionRanking, SessionTask, draw_session_candidates, rank_sessions
+from ..method import Method
 from ..metric import Catalogue, Metric
 from ..model import Snapshot
-from ..sampling import Chunk, make_chunks
+from ..sampling import Chunk, Needs, make_chunks
 from ..sequential import SequentialBackbone
 from .growth import row_width
 from .parts import Federation
@@ -35,8 +36,8 @@ class Lists:
 
     changes_every_round = False
 
-    def __init__(self, f: Federation, step: Step, training: Training):
-        self.f, self.step, self.training, self.method = f, step, training, training.method
+    def __init__(self, f: Federation, step: Step, training: Training, method: Method):
+        self.f, self.step, self.training, self.method = f, step, training, method
         self.candidates = draw_candidates(step, f.evaluation, f.seed)
 
     def chunks(self, users: Tensor, round_: int, model: Snapshot) -> list[Chunk]:
@@ -136,11 +137,11 @@ def list_chunks(step: Step, users: Tensor, model: Snapshot, training: Training, 
                  ) -> list[Chunk]:
     """Chunks of clients that train on lists: all their items of the step, or ``positives``."""
     backbone, settings, way = training.backbone, training.settings, training.way
-    return make_chunks(step, users, settings, row_width(model, backbone), backbone.pairwise, way.holds_whole,
-                       positives=positives, sampler=backbone.own_samples(settings) if positives is None else None,
-                       inner=way.factored, samples_only=way.samples_only, fused=way.fused)
+    needs = Needs(backbone.pairwise, way.holds_whole, backbone.own_samples(settings) if positives is None else None,
+                  way.factored, way.samples_only, way.fused)
+    return make_chunks(step, users, settings, row_width(model, backbone), needs, positives)
 
 
-def protocol_of(f: Federation, step: Step, training: Training) -> Lists | SessionSteps:
-    """What the step's participants train on, and how a model is tested."""
-    return (SessionSteps if step.sessions else Lists)(f, step, training)
+def protocol_of(f: Federation, step: Step, training: Training, method: Method) -> Lists | SessionSteps:
+    """What the step's participants train on, and how a model is tested; ``method``: as it ranks."""
+    return SessionSteps(f, step, training) if step.sessions else Lists(f, step, training, method)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass, fields
 from typing import Any, Collection, Iterable, Mapping, Sequence
@@ -12,6 +13,7 @@ import pandas as pd
 from ..data.stream import StreamSettings
 from ..errors import UserError, unknown
 from ..evaluation.metrics import SHIPPED
+from ..names import shown
 from ..runs.run import Run
 from ..runs.specs import RunSpec
 from ..runs.store import comparable, describe, incremental, one_data, one_protocol
@@ -25,8 +27,9 @@ def parse_blocks(text: str) -> tuple[int, ...]:
     blocks: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not (last.isdecimal() and int(last) >= int(first))):
-            raise UserError(f"--blocks: found '{text}', accepted: blocks as 1-3 or 1,3.")
+        numbers = [first, last] if dash else [first]
+        if not all(re.fullmatch("0|[1-9][0-9]{0,3}", number) for number in numbers) or int(numbers[-1]) < int(first):
+            raise UserError(f"--blocks: found {shown(text)}, accepted: blocks as 1-3 or 1,3, at most 9999.")
         blocks |= set(range(int(first), int(last or first) + 1))
     return tuple(sorted(blocks))
 

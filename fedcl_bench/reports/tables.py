@@ -513,7 +513,9 @@ def _blocks_of(key: Key, count: int) -> tuple[int, ...]:
         return (0,)
     if key.column == "mean":
         return tuple(range(1, count)) or (0,)
-    return tuple(range(1, count)) if key.column in ("avg", "change") else (int(key.column.removeprefix("block").removeprefix("D")),)
+    if key.column in ("avg", "change"):
+        return tuple(range(1, count))
+    return (int(key.column.removeprefix("block").removeprefix("D")),)
 
 
 def _of_statistics(cells: dict[Key, Cell], table: PaperTable, source: Source) -> dict[Key, Cell]:

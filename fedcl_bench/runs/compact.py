@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from ..errors import UserError
 from ..evaluation.metrics import OF_EVERY_RUN
 from ..files import write_atomically
+from ..names import refuse_link, safe_name
 from .records import SCHEMA
 
 if TYPE_CHECKING:
@@ -48,6 +49,11 @@ def is_compact(folder: Path) -> bool:
 
 def _hash(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _check_name(name: str, where: str) -> None:
+    """Raise UserError unless a file's name is safe; RecBole's models have a colon in theirs."""
+    safe_name(name.replace(":", "-"), where, 200)
 
 
 def _seal(index: Mapping[str, Any]) -> str:
@@ -187,6 +193,8 @@ def _contents(folder: Path) -> tuple[dict[str, Any], dict[str, _File]]:
         raise UserError(f"{path}: has changed since it was packed; restore it, or pack the runs again.")
     files = {}
     for name, expected in index["files"].items():
+        _check_name(name, str(folder / INDEX))
+        refuse_link(folder / name)
         try:
             content = (folder / name).read_bytes()
         except OSError as error:
@@ -220,12 +228,18 @@ def _choice(row: _Row) -> tuple[int, str]:
 
 
 def _groups(rows: Iterable[_Row]) -> dict[str, list[_Row]]:
-    """Rows by what files are named by, in the order in which files hold them."""
+    """Rows by what files are named by, in the order in which files hold them.
+
+    Raises:
+        UserError: if a record's name of its dataset or backbone is not safe in a file's name.
+    """
     groups: dict[str, list[tuple[tuple, _Row]]] = {}
     for row in rows:
         meta = json.loads(row["meta"])
         order = (meta["method"], json.dumps(meta["settings"], sort_keys=True), meta["seed"], meta["hash"])
-        groups.setdefault(f"{meta['dataset']}-{meta['backbone']}", []).append((order, row))
+        group = f"{meta['dataset']}-{meta['backbone']}"
+        _check_name(group, f"record {meta['hash'][:12]}")
+        groups.setdefault(group, []).append((order, row))
     return {name: [row for _, row in sorted(group, key=lambda pair: pair[0])] for name, group in groups.items()}
 
 

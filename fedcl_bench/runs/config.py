@@ -23,9 +23,11 @@ from ..evaluation.ranking import DEFAULT, EvaluationSettings, parse_metric
 from ..federation import parts
 from ..federation.parts import Federation, FederationSettings
 from ..metric import Metric
+from ..names import shown
 from ..sampling import LocalSettings
-from ..settings import assemble, declared_idle, flat
+from ..settings import LARGEST_SEED, assemble, declared_idle, flat
 from ..version import NUMBERS_VERSION
+from .memory_plan import require_item_tables
 from .registry import Plugin, Registry
 
 _COLUMNS = ("USER_ID_FIELD", "ITEM_ID_FIELD", "TIME_FIELD")
@@ -52,6 +54,10 @@ class RunConfig:
     seed: int
     device: str
     registry: Registry = field(default_factory=Registry, repr=False, compare=False)
+
+    def __post_init__(self):
+        if not 0 <= self.seed <= LARGEST_SEED:
+            raise UserError(f"found the seed {shown(self.seed)}, accepted: seeds from 0 to {LARGEST_SEED}.")
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -125,7 +131,8 @@ class RunConfig:
                           metrics=metrics_of(self.registry, self.evaluation))
 
     def check(self, federation: Federation) -> None:
-        """Raise UserError if the run's parts do not go together or do not fit the data."""
+        """Raise UserError if the run's parts do not go together, or do not fit the data or into memory at all."""
+        require_item_tables(federation)
         try:
             federation.check()
         except Misfit as error:
@@ -268,7 +275,8 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
 # Settings that runs had not when the first records were published, and the values that change nothing: with those they
 # are left out of records and hashes, so that the records made before are still found.
 _LATER = {"upload_clip": 0.0, "upload_mechanism": "laplace", "evaluate_every": 1, "availability": "always",
-          "client_dropout": 0.0, "stragglers": 0.0, "extra_metrics": []}
+          "client_dropout": 0.0, "stragglers": 0.0, "fold_in": 0, "fold_in_rounds": 20, "cold_start": "fold_in",
+          "extra_metrics": []}
 
 
 def effective(parts: Iterable[Any], with_idle: bool = False) -> dict[str, Any]:
@@ -297,7 +305,7 @@ def make_config(registry: Registry, method: str, backbone: str, dataset: str, se
         device: ``cpu`` or ``cuda``.
 
     Raises:
-        UserError: for an unknown name or setting, a value out of range, or a missing file.
+        UserError: for an unknown name or setting, a value or seed out of range, or a missing file.
     """
     backbone_plugin, method_plugin = registry.get("backbone", backbone), registry.get("method", method)
     dataset = spelled(dataset, data_dir)

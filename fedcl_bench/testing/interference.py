@@ -187,8 +187,8 @@ def _ranked_alone(pair: Pair) -> None:
     alone = torch.cat([_scores(f, step, model, user) for user in users.split(1)])
     mismatch = difference({"scores": together, "user": users}, {"scores": alone, "user": users})
     if mismatch:
-        raise Violated(f"{_ranking_hook(pair)}: {mismatch} between the client ranked alone and together with others; it depends on "
-                       f"who is ranked together. {_OWN_ONLY}")
+        raise Violated(f"{_ranking_hook(pair)}: {mismatch} between the client ranked alone and together with others; "
+                       f"it depends on who is ranked together. {_OWN_ONLY}")
 
 
 def _ranking_hook(pair: Pair) -> str:

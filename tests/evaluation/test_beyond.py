@@ -130,8 +130,8 @@ def test_groups(world):
 
 def test_every_block_of_a_run_has_it(registry):
     stream = growing_stream()
-    *_, progress = run(federation(registry, stream, build(registry, "method", "ft"), build(registry, "backbone", "fedmf"),
-                                  rounds=2))
+    ft, fedmf = build(registry, "method", "ft"), build(registry, "backbone", "fedmf")
+    *_, progress = run(federation(registry, stream, ft, fedmf, rounds=2))
     assert all(scores.lists is None for _, _, scores in progress.tests)
     result = summarise(progress.tests, progress.analysis, 10)
     for row in (*result["lists"].values(), *(row for group in result["groups"].values() for row in group.values())):

@@ -166,7 +166,8 @@ def test_sampled_candidates_alone_rank_as_among_all_items(registry, monkeypatch)
 
     def scored_items():
         sizes = []
-        monkeypatch.setattr("fedcl_bench.evaluation.ranking.score_pairs", lambda *a: sizes.append(a[3].shape) or pairs(*a))
+        monkeypatch.setattr("fedcl_bench.evaluation.ranking.score_pairs",
+                            lambda *a: sizes.append(a[3].shape) or pairs(*a))
         return sizes, rank_all(backbone, model, ragged(*target), masks, [5, 20], candidates=candidates)
 
     pairs = sys.modules["fedcl_bench.evaluation.ranking"].score_pairs

@@ -219,7 +219,7 @@ def test_a_broken_plugin_is_listed_and_fails_only_when_chosen(tmp_path, capsys):
     (tmp_path / "wrong.py").write_text("import nothing_of_this_name\n")
     registry = discover([tmp_path])
     assert registry.get("method", "ft").name == "ft"
-    with pytest.raises(UserError, match="wrong.py: ModuleNotFoundError.*nothing_of_this_name"):
+    with pytest.raises(UserError, match="wrong.py, line 1: ModuleNotFoundError.*nothing_of_this_name"):
         registry.get("method", "wrong")
     assert main(["list", "--plugins", str(tmp_path)]) == 0
     assert "nothing_of_this_name" in capsys.readouterr().out

@@ -20,7 +20,7 @@ examples:
   run_bench.py tables --table 2                                    the main comparison, from ./results
   run_bench.py tables --table 2 --datasets ml-100k --tuned         of runs with tuned settings
   run_bench.py tables --table 3 6 --format latex
-  run_bench.py tables --paper fcucr --table 2,3,4,5 --datasets xing --set init=server   FCUCR's, all clients starting alike
+  run_bench.py tables --paper fcucr --table 2,3,4,5 --datasets xing --set init=server   all clients starting alike
   run_bench.py tables --records results/published/f3crec --format all --out paper     files table1.md, table1.tex, ...
   run_bench.py tables --table 2 --add ewma --plugins DIR           with a method of your own beside the paper's
   run_bench.py tables --columns backbone,dataset --metrics ndcg@20,recall@20 --methods ft,kd,f3crec --against ft
