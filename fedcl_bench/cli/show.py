@@ -127,12 +127,13 @@ def few_users(result: Mapping[str, Any]) -> list[str]:
     """What the 95 % intervals are of means over fewer users than ``FEW_USERS``, a sentence per block."""
     return [f"block {block} has {intervals(users, means)}" for block, users in enumerate(result["tested"]["users"])
             if users < FEW_USERS
-            for means in [{name: values["per_block"][block] for name, values in result["metrics"].items()}]]
+            for means in [{name: values["per_block"][block] for name, values in result["metrics"].items()
+                           if is_share(name)}]]
 
 
 def intervals(users: int, means: Mapping[str, float]) -> str:
-    """That there are few users, and the 95 % interval of each named mean over them that is a share."""
-    parts = (f"{name} {low:.4f} to {high:.4f}" for name, mean in means.items() if is_share(name)
+    """That there are few users, and the 95 % interval of each named mean over them; the means are shares."""
+    parts = (f"{name} {low:.4f} to {high:.4f}" for name, mean in means.items()
              for low, high in [interval_of_mean(mean, users)])
     return f"only {users} test user{'s' if users > 1 else ''}; 95 % intervals of the means: {', '.join(parts)}"
 
