@@ -45,8 +45,8 @@ def print_table(table: Table) -> None:
 def show_groups(result: Mapping[str, Any], groups: Iterable[str]) -> None:
     """Print what groups of users and items get in each block, with their numbers of users."""
     if "groups" not in result:
-        raise UserError(f"--by: the record {result['record']} has no groups, as it is of an older version; run it again "
-                        f"with --rerun.")
+        raise UserError(f"--by: the record {result['record']} has no groups, as it is of an older version; run it "
+                        f"again with --rerun.")
     groups = list(groups)
     table = plain_table("test metric by group", *(f"block {t}" for t in range(len(result["rounds"]))))
     for group in groups:

@@ -2,8 +2,8 @@
 
 From the tested lists of a step, per user: how novel, popular and varied they are (``metrics.py`` has the formulas), and
 how much of the new, old, popular and rare items to find is in them. ``runs/records.py`` makes means and groups of users
-of these (``summarise``). Coverage is RecBole's ``ItemCoverage``. Where popular items end, at 80 % of the interactions, is
-our choice.
+of these (``summarise``). Coverage is RecBole's ``ItemCoverage``. Where popular items end, at 80 % of the interactions,
+is our choice.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def analyse_sessions(step: Step, catalogue: Catalogue, scores: UserScores, k: in
         add: adds up over clients that are elsewhere.
 
     Returns:
-        As ``analyse_lists``, without the kind ``known``. Kinds of items to find are of the ranking that the run is judged
-        by, and of full ranking beside it if that is another.
+        As ``analyse_lists``, without the kind ``known``. Kinds of items to find are of the ranking that the run is
+        judged by, and of full ranking beside it if that is another.
     """
     users, lists = scores.users, scores.lists[:, :k]
     values = {"interactions": step.train.lengths[users].double(), **_properties(catalogue, lists)}

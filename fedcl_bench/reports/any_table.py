@@ -116,7 +116,7 @@ def _checked_groups(layout: Layout) -> None:
         if group not in GROUPS:
             raise unknown("group in --by", group, GROUPS)
     if layout.by and layout.against:
-        raise UserError("--against: tests are over all users, and not over the groups of --by; leave one of the two out.")
+        raise UserError("--against: tests are over all users, not over the groups of --by; leave one of the two out.")
 
 
 def _metrics_of_groups(layout: Layout, runs: Sequence[Run]) -> tuple[str, ...]:
@@ -127,8 +127,8 @@ def _metrics_of_groups(layout: Layout, runs: Sequence[Run]) -> tuple[str, ...]:
     """
     recorded = [run for run in runs if "groups" in run.meta]
     if not recorded:
-        raise UserError(f"--by: none of the {len(runs)} records has groups; they are of an older version. Run them again "
-                        f"with --rerun.")
+        raise UserError(f"--by: none of the {len(runs)} records has groups; they are of an older version. Run them "
+                        f"again with --rerun.")
     metrics = []
     for group in layout.by:
         known = sorted({name for run in recorded for name in run.meta["groups"][group]} - {"users"})

@@ -21,7 +21,8 @@ from ..runs.specs import RunSpec, expected_idle, expected_settings, seed_text
 from ..runs.store import comparable, incremental, protocol, user_scores
 from ..stats.significance import holm
 from .comparison import Comparison, against_each
-from .scores import Curve, mean_matrix, over_seeds, seed_averages, tested_settings, tested_users, validation_curves
+from .scores import (Curve, group_average, mean_matrix, over_seeds, seed_averages, tested_settings, tested_users,
+                     validation_curves)
 
 REFERENCES = ("ft", "fedavg")  # what the others are compared with, if it is there
 EDGES = np.linspace(-1.0, 1.0, 42)  # of the histogram of users' differences; the middle range holds 0
@@ -197,13 +198,13 @@ class GroupValue:
 
     Attributes:
         metric: the cell's, or what items have in its place.
-        mean, deviation: over seeds, sample deviation.
+        mean, deviation: over seeds, sample deviation; None for a single seed.
         users: how many the group has in these blocks, together.
     """
 
     metric: str
     mean: float
-    deviation: float
+    deviation: float | None
     users: int
 
 
@@ -212,17 +213,14 @@ def group_values(cell: Cell, variant: Variant) -> dict[str, GroupValue] | None:
     if not all("groups" in run.meta for run in variant.runs):
         return None
     result = {}
-    for group in variant.meta["groups"]:
-        per_seed, users = [], 0
-        for run in variant.runs:
-            blocks = run.meta["groups"][group]
-            metric = cell.metric if cell.metric in blocks else next((name for name in blocks if name != "users"), "")
-            chosen = [t for t in incremental(run) if blocks["users"][t]]
-            users = sum(blocks["users"][t] for t in chosen)
-            per_seed += [float(np.mean([blocks[metric][t] for t in chosen]))] if chosen and metric else []
-        if per_seed:
-            over = over_seeds(per_seed)
-            result[group] = GroupValue(metric, over.mean, over.deviation, int(users))
+    for group, values in variant.meta["groups"].items():
+        metric = cell.metric if cell.metric in values else next(name for name in values if name != "users")
+        blocks = incremental(variant.runs[0])
+        averages = [group_average(run, metric, group, blocks) for run in variant.runs]
+        if None not in averages:
+            over = over_seeds(averages)
+            result[group] = GroupValue(metric, over.mean, over.deviation if over.n > 1 else None,
+                                       int(sum(values["users"][t] for t in blocks)))
     return result
 
 

@@ -131,7 +131,7 @@ def _groups(cells: Sequence[Cell]) -> str:
         columns = {group: value for of_groups in with_groups.values() for group, value in of_groups.items()}
         best = {group: max(of_groups[group].mean for of_groups in with_groups.values() if group in of_groups)
                 for group in columns}
-        rows = ["<tr>" + _td(title) + "".join(_group_td(of_groups.get(group), best[group]) for group in columns) + "</tr>"
+        rows = [f"<tr>{_td(title)}{''.join(_group_td(of_groups.get(group), best[group]) for group in columns)}</tr>"
                 for title, of_groups in with_groups.items()]
         heads = [("method", False), *((f"{group}: {value.metric} ({value.users:,} users)", True)
                                       for group, value in columns.items())]
@@ -146,7 +146,8 @@ def _groups(cells: Sequence[Cell]) -> str:
 def _group_td(value: GroupValue | None, best: float) -> str:
     if value is None:
         return _td("–", None)
-    return _td(f"{value.mean:.4f} ± {value.deviation:.4f}", value.mean, "best" if value.mean == best else "")
+    text = f"{value.mean:.4f}" + ("" if value.deviation is None else f" ± {value.deviation:.4f}")
+    return _td(text, value.mean, "best" if value.mean == best else "")
 
 
 def _settings(cells: Sequence[Cell]) -> str:
@@ -212,8 +213,9 @@ _SECTIONS = (
      "{leaderboard}"),
     ("Tests", "Two-sided paired t-test over users, each averaged over blocks and the seeds in common. Positive: better "
      "than the method in the second column. p Holm is adjusted for all variants tested on the same items.", "{tests}"),
-    ("Groups of users and items", "The metric of groups on the block just trained, mean ± sample standard deviation over "
-     "seeds, averaged over the blocks but block 0 that have somebody of the group; recall of groups of items.", "{groups}"),
+    ("Groups of users and items", "The metric of groups on the block just trained, mean ± sample standard deviation "
+     "over seeds, averaged over the blocks but block 0 that have somebody of the group. Groups of items have their "
+     "recall.", "{groups}"),
     ("Curves over rounds", "Validation metric, mean over the seeds that still train.", '<div id="curves"></div>'),
     ("R[t, s]", "The metric on block s after block t, mean over seeds. Down a column: forgetting.",
      '<div id="maps"></div>'),
@@ -251,8 +253,9 @@ def report(runs: Sequence[Run], registry: Registry, title: str, plugins: Sequenc
     cells = gathered.gather(runs, registry)
     rows = {cell: [gathered.leaderboard_row(cell, variant) for variant in cell.variants] for cell in cells}
     of_cell = {cell: gathered.differences(cell) for cell in cells}
-    parts = {"leaderboard": _leaderboard(cells, rows), "tests": _tests(cells, of_cell), "groups": _groups(cells), "settings": _settings(cells),
-             "environments": _environments(runs), "commands": _commands(cells, registry, plugins)}
+    parts = {"leaderboard": _leaderboard(cells, rows), "tests": _tests(cells, of_cell), "groups": _groups(cells),
+             "settings": _settings(cells), "environments": _environments(runs),
+             "commands": _commands(cells, registry, plugins)}
     return "\n".join([
         "<!DOCTYPE html>", '<html lang="en"><head><meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',

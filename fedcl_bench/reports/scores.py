@@ -46,6 +46,13 @@ def group_blocks(run: Run, metric: str, group: str) -> list[float | None] | None
     return run.meta.get("groups", {}).get(group, {}).get(metric)
 
 
+def group_average(run: Run, metric: str, group: str, blocks: Iterable[int]) -> float | None:
+    """A recorded metric of a group, averaged over those of the blocks that have somebody of it; None without one."""
+    of_blocks = group_blocks(run, metric, group)
+    values = [of_blocks[t] for t in blocks if of_blocks[t] is not None]
+    return float(np.mean(values)) if values else None
+
+
 def stream_metric(run: Run) -> str:
     """The metric by which runs of this stream are compared unless another is asked for: that of their validation."""
     return run.meta["settings"]["valid_metric"]
@@ -67,7 +74,8 @@ def check_metric(runs: Iterable[Run], metric: str, per_user: bool = False) -> No
         if metric in known:
             continue
         name, at, k = metric.partition("@")
-        if name not in {*(cls.name for cls in SHIPPED), *(full.partition("@")[0] for full in known)} or not (at and k.isdecimal()):
+        names = {*(cls.name for cls in SHIPPED), *(recorded.partition("@")[0] for recorded in known)}
+        if name not in names or not (at and k.isdecimal()):
             raise unknown("metric", metric, known)
         kind = " per user" if per_user else ""
         raise UserError(f"{describe(run.meta)}: its record in {run.path} has no {metric}{kind}.\nIt has: "

@@ -25,7 +25,7 @@ from ..runs.run import Run
 from ..runs.specs import RunSpec, Tuned, Where, expected_idle, expected_settings, seed_text
 from ..runs.store import comparable, failure, incremental, matching, one_data, one_protocol, tested, user_scores
 from ..stats.significance import FEW_USERS, compare_paired, holm, interval_of_mean
-from .scores import group_blocks, split_group
+from .scores import group_average, group_blocks, split_group
 
 DAGGER = "†"
 SHARE = 0.2  # of the users or items in each group of Tables 4, 5 and 7
@@ -281,11 +281,11 @@ def _of_group(run: Run, metric: str, column: str) -> float:
     chosen = incremental(run) if column == "mean" else (int(column.removeprefix("block")),)
     if chosen[-1] >= len(blocks):
         raise NotMeasured(f"its record has {len(blocks)} blocks")
-    values = [blocks[t] for t in chosen if blocks[t] is not None]
-    if not values:
-        raise NotMeasured(f"nobody is in {group}" + (f" in block {chosen[0]}" if len(blocks) > 1 else
-                                                     ", as the stream has a single step"))
-    return float(np.mean(values))
+    value = group_average(run, name, group, chosen)
+    if value is None:
+        raise NotMeasured(f"nobody is in {group}" + (", as the stream has a single step" if len(blocks) == 1 else
+                                                     f" in block{'s' * (len(chosen) > 1)} {seed_text(chosen)}"))
+    return value
 
 
 # From a spec to its runs, or to the reason why there are none.
@@ -562,7 +562,7 @@ def _seed_notes(cells: Mapping[Key, Cell], where: Callable[[Key], str]) -> list[
     return notes
 
 
-def _interval_first(cell: Cell) -> tuple[bool, float]:
+def _interval_key(cell: Cell) -> tuple[bool, float]:
     """Whether the interval of a cell's mean can be told, and the mean: not of metrics that may lie beyond [0, 1], and
     not of users who were chosen for their values."""
     metric, group = split_group(cell.key.metric)
@@ -575,7 +575,7 @@ def _tested_notes(cells: Mapping[Key, Cell], labels: _Labels) -> list[str]:
     for key, cell in cells.items():
         if cell.users and key.column != "change":
             here = most.setdefault((key.dataset, split_group(key.metric)[1]), {})
-            if key.column not in here or _interval_first(cell) > _interval_first(here[key.column]):
+            if key.column not in here or _interval_key(cell) > _interval_key(here[key.column]):
                 here[key.column] = cell
     notes = []
     for (dataset, group), columns in most.items():
@@ -590,7 +590,7 @@ def _tested_notes(cells: Mapping[Key, Cell], labels: _Labels) -> list[str]:
             if texts:
                 notes.append(f"Test {what} of {tests_of}: {', '.join(texts)}.")
         for column, cell in columns.items():
-            if (users := min(cell.users)) < FEW_USERS and _interval_first(cell)[0]:
+            if (users := min(cell.users)) < FEW_USERS and _interval_key(cell)[0]:
                 low, high = interval_of_mean(cell.mean, users)
                 notes.append(f"Only {users} test user{'s' if users > 1 else ''}"
                              f"{' in ' * bool(where[column])}{where[column]}: the 95 % interval of "

@@ -2,9 +2,9 @@
 
 A folder holds ``index.json`` and Parquet files (zstd): one per dataset and backbone, or several where one would exceed
 ``LIMIT``. A row of such a file is a run: its ``run.json`` as text, and its frames as lists. Kept are the metrics of
-``METRICS`` and extra ones per user as 32-bit numbers, the rounds, and the analysis; there is no model. The bytes depend on the runs
-alone, not on when or in which order they were packed. Files are named by their content, and the index is written last,
-so a pack that dies changes nothing.
+``METRICS`` and extra ones per user as 32-bit numbers, the rounds, and the analysis; there is no model. The bytes depend
+on the runs alone, not on when or in which order they were packed. Files are named by their content, and the index is
+written last, so a pack that dies changes nothing.
 """
 
 from __future__ import annotations

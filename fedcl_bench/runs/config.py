@@ -245,8 +245,8 @@ def _with_known_metrics(registry: Registry, evaluation: EvaluationSettings) -> E
     valid = registry.get("metric", name)
     if valid.cls.of_items:
         hits = [name for name in registry.names("metric") if not registry.get("metric", name).cls.of_items]
-        raise UserError(f"setting 'valid_metric': found '{evaluation.valid_metric}', whose metric looks at the items of "
-                        f"lists, accepted: a metric of hits: {', '.join(hits)}.")
+        raise UserError(f"setting 'valid_metric': found '{evaluation.valid_metric}', whose metric looks at the items "
+                        f"of lists, accepted: a metric of hits: {', '.join(hits)}.")
     always = [metric.name for metric in DEFAULT]
     extra = set()
     for name in evaluation.extra_metrics:

@@ -40,8 +40,8 @@ class Plugin:
 
     Attributes:
         kind: ``method``, ``backbone`` or ``metric``.
-        digest: what stands for the plugin's code in run hashes (see ``identity.py``); empty for the suite's own metrics,
-            whose numbers ``NUMBERS_VERSION`` is of.
+        digest: what stands for the plugin's code in run hashes (see ``identity.py``); empty for the suite's own
+            metrics, whose numbers ``NUMBERS_VERSION`` is of.
     """
 
     kind: str

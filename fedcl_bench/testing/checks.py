@@ -18,7 +18,8 @@ from .trials import Pair, is_sequential, stable, where, with_plugin
 # served tables, pairs, turns within a batch, representations.
 FEW = {"method": ("fedmf", "ncf", "gpfedrec", "sasrec"), "backbone": ("ft", "f3crec", "fcucr")}
 PROPERTIES = ("settings", "declares its parameters", "finite losses", "has a partner",
-              *(name for name, _ in (*properties.OF_PAIRS, *interference.OF_PAIRS, *metrics.OF_METRICS)), "a new process", "ML-100K",
+              *(name for name, _ in (*properties.OF_PAIRS, *interference.OF_PAIRS, *metrics.OF_METRICS)),
+              "a new process", "ML-100K",
               "reads its settings")
 Watch = Callable[[Verdict], None]
 

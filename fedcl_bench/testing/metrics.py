@@ -22,7 +22,7 @@ _ITEMS, _USERS, _LONGEST = 40, 23, 7
 
 
 def _lists(kind: str, length: int = _LONGEST, users: int = _USERS) -> RankedLists:
-    """Lists with all that metrics may see. Kinds: ``random``; ``no hit``; ``all hits``; ``short``, some of them empty."""
+    """Lists with all that metrics may see. Kinds: ``random``; ``no hit``; ``all hits``; ``short``, some empty."""
     rng = np.random.default_rng(length)
     items = rng.random((users, _ITEMS)).argsort(1)[:, :length]
     hits = {"no hit": np.zeros((users, length)), "all hits": np.ones((users, length))}.get(

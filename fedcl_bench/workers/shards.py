@@ -242,8 +242,8 @@ class Conductor:
                                                  for field in fields(settings)})
                    for plugin, settings in ((c.method, c.method_settings), (c.backbone, c.backbone_settings))]
         metrics = tuple((plugin.name, plugin.digest) for plugin in c.metrics)
-        return ShardTask(*plugins, metrics, c.local, c.server, c.evaluation, c.seed, self._plugins, versions(), stream, names,
-                         progress and progress_part(progress, names))
+        return ShardTask(*plugins, metrics, c.local, c.server, c.evaluation, c.seed, self._plugins, versions(), stream,
+                         names, progress and progress_part(progress, names))
 
     def _close(self) -> None:
         if self._group is not None:

@@ -159,7 +159,8 @@ def test_by_group_on_the_command_line(tmp_path, capsys, monkeypatch):
 def session_run(registry, **settings):
     stream = session_stream(session_log(30), 30)
     config = make_config(registry, "ft", "fedmf", "ml-100k", overrides=[
-        ("test", {"stream": "sessions", "rounds": 1, "topk": (3,), "valid_metric": "hit@3", "precision": "float64", **settings})])
+        ("test", {"stream": "sessions", "rounds": 1, "topk": (3,), "valid_metric": "hit@3",
+                  "precision": "float64", **settings})])
     f = config.federation(stream)
     *_, progress = run(f)
     return f, stream.steps[0], progress
@@ -168,8 +169,8 @@ def session_run(registry, **settings):
 @pytest.mark.parametrize("candidates", ["sampled", "all"])
 def test_sessions_against_plain_loops(registry, candidates):
     """Lists under full ranking, of which nothing is masked, and who is popular by training interactions."""
-    f, step, progress = session_run(registry, candidates=candidates, **({"sampled_candidates": 8} if candidates == "sampled"
-                                                                        else {}))
+    few = {"sampled_candidates": 8} if candidates == "sampled" else {}
+    f, step, progress = session_run(registry, candidates=candidates, **few)
     model, kinds, counts = progress.best.model, by_kind(progress.analysis), counts_of([step])
     (_, _, scores), = progress.tests
     scores_of_all = score_users(f.backbone, model, scores.users)

@@ -18,8 +18,8 @@ def add(commands) -> None:
     listing = commands.add_parser("list", help="show methods, backbones, metrics and datasets, or one in full",
                                   description="Show all methods, backbones, metrics and datasets, or one in "
                                               "full.")
-    listing.add_argument("name", nargs="?", help="a method, backbone, metric or dataset; recbole: all of RecBole's models, and "
-                         "whether they can be backbones (takes a minute); recbole:NAME: one of them")
+    listing.add_argument("name", nargs="?", help="a method, backbone, metric or dataset; recbole: all of RecBole's "
+                         "models, and whether they can be backbones (takes a minute); recbole:NAME: one of them")
     listing.add_argument("--out", type=Path, metavar="FILE",
                          help="with recbole: also write the table to FILE (Markdown)")
     add_plugins(listing)
@@ -79,7 +79,8 @@ def _in_full(name: str, folders: list[Path]) -> int:
     elif name in registry.broken:
         raise UserError(f"'{name}' cannot be loaded: {registry.broken[name]}")
     else:
-        raise unknown("method, backbone, metric or dataset", name, [n for _, n in registry.plugins] + list(configured()))
+        raise unknown("method, backbone, metric or dataset", name,
+                      [known for _, known in registry.plugins] + list(configured()))
     return 0
 
 

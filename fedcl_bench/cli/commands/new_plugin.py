@@ -18,8 +18,8 @@ examples:
   run_bench.py new-plugin backbone my-mf --plugins mine     mine/my_mf.py and mine/tests/test_my_mf.py
   run_bench.py new-plugin metric first-hit                  a number for each user's ranked list
 
-The file is a small method (backbone, metric) that runs as it stands, with comments on what to change. docs/plugins.md writes
-a published method in 20 lines from it.
+The file is a small method (backbone, metric) that runs as it stands, with comments on what to change. docs/plugins.md
+writes a published method in 20 lines from it.
 """
 
 
