@@ -22,6 +22,18 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 @contextmanager
+def closed_to_others() -> Iterator[None]:
+    """While the block runs, nothing that the process and its children write can be written by other users, whatever the
+    umask allows."""
+    before = os.umask(0o077)  # it can be asked for only by setting it
+    os.umask(before | 0o022)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A new file, for writing and reading, that takes the place of ``path`` when the block ends without an error."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -56,6 +68,7 @@ def bar(label: str, total: int | None, unit: str, quiet: bool = False) -> Iterat
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     amount = [DownloadColumn(), TransferSpeedColumn()] if unit == "bytes" else [MofNCompleteColumn(), TextColumn(unit)]
     with Progress(TextColumn("{task.description}"), BarColumn(bar_width=20), *amount, TimeRemainingColumn(),
-                  console=console, transient=True, refresh_per_second=5, disable=quiet or not console.is_terminal) as display:
+                  console=console, transient=True, refresh_per_second=5,
+                  disable=quiet or not console.is_terminal) as display:
         task = display.add_task(label, total=total)
         yield lambda count: display.update(task, advance=count)

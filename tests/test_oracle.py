@@ -20,7 +20,7 @@ from fedcl_bench.model import Snapshot
 from fedcl_bench.ops import kernels
 from fedcl_bench.parallel import workers
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.sampling import LocalSettings, make_chunks
+from fedcl_bench.sampling import LocalSettings, Needs, make_chunks
 from fedcl_bench.sizes import SIZES
 from fedcl_bench.stats.clip_noise import OPEN
 
@@ -136,7 +136,7 @@ def compare(registry, stream, backbone_case, method_case, local, dtype=torch.flo
     train = LocalSettings(**{**local, **training})
     inner = layout != "rows"
     assert not inner or way_of(backbone, method, model, train).factored
-    chunks = make_chunks(step, users, train, 16, backbone.pairwise, backbone.whole_tables, inner=inner)
+    chunks = make_chunks(step, users, train, 16, Needs(backbone.pairwise, backbone.whole_tables, inner=inner))
     assert {(chunk.inner, chunk.dense) for chunk in chunks} == {(inner, layout == "all items")}
     weights = step.train.lengths.to(dtype) if weighted else None
     after, _, _ = train_round(chunks, model, backbone, method, train, SEED, 1, ROUND, weights)
@@ -375,8 +375,8 @@ def test_result_does_not_depend_on_chunks_or_threads(registry, stream, backbone,
     try:
         for elements, number in ((1, 1), (1 << 14, 1), (1 << 19, 2), (1 << 30, 2), (1 << 14, 3)):
             torch.set_num_threads(number)
-            chunks = make_chunks(step, users, train, backbone.settings.dim, backbone.pairwise, backbone.whole_tables,
-                                 elements)
+            chunks = make_chunks(step, users, train, backbone.settings.dim,
+                                 Needs(backbone.pairwise, backbone.whole_tables, chunk_elements=elements))
             with workers():
                 results.append((len(chunks), train_round(chunks, model, backbone, method, train, SEED, 1, 0)))
     finally:

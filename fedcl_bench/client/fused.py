@@ -1,9 +1,9 @@
 """The whole round of a chunk's clients as one call of compiled kernels, where nothing else has a say in it.
 
-So it is for backbones whose logits are inner products (see ``factored.py``) of item rows and a private parameter itself,
-plus a private constant or none, trained by SGD on the usual loss: FedMF and PFedRec. What a method adds to training, a
-loss of its own or a look at parameters before and after, needs the local batches one by one; ``InnerTrainer`` has them,
-and the numbers are the same to the bit.
+So it is for backbones whose logits are inner products (see ``factored.py``) of item rows and a private parameter
+itself, plus a private constant or none, trained by SGD on the usual loss: FedMF and PFedRec. What a method adds to
+training, a loss of its own or a look at parameters before and after, needs the local batches one by one;
+``InnerTrainer`` has them, and the numbers are the same to the bit.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .. import contract, draws, views
 from ..backbone import OwnBatch
+from ..distillation import ranks_of
 from ..draws import DrawKey, Tables
 from ..model import Snapshot
 from ..ops import kernels
@@ -43,7 +44,8 @@ class Members:
         if kernels.serve(self.share):
             return kernels.batch_weights(self.order, self.start, self.end, self.share, self.width)
         slots = self.order[:, self.start:self.end]
-        return self.share.new_zeros(len(slots), self.width).scatter_add_(1, slots.clamp(min=0), self.share * (slots >= 0))
+        weights = self.share.new_zeros(len(slots), self.width)
+        return weights.scatter_add_(1, slots.clamp(min=0), self.share * (slots >= 0))
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,12 @@ class BatchView(TrainerView, views.LocalBatch):
             slots = torch.cat([trainer.slots.sample, trainer.slots.replay], 1)[clients]
             scores.scatter_(1, trainer.slots.items[clients], rows.gather(1, slots))
         return scores
+
+
+    def ranks(self, clients: Tensor, items: Tensor) -> Tensor:
+        at_once = max(1, SIZES.ranked_scores // self._trainer.n_items)
+        return torch.cat([ranks_of(self.all_scores(part), listed)
+                          for part, listed in zip(clients.split(at_once), items.split(at_once))])
 
 
 class ListTrainer(ChunkTrainer):
@@ -216,7 +224,8 @@ class ListTrainer(ChunkTrainer):
         if kernels.serve(self.users):
             return kernels.group(self._shuffle_keys(epoch), head, count if head else None, drawn, slots,
                                  head + self.negatives.shape[1], size)
-        columns = torch.arange(self.valid.shape[1], device=drawn.device).expand_as(self.valid) if slots is None else slots
+        columns = slots if slots is not None else torch.arange(self.valid.shape[1],
+                                                               device=drawn.device).expand_as(self.valid)
         order = columns.masked_fill(~self.valid, -1)
         if self.batches == 1:
             return order

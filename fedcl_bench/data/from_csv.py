@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..files import bar, replacing, write_atomically
-from .source import safe_name
+from ..names import safe_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -225,8 +225,9 @@ def _pieces(path: Path, layout: Layout, columns: Columns) -> Iterator[pa.RecordB
                 yield piece
                 advance(PIECE)
     except pa.ArrowInvalid as error:
+        separator = SEPARATORS[layout.separator]
         raise UserError(f"{path}: cannot be read as a table ({_reason(error)}).\nExpected: UTF-8 text with "
-                        f"{len(layout.columns)} fields per line, separated by {SEPARATORS[layout.separator]}.") from None
+                        f"{len(layout.columns)} fields per line, separated by {separator}.") from None
 
 
 def _is_time(text: str) -> bool:

@@ -33,7 +33,7 @@ class StreamSettings:
                                     low=0)
     k_core: int = setting(10, "users and items keep at least this many interactions; 0: all, as for datasets that are "
                           "not shipped", low=0)
-    blocks: int = setting(4, "blocks: the base block and the incremental ones", low=1)
+    blocks: int = setting(4, "blocks: the base block and the incremental ones", low=1, high=10_000)
     base_share: float = setting(0.6, "share of the interactions in the base block", above=0.0, high=1.0)
     base_split: str = setting("random", "per-user split of the base block", choices=("random", "chronological"))
     inc_split: str = setting("chronological", "per-user split of later blocks: the released code's chronological, "

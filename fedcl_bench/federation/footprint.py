@@ -24,7 +24,12 @@ def load_of(f: Federation, step: Step, threads: int) -> StepLoad:
     model = Snapshot(public, private | acting.new_private(f.seed, first, backbone), backbone.new_dense(f.seed))
     return StepLoad(backbone, f.local, step, model, numbers(backbone.new_personal(f.seed, first)),
                     choose_way(backbone, acting, model, f.local, bool(step.sessions)),
-                    8 if f.server.precision == "float64" else 4, threads, f.device)
+                    number_of(f), threads, f.device)
+
+
+def number_of(f: Federation) -> int:
+    """Bytes of a parameter."""
+    return 8 if f.server.precision == "float64" else 4
 
 
 def tables(load: StepLoad, arrivals: bool) -> int:

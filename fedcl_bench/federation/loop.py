@@ -12,17 +12,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Callable, Iterator
 
-import torch
-
 from .. import contract
 from ..client.trained import Trained
 from ..draws import DrawKey, Tables
-from ..errors import RunFailed
 from ..evaluation.drift import analyse
 from ..model import Snapshot
 from ..ops.memory import keep_freed_blocks
 from ..parallel import workers
 from . import server
+from .divergence import naming, require_finite
 from .parts import Best, Federation, Progress
 from .round import train_clients
 from .steps import Group, OpenStep, begin_step, end_step, open_step
@@ -41,7 +39,7 @@ def run(federation: Federation, progress: Progress | None = None, observe: Obser
         observe: called in every round with its key, what the server sent, and every chunk's clients after training.
 
     Raises:
-        RunFailed: when the loss or a parameter is no longer finite.
+        RunFailed: when the loss, a parameter or a score to rank by is no longer finite.
     """
     keep_freed_blocks()
     with workers():
@@ -85,10 +83,11 @@ def one_round(opened: OpenStep, group: Group, progress: Progress, observe: Obser
     require_finite(loss, model, f, opened.step.n_items, key)
 
     # 4. The model is validated, and tested if this is the step's last round.
-    valid = validate(opened, model, progress, due)
-    now = Best(model, key.round, dict(f.method.client_state), dict(f.method.server_state))
-    best = now if valid.better or valid.equal or f.server.tested_round == "last" else progress.best
-    tests, probabilities = test(opened, best) if valid.last else ([], [])
+    with naming(key):
+        valid = validate(opened, model, progress, due)
+        now = Best(model, key.round, dict(f.method.client_state), dict(f.method.server_state))
+        best = now if valid.better or valid.equal or f.server.tested_round == "last" else progress.best
+        tests, probabilities = test(opened, best) if valid.last else ([], [])
     first, final = model if key.round == 0 else None, best.model if valid.last else None
     shifts = analyse(f.backbone, opened.step, opened.earlier, progress.previous, first, final, f.population.sum) \
         if key.round == 0 or valid.last else []
@@ -169,14 +168,3 @@ def _bytes_sent(opened: OpenStep, model: Snapshot, uploads: Tables, answers: Tab
 
 def _bytes(*kinds: Tables) -> int:
     return sum(table.numel() * table.element_size() for tables in kinds for table in tables.values())
-
-
-def require_finite(loss: float, model: Snapshot, f: Federation, n_items: int, key: DrawKey) -> None:
-    """Raise RunFailed if the loss or any parameter is not finite."""
-    extremes = (torch.stack(torch.aminmax(table)) for table in model.tables() if table.numel())  # nan if one is nan
-    if not (math.isfinite(loss) and all(bool(torch.isfinite(ends).all()) for ends in extremes)):
-        lr = f.backbone.settings.lr
-        rates = ", ".join(f"{name} {rate:g}" for name, rate in f.backbone.learning_rates(n_items, key.round).items())
-        raise RunFailed(f"training diverged in block {key.step}, round {key.round + 1}: the loss ({loss:g}) or a "
-                        f"parameter is not finite.\nlr={lr:g} (learning rates: {rates}); "
-                        f"try a smaller one with --set lr={lr / 10:g}.")

@@ -13,15 +13,16 @@ from .. import contract
 from ..backbone import Backbone
 from ..data.stream import Step, Stream
 from ..errors import UserError
-from ..evaluation.ranking import EvaluationSettings, UserScores, parse_metric
+from ..evaluation.ranking import DEFAULT, EvaluationSettings, UserScores, parse_metric
 from ..method import Method, NoSettings
+from ..metric import Metric
 from ..model import Snapshot
 from ..sampling import LocalSettings
 from ..settings import setting
 from ..stats.clip_noise import LAPLACE, MECHANISMS, Protection
 from . import kinds
 from .attendance import AVAILABILITY, Attendance
-from .population import Population
+from .server import Population
 
 COLD_STARTS = ("fold_in", "mean", "popularity")
 
@@ -33,8 +34,9 @@ class FederationSettings:
     rounds: int = setting(100, "most rounds per block", low=1)
     patience: int = setting(30, "rounds without a better validation metric before a block ends; 0: it never ends early",
                             low=0)
-    evaluate_every: int = setting(1, "rounds from one validation to the next; a block's last round is always validated."
-                                  " Patience still counts rounds, and a block ends early only in a validated one", low=1)
+    evaluate_every: int = setting(1, "rounds from one validation to the next; a block's last round is always "
+                                  "validated. Patience still counts rounds, and a block ends early only in a validated "
+                                  "one", low=1)
     best_round: str = setting("first", "of rounds with the same validation metric the first (F3CRec) or the latest "
                               "(PFedRec, GPFedRec) counts as the best", choices=("first", "latest"))
     client_ratio: float = setting(1.0, "share of the clients with data that take part in a round", above=0.0, high=1.0)
@@ -156,7 +158,11 @@ class Progress:
 
 @dataclass(frozen=True)
 class Federation:
-    """One run's parts, all fixed before it starts."""
+    """One run's parts, all fixed before it starts.
+
+    Attributes:
+        metrics: of its tests; the one that validates is among them.
+    """
 
     stream: Stream
     backbone: Backbone
@@ -167,6 +173,18 @@ class Federation:
     seed: int
     device: torch.device = torch.device("cpu")
     population: Population = Population()
+    metrics: tuple[Metric, ...] = DEFAULT
+
+    @property
+    def validation(self) -> tuple[Metric, int]:
+        """The metric that chooses the best round, and its list length."""
+        name, k = parse_metric(self.evaluation.valid_metric)
+        return next(metric for metric in self.metrics if metric.name == name), k
+
+    @property
+    def topk(self) -> list[int]:
+        """List lengths of tests, ascending: those asked for, and that of the validation."""
+        return sorted({*self.evaluation.topk, self.validation[1]})
 
     def acting_in(self, step: Step) -> Method:
         """The method, or one that does nothing in the steps before it acts."""
@@ -174,20 +192,20 @@ class Federation:
 
     def check(self) -> None:
         """Raise UserError if a setting does not fit the data."""
-        name, k = parse_metric(self.evaluation.valid_metric)
+        longest = self.topk[-1]
         for step in self.stream.steps:
-            if max(k, *self.evaluation.topk) > step.n_items:
-                raise UserError(f"setting 'topk'/'valid_metric': found {max(k, *self.evaluation.topk)}, accepted: at "
-                                f"most the number of items, {step.n_items} in block {step.index}.")
+            if longest > step.n_items:
+                raise UserError(f"setting 'topk'/'valid_metric': found {longest}, accepted: at most the number of "
+                                f"items, {step.n_items} in block {step.index}.")
             for split in ("valid", "test"):
                 if len(step.split(split).values) == 0:
                     raise UserError(f"block {step.index} has no {split} interaction: every user has fewer than 3 rows "
                                     f"in it; use fewer blocks (--set blocks=N).")
             self._check_negatives(step)
         ranked = self.evaluation.sampled_candidates
-        if self.evaluation.candidates == "sampled" and max(k, *self.evaluation.topk) > ranked:
-            raise UserError(f"setting 'topk'/'valid_metric': found {max(k, *self.evaluation.topk)}, accepted: at most "
-                            f"sampled_candidates, {ranked}; the item to find would always be among so many.")
+        if self.evaluation.candidates == "sampled" and longest > ranked:
+            raise UserError(f"setting 'topk'/'valid_metric': found {longest}, accepted: at most sampled_candidates, "
+                            f"{ranked}; the item to find would always be among so many.")
         self.check_kinds()
         self._check_fold_in()
         self._check_protection()

@@ -12,6 +12,7 @@ from ..data.stream import Step
 from ..draws import DrawKey
 from ..method import Method
 from ..model import Snapshot
+from .attendance import Attendance
 from .cold_start import ColdStart, cold_start_of, ranks_by, shown
 from .growth import grow, reset_private
 from .parts import Federation, Progress
@@ -49,6 +50,8 @@ class OpenStep:
         method: the one that acts in it.
         training: how its clients are trained.
         protocol: what they train on and how a model is tested.
+        attendance: which clients take part.
+        same_group: whether they are the same in every round, with the same work.
         cold_start: its new users, if they arrive after its training.
     """
 
@@ -58,6 +61,8 @@ class OpenStep:
     method: Method
     training: Training
     protocol: Lists | SessionSteps
+    attendance: Attendance
+    same_group: bool
     cold_start: ColdStart | None
 
     def key(self, round_: int) -> DrawKey:
@@ -65,22 +70,20 @@ class OpenStep:
 
     def group(self, progress: Progress, before: Group | None) -> Group:
         """The participants of the next round; ``before``: of the round before, None in the first."""
-        f = self.federation
-        attendance = f.server.attendance
-        same = attendance.complete and attendance.punctual(f.local.local_epochs)
-        if before is not None and same and not self.protocol.changes_every_round:
+        if before is not None and self.same_group:
             return before
-        users, count, dropped = f.population.participants(self.step, attendance, f.seed, progress.round)
+        f = self.federation
+        users, count, dropped = f.population.participants(self.step, self.attendance, f.seed, progress.round)
         work = [Work(training, self.protocol.chunks(alike, progress.round, progress.model) if len(alike) else [])
                 for training, alike in self._by_epochs(users, progress.round)]
-        return Group(users, count, dropped if attendance.dropout else None, work)
+        return Group(users, count, dropped if self.attendance.dropout else None, work)
 
     def _by_epochs(self, users: Tensor, round_: int) -> list[tuple[Training, Tensor]]:
         """The participants here by how many local epochs they do; at least one entry."""
-        f, attendance = self.federation, self.federation.server.attendance
-        if attendance.punctual(f.local.local_epochs) or not len(users):
+        f = self.federation
+        if self.attendance.punctual(f.local.local_epochs) or not len(users):
             return [(self.training, users)]
-        epochs = attendance.epochs(users, f.local.local_epochs, f.seed, self.step.index, round_)
+        epochs = self.attendance.epochs(users, f.local.local_epochs, f.seed, self.step.index, round_)
         return [(replace(self.training, settings=replace(f.local, local_epochs=number)), users[epochs == number])
                 for number in epochs.unique().tolist()]
 
@@ -119,7 +122,11 @@ def open_step(f: Federation, step: Step, model: Snapshot) -> OpenStep:
     earlier = f.stream.steps[step.index - 1].to(f.device) if step.index > 0 else None
     training, known = training_of(f, step, model), shown(step, f.server.fold_in)
     protocol = protocol_of(f, step, training, ranks_by(f, step, training.method))
-    return OpenStep(f, known, earlier, training.method, training, protocol, cold_start_of(f, known, model))
+    attendance = f.server.attendance
+    same_group = (attendance.complete and attendance.punctual(f.local.local_epochs)
+                  and not protocol.changes_every_round)
+    return OpenStep(f, known, earlier, training.method, training, protocol, attendance, same_group,
+                    cold_start_of(f, known, model))
 
 
 def end_step(opened: OpenStep, progress: Progress) -> Progress:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fabricate import USERS, fabricate, fabricate_sessions, level
+from fabricate import USERS, fabricate, fabricate_methods, fabricate_sessions, level
 from scipy import stats
 
 from fedcl_bench.cli.main import main
@@ -85,10 +85,7 @@ def data_of(tree):
 def folder(registry, tmp_path_factory):
     """Three methods on FedMF and two datasets, seeds 0-2; a variant of F3CRec; sessions of FCUCR."""
     results = tmp_path_factory.mktemp("report")
-    for dataset in ("ml-100k", "lastfm-2k"):
-        for i, (method, mean) in enumerate(MEANS.items()):
-            for seed in range(3):
-                fabricate(results, registry, RunSpec(method, "fedmf", dataset), seed, level(mean, noise=i))
+    fabricate_methods(results, registry, MEANS)
     fabricate(results, registry, RunSpec("f3crec", "fedmf", "ml-100k", (("eps", 0.01),)), 0, level(0.2, noise=9))
     for method, hit in (("ft", 0.2), ("fcucr", 0.3)):
         fabricate_sessions(results, registry, RunSpec(method, "sasrec", "xing"), 0, hit, noise=1)

@@ -14,7 +14,7 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.errors import UserError
 from fedcl_bench.runs import logs
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.runner import Interrupted, execute
+from fedcl_bench.runs.runner import Interrupted, Watch, execute
 
 SETTINGS = {"rounds": 2, "k_core": 50, "evaluate_every": 2}
 RUN = ["--method", "f3crec", "--backbone", "fedmf", "--quiet",
@@ -110,8 +110,8 @@ def test_a_resumed_run_is_logged_from_its_beginning(registry, ml100k, tmp_path):
     target = [logs.Target("csv", tmp_path / "logs")]
 
     def execution(log, stop=lambda: False):
-        return execute(config, lambda: ml100k, tmp_path, on_progress=lambda stream, progress: log.update(progress),
-                       stop=stop)
+        return execute(config, lambda: ml100k, tmp_path,
+                       Watch(lambda stream, progress: log.update(progress), stop=stop))
     asked = iter([False] * 4 + [True])
     with pytest.raises(Interrupted), logs.RunLog(config, target) as log:
         execution(log, lambda: next(asked))

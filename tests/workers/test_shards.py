@@ -109,7 +109,8 @@ RUNS = [
     ("ft", "pfedrec", {**SMALL, **STABLE["pfedrec"], "fold_in": 3, "cold_start": "mean"}),
     ("ft", "fedmf", {**SMALL, "fold_in": 3, "cold_start": "popularity"}),
     ("ft", "fedmf", {"stream": "static", "dim": 8}),
-    ("ft", "fedmf", {**SESSIONS, "early_session": True}),
+    ("ft", "fedmf", {**SMALL, "extra_metrics": "novelty,distance"}),
+    ("ft", "fedmf", {**SESSIONS, "early_session": True, "extra_metrics": "popularity"}),
     ("ft", "sasrec", {**TINY, "init": "per_client", "client_ratio": 0.5}),
     ("fcucr", "gru4rec", {**TINY, "without": "iupr", "teacher": "previous"}),
 ]
