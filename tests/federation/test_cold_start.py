@@ -159,13 +159,15 @@ def test_popularity(registry, stream, method):
         counts = sum(torch.bincount(shown(past, K).train.values, minlength=step.n_items)
                      for past in stream.steps[:t + 1])
         users = torch.arange(step.n_users)
-        usual = torch.randn(len(users), step.n_items, generator=torch.Generator().manual_seed(1))
-        scores = ranks_by(f, step, build(registry, "method", "ft")).rescore(users, usual, end.model, f.backbone)
+        made_up = torch.randn(len(users), step.n_items, generator=torch.Generator().manual_seed(1)).double()
+        usual, scores = (each.rescore(users, made_up.clone(), end.model, f.backbone)
+                         for each in (f.method, ranks_by(f, step, f.method)))
+        assert torch.equal(usual, made_up) == (method == "ft")
         new = users >= stream.steps[0].n_users
         for past in stream.steps[2:t + 1]:
             new[:past.old_users] &= past.train.lengths[:past.old_users] == 0
         assert new[step.old_users:].all()
-        assert torch.equal(scores[new], counts.float().expand(int(new.sum()), -1))
+        assert torch.equal(scores[new], counts.double().expand(int(new.sum()), -1))
         assert torch.equal(scores[~new], usual[~new])
     assert ranks_by(f, stream.steps[0], f.method) is f.method
     row = next(scores for t, s, scores in end.tests if t == s == 2)
