@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Any, Iterable
 
 from ..errors import UserError
+from ..files import closed_to_others
+from ..names import shown
 from ..ops.memory import importing
+from ..settings import LARGEST_SEED, MOST_SEEDS
 
 with importing():
     from ..runs.config import resolve_device
+    from ..runs.faults import named
     from ..runs.registry import Registry, discover
     from ..runs.runner import Interrupted
     from ..runs.store import load_record
@@ -44,10 +48,10 @@ def run(method: str, backbone: str | None = None, dataset: str = "ml-100k", seed
         The results of all seeds.
 
     Raises:
-        UserError: for anything wrong with arguments, settings or data. RunFailed: if training diverges.
+        UserError: for anything wrong with arguments, settings or data. RunFailed: if training diverges, or a plugin's hook raises an error.
         KeyboardInterrupt: after Ctrl-C.
     """
-    first, count = _whole("first_seed", first_seed, 0), _whole("seeds", seeds, 1)
+    first, count = _whole("first_seed", first_seed, 0), _whole("seeds", seeds, 1, MOST_SEEDS)
     registry = discover(folders(plugins))
     names = *_names(registry, method, backbone), dataset
     overrides = [("fb.run", settings)]
@@ -55,7 +59,7 @@ def run(method: str, backbone: str | None = None, dataset: str = "ml-100k", seed
     configs = configurations(registry, names, range(first, first + count), overrides, data_dir,
                              resolve_device(device))
     try:
-        with stop_between_rounds() as stop:
+        with stop_between_rounds() as stop, named(), closed_to_others():
             done = run_seeds(configs, overrides, SharedStream(configs[0]),
                              Execution(Path(results), stop, quiet=not progress))
     except Interrupted as error:
@@ -82,8 +86,8 @@ def _names(registry: Registry, method: str, backbone: str | None) -> tuple[str, 
     return method, backbone
 
 
-def _whole(name: str, value: Any, low: int) -> int:
+def _whole(name: str, value: Any, low: int, high: int = LARGEST_SEED) -> int:
     """A whole number of an argument, checked."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 1 << 63:
-        raise UserError(f"run: found {name}={value!r}, accepted: a whole number from {low}.")
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise UserError(f"run: found {name}={shown(value)}, accepted: a whole number from {low} to {high}.")
     return value

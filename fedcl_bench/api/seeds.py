@@ -11,6 +11,7 @@ import numpy as np
 from ..data.datasets import load_stream, thin_note
 from ..data.stream import Stream
 from ..evaluation.continual import SUMMARIES
+from ..federation import cold_start
 from ..federation.parts import Federation, Progress
 from ..runs.config import RunConfig, idle_notes, make_config
 from ..runs.logs import RunLog, Target
@@ -56,7 +57,7 @@ class SharedStream:
                 self.check(federation)
             users = federation.server.attendance.of(self.stream.steps[0], federation.seed, 0).users
             for text in (*federation.backbone.notes(), *federation.method.notes(len(users)),
-                         thin_note(self.stream, self.config.stream)):
+                         *cold_start.notes(federation), thin_note(self.stream, self.config.stream)):
                 if text:
                     note(text)
         return self.stream

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
-from typing import Sequence
+from typing import Sequence, TextIO
 
 from ..errors import RunFailed, UserError, unknown
+from ..files import closed_to_others
+from ..names import for_terminal
 from ..ops.memory import importing
+from ..runs.faults import named
 from ..version import __version__
 from . import commands
 from .commands.data import with_action
@@ -57,7 +61,26 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a terminal of ASCII shows ± as \xb1
+    try:
+        with closed_to_others():
+            try:
+                return _status(list(sys.argv[1:] if arguments is None else arguments))
+            finally:
+                sys.stdout.flush()
+    except BrokenPipeError:  # the reader of our output (head, less) has gone
+        sys.stderr.close()
+        return 0
+    except OSError as error:
+        _give_up(sys.stdout)
+        _say(f"{error.filename or 'output or a file'}: cannot be read or written ({error.strerror or error}).")
+        return 2
+
+
+def _status(arguments: list[str]) -> int:
+    """Run the command line; its errors become messages and exit statuses."""
     try:
         if not arguments:
             build_parser().print_help()
@@ -66,23 +89,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.command in _READERS:
             with importing():
                 importlib.import_module("fedcl_bench.reports.tables")
-        return args.execute(args)
+        with named():
+            return args.execute(args)
     except UserError as error:
-        print(f"run_bench.py: {error}", file=sys.stderr)
+        _say(str(error))
         return 2
     except RunFailed as error:
-        print(f"run_bench.py: {error}", file=sys.stderr)
+        _say(str(error))
         return 1
     except ModuleNotFoundError as error:
         if (error.name or "fedcl_bench").split(".")[0] == "fedcl_bench":
             raise
-        print(f"run_bench.py: the package '{error.name}' is not installed for {sys.executable}.\n"
-              f"Install everything with: python -m pip install -c constraints.txt -e .", file=sys.stderr)
+        _say(f"the package '{error.name}' is not installed for {sys.executable}.\n"
+             f"Install everything with: python -m pip install -c constraints.txt -e .")
         return 2
     except KeyboardInterrupt:
-        print("run_bench.py: interrupted; finished blocks are kept, the same command goes on from there.",
-              file=sys.stderr)
+        _say("interrupted; finished blocks are kept, the same command goes on from there.")
         return 130
-    except BrokenPipeError:  # the reader of our output (head, less) has gone
-        sys.stderr.close()
-        return 0
+
+
+def _say(text: str) -> None:
+    """A message on standard error, if that can be written."""
+    try:
+        print(for_terminal(f"run_bench.py: {text}"), file=sys.stderr, flush=True)
+    except OSError:
+        _give_up(sys.stderr)
+
+
+def _give_up(stream: TextIO) -> None:
+    """Lead what a stream still holds nowhere, so that Python does not fail at it when it ends."""
+    try:
+        stream.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)

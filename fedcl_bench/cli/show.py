@@ -13,6 +13,7 @@ from rich.table import Table
 from ..data.source import DatasetConfig, DatasetSource
 from ..data.stream import StreamSettings, idle_settings
 from ..errors import UserError
+from ..evaluation.metrics import OF_EVERY_RUN, is_share
 from ..runs.config import RunConfig
 from ..runs.registry import Plugin
 from ..settings import describe, flat
@@ -44,14 +45,18 @@ def print_table(table: Table) -> None:
 def show_groups(result: Mapping[str, Any], groups: Iterable[str]) -> None:
     """Print what groups of users and items get in each block, with their numbers of users."""
     if "groups" not in result:
-        raise UserError(f"--by: the record {result['record']} has no groups, as it is of a stream of sessions or "
-                        f"older; of a stream of blocks, run it again with --rerun.")
+        raise UserError(f"--by: the record {result['record']} has no groups, as it is of an older version; run it again "
+                        f"with --rerun.")
+    groups = list(groups)
     table = plain_table("test metric by group", *(f"block {t}" for t in range(len(result["rounds"]))))
     for group in groups:
         for name, values in result["groups"][group].items():
             table.add_row(f"{name} {group}", *("--" if value is None else f"{value:g}" if name == "users" else
                                                f"{value:.4f}" for value in values))
     print_table(table)
+    if empty := [group for group in groups if not any(result["groups"][group]["users"])]:
+        alone = ", as the stream has a single step" if len(result["rounds"]) == 1 else ""
+        print(f"nobody is in {', '.join(empty)}{alone}")
 
 
 def _show_traffic(runs: Sequence[Mapping[str, Any]]) -> None:
@@ -122,11 +127,12 @@ def few_users(result: Mapping[str, Any]) -> list[str]:
     """What the 95 % intervals are of means over fewer users than ``FEW_USERS``, a sentence per block."""
     return [f"block {block} has {intervals(users, means)}" for block, users in enumerate(result["tested"]["users"])
             if users < FEW_USERS
-            for means in [{name: values["per_block"][block] for name, values in result["metrics"].items()}]]
+            for means in [{name: values["per_block"][block] for name, values in result["metrics"].items()
+                           if is_share(name)}]]
 
 
 def intervals(users: int, means: Mapping[str, float]) -> str:
-    """That there are few users, and the 95 % interval of each named mean over them."""
+    """That there are few users, and the 95 % interval of each named mean over them; the means are shares."""
     parts = (f"{name} {low:.4f} to {high:.4f}" for name, mean in means.items()
              for low, high in [interval_of_mean(mean, users)])
     return f"only {users} test user{'s' if users > 1 else ''}; 95 % intervals of the means: {', '.join(parts)}"
@@ -162,6 +168,20 @@ def show_plugin(plugin: Plugin, core: Iterable[type]) -> None:
     for cls in core:
         _show_settings(f"\n{cls.__doc__.splitlines()[0]}", cls)
     console.print("\nChange one with --set NAME=VALUE.", markup=False)
+
+
+def show_metric(plugin: Plugin) -> None:
+    """A metric's formula and reference, and how to use it."""
+    cls, console = plugin.cls, _console()
+    console.print(f"metric {plugin.name}: {cls.title}", markup=False, style="bold")
+    formula = " ".join((cls.__doc__ or "no formula: it has no docstring").split())
+    for text in (formula, cls.reference, str(plugin.path)):
+        if text:
+            console.print(text, markup=False)
+    uses = ["In every run, as NAME@K for every K of topk." if cls in OF_EVERY_RUN else
+            f"In the tests of runs with --set extra_metrics={plugin.name}.",
+            *([] if cls.of_items else [f"It can choose the best round: --set valid_metric={plugin.name}@20."])]
+    console.print("\n" + " ".join(uses), markup=False)
 
 
 def show_dataset(name: str, config: DatasetConfig, path: Path) -> None:

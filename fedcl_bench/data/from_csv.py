@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..files import bar, replacing, write_atomically
-from .source import safe_name
+from ..names import safe_name
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import re
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -13,12 +12,11 @@ import yaml
 
 from ..errors import UserError, unknown
 from ..files import shipped
+from ..names import safe_name, shown
+from .plain_yaml import parsed
 
 if TYPE_CHECKING:
     from .stream import StreamSettings
-
-_NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
 
 
 @dataclass(frozen=True)
@@ -80,32 +78,22 @@ def configured() -> dict[str, Path]:
     return {path.stem: path for path in sorted(shipped("dataset_configs").glob("*.yaml"))}
 
 
-@functools.lru_cache(maxsize=64)
-def _parsed(text: str) -> Any:
-    """Tables ask for a few files hundreds of times."""
-    return yaml.load(text, Loader=_LOADER)
-
-
 def is_path(dataset: str) -> bool:
     """Whether a dataset is given as a file or folder, not by its name."""
     return "/" in dataset or "\\" in dataset or dataset.endswith(".inter") or dataset in (".", "..", "~")
 
 
-def safe_name(name: str, where: str) -> str:
-    """The name, which folders of records are called by; raises UserError unless it is safe in a file's name."""
-    if not _NAME.fullmatch(name):
-        raise UserError(f"{where}: found the name '{name}', accepted: letters, digits, '.', '-' and '_', with a letter "
-                        f"or digit first.")
-    return name
-
-
 def dataset_name(dataset: str) -> str:
     """The name of a dataset that is given by its name or as a path: of a path the stem of its atomic file.
+
+    Folders of records and files of settings are called by it.
 
     Raises:
         UserError: if the path leads to no atomic file, or its name is not safe.
     """
-    return safe_name(_atomic_file(dataset).stem, f"dataset {dataset}") if is_path(dataset) else dataset
+    if is_path(dataset):
+        return safe_name(_atomic_file(dataset).stem, f"dataset {dataset}")
+    return safe_name(dataset, "dataset")
 
 
 def _atomic_file(dataset: str) -> Path:
@@ -139,11 +127,10 @@ def spelled(dataset: str, data_dir: Path | None = None) -> str:
     Raises:
         UserError: as ``dataset_name``.
     """
+    name = dataset_name(dataset)
     if is_path(dataset):
-        dataset_name(dataset)
         return str(_atomic_file(dataset))
     folder = data_dir or Path("data")
-    name = dataset
     if _file_in(folder, name) is None and name not in configured():
         alike = {*configured(), *(path.stem for path in (*folder.glob("*.inter"), *folder.glob("*/*.inter")))}
         alike = [known for known in alike if known.lower() == name.lower()]
@@ -178,10 +165,10 @@ def unfiltered(dataset: str) -> dict[str, int]:
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file that holds one mapping; raises UserError for anything else."""
     try:
-        content = copy.deepcopy(_parsed(path.read_text(encoding="utf-8")))
+        content = copy.deepcopy(parsed(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # of texts, numbers and dates that are none
         raise UserError(f"{path}: is not valid YAML ({' '.join(str(error).split())[:160]}).") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise UserError(f"{path}: expected 'name: value' lines, found {type(content).__name__}.")
@@ -201,9 +188,21 @@ def load_config(name: str) -> DatasetConfig:
     for key, kind, accepted in (("raw", dict, "a mapping"), ("drop_events", (list, tuple), "a list")):
         if not isinstance(content.get(key, kind() if key == "raw" else ()), kind):
             raise UserError(f"{path}, field '{key}': found {content[key]!r}, accepted: {accepted}.")
+    _check_intervals(content.get("val_interval", {}), str(path))
     content["raw"] = _typed(Published, content.pop("raw", {}), f"{path}, raw")
     content["drop_events"] = tuple(str(event) for event in content.pop("drop_events", ()))
     return _typed(DatasetConfig, content, str(path))
+
+
+def _check_intervals(intervals: Any, where: str) -> None:
+    """Raise UserError for a value filter that RecBole would leave out of account, or read as something else."""
+    number = r"\s*([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?inf)\s*"
+    for column, text in intervals.items() if isinstance(intervals, dict) else ():
+        parts = text.split(";") if isinstance(text, str) else [""]
+        matches = [re.fullmatch(rf"\s*[(\[]{number},{number}[)\]]\s*", part) for part in parts]
+        if not all(match and float(match[1]) <= float(match[2]) for match in matches):
+            raise UserError(f"{where}, field 'val_interval', column {shown(column)}: found {shown(text)}, accepted: "
+                            f"intervals, as '[3,inf)' or '[1,2];(4,5]'.")
 
 
 def _typed(cls: type, content: Mapping[str, Any], where: str) -> Any:
@@ -289,7 +288,7 @@ def locate(name: str, data_dir: Path | None, settings: StreamSettings) -> Datase
     else:
         path = find_file(name, data_dir)
     try:
-        return DatasetSource(safe_name(dataset_name(name), "--dataset"), config, path, fingerprint(path))
+        return DatasetSource(dataset_name(name), config, path, fingerprint(path))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
 

@@ -1,9 +1,9 @@
-"""The server: how uploads are clipped, averaged and made noisy, and what it answers."""
+"""The server: whom it asks, how uploads are clipped, averaged and made noisy, and what it answers."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Iterable, Mapping
+from typing import Any, Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -13,9 +13,10 @@ from ..backbone import Backbone
 from ..client.factored import Outer
 from ..client.trained import Trained, at_slots, beside, rows_of
 from ..client.untouched import start_elsewhere
-from ..data.stream import Stream
+from ..data.stream import Step, Stream
 from ..draws import DrawKey, Tables
 from ..evaluation.drift import Add
+from ..evaluation.ranking import UserScores
 from ..method import Method
 from ..model import Snapshot, in_pieces
 from ..ops import kernels
@@ -24,6 +25,26 @@ from ..sizes import SIZES
 from ..stats.clip_noise import Protection, upload_key
 from .attendance import Attendance
 from .sums import RoundSums
+
+
+class Population:
+    """All clients of a run, which are here. ``workers/shards.py`` has those that are spread over workers.
+
+    Attributes:
+        sum: adds up tables over all clients, given the sums over the clients here; None: they are all of them. May
+            reuse the memory of what it is given.
+    """
+
+    sum: Callable[[Tables], Tables] | None = None
+
+    def participants(self, step: Step, attendance: Attendance, seed: int, round_: int) -> tuple[Tensor, int, int]:
+        """Ids, ascending, of the clients here whose updates arrive in a round; how many do in all; how many fail."""
+        users, dropped = attendance.of(step, seed, round_)
+        return users, len(users), dropped
+
+    def mean(self, here: UserScores, metric: str) -> float:
+        """The mean of a metric over all users, given those of the users here."""
+        return here.mean(metric)
 
 
 def most_rounds(stream: Stream, curve: Iterable[Mapping[str, Any]], attendance: Attendance, seed: int) -> int:

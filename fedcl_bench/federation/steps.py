@@ -12,6 +12,8 @@ from ..data.stream import Step
 from ..draws import DrawKey
 from ..method import Method
 from ..model import Snapshot
+from .attendance import Attendance
+from .cold_start import ColdStart, cold_start_of, ranks_by, shown
 from .growth import grow, reset_private
 from .parts import Federation, Progress
 from .protocols import Lists, SessionSteps, protocol_of
@@ -44,10 +46,13 @@ class OpenStep:
     """A step and what is decided once for all its rounds.
 
     Attributes:
-        step, earlier: it and the one before, on the run's device; None before the first.
+        step, earlier: it as its clients know it and the one before, on the run's device; None before the first.
         method: the one that acts in it.
         training: how its clients are trained.
         protocol: what they train on and how a model is tested.
+        attendance: which clients take part.
+        same_group: whether they are the same in every round, with the same work.
+        cold_start: its new users, if they arrive after its training.
     """
 
     federation: Federation
@@ -56,28 +61,29 @@ class OpenStep:
     method: Method
     training: Training
     protocol: Lists | SessionSteps
+    attendance: Attendance
+    same_group: bool
+    cold_start: ColdStart | None
 
     def key(self, round_: int) -> DrawKey:
         return DrawKey(self.federation.seed, self.step.index, round_)
 
     def group(self, progress: Progress, before: Group | None) -> Group:
         """The participants of the next round; ``before``: of the round before, None in the first."""
-        f = self.federation
-        attendance = f.server.attendance
-        same = attendance.complete and attendance.punctual(f.local.local_epochs)
-        if before is not None and same and not self.protocol.changes_every_round:
+        if before is not None and self.same_group:
             return before
-        users, count, dropped = f.population.participants(self.step, attendance, f.seed, progress.round)
+        f = self.federation
+        users, count, dropped = f.population.participants(self.step, self.attendance, f.seed, progress.round)
         work = [Work(training, self.protocol.chunks(alike, progress.round, progress.model) if len(alike) else [])
                 for training, alike in self._by_epochs(users, progress.round)]
-        return Group(users, count, dropped if attendance.dropout else None, work)
+        return Group(users, count, dropped if self.attendance.dropout else None, work)
 
     def _by_epochs(self, users: Tensor, round_: int) -> list[tuple[Training, Tensor]]:
         """The participants here by how many local epochs they do; at least one entry."""
-        f, attendance = self.federation, self.federation.server.attendance
-        if attendance.punctual(f.local.local_epochs) or not len(users):
+        f = self.federation
+        if self.attendance.punctual(f.local.local_epochs) or not len(users):
             return [(self.training, users)]
-        epochs = attendance.epochs(users, f.local.local_epochs, f.seed, self.step.index, round_)
+        epochs = self.attendance.epochs(users, f.local.local_epochs, f.seed, self.step.index, round_)
         return [(replace(self.training, settings=replace(f.local, local_epochs=number)), users[epochs == number])
                 for number in epochs.unique().tolist()]
 
@@ -91,7 +97,7 @@ class OpenStep:
 
 def begin_step(f: Federation, step: Step, progress: Progress) -> Progress:
     """Begin a step: rows for its new users and items, and the method's preparations."""
-    method = f.acting_in(step)
+    method, step = f.acting_in(step), shown(step, f.server.fold_in)
     start = progress.best.model if f.server.init_from == "best" else progress.model
     model = grow(start, f.backbone, f.seed, step, getattr(torch, f.server.precision), f.device, method)
     if step.index > 0:
@@ -114,8 +120,13 @@ def open_step(f: Federation, step: Step, model: Snapshot) -> OpenStep:
     """A step with rows for all its users and items in ``model``."""
     step = step.to(f.device)
     earlier = f.stream.steps[step.index - 1].to(f.device) if step.index > 0 else None
-    training = training_of(f, step, model)
-    return OpenStep(f, step, earlier, training.method, training, protocol_of(f, step, training))
+    training, known = training_of(f, step, model), shown(step, f.server.fold_in)
+    protocol = protocol_of(f, step, training, ranks_by(f, step, training.method))
+    attendance = f.server.attendance
+    same_group = (attendance.complete and attendance.punctual(f.local.local_epochs)
+                  and not protocol.changes_every_round)
+    return OpenStep(f, known, earlier, training.method, training, protocol, attendance, same_group,
+                    cold_start_of(f, known, model))
 
 
 def end_step(opened: OpenStep, progress: Progress) -> Progress:

@@ -47,20 +47,6 @@ def importing() -> Iterator[None]:
         gc.enable()
 
 
-def empty_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Memory for a large tensor that takes the place of one like it, round after round.
-
-    PyTorch asks glibc for aligned blocks, and such a request does not find the block of the same size that was freed
-    before: every time the system gives fresh pages, which take ten times as long to write. NumPy's requests do.
-    """
-    import numpy as np
-    import torch
-
-    if tensor.device.type != "cpu":
-        return torch.empty_like(tensor, memory_format=torch.contiguous_format)
-    return torch.from_numpy(np.empty(tensor.nbytes, np.uint8)).view(tensor.dtype).view(tensor.shape)
-
-
 def peak_mib() -> float:
     """The most memory this process has held since it began, or since ``reset_peak``, in MiB."""
     try:
@@ -101,7 +87,8 @@ class Available:
 
 def available(device: torch.device, root: Path = Path("/")) -> Available | None:
     """Memory left on a device: of a GPU what is free on it; otherwise the least of what the system can give without
-    swapping and what each of the process's control groups still allows. None where the system does not say.
+    swapping, and what each of the process's control groups and its limit of addresses (``ulimit -v``) still allow. None
+    where the system does not say.
 
     Args:
         root: where ``proc`` and ``sys`` are.
@@ -130,6 +117,11 @@ def available(device: torch.device, root: Path = Path("/")) -> Available | None:
                 limits.append(left)
             if group == base:
                 break
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if most != resource.RLIM_INFINITY:
+        for line in _lines(root / "proc/self/statm"):
+            left = max(most - int(line.split()[0]) * resource.getpagesize(), 0)
+            limits.append(Available(left, f"of this process's limit of {most / (1 << 30):.2f} GiB, see ulimit -v"))
     return min(limits, key=lambda left: left.bytes, default=None)
 
 

@@ -18,7 +18,7 @@ from ..errors import UserError
 from ..runs.registry import Registry
 from ..runs.run import Run
 from ..runs.specs import RunSpec, expected_idle, expected_settings, seed_text
-from ..runs.store import comparable, protocol, user_scores
+from ..runs.store import comparable, incremental, protocol, user_scores
 from ..stats.significance import holm
 from .comparison import Comparison, against_each
 from .scores import Curve, mean_matrix, over_seeds, seed_averages, tested_settings, tested_users, validation_curves
@@ -189,6 +189,41 @@ def leaderboard_row(cell: Cell, variant: Variant) -> Row:
                _mean([c["LA"] for c in continual]), _mean([c["forgetting"] for c in continual]),
                _mean([meta["bytes"]["total_up"] + meta["bytes"]["total_down"] for meta in metas]),
                _mean([meta["seconds"]["total"] for meta in metas]))
+
+
+@dataclass(frozen=True)
+class GroupValue:
+    """A metric of a group of users or items, averaged over the blocks but block 0 that have somebody of it.
+
+    Attributes:
+        metric: the cell's, or what items have in its place.
+        mean, deviation: over seeds, sample deviation.
+        users: how many the group has in these blocks, together.
+    """
+
+    metric: str
+    mean: float
+    deviation: float
+    users: int
+
+
+def group_values(cell: Cell, variant: Variant) -> dict[str, GroupValue] | None:
+    """Group to its value, without groups that nobody is in; None if a record of the variant has no groups."""
+    if not all("groups" in run.meta for run in variant.runs):
+        return None
+    result = {}
+    for group in variant.meta["groups"]:
+        per_seed, users = [], 0
+        for run in variant.runs:
+            blocks = run.meta["groups"][group]
+            metric = cell.metric if cell.metric in blocks else next((name for name in blocks if name != "users"), "")
+            chosen = [t for t in incremental(run) if blocks["users"][t]]
+            users = sum(blocks["users"][t] for t in chosen)
+            per_seed += [float(np.mean([blocks[metric][t] for t in chosen]))] if chosen and metric else []
+        if per_seed:
+            over = over_seeds(per_seed)
+            result[group] = GroupValue(metric, over.mean, over.deviation, int(users))
+    return result
 
 
 def curves(variant: Variant) -> list[Curve]:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
+from ..names import for_csv, for_latex as tex, for_markdown, for_terminal
 from .tables import DAGGER, DASH, Cell, Line, Panel, Table
 
 FORMATS = {"md": "md", "latex": "tex", "csv": "csv"}  # format -> ending of its file
@@ -75,43 +76,29 @@ def _grouped(lines: Sequence[Line]) -> list[Line]:
     return result
 
 
-def md_text(text: str) -> str:
-    """Running text with Markdown's special characters escaped."""
-    return text.replace("*", "\\*").replace("|", "\\|").replace("<", "&lt;")
-
-
 def markdown(table: Table) -> str:
     """The table as Markdown: best in bold, second underlined, the paper's number in parentheses."""
     out = []
     for panel in table.panels:
-        out += [f"**{_heading(table, panel)}**", "", f"| {' | '.join((*table.stub, *table.heads))} |",
+        heads = map(for_markdown, (*table.stub, *table.heads))
+        out += [f"**{for_markdown(_heading(table, panel))}**", "", f"| {' | '.join(heads)} |",
                 "|" + "---|" * len(table.stub) + "--:|" * len(table.heads)]
         for line in _grouped(panel.lines):
             cells = [_md_cell(cell, table.marks) for cell in line.cells]
-            out.append(f"| {' | '.join((*line.labels, *cells))} |")
+            out.append(f"| {' | '.join((*map(for_markdown, line.labels), *cells))} |")
         out.append("")
-    out += [f"- {md_text(note)}" for note in (*table.notes, *table.tested)]
-    out += [f"- <sup>{mark}</sup> {md_text(text)}" for mark, text in table.footnotes]
-    out += [f"- {md_text(sentence)}" for sentence in table.missing]
+    out += [f"- {for_markdown(note)}" for note in (*table.notes, *table.tested)]
+    out += [f"- <sup>{mark}</sup> {for_markdown(text)}" for mark, text in table.footnotes]
+    out += [f"- {for_markdown(sentence)}" for sentence in table.missing]
     return "\n".join(out) + "\n"
 
 
 # LaTeX
 
-_TEX = {"\\": r"\textbackslash{}", "%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}",
-        "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "≤": r"$\le$", "†": r"$^{\dagger}$",
-        "λ": r"$\lambda$", "–": "--", "<": r"$<$", ">": r"$>$", "|": r"$|$", "°": r"$^{\circ}$"}
-
-
 PAGE_POINTS = 500.0  # width of a page with two columns, in points; the usual classes have 505 to 516
 PAGE_HEIGHT = 630.0  # of its text, in points; the width of a rotated table
 FEW_LINES = 20  # of a table that is split: more would be too high one below the other
 COLUMN_GAP = 3  # points on either side of a column
-
-
-def tex(text: str) -> str:
-    """Text with LaTeX's special characters escaped and the symbols of our tables as commands."""
-    return "".join(_TEX.get(character, character) for character in text)
 
 
 def _tex_cell(cell: Cell | None, marks) -> str:
@@ -221,7 +208,8 @@ def csv_text(table: Table) -> str:
     writer.writerow(CSV_FIELDS)
     for cell in table.cells():
         key, paper = cell.key, cell.printed
-        writer.writerow([table.number or "", key.dataset, key.backbone, key.row, key.metric, key.column,
+        names = map(for_csv, (key.dataset, key.backbone, key.row, key.metric, key.column))
+        writer.writerow([table.number or "", *names,
                          full(cell.mean), full(cell.std), " ".join(map(str, cell.seeds)), paper.text if paper else "",
                          "*" if paper and paper.star else "", cell.rank or "", _stars(cell), full(cell.p),
                          cell.contradiction, cell.missing, " ".join(cell.records),
@@ -240,17 +228,22 @@ def terminal(table: Table, color: bool = False, width: int | None = None) -> str
     """
     console = Console(width=10_000, highlight=False, force_terminal=color, no_color=True, file=io.StringIO())
     for panel in table.panels:
-        console.print(Text(_heading(table, panel)))
+        console.print(_plain(_heading(table, panel)))
         lines = _grouped(panel.lines)
-        stub = [[Text(head), *(Text(line.labels[i]) for line in lines)] for i, head in enumerate(table.stub)]
-        columns = [[Text(head), *(_drawn_cell(line.cells[i], table.marks) for line in lines)]
+        stub = [[_plain(head), *(_plain(line.labels[i]) for line in lines)] for i, head in enumerate(table.stub)]
+        columns = [[_plain(head), *(_drawn_cell(line.cells[i], table.marks) for line in lines)]
                    for i, head in enumerate(table.heads)]
         widths = [[max(map(len, column)) + 2 for column in several] for several in (stub, columns)]
         for part in _parts(*widths, width or 10_000):
             console.print(_drawn(lines, stub, [columns[i] for i in part]))
-    notes = [*table.notes, *(f"{mark} {text}" for mark, text in table.footnotes), *table.missing]
+    notes = [*table.notes, *table.tested, *(f"{mark} {text}" for mark, text in table.footnotes), *table.missing]
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
-    return "\n".join([*lines, *notes]) + "\n"
+    return "\n".join([*lines, *map(for_terminal, notes)]) + "\n"
+
+
+def _plain(text: str) -> Text:
+    """Text on one line, without markup."""
+    return Text(" ".join(for_terminal(text).split("\n")))
 
 
 def _drawn(lines: Sequence[Line], stub: Sequence[Sequence[Text]], columns: Sequence[Sequence[Text]]) -> Grid:

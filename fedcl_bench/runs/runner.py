@@ -12,6 +12,7 @@ import torch
 from ..client.out_of_memory import first_words
 from ..data.stream import Stream
 from ..errors import OutOfMemory, RunFailed, UserError
+from ..federation.divergence import largest
 from ..federation.loop import run
 from ..federation.parts import Federation, Progress
 from ..federation.server import most_rounds
@@ -21,6 +22,7 @@ from .records import Corrupt, Record, load_progress, save_progress, summary
 from .store import load_record, tested
 
 SAVE_EVERY = 60.0  # seconds between checkpoints inside a block
+LARGE = 1e18  # a parameter beyond is finite, but products of two are near the end of single precision
 
 
 class Engine(Protocol):
@@ -168,6 +170,13 @@ class _Saving:
         return progress
 
 
+def _warn_if_large(progress: Progress, warn: Callable[[str], None]) -> None:
+    """Warn if a step that has just ended left parameters that are finite and yet no result of learning."""
+    if (reached := largest(progress.model)) > LARGE:
+        warn(f"block {progress.step - 1}: a parameter has grown to {reached:.1g}, so the training is about to diverge "
+             f"and its numbers mean little; a smaller lr may help.")
+
+
 def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch: Watch = Watch(), *,
             rerun: bool = False, engine: Engine = Here()) -> dict[str, Any]:
     """Run a configuration, or return its record if it is already finished.
@@ -210,6 +219,8 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
             for progress in engine.run(federation, progress):
                 watch.progress(stream, progress)
                 progress = saving.after(progress, len(stream.steps), watch.stop)
+                if progress.round == 0:  # a step has ended
+                    _warn_if_large(progress, watch.warn)
             most = most_rounds(stream, progress.curve, config.server.attendance, config.seed)
             interactions = [len(step.test.values) for step in stream.steps]
             content = record.finish(summary(config, progress, saving.elapsed(), start.shared, most, interactions),

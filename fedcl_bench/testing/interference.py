@@ -168,7 +168,7 @@ def _scores(f: Federation, step: Step, model: Snapshot, users: Tensor) -> Tensor
     method = f.acting_in(step)
     if not is_sequential(type(f.backbone)):
         return method.rescore(users, score_users(f.backbone, model, users), model, f.backbone)
-    task = SessionTask(step, "test", [1], None, DrawKey(f.seed, step.index), full=True)
+    task = SessionTask(step, "test", [1], None, DrawKey(f.seed, step.index))
     tested = step.sessions["test"].count[users] > 0
     result = torch.zeros(len(users), model.n_items, dtype=torch.float64)
     if bool(tested.any()):

@@ -13,7 +13,8 @@ from fedcl_bench.draws import DrawKey
 from fedcl_bench.errors import RunFailed, UserError
 from fedcl_bench.evaluation.ranking import UserScores, rank_all
 from fedcl_bench.federation.attendance import Attendance
-from fedcl_bench.federation.loop import require_finite, run
+from fedcl_bench.federation.divergence import require_finite
+from fedcl_bench.federation.loop import run
 from fedcl_bench.model import Snapshot
 from fedcl_bench.runs.config import make_config
 

@@ -1,4 +1,4 @@
-"""``list``: methods, backbones and datasets."""
+"""``list``: methods, backbones, metrics and datasets."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 def add(commands) -> None:
     """Declare the command."""
-    listing = commands.add_parser("list", help="show methods, backbones and datasets, or one in full",
-                                  description="Show all methods, backbones and datasets, or one in full.")
-    listing.add_argument("name", nargs="?", help="a method, backbone or dataset; recbole: all of RecBole's models, and "
+    listing = commands.add_parser("list", help="show methods, backbones, metrics and datasets, or one in full",
+                                  description="Show all methods, backbones, metrics and datasets, or one in "
+                                              "full.")
+    listing.add_argument("name", nargs="?", help="a method, backbone, metric or dataset; recbole: all of RecBole's models, and "
                          "whether they can be backbones (takes a minute); recbole:NAME: one of them")
     listing.add_argument("--out", type=Path, metavar="FILE",
                          help="with recbole: also write the table to FILE (Markdown)")
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     known = [*([] if cards is None else (card.name for card in cards)), *configured()]
     anywhere = args.name.lower() in map(str.lower, known) or args.name.lower().startswith(RECBOLE)
     if cards is not None and not anywhere and config_file(spelled(args.name)) is None:
-        raise unknown("method, backbone or dataset", args.name, known)
+        raise unknown("method, backbone, metric or dataset", args.name, known)
     return _in_full(args.name, args.plugins)
 
 
@@ -62,7 +63,7 @@ def _in_full(name: str, folders: list[Path]) -> int:
     from ...data.source import config_file, configured, dataset_name, load_config, spelled
     from ...runs.config import CORE_SETTINGS
     from ...runs.registry import RECBOLE, discover
-    from ..show import show_dataset, show_plugin
+    from ..show import show_dataset, show_metric, show_plugin
 
     registry = discover(folders)
     plugins = [plugin for (_, known), plugin in registry.plugins.items() if known == name]
@@ -72,13 +73,13 @@ def _in_full(name: str, folders: list[Path]) -> int:
         plugins = [registry.get("backbone", name)]
     if plugins:
         for plugin in plugins:
-            show_plugin(plugin, CORE_SETTINGS)
+            show_metric(plugin) if plugin.kind == "metric" else show_plugin(plugin, CORE_SETTINGS)
     elif path := config_file(dataset):
         show_dataset(dataset_name(dataset), load_config(dataset), path)
     elif name in registry.broken:
         raise UserError(f"'{name}' cannot be loaded: {registry.broken[name]}")
     else:
-        raise unknown("method, backbone or dataset", name, [n for _, n in registry.plugins] + list(configured()))
+        raise unknown("method, backbone, metric or dataset", name, [n for _, n in registry.plugins] + list(configured()))
     return 0
 
 

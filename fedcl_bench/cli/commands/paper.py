@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterable, Mapping
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 def _table_numbers(text: str) -> tuple[int | str, ...]:
     for part in text.split(","):
-        if part != "all" and not part.isdecimal():
+        if part != "all" and not re.fullmatch("[0-9]{1,3}", part):
             raise argparse.ArgumentTypeError(f"found '{part}', accepted: the number of a table, or all")
     return tuple(part if part == "all" else int(part) for part in text.split(","))
 
