@@ -228,17 +228,10 @@ def find_file(name: str, data_dir: Path | None) -> Path:
     Raises:
         UserError: naming the nearest known dataset, or the files looked for.
     """
-    if is_path(name):
-        return _atomic_file(name)
-    folder = data_dir or Path("data")
-    if path := _file_in(folder, name):
+    if path := file_there(name, data_dir):
         return path
-    if data_dir is None:
-        from .recbole_files import bundled
-        path = bundled(name)
-        if path is not None:
-            return path / f"{name}.inter"
-    elif not data_dir.is_dir():
+    folder = data_dir or Path("data")
+    if data_dir is not None and not data_dir.is_dir():
         raise UserError(f"--data-dir: '{data_dir}' is not a folder.")
     if name not in configured() and data_dir is None:
         if Path(name).is_dir():
@@ -251,6 +244,18 @@ def find_file(name: str, data_dir: Path | None) -> Path:
         hint += f"; `data download {name}` fetches and converts it."
     raise UserError(f"dataset '{name}': no file {folder / name / name}.inter (nor {name}.inter beside it); give its "
                     f"folder with --data-dir.{hint}")
+
+
+def file_there(name: str, data_dir: Path | None) -> Path | None:
+    """As ``find_file``, but None if there is no file of this name."""
+    if is_path(name):
+        return _atomic_file(name)
+    path = _file_in(data_dir or Path("data"), name)
+    if path is None and data_dir is None:
+        from .recbole_files import bundled
+        folder = bundled(name)
+        path = folder and folder / f"{name}.inter"
+    return path
 
 
 def _file_in(folder: Path, name: str) -> Path | None:
