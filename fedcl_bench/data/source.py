@@ -17,6 +17,8 @@ from ..files import shipped
 if TYPE_CHECKING:
     from .stream import StreamSettings
 
+_MAKE_IT = ("Make one of a table with: run_bench.py data convert --csv FILE --user COLUMN --item COLUMN --time COLUMN "
+            "NAME")
 _NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
 
@@ -80,6 +82,12 @@ def configured() -> dict[str, Path]:
     return {path.stem: path for path in sorted(shipped("dataset_configs").glob("*.yaml"))}
 
 
+def beside(folder: Path = Path("data")) -> dict[str, Path]:
+    """Name of every dataset in a folder, shipped or one's own, and its atomic file."""
+    return {path.stem: path for path in (*folder.glob("*.inter"), *sorted(folder.glob("*/*.inter")))
+            if path.parent == folder or path.parent.name == path.stem}
+
+
 @functools.lru_cache(maxsize=64)
 def _parsed(text: str) -> Any:
     """Tables ask for a few files hundreds of times."""
@@ -122,8 +130,7 @@ def _atomic_file(dataset: str) -> Path:
     if path.suffix != ".inter":
         is_there = "is no atomic file (.inter)" if path.exists() else "is not there"
         raise UserError(f"dataset {dataset}: {is_there}; accepted: a file NAME.inter, or a folder that holds one.\n"
-                        f"Make one of a table with: run_bench.py data convert --csv FILE --user COLUMN --item COLUMN "
-                        f"--time COLUMN NAME")
+                        f"{_MAKE_IT}")
     if not path.is_file():
         raise UserError(f"dataset {dataset}: no such file.")
     return path
@@ -145,8 +152,7 @@ def spelled(dataset: str, data_dir: Path | None = None) -> str:
     folder = data_dir or Path("data")
     name = dataset
     if _file_in(folder, name) is None and name not in configured():
-        alike = {*configured(), *(path.stem for path in (*folder.glob("*.inter"), *folder.glob("*/*.inter")))}
-        alike = [known for known in alike if known.lower() == name.lower()]
+        alike = [known for known in {**configured(), **beside(folder)} if known.lower() == name.lower()]
         name = alike[0] if len(alike) == 1 else name
     path = _file_in(folder, name) if data_dir is not None else None
     return str(path.absolute()) if path is not None and config_file(str(path)) != config_file(name) else name
@@ -237,7 +243,9 @@ def find_file(name: str, data_dir: Path | None) -> Path:
         if Path(name).is_dir():
             raise UserError(f"unknown dataset '{name}'.\nThere is a folder of this name; to take the data in it, use "
                             f"./{name}.")
-        raise unknown("dataset", name, configured())
+        if Path(name).is_file():
+            raise UserError(f"dataset {name}: is no atomic file (.inter).\n{_MAKE_IT}")
+        raise unknown("dataset", name, {**configured(), **beside()})
     config = load_config(name)
     hint = f"\nOfficial source: {config.source}" if config.source else ""
     if config.raw.url:

@@ -248,7 +248,7 @@ def terminal(table: Table, color: bool = False, width: int | None = None) -> str
         widths = [[max(map(len, column)) + 2 for column in several] for several in (stub, columns)]
         for part in _parts(*widths, width or 10_000):
             console.print(_drawn(lines, stub, [columns[i] for i in part]))
-    notes = [*table.notes, *(f"{mark} {text}" for mark, text in table.footnotes), *table.missing]
+    notes = [*table.notes, *table.tested, *(f"{mark} {text}" for mark, text in table.footnotes), *table.missing]
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
     return "\n".join([*lines, *notes]) + "\n"
 

@@ -18,10 +18,10 @@ from types import ModuleType
 from typing import Iterable
 
 from ..backbone import Backbone
-from ..errors import Misfit, UserError, unknown
+from ..errors import Misfit, UserError
 from ..files import shipped
 from ..method import Method
-from .cards import ENTRY_POINTS, RECBOLE, plugin_files
+from .cards import ENTRY_POINTS, RECBOLE, plugin_files, unknown_plugin
 from .identity import identity, identity_of
 
 _BASES = {"method": Method, "backbone": Backbone}
@@ -82,7 +82,7 @@ class Registry:
         for file in (name, name.replace("-", "_")):
             if file in self.broken:
                 raise UserError(f"{kind} '{name}' cannot be loaded: {self.broken[file]}")
-        raise unknown(kind, name, self.names(kind))
+        raise unknown_plugin(kind, name, self.names(kind))
 
     def reimplemented(self, method: str) -> bool:
         """Whether a method is marked wherever it is shown, as it was written without its authors' code; False for a
