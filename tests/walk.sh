@@ -18,7 +18,7 @@ STEP=0
 QUICK=(--set rounds=8)
 
 fail() { printf '\nstep %s failed: %s\n' "$STEP" "$1" >&2; tail -n 30 out err >&2 2> /dev/null || true; exit 1; }
-step() { STEP=$((STEP + 1)); printf '\n%2d. %s\n' "$STEP" "$1"; }
+step() { STEP=$((STEP + 1)); printf '\n%2d. %s (after %d s)\n' "$STEP" "$1" "$SECONDS"; }
 
 # Run a command of the suite; its output is in the files out and err.
 bench() {

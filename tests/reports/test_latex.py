@@ -20,7 +20,8 @@ from fedcl_bench.runs.specs import RunSpec
 from fedcl_bench.runs.store import load_runs
 
 PUBLISHED = ROOT / "results/published"
-ENGINES = {"pdflatex": ["pdflatex", "-interaction=nonstopmode", "-halt-on-error"], "tectonic": ["tectonic", "--keep-logs"]}
+ENGINES = {"pdflatex": ["pdflatex", "-interaction=nonstopmode", "-halt-on-error"],
+           "tectonic": ["tectonic", "--keep-logs"]}
 CLASSES = {"article": r"\documentclass[twocolumn]{article}",
            "wide": r"\documentclass[10pt,twocolumn]{article}\usepackage[margin=2cm]{geometry}"}
 MOST = 3.0  # points that a box may be too wide
