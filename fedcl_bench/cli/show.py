@@ -185,18 +185,20 @@ def show_metric(plugin: Plugin) -> None:
 
 
 def show_dataset(name: str, config: DatasetConfig, path: Path) -> None:
-    """A dataset's config, for people."""
+    """A dataset's config, for people; ``path`` is its YAML file, or the data of one that has none."""
     console = _console()
-    console.print(f"dataset {name}: {config.title}", markup=False, style="bold")
+    console.print(f"dataset {name}: {config.title or 'your own'}", markup=False, style="bold")
     for label in ("source", "licence", "notes"):
         if getattr(config, label):
             console.print(f"{label}: {getattr(config, label)}", markup=False)
     for label, values in [("settings", config.settings), *((f"settings for {method}", values)
                                                           for method, values in config.method_settings.items()),
                           *((f"search of {name}", values) for name, values in config.search.items())]:
-        console.print(f"{label}: {', '.join(f'{k}={v}' for k, v in values.items())}", markup=False)
+        if values:
+            console.print(f"{label}: {', '.join(f'{k}={v}' for k, v in values.items())}", markup=False)
     parts = "sessions" if config.settings.get("stream") == "sessions" else "blocks"
-    console.print(f"config: {path}\n`data {name}` shows its {parts}"
+    file = f"file: {path}, without a YAML file" if path.suffix == ".inter" else f"config: {path}"
+    console.print(f"{file}\n`data {name}` shows its {parts}"
                   + (f"; `data download {name}` gets it." if config.raw.url else "."), markup=False)
 
 

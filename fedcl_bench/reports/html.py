@@ -166,6 +166,8 @@ def _settings(cells: Sequence[Cell]) -> str:
 def _environments(runs: Sequence[Run]) -> str:
     several = gathered.environments(runs)
     names = list(dict.fromkeys(name for _, environment in several for name in environment))
+    # What tells the rows apart comes first, as the last columns are out of sight.
+    names.sort(key=lambda name: len({str(environment.get(name)) for _, environment in several}) == 1)
     rows = ["<tr>" + _td(str(number), number) + "".join(
         _td("–" if environment.get(name) is None else str(environment[name])) for name in names) + "</tr>"
         for number, environment in several]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
+import glob
 import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,6 +173,15 @@ def read_all(folders: Iterable[Path] = ()) -> list[Card] | None:
     return list(cards.values())
 
 
+def unknown_plugin(kind: str, name: str, known: Iterable[str]) -> UserError:
+    """As ``unknown``; of a plugin in a folder below this one, how to load it."""
+    for path in sorted(Path().glob(f"*/{glob.escape(name.lower().replace('-', '_'))}.py")):
+        if any(card.name.lower() == name.lower() for card in read_cards(path) or ()):
+            return UserError(f"unknown {kind} '{name}'.\n{path} has one of this name; load it with --plugins "
+                             f"{path.parent}.")
+    return unknown(kind, name, known)
+
+
 def refuse_typos(method: str | None, backbone: str | None, folders: Iterable[Path] = ()) -> None:
     """Answer a wrong or absent name of a run's method or backbone before anything slow is imported.
 
@@ -188,10 +198,10 @@ def refuse_typos(method: str | None, backbone: str | None, folders: Iterable[Pat
     spelled = {kind: {name.lower() for name in known} for kind, known in names.items()}
     alone = method is not None and method.lower() in spelled["backbone"]  # a federated recommender without a method
     if method is not None and not alone and method.lower() not in spelled["method"]:
-        raise unknown("method", method, names["method"])
+        raise unknown_plugin("method", method, names["method"])
     if backbone is not None and backbone.lower() not in spelled["backbone"] \
             and not backbone.lower().startswith(RECBOLE):
-        raise unknown("backbone", backbone, names["backbone"])
+        raise unknown_plugin("backbone", backbone, names["backbone"])
     for kind, name in (("method", method), ("backbone", backbone or (method if alone else None))):
         if name is None:
             raise UserError(f"--{kind} is missing. Known: {', '.join(names[kind])}.\n{MAIN_JOB}")

@@ -19,14 +19,14 @@ from types import ModuleType
 from typing import Iterable
 
 from ..backbone import Backbone
-from ..errors import Misfit, UserError, unknown
+from ..errors import Misfit, UserError
 from ..evaluation import metrics
 from ..files import shipped
 from ..method import Method, NoSettings
 from ..metric import Metric
 from ..names import ACCEPTED, LONGEST_OF_PLUGIN, for_terminal, is_safe, shown
 from ..settings import describe
-from .cards import ENTRY_POINTS, RECBOLE, plugin_files
+from .cards import ENTRY_POINTS, RECBOLE, plugin_files, unknown_plugin
 from .faults import at_import, words
 from .identity import identity, identity_of
 
@@ -101,7 +101,7 @@ class Registry:
 
     def _unknown(self, kind: str, name: str) -> UserError:
         """The error for a name that nothing has: perhaps it is that of a file that cannot be used."""
-        error = unknown(kind, name, self.names(kind))
+        error = unknown_plugin(kind, name, self.names(kind))
         if not self.broken:
             return error
         first, *others = self.broken.values()

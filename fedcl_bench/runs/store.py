@@ -92,7 +92,7 @@ def load_runs(folder: Path) -> list[Run]:
         UserError: if there is none, or one is corrupt or of another schema version.
     """
     if not folder.is_dir():
-        raise UserError(f"records: no folder {folder}; name one with --records DIR.")
+        raise UserError(f"records: no folder {folder}; name a results folder, or one of compact records.")
     runs: dict[str, Run] = {}
     if (folder / "runs").is_dir():
         for path in sorted((folder / "runs").iterdir()):
@@ -107,7 +107,7 @@ def load_runs(folder: Path) -> list[Run]:
         failed = load_failed(folder)
         says = f"; {len(failed)} failed, as {describe(failed[0])}: {_why(failed[0])}" if failed else ""
         raise UserError(f"records: no finished run in {folder}{says}.\nA results folder has runs/*/run.json, a folder "
-                        f"of compact records {compact.INDEX}; name another with --records DIR.")
+                        f"of compact records {compact.INDEX}; name another folder.")
     return sorted(runs.values(), key=lambda run: (run.meta["dataset"], run.meta["backbone"], run.meta["method"],
                                                   run.seed, run.hash))
 

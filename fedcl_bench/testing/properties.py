@@ -98,7 +98,7 @@ def valid_settings(plugin: Plugin) -> str:
                 raise Violated(f"setting '{field.name}' accepts {value!r}")
     if not plugin.cls.Settings.__dataclass_params__.frozen:
         raise Violated("Settings is not @dataclass(frozen=True): a run could change what its record says")
-    return f"{len(fields)} settings, {refused} values out of range refused"
+    return f"{len(fields)} setting{'s' * (len(fields) != 1)}, {refused} values out of range refused"
 
 
 def _outside(meta) -> Iterator[Any]:

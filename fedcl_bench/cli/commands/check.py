@@ -44,7 +44,8 @@ def add(commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ...errors import UserError, unknown
+    from ...errors import UserError
+    from ...runs.cards import unknown_plugin
     from ...runs.registry import RECBOLE, discover
 
     if (args.name is None) == (not args.all):
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         chosen = [plugin for (kind, name), plugin in registry.plugins.items()
                   if name == registry.spelled(kind, args.name)]
     if not chosen:
-        raise unknown("method, backbone or metric", args.name, [name for _, name in registry.plugins])
+        raise unknown_plugin("method, backbone or metric", args.name, [name for _, name in registry.plugins])
     return _check(registry, chosen, args)
 
 

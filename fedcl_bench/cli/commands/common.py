@@ -72,6 +72,13 @@ def add_tuned(parser: argparse.ArgumentParser) -> None:
                              "default settings")
 
 
+def add_tuned_runs(parser: argparse.ArgumentParser) -> None:
+    """``--tuned`` of commands that run something."""
+    parser.add_argument("--tuned", nargs="?", type=Path, const=True, metavar="DIR",
+                        help="settings from `tune`, kept in DIR (without DIR: my-tuned/ in the results folder, then the "
+                             "shipped results/tuned)")
+
+
 def results_where(args: argparse.Namespace) -> Where:
     """The folders that the options of a command that makes runs named."""
     from ...runs.specs import Where

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError, unknown
 from ...ops.memory import importing
-from .common import (add_by, add_dataset, add_device, add_plugins, add_quiet, add_ray, add_results, seed, seeds,
-                     split_federated_recommender, stop_between_rounds, workers)
+from .common import (add_by, add_dataset, add_device, add_plugins, add_quiet, add_ray, add_results, add_tuned_runs,
+                     results_where, say_tuned, seed, seeds, split_federated_recommender, stop_between_rounds, workers)
 
 if TYPE_CHECKING:
     from ...runs.config import RunConfig
@@ -56,6 +56,7 @@ def add(commands) -> None:
                      help="YAML file of `name: value` lines: method, backbone, dataset, seed, seeds, device, data_dir "
                           "and any setting; the command line wins")
     add_dataset(run)
+    add_tuned_runs(run)
     add_device(run)
     run.add_argument("--threads", type=workers, metavar="N",
                      help="threads of PyTorch (default: all cores; with --ray 1 per shard)")
@@ -169,6 +170,7 @@ def _configs(args: argparse.Namespace, from_file: dict[str, Any]) -> tuple[list[
     from ...runs.cards import MAIN_JOB
     from ...runs.config import resolve_device
     from ...runs.registry import discover
+    from ...runs.specs import RunSpec, Tuned, spelled_spec
     from ...settings import parse_assignments
 
     registry = discover(args.plugins)
@@ -185,5 +187,9 @@ def _configs(args: argparse.Namespace, from_file: dict[str, Any]) -> tuple[list[
     device = resolve_device(args.device or "cpu")
     first = args.seed or 0
     names = args.method, args.backbone, "ml-100k" if args.dataset is None else args.dataset
+    if tuned := Tuned.of(args.tuned, args.results, results_where(args)):
+        spec = spelled_spec(registry, RunSpec(*names), args.data_dir)
+        overrides = [*spec.layers(tuned)[:1], *overrides]
+        say_tuned(tuned, [spec], args.quiet)
     return configurations(registry, names, range(first, first + (args.seeds or 1)), overrides, args.data_dir,
                           device), overrides
