@@ -71,19 +71,20 @@ def _in_full(name: str, folders: list[Path]) -> int:
     registry = discover(folders)
     plugins = [plugin for (_, known), plugin in registry.plugins.items() if known == name]
     plugins = plugins or [plugin for (_, known), plugin in registry.plugins.items() if known.lower() == name.lower()]
-    dataset = spelled(name)
     if name.lower().startswith(RECBOLE):
         plugins = [registry.get("backbone", name)]
     if plugins:
         for plugin in plugins:
             show_metric(plugin) if plugin.kind == "metric" else show_plugin(plugin, CORE_SETTINGS)
-    elif path := config_file(dataset) or file_there(dataset, None):
-        show_dataset(dataset_name(dataset), load_config(dataset), path)
-    elif name in registry.broken:
+        return 0
+    if name in registry.broken:
         raise UserError(f"'{name}' cannot be loaded: {registry.broken[name]}")
-    else:
+    dataset = spelled(name)
+    path = config_file(dataset) or file_there(dataset, None)
+    if not path:
         raise unknown_plugin("method, backbone, metric or dataset", name,
                              [*(n for _, n in registry.plugins), *configured(), *beside()])
+    show_dataset(dataset_name(dataset), load_config(dataset), path)
     return 0
 
 
