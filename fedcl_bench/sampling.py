@@ -76,10 +76,14 @@ class Chunk:
         return replace(self, users=self.users[clients], positives=self.positives[clients], count=self.count[clients],
                        others=self.others.part(clients))
 
+    def now(self) -> "Chunk":
+        """Itself; see ``LaterChunk``."""
+        return self
+
 
 @dataclass(frozen=True)
 class LaterChunk:
-    """A chunk that is made when its clients are trained, and not kept; ``make`` is given its clients."""
+    """A chunk that is made when it is looked at, by ``now()``, and not kept; ``make`` is given its clients."""
 
     users: Tensor
     batches: int

@@ -16,7 +16,7 @@ from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.runs import runner
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.runner import execute
+from fedcl_bench.runs.runner import Watch, execute
 
 SMALL = {"k_core": 70, "rounds": 1, "dim": 8}
 
@@ -86,10 +86,10 @@ def test_a_run_whose_parameters_grow_out_of_bounds_is_warned_of(registry, ml100k
     """Once per block, with the number; the run goes on."""
     config = make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", {"rounds": 1, "blocks": 1})])
     stream, said = replace(ml100k, steps=ml100k.steps[:1]), []
-    execute(config, lambda: stream, tmp_path / "usual", warn=said.append)
+    execute(config, lambda: stream, tmp_path / "usual", Watch(warn=said.append))
     assert said == []
     monkeypatch.setattr(runner, "LARGE", 1e-3)
-    done = execute(config, lambda: stream, tmp_path / "large", warn=said.append)
+    done = execute(config, lambda: stream, tmp_path / "large", Watch(warn=said.append))
     assert done["status"] == "finished" and len(said) == 1
     assert said[0].startswith("block 0: a parameter has grown to ") and "lr" in said[0]
 
