@@ -32,7 +32,7 @@ class PluginError(UserError):
 
 
 class OutOfMemory(UserError):
-    """The GPU's memory does not hold what cannot be made smaller."""
+    """The memory of the machine or its GPU does not hold what cannot be made smaller."""
 
 
 class RunFailed(Exception):
@@ -46,3 +46,10 @@ def unknown(kind: str, wrong: str, known: Iterable[str]) -> UserError:
     near = difflib.get_close_matches(wrong.lower(), spelled, n=1, cutoff=0.5)
     hint = f"Did you mean '{spelled[near[0]]}'? " if near else ""
     return UserError(f"unknown {kind} '{wrong}'.\n{hint}Known: {', '.join(known) or 'none'}.")
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether an error says that there is no memory left, on a GPU or for the process: PyTorch, NumPy, pandas and the
+    compiled kernels each have their own."""
+    return (isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+            or any(words in str(error) for words in ("DefaultCPUAllocator", "out of memory", "can't start new thread")))

@@ -7,7 +7,7 @@ import importlib
 import sys
 from typing import Sequence
 
-from ..errors import RunFailed, UserError, unknown
+from ..errors import RunFailed, UserError, ran_out, unknown
 from ..files import NO_SPACE, no_space
 from ..ops.memory import importing
 from ..version import __version__
@@ -87,8 +87,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output (head, less) has gone
         sys.stderr.close()
         return 0
-    except OSError as error:
-        if error.errno not in NO_SPACE:
+    except Exception as error:
+        if ran_out(error):  # before a run or after it, which says more
+            text = f"out of memory ({' '.join(str(error).split())[:120] or 'no more is known'}).\n" \
+                   f"What helps: a larger machine, fewer users and items; see ulimit -v for a limit of this shell."
+        elif isinstance(error, OSError) and error.errno in NO_SPACE:
+            text = str(no_space(error.filename or "the disk", error))
+        else:
             raise
-        print(f"run_bench.py: {no_space(error.filename or 'the disk', error)}", file=sys.stderr)
+        print(f"run_bench.py: {text}", file=sys.stderr)
         return 2
