@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Sequence, TextIO
 
-from ..errors import RunFailed, UserError, unknown
+from ..errors import RunFailed, UserError, ran_out, unknown
 from ..files import NO_SPACE, closed_to_others, no_space
 from ..names import for_terminal
 from ..ops.memory import importing
@@ -142,6 +142,12 @@ def _status(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         _say("interrupted; finished blocks are kept, the same command goes on from there.")
         return 130
+    except Exception as error:
+        if not ran_out(error):  # before a run or after it, which says more
+            raise
+        _say(f"out of memory ({' '.join(str(error).split())[:120] or 'no more is known'}).\nWhat helps: a larger machine, "
+             f"fewer users and items; see ulimit -v for a limit of this shell.")
+        return 2
 
 
 def _say(text: str) -> None:

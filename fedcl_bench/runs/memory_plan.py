@@ -72,8 +72,9 @@ def require_item_tables(f: Federation) -> None:
     items = f.stream.steps[-1].n_items
     needed = _SNAPSHOTS * federation.number_of(f) * items * row
     if needed > memory.bytes:
-        raise UserError(f"not enough memory: {_gib(memory.bytes)} are left ({memory.limit}). The item tables alone need "
-                        f"{_gib(needed)} ({items:,} items of {row:,} numbers).\nWhat helps: {', '.join(_helps(f))}.")
+        raise UserError(f"not enough memory: {_gib(memory.bytes)} are left ({memory.limit}). "
+                        f"The item tables alone need {_gib(needed)} ({items:,} items of {row:,} numbers).\n"
+                        f"What helps: {', '.join(_helps(f))}.")
 
 
 def require(f: Federation, threads: int) -> None:

@@ -9,9 +9,9 @@ from typing import Any, Callable, Iterator, Protocol
 
 import torch
 
-from ..client.out_of_memory import first_words
+from ..client.out_of_memory import in_words
 from ..data.stream import Stream
-from ..errors import OutOfMemory, RunFailed, UserError
+from ..errors import OutOfMemory, RunFailed, UserError, ran_out
 from ..federation.divergence import largest
 from ..federation.loop import run
 from ..federation.parts import Federation, Progress
@@ -228,8 +228,10 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
         except RunFailed as error:
             record.fail(config, str(error))
             raise RunFailed(f"{error}\nMarked as failed: {record.folder}") from None
-        except (OutOfMemory, torch.OutOfMemoryError) as error:
-            words = str(error) if isinstance(error, OutOfMemory) else f"out of GPU memory: {first_words(str(error))}"
+        except (OutOfMemory, RuntimeError, MemoryError) as error:
+            if not (isinstance(error, OutOfMemory) or ran_out(error)):
+                raise
+            words = str(error) if isinstance(error, OutOfMemory) else in_words(error)
             raise OutOfMemory(f"{words}\n{advice(federation, 1)}") from None
         except OSError as error:
             raise UserError(f"results folder {results}: cannot be written ({error.strerror}).") from None

@@ -80,3 +80,22 @@ def test_whatever_else_a_command_writes(monkeypatch, capsys, number):
     monkeypatch.setattr(command, "parse", full)
     assert main(["list"]) == 2
     assert f"no space left at some/file.csv ({os.strerror(number)})" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [MemoryError(), ValueError("Error tokenizing data. C error: out of memory"),
+                                   RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")])
+def test_no_memory_before_a_run(monkeypatch, capsys, error):
+    def full(arguments):
+        raise error
+    monkeypatch.setattr(command, "parse", full)
+    assert main(["list"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith("run_bench.py: out of memory (") and said[1].startswith("What helps: ")
+
+
+def test_other_errors_keep_their_traceback(monkeypatch):
+    def broken(arguments):
+        raise OSError(errno.EIO, "an input or output error")
+    monkeypatch.setattr(command, "parse", broken)
+    with pytest.raises(OSError):
+        main(["list"])
