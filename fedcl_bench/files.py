@@ -110,7 +110,7 @@ def bar(label: str, total: int | None, unit: str, quiet: bool = False) -> Iterat
     from rich.progress import (BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn,
                                TransferSpeedColumn)
 
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     amount = [DownloadColumn(), TransferSpeedColumn()] if unit == "bytes" else [MofNCompleteColumn(), TextColumn(unit)]
     with Progress(TextColumn("{task.description}"), BarColumn(bar_width=20), *amount, TimeRemainingColumn(),
                   console=console, transient=True, refresh_per_second=5,

@@ -63,7 +63,8 @@ def _is_control(character: str) -> bool:
 
 def for_markdown(text: str) -> str:
     """Text on one line with Markdown's special characters escaped: no emphasis, cell, link or HTML comes of it."""
-    return for_terminal(text).replace("\n", " ").replace("*", "\\*").replace("|", "\\|").replace("<", "&lt;").replace("](", "]\\(")
+    text = for_terminal(text).replace("\n", " ")
+    return text.replace("*", "\\*").replace("|", "\\|").replace("<", "&lt;").replace("](", "]\\(")
 
 
 def for_csv(text: str) -> str:

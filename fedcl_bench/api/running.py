@@ -48,7 +48,8 @@ def run(method: str, backbone: str | None = None, dataset: str = "ml-100k", seed
         The results of all seeds.
 
     Raises:
-        UserError: for anything wrong with arguments, settings or data. RunFailed: if training diverges, or a plugin's hook raises an error.
+        UserError: for anything wrong with arguments, settings or data. RunFailed: if training diverges, or a plugin's
+            hook raises an error.
         KeyboardInterrupt: after Ctrl-C.
     """
     first, count = _whole("first_seed", first_seed, 0), _whole("seeds", seeds, 1, MOST_SEEDS)

@@ -25,7 +25,7 @@ def show_listing(cards: Iterable[Card], titles: Mapping[str, str], broken: Mappi
         titles: of the datasets, by name.
         broken: file to error.
     """
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
     cards = sorted(cards, key=lambda card: card.name)
     for kind in ("method", "backbone", "metric"):
         console.print(f"{kind}s", style="bold")

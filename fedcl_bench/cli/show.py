@@ -14,6 +14,7 @@ from ..data.source import DatasetConfig, DatasetSource
 from ..data.stream import StreamSettings, idle_settings
 from ..errors import UserError
 from ..evaluation.metrics import OF_EVERY_RUN, is_share
+from ..names import for_terminal
 from ..runs.config import RunConfig
 from ..runs.registry import Plugin
 from ..settings import describe, flat
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def _console() -> Console:
-    return Console(highlight=False, soft_wrap=True)
+    return Console(highlight=False, soft_wrap=True, markup=False)
 
 
 def plain_table(*columns: str, **options) -> Table:
@@ -36,10 +37,10 @@ def plain_table(*columns: str, **options) -> Table:
 
 def print_table(table: Table) -> None:
     """Print at the table's own width, so that a narrow or redirected output never cuts a number."""
-    console = Console(highlight=False, width=400)
+    console = Console(highlight=False, width=400, markup=False)
     with console.capture() as capture:
         console.print(table)
-    print("\n".join(line.rstrip() for line in capture.get().splitlines()))
+    print(for_terminal("\n".join(line.rstrip() for line in capture.get().splitlines())))
 
 
 def show_groups(result: Mapping[str, Any], groups: Iterable[str]) -> None:
@@ -118,7 +119,7 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
     runs = result.get("runs", [result])
     _show_traffic(runs)
     for text in runs[0]["privacy"].get("notes", ()):
-        print(text)
+        print(for_terminal(text))
     for run in runs:
         print(f"record: {run['record']}")
 

@@ -86,12 +86,12 @@ def _require_size(label: str, members: Sequence[zipfile.ZipInfo], folder: Path) 
         if member.file_size > MOST or (member.file_size > _ANY_RATIO
                                        and member.file_size > RATIO * member.compress_size):
             raise UserError(f"{label}: {shown(member.filename)} would unpack from {member.compress_size:,} to "
-                            f"{member.file_size:,} bytes, accepted: at most {RATIO} times its size and {MOST >> 30} GiB."
-                            f"\nIf you trust it, unpack it yourself and name the folder with --raw.")
+                            f"{member.file_size:,} bytes, accepted: at most {RATIO} times its size and {MOST >> 30} "
+                            f"GiB.\nIf you trust it, unpack it yourself and name the folder with --raw.")
     needed, free = sum(member.file_size for member in members), shutil.disk_usage(folder).free
     if needed > free:
-        raise UserError(f"{label}: would unpack to {needed:,} bytes, and {folder} has {free:,} left; choose another with "
-                        f"TMPDIR=DIR.")
+        raise UserError(f"{label}: would unpack to {needed:,} bytes, and {folder} has {free:,} left; choose another "
+                        f"with TMPDIR=DIR.")
 
 
 def unpack(path: Path, label: str, folder: Path, wanted: Callable[[str], bool]) -> None:

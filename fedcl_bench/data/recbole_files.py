@@ -81,8 +81,8 @@ def read_table(path: Path, required: Mapping[str, str], optional: Mapping[str, s
     body, names = _body_and_columns(path)
     for name in names:
         if names.count(name) > 1:
-            raise UserError(f"{path}: column '{name}' is there {names.count(name)} times; rename all but one of them in "
-                            f"the first line.")
+            raise UserError(f"{path}: column '{name}' is there {names.count(name)} times; rename all but one of them "
+                            f"in the first line.")
     for name in required:
         if name not in names:
             raise UserError(f"{path}: column '{name}' is missing; found columns {', '.join(names)} "

@@ -77,8 +77,8 @@ class World:
             if not low <= getattr(self, name) <= high:
                 raise UserError(f"--{name.replace('_', '-')}: found {getattr(self, name):g}, accepted: {text}.")
         if self.items * self.blocks > 10**9:
-            raise UserError(f"--items, --blocks: found {self.items:,} items in {self.blocks:,} blocks, accepted: at most "
-                            f"1,000,000,000 of both multiplied.")
+            raise UserError(f"--items, --blocks: found {self.items:,} items in {self.blocks:,} blocks, accepted: at "
+                            f"most 1,000,000,000 of both multiplied.")
         if not 1.0 <= self.per_user <= self.items / 2:
             raise UserError(f"--interactions-per-user: found {self.per_user:g}, accepted: 1 to {self.items / 2:g}, "
                             f"half of the {self.items:,} items, since no user has an item twice.")

@@ -20,7 +20,7 @@ class Board:
 
     def __init__(self, plugin: Plugin, quiet: bool = False):
         self.plugin, self.quiet = plugin, quiet
-        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
         self.status = None
         self.count: Counter = Counter()
 

@@ -32,5 +32,6 @@ BROKEN = {
     "syntax": ("x = 1\ndef f(:\n", "line 2: SyntaxError"),
     "nul": ("x = 1\0\n", "nul.py"),
     "imports": ("\n\nimport nothing_of_this_name\n", "line 3: ModuleNotFoundError"),
-    "settings": (GOOD + "    from dataclasses import make_dataclass\n    Settings = make_dataclass('S', [('a', int, 3)])\n",
+    "settings": (GOOD + "    from dataclasses import make_dataclass\n"
+                        "    Settings = make_dataclass('S', [('a', int, 3)])\n",
                  "line 4: method Good: its Settings cannot be read")}

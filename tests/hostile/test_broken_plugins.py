@@ -8,8 +8,9 @@ import pytest
 from broken_plugins import BROKEN, GOOD
 from helpers import ROOT
 
+import fedcl_bench as fb
 from fedcl_bench.cli.main import main
-from fedcl_bench.errors import UserError
+from fedcl_bench.errors import RunFailed, UserError
 from fedcl_bench.runs.registry import discover
 
 HOOK = GOOD.replace('"good"', '"mine"') + """    first_step = 0
@@ -50,7 +51,8 @@ def test_a_wrong_name_may_be_that_of_a_file_that_is_not_loaded(tmp_path):
 
 @pytest.mark.parametrize("does, says", [
     ("return 1 / 0", "ZeroDivisionError: division by zero"), ("raise SystemExit(0)", "SystemExit"),
-    ("raise RuntimeError('a\\nb' * 500)", "RuntimeError: a"), ("raise RuntimeError('\\x1b[2J')", r"RuntimeError: \\x1b")])
+    ("raise RuntimeError('a\\nb' * 500)", "RuntimeError: a"),
+    ("raise RuntimeError('\\x1b[2J')", r"RuntimeError: \\x1b")])
 def test_an_error_of_a_hook_names_plugin_hook_and_line(tmp_path, capsys, does, says):
     write(tmp_path, "mine", HOOK.format(does))
     assert main([*JOB, "--plugins", str(tmp_path), "--results", str(tmp_path / "results")]) == 1
@@ -58,6 +60,22 @@ def test_an_error_of_a_hook_names_plugin_hook_and_line(tmp_path, capsys, does, s
     assert re.match(f"run_bench.py: method 'mine': check raised {says}", lines[0]) and len(lines) == 3
     assert f"{tmp_path}/mine.py, line 10, in check: deeper()" in lines[1]
     assert f"{tmp_path}/mine.py, line 13, in deeper: " in lines[2]
+
+
+def test_a_grid_says_the_same_of_a_hook(tmp_path, capsys, same_process):
+    write(tmp_path, "mine", HOOK.format("raise SystemExit(0)"))
+    assert main(["grid", "--methods", "mine,ft", "--backbones", "fedmf", "--set", "rounds=1", "--set", "k_core=80",
+                 "--plugins", str(tmp_path), "--results", str(tmp_path / "results")]) == 1
+    out = capsys.readouterr().out
+    assert "1 of 2 runs finished" in out and "method 'mine': check raised SystemExit" in out
+    assert "mine.py, line 13, in deeper: raise SystemExit(0)" in out
+
+
+def test_python_gives_the_same_message_and_the_cause(tmp_path):
+    write(tmp_path, "mine", HOOK.format("return 1 / 0"))
+    with pytest.raises(RunFailed, match="method 'mine': check raised ZeroDivisionError") as caught:
+        fb.run("mine", "fedmf", plugins=tmp_path, results=tmp_path / "results", progress=False, rounds=1, k_core=80)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
 def test_a_hook_that_ends_the_program_fails_the_run_of_a_grid(tmp_path):

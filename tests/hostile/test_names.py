@@ -101,6 +101,30 @@ def test_a_record_and_its_lock_are_no_links(registry, tmp_path):
         Record.of(config, tmp_path)
 
 
+def test_what_a_record_says_is_text(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    job = ["--method", "ft", "--backbone", "fedmf", "--set", "rounds=1", "--set", "k_core=80"]
+    assert main(job) == 0
+    (path,) = tmp_path.glob("results/runs/*/run.json")
+    content = json.loads(path.read_text())
+    content["privacy"]["notes"] = ["\x1b[2Jnothing [/b] is private"]
+    path.write_text(json.dumps(content))
+    assert main(job) == 0
+    out = capsys.readouterr().out
+    assert "\\x1b[2Jnothing [/b] is private" in out and "\x1b" not in out
+
+
+@pytest.mark.parametrize("value", ["[/b]", "[red]x", "\x1b[2J"])
+def test_a_setting_is_text_in_the_plan_of_a_grid(value, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.inter").write_text("block\tuser\titem\tsplit\n0\t1\t1\ttrain\n")
+    path = tmp_path / f"a{value}".replace("/", "")
+    path.write_bytes((tmp_path / "x.inter").read_bytes())
+    assert main(["grid", "--methods", "ft", "--backbones", "fedmf", "--dry-run", "--set", f"split_file={path.name}"]) == 0
+    out = capsys.readouterr().out
+    assert for_terminal(path.name) in out and "\x1b" not in out
+
+
 def _table(name: str) -> Table:
     """A table of one cell in which everything is called by one name."""
     cell = Cell(Key("ml-100k", name, name, name, name), 0.5, None, 4, (0,))

@@ -18,7 +18,8 @@ TWICE = "a: 1\nb: {c: 1, d: 2, c: 3}\n"
 BOMB = "a: &a [1, 1]\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}]\n" for a, b in zip("abcdefgh", "bcdefghi"))
 
 
-@pytest.mark.parametrize("text", ["010", "1:30", "1_000", "0x10", "0b1", "inf", ".nan", "1e", "٣", "1,5", "9" * 5000, ""])
+@pytest.mark.parametrize("text", ["010", "1:30", "1_000", "0x10", "0b1", "inf", ".nan", "1e", "٣", "1,5", "9" * 5000,
+                                  ""])
 def test_what_is_not_plain_decimal_is_no_number(text):
     with pytest.raises(ValueError):
         plain_number(text)
@@ -35,8 +36,9 @@ def test_plain_decimals_are_what_they_say():
 
 @pytest.mark.parametrize("line, says", [
     ("rounds: 010", "'rounds' (FILE): found '010', accepted: a whole number"), ("lr: 1:30", "found '1:30', accepted"),
-    ("rounds: 1_000", "found '1_000'"), (f"rounds: {LARGEST + 1}", f"at most {LARGEST}"), ("seeds: 0x10", "found '0x10'"),
-    ("seed: 010", "found '010'"), (f"seeds: {'9' * 25}", "accepted: a whole number from 1"), (TWICE, "'c' is there 2 times"),
+    ("rounds: 1_000", "found '1_000'"), (f"rounds: {LARGEST + 1}", f"at most {LARGEST}"),
+    ("seeds: 0x10", "found '0x10'"), ("seed: 010", "found '010'"),
+    (f"seeds: {'9' * 25}", "accepted: a whole number from 1"), (TWICE, "'c' is there 2 times"),
     (BOMB, "more than 10 aliases"), ("[" * 9999, "nested more than 50 deep"), ("rounds: " + "9" * 5000, "")])
 def test_files_of_settings(line, says, tmp_path, capsys):
     path = tmp_path / "file.yaml"
@@ -68,7 +70,8 @@ def test_commands_are_bounded(tmp_path, monkeypatch, capsys):
             ([*"data synth x --users 999999999".split()], "1 to 100,000,000"),
             ([*"data synth x --users 90000000 --items 9999999 --interactions-per-user 99999".split()], "GB are free"),
             ([*"data synth x --items 99999999 --blocks 1000".split()], "both multiplied"),
-            ([*"grid --methods ft --backbones fedmf --first-seed 9223372036854775807 --seeds 2".split()], "seeds from 0"),
+            ([*"grid --methods ft --backbones fedmf --first-seed 9223372036854775807 --seeds 2".split()],
+             "seeds from 0"),
             ([*"grid --file grid.yaml".split()], "a whole number from 1 to 10000"),
             ([*"tune --methods ft --backbones fedmf --budget 99999999999".split()], "from 1 to 100000")):
         assert main(words) == 2

@@ -38,7 +38,8 @@ def test_nothing_that_is_written_is_writable_by_others(open_to_all, tmp_path, mo
         [*job, "--log", "csv", "--log", "tensorboard"], ["data", "synth", "made", "--users", "50"],
         ["data", "prepare", "made"], ["new-plugin", "method", "mine"], ["pack", "--out", "packed"],
         ["grid", "--methods", "ft", "--backbones", "fedmf", "--quiet", *settings],
-        ["tables", "--methods", "ft,reg", "--out", "tables", "--format", "all"], ["report", "--out", "page/report.html"],
+        ["tables", "--methods", "ft,reg", "--out", "tables", "--format", "all"],
+        ["report", "--out", "page/report.html"],
         ["tune", "--methods", "ft", "--backbones", "fedmf", "--budget", "1", "--quiet", *settings])
     for words in commands:
         assert main(words) == 0, (words, capsys.readouterr().err)

@@ -209,7 +209,7 @@ def _write(results: dict[str, Any], out: Path) -> list[Path]:
     texts = {"audit.json": json.dumps(results, indent=1, allow_nan=False) + "\n",
              "audit.csv": report.csv_text(results), "audit.md": report.markdown(results)}
     for name, text in texts.items():
-        write_atomically(out / name, text.encode())
+        write_atomically(out / name, text.encode(errors="backslashreplace"))
     figure = audit_curves(results, report.title(results))
     pictures = [out / f"audit.{kind}" for kind in ("png", "svg")]
     for path in pictures:

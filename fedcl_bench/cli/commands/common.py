@@ -112,7 +112,8 @@ def add_pool(parser: argparse.ArgumentParser) -> None:
     add_plugins(parser)
     parser.add_argument("--jobs", type=workers, metavar="N",
                         help=f"runs at the same time (default: number of cores, here {cores()})")
-    parser.add_argument("--threads", type=workers, default=1, metavar="N", help="threads of PyTorch per run (default: 1)")
+    parser.add_argument("--threads", type=workers, default=1, metavar="N",
+                        help="threads of PyTorch per run (default: 1)")
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:

@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
             path = args.out / f"table{table.number or ''}.{FORMATS.get(name, 'txt')}"
             try:
                 args.out.mkdir(parents=True, exist_ok=True)
-                write_atomically(path, RENDERERS[name](table).encode())
+                write_atomically(path, RENDERERS[name](table).encode(errors="backslashreplace"))
             except OSError as error:
                 raise UserError(f"{path}: cannot be written ({error.strerror}).") from None
             print(path)
