@@ -35,6 +35,13 @@ def check_tensor(plugin: Any, hook: str, value: Any, shape: tuple[int, ...], mea
                           f"expected a {kind} tensor of shape {tuple(shape)} = {meaning}.")
 
 
+def check_metric(metric: Any, values: Any, users: int) -> None:
+    """Raise PluginError unless a metric's values are finite numbers, one per user."""
+    check_tensor(metric, "values", values, (users,), "(n,): a number per user")
+    if not bool(torch.isfinite(values).all()):
+        wrong = int((~torch.isfinite(values)).nonzero()[0])
+        raise PluginError(f"{_named(metric, 'values')} returned {float(values[wrong])} for list {wrong},\n"
+                          f"expected finite numbers, also of lists without a hit or with fewer items than places.")
 def require_finite_scores(plugin: Any, hook: str, scores: Tensor, users: Tensor) -> None:
     """Raise RunFailed, naming the plugin, if a score of one of the users is nan or infinite.
 

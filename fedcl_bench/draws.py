@@ -76,8 +76,8 @@ _names: ContextVar[Tensor | None] = ContextVar("names", default=None)
 
 @contextmanager
 def named(numbers: Tensor | None) -> Iterator[None]:
-    """Within the block, client ``c`` draws as client ``numbers[c]``: some of a run's clients, numbered without gaps, draw
-    what they draw among all of them. None: every client draws by its own number.
+    """Within the block, client ``c`` draws as client ``numbers[c]``: some of a run's clients, numbered without gaps,
+    draw what they draw among all of them. None: every client draws by its own number.
 
     Args:
         numbers: int64, ascending, shape (clients,).

@@ -6,6 +6,9 @@ import difflib
 from typing import Callable, Iterable
 
 
+_LONGEST = 60  # characters of a wrong name that are shown
+
+
 class UserError(Exception):
     """Something the user can fix: an option, a setting, a file. Shown in one or two lines, exit status 2."""
 
@@ -39,12 +42,17 @@ class RunFailed(Exception):
     """A run that started and cannot go on (a loss that is not finite). Exit status 1."""
 
 
+class HookFailed(RunFailed):
+    """A plugin's hook raised an error; the run may go on from its checkpoint once the plugin is mended."""
+
+
 def unknown(kind: str, wrong: str, known: Iterable[str]) -> UserError:
     """The error for a name that is not among ``known``, naming the nearest one."""
     known = sorted(known)
     spelled = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(wrong.lower(), spelled, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(wrong.lower()[:_LONGEST], spelled, n=1, cutoff=0.5)
     hint = f"Did you mean '{spelled[near[0]]}'? " if near else ""
+    wrong = wrong if len(wrong) <= _LONGEST else f"{wrong[:_LONGEST]}…"
     return UserError(f"unknown {kind} '{wrong}'.\n{hint}Known: {', '.join(known) or 'none'}.")
 
 

@@ -46,12 +46,26 @@ class _Watched(io.BufferedRandom):
 
 
 @contextmanager
+def closed_to_others() -> Iterator[None]:
+    """While the block runs, nothing that the process and its children write can be written by other users, whatever the
+    umask allows."""
+    before = os.umask(0o077)  # it can be asked for only by setting it
+    os.umask(before | 0o022)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A new file, for writing and reading, that takes the place of ``path`` when the block ends without an error.
 
     Raises:
-        UserError: if there is no space left for it. OSError: for whatever else is in its way.
+        UserError: if there is no space left for it. OSError: for whatever else is in its way, as a folder or a device.
     """
+    if path.exists() and not path.is_file():
+        raise FileExistsError(errno.EEXIST, "it is there and is no file", str(path))
     temporary, file = None, None
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -99,6 +113,7 @@ def bar(label: str, total: int | None, unit: str, quiet: bool = False) -> Iterat
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     amount = [DownloadColumn(), TransferSpeedColumn()] if unit == "bytes" else [MofNCompleteColumn(), TextColumn(unit)]
     with Progress(TextColumn("{task.description}"), BarColumn(bar_width=20), *amount, TimeRemainingColumn(),
-                  console=console, transient=True, refresh_per_second=5, disable=quiet or not console.is_terminal) as display:
+                  console=console, transient=True, refresh_per_second=5,
+                  disable=quiet or not console.is_terminal) as display:
         task = display.add_task(label, total=total)
         yield lambda count: display.update(task, advance=count)

@@ -114,8 +114,8 @@ def test_equal_scores_are_ranked_as_on_the_cpu(columns, dtype):
 
 
 def test_several_runs_of_a_grid_share_a_gpu(tmp_path, capsys):
-    arguments = ["grid", "--methods", "ft,kd", "--backbones", "fedmf,fedncf", "--device", "cuda", "--jobs", "3", "--set",
-                 "rounds=2", "--results", str(tmp_path), "--json"]
+    arguments = ["grid", "--methods", "ft,kd", "--backbones", "fedmf,fedncf", "--device", "cuda", "--jobs", "3",
+                 "--set", "rounds=2", "--results", str(tmp_path), "--json"]
     assert main(arguments) == 0
     json.loads(capsys.readouterr().out)
     records = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("runs/*/run.json"))]

@@ -32,14 +32,15 @@ def number_of(f: Federation) -> int:
     return 8 if f.server.precision == "float64" else 4
 
 
-def tables(load: StepLoad) -> int:
-    """The parameters of all clients and the server: before the round, after it, and in the best round.
+def tables(load: StepLoad, arrivals: bool) -> int:
+    """The parameters of all clients and the server: before the round, after it, and in the best round; and after new
+    users have arrived.
 
     From the second step on also those of the step before, whose memory the allocator does not give back for larger
     tables.
     """
     step = load.step
-    return 3 * (_snapshot(load, step.n_users, step.n_items) + _snapshot(load, step.old_users, step.old_items))
+    return (4 if arrivals else 3) * (_snapshot(load, step.n_users, step.n_items) + _snapshot(load, step.old_users, step.old_items))
 
 
 def making_tables(f: Federation, load: StepLoad) -> int:

@@ -53,8 +53,8 @@ def _of_step(f: Federation, step: Step, threads: int) -> MemoryPlan:
     phases = {"training": client.training(load) + threads * working, "uploads": federation.uploads(load),
               "evaluation": evaluation.scores(load)}
     largest = max(phases, key=phases.get)
-    return MemoryPlan({"tables": federation.tables(load), "making tables": federation.making_tables(f, load),
-                       "the method's state": state,
+    return MemoryPlan({"tables": federation.tables(load, f.server.fold_in > 0),
+                       "making tables": federation.making_tables(f, load), "the method's state": state,
                        "lists": client.lists(load) + evaluation.candidates(step, f.evaluation),
                        largest: phases[largest], "metrics": evaluation.metrics(step, f.evaluation),
                        "process": _PROCESS * threads})

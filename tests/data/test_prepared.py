@@ -21,7 +21,7 @@ from fedcl_bench.federation.growth import grow, row_width
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.sampling import LaterChunk, LocalSettings, make_chunks
+from fedcl_bench.sampling import LaterChunk, LocalSettings, Needs, make_chunks
 from fedcl_bench.sizes import SIZES
 
 SETTINGS = StreamSettings(k_core=0)
@@ -198,7 +198,7 @@ def test_chunks_made_later_give_the_same_round(registry, ml100k, monkeypatch, in
     results = []
     for kept in (SIZES.kept_positives, len(step.train.values) - 1):
         monkeypatch.setattr(SIZES, "kept_positives", kept)
-        chunks = make_chunks(step, torch.arange(step.n_users), settings, row_width(model, backbone), inner=inner)
+        chunks = make_chunks(step, torch.arange(step.n_users), settings, row_width(model, backbone), Needs(inner=inner))
         results.append(train_round(chunks, model, backbone, Method(NoSettings()), settings, 0, 0, 0)[:2])
     assert all(isinstance(chunk, LaterChunk) for chunk in chunks)
     (kept, loss), (later, same) = results

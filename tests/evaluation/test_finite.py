@@ -10,7 +10,8 @@ import torch
 from fedcl_bench import contract
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.errors import RunFailed
-from fedcl_bench.federation.loop import largest, run
+from fedcl_bench.federation.divergence import largest
+from fedcl_bench.federation.loop import run
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.runs import runner
@@ -85,10 +86,10 @@ def test_a_run_whose_parameters_grow_out_of_bounds_is_warned_of(registry, ml100k
     """Once per block, with the number; the run goes on."""
     config = make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", {"rounds": 1, "blocks": 1})])
     stream, said = replace(ml100k, steps=ml100k.steps[:1]), []
-    execute(config, lambda: stream, tmp_path / "usual", warn=said.append)
+    execute(config, lambda: stream, tmp_path / "usual", runner.Watch(warn=said.append))
     assert said == []
     monkeypatch.setattr(runner, "LARGE", 1e-3)
-    done = execute(config, lambda: stream, tmp_path / "large", warn=said.append)
+    done = execute(config, lambda: stream, tmp_path / "large", runner.Watch(warn=said.append))
     assert done["status"] == "finished" and len(said) == 1
     assert said[0].startswith("block 0: a parameter has grown to ") and "lr" in said[0]
 
