@@ -145,8 +145,8 @@ def _status(arguments: list[str]) -> int:
     except Exception as error:
         if not ran_out(error):  # before a run or after it, which says more
             raise
-        _say(f"out of memory ({' '.join(str(error).split())[:120] or 'no more is known'}).\nWhat helps: a larger machine, "
-             f"fewer users and items; see ulimit -v for a limit of this shell.")
+        _say(f"out of memory ({' '.join(str(error).split())[:120] or 'no more is known'}).\n"
+             f"What helps: a larger machine, fewer users and items; see ulimit -v for a limit of this shell.")
         return 2
 
 

@@ -61,7 +61,7 @@ class Watch:
 
     Attributes:
         progress: called after every round and step.
-        warn: called with a line of text when a record is set aside.
+        warn: called with a line of text when a record is set aside, or parameters grow out of bounds.
         note: called with a line of text when a run is resumed or block 0 is shared.
         stop: asked after every round; when true, the checkpoint is written and Interrupted raised.
     """

@@ -171,14 +171,14 @@ def test_a_run_that_does_not_fit_is_refused(registry, ml100k, monkeypatch):
 
 
 def test_rows_too_long_to_make_are_refused_before_one_is_made(registry, ml100k, monkeypatch):
-    """Rows of 10^12 numbers: 8 TB each."""
+    """Rows of 10^9 numbers: 8 GB each."""
     left(monkeypatch, 20 << 30)
-    config = make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", {"dim": 10 ** 12})])
+    config = make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", {"dim": 10 ** 9})])
     with pytest.raises(UserError) as error:
         config.check(config.federation(ml100k))
     assert "not enough memory: 20.00 GiB are left (available here). The item tables alone need" in str(error.value)
-    assert "(1,152 items of 1,000,000,000,000 numbers)" in str(error.value)
-    assert "a smaller --set dim=N (now 1000000000000)" in str(error.value)
+    assert "(1,152 items of 1,000,000,000 numbers)" in str(error.value)
+    assert "a smaller --set dim=N (now 1000000000)" in str(error.value)
 
 
 def test_every_backbone_has_tables_without_rows(registry, ml100k):

@@ -91,11 +91,3 @@ def test_no_memory_before_a_run(monkeypatch, capsys, error):
     assert main(["list"]) == 2
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith("run_bench.py: out of memory (") and said[1].startswith("What helps: ")
-
-
-def test_other_errors_keep_their_traceback(monkeypatch):
-    def broken(arguments):
-        raise OSError(errno.EIO, "an input or output error")
-    monkeypatch.setattr(command, "parse", broken)
-    with pytest.raises(OSError):
-        main(["list"])
