@@ -12,7 +12,7 @@ import yaml
 
 from ..errors import UserError, unknown
 from ..files import shipped
-from ..names import safe_name, shown
+from ..names import for_terminal, safe_name, shown
 from .plain_yaml import parsed
 
 if TYPE_CHECKING:
@@ -222,6 +222,8 @@ def _typed(cls: type, content: Mapping[str, Any], where: str) -> Any:
         if not isinstance(value, kind):
             raise UserError(f"{where}, field '{key}': found {value!r}, accepted: "
                             f"{'a mapping' if kind is dict else 'a text'}.")
+        if isinstance(value, str) and for_terminal(value) != value:
+            raise UserError(f"{where}, field '{key}': found {shown(value)}, accepted: a text without control characters.")
     return cls(**content)
 
 

@@ -104,6 +104,13 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
         read_table(path, {"user_id": "token"})
 
 
+def test_texts_of_a_dataset_are_printable(tmp_path, capsys):
+    (tmp_path / "mine.inter").write_text("user_id:token\n1\n")
+    (tmp_path / "mine.yaml").write_text('title: "\\e[2J"\n')
+    assert main(["list", str(tmp_path / "mine.inter")]) == 2
+    assert "field 'title': found '\\x1b[2J', accepted: a text without" in capsys.readouterr().err
+
+
 def test_a_file_that_is_no_mapping_of_texts(tmp_path):
     for content in ("- 1", "1: 2", "", "\xff", "? [a]\n: 1"):
         (tmp_path / "x.yaml").write_text(content, encoding="latin-1")
