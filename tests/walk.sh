@@ -137,13 +137,14 @@ says 'decay = 0\.2'
 step "Check it: is it correct, federated and continual?"
 bench check my-ewc --plugins my_plugins
 says 'all properties hold'
-sed 's/name = "my-ewc"/name = "my-leak"/; s/return result/return {n: t + len(self.client_state) * 0 + torch.rand(1) for n, t in result.items()}/' \
-    my_plugins/my_ewc.py > leak.py
-mkdir wrong && mv leak.py wrong/my_leak.py
+mkdir wrong
+sed 's/name = "my-ewc"/name = "my-noise"/; s/return result/return {n: t + torch.rand(1) for n, t in result.items()}/' \
+    my_plugins/my_ewc.py > wrong/my_noise.py
 STATUS=0
-"${BENCH[@]}" check my-leak --plugins wrong > out 2> err || STATUS=$?
+printf '    $ run_bench.py check my-noise --plugins wrong\n'
+"${BENCH[@]}" check my-noise --plugins wrong > out 2> err || STATUS=$?
 [ "$STATUS" = 1 ] || fail "exit status $STATUS for a method that draws random numbers of its own, expected 1"
-says 'failed +random numbers|random numbers.*failed|FAILED'
+says 'FAILED +random numbers'
 
 step "Run it, and compare it with another"
 bench --method my-ewc --backbone fedmf --dataset shop --plugins my_plugins "${QUICK[@]}" --quiet
@@ -231,8 +232,8 @@ holds report.html 'Leaderboard'
 holds report.html 'my-ewc'
 grep -qE '<(script|link|img)[^>]+(src|href)=.?https?:' report.html && fail "the page loads something"
 if command -v chromium > /dev/null; then
-    chromium --headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --window-size=1400,900 \
-        --virtual-time-budget=10000 --dump-dom "file://$WALK/report.html" > dom.html 2> err || fail "chromium"
+    chromium --headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking \
+        --user-data-dir="$WALK/profile" --virtual-time-budget=20000 --dump-dom "file://$WALK/report.html" > dom.html 2> err || fail "chromium"
     holds dom.html 'main-svg'
 else
     echo "      not opened: chromium is not installed"

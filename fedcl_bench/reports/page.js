@@ -85,7 +85,7 @@ function drawCurves(cell) {
   const blocks = Math.max(...cell.variants.map((variant) => variant.curves.length));
   const columns = Math.min(blocks, 4), rows = Math.ceil(blocks / columns);
   const layout = { grid: { rows, columns, pattern: "independent", ygap: 0.3 }, height: 300 * rows + 60, annotations: [],
-    legend: { orientation: "h", y: -0.25 } };
+    legend: { orientation: "h", y: -0.32 } };
   const traces = [];
   const longest = Math.max(...cell.variants.flatMap((variant) => variant.curves.map((curve) => curve.length)));
   for (let block = 0; block < blocks; block++) {

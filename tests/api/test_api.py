@@ -290,8 +290,8 @@ def test_a_dataset_given_as_a_path(own_data):
 def test_the_suggested_call_makes_what_is_missing(own_data, tmp_path):
     """On data of one's own, where the YAML file beside it sets what all methods have, and with plugins of one's own."""
     folder, made = own_data
-    (tmp_path / "mine.py").write_text('from fedcl_bench import Method\n\n\nclass Mine(Method):\n    name = "mine-call"\n'
-                                      '    title = "nothing"\n')
+    (tmp_path / "mine.py").write_text('from fedcl_bench import Method\n\n\nclass Mine(Method):\n'
+                                      '    name = "mine-call"\n    title = "nothing"\n')
     made = fb.load(folder / "r", "ft", data_dir=folder / "data", plugins=tmp_path)
     with pytest.raises(fb.UserError) as error:
         made.compare("Mine-Call:lr=0.5")
