@@ -35,7 +35,7 @@ class PluginError(UserError):
 
 
 class OutOfMemory(UserError):
-    """The GPU's memory does not hold what cannot be made smaller."""
+    """The memory of the machine or its GPU does not hold what cannot be made smaller."""
 
 
 class RunFailed(Exception):
@@ -54,3 +54,10 @@ def unknown(kind: str, wrong: str, known: Iterable[str]) -> UserError:
     hint = f"Did you mean '{spelled[near[0]]}'? " if near else ""
     wrong = wrong if len(wrong) <= _LONGEST else f"{wrong[:_LONGEST]}…"
     return UserError(f"unknown {kind} '{wrong}'.\n{hint}Known: {', '.join(known) or 'none'}.")
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether an error says that there is no memory left, on a GPU or for the process: PyTorch, NumPy, pandas and the
+    compiled kernels each have their own."""
+    return (isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+            or any(words in str(error) for words in ("DefaultCPUAllocator", "out of memory", "can't start new thread")))

@@ -16,9 +16,11 @@ LONGEST = 100  # characters of a dataset's name
 LONGEST_OF_PLUGIN = 40  # a record's folder is named by two plugins, a dataset, seed and hash, in 255 bytes at most
 _NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._-]*")
 ACCEPTED = "letters, digits, '.', '-' and '_', with a letter or digit first"
+_JOIN = "\ue000"  # between two hyphens, which LaTeX would make a dash
 _TEX = {"\\": r"\textbackslash{}", "%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}",
         "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "≤": r"$\le$", "†": r"$^{\dagger}$",
-        "λ": r"$\lambda$", "–": "--", "<": r"$<$", ">": r"$>$", "|": r"$|$", "°": r"$^{\circ}$"}
+        "≥": r"$\ge$", "×": r"$\times$", "−": "$-$", "…": r"\dots{}", "ε": r"$\varepsilon$", "λ": r"$\lambda$",
+        "–": "--", "<": r"$<$", ">": r"$>$", "|": r"$|$", "°": r"$^{\circ}$", _JOIN: "{}"}
 _FORMULA = ("=", "+", "-", "@")  # what a spreadsheet takes for the beginning of a formula
 
 
@@ -72,5 +74,7 @@ def for_csv(text: str) -> str:
 
 
 def for_latex(text: str) -> str:
-    """Text on one line with LaTeX's special characters escaped and the symbols of our tables as commands."""
-    return "".join(_TEX.get(character, character) for character in for_terminal(text).replace("\n", " "))
+    """Text on one line with LaTeX's special characters escaped and the symbols of our tables as commands; ``?`` for
+    characters that pdflatex has no letter for."""
+    joined = re.sub("-(?=-)", "-" + _JOIN, for_terminal(text).replace("\n", " "))
+    return "".join(_TEX.get(character, character if character < "\u0180" else "?") for character in joined)

@@ -49,8 +49,8 @@ def accepted(field: dataclasses.Field, kind: type) -> str:
     if meta["choices"]:
         return "one of " + ", ".join(map(str, meta["choices"]))
     name = {int: "a whole number", float: "a number", bool: "true or false", str: "a text",
-            tuple: "a list of whole numbers, as 10,20" + (", or none" if field.default == () else "")}[
-                typing.get_origin(kind) or kind]
+            tuple: ("a list of names, as a,b" if str in typing.get_args(kind) else "a list of whole numbers, as 10,20")
+            + (", or none" if field.default == () else "")}[typing.get_origin(kind) or kind]
     bounds = [f"above {meta['above']}" if meta["above"] is not None else "",
               f"at least {meta['low']}" if meta["low"] is not None else "",
               f"at most {meta['high']}" if meta["high"] is not None else "",
@@ -62,7 +62,8 @@ def _convert(value: Any, kind: type) -> Any:
     """``value`` as ``kind``; raises ValueError or TypeError when it is not one."""
     if typing.get_origin(kind) is tuple:
         parts = value.split(",") if isinstance(value, str) and value != "none" else () if value == "none" else value
-        return tuple(_convert(p, int) for p in ([parts] if isinstance(parts, int) else parts))
+        of_part = typing.get_args(kind)[0]
+        return tuple(_convert(p, of_part) for p in ([parts] if isinstance(parts, int) else parts))
     if kind is str:
         if not isinstance(value, str):
             raise TypeError

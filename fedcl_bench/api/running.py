@@ -17,9 +17,9 @@ with importing():
     from ..runs.registry import Registry, discover
     from ..runs.runner import Interrupted
     from ..runs.store import load_record
-    from .origin import Origin
+    from .origin import Origin, located
     from .results import Results
-    from .seeds import SharedStream, configurations, run_seeds
+    from .seeds import Execution, SharedStream, configurations, run_seeds
     from .stopping import stop_between_rounds
 
 
@@ -35,7 +35,7 @@ def run(method: str, backbone: str | None = None, dataset: str = "ml-100k", seed
     Args:
         method: as ``"f3crec"``; ``"pfedrec"``, a federated recommender, is FT on that backbone.
         backbone: as ``"fedmf"``.
-        dataset: as ``"ml-100k"``, which comes with RecBole.
+        dataset: as ``"ml-100k"``, which comes with RecBole; or the path of an atomic file, or of a folder with one.
         seeds: how many, from ``first_seed`` on.
         results: folder of records, the command's ``--results``.
         data_dir: folder with NAME/NAME.inter or NAME.inter; None: ``./data``, then RecBole's bundled files.
@@ -61,12 +61,12 @@ def run(method: str, backbone: str | None = None, dataset: str = "ml-100k", seed
                              resolve_device(device))
     try:
         with stop_between_rounds() as stop, named(), closed_to_others():
-            done = run_seeds(configs, overrides, Path(results), stop, stream=SharedStream(configs[0]),
-                             quiet=not progress)
+            done = run_seeds(configs, overrides, SharedStream(configs[0]),
+                             Execution(Path(results), stop, quiet=not progress))
     except Interrupted as error:
         raise KeyboardInterrupt(str(error)) from None
     return Results([load_record(Path(result["record"])) for result in done],
-                   Origin(registry, Path(results), data_dir))
+                   Origin(registry, Path(results), located(dataset, data_dir)[1], tuple(folders(plugins))))
 
 
 def folders(plugins: str | Path | Iterable[str | Path]) -> list[Path]:

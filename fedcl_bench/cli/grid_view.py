@@ -126,8 +126,9 @@ def as_json(outcomes: Sequence[Outcome], results: Path, seconds: float) -> dict[
     runs = []
     for outcome in outcomes:
         spec, config = outcome.task.spec, outcome.task.config
-        runs.append({"method": spec.method, "backbone": spec.backbone, "dataset": config.source.name, "seed": config.seed,
-                     "settings": config.settings, "hash": config.hash, "status": outcome.status, "new": outcome.new,
+        runs.append({"method": spec.method, "backbone": spec.backbone, "dataset": config.source.name,
+                     "seed": config.seed, "settings": config.settings, "hash": config.hash,
+                     "status": outcome.status, "new": outcome.new,
                      "seconds": outcome.seconds, "error": outcome.error or None,
                      "record": str(outcome.task.record(results).folder)})
     statuses = ("finished", "failed", "error", "busy", "stopped", "waiting")

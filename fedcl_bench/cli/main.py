@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import difflib
 import importlib
 import os
 import sys
 from typing import Sequence, TextIO
 
-from ..errors import RunFailed, UserError, unknown
-from ..files import closed_to_others
+from ..errors import RunFailed, UserError, ran_out, unknown
+from ..files import NO_SPACE, closed_to_others, no_space
 from ..names import for_terminal
 from ..ops.memory import importing
 from ..runs.faults import named
@@ -56,7 +58,39 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         arguments.insert(0, "run")
     if arguments[:1] == ["data"]:
         arguments[1:] = with_action(arguments[1:])
-    return build_parser().parse_args(arguments)
+    parser = build_parser()
+    args, others = parser.parse_known_args(arguments)
+    if others:
+        raise _unrecognized(_chosen(parser, args), others)
+    return args
+
+
+def _chosen(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.ArgumentParser:
+    """The parser of the command that was given, or of its action."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return _chosen(action.choices[getattr(args, action.dest)], args)
+    return parser
+
+
+def _unrecognized(parser: argparse.ArgumentParser, words: Sequence[str]) -> UserError:
+    """The error for words that a command does not take: the nearest option, or the setting that was meant."""
+    name = words[0].partition("=")[0]
+    options = [option for action in parser._actions for option in action.option_strings]
+    near = difflib.get_close_matches(name, options, n=1, cutoff=0.75) if name.startswith("--") else []
+    hint = f"Did you mean '{near[0]}'? " if near else ""
+    if not hint and not name.startswith("-"):
+        hint = "Words belong behind an option, as --method ft. " if "--method" in options else ""
+    elif not hint and "--set" in options and (setting := name.strip("-").replace("-", "_")) in _settings():
+        hint = f"'{setting}' is a setting: --set {setting}=VALUE. "
+    return UserError(f"unrecognized arguments: {' '.join(words)}.\n{hint}See {parser.prog} --help.")
+
+
+def _settings() -> set[str]:
+    """Names of the settings that all runs have."""
+    from ..runs.config import CORE_SETTINGS
+
+    return {field.name for cls in CORE_SETTINGS for field in dataclasses.fields(cls)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,7 +109,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         _give_up(sys.stdout)
-        _say(f"{error.filename or 'output or a file'}: cannot be read or written ({error.strerror or error}).")
+        where = error.filename or "output or a file"
+        _say(no_space(where, error) if error.errno in NO_SPACE else
+             f"{where}: cannot be read or written ({error.strerror or error}).")
         return 2
 
 
@@ -106,6 +142,12 @@ def _status(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         _say("interrupted; finished blocks are kept, the same command goes on from there.")
         return 130
+    except Exception as error:
+        if not ran_out(error):  # before a run or after it, which says more
+            raise
+        _say(f"out of memory ({' '.join(str(error).split())[:120] or 'no more is known'}).\nWhat helps: a larger machine, "
+             f"fewer users and items; see ulimit -v for a limit of this shell.")
+        return 2
 
 
 def _say(text: str) -> None:

@@ -281,7 +281,8 @@ def convert(name: str, raw: Path, out: Path, force: bool = False, any_checksum: 
         raise unknown("dataset", name, FORMATS)
     format, published, label = FORMATS[name], published or load_config(name).raw, label or str(raw)
     with _raw_files(name, raw, label, format, published) as (format, files):
-        checks, warnings, is_sample = _compare_checksums(published, files, (raw, label) if raw.is_file() else None, any_checksum)
+        zipped = (raw, label) if raw.is_file() else None
+        checks, warnings, is_sample = _compare_checksums(published, files, zipped, any_checksum)
         inter, counts, interactions = _interactions(format, files[0])
         contents = {".inter": inter}
         if format.items:

@@ -18,6 +18,9 @@ from .plain_yaml import parsed
 if TYPE_CHECKING:
     from .stream import StreamSettings
 
+_MAKE_IT = ("Make one of a table with: run_bench.py data convert --csv FILE --user COLUMN --item COLUMN --time COLUMN "
+            "NAME")
+
 
 @dataclass(frozen=True)
 class Published:
@@ -78,6 +81,12 @@ def configured() -> dict[str, Path]:
     return {path.stem: path for path in sorted(shipped("dataset_configs").glob("*.yaml"))}
 
 
+def beside(folder: Path = Path("data")) -> dict[str, Path]:
+    """Name of every dataset in a folder, shipped or one's own, and its atomic file."""
+    return {path.stem: path for path in (*folder.glob("*.inter"), *sorted(folder.glob("*/*.inter")))
+            if path.parent == folder or path.parent.name == path.stem}
+
+
 def is_path(dataset: str) -> bool:
     """Whether a dataset is given as a file or folder, not by its name."""
     return "/" in dataset or "\\" in dataset or dataset.endswith(".inter") or dataset in (".", "..", "~")
@@ -110,8 +119,7 @@ def _atomic_file(dataset: str) -> Path:
     if path.suffix != ".inter":
         is_there = "is no atomic file (.inter)" if path.exists() else "is not there"
         raise UserError(f"dataset {dataset}: {is_there}; accepted: a file NAME.inter, or a folder that holds one.\n"
-                        f"Make one of a table with: run_bench.py data convert --csv FILE --user COLUMN --item COLUMN "
-                        f"--time COLUMN NAME")
+                        f"{_MAKE_IT}")
     if not path.is_file():
         raise UserError(f"dataset {dataset}: no such file.")
     return path
@@ -132,8 +140,7 @@ def spelled(dataset: str, data_dir: Path | None = None) -> str:
         return str(_atomic_file(dataset))
     folder = data_dir or Path("data")
     if _file_in(folder, name) is None and name not in configured():
-        alike = {*configured(), *(path.stem for path in (*folder.glob("*.inter"), *folder.glob("*/*.inter")))}
-        alike = [known for known in alike if known.lower() == name.lower()]
+        alike = [known for known in {**configured(), **beside(folder)} if known.lower() == name.lower()]
         name = alike[0] if len(alike) == 1 else name
     path = _file_in(folder, name) if data_dir is not None else None
     return str(path.absolute()) if path is not None and config_file(str(path)) != config_file(name) else name
@@ -229,29 +236,36 @@ def find_file(name: str, data_dir: Path | None) -> Path:
     Raises:
         UserError: naming the nearest known dataset, or the files looked for.
     """
-    if is_path(name):
-        return _atomic_file(name)
-    folder = data_dir or Path("data")
-    if path := _file_in(folder, name):
+    if path := file_there(name, data_dir):
         return path
-    if data_dir is None:
-        from .recbole_files import bundled
-        path = bundled(name)
-        if path is not None:
-            return path / f"{name}.inter"
-    elif not data_dir.is_dir():
+    folder = data_dir or Path("data")
+    if data_dir is not None and not data_dir.is_dir():
         raise UserError(f"--data-dir: '{data_dir}' is not a folder.")
     if name not in configured() and data_dir is None:
         if Path(name).is_dir():
             raise UserError(f"unknown dataset '{name}'.\nThere is a folder of this name; to take the data in it, use "
                             f"./{name}.")
-        raise unknown("dataset", name, configured())
+        if Path(name).is_file():
+            raise UserError(f"dataset {name}: is no atomic file (.inter).\n{_MAKE_IT}")
+        raise unknown("dataset", name, {**configured(), **beside()})
     config = load_config(name)
     hint = f"\nOfficial source: {config.source}" if config.source else ""
     if config.raw.url:
         hint += f"; `data download {name}` fetches and converts it."
     raise UserError(f"dataset '{name}': no file {folder / name / name}.inter (nor {name}.inter beside it); give its "
                     f"folder with --data-dir.{hint}")
+
+
+def file_there(name: str, data_dir: Path | None) -> Path | None:
+    """As ``find_file``, but None if there is no file of this name."""
+    if is_path(name):
+        return _atomic_file(name)
+    path = _file_in(data_dir or Path("data"), name)
+    if path is None and data_dir is None:
+        from .recbole_files import bundled
+        folder = bundled(name)
+        path = folder and folder / f"{name}.inter"
+    return path
 
 
 def _file_in(folder: Path, name: str) -> Path | None:

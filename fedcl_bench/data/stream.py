@@ -100,6 +100,18 @@ class Ragged:
         shift = self.indptr[users] - (torch.cumsum(length, 0) - length)
         return row, self.values[shift[row] + torch.arange(len(row), device=users.device)]
 
+    def part(self, users: Tensor) -> "Ragged":
+        """The lists of some users, numbered in their order."""
+        lengths = self.counts(users)
+        return Ragged(torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]), self.select(users)[1])
+
+    def at_most(self, counts: Tensor) -> "Ragged":
+        """The first ``counts`` items of each user, shape (users,)."""
+        lengths = torch.minimum(self.lengths, counts)
+        number = torch.arange(len(self.values), device=counts.device) - self.indptr[:-1].repeat_interleave(self.lengths)
+        return Ragged(torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]),
+                      self.values[number < lengths.repeat_interleave(self.lengths)])
+
     def to(self, device: torch.device) -> "Ragged":
         return Ragged(self.indptr.to(device), self.values.to(device))
 

@@ -49,8 +49,8 @@ class Part:
         if self.paper is None:
             for name in ("methods", "backbones"):
                 if not getattr(self, name):
-                    raise UserError(f"--{name} is missing (or --paper, or --file with a list of runs).\n"
-                                    f"For example: run_bench.py grid --methods ft,reg --backbones fedmf --seeds 5")
+                    raise UserError(f"--{name} is missing (or --paper; of `grid` also --file with a list of runs).\n"
+                                    f"For example: --methods ft,reg --backbones fedmf")
             if self.tables or self.figures:
                 raise UserError("--table and --figure are a paper's; say which with --paper.")
             needed = [RunSpec(*names) for names in itertools.product(self.methods, self.backbones,
@@ -158,8 +158,8 @@ class Task:
     def label(self) -> str:
         """The run in words."""
         settings = ", ".join(f"{name}={as_text(value)}" for name, value in self.spec.settings)
-        return (f"{self.spec.method} on {self.spec.backbone}, {dataset_name(self.spec.dataset)}, seed {self.config.seed}"
-                + (f" ({settings})" if settings else ""))
+        return (f"{self.spec.method} on {self.spec.backbone}, {dataset_name(self.spec.dataset)}, "
+                f"seed {self.config.seed}" + (f" ({settings})" if settings else ""))
 
     @property
     def group(self) -> tuple[str, str, str]:

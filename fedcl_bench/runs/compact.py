@@ -2,9 +2,9 @@
 
 A folder holds ``index.json`` and Parquet files (zstd): one per dataset and backbone, or several where one would exceed
 ``LIMIT``. A row of such a file is a run: its ``run.json`` as text, and its frames as lists. Kept are the metrics of
-``METRICS`` per user as 32-bit numbers, the rounds, and the analysis; there is no model. The bytes depend on the runs
-alone, not on when or in which order they were packed. Files are named by their content, and the index is written last,
-so a pack that dies changes nothing.
+``METRICS`` and extra ones per user as 32-bit numbers, the rounds, and the analysis; there is no model. The bytes depend
+on the runs alone, not on when or in which order they were packed. Files are named by their content, and the index is
+written last, so a pack that dies changes nothing.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import UserError
+from ..evaluation.metrics import OF_EVERY_RUN
 from ..files import write_atomically
 from ..names import refuse_link, safe_name
 from .records import SCHEMA
@@ -75,7 +76,7 @@ def _row(run: Run, item_analysis: bool) -> _Row:
         meta["settings"] = {**settings, "split_file": Path(settings["split_file"]).name}
     row: _Row = {"meta": json.dumps(meta, sort_keys=True, separators=(",", ":"))}
     users = run.users
-    for metric in METRICS:
+    for metric in [*METRICS, *_extra(meta["settings"], users["metric"].unique())]:
         part = users[users["metric"] == metric].sort_values(list(_KEYS))
         if not len(part):
             continue
@@ -95,12 +96,20 @@ def _row(run: Run, item_analysis: bool) -> _Row:
     return row
 
 
+def _extra(settings: Mapping[str, Any], recorded: Iterable[str]) -> list[str]:
+    """The metrics of a run that its user asked for, with all lengths."""
+    names = {*settings.get("extra_metrics", ()), settings["valid_metric"].partition("@")[0]}
+    names -= {cls.name for cls in OF_EVERY_RUN}
+    return sorted(metric for metric in recorded if metric.partition("@")[0].rpartition(":")[2] in names)
+
+
 def _frame(row: Callable[[str], np.ndarray | None], columns: list[str], name: str) -> pd.DataFrame:
     """One frame of a run, in the form it has in a full record."""
     kept = {column.split(".", 1)[1]: values for column in columns
             if column.startswith(f"{name}.") and (values := row(column)) is not None}
     if name == "users":
-        metrics = [metric for metric in METRICS if metric in kept]
+        extra = sorted(kept.keys() - {*METRICS, *_KEYS})
+        metrics = [metric for metric in (*METRICS, *extra) if metric in kept]
         if not metrics:
             return pd.DataFrame(columns=[*_KEYS, "metric", "value"]).astype({"metric": "category"})
         ascending = sorted(metrics)

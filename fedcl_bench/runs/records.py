@@ -308,7 +308,7 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
         "bytes": {"up_per_client_round": per_block["bytes_up"].max().tolist(),
                   "down_per_client_round": per_block["bytes_down"].min().tolist(),
                   "total_up": int((curve["bytes_up"] * curve["participants"]).sum()),
-                  "total_down": int((curve["bytes_down"] * asked).sum())},
+                  "total_down": int((curve["bytes_down"] * asked + curve.get("bytes_down_new", 0)).sum())},
         "nearly_best": nearly_best(curve),
         "privacy": {"uploaded": [*progress.best.model.public, *progress.best.model.dense, *method_uploads(config)],
                     "kept_at_client": [*progress.best.model.private, *progress.client_state],

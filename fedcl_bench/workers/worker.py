@@ -133,7 +133,7 @@ def run_job(job: Job, pipe: Pipe, threads: int, streams: OrderedDict[Any, Any]) 
         from ..runs.config import make_config, resolve_device
         from ..runs.faults import named
         from ..runs.registry import discover
-        from ..runs.runner import Interrupted, execute
+        from ..runs.runner import Interrupted, Watch, execute
 
     torch.set_num_threads(threads)
     reset_peak()
@@ -145,10 +145,9 @@ def run_job(job: Job, pipe: Pipe, threads: int, streams: OrderedDict[Any, Any]) 
             if config.hash != job.hash:
                 raise UserError("its data, plugin or configuration file was changed since the grid began; start it "
                                 "again.")
-            content = execute(
-                config, lambda: _stream(config, job.dataset, streams), job.results, stop=parent.stop,
-                on_progress=lambda stream, done: parent.tell_progress(done, len(stream.steps), config.server.rounds),
-                warn=lambda text: parent.tell("warn", text))
+            watch = Watch(lambda stream, done: parent.tell_progress(done, len(stream.steps), config.server.rounds),
+                          warn=lambda text: parent.tell("warn", text), stop=parent.stop)
+            content = execute(config, lambda: _stream(config, job.dataset, streams), job.results, watch)
         return "finished", content["seconds"]["total"]
     except Interrupted as error:
         return "stopped", str(error)

@@ -44,7 +44,8 @@ def run_json(capsys, *arguments):
     ([*job("fcucr", "fedmf"), *SESSIONS], ["needs a sequential backbone", "found 'fedmf'"]),
     (job("ft", "sasrec"), ["backbone 'sasrec' is sequential", "--set stream=sessions", "--dataset xing"]),
     (job("fcucr", "gru4rec", "stream=static"), ["backbone 'gru4rec' is sequential", "--set stream=sessions"]),
-    ([*job("kd", "sasrec"), *SESSIONS], ["method 'kd' works on scores of item lists", "'sasrec'", "Methods that fit: fcucr, ft."]),
+    ([*job("kd", "sasrec"), *SESSIONS], ["method 'kd' works on scores of item lists", "'sasrec'",
+                                         "Methods that fit: fcucr, ft."]),
     ([*job("f3crec", "fedmf"), *SESSIONS], ["'f3crec' acts from a stream's second step on",
                                             "--set stream=blocks", "Methods that fit: ft."]),
     ([*job("spp", "fedmf"), *SESSIONS], ["'spp' acts from a stream's second step on"]),
@@ -124,7 +125,8 @@ def test_what_noise_guarantees_is_in_the_record(capsys):
     formula, uploads = result["privacy"]["notes"]
     assert formula.startswith("prototype_noise=0.1: FCUCR's formula gives epsilon 48.45 for delta 1e-05.")
     assert formula.endswith("this is no formal guarantee.")
-    assert uploads.startswith("upload_noise=0.01: ") and uploads.endswith("it bears no formal guarantee and no epsilon.")
+    assert uploads.startswith("upload_noise=0.01: ")
+    assert uploads.endswith("it bears no formal guarantee and no epsilon.")
     assert main([*noisy, "--quiet"]) == 0
     text = capsys.readouterr().out
     assert text.count(formula) == 1 and text.count(uploads) == 1 and "from its record" in text

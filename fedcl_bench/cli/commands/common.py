@@ -72,6 +72,13 @@ def add_tuned(parser: argparse.ArgumentParser) -> None:
                              "default settings")
 
 
+def add_tuned_runs(parser: argparse.ArgumentParser) -> None:
+    """``--tuned`` of commands that run something."""
+    parser.add_argument("--tuned", nargs="?", type=Path, const=True, metavar="DIR",
+                        help="settings from `tune`, kept in DIR (without DIR: my-tuned/ in the results folder, then the "
+                             "shipped results/tuned)")
+
+
 def results_where(args: argparse.Namespace) -> Where:
     """The folders that the options of a command that makes runs named."""
     from ...runs.specs import Where
@@ -119,6 +126,13 @@ def add_ray(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--ray", metavar="ADDRESS",
                         help=f"spread {what} over a Ray cluster: `local` starts one on this machine, HOST:PORT joins "
                              f"that of a head; see docs/cluster.md")
+
+
+def add_by(parser: argparse._ActionsContainer, help: str) -> None:
+    """``--by``; the groups are those of ``evaluation/beyond.py``, which imports PyTorch."""
+    parser.add_argument("--by", type=names, action=Extend, default=(), metavar="GROUP,...",
+                        help=f"{help}: new-users, old-users, least-active, most-active, worst-decile, new-items, "
+                             f"old-items, popular-items, rare-items")
 
 
 def add_quiet(parser: argparse.ArgumentParser) -> None:

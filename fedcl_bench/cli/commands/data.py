@@ -192,7 +192,8 @@ def _import(args: argparse.Namespace) -> int:
     done = import_table(args.csv, Columns(**{option: getattr(args, option) or "" for option in _TABLE_OPTIONS}),
                         args.name, args.out, args.force)
     print(f"{args.csv}: {', '.join(done.notes[:1])}; {done.notes[1]}")
-    print(f"{args.name}: {done.written:,} interactions of {done.users:,} users and {done.items:,} items")
+    print(f"{args.name}: {done.written:,} interactions of {done.users:,} users and {done.items:,} items, "
+          f"{done.notes[2]}")
     for reason, count_ in done.left_out.items():
         print(f"left out: {count_:,} row{'s' * (count_ > 1)} {reason}")
     for path in done.files:

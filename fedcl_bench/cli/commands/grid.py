@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UserError
-from .common import (Extend, add_cells, add_device, add_paper, add_pool, add_quiet, add_ray, add_set, cores,
-                     interrupted, names, results_where, say_tuned, seed, seeds, stop_between_rounds)
+from .common import (Extend, add_cells, add_device, add_paper, add_pool, add_quiet, add_ray, add_set, add_tuned_runs,
+                     cores, interrupted, names, results_where, say_tuned, seed, seeds, stop_between_rounds)
 
 EXAMPLES = """\
 examples:
@@ -53,9 +53,7 @@ def add(commands) -> None:
               "numbers of tables, as 2 or 2,3; repeatable")
     grid.add_argument("--figure", type=names, action=Extend, metavar="A,B",
                       help="figures, as 4 or early,k (`figures --help` lists them); repeatable")
-    grid.add_argument("--tuned", nargs="?", type=Path, const=True, metavar="DIR",
-                      help="settings from `tune`, kept in DIR (without DIR: my-tuned/ in the results folder, then the "
-                           "shipped results/tuned)")
+    add_tuned_runs(grid)
     add_pool(grid)
     add_device(grid)
     add_ray(grid, "the runs")

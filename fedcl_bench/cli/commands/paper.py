@@ -50,7 +50,7 @@ def add_records(parser: argparse.ArgumentParser) -> None:
 
 def chosen_tables(args: argparse.Namespace) -> tuple[str, list[PaperTable]]:
     """The paper and its tables; UserError for an unknown paper, table, dataset or backbone."""
-    from ...errors import unknown
+    from ...errors import UserError, unknown
     from ...experiments.papers import get, select
 
     paper = args.paper or "f3crec"
@@ -60,7 +60,8 @@ def chosen_tables(args: argparse.Namespace) -> tuple[str, list[PaperTable]]:
         known = {name for table in tables for name in getattr(table, kind) if name}
         for name in getattr(args, kind) or () if known else ():
             if name not in known:
-                raise unknown(f"{kind[:-1]} of these tables of {paper}", name, known)
+                error = unknown(f"{kind[:-1]} of these tables of {paper}", name, known)
+                raise UserError(f"{error} A table of any records has --rows, --columns or --methods, and no --table.")
     return paper, tables
 
 

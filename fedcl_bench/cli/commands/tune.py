@@ -45,8 +45,8 @@ def add(commands) -> None:
     tune.add_argument("--tuned", type=Path, metavar="DIR",
                       help="folder of what is chosen (default: my-tuned/ in the results folder)")
     tune.add_argument("--shipped", action="store_true",
-                      help="for maintainers: write the settings that the suite ships (results/tuned of the checkout, or "
-                           "a folder of it with --tuned)")
+                      help="for maintainers: write the settings that the suite ships (results/tuned of the checkout, "
+                           "or a folder of it with --tuned)")
     tune.add_argument("--again", action="store_true", help="search again even if an equal search was done")
     tune.add_argument("--dry-run", action="store_true",
                       help="show which trials there are and how many of them have records")
