@@ -219,7 +219,7 @@ def latex(table: Table) -> str:
                     rf"\setlength{{\tabcolsep}}{{{COLUMN_GAP}pt}}", *tabulars, *(_tex_notes(table) if last else ()),
                     rf"\end{{{environment}}}"]
     packages = "booktabs,adjustbox" + (",rotating" if any("sidewaystable" in line for line in out) else "")
-    out += [f"% {' '.join(sentence.split())}" for sentence in table.missing]
+    out += [f"% {for_terminal(' '.join(sentence.split()))}" for sentence in table.missing]
     return "\n".join([rf"% needs \usepackage{{{packages}}}", *out]) + "\n"
 
 

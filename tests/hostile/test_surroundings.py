@@ -57,12 +57,12 @@ def test_a_terminal_of_ascii_is_enough(words):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
-def test_an_output_that_is_full_is_said_in_one_line():
+def test_an_output_that_is_full_is_said():
     for words in (["list"], TABLES):
         with open("/dev/full", "w") as full:
             done = run(words, capture_output=False, stdout=full, stderr=subprocess.PIPE)
             assert done.returncode == 2 and "Traceback" not in done.stderr
-            assert done.stderr.splitlines()[-1].endswith("cannot be read or written (No space left on device).")
+            assert "(No space left on device)" in done.stderr and len(done.stderr.splitlines()) <= 4
     with open("/dev/full", "w") as full:
         assert run(["--method", "nobody"], capture_output=False, stdout=full, stderr=full).returncode == 2
 
