@@ -153,7 +153,8 @@ def import_table(path: Path, columns: Columns, name: str, out: Path, force: bool
     except OSError as error:
         raise UserError(f"{error.filename or target}: cannot be read or written ({error.strerror or error}).") from None
     notes = (f"separated by {SEPARATORS[layout.separator]}, "
-             f"{'with a header' if layout.header else 'without header: columns are numbers from 1'}", writer.times.note, writer.times.days)
+             f"{'with a header' if layout.header else 'without header: columns are numbers from 1'}", writer.times.note,
+             writer.times.days)
     return Imported(writer.rows, writer.written, writer.users.count, writer.items.count, writer.left_out, notes,
                     (target, *([config] if columns.session else [])))
 

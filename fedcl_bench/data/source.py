@@ -223,7 +223,8 @@ def _typed(cls: type, content: Mapping[str, Any], where: str) -> Any:
             raise UserError(f"{where}, field '{key}': found {value!r}, accepted: "
                             f"{'a mapping' if kind is dict else 'a text'}.")
         if isinstance(value, str) and for_terminal(value) != value:
-            raise UserError(f"{where}, field '{key}': found {shown(value)}, accepted: a text without control characters.")
+            raise UserError(f"{where}, field '{key}': found {shown(value)}, accepted: a text without control "
+                            f"characters.")
     return cls(**content)
 
 

@@ -2,8 +2,8 @@
 
 They have no data in an earlier step and take no part in the step's rounds. When a model is validated or tested, each of
 them receives it and makes its private parameters of its first interactions, while the public ones stay as they are: a
-model folds in a user whom it was not trained on (Sarwar et al., ICIS 2002, for matrix factorisation). From the next step
-on they are clients like all others.
+model folds in a user whom it was not trained on (Sarwar et al., ICIS 2002, for matrix factorisation). From the next
+step on they are clients like all others.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ def notes(f: Federation) -> list[str]:
     private = f.backbone.new_rows(f.seed, range(1), range(0))[1] or f.backbone.new_personal(f.seed, range(1))
     if not f.server.fold_in or f.server.cold_start != "fold_in" or private:
         return []
-    return [f"fold_in: '{f.backbone.name}' has no private parameters to fit; new users are ranked by what they remember "
-            f"of their first interactions."]
+    return [f"fold_in: '{f.backbone.name}' has no private parameters to fit; new users are ranked by what they "
+            f"remember of their first interactions."]
 
 
 class Popularity(Method):

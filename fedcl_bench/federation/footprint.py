@@ -40,7 +40,9 @@ def tables(load: StepLoad, arrivals: bool) -> int:
     tables.
     """
     step = load.step
-    return (4 if arrivals else 3) * (_snapshot(load, step.n_users, step.n_items) + _snapshot(load, step.old_users, step.old_items))
+    now, before = (_snapshot(load, *counts) for counts in ((step.n_users, step.n_items),
+                                                           (step.old_users, step.old_items)))
+    return (4 if arrivals else 3) * (now + before)
 
 
 def making_tables(f: Federation, load: StepLoad) -> int:

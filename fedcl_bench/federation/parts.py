@@ -62,10 +62,10 @@ class FederationSettings:
     init: str = setting("server", "all clients begin the first round with the server's random public parameters "
                         "(Algorithm 1 of FCUCR), or each with its own (FCUCR's released code)",
                         choices=("server", "per_client"))
-    fold_in: int = setting(0, "of a user who is new in a block, how many training interactions the client knows when it "
-                           "arrives, after the block's training; 0: new users take part in it", low=0)
-    fold_in_rounds: int = setting(20, "rounds of local training in which a new user fits its private parameters to them, "
-                                  "the public ones frozen", low=1)
+    fold_in: int = setting(0, "of a user who is new in a block, how many training interactions the client knows when "
+                           "it arrives, after the block's training; 0: new users take part in it", low=0)
+    fold_in_rounds: int = setting(20, "rounds of local training in which a new user fits its private parameters to "
+                                  "them, the public ones frozen", low=1)
     cold_start: str = setting("fold_in", "what new users get: such a fit; the mean of their items' public vectors as "
                               "vector of their own; or the most popular items", choices=COLD_STARTS)
     tested_round: str = setting("best", "the model tested is that of the best validation round, or of the last round",

@@ -191,8 +191,8 @@ def _pages(lines: Sequence[Line]) -> list[list[Line]]:
 def _tabular(table: Table, lines: Sequence[Line], part: Sequence[int]) -> list[str]:
     """Some lines and columns as LaTeX; no wider than what surrounds it."""
     out = [r"\begin{adjustbox}{max width=\linewidth}",
-           rf"\begin{{tabular}}{{{'l' * len(table.stub)}{'r' * len(part)}}}", r"\toprule", " & ".join(tex(head) for head in (*table.stub, *(table.heads[i] for i in part))) + r" \\",
-           r"\midrule"]
+           rf"\begin{{tabular}}{{{'l' * len(table.stub)}{'r' * len(part)}}}", r"\toprule",
+           " & ".join(tex(head) for head in (*table.stub, *(table.heads[i] for i in part))) + r" \\", r"\midrule"]
     for i, line in enumerate(_grouped(lines)):
         if i and line.labels[0] and len(line.labels) > 1:
             out.append(r"\midrule")

@@ -186,7 +186,8 @@ def _section(paper: str, table: PaperTable, built: Table, source: Source) -> lis
             stub = [name(first) + (DAGGER if first.row in built.daggers else ""),
                     *([label(first.metric)] if len(stubs) > 1 else [])]
             lines.append(f"| {' | '.join([*stub, *shown])} |")
-        lines += ["", *(f"- <sup>{i}</sup> Cannot be checked: {for_markdown(reason)}." for reason, i in reasons.items())]
+        lines += ["", *(f"- <sup>{i}</sup> Cannot be checked: {for_markdown(reason)}."
+                        for reason, i in reasons.items())]
         if table.row_spec:
             records = {name(cell.key): cell for cell in here if cell.records and cell.key.column != "change"}
             seeds = max((len(cell.seeds) for cell in here), default=0) or 5

@@ -147,8 +147,8 @@ def _unfit(kind: str, cls: type) -> str:
     if not is_safe(cls.name, LONGEST_OF_PLUGIN):
         return f"its name is {shown(cls.name)}, accepted: at most {LONGEST_OF_PLUGIN} {ACCEPTED}"
     if kind == "metric" and not re.fullmatch(_METRIC_NAME, cls.name):
-        return (f"its name is {shown(cls.name)}, accepted: lower-case letters, digits and, between them, - and _, with a "
-                f"letter first")
+        return (f"its name is {shown(cls.name)}, accepted: lower-case letters, digits and, between them, - and _, with "
+                f"a letter first")
     for attribute in ("title", "reference"):
         text = getattr(cls, attribute, None)
         if not isinstance(text, str) or for_terminal(text) != text or attribute == "title" and not text.strip():

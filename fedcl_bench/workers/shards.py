@@ -1,9 +1,9 @@
 """One run with its clients spread over workers, shards: only sums travel in a round, and private rows stay.
 
 Every shard runs the ordinary loop (``federation.run``) on its own clients, with its own copy of what is public and of
-the server. Where the loop needs something of all clients (see ``Population`` in ``federation/server.py``), the shard hands
-out its part and waits; the conductor adds the parts up in the order of the shards and hands the same sums to all. So
-the shards stay in step, and a message is never about one client but for its metrics.
+the server. Where the loop needs something of all clients (see ``Population`` in ``federation/server.py``), the shard
+hands out its part and waits; the conductor adds the parts up in the order of the shards and hands the same sums to
+all. So the shards stay in step, and a message is never about one client but for its metrics.
 
 All a run carries can be gathered from the shards at any point and dealt out to new ones. When a worker dies, its run
 goes back to what was gathered last and does the rounds since then again, with the same numbers.

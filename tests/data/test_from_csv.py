@@ -143,7 +143,8 @@ def test_the_command_says_what_was_done_and_what_comes_next(capsys):
     assert lines == [
         "log.csv: separated by commas, with a header; times are ISO 8601 (as 2020-01-01), UTC unless they say "
         "otherwise; written in seconds",
-        "shop: 720 interactions of 12 users and 36 items, from 2020-01-01 to 2020-01-30", "left out: 480 rows with a rating that is not >=3",
+        "shop: 720 interactions of 12 users and 36 items, from 2020-01-01 to 2020-01-30",
+        "left out: 480 rows with a rating that is not >=3",
         "wrote: data/shop/shop.inter", "next: run_bench.py data shop",
         "then: run_bench.py --method f3crec --backbone fedmf --dataset shop"]
     assert main(lines[4].split()[2:]) == 0

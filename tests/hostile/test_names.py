@@ -120,7 +120,8 @@ def test_a_setting_is_text_in_the_plan_of_a_grid(value, tmp_path, monkeypatch, c
     (tmp_path / "x.inter").write_text("block\tuser\titem\tsplit\n0\t1\t1\ttrain\n")
     path = tmp_path / f"a{value}".replace("/", "")
     path.write_bytes((tmp_path / "x.inter").read_bytes())
-    assert main(["grid", "--methods", "ft", "--backbones", "fedmf", "--dry-run", "--set", f"split_file={path.name}"]) == 0
+    assert main(["grid", "--methods", "ft", "--backbones", "fedmf", "--dry-run", "--set",
+                 f"split_file={path.name}"]) == 0
     out = capsys.readouterr().out
     assert for_terminal(path.name) in out and "\x1b" not in out
 

@@ -75,8 +75,8 @@ def add_tuned(parser: argparse.ArgumentParser) -> None:
 def add_tuned_runs(parser: argparse.ArgumentParser) -> None:
     """``--tuned`` of commands that run something."""
     parser.add_argument("--tuned", nargs="?", type=Path, const=True, metavar="DIR",
-                        help="settings from `tune`, kept in DIR (without DIR: my-tuned/ in the results folder, then the "
-                             "shipped results/tuned)")
+                        help="settings from `tune`, kept in DIR (without DIR: my-tuned/ in the results folder, then "
+                             "the shipped results/tuned)")
 
 
 def results_where(args: argparse.Namespace) -> Where:
