@@ -25,8 +25,8 @@ from .sessions import FULL
 
 _OF_LISTS = tuple(metric.name for metric in OF_ITEMS)
 _OF_ITEMS = ("new-items", "old-items", "popular-items", "rare-items")
-PER_USER = ("interactions", "known", *_OF_LISTS, *(f"{prefix}recall {kind}" for prefix in ("", FULL)
-                                                  for kind in _OF_ITEMS))
+OF_BLOCKS = ("interactions", "known", *_OF_LISTS, *(f"recall {kind}" for kind in _OF_ITEMS))
+PER_USER = (*OF_BLOCKS, *(f"{FULL}recall {kind}" for kind in _OF_ITEMS))  # those with a prefix, of sessions alone
 RECOMMENDED = "recommended"  # per item: how many lists it is in
 HEAD = 0.8  # share of the interactions that popular items have
 GROUPS = {"new-users": "users without data in an earlier block", "old-users": "users with data in an earlier block",
@@ -68,13 +68,13 @@ def analyse_lists(steps: Sequence[Step], catalogue: Catalogue, users: Tensor, li
         add: adds up over clients that are elsewhere.
 
     Returns:
-        Rows of (step, kind, ids, values): kinds of ``PER_USER`` with users, ``RECOMMENDED`` with items. A user without
+        Rows of (step, kind, ids, values): kinds of ``OF_BLOCKS`` with users, ``RECOMMENDED`` with items. A user without
         an item of a kind to find is left out of that kind.
     """
     step, n_items = steps[-1], steps[-1].n_items
     rows = [_recommended(step, lists, add)]
     if not len(users):
-        return rows + [(step.index, kind, users, users.double()) for kind in PER_USER]
+        return rows + [(step.index, kind, users, users.double()) for kind in OF_BLOCKS]
     earlier = torch.zeros(step.n_users, device=users.device)
     for before in steps[:-1]:
         earlier[:before.n_users] += sum(before.split(name).lengths for name in ("train", "valid", "test"))
