@@ -38,7 +38,7 @@ class Lists:
 
     def __init__(self, f: Federation, step: Step, training: Training, method: Method):
         self.f, self.step, self.training, self.method = f, step, training, method
-        self.candidates = draw_candidates(step, f.evaluation, f.seed)
+        self.candidates, self.validation = draw_candidates(step, f.evaluation, f.seed), f.validation
 
     def chunks(self, users: Tensor, round_: int, model: Snapshot) -> list[Chunk]:
         """What the participants train on in a round; the same in every round unless they change."""
@@ -50,7 +50,7 @@ class Lists:
 
     def validate(self, model: Snapshot, round_: int) -> UserScores:
         f = self.f
-        metric, k = f.validation
+        metric, k = self.validation
         return rank_all(f.backbone, model, self.step.valid, [self.step.train], [k], self.method,
                         self.candidates.get("valid"), [metric])
 
@@ -84,6 +84,7 @@ class SessionSteps:
     def __init__(self, f: Federation, step: Step, training: Training):
         self.f, self.step, self.training, self.method = f, step, training, training.method
         self.candidates: dict[str, Tensor | None] = {}
+        self.validation = f.validation
         # Sequences are looked up round by round; lists of items are made anew.
         self.changes_every_round = not isinstance(f.backbone, SequentialBackbone)
 
@@ -110,7 +111,7 @@ class SessionSteps:
         return rank_sessions(f.backbone, self.method, model, task, self.training.protection)
 
     def validate(self, model: Snapshot, round_: int) -> UserScores:
-        metric, k = self.f.validation
+        metric, k = self.validation
         return self._rank(model, "valid", round_, [k], [metric]).scores
 
     def test(self, model: Snapshot, round_: int) -> tuple[Tests, Analysis]:
@@ -128,7 +129,7 @@ class SessionSteps:
         """The forgetting curve, if asked for: how well each client's first training session is still predicted."""
         if not self.f.evaluation.early_session:
             return {}
-        _, k = self.f.validation
+        _, k = self.validation
         scores = self._rank(model, "early", round_, [k], [Hit(), NDCG()]).scores
         return {f"early_{name}": self.f.population.mean(scores, name) for name in scores.values}
 
