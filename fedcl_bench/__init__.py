@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from .backbone import Backbone, BackboneSettings
     from .errors import RunFailed, UserError
     from .method import Method
-    from .sequential import SequentialBackbone, SequentialSettings
+    from .sequential import SequentialBackbone, SequentialSettings, SessionBackbone, SessionSettings
     from .settings import setting
 
 __all__ = ["Backbone", "BackboneSettings", "Method", "Model", "Results", "RunFailed", "SequentialBackbone",
-           "SequentialSettings", "UserError", "load", "run", "setting"]
+           "SequentialSettings", "SessionBackbone", "SessionSettings", "UserError", "load", "run", "setting"]
 
 
 def __getattr__(name: str) -> Any:

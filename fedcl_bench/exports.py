@@ -4,5 +4,5 @@ from __future__ import annotations
 
 MODULES = {"Backbone": "backbone", "BackboneSettings": "backbone", "Method": "method", "Model": "api.model",
            "Results": "api.results", "RunFailed": "errors", "SequentialBackbone": "sequential",
-           "SequentialSettings": "sequential", "UserError": "errors", "load": "api.loading", "run": "api.running",
-           "setting": "settings"}
+           "SequentialSettings": "sequential", "SessionBackbone": "sequential", "SessionSettings": "sequential",
+           "UserError": "errors", "load": "api.loading", "run": "api.running", "setting": "settings"}

@@ -6,6 +6,7 @@ from ..client.footprint import StepLoad
 from ..data.stream import Step
 from ..sequential import SequentialBackbone
 from ..sizes import SIZES
+from .sessions import scores_per_item
 from .ranking import METRICS, EvaluationSettings, is_product, users_at_once
 
 
@@ -21,7 +22,7 @@ def scores(load: StepLoad) -> int:
     backbone, step = load.backbone, load.step
     product = is_product(backbone, load.model)
     users = SIZES.session_users if step.sessions else users_at_once(step.n_items, product)
-    vectors = 0
+    vectors = scores_per_item(backbone) - 1 if step.sessions else 0
     if not (product or isinstance(backbone, SequentialBackbone)):
         copied = load.row - (load.personal if load.device.type == "cpu" else 0)  # see Snapshot.clients
         vectors = copied + sum(getattr(backbone.settings, "hidden", ()))
