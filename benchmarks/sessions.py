@@ -1,6 +1,9 @@
 """Rounds on sessions against a straightforward per-client loop: plain averaging and FCUCR on every sequential backbone.
 
     python benchmarks/sessions.py [--data-dir data] [--repeats 5] [--clients 20] [--threads N]
+    python benchmarks/sessions.py --methods ft --backbones miasrec/bce,miasrec/cross_entropy
+
+The second compares backbones of whole sessions, with each of their losses.
 
 The engine's rounds are those of a run with default settings: local training, retrieval, validation, and the test after
 a round that is the best so far. Round 1 (which draws the clients' own starts) and the next warm up and do not count.
@@ -103,6 +106,34 @@ class TiSASRec(nn.Module):
         return self.last(self.feed_forward(x) * real)
 
 
+class MiaSRec(nn.Module):
+    """The set of vectors of a session, and the pooled scores of item rows."""
+
+    def __init__(self, n_items, d=100):
+        super().__init__()
+        self.items, self.positions = nn.Embedding(n_items + 1, d, padding_idx=0), nn.Embedding(LENGTH + 1, d)
+        self.repeats, self.norm = nn.Embedding(3, d), nn.LayerNorm(d, eps=1e-12)
+        layer = nn.TransformerEncoderLayer(d, 2, 256, 0.1, "gelu", batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.highway, self.drop = nn.Linear(2 * d, d), nn.Dropout(0.1)
+
+    def forward(self, rows, times):
+        rows = rows[:, rows[0] > 0].flip(1)
+        x = self.items(rows)
+        x = self.drop(torch.cat([x.mean(1, keepdim=True), x], 1))
+        tokens = torch.cat([torch.ones_like(rows[:, :1]), rows], 1)
+        count = (tokens[:, None] == tokens[:, :, None]).sum(2).clamp(max=2)
+        h = self.drop(self.norm(x + self.positions.weight[:x.shape[1]] + self.repeats(count)))
+        h = self.encoder(h)
+        gate = torch.sigmoid(self.highway(torch.cat([x, h], 2)))
+        return functional.normalize(gate * x + (1.0 - gate) * h, dim=2)
+
+    def score(self, vectors, rows):
+        rows = functional.dropout(rows, 0.1, self.training)
+        cosines = vectors[0] @ functional.normalize(rows, dim=1).T
+        return (0.9 * cosines.max(0).values + 0.1 * cosines.mean(0)) / 0.07
+
+
 class Head(nn.Module):
     """FCUCR's private prediction module."""
 
@@ -131,7 +162,8 @@ class Loop:
 
     def __init__(self, name: str, fcucr: bool, step):
         self.step, self.fcucr, self.train = step, fcucr, step.sessions["train"]
-        self.server = {"sasrec": SASRec, "gru4rec": GRU4Rec, "tisasrec": TiSASRec}[name](step.n_items)
+        name, _, self.loss = name.partition("/")
+        self.server = {"sasrec": SASRec, "gru4rec": GRU4Rec, "tisasrec": TiSASRec, "miasrec": MiaSRec}[name](step.n_items)
         self.total = {key: torch.zeros_like(value) for key, value in self.server.state_dict().items()}
         self.heads: dict[int, Head] = {}
 
@@ -176,9 +208,7 @@ class Loop:
             optimiser.zero_grad()
             features = model(rows, clock)
             outputs = head(features, rho) if head else features
-            logits = [(outputs * model.items(some)).sum(2)[real] for some in (positive, negative)]
-            loss = sum(functional.binary_cross_entropy_with_logits(found, torch.full_like(found, label))
-                       for found, label in zip(logits, (1.0, 0.0)))
+            loss = self.recommendation(model, outputs, positive, negative, real)
             if head:
                 distance = functional.mse_loss(features, teacher)
                 loss = loss + (loss.detach() / (distance.detach() + 1e-8)).clamp(max=CAP) * distance
@@ -192,6 +222,17 @@ class Loop:
                 self.total[key] += value
             self.rank(user, head, base)
 
+    def recommendation(self, model, outputs, positive, negative, real) -> torch.Tensor:
+        """The recommendation loss: of all positions, or of the last item by the loss that the backbone's name says."""
+        if self.loss == "cross_entropy":
+            return functional.cross_entropy(model.score(outputs, model.items.weight)[None], positive[:, -1])
+        if self.loss:
+            logits = [model.score(outputs, model.items(rows[0, -1:])) for rows in (positive, negative)]
+        else:
+            logits = [(outputs * model.items(rows)).sum(2)[real] for rows in (positive, negative)]
+        return sum(functional.binary_cross_entropy_with_logits(found, torch.full_like(found, label))
+                   for found, label in zip(logits, (1.0, 0.0)))
+
     def rank(self, user: int, head: Head | None, base: dict) -> None:
         """Validate: the item to find among 100 others."""
         valid = self.step.sessions["valid"]
@@ -201,7 +242,8 @@ class Loop:
         features = self.server.eval()(*self.inputs(items, times))
         outputs = head.eval()(features, self.answer(features, user, base)) if head else features
         candidates = torch.cat([torch.tensor(items[-1:]), torch.randint(1, self.step.n_items + 1, (100,))])
-        scores = self.server.items(candidates) @ outputs[0, -1]
+        rows = self.server.items(candidates)
+        scores = self.server.score(outputs, rows) if self.loss else rows @ outputs[0, -1]
         int((scores[1:] >= scores[0]).sum())
 
 
@@ -228,7 +270,9 @@ def time_loop(users: list[int], round_: int, base: dict, threads: int) -> tuple[
 
 
 def configured(method: str, backbone: str, data_dir: Path):
-    return make_config(discover(), method, backbone, "xing", 0, [("here", {"patience": 0})], data_dir)
+    name, _, loss = backbone.partition("/")
+    settings = {"patience": 0, **({"loss": loss} if loss else {})}
+    return make_config(discover(), method, name, "xing", 0, [("here", settings)], data_dir)
 
 
 def compare(method: str, backbone: str, args: argparse.Namespace) -> None:
@@ -262,7 +306,7 @@ def compare(method: str, backbone: str, args: argparse.Namespace) -> None:
     rounds.close()
     together, busy = statistics.median(a + b for a, b in zip(train, evaluate)), statistics.median(used)
     client, client_busy = (statistics.median(times) for times in zip(*each))
-    print(f"{method:6}{backbone:9}{1e3 * statistics.median(train):9.0f}{1e3 * statistics.median(evaluate):11.0f}"
+    print(f"{method:6}{backbone:22}{1e3 * statistics.median(train):9.0f}{1e3 * statistics.median(evaluate):11.0f}"
           f"{1e3 * together:9.0f}{1e3 * busy:8.0f}{peak_mib():7.0f}"
           f"{threads:9}{1e3 * client:9.1f}{1e3 * client_busy:8.1f}"
           f"{client * clients:9.1f}{client * clients / together:9.0f}x{client_busy * clients / busy:7.0f}x"
@@ -280,9 +324,9 @@ def main():
     args = parser.parse_args()
     print(heading(args.threads), flush=True)
     print(f"XING, default settings, medians of {args.repeats} rounds after 2; loop: {args.clients} clients each time")
-    print(f"{'':15}{'engine, ms per round':^37}{'peak':>7}{'loop:':>9}{'ms per client':^17}{'s per':>9}"
+    print(f"{'':28}{'engine, ms per round':^37}{'peak':>7}{'loop:':>9}{'ms per client':^17}{'s per':>9}"
           f"{'engine is':^18}{'load':>7}")
-    print(f"{'':15}{'training':>9}{'evaluation':>11}{'together':>9}{'CPU':>8}{'MiB':>7}{'threads':>9}{'time':>9}"
+    print(f"{'':28}{'training':>9}{'evaluation':>11}{'together':>9}{'CPU':>8}{'MiB':>7}{'threads':>9}{'time':>9}"
           f"{'CPU':>8}{'round':>9}{'time':>10}{'CPU':>8}")
     for backbone in args.backbones.split(","):
         for method in args.methods.split(","):
