@@ -197,7 +197,7 @@ def _factor(pattern: Tensor, threshold: int, dtype: torch.dtype) -> Tensor:
     """What dropout multiplies entries with: 0, or what makes up for those."""
     # 0 or 1 as pattern >= threshold - 32768 says, which PyTorch compares several times as slowly as it subtracts
     factor = pattern.to(dtype).sub_(threshold - 32769).clamp_(0.0, 1.0)
-    return factor.mul_(65536.0 / (65536.0 - threshold))
+    return factor.mul_(65536.0 / max(65536.0 - threshold, 1.0))  # all are 0 at a share of 1
 
 
 def _patterns(keys: Tensor, call: int, entries: tuple[int, ...]) -> list[Tensor]:
@@ -222,11 +222,13 @@ class SequentialBackbone(Backbone):
     Attributes:
         positionwise: it has a representation at every position, made of the items up to there; methods that work on
             representations need it.
+        n_more_items: how many ``more_items`` gives for a sequence.
         candidate_dropout: dropout of item rows as the loss scores them, with ``whole_tables`` or in a loss of its own.
     """
 
     positionwise: ClassVar[bool] = True
     candidate_dropout: float = 0.0
+    n_more_items: int = 0
     Settings = SequentialSettings
     defaults = {"optimiser": "adam", "adam_beta2": 0.98, "local_epochs": 4, "init": "per_client"}
     ignored = {**dict.fromkeys(("batch_size", "tolerance", "negative_pool", "negative_draw"),
@@ -258,8 +260,24 @@ class SequentialBackbone(Backbone):
         """M: how many vectors ``session_vectors`` makes of a sequence."""
         return self.settings.max_length
 
+    def more_items(self, memory: Tables, sequence: Sequence) -> Tensor | None:
+        """Items besides the sequences' own whose rows ``session_vectors`` reads, as neighbours in a graph.
+
+        Args:
+            memory: what the clients remember (see ``remember``), each (C, ...).
+
+        Returns:
+            int64 ids of shape (C, n), or None.
+        """
+
     def session_vectors(self, clients: Tables, inputs: Tensor, sequence: Sequence, dropout: Dropout) -> SessionVectors:
-        """The vectors that items are scored with; arguments as for ``encode``."""
+        """The vectors that items are scored with.
+
+        Args:
+            clients: as for ``encode``, and what the clients remember.
+            inputs: item rows, (C, L, d), zero at padding; after them those of ``more_items``, (C, L + n, d).
+            sequence, dropout: as for ``encode``.
+        """
         return SessionVectors(self.encode(clients, inputs, sequence, dropout), sequence.real)
 
     def session_scores(self, vectors: Tensor, mask: Tensor, rows: Tensor) -> Tensor:

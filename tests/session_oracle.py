@@ -365,12 +365,100 @@ class MiaSRecModule(SessionModule):
         return beta * cosines.max(0).values + (1 - beta) * cosines[kept].mean(0)
 
 
+def clicked_together(sessions, most):
+    """Item to its most frequent neighbours, [(item, count), ...], within 3 positions of a session in both directions."""
+    counts = {}
+    for session in sessions:
+        for i, a in enumerate(session):
+            for b in session[i + 1:i + 4]:
+                for one, other in ((a, b), (b, a)):
+                    if a != b:
+                        counts.setdefault(one, {}).setdefault(other, 0)
+                        counts[one][other] += 1
+    return {item: sorted(near.items(), key=lambda pair: (-pair[1], pair[0]))[:most] for item, near in counts.items()}
+
+
+class DMIGNNModule(SessionModule):
+    """DMI-GNN as its card and the corrections describe it, edge by edge, on a session without padding."""
+
+    def __init__(self, settings, n_items):
+        super().__init__(settings)
+        d, k = settings.dim, settings.interests
+        self.items = nn.Embedding(n_items + 1, d, padding_idx=0)
+        self.position, self.edges = nn.Embedding(self.length, d), nn.Embedding(4, d)
+        self.mix, self.second = nn.Linear(2 * d, d, bias=False), nn.Parameter(torch.zeros(k, d))
+        self.names = {ITEM: ("items.weight", after_padding), "positions": ("position.weight", whole),
+                      "edges": ("edges.weight", whole), "mix.weight": ("mix.weight", whole), "weights": ("second", whole)}
+        if settings.patterns == "linear":
+            self.pattern = nn.Linear(d, k * d)
+            self.names |= both("patterns", "pattern")
+        else:
+            self.first = nn.Linear(d, k * d)
+            self.last_weight, self.last_bias = nn.Parameter(torch.zeros(k, d, d)), nn.Parameter(torch.zeros(k, d))
+            self.names |= {**both("patterns.0", "first"), "patterns.1.weight": ("last_weight", whole),
+                           "patterns.1.bias": ("last_bias", whole)}
+        if settings.graph_neighbours:
+            self.near = nn.ModuleList(nn.Linear(n, m, bias=False) for n, m in ((d + 1, d), (d, 1), (2 * d, d)))
+            self.names |= {f"near.{n}": (f"near.{n}.weight", whole) for n in range(3)}
+        self.graph = {}
+
+    def edge(self, clicks, a, b):
+        """The kind of the edge from a to b, or None."""
+        steps = set(zip(clicks, clicks[1:]))
+        if a == b:
+            return 0
+        return {(True, False): 1, (False, True): 2, (True, True): 3}.get(((a, b) in steps, (b, a) in steps))
+
+    def of_item(self, clicks, a, mean):
+        """The node of an item on both graphs."""
+        unit = {item: nn.functional.normalize(self.items(torch.tensor(item)), dim=0) for item in set(clicks)}
+        joined = [(b, self.edge(clicks, a, b)) for b in sorted(set(clicks)) if self.edge(clicks, a, b) is not None]
+        scores = torch.stack([nn.functional.leaky_relu((self.edges.weight[kind] * unit[a] * unit[b]).sum(), 0.2)
+                              for b, kind in joined])
+        node = sum(weight * unit[b] for weight, (b, _) in zip(scores.softmax(0), joined))
+        if not self.settings.graph_neighbours:
+            return node
+        own, near = self.items(torch.tensor(a)), self.graph.get(a - 1, [])
+        mixed = torch.zeros_like(own)
+        if near:
+            rows = self.items(torch.tensor([b + 1 for b, _ in near]))
+            counts = torch.tensor([[count] for _, count in near]).to(rows)
+            hidden = nn.functional.leaky_relu(self.near[0](torch.cat([mean * rows, counts], 1)), 0.2)
+            mixed = self.near[1](hidden).flatten().softmax(0) @ rows
+        return node + torch.relu(self.near[2](torch.cat([own, mixed])))
+
+    def forward(self, seq, times):
+        clicks, k = [int(row) for row in seq if row != 0][::-1], self.settings.interests
+        mean = self.items(torch.tensor(clicks)).mean(0)
+        nodes = {item: self.of_item(clicks, item, mean) for item in set(clicks)}
+        h = torch.stack([nodes[item] for item in clicks])
+        m = torch.tanh(self.mix(torch.cat([self.position.weight[:len(clicks)], h], 1)))
+        if self.settings.patterns == "linear":
+            n = torch.sigmoid(self.pattern(m)).view(len(clicks), k, -1)
+        else:
+            hidden = torch.tanh(self.first(m)).view(len(clicks), k, -1)
+            n = torch.stack([hidden[:, j] @ self.last_weight[j].T + self.last_bias[j] for j in range(k)], 1)
+        self.beta = (n * self.second).sum(2).T
+        return self.beta @ h
+
+    def extra(self, vectors, positives):
+        s = self.settings
+        pairs = [torch.cosine_similarity(self.beta[i], self.beta[j], dim=0).abs()
+                 for i in range(s.interests) for j in range(i)]
+        if not pairs:
+            return 0.0
+        return s.diversity * torch.sigmoid(torch.stack(pairs).mean() * (self.beta.shape[1] - s.long_session))
+
+    def pooled(self, vectors, rows):
+        return (vectors @ nn.functional.normalize(rows, dim=1).T).max(0).values
+
+
 def single_client(name, settings, n_items):
     """The module of the backbone of this name."""
     if name == "sasrec" and settings.architecture == "recbole":
         return RecBoleSASRecModule(settings, n_items)
     return {"sasrec": SASRecModule, "gru4rec": GRU4RecModule, "tisasrec": TiSASRecModule,
-            "miasrec": MiaSRecModule}[name](settings, n_items)
+            "miasrec": MiaSRecModule, "dmi-gnn": DMIGNNModule}[name](settings, n_items)
 
 
 # Rounds, one client at a time, with full models and torch.optim. Everything below is about the whole federation.
@@ -428,6 +516,8 @@ class Oracle:
         self.candidates, self.method, self.length, self.optimiser = candidates, method, settings.max_length, optimiser
         self.module = single_client(name, settings, n_items).double()
         self.module.load(public, dense)
+        most = getattr(settings, "graph_neighbours", 0)
+        self.graphs = [clicked_together([[item for item, _ in session] for session in entry[0]], most) for entry in log]
         self.heads = None
         if head:
             self.heads = [Head(settings.dim, head).double() for _ in log]
@@ -491,6 +581,7 @@ class Oracle:
         module = copy.deepcopy(self.module)
         if round == 0 and self.init == "per_client":
             self.start_alone(module, user, lookups)
+        module.graph = self.graphs[user]
         seq, times, positives, negatives = self.samples(user, round)
         teacher = None
         if m and round > 0 and m.without not in ("tasd", "both"):
@@ -556,6 +647,8 @@ class Oracle:
             session = self.session(user, round)[-self.length - 1:]
             _, _, _, negatives = self.samples(user, round)
             lookups[user] = {item for item, _ in session} | {int(row) - 1 for row in negatives if row > 0}
+            for item, _ in session[:-1]:
+                lookups[user] |= {near for near, _ in self.graphs[user].get(item, [])}
             if getattr(self.settings, "loss", "") == "cross_entropy":
                 lookups[user] = set(range(self.n_items))
             if self.method and self.method.encodes_next_session:
@@ -584,6 +677,7 @@ class Oracle:
             session = entry[0][0] if purpose == "early" else entry[1 if purpose == "valid" else 2]
             if session is None:
                 continue
+            self.module.graph = self.graphs[user]
             features = self.module(*self.input(session))
             if self.heads:
                 self.heads[user].eval()

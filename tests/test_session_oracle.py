@@ -21,6 +21,9 @@ BACKBONES = {"sasrec": {}, "gru4rec": {"hidden_size": 4}, "tisasrec": {"time_spa
              "sasrec, recbole": {"architecture": "recbole", "layers": 2, "heads": 2, "inner_size": 7}}
 _MIASREC = {"layers": 2, "heads": 2, "inner_size": 7, "session_dropout": 0.0, "item_dropout": 0.0}
 SESSION_BACKBONES = {"miasrec": _MIASREC, "miasrec, bce": {**_MIASREC, "loss": "bce"},
+                     "dmi-gnn": {"global_dropout": 0.0, "graph_neighbours": 3, "long_session": 2.0, "diversity": 0.5},
+                     "dmi-gnn, bce": {"global_dropout": 0.0, "graph_neighbours": 3, "loss": "bce", "interests": 1,
+                                      "patterns": "extractors"},
                      "miasrec, entmax": {**_MIASREC, "selection": "entmax", "mean_token": "apart"}}
 
 

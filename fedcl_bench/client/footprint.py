@@ -20,6 +20,7 @@ from .ways import Way
 
 _ACTIVATIONS = 8
 _TABLES_ON_THE_WAY = 3  # item tables that a loss over all items keeps for its gradient, or makes of it
+_MORE_ACTIVATIONS = 12  # vectors that it keeps for each row of other items
 _SESSION_ACTIVATIONS = 48  # vectors per position and layer that a sequential backbone keeps for its gradient
 
 
@@ -145,10 +146,11 @@ def _session_chunks(load: StepLoad) -> int:
     length, dim = settings.max_length, settings.dim
     clients = min(clients_at_once(load.backbone, step.n_items), step.n_users)
     layers = getattr(settings, "layers", 1)
-    rows, made = 3 * length * load.public, 0
+    more = load.backbone.n_more_items
+    rows, made = (3 * length + more) * load.public, more * dim * _MORE_ACTIVATIONS
     if load.backbone.whole_tables:
         rows = step.n_items * load.public
-        made = _TABLES_ON_THE_WAY * rows + 4 * step.n_items * load.backbone.n_vectors
+        made += _TABLES_ON_THE_WAY * rows + 4 * step.n_items * load.backbone.n_vectors
     parameters = (load.private + load.dense + rows) * 5 + made  # value, gradient, moments, moved
     activations = length * (dim + length) * _SESSION_ACTIVATIONS * layers
     chunk = load.number * clients * (parameters + activations)

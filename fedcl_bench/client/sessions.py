@@ -78,6 +78,15 @@ def window(sessions: Sessions, chosen: Tensor, length: int) -> tuple[Tensor, Seq
     return items, Sequence(inputs, times[:, :-1] * inputs, items[:, :-1].where(inputs, -1))
 
 
+def input_rows(backbone: SequentialBackbone, model: Snapshot, users: Tensor, sequence: Sequence) -> Tensor:
+    """The item rows that ``session_vectors`` reads of some users' sequences under the server's table: (C, L + n, d)."""
+    real = sequence.real
+    rows = embedding(sequence.items.clamp(min=0), model.public[ITEM]) * real.unsqueeze(2)
+    memory = {name: table[users] for name, table in model.memory.items()}
+    more = backbone.more_items(memory, sequence)
+    return rows if more is None else torch.cat([rows, embedding(more, model.public[ITEM])], 1)
+
+
 class SessionView(TrainerView, views.LocalSessions):
     """``views.LocalSessions`` of a trainer's clients."""
 
@@ -120,7 +129,10 @@ class SessionTrainer(ChunkTrainer):
             replayed = following[:, :-1]
         layout = Slots.whole if training.backbone.whole_tables else Slots.touched
         self.sampled = torch.cat([self.items, negatives], 1)
-        slots = layout(self.sampled, length + 1, replayed, model.n_items)
+        memory = {name: table[users] for name, table in model.memory.items()}
+        more = training.backbone.more_items(memory, self.sequence)
+        looked_up = self.sampled if more is None else torch.cat([self.sampled, more], 1)
+        slots = layout(looked_up, length + 1, replayed, model.n_items)
         super().__init__(users, slots, model, training, draw)
         self.scored: AllScores | None = None  # in the latest forward pass, if the loss concerns all items
         self.looked_up: Tensor | None = None  # rows of the samples in that pass
@@ -192,8 +204,11 @@ class SessionTrainer(ChunkTrainer):
         local.draw = replace(self.draw, batch=epoch)
         rows = self.looked_up = self._look_up()
         dropout = Dropout(local.draw.clients("dropout", self.users), self.dropped)
-        session = self.backbone.session_vectors({**self.clients, **self.memory}, rows[:, :length] * real.unsqueeze(2),
-                                                self.sequence, dropout)
+        inputs, samples = rows[:, :length] * real.unsqueeze(2), self.sampled.shape[1]
+        if rows.shape[1] > samples:  # those of more items come last
+            rows, more = rows.split([samples, rows.shape[1] - samples], 1)
+            inputs = torch.cat([inputs, more], 1)
+        session = self.backbone.session_vectors({**self.clients, **self.memory}, inputs, self.sequence, dropout)
         hook = "encode" if self.backbone.positionwise else "session_vectors"
         shape, meaning = self._shape_of_vectors()
         contract.check_tensor(self.backbone, hook, session.vectors, shape, meaning)
@@ -213,7 +228,7 @@ class SessionTrainer(ChunkTrainer):
         return loss + self._penalty()
 
     def _look_up(self) -> Tensor:
-        """The rows of the session's items, then of the negatives, (C, 2 L + 1, d), differentiable.
+        """The rows of the session's items, of the negatives, and of more items, (C, n, d), differentiable.
 
         Of whole tables they are cut off, so that the way back does not make a table of them.
         """

@@ -16,7 +16,7 @@ from torch.nn.functional import embedding
 
 from .. import contract, draws
 from ..backbone import Backbone
-from ..client.sessions import window
+from ..client.sessions import input_rows, window
 from ..data.stream import Sessions, Step
 from ..draws import DrawKey
 from ..layers import ITEM
@@ -152,7 +152,7 @@ class _SequentialLogits:
         """The item to find (n, 1), its logit (n, 1), those of the candidates ``ids``, and of all items if needed."""
         sessions, table = self.task.sessions, self.model.public[ITEM]
         items, sequence = window(sessions, sessions.of_user[users], self.backbone.settings.max_length)
-        target, vectors, mask = items[:, -1:], *self._vectors(users, items[:, :-1], sequence)
+        target, vectors, mask = items[:, -1:], *self._vectors(users, sequence)
 
         def score(rows: Tensor) -> Tensor:
             scores = self.backbone.session_scores(vectors, mask, rows)
@@ -163,11 +163,11 @@ class _SequentialLogits:
         wanted, others = score(embedding(target, table)), None if ids is None else score(embedding(ids, table))
         return target, wanted, others, score(table) if self.task.full or ids is None else None
 
-    def _vectors(self, users: Tensor, inputs: Tensor, sequence: Sequence) -> tuple[Tensor, Tensor]:
+    def _vectors(self, users: Tensor, sequence: Sequence) -> tuple[Tensor, Tensor]:
         """What users' next items are scored with, and which of it counts (see ``SessionVectors``)."""
         backbone, draw, purpose = self.backbone, self.task.draw, self.task.purpose
         clients = self.model.clients(users)
-        rows = embedding(inputs, self.model.public[ITEM]) * sequence.real.unsqueeze(2)
+        rows = input_rows(backbone, self.model, users, sequence)
         session = backbone.session_vectors(clients, rows, sequence, Dropout())
         queries = None
         if self.method.encodes_next_session:

@@ -19,10 +19,9 @@ from typing import Any, Callable, Iterator
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
 
 from .. import contract
-from ..client.sessions import window
+from ..client.sessions import input_rows, window
 from ..errors import RunFailed, UserError
 from ..federation.parts import Progress
 from ..layers import ITEM
@@ -30,7 +29,7 @@ from ..model import Snapshot, score_users
 from ..recbole.parameters import PADDING
 from ..runs.records import load_progress, save_progress
 from ..runs.registry import RECBOLE, Plugin
-from ..sequential import Dropout, Sequence, SessionVectors
+from ..sequential import Dropout, Sequence, SequentialBackbone, SessionVectors
 from ..settings import checked
 from .report import Inapplicable, Violated
 from .trials import (Pair, all_tables, client_round, difference, finished, is_sequential, module_of, runs_differ,
@@ -230,22 +229,22 @@ def padding(pair: Pair) -> str:
     if not is_sequential(pair.backbone_cls):
         raise Inapplicable("no sequences")
     backbone, model = pair.federation().backbone, pair.points[-1].best.model
-    users, rows, sequence = _first_sessions(pair, model)
+    users, sequence = _first_sessions(pair)
     table, generator = model.public[ITEM], torch.Generator().manual_seed(0)
 
-    def vectors(sequence: Sequence, rows: Tensor, users: Tensor) -> SessionVectors:
-        return backbone.session_vectors(model.clients(users), rows, sequence, Dropout())
+    def vectors(sequence: Sequence, users: Tensor = users) -> SessionVectors:
+        return _vectors(backbone, model, users, sequence)
 
     def scores(session: SessionVectors, table: Tensor = table) -> Tensor:
         return backbone.session_scores(session.vectors, session.mask, table)
 
-    session = vectors(sequence, rows, users)
+    session = vectors(sequence)
     expected, mask = scores(session), session.mask.unsqueeze(2)
     noise = torch.randn(session.vectors.shape, generator=generator, dtype=table.dtype)
     chosen = torch.randperm(len(table), generator=generator)[:7]
     ids = torch.randint(0, len(table), sequence.items.shape, generator=generator)
     other = replace(sequence, items=sequence.items.where(sequence.real, ids))
-    _same(expected, scores(vectors(other, rows, users)), "session_vectors", "other ids at padding")
+    _same(expected, scores(vectors(other)), "session_vectors", "other ids at padding")
     _same(expected, scores(replace(session, vectors=session.vectors.where(mask, noise))), "session_scores",
           "other vectors outside the mask")
     _same(expected[:, chosen], scores(session, table[chosen]), "session_scores", "fewer items")
@@ -253,17 +252,21 @@ def padding(pair: Pair) -> str:
     for number, real in enumerate(() if backbone.positionwise else sequence.real):
         own = slice(number, number + 1), slice(len(real) - int(real.sum()), None)
         short = Sequence(sequence.real[own], sequence.times[own], sequence.items[own])
-        _same(expected[own[0]], scores(vectors(short, rows[own], users[own[0]])), "session_vectors", "no padding")
+        _same(expected[own[0]], scores(vectors(short, users[own[0]])), "session_vectors", "no padding")
     return f"{len(users)} sessions of {int(sequence.real.sum(1).min())} to {sequence.real.shape[1]} positions"
 
 
-def _first_sessions(pair: Pair, model: Snapshot) -> tuple[Tensor, Tensor, Sequence]:
-    """Ids of the users with a training session, the item rows of each one's first, and the sequences."""
-    step, length = pair.stream.steps[0], pair.federation().backbone.settings.max_length
-    sessions = step.sessions["train"]
+def _first_sessions(pair: Pair) -> tuple[Tensor, Sequence]:
+    """Ids of the users with a training session, and each one's first as a sequence."""
+    sessions = pair.stream.steps[0].sessions["train"]
     users = (sessions.count > 0).nonzero().flatten()
-    items, sequence = window(sessions, sessions.of_user[users], length)
-    return users, embedding(items[:, :-1], model.public[ITEM]) * sequence.real.unsqueeze(2), sequence
+    return users, window(sessions, sessions.of_user[users], pair.federation().backbone.settings.max_length)[1]
+
+
+def _vectors(backbone: SequentialBackbone, model: Snapshot, users: Tensor, sequence: Sequence) -> SessionVectors:
+    real = sequence.real  # whatever stands at padding
+    rows = input_rows(backbone, model, users, replace(sequence, items=sequence.items.where(real, -1)))
+    return backbone.session_vectors(model.clients(users), rows, sequence, Dropout())
 
 
 def _same(expected: Tensor, scores: Tensor, hook: str, what: str) -> None:
@@ -415,8 +418,7 @@ def _some_scores(pair: Pair, model: Snapshot) -> Tensor:
     if not is_sequential(pair.backbone_cls):
         users = torch.arange(min(3, model.n_users)) if model.private else torch.arange(1)
         return score_users(backbone, model, users)
-    users, rows, sequence = _first_sessions(pair, model)
-    session = backbone.session_vectors(model.clients(users), rows, sequence, Dropout())
+    session = _vectors(backbone, model, *_first_sessions(pair))
     return backbone.session_scores(session.vectors, session.mask, model.public[ITEM])
 
 

@@ -10,10 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from helpers import build, module_of
-from session_oracle import ITEM, entmax, left_padded, single_client
+from session_oracle import ITEM, clicked_together, entmax, left_padded, single_client
 from torch.nn.functional import cosine_similarity, normalize
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -27,14 +28,18 @@ from fedcl_bench.evaluation.ranking import EvaluationSettings
 from fedcl_bench.federation.footprint import load_of
 from fedcl_bench.federation.parts import Federation, FederationSettings
 from fedcl_bench.sampling import LocalSettings
-from fedcl_bench.sequential import Dropout, Targets
+from fedcl_bench.sequential import Dropout, SessionVectors, Targets
 from fedcl_bench.sizes import SIZES
 from fedcl_bench.testing.worlds import session_log, session_stream
 
 N_ITEMS, LENGTHS, LONGEST = 40, (2, 5, 9, 14), 8
 SMALL = {"miasrec": {"dim": 6, "max_length": LONGEST, "heads": 2, "inner_size": 7, "dropout": 0.0,
-                     "session_dropout": 0.0, "item_dropout": 0.0}}
+                     "session_dropout": 0.0, "item_dropout": 0.0},
+         "dmi-gnn": {"dim": 6, "max_length": LONGEST, "global_dropout": 0.0, "graph_neighbours": 4, "long_session": 3.0,
+                     "diversity": 0.5}}
 CHOICES = [("miasrec", {}), ("miasrec", {"loss": "bce", "mean_token": "apart", "max_repeat": 3, "layers": 1}),
+           ("dmi-gnn", {}), ("dmi-gnn", {"graph_neighbours": 0, "loss": "bce"}),
+           ("dmi-gnn", {"patterns": "extractors", "interests": 1, "loss": "bce"}),
            ("miasrec", {"selection": "entmax"}), ("miasrec", {"selection": "sparsemax", "loss": "bce"})]
 EACH = pytest.mark.parametrize("name, options", CHOICES, ids=str)
 
@@ -60,13 +65,19 @@ class World:
         self.items, self.sequence = window(self.sessions, torch.arange(self.clients), LONGEST)
         negatives = torch.randint(0, N_ITEMS, (self.clients, LONGEST), generator=generator)
         self.sampled = torch.cat([self.items, negatives.where(self.sequence.real, self.items[:, :1])], 1)
+        step = SimpleNamespace(sessions={"train": self.sessions}, n_users=self.clients,
+                               train=SimpleNamespace(lengths=torch.tensor(LENGTHS)))
+        self.memory = backbone.remember(step, {})
+        self.more = backbone.more_items(self.memory, self.sequence)
 
-    def rows(self):
-        return self.table.gather(1, self.sampled.unsqueeze(2).expand(-1, -1, self.table.shape[2]))
+    def rows(self, items=None):
+        items = self.sampled if items is None else items
+        return self.table.gather(1, items.unsqueeze(2).expand(-1, -1, self.table.shape[2]))
 
     def vectors(self, dropout=None):
         inputs = self.rows()[:, :LONGEST] * self.sequence.real.unsqueeze(2)
-        return self.backbone.session_vectors(self.dense, inputs, self.sequence, dropout or Dropout())
+        inputs = inputs if self.more is None else torch.cat([inputs, self.rows(self.more)], 1)
+        return self.backbone.session_vectors({**self.dense, **self.memory}, inputs, self.sequence, dropout or Dropout())
 
     def loss(self):
         """Each client's, with the scores of all items made at once."""
@@ -79,6 +90,9 @@ class World:
 
     def module(self, client):
         module = single_client(self.backbone.name, self.backbone.settings, N_ITEMS).double()
+        start, end = self.sessions.start[client:client + 2].tolist()
+        module.graph = clicked_together([self.sessions.items[start:end].tolist()],
+                                        getattr(self.backbone.settings, "graph_neighbours", 0))
         return module.load({ITEM: self.table[client]}, {name: value[client] for name, value in self.dense.items()})
 
     def asked(self, client):
@@ -227,8 +241,8 @@ def test_heads_that_do_not_divide_the_vectors(registry):
 
 @pytest.mark.long
 def test_miasrec_equals_the_released_code(registry, monkeypatch):
-    """On random sessions, to 1e-5. FEDCL_BENCH_released_name names a folder with miasrec/miasrec.py of jin530/MiaSRec."""
-    path = Path(os.environ.get("FEDCL_BENCH_released_name", "")) / "miasrec" / "miasrec.py"
+    """On random sessions, to 1e-5. FEDCL_BENCH_RELEASED names a folder with miasrec/miasrec.py of jin530/MiaSRec."""
+    path = Path(os.environ.get("FEDCL_BENCH_RELEASED", "")) / "miasrec" / "miasrec.py"
     if not path.is_file():
         pytest.skip("no copy of the released code")
     real = lambda scores, alpha, dim: (scores > -1e15) / (scores > -1e15).sum(dim, keepdim=True)  # what alpha = -1 does
@@ -280,6 +294,115 @@ def _released_name(parameter: str) -> str:
         if parameter.startswith(ours):
             return theirs + parameter[len(ours):]
     raise KeyError(parameter)
+
+
+# DMI-GNN
+
+
+def test_patterns_of_long_sessions_are_kept_apart(registry):
+    """K = 2, |cos| = .5, length 12, eta 8: sigmoid(.5 x 4) = .8808; a short session has less than .5."""
+    backbone = make(registry, "dmi-gnn", interests=2, diversity=1.0, long_session=8.0)
+    beta = torch.zeros(2, 2, 12, dtype=torch.float64)
+    beta[:, 0, 0] = beta[:, 1, 0] = 1.0
+    beta[:, 1, 1] = -(3.0 ** 0.5)
+    terms = {"beta": beta, "length": torch.tensor([12.0, 4.0], dtype=torch.float64)}
+    found = backbone.session_term(SessionVectors(beta, beta, terms), None)
+    assert found.tolist() == pytest.approx([1 / (1 + math.exp(-2.0)), 1 / (1 + math.exp(2.0))])
+    assert round(float(found[0]), 4) == 0.8808
+
+
+def test_the_best_interest_is_each_items_own(registry):
+    vectors = torch.tensor([[[2.0, 0, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0], [-9, -9, 0, 0, 0, 0]]])
+    rows = torch.tensor([[3.0, 0, 0, 0, 0, 0], [0, 5, 0, 0, 0, 0], [-1, 0, 0, 0, 0, 0]])
+    scores = make(registry, "dmi-gnn").session_scores(vectors, torch.ones(1, 3, dtype=torch.bool), rows)
+    assert scores.tolist() == [[2.0, 1.0, 9.0]]
+
+
+def test_neighbours_are_of_a_clients_own_sessions(registry):
+    """User 0: 1 2 1 3 5 | 2 1; user 1: 1 5. Within 3 positions, in both directions, the most frequent first."""
+    neighbours = module_of(registry, "backbone", "dmi-gnn").neighbours
+    items, start, user = np.array([1, 2, 1, 3, 5, 2, 1, 1, 5]), np.array([0, 5, 7, 9]), np.array([0, 0, 1])
+    found = {}
+    for owner, item, rank, near, count in zip(*neighbours(items, start, user, 2)):
+        assert len(found.setdefault((owner, item), [])) == rank
+        found[owner, item].append((near, count))
+    own = clicked_together([[1, 2, 1, 3, 5], [2, 1]], 2)
+    assert own == {1: [(2, 3), (3, 2)], 2: [(1, 3), (3, 1)], 3: [(1, 2), (2, 1)], 5: [(1, 1), (2, 1)]}
+    assert found == {**{(0, item): near for item, near in own.items()}, (1, 1): [(5, 1)], (1, 5): [(1, 1)]}
+
+
+def test_a_graph_without_edges_and_items_it_has_not_seen(registry):
+    """One client clicked one item alone, and its graph is empty; its session may have other items all the same."""
+    backbone = make(registry, "dmi-gnn", dropout=1.0)
+    sessions = Sessions(torch.tensor([0, 1]), torch.tensor([0, 3]), torch.tensor([4, 4, 4]), torch.arange(3.0))
+    memory = backbone.remember(SimpleNamespace(sessions={"train": sessions}, n_users=1, train=SimpleNamespace(
+        lengths=torch.tensor([3]))), {})
+    assert (memory["graph items"] == -1).all()
+    _, sequence = window(Sessions(sessions.of_user, sessions.start, torch.tensor([7, 4, 8]), sessions.times),
+                         torch.tensor([0]), LONGEST)
+    more = backbone.more_items(memory, sequence)
+    assert (more == 4).all()  # its own last input
+    dense = {name: torch.randn(1, *value.shape) for name, value in backbone.new_dense(0).items()}
+    inputs = torch.cat([torch.randn(1, LONGEST, 6) * sequence.real.unsqueeze(2), torch.randn(1, more.shape[1], 6)], 1)
+    dropped, whole = (backbone.session_vectors({**dense, **memory}, inputs, sequence, dropout).vectors
+                      for dropout in (Dropout(torch.tensor([3])), Dropout()))
+    assert bool(dropped.isfinite().all()) and not torch.equal(dropped, whole)
+    assert not torch.equal(whole, backbone.session_vectors({**dense, **memory}, torch.cat(
+        [-inputs[:, :LONGEST], inputs[:, LONGEST:]], 1), sequence, Dropout()).vectors)
+    unread = torch.cat([inputs[:, :LONGEST], -inputs[:, LONGEST:]], 1)
+    assert torch.equal(whole, backbone.session_vectors({**dense, **memory}, unread, sequence, Dropout()).vectors)
+
+
+@pytest.mark.long
+def test_dmi_gnn_equals_the_released_derivative(registry, monkeypatch):
+    """Its interests, scores and loss with patterns=extractors, on random sessions, to 1e-5. FEDCL_BENCH_RELEASED names a
+    folder with co-dmi-gnn/, a copy of the first commit of cxy13h/Co-DMI-GNN."""
+    folder = Path(os.environ.get("FEDCL_BENCH_RELEASED", "")) / "co-dmi-gnn"
+    if not (folder / "model.py").is_file():
+        pytest.skip("no copy of the released code")
+    to = torch.Tensor.to
+    monkeypatch.setattr(torch.Tensor, "to", lambda x, *where, **how: x if where == ("cuda",) else to(x, *where, **how))
+    monkeypatch.syspath_prepend(str(folder))
+    model, utils = importlib.import_module("model"), importlib.import_module("utils")
+    for name in ("model", "utils", "aggregator"):
+        monkeypatch.delitem(sys.modules, name)
+    world = World(make(registry, "dmi-gnn", patterns="extractors", graph_neighbours=2))
+    s = world.backbone.settings
+    for client in range(world.clients):
+        start, end = world.sessions.start[client:client + 2].tolist()
+        clicks = world.sessions.items[start:end].tolist()
+        graph = clicked_together([clicks], 2)
+        near = np.zeros((N_ITEMS + 1, 2)), np.zeros((N_ITEMS + 1, 2))
+        for item, pairs in graph.items():  # as often as it takes to fill two places
+            for table, place in zip(near, (0, 1)):
+                table[item + 1] = [(pairs * 2)[n][place] + (place == 0) for n in (0, 1)]
+        options = SimpleNamespace(batch_size=1, hiddenSize=s.dim, dropout_local=0.0, dropout_global=0.0, n_iter=1,
+                                  n_sample=2, interests=s.interests, length=s.long_session, beta=s.diversity, alpha=0.2,
+                                  activate="relu", dropout_gcn=0.0, lr=0.1, l2=0.0, lr_dc_step=3, lr_dc=0.1)
+        theirs = model.DMIGNN(options, N_ITEMS + 1, *near).double()
+        theirs.num = theirs.num.double()
+        ours = {name: value[client].detach() for name, value in world.dense.items()}
+        with torch.no_grad():
+            theirs.embedding.weight[1:] = world.table[client]
+            theirs.pos_embedding.weight[:LONGEST] = ours["positions"]
+            for kind in range(4):
+                getattr(theirs.local_agg, f"a_{kind}")[:, 0] = ours["edges"][kind]
+            theirs.w_1.copy_(ours["mix.weight"].T)
+            theirs.w_2.copy_(ours["weights"].T)
+            layers = [ours[f"patterns.{n}.{what}"].view(s.interests, *[s.dim] * (1 + (what == "weight")))
+                      for n in (0, 1) for what in ("weight", "bias")]
+            for k, extractor in enumerate(theirs.interest_extractors):
+                for value, parameter in zip(layers, extractor.parameters()):
+                    parameter.copy_(value[k])
+            for n in range(3):
+                theirs.global_agg[0].get_parameter(f"w_{n + 1}").copy_(ours[f"near.{n}"].T)
+        clicks = clicks[-LONGEST - 1:]
+        data = utils.Data(([[item + 1 for item in clicks[:-1]]], [clicks[-1] + 1]))
+        _, (scores, term, _) = model.forward(theirs, [part[None] for part in data[0]])
+        session = world.vectors()
+        found = world.backbone.session_scores(session.vectors, session.mask, world.table)[client]
+        torch.testing.assert_close(found, scores[0], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(world.backbone.session_term(session, None)[client], term.double(), rtol=1e-5, atol=1e-5)
 
 
 # Memory.
