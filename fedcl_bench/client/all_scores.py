@@ -7,8 +7,6 @@ scores and dropout's factors are kept from the first pass to the second.
 
 from __future__ import annotations
 
-from typing import Iterator
-
 import torch
 from torch import Tensor
 
@@ -31,39 +29,41 @@ class AllScores:
     """
 
     def __init__(self, backbone: SequentialBackbone, vectors: Tensor, mask: Tensor, table: Tensor, dropout: Dropout):
-        self.backbone, self.vectors, self.mask = backbone, vectors, mask
-        self.table, leaf = table.detach(), vectors.detach()
+        self.backbone, self.vectors, self.mask, self.table = backbone, vectors, mask, table.detach()
         self.factors: list[Tensor | None] = []  # of the tiles
-        parts = []
-        for rows, items in self._tiles():
-            factor = dropout.of_rows(items, rows.shape[2], backbone.candidate_dropout, rows.dtype)
+        scores = table.new_empty(table.shape[:2])
+        items = torch.arange(table.shape[1], device=table.device)
+        for clients, columns in self._tiles():
+            factor = dropout.part(clients).of_rows(items[columns], table.shape[2], backbone.candidate_dropout, table.dtype)
             self.factors.append(factor)
             with torch.no_grad():
-                parts.append(self._score(leaf, rows, factor))
-        self.scores = torch.cat(parts, 1).requires_grad_()
+                scores[clients, columns] = self._score(vectors[clients], clients, self.table[clients, columns], factor)
+        self.scores = scores.requires_grad_()
 
-    def _tiles(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Rows (C, n, d) and their items, (n,)."""
-        clients, n_items, dim = self.table.shape
-        size = n_items if self.table.device.type != "cpu" else max(1, SIZES.tile // (clients * dim))
-        items = torch.arange(n_items, device=self.table.device)
-        return zip(self.table.split(size, 1), items.split(size))
+    def _tiles(self) -> list[tuple[slice, slice]]:
+        """Clients and items of each tile: some rows of one client, which lie together; on a GPU everything."""
+        count, n_items, dim = self.table.shape
+        if self.table.device.type != "cpu":
+            return [(slice(0, count), slice(0, n_items))]
+        size = max(1, SIZES.tile // dim)
+        return [(slice(client, client + 1), slice(start, start + size))
+                for client in range(count) for start in range(0, n_items, size)]
 
-    def _score(self, vectors: Tensor, rows: Tensor, factor: Tensor | None) -> Tensor:
-        scores = self.backbone.session_scores(vectors, self.mask, rows if factor is None else rows * factor)
+    def _score(self, vectors: Tensor, clients: slice, rows: Tensor, factor: Tensor | None) -> Tensor:
+        rows = rows if factor is None else rows * factor
+        scores = self.backbone.session_scores(vectors, self.mask[clients], rows)
         contract.check_tensor(self.backbone, "session_scores", scores, rows.shape[:2],
                               "(C, n): a score per client and item")
         return scores
 
     def gradients(self, of_scores: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of the table, (C, items, d), and of the vectors, (C, M, d), given those of the scores."""
-        of_table, of_vectors, start = torch.empty_like(self.table), torch.zeros_like(self.vectors), 0
-        for (rows, items), factor in zip(self._tiles(), self.factors):
-            tile, vectors = rows.detach().requires_grad_(), self.vectors.detach().requires_grad_()
-            columns = slice(start, start + len(items))
-            start += len(items)
-            of_rows, part = torch.autograd.grad(self._score(vectors, tile, factor), [tile, vectors],
-                                                of_scores[:, columns])
-            of_table[:, columns] = of_rows
-            of_vectors += part
+        of_table, of_vectors = torch.empty_like(self.table), torch.zeros_like(self.vectors)
+        for (clients, columns), factor in zip(self._tiles(), self.factors):
+            tile = self.table[clients, columns].requires_grad_()
+            vectors = self.vectors[clients].detach().requires_grad_()
+            of_rows, part = torch.autograd.grad(self._score(vectors, clients, tile, factor), [tile, vectors],
+                                                of_scores[clients, columns])
+            of_table[clients, columns] = of_rows
+            of_vectors[clients] += part
         return of_table, of_vectors
