@@ -1,9 +1,10 @@
 """Rounds on sessions against a straightforward per-client loop: plain averaging and FCUCR on every sequential backbone.
 
     python benchmarks/sessions.py [--data-dir data] [--repeats 5] [--clients 20] [--threads N]
-    python benchmarks/sessions.py --methods ft --backbones miasrec/bce,miasrec/cross_entropy
+    python benchmarks/sessions.py --methods ft --backbones miasrec/bce,dmi-gnn/bce
 
-The second compares backbones of whole sessions, with each of their losses.
+The second compares backbones of whole sessions with the loss behind the slash: ``bce`` or ``cross_entropy``, whose
+rounds take minutes.
 
 The engine's rounds are those of a run with default settings: local training, retrieval, validation, and the test after
 a round that is the best so far. Round 1 (which draws the clients' own starts) and the next warm up and do not count.
@@ -26,6 +27,7 @@ import copy
 import os
 import statistics
 import time
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -134,6 +136,59 @@ class MiaSRec(nn.Module):
         return (0.9 * cosines.max(0).values + 0.1 * cosines.mean(0)) / 0.07
 
 
+class DMIGNN(nn.Module):
+    """The interests of a session; ``near`` has an item's neighbours in the client's own clicks, and their counts."""
+
+    def __init__(self, n_items, d=100, interests=3):
+        super().__init__()
+        self.items, self.positions = nn.Embedding(n_items + 1, d, padding_idx=0), nn.Embedding(LENGTH, d)
+        self.edges, self.mix = nn.Parameter(torch.randn(4, d)), nn.Linear(2 * d, d, bias=False)
+        self.pattern, self.weights = nn.Linear(d, interests * d), nn.Parameter(torch.randn(interests, d))
+        self.first, self.second = nn.Linear(d + 1, d, bias=False), nn.Linear(d, 1, bias=False)
+        self.both, self.drop, self.near = nn.Linear(2 * d, d, bias=False), nn.Dropout(0.5), {}
+
+    def forward(self, rows, times):
+        clicks = rows[0, rows[0] > 0].flip(0)
+        nodes, alias = clicks.unique(return_inverse=True)
+        step = torch.zeros(len(nodes), len(nodes), dtype=torch.bool)
+        step[alias[:-1], alias[1:]] = True
+        back = step.T
+        kinds = (torch.eye(len(nodes), dtype=torch.bool), step & ~back, back & ~step, step & back)
+        own = self.items(nodes)
+        h = functional.normalize(own, dim=1)
+        scores = torch.full((len(nodes), len(nodes)), -9e15)
+        for edge, where in zip(self.edges, kinds):
+            scores = torch.where(where, functional.leaky_relu((h * edge) @ h.T, 0.2), scores)
+        near = [self.near.get(item, ([], []))[:2] for item in nodes.tolist()]
+        ids = torch.tensor([[*items, *[0] * (12 - len(items))] for items, _ in near])
+        counts = torch.tensor([[*number, *[0] * (12 - len(number))] for _, number in near]).float()
+        others = self.items(ids)
+        given = torch.cat([self.items(clicks).mean(0) * others, counts.unsqueeze(2)], 2)
+        alpha = self.second(functional.leaky_relu(self.first(given), 0.2)).squeeze(2)
+        alpha = alpha.masked_fill(ids == 0, -9e15).softmax(1)
+        mixed = (alpha.unsqueeze(2) * others).sum(1)
+        h = scores.softmax(1) @ h + self.drop(torch.relu(self.both(torch.cat([own, mixed], 1))))
+        h = h[alias]
+        m = torch.tanh(self.mix(torch.cat([self.positions.weight[:len(h)], h], 1)))
+        n = torch.sigmoid(self.pattern(m)).view(len(h), len(self.weights), -1)
+        return (torch.einsum("lkd,kd->kl", n, self.weights) @ h).unsqueeze(0)
+
+    def score(self, vectors, rows):
+        return (vectors[0] @ functional.normalize(rows, dim=1).T).max(0).values
+
+
+def clicked_together(sessions: list[list[int]]) -> dict[int, tuple[list[int], list[int]]]:
+    """Item to its 12 most frequent neighbours within 3 positions, and how often they are."""
+    counts: dict[int, Counter] = {}
+    for session in sessions:
+        for apart in (1, 2, 3):
+            for a, b in zip(session, session[apart:]):
+                if a != b:
+                    counts.setdefault(a, Counter())[b] += 1
+                    counts.setdefault(b, Counter())[a] += 1
+    return {item: tuple(map(list, zip(*near.most_common(12)))) for item, near in counts.items()}
+
+
 class Head(nn.Module):
     """FCUCR's private prediction module."""
 
@@ -163,13 +218,24 @@ class Loop:
     def __init__(self, name: str, fcucr: bool, step):
         self.step, self.fcucr, self.train = step, fcucr, step.sessions["train"]
         name, _, self.loss = name.partition("/")
-        self.server = {"sasrec": SASRec, "gru4rec": GRU4Rec, "tisasrec": TiSASRec, "miasrec": MiaSRec}[name](step.n_items)
+        self.server = {"sasrec": SASRec, "gru4rec": GRU4Rec, "tisasrec": TiSASRec, "miasrec": MiaSRec,
+                       "dmi-gnn": DMIGNN}[name](step.n_items)
         self.total = {key: torch.zeros_like(value) for key, value in self.server.state_dict().items()}
         self.heads: dict[int, Head] = {}
+        self.graphs: dict[int, dict] = {}
 
     def session(self, sessions, number: int) -> tuple[list[int], list[float]]:
         rows = slice(int(sessions.start[number]), int(sessions.start[number + 1]))
         return (1 + sessions.items[rows]).tolist()[-LENGTH - 1:], sessions.times[rows].tolist()[-LENGTH - 1:]
+
+    def graph(self, user: int) -> dict[int, tuple[list[int], list[int]]]:
+        """The client's own graph of clicks, made once; empty where the model reads none."""
+        if not isinstance(self.server, DMIGNN):
+            return {}
+        if user not in self.graphs:
+            first, count = int(self.train.of_user[user]), int(self.train.count[user])
+            self.graphs[user] = clicked_together([self.session(self.train, first + n)[0] for n in range(count)])
+        return self.graphs[user]
 
     def inputs(self, items: list[int], times: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.tensor([padded(items[:-1])]), torch.tensor([padded(times[:-1])], dtype=torch.float64)
@@ -194,7 +260,9 @@ class Loop:
         positive, negative = torch.tensor([padded(items[1:])]), torch.tensor([padded(negatives)])
         real = positive > 0
 
+        self.server.near = {}
         model = copy.deepcopy(self.server).train()
+        model.near = self.graph(user)
         head, rho = None, torch.zeros(1, LENGTH, D)
         parameters = list(model.parameters())
         if self.fcucr:
@@ -239,6 +307,7 @@ class Loop:
         if not int(valid.count[user]):
             return
         items, times = self.session(valid, int(valid.of_user[user]))
+        self.server.near = self.graph(user)
         features = self.server.eval()(*self.inputs(items, times))
         outputs = head.eval()(features, self.answer(features, user, base)) if head else features
         candidates = torch.cat([torch.tensor(items[-1:]), torch.randint(1, self.step.n_items + 1, (100,))])
