@@ -25,13 +25,16 @@ _REACH = 3  # positions apart at which two clicks of a session are neighbours
 
 @dataclass(frozen=True)
 class DMIGNNSettings(SessionSettings):
-    dropout: float = setting(0.0, "dropout of what the session's graph gives; .7 in the code for Tmall", low=0.0, high=1.0)
+    dropout: float = setting(0.0, "dropout of what the session's graph gives; .7 in the code for Tmall", low=0.0,
+                             high=1.0)
     global_dropout: float = setting(0.5, "dropout of what the graph of all clicks gives", low=0.0, high=1.0)
     graph_dropout: float = setting(0.0, "dropout inside that graph", low=0.0, high=1.0)
-    graph_neighbours: int = setting(12, "neighbours of an item in that graph, the most frequent; 0: no such graph", low=0)
+    graph_neighbours: int = setting(12, "neighbours of an item in that graph, the most frequent; 0: no such graph",
+                                    low=0)
     interests: int = setting(3, "K: vectors of a session", low=1)
-    patterns: str = setting("linear", "what weights are made of: K vectors of one linear layer after a sigmoid, or of K "
-                            "two-layer networks (extractors, one of the two codes)", choices=("linear", "extractors"))
+    patterns: str = setting("linear", "what weights are made of: K vectors of one linear layer after a sigmoid, or of "
+                            "K two-layer networks (extractors, one of the two codes)",
+                            choices=("linear", "extractors"))
     diversity: float = setting(0.01, "beta: weight of the loss that keeps patterns of long sessions apart", low=0.0)
     long_session: float = setting(8.0, "eta: the length from which a session is long", low=0.0)
 
@@ -101,7 +104,8 @@ class DMIGNN(SessionBackbone):
 
     def dense_starts(self):
         s, d = self.settings, self.settings.dim
-        shapes = {"positions": (s.max_length, d), "edges": (4, d), "mix.weight": (d, 2 * d), "weights": (s.interests, d)}
+        shapes = {"positions": (s.max_length, d), "edges": (4, d), "mix.weight": (d, 2 * d),
+                  "weights": (s.interests, d)}
         if s.patterns == "linear":
             shapes |= {"patterns.weight": (s.interests * d, d), "patterns.bias": (s.interests * d,)}
         else:
@@ -122,7 +126,8 @@ class DMIGNN(SessionBackbone):
         sessions = step.sessions["train"]
         of_user, device = sessions.of_user.cpu().numpy(), sessions.items.device
         user = np.repeat(np.arange(step.n_users), np.diff(of_user))
-        owner, item, rank, near, count = neighbours(sessions.items.cpu().numpy(), sessions.start.cpu().numpy(), user, most)
+        items, start = sessions.items.cpu().numpy(), sessions.start.cpu().numpy()
+        owner, item, rank, near, count = neighbours(items, start, user, most)
         first = rank == 0
         number = np.cumsum(first) - 1  # of the (user, item)
         before = np.searchsorted(owner[first], np.arange(step.n_users))

@@ -144,7 +144,8 @@ class MiaSRec(SessionBackbone):
         return apply_linear(clients, "importance", pairs).squeeze(2)
 
     def session_scores(self, vectors, mask, rows):
-        """beta max + (1 - beta) mean. Vectors that left the set are zero: the best score may be theirs, the mean is over the others."""
+        """beta max + (1 - beta) mean. Vectors that left the set are zero: the best score may be theirs, the mean is
+        over the others."""
         beta, vectors = self.settings.beta_logit, vectors * mask.unsqueeze(2)
         kept = (vectors != 0.0).any(2)
         return cosine_pool(vectors, mask, beta, (1.0 - beta) / kept.sum(1).to(vectors), rows)

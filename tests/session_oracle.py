@@ -366,7 +366,7 @@ class MiaSRecModule(SessionModule):
 
 
 def clicked_together(sessions, most):
-    """Item to its most frequent neighbours, [(item, count), ...], within 3 positions of a session in both directions."""
+    """Item to its most frequent neighbours, [(item, count), ...], at most 3 positions apart, in both directions."""
     counts = {}
     for session in sessions:
         for i, a in enumerate(session):
@@ -388,7 +388,8 @@ class DMIGNNModule(SessionModule):
         self.position, self.edges = nn.Embedding(self.length, d), nn.Embedding(4, d)
         self.mix, self.second = nn.Linear(2 * d, d, bias=False), nn.Parameter(torch.zeros(k, d))
         self.names = {ITEM: ("items.weight", after_padding), "positions": ("position.weight", whole),
-                      "edges": ("edges.weight", whole), "mix.weight": ("mix.weight", whole), "weights": ("second", whole)}
+                      "edges": ("edges.weight", whole), "mix.weight": ("mix.weight", whole),
+                      "weights": ("second", whole)}
         if settings.patterns == "linear":
             self.pattern = nn.Linear(d, k * d)
             self.names |= both("patterns", "pattern")

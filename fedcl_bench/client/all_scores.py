@@ -34,7 +34,8 @@ class AllScores:
         scores = table.new_empty(table.shape[:2])
         items = torch.arange(table.shape[1], device=table.device)
         for clients, columns in self._tiles():
-            factor = dropout.part(clients).of_rows(items[columns], table.shape[2], backbone.candidate_dropout, table.dtype)
+            factor = dropout.part(clients).of_rows(items[columns], table.shape[2], backbone.candidate_dropout,
+                                                   table.dtype)
             self.factors.append(factor)
             with torch.no_grad():
                 scores[clients, columns] = self._score(vectors[clients], clients, self.table[clients, columns], factor)

@@ -101,7 +101,8 @@ class World:
         items = self.sessions.items[start:end].tolist()
         seq, times = left_padded(items[:-1], [0.0] * (len(items) - 1), LONGEST)
         real = seq > 0
-        return seq, times, (self.sampled[client, 1:LONGEST + 1] + 1) * real, (self.sampled[client, LONGEST + 1:] + 1) * real
+        positives, negatives = ((some + 1) * real for some in self.sampled[client, 1:].split(LONGEST))
+        return seq, times, positives, negatives
 
 
 @EACH
@@ -158,7 +159,8 @@ def test_dropout_of_rows_belongs_to_client_and_item(monkeypatch):
     mine = torch.stack([chosen, chosen + 1 - 3 * (chosen > 100)])
     assert torch.equal(Dropout(keys).of_rows(mine, 7, 0.2, torch.float64)[0], whole[0, chosen])
     assert not torch.equal(Dropout(keys + 1).of_rows(items, 7, 0.2, torch.float64), whole)
-    assert Dropout(keys).of_rows(items, 7, 0.0, torch.float64) is Dropout().of_rows(items, 7, 0.2, torch.float64) is None
+    assert Dropout(keys).of_rows(items, 7, 0.0, torch.float64) is None
+    assert Dropout().of_rows(items, 7, 0.2, torch.float64) is None
 
 
 # MiaSRec
@@ -190,8 +192,8 @@ def test_only_the_best_score_counts_with_beta_1(registry):
 
 def test_a_vector_that_left_the_set_scores_zero_and_is_not_in_the_mean(registry):
     backbone = make(registry, "miasrec", beta_logit=0.25)
-    vectors = normalize(torch.tensor([[[1.0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0], [9, 9, 9, 9, 9, 9]]],
-                                     dtype=torch.float64), dim=2)
+    vectors = torch.tensor([[[1.0, 0, 0, 0, 0, 0], [0] * 6, [1, 1, 0, 0, 0, 0], [9] * 6]], dtype=torch.float64)
+    vectors = normalize(vectors, dim=2)
     mask = torch.tensor([[True, True, True, False]])
     rows = torch.tensor([[-2.0, 0, 0, 0, 0, 0], [0, 3, 0, 0, 0, 0]], dtype=torch.float64)
     found = backbone.session_scores(vectors, mask, rows)[0].tolist()
@@ -355,8 +357,8 @@ def test_a_graph_without_edges_and_items_it_has_not_seen(registry):
 
 @pytest.mark.long
 def test_dmi_gnn_equals_the_released_derivative(registry, monkeypatch):
-    """Its interests, scores and loss with patterns=extractors, on random sessions, to 1e-5. FEDCL_BENCH_RELEASED names a
-    folder with co-dmi-gnn/, a copy of the first commit of cxy13h/Co-DMI-GNN."""
+    """Its scores and its own term with patterns=extractors, on random sessions, to 1e-5. FEDCL_BENCH_RELEASED names
+    a folder with co-dmi-gnn/, a copy of the first commit of cxy13h/Co-DMI-GNN."""
     folder = Path(os.environ.get("FEDCL_BENCH_RELEASED", "")) / "co-dmi-gnn"
     if not (folder / "model.py").is_file():
         pytest.skip("no copy of the released code")
@@ -402,7 +404,8 @@ def test_dmi_gnn_equals_the_released_derivative(registry, monkeypatch):
         session = world.vectors()
         found = world.backbone.session_scores(session.vectors, session.mask, world.table)[client]
         torch.testing.assert_close(found, scores[0], rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(world.backbone.session_term(session, None)[client], term.double(), rtol=1e-5, atol=1e-5)
+        own = world.backbone.session_term(session, None)[client]
+        torch.testing.assert_close(own, term.double(), rtol=1e-5, atol=1e-5)
 
 
 # Memory.

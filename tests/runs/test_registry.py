@@ -45,8 +45,8 @@ class Shrink(Method):
 
 def test_shipped_plugins(registry):
     assert registry.names("method") == ["f3crec", "fcucr", "ft", "kd", "reg", "rlp2", "spp"]
-    assert registry.names("backbone") == ["biasmf", "dmi-gnn", "fedmf", "fedncf", "fedrap", "gpfedrec", "gru4rec", "miasrec",
-                                          "ncf", "pfedrec", "sasrec", "tisasrec"]
+    assert registry.names("backbone") == ["biasmf", "dmi-gnn", "fedmf", "fedncf", "fedrap", "gpfedrec", "gru4rec",
+                                          "miasrec", "ncf", "pfedrec", "sasrec", "tisasrec"]
     assert not registry.broken
     for plugin in registry.plugins.values():
         assert plugin.cls.title and plugin.cls.reference and plugin.path.parent == shipped("plugins")
