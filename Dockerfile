@@ -11,6 +11,7 @@ COPY LICENSE README.md constraints.txt pyproject.toml run_bench.py setup.cfg set
 COPY dataset_configs dataset_configs
 COPY plugins plugins
 COPY fedcl_bench fedcl_bench
+COPY results/tuned results/tuned
 # PyTorch without CUDA is of the version in constraints.txt too, and far smaller.
 RUN python -m pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu -c constraints.txt -e .
 

@@ -21,10 +21,11 @@ from fedcl_bench.cli.commands.common import count, counts
 
 BENCH = Path(__file__).resolve().parents[1] / "run_bench.py"
 COMMAND = """\
-import resource, sys
+import sys
 from fedcl_bench.cli.main import main
+from fedcl_bench.ops.memory import peak_mib
 status = main(sys.argv[1:])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+print(peak_mib())
 sys.exit(status)
 """
 
@@ -40,8 +41,8 @@ def write_table(path: Path, rows: int, users: int, items: int) -> None:
 
 def convert(folder: Path) -> tuple[float, float]:
     """Seconds and MiB of converting ``folder/table.csv``."""
-    words = ["data", "convert", "--csv", str(folder / "table.csv"), "--user", "user", "--item", "item", "--time", "time",
-             "--rating", "rating", "--out", str(folder), "--force", "big"]
+    words = ["data", "convert", "--csv", str(folder / "table.csv"), "--user", "user", "--item", "item", "--time",
+             "time", "--rating", "rating", "--out", str(folder), "--force", "big"]
     began = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", COMMAND, *words], capture_output=True, text=True, cwd=BENCH.parent)
     if done.returncode:

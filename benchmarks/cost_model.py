@@ -6,9 +6,10 @@ Reads the tables that `benchmarks/scale.py` prints, finds the time that each kin
 relative errors, none negative), and shows every measurement beside what the model says. A round costs
 
     samples a                             draws, dealing out, training on item rows and adding changes up
-    samples x local epochs x d b log2 t   the same where the table of items is t > 1 times the processor's cache of 1 MiB
-    samples x local epochs x u g          in later local epochs: updates that a client has made before in the round, u on
-                                          average; beside that, rows that are in the cache cost little
+    samples x local epochs x d b log2 t   the same where the table of items is t > 1 times the processor's cache of 1
+                                          MiB
+    samples x local epochs x u g          in later local epochs: updates that a client has made before in the round, u
+                                          on average; beside that, rows that are in the cache cost little
     items x d c                           tables that every round writes as a whole
     chunks h                              Python
 
@@ -45,7 +46,8 @@ class Round:
     peak: float
 
     def work(self) -> np.ndarray:
-        """How much of each of ``TERMS`` there is, in units that make seconds; ``samples`` count once per local epoch."""
+        """How much of each of ``TERMS`` there is, in units that make seconds; ``samples`` count once per local
+        epoch."""
         beyond = max(0.0, np.log2(4.0 * self.items * self.dim / MIB))
         earlier = (self.local_epochs - 1.0) / 2.0  # most clients have one local batch per epoch
         once = self.samples / self.local_epochs

@@ -1,8 +1,9 @@
-"""Seconds per round of every backbone, and of every method on one of them, beside FedMF's, in one process.
+"""Seconds per round of every backbone beside FedMF's, and without compiled kernels, in one process.
 
     python benchmarks/rounds.py [--dataset ml-100k] [--backbones fedmf,fedncf,pfedrec] [--block 0] [--repeats 7]
 
-Training and evaluation of a round as a run does them; medians of interleaved repeats.
+Training and evaluation of a round as a run does them; medians of interleaved repeats. The last columns are the same
+round by PyTorch's operations, and how many times as long it takes.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ import argparse
 import statistics
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+
+from unittest import mock
 
 import torch
 from engine_round import engine_round
@@ -22,6 +26,7 @@ from fedcl_bench.federation.attendance import Attendance
 from fedcl_bench.federation.growth import grow
 from fedcl_bench.federation.steps import open_step
 from fedcl_bench.model import Snapshot
+from fedcl_bench.ops import kernels
 from fedcl_bench.ops.memory import keep_freed_blocks
 from fedcl_bench.parallel import workers
 from fedcl_bench.runs.config import make_config
@@ -50,6 +55,12 @@ def one_round(name: str, args, streams: dict):
     return run
 
 
+def without_kernels(function):
+    """What a function returns with compiled kernels switched off."""
+    with mock.patch.object(kernels, "why_not", lambda: "switched off"):
+        return function()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", default="ml-100k")
@@ -62,22 +73,27 @@ def main():
     torch.set_num_threads(args.threads)
     keep_freed_blocks()
     streams: dict = {}
-    rounds = {name: one_round(name, args, streams) for name in args.backbones.split(",")}
+    rounds = {}
+    for name in args.backbones.split(","):
+        rounds[name, True] = one_round(name, args, streams)
+        run = without_kernels(lambda: one_round(name, args, streams))
+        rounds[name, False] = partial(without_kernels, run)
     for run in rounds.values():
         run()  # warm up
-    times = {name: [] for name in rounds}
+    times = {key: [] for key in rounds}
     for _ in range(args.repeats):  # interleaved, so that a slow moment of the machine hits all of them
-        for name, run in rounds.items():
-            times[name].append(run())
+        for key, run in rounds.items():
+            times[key].append(run())
     print(heading(args.threads), flush=True)
     print(f"{args.dataset}, block {args.block}, FT, median of {args.repeats}; ms per round")
-    print(f"{'':12}{'training':>10}{'evaluation':>12}{'together':>10}{'ratio':>8}")
-    first = None
-    for name, values in times.items():
-        train, evaluate = (statistics.median(column) for column in zip(*values))
-        first = first or train + evaluate
-        print(f"{name:12}{1e3 * train:10.1f}{1e3 * evaluate:12.1f}{1e3 * (train + evaluate):10.1f}"
-              f"{(train + evaluate) / first:7.1f}x")
+    print(f"{'':12}{'training':>10}{'evaluation':>12}{'together':>10}{'ratio':>8}{'without kernels':>18}{'ratio':>8}")
+    medians = {key: [1e3 * statistics.median(column) for column in zip(*values)] for key, values in times.items()}
+    first = sum(next(iter(medians.values())))
+    for name in args.backbones.split(","):
+        train, evaluate = medians[name, True]
+        without = sum(medians[name, False])
+        print(f"{name:12}{train:10.1f}{evaluate:12.1f}{train + evaluate:10.1f}{(train + evaluate) / first:7.1f}x"
+              f"{without:18.1f}{without / (train + evaluate):7.1f}x")
 
 
 if __name__ == "__main__":

@@ -78,11 +78,11 @@ def main():
                         help="standard deviation of log interactions per user; 0: all have equally many")
     parser.add_argument("--rounds", type=count, default=3, help="timed, after one that is not; medians are shown")
     parser.add_argument("--seconds", type=float, default=1.0,
-                        help="rounds of less than that together are followed by more: a run has hundreds of short ones, and "
-                             "the first few take longer")
+                        help="rounds of less than that together are followed by more: a run has hundreds of short "
+                             "ones, and the first few take longer")
     parser.add_argument("--passes", type=count, default=1,
-                        help="over all sizes, one after the other, and lines are medians: on a machine that is now faster, "
-                             "now slower")
+                        help="over all sizes, one after the other, and lines are medians: on a machine that is now "
+                             "faster, now slower")
     parser.add_argument("--threads", type=count, default=torch.get_num_threads())
     parser.add_argument("--one", type=counts, help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from .backbone import Backbone, BackboneSettings
     from .errors import RunFailed, UserError
     from .method import Method
+    from .metric import Catalogue, Metric, RankedLists
     from .sequential import SequentialBackbone, SequentialSettings, SessionBackbone, SessionSettings
     from .settings import setting
 
-__all__ = ["Backbone", "BackboneSettings", "Method", "Model", "Results", "RunFailed", "SequentialBackbone",
-           "SequentialSettings", "SessionBackbone", "SessionSettings", "UserError", "load", "run", "setting"]
+__all__ = ["Backbone", "BackboneSettings", "Catalogue", "Method", "Metric", "Model", "RankedLists", "Results",
+           "RunFailed", "SequentialBackbone", "SequentialSettings", "SessionBackbone", "SessionSettings", "UserError",
+           "load", "run", "setting"]
 
 
 def __getattr__(name: str) -> Any:

@@ -70,8 +70,8 @@ class Backbone:
             user lie over them.
         static_defaults, session_defaults: the same for the static stream, or a stream of sessions, only.
         ignored: the run's settings that have no effect with this backbone, and why; a user who sets one is told.
-        factor_names: for a backbone whose logits are inner products of item rows and a private parameter, plus a private
-            constant: the names of the two, or of the first and None. ``factors`` follows from them.
+        factor_names: for a backbone whose logits are inner products of item rows and a private parameter, plus a
+            private constant: the names of the two, or of the first and None. ``factors`` follows from them.
         pairwise: a sample is a positive with one of its negatives, and ``pair_loss`` is minimised instead of ``loss``.
         whole_tables: a client trains all item rows, not only those it looks up: needed if a term of the loss or
             weight decay concerns all of them. An attribute of the class or of the instance.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Iterable, Mapping
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from .backbone import Backbone
 from .draws import Tables
-from .errors import PluginError
+from .errors import PluginError, RunFailed
 
 
 def _named(plugin: Any, hook: str) -> str:
@@ -32,6 +33,29 @@ def check_tensor(plugin: Any, hook: str, value: Any, shape: tuple[int, ...], mea
         kind = "int64" if whole else "floating"
         raise PluginError(f"{_named(plugin, hook)} returned {_shown(value)},\n"
                           f"expected a {kind} tensor of shape {tuple(shape)} = {meaning}.")
+
+
+def check_metric(metric: Any, values: Any, users: int) -> None:
+    """Raise PluginError unless a metric's values are finite numbers, one per user."""
+    check_tensor(metric, "values", values, (users,), "(n,): a number per user")
+    if not bool(torch.isfinite(values).all()):
+        wrong = int((~torch.isfinite(values)).nonzero()[0])
+        raise PluginError(f"{_named(metric, 'values')} returned {float(values[wrong])} for list {wrong},\n"
+                          f"expected finite numbers, also of lists without a hit or with fewer items than places.")
+def require_finite_scores(plugin: Any, hook: str, scores: Tensor, users: Tensor) -> None:
+    """Raise RunFailed, naming the plugin, if a score of one of the users is nan or infinite.
+
+    Args:
+        scores: (n, ...), before items are masked: those not to be ranked get -inf by design.
+    """
+    if math.isfinite(float(scores.sum())):  # what is not finite stays so in sums, the quickest pass there is
+        return
+    wrong = ~scores.isfinite()
+    if not bool(wrong.any()):  # large numbers, whose sum alone is infinite
+        return
+    value, theirs = float(scores[wrong][0]), users[wrong.flatten(1).any(1)]
+    raise RunFailed(f"{_named(plugin, hook)} returned {value:g} as a score for {len(theirs)} of {len(users)} users "
+                    f"ranked together (user {int(theirs[0])} first),\nexpected finite numbers, which can be ranked.")
 
 
 def check_items(plugin: Any, hook: str, items: Any, clients: int, n_items: int, round_: int) -> None:

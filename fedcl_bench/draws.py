@@ -76,8 +76,8 @@ _names: ContextVar[Tensor | None] = ContextVar("names", default=None)
 
 @contextmanager
 def named(numbers: Tensor | None) -> Iterator[None]:
-    """Within the block, client ``c`` draws as client ``numbers[c]``: some of a run's clients, numbered without gaps, draw
-    what they draw among all of them. None: every client draws by its own number.
+    """Within the block, client ``c`` draws as client ``numbers[c]``: some of a run's clients, numbered without gaps,
+    draw what they draw among all of them. None: every client draws by its own number.
 
     Args:
         numbers: int64, ascending, shape (clients,).
@@ -143,6 +143,8 @@ def normal_rows(seed: int, purpose: str, first_row: int, rows: int, columns: int
     """
     keys = row_keys(key(seed, purpose), torch.arange(first_row, first_row + rows))[:, None]
     result = torch.empty(rows, columns, dtype=torch.float64)
+    if not rows:  # asks only how long rows are, which may be too long to make
+        return result
     for part, part_keys in zip(*(tensor.split(max(1, SIZES.normals // max(1, columns))) for tensor in (result, keys))):
         part.copy_(normals(part_keys, torch.arange(columns)))
     return result

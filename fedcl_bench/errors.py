@@ -6,6 +6,9 @@ import difflib
 from typing import Callable, Iterable
 
 
+_LONGEST = 60  # characters of a wrong name that are shown
+
+
 class UserError(Exception):
     """Something the user can fix: an option, a setting, a file. Shown in one or two lines, exit status 2."""
 
@@ -32,17 +35,29 @@ class PluginError(UserError):
 
 
 class OutOfMemory(UserError):
-    """The GPU's memory does not hold what cannot be made smaller."""
+    """The memory of the machine or its GPU does not hold what cannot be made smaller."""
 
 
 class RunFailed(Exception):
     """A run that started and cannot go on (a loss that is not finite). Exit status 1."""
 
 
+class HookFailed(RunFailed):
+    """A plugin's hook raised an error; the run may go on from its checkpoint once the plugin is mended."""
+
+
 def unknown(kind: str, wrong: str, known: Iterable[str]) -> UserError:
     """The error for a name that is not among ``known``, naming the nearest one."""
     known = sorted(known)
     spelled = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(wrong.lower(), spelled, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(wrong.lower()[:_LONGEST], spelled, n=1, cutoff=0.5)
     hint = f"Did you mean '{spelled[near[0]]}'? " if near else ""
+    wrong = wrong if len(wrong) <= _LONGEST else f"{wrong[:_LONGEST]}…"
     return UserError(f"unknown {kind} '{wrong}'.\n{hint}Known: {', '.join(known) or 'none'}.")
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether an error says that there is no memory left, on a GPU or for the process: PyTorch, NumPy, pandas and the
+    compiled kernels each have their own."""
+    return (isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+            or any(words in str(error) for words in ("DefaultCPUAllocator", "out of memory", "can't start new thread")))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Callable, Iterator
+from typing import Any, BinaryIO, Callable, Iterator
+
+from .errors import UserError
 
 
 def shipped(name: str) -> Path:
@@ -21,20 +25,73 @@ def write_atomically(path: Path, content: bytes) -> None:
         file.write(content)
 
 
+class _Watched(io.BufferedRandom):
+    """A file that remembers why it could not be written; ``torch.save`` says only that it could not."""
+
+    error: OSError | None = None
+
+    def write(self, content: Any) -> int:
+        try:
+            return super().write(content)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            self.error = error
+            raise
+
+
+@contextmanager
+def closed_to_others() -> Iterator[None]:
+    """While the block runs, nothing that the process and its children write can be written by other users, whatever the
+    umask allows."""
+    before = os.umask(0o077)  # it can be asked for only by setting it
+    os.umask(before | 0o022)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file, for writing and reading, that takes the place of ``path`` when the block ends without an error."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """A new file, for writing and reading, that takes the place of ``path`` when the block ends without an error.
+
+    Raises:
+        UserError: if there is no space left for it. OSError: for whatever else is in its way, as a folder or a device.
+    """
+    if path.exists() and not path.is_file():
+        raise FileExistsError(errno.EEXIST, "it is there and is no file", str(path))
+    temporary, file = None, None
     try:
-        with os.fdopen(handle, "w+b") as file:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with _Watched(io.FileIO(handle, "w+b")) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+    except BaseException as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        cause = file.error if file is not None and file.error is not None else error
+        if isinstance(cause, OSError) and cause.errno in NO_SPACE:
+            raise no_space(path, cause) from None
         raise
+
+
+# Of errors: the disk, the user's share of it, or the size that a file may have (``ulimit -f``) is exhausted.
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def no_space(path: Path | str, error: OSError) -> UserError:
+    """The error for a file that did not fit; what stood there before still does."""
+    return UserError(f"no space left at {path} ({error.strerror}): it is not written.\nFree some, or choose another "
+                     f"folder, and give the same command again; runs go on from their last checkpoint.")
 
 
 @contextmanager
@@ -53,9 +110,10 @@ def bar(label: str, total: int | None, unit: str, quiet: bool = False) -> Iterat
     from rich.progress import (BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn,
                                TransferSpeedColumn)
 
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     amount = [DownloadColumn(), TransferSpeedColumn()] if unit == "bytes" else [MofNCompleteColumn(), TextColumn(unit)]
     with Progress(TextColumn("{task.description}"), BarColumn(bar_width=20), *amount, TimeRemainingColumn(),
-                  console=console, transient=True, refresh_per_second=5, disable=quiet or not console.is_terminal) as display:
+                  console=console, transient=True, refresh_per_second=5,
+                  disable=quiet or not console.is_terminal) as display:
         task = display.add_task(label, total=total)
         yield lambda count: display.update(task, advance=count)

@@ -93,6 +93,15 @@ class Method:
         """
         return {}
 
+    def memory(self, n_users: int, n_items: int, number: int) -> tuple[int, int]:
+        """Bytes that the method holds in a step besides parameters, for the plan that is made before a run: of all
+        clients and the server together, and of each thread that trains.
+
+        Args:
+            number: bytes of a parameter.
+        """
+        return 0, 0
+
     def begin_step(self, step: Step, model: Snapshot, backbone: Backbone) -> None:
         """Before the first round of a step, from ``first_step`` on, but not of step 0; at clients and server.
 
@@ -181,6 +190,9 @@ class Method:
         Args:
             users: ids of n users.
             scores: logits of all items, shape (n, items).
+
+        Returns:
+            Of the same shape, all finite: nan or an infinity ends the run as failed.
         """
         return scores
 

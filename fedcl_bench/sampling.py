@@ -20,7 +20,6 @@ from .sizes import SIZES
 OPTIMISERS = ("sgd", "adam")
 
 
-
 @dataclass(frozen=True)
 class LocalSettings:
     """What a client does in a round (F3CRec, section 5.1 and its released code)."""
@@ -77,10 +76,14 @@ class Chunk:
         return replace(self, users=self.users[clients], positives=self.positives[clients], count=self.count[clients],
                        others=self.others.part(clients))
 
+    def now(self) -> "Chunk":
+        """Itself; see ``LaterChunk``."""
+        return self
+
 
 @dataclass(frozen=True)
 class LaterChunk:
-    """A chunk that is made when its clients are trained, and not kept; ``make`` is given its clients."""
+    """A chunk that is made when it is looked at, by ``now()``, and not kept; ``make`` is given its clients."""
 
     users: Tensor
     batches: int
@@ -94,69 +97,153 @@ class LaterChunk:
         return replace(self, users=self.users[clients])
 
 
-def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: int, pairwise: bool = False,
-                whole_tables: bool = False, chunk_elements: int = SIZES.chunk_elements,
-                positives: Ragged | None = None, sampler: OwnSamples | None = None,
-                inner: bool = False, samples_only: bool = False,
-                fused: bool = False) -> list[Chunk | LaterChunk]:
+@dataclass(frozen=True)
+class Needs:
+    """What clients need in training, which says how many of them come together.
+
+    Attributes:
+        pairwise: a sample is a pair of a positive and a negative (see ``Backbone``).
+        whole_tables: clients hold all item rows (see ``Backbone``).
+        sampler: of a backbone with a loss of its own; only clients with equally many positives come together then.
+        inner: clients can be trained without copies of item rows, and are where that is less work.
+        samples_only: and nothing looks at other logits than the samples' (see ``client/factored.py``).
+        fused: and their whole round is one call (see ``client/fused.py``).
+        chunk_elements: target size of a chunk's stacked rows; a single client may exceed it.
+    """
+
+    pairwise: bool = False
+    whole_tables: bool = False
+    sampler: OwnSamples | None = None
+    inner: bool = False
+    samples_only: bool = False
+    fused: bool = False
+    chunk_elements: int = SIZES.chunk_elements
+
+
+def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: int, needs: Needs = Needs(),
+                positives: Ragged | None = None) -> list[Chunk | LaterChunk]:
     """Group clients of similar size so that padding stays small and memory bounded.
 
     Args:
         users: the round's participants; each has at least one training item.
         row_width: numbers per item row over all public and personal tables.
-        pairwise: a sample is a pair of a positive and a negative (see ``Backbone``).
-        whole_tables: clients hold all item rows (see ``Backbone``).
-        chunk_elements: target size of a chunk's stacked rows; a single client may exceed it.
         positives: what is trained on in this round, if not all of ``step.train``; no item of that is a negative.
-        sampler: of a backbone with a loss of its own; only clients with equally many positives come together then.
-        inner: clients can be trained without copies of item rows, and are where that is less work.
-        samples_only: and nothing looks at other logits than the samples' (see ``client/factored.py``).
-        fused: and their whole round is one call (see ``client/fused.py``).
     """
-    train, n_items = positives or step.train, step.n_items
-    per_positive = 1 + settings.negatives
-    samples = settings.negatives if pairwise else per_positive
+    train = positives or step.train
     count, order = torch.sort(train.lengths[users], descending=True, stable=True)
-    batches = (-(-count * samples // settings.batch_size) if sampler is None else
-               -(-sampler.of(count) // sampler.per_batch))
-    sizes, users = count.cpu(), users[order]
-    ascending = -sizes
-    compiled = inner and kernels.serve(users)
-    listed, keep = lists_others(len(users), n_items, settings, users.device), int(sizes.sum()) <= SIZES.kept_positives
-    whole_samples = sizes.cumsum(0) * per_positive
-    even = max(SIZES.least_of_calls, -(-int(whole_samples[-1]) // SIZES.chunks_of_calls)) if len(users) else 0
+    users = users[order]
+    clients = _Sorted(count.cpu(), _batches(count, settings, needs), step.n_items, settings, row_width, needs,
+                      needs.inner and kernels.serve(users))
+    listed = lists_others(len(users), step.n_items, settings, users.device)
+    keep = int(clients.sizes.sum()) <= SIZES.kept_positives
     chunks, start = [], 0
     while start < len(users):
-        largest = int(sizes[start])
-        rows = n_items if whole_tables else largest * per_positive
-        updates = int(batches[start]) * settings.local_epochs
-        sparse = (compiled and updates <= SIZES.most_updates
-                  and (samples_only or int(batches[start]) <= SIZES.weighted_batches))
-        dense = inner and not (sparse and samples_only) and (
-            n_items <= SIZES.dense_items_compiled * rows if sparse else n_items * updates <= SIZES.dense_items * rows)
-        width = SIZES.factored_width if dense or sparse else row_width
-        limit = start + max(1, chunk_elements // (rows * width))
-        if sampler is not None:
-            alone, per_item = sampler.elements
-            made = (alone + per_item * n_items) * max(1, min(sampler.per_batch, int(sampler.of(count[start]))))
-            limit = min(limit, start + max(1, SIZES.own_loss_factor * chunk_elements // made))
-        if sparse and fused:
-            before = int(whole_samples[start - 1]) if start else 0
-            limit = min(limit, start + 1 + int(torch.searchsorted(whole_samples[start:], before + even)))
-        # Sizes descend: stop before clients with fewer batches, and where padding would cost more than a new chunk.
-        smallest = ((int(batches[start]) - 1) * settings.batch_size) // samples + 1
-        if (dense or (sparse and samples_only)) and settings.local_epochs == 1:
-            smallest = 1
-        end = min(limit, int(torch.searchsorted(ascending, -(smallest if sampler is None else largest), right=True)))
-        padding = (largest - sizes[start:end]) * per_positive * width
-        if dense:  # sitting out a local batch costs what taking part does
-            padding += (batches[start] - batches[start:end]).cpu() * n_items * SIZES.dense_cost
-        end = start + int(torch.searchsorted(padding.cumsum(0), SIZES.padding_elements, right=True))
-        chunk = LaterChunk(users[start:end], int(batches[start]), partial(
-            _chunk, step, train, settings, listed, batches=int(batches[start]), inner=dense or sparse, dense=dense))
+        end, inner, dense = clients.cut(start)
+        batches = int(clients.batches[start])
+        chunk = LaterChunk(users[start:end], batches, partial(
+            _chunk, step, train, settings, listed, batches=batches, inner=inner, dense=dense))
         chunks.append(chunk.now() if keep else chunk)
         start = end
     return chunks
+
+
+def _batches(count: Tensor, settings: LocalSettings, needs: Needs) -> Tensor:
+    """Local batches per epoch of clients with so many positives."""
+    if needs.sampler is not None:
+        return -(-needs.sampler.of(count) // needs.sampler.per_batch)
+    return -(-count * _samples(settings, needs) // settings.batch_size)
+
+
+def _samples(settings: LocalSettings, needs: Needs) -> int:
+    """Samples of a positive: its pairs, or itself and its negatives."""
+    return settings.negatives if needs.pairwise else 1 + settings.negatives
+
+
+@dataclass(frozen=True)
+class _Sorted:
+    """Clients by descending size, to be cut into chunks.
+
+    Attributes:
+        sizes: positives of each, on the processor. batches: its local batches per epoch.
+        compiled: they can be trained without copies of item rows, by kernels.
+    """
+
+    sizes: Tensor
+    batches: Tensor
+    n_items: int
+    settings: LocalSettings
+    row_width: int
+    needs: Needs
+    compiled: bool
+
+    @property
+    def per_positive(self) -> int:
+        """Item rows that a positive brings along, its own among them."""
+        return 1 + self.settings.negatives
+
+    @cached_property
+    def ascending(self) -> Tensor:
+        """Negative sizes, to search in."""
+        return -self.sizes
+
+    @cached_property
+    def samples(self) -> Tensor:
+        """Samples of the clients up to each, itself included."""
+        return self.sizes.cumsum(0) * self.per_positive
+
+    @cached_property
+    def even(self) -> int:
+        """Samples of a chunk whose round is one call, so that there are neither many nor uneven ones."""
+        return max(SIZES.least_of_calls, -(-int(self.samples[-1]) // SIZES.chunks_of_calls))
+
+    def cut(self, start: int) -> tuple[int, bool, bool]:
+        """Where the chunk that begins with client ``start`` ends, whether it is ``inner``, and whether ``dense``."""
+        sparse, dense = self._inner(start)
+        width = SIZES.factored_width if dense or sparse else self.row_width
+        # Sizes descend: stop before clients with fewer batches, and where padding would cost more than a new chunk.
+        end = min(self._limit(start, width, sparse),
+                  int(torch.searchsorted(self.ascending, -self._smallest(start, sparse, dense), right=True)))
+        padding = (self.sizes[start] - self.sizes[start:end]) * self.per_positive * width
+        if dense:  # sitting out a local batch costs what taking part does
+            padding += (self.batches[start] - self.batches[start:end]).cpu() * self.n_items * SIZES.dense_cost
+        return (start + int(torch.searchsorted(padding.cumsum(0), SIZES.padding_elements, right=True)),
+                dense or sparse, dense)
+
+    def _rows(self, start: int) -> int:
+        """Item rows that client ``start`` holds."""
+        return self.n_items if self.needs.whole_tables else int(self.sizes[start]) * self.per_positive
+
+    def _inner(self, start: int) -> tuple[bool, bool]:
+        """Whether client ``start`` is trained without copies of item rows by kernels, and whether on all scores."""
+        rows, batches = self._rows(start), int(self.batches[start])
+        updates = batches * self.settings.local_epochs
+        sparse = (self.compiled and updates <= SIZES.most_updates
+                  and (self.needs.samples_only or batches <= SIZES.weighted_batches))
+        dense = self.needs.inner and not (sparse and self.needs.samples_only) and (
+            self.n_items <= SIZES.dense_items_compiled * rows if sparse
+            else self.n_items * updates <= SIZES.dense_items * rows)
+        return sparse, dense
+
+    def _limit(self, start: int, width: int, sparse: bool) -> int:
+        """Where the memory of a chunk that begins with client ``start`` ends."""
+        limit = start + max(1, self.needs.chunk_elements // (self._rows(start) * width))
+        if (sampler := self.needs.sampler) is not None:
+            alone, per_item = sampler.elements
+            samples = max(1, min(sampler.per_batch, int(sampler.of(self.sizes[start]))))
+            made = (alone + per_item * self.n_items) * samples
+            limit = min(limit, start + max(1, SIZES.own_loss_factor * self.needs.chunk_elements // made))
+        if sparse and self.needs.fused:
+            before = int(self.samples[start - 1]) if start else 0
+            limit = min(limit, start + 1 + int(torch.searchsorted(self.samples[start:], before + self.even)))
+        return limit
+
+    def _smallest(self, start: int, sparse: bool, dense: bool) -> int:
+        """The least positives of a client that can be in a chunk with client ``start``."""
+        if self.needs.sampler is not None:
+            return int(self.sizes[start])
+        if (dense or (sparse and self.needs.samples_only)) and self.settings.local_epochs == 1:
+            return 1
+        return ((int(self.batches[start]) - 1) * self.settings.batch_size) // _samples(self.settings, self.needs) + 1
 
 
 def lists_others(users: int, n_items: int, settings: LocalSettings, device: torch.device) -> bool:

@@ -13,12 +13,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 import typing
 from typing import Any, Iterable, Mapping
 
-import yaml
-
 from .errors import PluginError, UserError, unknown
+from .names import shown
+
+LARGEST = 1_000_000_000  # whole number that a setting may have if it does not say another
+LARGEST_SEED = (1 << 63) - 1
+MOST_SEEDS = 10_000  # of one command
+_WHOLE, _EXPONENT = "(?:0|[1-9][0-9]{0,39})", "(?:[eE][-+]?[0-9]{1,4})"
+_NUMBER = re.compile(rf"[-+]?(?:({_WHOLE})|(?:{_WHOLE}\.[0-9]*|\.[0-9]+){_EXPONENT}?|{_WHOLE}{_EXPONENT})")
+_TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 def setting(default, help: str, *, low=None, high=None, above=None, below=None, choices=None,
@@ -42,8 +49,8 @@ def accepted(field: dataclasses.Field, kind: type) -> str:
     if meta["choices"]:
         return "one of " + ", ".join(map(str, meta["choices"]))
     name = {int: "a whole number", float: "a number", bool: "true or false", str: "a text",
-            tuple: "a list of whole numbers, as 10,20" + (", or none" if field.default == () else "")}[
-                typing.get_origin(kind) or kind]
+            tuple: ("a list of names, as a,b" if str in typing.get_args(kind) else "a list of whole numbers, as 10,20")
+            + (", or none" if field.default == () else "")}[typing.get_origin(kind) or kind]
     bounds = [f"above {meta['above']}" if meta["above"] is not None else "",
               f"at least {meta['low']}" if meta["low"] is not None else "",
               f"at most {meta['high']}" if meta["high"] is not None else "",
@@ -55,15 +62,14 @@ def _convert(value: Any, kind: type) -> Any:
     """``value`` as ``kind``; raises ValueError or TypeError when it is not one."""
     if typing.get_origin(kind) is tuple:
         parts = value.split(",") if isinstance(value, str) and value != "none" else () if value == "none" else value
-        return tuple(_convert(p, int) for p in ([parts] if isinstance(parts, int) else parts))
+        of_part = typing.get_args(kind)[0]
+        return tuple(_convert(p, of_part) for p in ([parts] if isinstance(parts, int) else parts))
     if kind is str:
         if not isinstance(value, str):
             raise TypeError
         return value
     if isinstance(value, str):
-        value = yaml.safe_load(value)
-        if isinstance(value, str) and kind is float:  # YAML 1.1 reads 1e-5 as text
-            value = float(value)
+        value = _TRUTHS.get(value.strip().lower()) if kind is bool else plain_number(value.strip())
     if kind is bool:
         if not isinstance(value, bool):
             raise TypeError
@@ -75,6 +81,14 @@ def _convert(value: Any, kind: type) -> Any:
             raise ValueError
         return int(value)
     return float(value)
+
+
+def plain_number(text: str) -> int | float:
+    """A number as people write it, in decimal; raises ValueError for anything else, as 010, 1:30, 1_000 or inf."""
+    match = _NUMBER.fullmatch(text)
+    if not match:
+        raise ValueError
+    return int(text) if match[1] else float(text)
 
 
 @functools.cache  # Python evaluates every annotation anew, and a table resolves the settings of each of its runs
@@ -91,12 +105,15 @@ def checked(cls: type, name: str, value: Any, origin: str) -> Any:
         UserError: with the setting, what was found, what is accepted and where it came from.
     """
     field, kind = _declared(cls)[name]
-    meta = field.metadata
+    meta, more = field.metadata, ""
     try:
         result = _convert(value, kind)
         numbers = result if isinstance(result, tuple) else (result,)
         for number in numbers:
             if isinstance(number, float) and not math.isfinite(number):
+                raise ValueError
+            if isinstance(number, int) and abs(number) > (meta["high"] or LARGEST):
+                more = f", at most {meta['high'] or LARGEST}"
                 raise ValueError
             if (meta["low"] is not None and number < meta["low"]) \
                     or (meta["high"] is not None and number > meta["high"]) \
@@ -106,8 +123,9 @@ def checked(cls: type, name: str, value: Any, origin: str) -> Any:
                 raise ValueError
         if not numbers and field.default != ():
             raise ValueError
-    except (TypeError, ValueError, OverflowError, yaml.YAMLError):
-        raise UserError(f"setting '{name}' ({origin}): found {value!r}, accepted: {accepted(field, kind)}.") from None
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        raise UserError(f"setting '{name}' ({origin}): found {shown(value)}, accepted: {accepted(field, kind)}"
+                        f"{more if meta['high'] is None else ''}.") from None
     return result
 
 
@@ -190,7 +208,11 @@ def parse_assignments(pairs: Iterable[str], option: str) -> dict[str, str]:
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
             raise UserError(f"{option}: found '{pair}', accepted: NAME=VALUE, as {option} lr=0.5.")
-        result[name.strip().replace("-", "_")] = value.strip()
+        name = name.strip().replace("-", "_")
+        if name in result:
+            raise UserError(f"{option}: found '{name}' twice, {shown(result[name])} and {shown(value.strip())}; leave "
+                            f"one of them out.")
+        result[name] = value.strip()
     return result
 
 

@@ -39,6 +39,7 @@ class Sizes:
         scored: users x items scored together by one thread, 2 MiB of float32.
         product_items: items from which scores that are one matrix product are made for more users together.
         product_users: so many users then, as long as that is at most ``product_scores`` numbers (128 MiB).
+        ranked_scores: clients x items scored at once for a method that ranks items in training, 128 MiB of float32.
         items_per_candidate: items for each sampled candidate from which candidates are scored alone.
         session_users: users whose sessions are ranked together by one thread.
         similarities: queries x prototypes compared at once, 16 MiB.
@@ -70,6 +71,7 @@ class Sizes:
     product_items: int = 1 << 14
     product_users: int = 64
     product_scores: int = 1 << 25
+    ranked_scores: int = 1 << 25
     items_per_candidate: int = 64
     session_users: int = 64
     similarities: int = 1 << 22

@@ -77,6 +77,19 @@ class LocalBatch(Local):
             Shape (K, items).
         """
 
+    @abstractmethod
+    def ranks(self, clients: Tensor, items: Tensor) -> Tensor:
+        """1-based ranks of some items among all under the current local models of some clients, as 1 + the number of
+        items that score higher. Many clients are scored in pieces, so that memory stays bounded.
+
+        Args:
+            clients: positions in ``users``, shape (K,).
+            items: int64 of shape (K, n).
+
+        Returns:
+            int64 of shape (K, n).
+        """
+
 
 class LocalSessions(Local):
     """What a method sees of C clients that train a sequential backbone; its draws' ``batch`` is the epoch.

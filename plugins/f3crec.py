@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from fedcl_bench import draws, setting
-from fedcl_bench.distillation import TopNDistillation, TopNSettings, ranks_of
+from fedcl_bench.distillation import TopNDistillation, TopNSettings
+from fedcl_bench.sizes import SIZES
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,17 @@ class F3CRec(TopNDistillation):
             settings = replace(settings, beta=0.0)
         super().__init__(settings)
 
+    def memory(self, n_users, n_items, number):
+        """And scores of all items, which shifts of preference take."""
+        ranks = self.settings.lambda_kd > 0.0 and self.settings.without != "arm"
+        return super().memory(n_users, n_items, number)[0], number * ranks * min(SIZES.ranked_scores, n_users * n_items)
+
     def chosen(self, batch, known, lists):
         """Adaptive replay memory: a uniform sample of the list, as large as Eqs. 2-4 say."""
         if self.settings.without == "arm":
             return super().chosen(batch, known, lists)
         n = lists.shape[1]
-        shift = preference_shift(ranks_of(batch.all_scores(known), lists))
+        shift = preference_shift(batch.ranks(known, lists))
         size = replay_size(shift, self.settings.eps, n)
         # The replayed items are uniform without replacement: those with the smallest of N random keys.
         keys = batch.draw.clients("replay", batch.users[known])

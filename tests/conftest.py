@@ -75,7 +75,8 @@ def shared():
 @pytest.fixture(scope="session")
 def records_of_two_rounds(registry, tmp_path_factory):
     """A folder whose ``results`` hold FT, KD and F3CRec on FedMF and FedNCF, seeds 0 and 1, with ``rounds=2``, and
-    F3CRec on FedMF with two more values of eps, on the densest part of ML-100K (``k_core=50``). Not to be written to."""
+    F3CRec on FedMF with two more values of eps, on the densest part of ML-100K (``k_core=50``). Not to be written
+    to."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:  # that of all workers: whoever is first trains, and the others find it
         folder = folder.parent

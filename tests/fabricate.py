@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Callable, Sequence
+from typing import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -69,6 +69,14 @@ def fabricate(results: Path, registry, spec: RunSpec, seed: int, scores: Scores,
     return record.folder
 
 
+def fabricate_methods(results: Path, registry, means: Mapping[str, float]) -> None:
+    """Write the records of methods on FedMF and two datasets, seeds 0-2: method to the mean of ``level``."""
+    for dataset in ("ml-100k", "lastfm-2k"):
+        for i, (method, mean) in enumerate(means.items()):
+            for seed in range(3):
+                fabricate(results, registry, RunSpec(method, "fedmf", dataset), seed, level(mean, noise=i))
+
+
 def fabricate_sessions(results: Path, registry, spec: RunSpec, seed: int, hit: float, *, full: float = 0.02,
                        noise: int = 0, early: Sequence[float] = (), probability: float = 0.5, seconds: float = 1.5,
                        rounds: int = 3, data: str = DATA, tuned: Path | None = None) -> Path:
@@ -95,7 +103,8 @@ def fabricate_sessions(results: Path, registry, spec: RunSpec, seed: int, hit: f
                       "evaluate_seconds": seconds / 3, **more})
     probabilities = probability + torch.linspace(-0.1, 0.1, USERS, dtype=torch.float64)
     model = Snapshot({"item": torch.zeros(1)}, {})
-    progress = Progress(step=1, trained=True, best=Best(model), curve=tuple(curve), tests=((0, 0, UserScores(ids, values)),),
+    progress = Progress(step=1, trained=True, best=Best(model), curve=tuple(curve),
+                        tests=((0, 0, UserScores(ids, values)),),
                         analysis=((0, "target_probability", ids, probabilities),))
     record = Record(results / "runs" / config.name)
     record.folder.mkdir(parents=True)

@@ -20,7 +20,7 @@ from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Federation, FederationSettings
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.runs.records import Record
-from fedcl_bench.sampling import LocalSettings, draw_negatives, make_chunks
+from fedcl_bench.sampling import LocalSettings, Needs, draw_negatives, make_chunks
 from fedcl_bench.stats.clip_noise import OPEN
 from fedcl_bench.testing.worlds import ragged
 from fedcl_bench.workers.worker import STOP, run_job
@@ -103,7 +103,7 @@ def train_once(backbone, model, train, settings=LocalSettings(), round_=0, weigh
     """
     step = step or one_step(train, model.n_items)
     users = (train.lengths > 0).nonzero().flatten()
-    chunks = make_chunks(step, users, settings, 2, backbone.pairwise, backbone.whole_tables)
+    chunks = make_chunks(step, users, settings, 2, Needs(backbone.pairwise, backbone.whole_tables))
     after, loss, _ = train_round(chunks, model, backbone, Method(NoSettings()), settings, 0, 0, round_, weights)
     negatives = {}
     for chunk in chunks:

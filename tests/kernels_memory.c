@@ -103,12 +103,16 @@ static const char *round_of(int64_t clients, int64_t p, int64_t k, int64_t m, in
     return NULL;
 }
 
-/* The highest of some scores. Returns what failed. */
+/* The highest of some scores, and all their ranks. Returns what failed. */
 static const char *highest_of(int64_t rows, int64_t n, int64_t k) {
     int64_t *columns = INTEGERS(rows * k);
     if (highest_float(floats(rows * n), rows, n, k, columns)) return "highest";
     for (int64_t i = 0; i < rows * k; i++)
         if (columns[i] < 0 || columns[i] >= n) return "columns of highest";
+    int32_t *rank = make(rows * n, 4);
+    if (all_ranks_float(floats(rows * n), rows, n, rank)) return "all_ranks";
+    for (int64_t i = 0; i < rows * n; i++)
+        if (rank[i] < 1 || rank[i] > n) return "ranks of all_ranks";
     return NULL;
 }
 

@@ -211,10 +211,10 @@ class Round:
     """Everything that fixes one round: see ``tests/test_oracle.py`` for the values."""
 
     def __init__(self, *, seed, step, round, backbone, settings, optimiser, batch_size, epochs, negatives,
-                 tolerance=0.0, weighted=False):
+                 tolerance=0.0, weighted=False, frozen=()):
         self.seed, self.step, self.round, self.backbone, self.settings = seed, step, round, backbone, settings
         self.optimiser, self.batch_size, self.epochs, self.negatives = optimiser, batch_size, epochs, negatives
-        self.tolerance, self.weighted = tolerance, weighted
+        self.tolerance, self.weighted, self.frozen = tolerance, weighted, frozen
 
     def samples(self, user, positives, n_items, pairwise):
         others = sorted(set(range(n_items)) - set(positives))
@@ -245,8 +245,9 @@ class Round:
         samples = self.samples(user, positives, n_items, model.pairwise)
         named = dict(model.named_parameters())
         kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[self.optimiser]
+        groups = [[key for key in group if key not in self.frozen] for group in model.groups or [list(named)]]
         optimisers = [kind([{"params": [named[key]], "lr": 0.0, "name": key} for key in group],
-                           weight_decay=model.weight_decay) for group in model.groups or [list(named)]]
+                           weight_decay=model.weight_decay) for group in groups if group]
         passes = batch = 0
         before = None
         for epoch in range(self.epochs):
@@ -286,6 +287,19 @@ class Round:
         mean = {key: sum(weight[user] * upload[key] for user, upload in uploads.items()) / sum(weight.values())
                 for key in (*snapshot.public, *snapshot.dense)}
         return mean, uploads, private
+
+
+def fold_in(rounds, train, start):
+    """Private parameters by name of all users after those in ``train`` (user to positives) have trained theirs alone in
+    rounds that freeze the public ones; the others keep those of ``start``."""
+    private = {key: table.clone() for key, table in start.private.items()}
+    for round in rounds:
+        _, _, trained = round.run(train, type(start)(start.public, private, start.dense, start.local, start.served),
+                                  nothing)
+        for user, values in trained.items():
+            for key, value in values.items():
+                private[key][user] = value.reshape(private[key][user].shape)
+    return private
 
 
 def graph_server(tables, sign, neighbours, threshold):

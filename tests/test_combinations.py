@@ -56,7 +56,7 @@ def test_runs_through_all_blocks_and_resumes(registry, stream, tmp_path, method,
     assert all(0.0 <= scores.mean("ndcg@20") <= 1.0 for _, _, scores in last.tests)
     kinds = {(t, kind) for t, kind, _, _ in last.analysis}
     assert kinds == {(t, kind) for t in (1, 2, 3) for kind in ("user_shift", "item_phi", "item_rank_change")} | {
-        (t, kind) for t in range(4) for kind in (*beyond.PER_USER, beyond.RECOMMENDED)}
+        (t, kind) for t in range(4) for kind in (*beyond.OF_BLOCKS, beyond.RECOMMENDED)}
     middle = next(p for p in points if p.step == 2 and p.round == 1 and not p.trained)
     save_progress(tmp_path / "checkpoint.pt", middle, 1.0)
     restored, _ = load_progress(tmp_path / "checkpoint.pt", "cpu")

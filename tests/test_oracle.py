@@ -8,18 +8,19 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from helpers import train_round, way_of
+from helpers import build, federation, train_round, way_of
 
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.draws import DrawKey
 from fedcl_bench.federation import round as rounds
+from fedcl_bench.federation.cold_start import cold_start_of, shown
 from fedcl_bench.federation.growth import grow
 from fedcl_bench.federation.server import aggregate
 from fedcl_bench.model import Snapshot
 from fedcl_bench.ops import kernels
 from fedcl_bench.parallel import workers
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.sampling import LocalSettings, make_chunks
+from fedcl_bench.sampling import LocalSettings, Needs, make_chunks
 from fedcl_bench.sizes import SIZES
 from fedcl_bench.stats.clip_noise import OPEN
 
@@ -135,7 +136,7 @@ def compare(registry, stream, backbone_case, method_case, local, dtype=torch.flo
     train = LocalSettings(**{**local, **training})
     inner = layout != "rows"
     assert not inner or way_of(backbone, method, model, train).factored
-    chunks = make_chunks(step, users, train, 16, backbone.pairwise, backbone.whole_tables, inner=inner)
+    chunks = make_chunks(step, users, train, 16, Needs(backbone.pairwise, backbone.whole_tables, inner=inner))
     assert {(chunk.inner, chunk.dense) for chunk in chunks} == {(inner, layout == "all items")}
     weights = step.train.lengths.to(dtype) if weighted else None
     after, _, _ = train_round(chunks, model, backbone, method, train, SEED, 1, ROUND, weights)
@@ -318,6 +319,44 @@ def test_error_memory_equals_oracle(registry, stream, backbone):
         assert found.tolist() == pytest.approx(expected, abs=1e-9)
 
 
+@pytest.mark.parametrize("backbone, local", [
+    ("fedmf", "batch512x1"), ("fedmf", "batch20x2"), ("fedncf", "batch512x1"), ("pfedrec", "batch20x2"),
+    ("pfedrec-local", "batch512x1"), ("fedrap", "batch20x2"), ("fedrap-touched", "batch512x1"),
+    ("fedrap-tolerance", "batch512x1"), ("gpfedrec", "batch20x2"), ("biasmf", "batch512x1"), ("ncf", "batch20x2")])
+def test_fold_in_of_new_users_equals_oracle(registry, stream, backbone, local):
+    """Whatever their private parameters were before; nothing else changes."""
+    k, rounds = 3, 4
+    name, settings, training = BACKBONES[backbone]
+    backbone = make_backbone(registry, name, **settings)
+    train = LocalSettings(**{**LOCAL[local], **training})
+    f = federation(registry, stream, build(registry, "method", "ft"), backbone, SEED, local=train, fold_in=k,
+                   fold_in_rounds=rounds, precision="float64")
+    step = shown(stream.steps[1], k)
+    model = noisy(tables(step, backbone, torch.float64)[1], torch.Generator().manual_seed(5), 0.1)
+    after = cold_start_of(f, step, model).arrived(model)
+
+    fresh = grow(Snapshot({}, {}), backbone, SEED, replace(step, old_users=0, old_items=0), torch.float64,
+                 torch.device("cpu")).private
+    start = replace(model, private={key: torch.cat([table[:step.old_users], fresh[key][step.old_users:]])
+                                    for key, table in model.private.items()})
+    lists = {user: stream.steps[1].train.of(user).tolist()[:k] for user in range(step.old_users, step.n_users)}
+    assert all(len(items) == k for items in lists.values()) and len(lists) > 5
+    expected = oracle.fold_in([oracle.Round(
+        seed=SEED, step=1, round=number, backbone=name, settings=backbone.settings, negatives=4,
+        optimiser=train.optimiser, epochs=train.local_epochs, batch_size=train.batch_size, tolerance=train.tolerance,
+        frozen={*model.public, *model.dense}) for number in range(rounds)], lists, start)
+    for key, table in after.private.items():
+        torch.testing.assert_close(table, expected[key], atol=1e-9, rtol=1e-9)
+        assert torch.equal(table[:step.old_users], model.private[key][:step.old_users])
+    assert max(float((table - start.private[key]).abs().max()) for key, table in after.private.items()) > 1e-4
+    for kind in ("public", "dense", "memory"):
+        assert getattr(after, kind) is getattr(model, kind)
+    for kind in ("local", "served"):
+        for key, table in getattr(after, kind).items():
+            assert torch.equal(table[:step.old_users], getattr(model, kind)[key][:step.old_users])
+            assert torch.equal(table[step.old_users:], model.public[key].expand_as(table[step.old_users:]))
+
+
 @pytest.mark.parametrize("backbone,method", [
     *(("fedmf", method) for method in ("ft", "reg", "f3crec", "spp")), ("pfedrec", "reg"), ("ncf", "spp"),
     ("fedrap", "reg")])
@@ -336,8 +375,8 @@ def test_result_does_not_depend_on_chunks_or_threads(registry, stream, backbone,
     try:
         for elements, number in ((1, 1), (1 << 14, 1), (1 << 19, 2), (1 << 30, 2), (1 << 14, 3)):
             torch.set_num_threads(number)
-            chunks = make_chunks(step, users, train, backbone.settings.dim, backbone.pairwise, backbone.whole_tables,
-                                 elements)
+            chunks = make_chunks(step, users, train, backbone.settings.dim,
+                                 Needs(backbone.pairwise, backbone.whole_tables, chunk_elements=elements))
             with workers():
                 results.append((len(chunks), train_round(chunks, model, backbone, method, train, SEED, 1, 0)))
     finally:

@@ -106,3 +106,12 @@ def test_the_dockerfile_copies_what_exists_and_installs_what_was_tested():
     assert not set(left_out) & {Path(name).parts[0] for name in sources}
     (version,) = re.findall(r"^FROM python:3\.(\d+)-slim$", text, re.MULTILINE)
     assert 10 <= int(version) <= 12
+
+
+def test_lines_are_as_long_as_contributing_allows():
+    files = [path for folder in ("fedcl_bench", "plugins", "tests", "benchmarks", "docs", "examples")
+             for path in (ROOT / folder).rglob("*.py")]
+    long = [f"{path.relative_to(ROOT)}:{number}" for path in (*files, ROOT / "run_bench.py", ROOT / "setup.py")
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1) if len(line) > 120]
+    assert "at most 120 characters" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert len(files) > 200 and long == []

@@ -30,6 +30,16 @@ def metrics(runs: Sequence[Run]) -> pd.DataFrame:
     return _seeded(runs, of)
 
 
+def groups(runs: Sequence[Run]) -> pd.DataFrame:
+    """The columns seed, block, group, metric, mean, users: one row per block, group of users or items, and metric."""
+    def of(run: Run) -> pd.DataFrame:
+        rows = [(t, group, metric, np.nan if mean is None else mean, int(values["users"][t]))
+                for group, values in run.meta["groups"].items() for metric in values if metric != "users"
+                for t, mean in enumerate(values[metric])]
+        return pd.DataFrame(rows, columns=["block", "group", "metric", "mean", "users"])
+    return _seeded(runs, of)
+
+
 def users(runs: Sequence[Run], user_ids: np.ndarray) -> pd.DataFrame:
     """The columns seed, trained_block, tested_block, user, metric, value: one row per test, user and metric.
 

@@ -10,10 +10,10 @@ from ..ops.memory import importing
 from ..settings import as_text
 
 with importing():
-    from ..runs.registry import discover, spelled
+    from ..runs.registry import discover
     from ..runs.run import Run
     from ..runs.store import comparable, load_record, load_runs
-    from .origin import Origin
+    from .origin import Origin, located
     from .results import Results
     from .running import folders
 
@@ -25,7 +25,7 @@ def load(folder: str | Path, method: str | None = None, backbone: str | None = N
 
     Args:
         folder: one record, a results folder, or a folder of compact records, as ``results/published/f3crec``.
-        method, backbone, dataset: only runs of these.
+        method, backbone, dataset: only runs of these; a dataset may be a path, as for ``run``.
         data_dir, plugins: as for ``run``; the data is read only when it is needed.
         settings: only runs with these values, as ``eps=0.01``.
 
@@ -37,20 +37,27 @@ def load(folder: str | Path, method: str | None = None, backbone: str | None = N
             record is damaged.
     """
     folder = Path(folder)
+    dataset, data_dir = (dataset, data_dir and Path(data_dir)) if dataset is None else located(dataset, data_dir)
     single = (folder / "run.json").is_file()
     runs = [load_record(folder)] if single else load_runs(folder)
-    for key, wanted in (("method", method), ("backbone", backbone and spelled(backbone)), ("dataset", dataset)):
+    for key, wanted in (("method", method), ("backbone", backbone), ("dataset", dataset)):
         if wanted is not None:
-            present = {run.meta[key] for run in runs}
-            if wanted not in present:
-                raise unknown(f"{key} in the records of {folder}", wanted, present)
-            runs = [run for run in runs if run.meta[key] == wanted]
+            runs = _with_name(runs, folder, key, wanted)
     for name, value in settings.items():
         runs = _with_setting(runs, folder, name, value)
     # A record is in RESULTS/runs/NAME.
     records = folder.parent.parent if single and folder.resolve().parent.name == "runs" else folder
-    origin = Origin(discover(folders(plugins)), records, None if data_dir is None else Path(data_dir))
+    origin = Origin(discover(folders(plugins)), records, data_dir, tuple(folders(plugins)))
     return Results(_single_combination(runs, folder), origin)
+
+
+def _with_name(runs: Sequence[Run], folder: Path, key: str, wanted: str) -> list[Run]:
+    """The runs of a method, backbone or dataset, whatever the case of its name."""
+    present = {run.meta[key] for run in runs}
+    chosen = {wanted} if wanted in present else {name for name in present if name.lower() == wanted.lower()}
+    if not chosen:
+        raise unknown(f"{key} in the records of {folder}", wanted, present)
+    return [run for run in runs if run.meta[key] in chosen]
 
 
 def _with_setting(runs: Sequence[Run], folder: Path, name: str, value: Any) -> list[Run]:

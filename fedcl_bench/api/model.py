@@ -17,6 +17,7 @@ from ..data.stream import Stream
 from ..draws import DrawKey
 from ..errors import UserError, unknown
 from ..evaluation.sessions import SessionTask, session_scores
+from ..federation.cold_start import ranks_by
 from ..model import Snapshot, score_users
 from ..runs.config import RunConfig
 from ..runs.records import Corrupt, Record, SavedModel, ranks_by_state
@@ -106,6 +107,7 @@ class Model:
         federation = self.config.federation(self.stream)
         step, backbone = self.stream.steps[-1], federation.backbone
         method = federation.acting_in(step)
+        ranking = ranks_by(federation, step, method)
         if self.saved.client_state is None:
             if ranks_by_state(method):
                 raise UserError(f"{describe(self.run.meta)}: the record is of a former version, without what "
@@ -120,7 +122,7 @@ class Model:
                 task = SessionTask(step, "test", (1,), None, DrawKey(self.run.seed, step.index, self._round()))
                 scores = session_scores(backbone, method, self.tables, task, users, federation.server.protection)
             else:
-                scores = method.rescore(users, score_users(backbone, self.tables, users), self.tables, backbone)
+                scores = ranking.rescore(users, score_users(backbone, self.tables, users), self.tables, backbone)
         return scores[0].double().numpy()
 
     def _round(self) -> int:

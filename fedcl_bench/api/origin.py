@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Mapping
 
 from ..data.datasets import load_stream
+from ..data.source import dataset_name, file_there, find_file, is_path, spelled
 from ..data.stream import Stream
 from ..errors import UserError
 from ..runs.config import RunConfig, make_config
 from ..runs.registry import Registry
 from ..runs.run import Run
+from ..runs.specs import RunSpec
 from ..runs.store import describe
+
+
+def located(dataset: str, data_dir: str | Path | None) -> tuple[str, Path | None]:
+    """A dataset's name, and the folder that its file is looked for in; of a path they are the file's.
+
+    Raises:
+        UserError: if a path leads to no atomic file.
+    """
+    if is_path(dataset):
+        return dataset_name(dataset), find_file(dataset, None).parent
+    return dataset, None if data_dir is None else Path(data_dir)
 
 
 @dataclass(frozen=True)
@@ -21,11 +35,17 @@ class Origin:
     Attributes:
         records: the folder that their records are in, where other methods are looked for too.
         data_dir: folder of atomic files; None as for ``make_config``.
+        plugins: the folders of plugin files that ``registry`` has.
     """
 
     registry: Registry
     records: Path
     data_dir: Path | None = None
+    plugins: tuple[Path, ...] = ()
+
+    def dataset(self, run: Run) -> str:
+        """The dataset of a run as configurations and specs take it: a path where a YAML file beside the data counts."""
+        return spelled(run.meta["dataset"], self.data_dir)
 
     def config(self, run: Run) -> RunConfig:
         """The configuration that made a run.
@@ -36,9 +56,12 @@ class Origin:
         meta = run.meta
         ignored = self.registry.get("backbone", meta["backbone"]).cls.ignored  # stand in records with their defaults
         settings = {name: value for name, value in meta["settings"].items() if name not in ignored}
-        data_dir = None if settings.get("split_file") else self.data_dir
+        split_file = settings.get("split_file")
+        if not split_file and file_there(meta["dataset"], self.data_dir) is None:
+            raise UserError(f"{describe(meta)}: found no data of it in {self.data_dir or Path('data')}.\n"
+                            f"Name the folder with {meta['dataset']}.inter: data_dir=DIR.")
         config = make_config(self.registry, meta["method"], meta["backbone"], meta["dataset"], run.seed,
-                             [("the record", settings)], data_dir, meta["device"])
+                             [("the record", settings)], None if split_file else self.data_dir, meta["device"])
         if config.source.fingerprint != meta["data_fingerprint"]:
             raise UserError(f"{describe(meta)}: found other data in {config.source.path} than the run was made from.\n"
                             f"Name the folder of its data: data_dir=DIR.")
@@ -48,3 +71,15 @@ class Origin:
         """The data of a run, in its blocks and splits; raises as ``config``."""
         config = self.config(run)
         return load_stream(config.source, config.stream)
+
+    def call(self, spec: RunSpec, settings: Mapping[str, Any]) -> str:
+        """The call that makes the runs of a spec beside these, for messages."""
+        words = [repr(spec.method), repr(spec.backbone), repr(dataset_name(spec.dataset)), "seeds=5"]
+        if (self.records / "runs").is_dir() and self.records != Path("results"):
+            words.append(f"results={str(self.records)!r}")
+        if self.data_dir is not None and not settings.get("split_file"):
+            words.append(f"data_dir={str(self.data_dir)!r}")
+        if self.plugins:
+            folders = list(map(str, self.plugins))
+            words.append(f"plugins={folders if len(folders) > 1 else folders[0]!r}")
+        return f"fb.run({', '.join([*words, *(f'{name}={value!r}' for name, value in settings.items())])})"

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TextCo
 from ..client.ways import MEANING
 from ..data.stream import Stream
 from ..federation.parts import Progress
+from ..names import for_terminal
 from ..runs.config import RunConfig
 
 
@@ -23,7 +24,7 @@ class Display:
 
     def __init__(self, config: RunConfig, quiet: bool = False, verbose: bool = False):
         self._config, self._quiet, self._verbose = config, quiet, verbose
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
         self._bar = Bar(TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(),
                         TextColumn("{task.fields[status]}"), console=self._console, transient=True,
                         refresh_per_second=5, disable=quiet or not self._console.is_terminal)
@@ -41,12 +42,12 @@ class Display:
 
     def warn(self, message: str) -> None:
         """Show a line even when quiet."""
-        self._console.print(f"  {message}")
+        self._console.print(f"  {for_terminal(message)}")
 
     def note(self, message: str) -> None:
         """Show a line unless quiet."""
         if not self._quiet:
-            self._console.print(f"  {message}")
+            self._console.print(f"  {for_terminal(message)}")
 
     def update(self, stream: Stream, progress: Progress) -> None:
         """Show the state after a round; does nothing for the call after a whole step."""

@@ -101,6 +101,19 @@ class Results:
         return frames.users(self.runs, self._user_ids)
 
     @property
+    def groups(self) -> pd.DataFrame:
+        """Test metrics of groups of users and items on the block just trained (docs/choices.md). Columns: seed; block;
+        group, as new-users; metric; mean, over the group's users, nan where it has nobody; users, how many it has.
+
+        Raises:
+            UserError: for a record from before groups were recorded.
+        """
+        for run in self.runs:
+            if "groups" not in run.meta:
+                raise UserError(f"groups: the record {run.path} has none, as it is of an older version; run it again.")
+        return frames.groups(self.runs)
+
+    @property
     def rounds(self) -> pd.DataFrame:
         """What happened in each round. Columns: seed; step, the block; round, from 0; participants; loss; valid, the
         validation metric (nan: not validated); bytes_up and bytes_down per participant; train_seconds and
@@ -251,7 +264,8 @@ class Results:
 
     @cached_property
     def _combined(self) -> dict[str, Any]:
-        return combined([{**run.meta, "tested": tested(run), "record": str(run.path), "reused": True} for run in self.runs])
+        return combined([{**run.meta, "tested": tested(run), "record": str(run.path), "reused": True}
+                         for run in self.runs])
 
     @cached_property
     def _user_ids(self) -> np.ndarray:

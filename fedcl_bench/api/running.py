@@ -6,16 +6,20 @@ from pathlib import Path
 from typing import Any, Iterable
 
 from ..errors import UserError
+from ..files import closed_to_others
+from ..names import shown
 from ..ops.memory import importing
+from ..settings import LARGEST_SEED, MOST_SEEDS
 
 with importing():
     from ..runs.config import resolve_device
+    from ..runs.faults import named
     from ..runs.registry import Registry, discover
     from ..runs.runner import Interrupted
     from ..runs.store import load_record
-    from .origin import Origin
+    from .origin import Origin, located
     from .results import Results
-    from .seeds import SharedStream, configurations, run_seeds
+    from .seeds import Execution, SharedStream, configurations, run_seeds
     from .stopping import stop_between_rounds
 
 
@@ -31,7 +35,7 @@ def run(method: str, backbone: str | None = None, dataset: str = "ml-100k", seed
     Args:
         method: as ``"f3crec"``; ``"pfedrec"``, a federated recommender, is FT on that backbone.
         backbone: as ``"fedmf"``.
-        dataset: as ``"ml-100k"``, which comes with RecBole.
+        dataset: as ``"ml-100k"``, which comes with RecBole; or the path of an atomic file, or of a folder with one.
         seeds: how many, from ``first_seed`` on.
         results: folder of records, the command's ``--results``.
         data_dir: folder with NAME/NAME.inter or NAME.inter; None: ``./data``, then RecBole's bundled files.
@@ -44,10 +48,11 @@ def run(method: str, backbone: str | None = None, dataset: str = "ml-100k", seed
         The results of all seeds.
 
     Raises:
-        UserError: for anything wrong with arguments, settings or data. RunFailed: if training diverges.
+        UserError: for anything wrong with arguments, settings or data. RunFailed: if training diverges, or a plugin's
+            hook raises an error.
         KeyboardInterrupt: after Ctrl-C.
     """
-    first, count = _whole("first_seed", first_seed, 0), _whole("seeds", seeds, 1)
+    first, count = _whole("first_seed", first_seed, 0), _whole("seeds", seeds, 1, MOST_SEEDS)
     registry = discover(folders(plugins))
     names = *_names(registry, method, backbone), dataset
     overrides = [("fb.run", settings)]
@@ -55,13 +60,13 @@ def run(method: str, backbone: str | None = None, dataset: str = "ml-100k", seed
     configs = configurations(registry, names, range(first, first + count), overrides, data_dir,
                              resolve_device(device))
     try:
-        with stop_between_rounds() as stop:
-            done = run_seeds(configs, overrides, Path(results), stop, stream=SharedStream(configs[0]),
-                             quiet=not progress)
+        with stop_between_rounds() as stop, named(), closed_to_others():
+            done = run_seeds(configs, overrides, SharedStream(configs[0]),
+                             Execution(Path(results), stop, quiet=not progress))
     except Interrupted as error:
         raise KeyboardInterrupt(str(error)) from None
     return Results([load_record(Path(result["record"])) for result in done],
-                   Origin(registry, Path(results), data_dir))
+                   Origin(registry, Path(results), located(dataset, data_dir)[1], tuple(folders(plugins))))
 
 
 def folders(plugins: str | Path | Iterable[str | Path]) -> list[Path]:
@@ -82,8 +87,8 @@ def _names(registry: Registry, method: str, backbone: str | None) -> tuple[str, 
     return method, backbone
 
 
-def _whole(name: str, value: Any, low: int) -> int:
+def _whole(name: str, value: Any, low: int, high: int = LARGEST_SEED) -> int:
     """A whole number of an argument, checked."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 1 << 63:
-        raise UserError(f"run: found {name}={value!r}, accepted: a whole number from {low}.")
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise UserError(f"run: found {name}={shown(value)}, accepted: a whole number from {low} to {high}.")
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
@@ -10,11 +11,12 @@ import numpy as np
 from ..data.datasets import load_stream, thin_note
 from ..data.stream import Stream
 from ..evaluation.continual import SUMMARIES
+from ..federation import cold_start
 from ..federation.parts import Federation, Progress
 from ..runs.config import RunConfig, idle_notes, make_config
 from ..runs.logs import RunLog, Target
 from ..runs.registry import Registry
-from ..runs.runner import Engine, Here, execute
+from ..runs.runner import Engine, Here, Watch, execute
 from ..runs.specs import Layers
 from .progress import Display
 
@@ -55,7 +57,7 @@ class SharedStream:
                 self.check(federation)
             users = federation.server.attendance.of(self.stream.steps[0], federation.seed, 0).users
             for text in (*federation.backbone.notes(), *federation.method.notes(len(users)),
-                         thin_note(self.stream, self.config.stream)):
+                         *cold_start.notes(federation), thin_note(self.stream, self.config.stream)):
                 if text:
                     note(text)
         return self.stream
@@ -65,24 +67,39 @@ def _here(config: RunConfig, warn: Callable[[str], None]) -> Engine:
     return Here()
 
 
-def run_seeds(configs: Sequence[RunConfig], overrides: Layers, results: Path, stop: Callable[[], bool], *,
-              stream: SharedStream, engine_of: Callable[[RunConfig, Callable[[str], None]], Engine] = _here,
-              rerun: bool = False, quiet: bool = False, verbose: bool = False, logs: Sequence[Target] = ()) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Execution:
+    """How seeds are run; no number depends on it.
+
+    Attributes:
+        results, stop, rerun: as for ``execute`` and its ``Watch``.
+        quiet, verbose: as for ``Display``. logs: as ``runs/logs.py`` makes them of ``--log``.
+        engine_of: makes what trains a run, given its configuration and where to warn.
+    """
+
+    results: Path
+    stop: Callable[[], bool]
+    rerun: bool = False
+    quiet: bool = False
+    verbose: bool = False
+    logs: Sequence[Target] = ()
+    engine_of: Callable[[RunConfig, Callable[[str], None]], Engine] = _here
+
+
+def run_seeds(configs: Sequence[RunConfig], overrides: Layers, stream: SharedStream,
+              execution: Execution) -> list[dict[str, Any]]:
     """Run every seed, or take its record, with progress on standard error.
 
     Args:
         configs: of one combination, one per seed.
         overrides: what the user set, for notes on settings without effect.
-        results, stop, rerun: as for ``execute``, with its errors.
-        engine_of: makes what trains a run, given its configuration and where to warn.
-        quiet, verbose: as for ``Display``. logs: as ``runs/logs.py`` makes them of ``--log``.
 
     Returns:
-        What ``execute`` returns, per seed.
+        What ``execute`` returns, per seed; its errors too.
     """
     done = []
     for config in configs:
-        with Display(config, quiet, verbose) as display, RunLog(config, logs) as log:
+        with Display(config, execution.quiet, execution.verbose) as display, RunLog(config, execution.logs) as log:
             if config is configs[0]:
                 for text in idle_notes(config, overrides):
                     display.note(text)
@@ -91,8 +108,10 @@ def run_seeds(configs: Sequence[RunConfig], overrides: Layers, results: Path, st
                 display.update(loaded, progress)
                 log.update(progress)
 
-            done.append(execute(config, lambda: stream.load(display.note), results, rerun, update, display.warn,
-                                display.note, stop, engine_of(config, display.warn)))
+            watch = Watch(update, display.warn, display.note, execution.stop)
+            engine = execution.engine_of(config, display.warn)
+            done.append(execute(config, lambda: stream.load(display.note), execution.results, watch,
+                                rerun=execution.rerun, engine=engine))
             log.finish(Path(done[-1]["record"]))
     return done
 
@@ -117,7 +136,8 @@ def combined(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     first = results[0]
     beyond = {name: _mean_of([result[name] for result in results]) for name in ("lists", "groups")
               if all(name in result for result in results)}
-    return {**beyond, **{key: first[key] for key in ("method", "backbone", "dataset", "device", "settings", "tested", "environment")},
+    common = ("method", "backbone", "dataset", "device", "settings", "tested", "environment")
+    return {**beyond, **{key: first[key] for key in common},
             "seed": first["seed"], "seeds": [result["seed"] for result in results], "metrics": metrics,
             "continual": continual,
             "rounds": np.mean([result["rounds"] for result in results], axis=0).tolist(),

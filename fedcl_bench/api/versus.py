@@ -27,7 +27,7 @@ def shared_changes(run: Run, origin: Origin) -> dict[str, Any]:
               for f in fields(cls)}
     changed: dict[str, Any] = {}
     for names in (("stream", "split_file"), sorted(shared)):  # a stream has defaults of its own
-        spec = RunSpec(meta["method"], meta["backbone"], meta["dataset"], tuple(changed.items()))
+        spec = RunSpec(meta["method"], meta["backbone"], origin.dataset(run), tuple(changed.items()))
         defaults = expected_settings(registry, spec)
         changed |= {name: settings[name] for name in names
                     if name in settings and settings[name] != defaults.get(name)}
@@ -44,16 +44,14 @@ def runs_of(text: str, run: Run, origin: Origin, tuned: Path | None) -> list[Run
     Raises:
         UserError: for an unknown method or setting, or if there is no such run, with the call that makes it.
     """
-    meta = run.meta
     method, own = parse_method(text)
-    origin.registry.get("method", method)
     settings = {**({} if tuned else shared_changes(run, origin)), **dict(own)}
-    spec = RunSpec(method, meta["backbone"], meta["dataset"], tuple(settings.items()))
+    spec = RunSpec(origin.registry.get("method", method).name, run.meta["backbone"], origin.dataset(run),
+                   tuple(settings.items()))
     runs = matching(load_runs(origin.records), origin.registry, spec, Tuned.of(tuned, origin.records))
     if not runs:
-        words = "".join(f", {name}={value!r}" for name, value in settings.items() if name != "split_file")
-        raise UserError(f"no record in {origin.records} of {spec.title} on {spec.backbone}, {spec.dataset}.\nMake it "
-                        f"with: fb.run({method!r}, {spec.backbone!r}, {spec.dataset!r}, seeds=5{words})")
+        raise UserError(f"no record in {origin.records} of {spec.title} on {spec.backbone}, {run.meta['dataset']}.\n"
+                        f"Make it with: {origin.call(spec, settings)}")
     return runs
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from textwrap import indent
 from typing import Any, Sequence
 
 from rich.console import Console, Group
@@ -14,6 +15,7 @@ from rich.text import Text
 from ..data.source import dataset_name
 from ..experiments.grid import Outcome, State, Task
 from ..experiments.tune import Outlook, Result
+from ..names import for_terminal
 from ..runs.specs import seed_text
 from ..settings import as_text
 from ..workers.pool import Board
@@ -36,7 +38,7 @@ class View:
     """The live table where standard error is a terminal; a line per run that ends everywhere."""
 
     def __init__(self, quiet: bool = False):
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
         self._quiet = quiet
         self._live = Live(console=self._console, transient=True, auto_refresh=False)
         self._shows = not quiet and self._console.is_terminal
@@ -54,11 +56,11 @@ class View:
     def note(self, message: str) -> None:
         """A line of text unless quiet."""
         if not self._quiet:
-            self._console.print(message, markup=False)
+            self._console.print(for_terminal(message))
 
     def warn(self, message: str) -> None:
         """A line of text even when quiet."""
-        self._console.print(message, markup=False)
+        self._console.print(for_terminal(message))
 
     def ended(self, outcome: Outcome, board: Board) -> None:
         """A line for a run that ended."""
@@ -83,8 +85,8 @@ class View:
 
 
 def first_line(text: str) -> str:
-    """The first line of a message."""
-    return (text.splitlines() or [""])[0]
+    """The first line of a message, for a terminal."""
+    return for_terminal((text.splitlines() or [""])[0])
 
 
 def show_tasks(tasks: Sequence[Task], states: Sequence[State]) -> None:
@@ -114,7 +116,7 @@ def show_outcomes(outcomes: Sequence[Outcome], commands: Sequence[str], seconds:
         if outcome.status in ("failed", "error", "busy"):
             status = {"failed": "failed" if outcome.new else "failed before", "busy": "busy elsewhere"}.get(
                 outcome.status, "did not finish")
-            print(f"{status}: {outcome.task.label}\n  {first_line(outcome.error)}\n  alone: {command}")
+            print(f"{status}: {outcome.task.label}\n{indent(for_terminal(outcome.error), '  ')}\n  alone: {command}")
     if any(outcome.status == "failed" and not outcome.new for outcome in outcomes):
         print("Runs that failed before are run again with --retry-failed.")
 
@@ -124,8 +126,9 @@ def as_json(outcomes: Sequence[Outcome], results: Path, seconds: float) -> dict[
     runs = []
     for outcome in outcomes:
         spec, config = outcome.task.spec, outcome.task.config
-        runs.append({"method": spec.method, "backbone": spec.backbone, "dataset": config.source.name, "seed": config.seed,
-                     "settings": config.settings, "hash": config.hash, "status": outcome.status, "new": outcome.new,
+        runs.append({"method": spec.method, "backbone": spec.backbone, "dataset": config.source.name,
+                     "seed": config.seed, "settings": config.settings, "hash": config.hash,
+                     "status": outcome.status, "new": outcome.new,
                      "seconds": outcome.seconds, "error": outcome.error or None,
                      "record": str(outcome.task.record(results).folder)})
     statuses = ("finished", "failed", "error", "busy", "stopped", "waiting")

@@ -19,15 +19,15 @@ def cards_of(registry: Registry) -> list[Card]:
 
 
 def show_listing(cards: Iterable[Card], titles: Mapping[str, str], broken: Mapping[str, str]) -> None:
-    """One line per method, backbone and dataset; plugins that cannot be loaded with their error.
+    """One line per method, backbone, metric and dataset; plugins that cannot be loaded with their error.
 
     Args:
         titles: of the datasets, by name.
         broken: file to error.
     """
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
     cards = sorted(cards, key=lambda card: card.name)
-    for kind in ("method", "backbone"):
+    for kind in ("method", "backbone", "metric"):
         console.print(f"{kind}s", style="bold")
         for card in cards:
             if card.kind == kind:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import difflib
 import importlib
+import os
 import sys
-from typing import Sequence
+from typing import Sequence, TextIO
 
-from ..errors import RunFailed, UserError, unknown
+from ..errors import RunFailed, UserError, ran_out, unknown
+from ..files import NO_SPACE, closed_to_others, no_space
+from ..names import for_terminal
 from ..ops.memory import importing
+from ..runs.faults import named
 from ..version import __version__
 from . import commands
 from .commands.data import with_action
@@ -52,12 +58,65 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         arguments.insert(0, "run")
     if arguments[:1] == ["data"]:
         arguments[1:] = with_action(arguments[1:])
-    return build_parser().parse_args(arguments)
+    parser = build_parser()
+    args, others = parser.parse_known_args(arguments)
+    if others:
+        raise _unrecognized(_chosen(parser, args), others)
+    return args
+
+
+def _chosen(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.ArgumentParser:
+    """The parser of the command that was given, or of its action."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return _chosen(action.choices[getattr(args, action.dest)], args)
+    return parser
+
+
+def _unrecognized(parser: argparse.ArgumentParser, words: Sequence[str]) -> UserError:
+    """The error for words that a command does not take: the nearest option, or the setting that was meant."""
+    name = words[0].partition("=")[0]
+    options = [option for action in parser._actions for option in action.option_strings]
+    near = difflib.get_close_matches(name, options, n=1, cutoff=0.75) if name.startswith("--") else []
+    hint = f"Did you mean '{near[0]}'? " if near else ""
+    if not hint and not name.startswith("-"):
+        hint = "Words belong behind an option, as --method ft. " if "--method" in options else ""
+    elif not hint and "--set" in options and (setting := name.strip("-").replace("-", "_")) in _settings():
+        hint = f"'{setting}' is a setting: --set {setting}=VALUE. "
+    return UserError(f"unrecognized arguments: {' '.join(words)}.\n{hint}See {parser.prog} --help.")
+
+
+def _settings() -> set[str]:
+    """Names of the settings that all runs have."""
+    from ..runs.config import CORE_SETTINGS
+
+    return {field.name for cls in CORE_SETTINGS for field in dataclasses.fields(cls)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a terminal of ASCII shows ± as \xb1
+    try:
+        with closed_to_others():
+            try:
+                return _status(list(sys.argv[1:] if arguments is None else arguments))
+            finally:
+                sys.stdout.flush()
+    except BrokenPipeError:  # the reader of our output (head, less) has gone
+        sys.stderr.close()
+        return 0
+    except OSError as error:
+        _give_up(sys.stdout)
+        where = error.filename or "output or a file"
+        _say(no_space(where, error) if error.errno in NO_SPACE else
+             f"{where}: cannot be read or written ({error.strerror or error}).")
+        return 2
+
+
+def _status(arguments: list[str]) -> int:
+    """Run the command line; its errors become messages and exit statuses."""
     try:
         if not arguments:
             build_parser().print_help()
@@ -66,23 +125,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.command in _READERS:
             with importing():
                 importlib.import_module("fedcl_bench.reports.tables")
-        return args.execute(args)
+        with named():
+            return args.execute(args)
     except UserError as error:
-        print(f"run_bench.py: {error}", file=sys.stderr)
+        _say(str(error))
         return 2
     except RunFailed as error:
-        print(f"run_bench.py: {error}", file=sys.stderr)
+        _say(str(error))
         return 1
     except ModuleNotFoundError as error:
         if (error.name or "fedcl_bench").split(".")[0] == "fedcl_bench":
             raise
-        print(f"run_bench.py: the package '{error.name}' is not installed for {sys.executable}.\n"
-              f"Install everything with: python -m pip install -c constraints.txt -e .", file=sys.stderr)
+        _say(f"the package '{error.name}' is not installed for {sys.executable}.\n"
+             f"Install everything with: python -m pip install -c constraints.txt -e .")
         return 2
     except KeyboardInterrupt:
-        print("run_bench.py: interrupted; finished blocks are kept, the same command goes on from there.",
-              file=sys.stderr)
+        _say("interrupted; finished blocks are kept, the same command goes on from there.")
         return 130
-    except BrokenPipeError:  # the reader of our output (head, less) has gone
-        sys.stderr.close()
-        return 0
+    except Exception as error:
+        if not ran_out(error):  # before a run or after it, which says more
+            raise
+        _say(f"out of memory ({' '.join(str(error).split())[:120] or 'no more is known'}).\n"
+             f"What helps: a larger machine, fewer users and items; see ulimit -v for a limit of this shell.")
+        return 2
+
+
+def _say(text: str) -> None:
+    """A message on standard error, if that can be written."""
+    try:
+        print(for_terminal(f"run_bench.py: {text}"), file=sys.stderr, flush=True)
+    except OSError:
+        _give_up(sys.stderr)
+
+
+def _give_up(stream: TextIO) -> None:
+    """Lead what a stream still holds nowhere, so that Python does not fail at it when it ends."""
+    try:
+        stream.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)

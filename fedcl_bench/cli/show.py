@@ -13,6 +13,8 @@ from rich.table import Table
 from ..data.source import DatasetConfig, DatasetSource
 from ..data.stream import StreamSettings, idle_settings
 from ..errors import UserError
+from ..evaluation.metrics import OF_EVERY_RUN, is_share
+from ..names import for_terminal
 from ..runs.config import RunConfig
 from ..runs.registry import Plugin
 from ..settings import describe, flat
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def _console() -> Console:
-    return Console(highlight=False, soft_wrap=True)
+    return Console(highlight=False, soft_wrap=True, markup=False)
 
 
 def plain_table(*columns: str, **options) -> Table:
@@ -35,23 +37,27 @@ def plain_table(*columns: str, **options) -> Table:
 
 def print_table(table: Table) -> None:
     """Print at the table's own width, so that a narrow or redirected output never cuts a number."""
-    console = Console(highlight=False, width=400)
+    console = Console(highlight=False, width=400, markup=False)
     with console.capture() as capture:
         console.print(table)
-    print("\n".join(line.rstrip() for line in capture.get().splitlines()))
+    print(for_terminal("\n".join(line.rstrip() for line in capture.get().splitlines())))
 
 
 def show_groups(result: Mapping[str, Any], groups: Iterable[str]) -> None:
     """Print what groups of users and items get in each block, with their numbers of users."""
     if "groups" not in result:
-        raise UserError(f"--by: the record {result['record']} has no groups, as it is of a stream of sessions or older; "
-                        f"of a stream of blocks, run it again with --rerun.")
+        raise UserError(f"--by: the record {result['record']} has no groups, as it is of an older version; run it "
+                        f"again with --rerun.")
+    groups = list(groups)
     table = plain_table("test metric by group", *(f"block {t}" for t in range(len(result["rounds"]))))
     for group in groups:
         for name, values in result["groups"][group].items():
             table.add_row(f"{name} {group}", *("--" if value is None else f"{value:g}" if name == "users" else
                                                f"{value:.4f}" for value in values))
     print_table(table)
+    if empty := [group for group in groups if not any(result["groups"][group]["users"])]:
+        alone = ", as the stream has a single step" if len(result["rounds"]) == 1 else ""
+        print(f"nobody is in {', '.join(empty)}{alone}")
 
 
 def _show_traffic(runs: Sequence[Mapping[str, Any]]) -> None:
@@ -113,21 +119,24 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
     runs = result.get("runs", [result])
     _show_traffic(runs)
     for text in runs[0]["privacy"].get("notes", ()):
-        print(text)
+        print(for_terminal(text))
     for run in runs:
         print(f"record: {run['record']}")
 
 
 def few_users(result: Mapping[str, Any]) -> list[str]:
     """What the 95 % intervals are of means over fewer users than ``FEW_USERS``, a sentence per block."""
-    notes = []
-    for block, users in enumerate(result["tested"]["users"]):
-        if users < FEW_USERS:
-            parts = (f"{name} {low:.4f} to {high:.4f}" for name, values in result["metrics"].items()
-                     for low, high in [interval_of_mean(values["per_block"][block], users)])
-            notes.append(f"block {block} has only {users} test user{'s' if users > 1 else ''}; 95 % intervals of the "
-                         f"means: {', '.join(parts)}")
-    return notes
+    return [f"block {block} has {intervals(users, means)}" for block, users in enumerate(result["tested"]["users"])
+            if users < FEW_USERS
+            for means in [{name: values["per_block"][block] for name, values in result["metrics"].items()
+                           if is_share(name)}]]
+
+
+def intervals(users: int, means: Mapping[str, float]) -> str:
+    """That there are few users, and the 95 % interval of each named mean over them; the means are shares."""
+    parts = (f"{name} {low:.4f} to {high:.4f}" for name, mean in means.items()
+             for low, high in [interval_of_mean(mean, users)])
+    return f"only {users} test user{'s' if users > 1 else ''}; 95 % intervals of the means: {', '.join(parts)}"
 
 
 def show_survey(surveyed: Iterable[SurveyedModel]) -> None:
@@ -162,19 +171,35 @@ def show_plugin(plugin: Plugin, core: Iterable[type]) -> None:
     console.print("\nChange one with --set NAME=VALUE.", markup=False)
 
 
+def show_metric(plugin: Plugin) -> None:
+    """A metric's formula and reference, and how to use it."""
+    cls, console = plugin.cls, _console()
+    console.print(f"metric {plugin.name}: {cls.title}", markup=False, style="bold")
+    formula = " ".join((cls.__doc__ or "no formula: it has no docstring").split())
+    for text in (formula, cls.reference, str(plugin.path)):
+        if text:
+            console.print(text, markup=False)
+    uses = ["In every run, as NAME@K for every K of topk." if cls in OF_EVERY_RUN else
+            f"In the tests of runs with --set extra_metrics={plugin.name}.",
+            *([] if cls.of_items else [f"It can choose the best round: --set valid_metric={plugin.name}@20."])]
+    console.print("\n" + " ".join(uses), markup=False)
+
+
 def show_dataset(name: str, config: DatasetConfig, path: Path) -> None:
-    """A dataset's config, for people."""
+    """A dataset's config, for people; ``path`` is its YAML file, or the data of one that has none."""
     console = _console()
-    console.print(f"dataset {name}: {config.title}", markup=False, style="bold")
+    console.print(f"dataset {name}: {config.title or 'your own'}", markup=False, style="bold")
     for label in ("source", "licence", "notes"):
         if getattr(config, label):
             console.print(f"{label}: {getattr(config, label)}", markup=False)
     for label, values in [("settings", config.settings), *((f"settings for {method}", values)
                                                           for method, values in config.method_settings.items()),
                           *((f"search of {name}", values) for name, values in config.search.items())]:
-        console.print(f"{label}: {', '.join(f'{k}={v}' for k, v in values.items())}", markup=False)
+        if values:
+            console.print(f"{label}: {', '.join(f'{k}={v}' for k, v in values.items())}", markup=False)
     parts = "sessions" if config.settings.get("stream") == "sessions" else "blocks"
-    console.print(f"config: {path}\n`data {name}` shows its {parts}"
+    file = f"file: {path}, without a YAML file" if path.suffix == ".inter" else f"config: {path}"
+    console.print(f"{file}\n`data {name}` shows its {parts}"
                   + (f"; `data download {name}` gets it." if config.raw.url else "."), markup=False)
 
 

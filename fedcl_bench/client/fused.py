@@ -1,9 +1,9 @@
 """The whole round of a chunk's clients as one call of compiled kernels, where nothing else has a say in it.
 
-So it is for backbones whose logits are inner products (see ``factored.py``) of item rows and a private parameter itself,
-plus a private constant or none, trained by SGD on the usual loss: FedMF and PFedRec. What a method adds to training, a
-loss of its own or a look at parameters before and after, needs the local batches one by one; ``InnerTrainer`` has them,
-and the numbers are the same to the bit.
+So it is for backbones whose logits are inner products (see ``factored.py``) of item rows and a private parameter
+itself, plus a private constant or none, trained by SGD on the usual loss: FedMF and PFedRec. What a method adds to
+training, a loss of its own or a look at parameters before and after, needs the local batches one by one;
+``InnerTrainer`` has them, and the numbers are the same to the bit.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def plan_of(training: Training, model: Snapshot, key: DrawKey, batches: int) -> 
         key: of the round.
         batches: local batches per epoch, of the client with most.
     """
-    backbone, settings, layout = training.backbone, training.settings, training.way.layout
-    epochs, usual = range(settings.local_epochs), backbone.settings.lr
-    rates = [backbone.learning_rates(model.n_items, key.round, batch) for batch in range(batches * len(epochs))]
+    settings, layout = training.settings, training.way.layout
+    epochs, usual = range(settings.local_epochs), training.backbone.settings.lr
+    rates = [training.rates(model, key.round, batch) for batch in range(batches * len(epochs))]
     return Plan(layout, [-rate.get(name, usual) for rate in rates
                          for name in (layout.vector, layout.constant, layout.item)],
                 draws.key(key.seed, "negatives", key.step, key.round),

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .. import contract, draws, views
 from ..backbone import OwnBatch
+from ..distillation import ranks_of
 from ..draws import DrawKey, Tables
 from ..model import Snapshot
 from ..ops import kernels
@@ -43,7 +44,8 @@ class Members:
         if kernels.serve(self.share):
             return kernels.batch_weights(self.order, self.start, self.end, self.share, self.width)
         slots = self.order[:, self.start:self.end]
-        return self.share.new_zeros(len(slots), self.width).scatter_add_(1, slots.clamp(min=0), self.share * (slots >= 0))
+        weights = self.share.new_zeros(len(slots), self.width)
+        return weights.scatter_add_(1, slots.clamp(min=0), self.share * (slots >= 0))
 
 
 @dataclass(frozen=True)
@@ -108,12 +110,18 @@ class BatchView(TrainerView, views.LocalBatch):
         return scores
 
 
+    def ranks(self, clients: Tensor, items: Tensor) -> Tensor:
+        at_once = max(1, SIZES.ranked_scores // self._trainer.n_items)
+        return torch.cat([ranks_of(self.all_scores(part), listed)
+                          for part, listed in zip(clients.split(at_once), items.split(at_once))])
+
+
 class ListTrainer(ChunkTrainer):
     """Local training of one chunk on the samples of a round."""
 
     def __init__(self, chunk: Chunk, model: Snapshot, training: Training, draw: DrawKey):
         backbone, method, settings = training.backbone, training.method, training.settings
-        self.chunk, self.backbone = chunk, backbone
+        self.chunk, self.backbone, self.training = chunk, backbone, training
         width, each = chunk.positives.shape[1], settings.negatives
         samples = chunk.positives.new_empty(len(chunk.users), width * (1 + each))
         samples[:, :width] = chunk.positives
@@ -216,7 +224,8 @@ class ListTrainer(ChunkTrainer):
         if kernels.serve(self.users):
             return kernels.group(self._shuffle_keys(epoch), head, count if head else None, drawn, slots,
                                  head + self.negatives.shape[1], size)
-        columns = torch.arange(self.valid.shape[1], device=drawn.device).expand_as(self.valid) if slots is None else slots
+        columns = slots if slots is not None else torch.arange(self.valid.shape[1],
+                                                               device=drawn.device).expand_as(self.valid)
         order = columns.masked_fill(~self.valid, -1)
         if self.batches == 1:
             return order
@@ -388,7 +397,7 @@ class ListTrainer(ChunkTrainer):
             epoch_loss = torch.zeros_like(total)
             for position, view in enumerate(self._epoch(epoch)):
                 taking = going if self.own_batches is None else going & (position < self.own_batches)
-                rates = {**private_rates, **self.backbone.learning_rates(self.n_items, self.draw.round, batch)}
+                rates = {**private_rates, **self.training.rates(self.model, self.draw.round, batch)}
                 loss = self._local_batch(view, rates, taking if some_rest else None, batch)
                 epoch_loss += loss * taking
                 batch += 1

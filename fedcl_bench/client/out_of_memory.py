@@ -1,4 +1,4 @@
-"""What becomes of a chunk for which the GPU has no memory left: it is trained in halves.
+"""What becomes of a chunk for which there is no memory left: it is trained in halves.
 
 A client's random numbers are keyed by its id, and clients of a chunk do not touch each other, so halves give the same
 numbers up to the order in which uploads are added up.
@@ -6,11 +6,12 @@ numbers up to the order in which uploads are added up.
 
 from __future__ import annotations
 
+import re
 from typing import Callable, TypeVar
 
 import torch
 
-from ..errors import OutOfMemory
+from ..errors import OutOfMemory, ran_out
 from ..method import Method
 from ..sampling import Chunk, LaterChunk
 from .sessions import SessionChunk
@@ -32,8 +33,10 @@ def in_halves(train: Callable[[AnyChunk], Result], chunk: AnyChunk, method: Meth
     kept = {name: (rows, users, rows.index_select(0, users)) for name, (rows, users) in kept.items()}
     try:
         return [train(chunk)]
-    except torch.OutOfMemoryError as error:
-        said = str(error)  # the error itself holds on to everything that its frames do
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out(error):
+            raise
+        said = in_words(error)  # the error itself holds on to everything that its frames do
     for rows, users, values in kept.values():
         rows.index_copy_(0, users, values)
     kept.clear()
@@ -41,13 +44,16 @@ def in_halves(train: Callable[[AnyChunk], Result], chunk: AnyChunk, method: Meth
         torch.cuda.empty_cache()
     clients = len(chunk.users)
     if clients == 1:
-        raise OutOfMemory(f"out of GPU memory while training one client alone (user {int(chunk.users)}): "
-                          f"{first_words(said)}")
+        raise OutOfMemory(f"{said}\nThat was while training one client alone (user {int(chunk.users)}).")
     return [result for half in (slice(clients // 2), slice(clients // 2, clients))
             for result in in_halves(train, chunk.part(half), method)]
 
 
-def first_words(text: str) -> str:
-    """What PyTorch says of an allocation, without its advice on the allocator."""
-    words = [part for part in text.split(". ") if part.startswith(("Tried", "GPU", "CUDA"))]
-    return ". ".join(words or [text or "no more is known"]).rstrip(".") + "."
+def in_words(error: BaseException) -> str:
+    """What such an error says, without where in PyTorch it was and its advice on the allocator."""
+    if not isinstance(error, torch.OutOfMemoryError):
+        asked = re.search(r"tried to allocate (\d+) bytes", str(error))
+        return "out of memory: " + (f"Tried to allocate {int(asked[1]) / (1 << 30):.2f} GiB." if asked else
+                                    f"{str(error) or 'no more is known'}.")
+    words = [part for part in str(error).split(". ") if part.startswith(("Tried", "GPU", "CUDA"))]
+    return f"out of GPU memory: {'. '.join(words or [str(error) or 'no more is known']).rstrip('.')}."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Mapping, NamedTuple
 
 import torch
 
@@ -83,6 +83,7 @@ class Training:
         method: the one that acts in the step.
         protection: of uploads. own_start: clients draw the public parameters they begin the first round with
             (``init=per_client``).
+        frozen: public parameters stay as the server sent them.
     """
 
     backbone: Backbone
@@ -91,6 +92,12 @@ class Training:
     way: Way
     protection: Protection = OPEN
     own_start: bool = False
+    frozen: bool = False
+
+    def rates(self, model: Snapshot, round_: int, batch: int) -> Mapping[str, float]:
+        """The learning rates of the backbone's parameters; arguments as of ``Backbone.learning_rates``."""
+        rates = self.backbone.learning_rates(model.n_items, round_, batch)
+        return {**rates, **dict.fromkeys([*model.public, *model.dense], 0.0)} if self.frozen else rates
 
     @cached_property
     def personal(self) -> set[str]:

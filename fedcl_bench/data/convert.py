@@ -21,7 +21,8 @@ from typing import Callable, Iterable, Iterator, Mapping
 
 from ..errors import UserError, unknown
 from ..files import bar, write_atomically
-from . import archives
+from ..names import shown
+from . import archives, hdf
 from .source import Published, load_config
 
 # Kinds of fields: what is accepted, and how to say so. Fields of kind TEXT are not looked at.
@@ -280,7 +281,8 @@ def convert(name: str, raw: Path, out: Path, force: bool = False, any_checksum: 
         raise unknown("dataset", name, FORMATS)
     format, published, label = FORMATS[name], published or load_config(name).raw, label or str(raw)
     with _raw_files(name, raw, label, format, published) as (format, files):
-        checks, warnings, is_sample = _compare_checksums(published, files, (raw, label) if raw.is_file() else None, any_checksum)
+        zipped = (raw, label) if raw.is_file() else None
+        checks, warnings, is_sample = _compare_checksums(published, files, zipped, any_checksum)
         inter, counts, interactions = _interactions(format, files[0])
         contents = {".inter": inter}
         if format.items:
@@ -501,18 +503,20 @@ def read_rows(file: RawFile) -> Iterator[list[str]]:
 
 def _hdf_rows(file: RawFile) -> Iterator[tuple[int, list[str]]]:
     """The rows of the tables of a file in pandas' HDF format, counted from 1, each with its table's key at the end."""
-    import pandas as pd
-
     *columns, _ = file.table.columns
     number = 0
     for key in file.table.keys:
         try:
-            frame = pd.read_hdf(file.path, key)
+            frame = hdf.read(file.path, key)
         except ImportError:
             raise UserError(f"{file.label}: reading HDF files needs PyTables.\nInstall it: python -m pip install "
                             f"'tables>=3.8' (or 'fedcl_bench[hdf]').") from None
         except KeyError:
             raise UserError(f"{file.label}: has no table '{key}'; expected {', '.join(file.table.keys)}.") from None
+        except hdf.HoldsObjects as error:
+            raise UserError(f"{file.label}: table '{key}' holds pickled objects ({shown(str(error))}), which could run "
+                            f"code of whoever wrote it; it is not read.\nGet the publisher's file, or save its columns "
+                            f"as numbers.") from None
         except Exception as error:  # PyTables' own errors derive from nothing more precise
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UserError(f"{file.label}: cannot be read as an HDF file of pandas ({reason[:100]}).") from None

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..files import bar, replacing, write_atomically
-from .source import safe_name
+from ..names import safe_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -153,7 +153,8 @@ def import_table(path: Path, columns: Columns, name: str, out: Path, force: bool
     except OSError as error:
         raise UserError(f"{error.filename or target}: cannot be read or written ({error.strerror or error}).") from None
     notes = (f"separated by {SEPARATORS[layout.separator]}, "
-             f"{'with a header' if layout.header else 'without header: columns are numbers from 1'}", writer.times.note)
+             f"{'with a header' if layout.header else 'without header: columns are numbers from 1'}", writer.times.note,
+             writer.times.days)
     return Imported(writer.rows, writer.written, writer.users.count, writer.items.count, writer.left_out, notes,
                     (target, *([config] if columns.session else [])))
 
@@ -225,8 +226,9 @@ def _pieces(path: Path, layout: Layout, columns: Columns) -> Iterator[pa.RecordB
                 yield piece
                 advance(PIECE)
     except pa.ArrowInvalid as error:
+        separator = SEPARATORS[layout.separator]
         raise UserError(f"{path}: cannot be read as a table ({_reason(error)}).\nExpected: UTF-8 text with "
-                        f"{len(layout.columns)} fields per line, separated by {SEPARATORS[layout.separator]}.") from None
+                        f"{len(layout.columns)} fields per line, separated by {separator}.") from None
 
 
 def _is_time(text: str) -> bool:
@@ -242,6 +244,13 @@ class _Times:
     def __init__(self) -> None:
         self.scale: float | None = None  # None: not decided; 0: ISO 8601
         self.note = ""
+        self.span = (np.inf, -np.inf)  # the first and the last that were written
+
+    @property
+    def days(self) -> str:
+        """The days of the first and the last time, for people."""
+        first, last = (str(np.datetime64(int(second), "s").astype("datetime64[D]")) for second in self.span)
+        return f"from {first} to {last}" if first != last else f"all on {first}; is that the column of times?"
 
     def seconds(self, texts: np.ndarray) -> np.ndarray:
         """float64 seconds since 1970, NaN where a text is no time."""
@@ -305,6 +314,7 @@ class _Writer:
             return
         seconds = self._numbers(texts["time"], rows, first, "time", "a time as 1262304000 or 2010-01-01T00:00:00Z")
         values = {part: text.take(pa.array(rows)) for part, text in texts.items()}
+        self.times.span = min(self.times.span[0], seconds.min()), max(self.times.span[1], seconds.max())
         is_whole = bool((seconds == np.floor(seconds)).all())
         values["time"] = pc.cast(pa.array(seconds.astype(np.int64) if is_whole else seconds), pa.string())
         self.users.add(values["user"])

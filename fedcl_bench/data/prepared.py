@@ -4,8 +4,9 @@ A prepared stream is a folder beside the dataset's file, named by a hash of all 
 the file, the columns and filters of the dataset's config, the stream's settings and the version of the code's numbers.
 One of other settings or of a changed file is not found, rather than wrong.
 
-Pages of the arrays are read when they are looked at and belong to the system's cache, so that a stream may be larger
-than memory, and several runs at once share one copy.
+Pages of the arrays belong to the system's cache, so that a stream may be larger than memory, and several runs at once
+share one copy. When a stream is opened they are read once: each file must have the digest that was written with it, and
+hold ids that exist, since compiled code looks them up.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import shutil
 import tempfile
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Iterator
+from typing import TYPE_CHECKING, Any, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -51,19 +52,21 @@ def save(stream: Stream, folder: Path) -> int:
         UserError: if it cannot be written.
     """
     about = {"steps": [{name: getattr(step, name) for name in _NUMBERS} | {"sessions": list(step.sessions)}
-                       for step in stream.steps], "unfiltered": dict(stream.unfiltered)}
+                       for step in stream.steps], "unfiltered": dict(stream.unfiltered), "digests": {}}
     try:
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as beside:
             whole = Path(beside) / "whole"
             whole.mkdir()
             for name, values in _arrays(stream):
                 np.save(whole / f"{name}.npy", values)
-            (whole / _ABOUT).write_text(json.dumps(about))
+                about["digests"][name] = _digest_in(whole / f"{name}.npy")
+            (whole / _ABOUT).write_text(json.dumps(about | {"digest": _digest_of(about)}))
             size = sum(path.stat().st_size for path in whole.iterdir())
             shutil.rmtree(folder, ignore_errors=True)
             os.replace(whole, folder)
     except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({error.strerror}).") from None
+        # NumPy says how many bytes were not written instead of why.
+        raise UserError(f"{folder}: cannot be written ({error.strerror or 'no space left'}).") from None
     return size
 
 
@@ -79,27 +82,118 @@ def _arrays(stream: Stream) -> Iterator[tuple[str, np.ndarray]]:
                 yield f"{step.index}-{split}-sessions-{part.name}", getattr(sessions, part.name).numpy()
 
 
+class _Damaged(Exception):
+    """A file of a prepared stream is not what was written: its name, and what is wrong."""
+
+
 def load(folder: Path) -> Stream:
-    """A stream that was saved, mapped from its files.
+    """A stream that was saved, mapped from its files, all of which are read once and compared with their digests.
 
     Raises:
-        UserError: if a file is missing or damaged.
+        UserError: if a file is missing, changed, or holds what is no stream.
     """
-    def array(name: str) -> np.ndarray:
-        return np.load(folder / f"{name}.npy", mmap_mode="c")  # "c": never written back
-
-    def tensors(cls: type, name: str) -> dict[str, Tensor]:
-        return {part.name: torch.from_numpy(array(f"{name}-{part.name}")) for part in fields(cls)}
-
     try:
-        about = json.loads((folder / _ABOUT).read_text())
-        steps = []
-        for step in about["steps"]:
-            at, splits = step["index"], step.pop("sessions")
-            steps.append(Step(**step, **{split: Ragged(**tensors(Ragged, f"{at}-{split}")) for split in _SPLITS},
-                              sessions={split: Sessions(**tensors(Sessions, f"{at}-{split}-sessions"))
-                                        for split in splits}))
-        return Stream(tuple(steps), array("users"), array("items"), about["unfiltered"])
-    except (OSError, ValueError, KeyError, EOFError) as error:
-        raise UserError(f"{folder}: is damaged ({' '.join(str(error).split())[:120]}); delete it, or make it anew with "
-                        f"`data prepare`.") from None
+        about = _read_about(folder)
+        steps = tuple(_read_step(folder, about["digests"], step) for step in about["steps"])
+        stream = Stream(steps, *(_array(folder, about["digests"], name) for name in ("users", "items")),
+                        about["unfiltered"])
+        _check_steps(stream)
+        return stream
+    except _Damaged as error:
+        name, wrong = error.args
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        name, wrong = _ABOUT, _said(error)
+    raise UserError(f"{folder}: is damaged, {name}: {wrong}.\n"
+                    f"Delete the folder, or make it anew with `data prepare`.") from None
+
+
+def _said(error: Exception) -> str:
+    """What an error says, in part of a line."""
+    return " ".join(str(getattr(error, "strerror", None) or error).split())[:120]
+
+
+def _read_about(folder: Path) -> dict[str, Any]:
+    """The content of ``stream.json``."""
+    about = json.loads((folder / _ABOUT).read_text())
+    if not isinstance(about, dict) or about.pop("digest", None) != _digest_of(about):
+        raise _Damaged(_ABOUT, "its content is not what was written, or is of a former version")
+    return about
+
+
+def _digest_of(about: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _digest_in(path: Path) -> str:
+    """A digest of a file's bytes."""
+    digest = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while part := file.read(1 << 20):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def _array(folder: Path, digests: Mapping[str, str], name: str) -> np.ndarray:
+    """An array, mapped from its file."""
+    path = folder / f"{name}.npy"
+    try:
+        if _digest_in(path) != digests.get(name):
+            raise _Damaged(path.name, "its content is not what was written")
+        return np.load(path, mmap_mode="c")  # "c": never written back
+    except (OSError, ValueError) as error:
+        raise _Damaged(path.name, _said(error)) from None
+
+
+def _read_step(folder: Path, digests: Mapping[str, str], numbers: dict[str, Any]) -> Step:
+    """A step, given its numbers and the splits of its sessions."""
+    def tensors(cls: type, name: str) -> dict[str, Tensor]:
+        result = {}
+        for part in fields(cls):
+            values = _array(folder, digests, file := f"{name}-{part.name}")
+            expected = np.float64 if part.name == "times" else np.int64
+            if values.dtype != expected or values.ndim != 1:
+                raise _Damaged(f"{file}.npy", f"holds {values.dtype} of shape {values.shape}, expected a list of "
+                                              f"{np.dtype(expected)}")
+            result[part.name] = torch.from_numpy(values)
+        return result
+
+    at, splits, users, items = numbers["index"], numbers.pop("sessions"), numbers["n_users"], numbers["n_items"]
+    lists = {split: Ragged(**tensors(Ragged, f"{at}-{split}")) for split in _SPLITS}
+    for split, ragged in lists.items():
+        _check_bounds(f"{at}-{split}-indptr", ragged.indptr, users, len(ragged.values))
+        _check_ids(f"{at}-{split}-values", ragged.values, items)
+    sessions = {split: Sessions(**tensors(Sessions, f"{at}-{split}-sessions")) for split in splits}
+    for split, kept in sessions.items():
+        name = f"{at}-{split}-sessions"
+        _check_bounds(f"{name}-of_user", kept.of_user, users, len(kept.start) - 1)
+        _check_bounds(f"{name}-start", kept.start, len(kept.start) - 1, len(kept.items))
+        _check_ids(f"{name}-items", kept.items, items)
+        if len(kept.times) != len(kept.items):
+            raise _Damaged(f"{name}-times.npy", f"holds {len(kept.times)} times of {len(kept.items)} interactions")
+    return Step(**numbers, **lists, sessions=sessions)
+
+
+def _check_bounds(name: str, bounds: Tensor, lists: int, end: int) -> None:
+    """Where so many lists begin and end in values of which there are ``end``."""
+    if len(bounds) != lists + 1 or bounds[0] != 0 or bounds[-1] != end or bool((bounds.diff() < 0).any()):
+        raise _Damaged(f"{name}.npy", f"is not the ascending ends of {lists} lists, up to {end}")
+
+
+def _check_ids(name: str, ids: Tensor, end: int) -> None:
+    """Ids are looked up by compiled code, which reads whatever lies there."""
+    low, high = map(int, torch.aminmax(ids)) if len(ids) else (0, 0)
+    if low < 0 or high >= max(end, 1):
+        raise _Damaged(f"{name}.npy", f"holds ids from {low} to {high}, expected ids from 0 to {end - 1}")
+
+
+def _check_steps(stream: Stream) -> None:
+    """Steps follow one another, and the last knows all users and items."""
+    before = 0, 0
+    for number, step in enumerate(stream.steps):
+        counts = [getattr(step, name) for name in _NUMBERS]
+        if (any(type(count) is not int or count < 0 for count in counts) or step.index != number
+                or (step.old_users, step.old_items) != before or step.n_users < before[0] or step.n_items < before[1]):
+            raise _Damaged(_ABOUT, f"step {number} does not follow the one before")
+        before = step.n_users, step.n_items
+    if not stream.steps or before != (len(stream.user_tokens), len(stream.item_tokens)):
+        raise _Damaged(_ABOUT, "the last step does not have the users and items that have names")

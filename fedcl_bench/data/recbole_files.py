@@ -79,6 +79,10 @@ def read_table(path: Path, required: Mapping[str, str], optional: Mapping[str, s
             is not a finite number; names the file, line and field.
     """
     body, names = _body_and_columns(path)
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"{path}: column '{name}' is there {names.count(name)} times; rename all but one of them "
+                            f"in the first line.")
     for name in required:
         if name not in names:
             raise UserError(f"{path}: column '{name}' is missing; found columns {', '.join(names)} "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import re
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -13,12 +12,14 @@ import yaml
 
 from ..errors import UserError, unknown
 from ..files import shipped
+from ..names import for_terminal, safe_name, shown
+from .plain_yaml import parsed
 
 if TYPE_CHECKING:
     from .stream import StreamSettings
 
-_NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
+_MAKE_IT = ("Make one of a table with: run_bench.py data convert --csv FILE --user COLUMN --item COLUMN --time COLUMN "
+            "NAME")
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,10 @@ def configured() -> dict[str, Path]:
     return {path.stem: path for path in sorted(shipped("dataset_configs").glob("*.yaml"))}
 
 
-@functools.lru_cache(maxsize=64)
-def _parsed(text: str) -> Any:
-    """Tables ask for a few files hundreds of times."""
-    return yaml.load(text, Loader=_LOADER)
+def beside(folder: Path = Path("data")) -> dict[str, Path]:
+    """Name of every dataset in a folder, shipped or one's own, and its atomic file."""
+    return {path.stem: path for path in (*folder.glob("*.inter"), *sorted(folder.glob("*/*.inter")))
+            if path.parent == folder or path.parent.name == path.stem}
 
 
 def is_path(dataset: str) -> bool:
@@ -91,21 +92,17 @@ def is_path(dataset: str) -> bool:
     return "/" in dataset or "\\" in dataset or dataset.endswith(".inter") or dataset in (".", "..", "~")
 
 
-def safe_name(name: str, where: str) -> str:
-    """The name, which folders of records are called by; raises UserError unless it is safe in a file's name."""
-    if not _NAME.fullmatch(name):
-        raise UserError(f"{where}: found the name '{name}', accepted: letters, digits, '.', '-' and '_', with a letter "
-                        f"or digit first.")
-    return name
-
-
 def dataset_name(dataset: str) -> str:
     """The name of a dataset that is given by its name or as a path: of a path the stem of its atomic file.
+
+    Folders of records and files of settings are called by it.
 
     Raises:
         UserError: if the path leads to no atomic file, or its name is not safe.
     """
-    return safe_name(_atomic_file(dataset).stem, f"dataset {dataset}") if is_path(dataset) else dataset
+    if is_path(dataset):
+        return safe_name(_atomic_file(dataset).stem, f"dataset {dataset}")
+    return safe_name(dataset, "dataset")
 
 
 def _atomic_file(dataset: str) -> Path:
@@ -122,8 +119,7 @@ def _atomic_file(dataset: str) -> Path:
     if path.suffix != ".inter":
         is_there = "is no atomic file (.inter)" if path.exists() else "is not there"
         raise UserError(f"dataset {dataset}: {is_there}; accepted: a file NAME.inter, or a folder that holds one.\n"
-                        f"Make one of a table with: run_bench.py data convert --csv FILE --user COLUMN --item COLUMN "
-                        f"--time COLUMN NAME")
+                        f"{_MAKE_IT}")
     if not path.is_file():
         raise UserError(f"dataset {dataset}: no such file.")
     return path
@@ -139,14 +135,12 @@ def spelled(dataset: str, data_dir: Path | None = None) -> str:
     Raises:
         UserError: as ``dataset_name``.
     """
+    name = dataset_name(dataset)
     if is_path(dataset):
-        dataset_name(dataset)
         return str(_atomic_file(dataset))
     folder = data_dir or Path("data")
-    name = dataset
     if _file_in(folder, name) is None and name not in configured():
-        alike = {*configured(), *(path.stem for path in (*folder.glob("*.inter"), *folder.glob("*/*.inter")))}
-        alike = [known for known in alike if known.lower() == name.lower()]
+        alike = [known for known in {**configured(), **beside(folder)} if known.lower() == name.lower()]
         name = alike[0] if len(alike) == 1 else name
     path = _file_in(folder, name) if data_dir is not None else None
     return str(path.absolute()) if path is not None and config_file(str(path)) != config_file(name) else name
@@ -178,10 +172,10 @@ def unfiltered(dataset: str) -> dict[str, int]:
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file that holds one mapping; raises UserError for anything else."""
     try:
-        content = copy.deepcopy(_parsed(path.read_text(encoding="utf-8")))
+        content = copy.deepcopy(parsed(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # of texts, numbers and dates that are none
         raise UserError(f"{path}: is not valid YAML ({' '.join(str(error).split())[:160]}).") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise UserError(f"{path}: expected 'name: value' lines, found {type(content).__name__}.")
@@ -201,9 +195,21 @@ def load_config(name: str) -> DatasetConfig:
     for key, kind, accepted in (("raw", dict, "a mapping"), ("drop_events", (list, tuple), "a list")):
         if not isinstance(content.get(key, kind() if key == "raw" else ()), kind):
             raise UserError(f"{path}, field '{key}': found {content[key]!r}, accepted: {accepted}.")
+    _check_intervals(content.get("val_interval", {}), str(path))
     content["raw"] = _typed(Published, content.pop("raw", {}), f"{path}, raw")
     content["drop_events"] = tuple(str(event) for event in content.pop("drop_events", ()))
     return _typed(DatasetConfig, content, str(path))
+
+
+def _check_intervals(intervals: Any, where: str) -> None:
+    """Raise UserError for a value filter that RecBole would leave out of account, or read as something else."""
+    number = r"\s*([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?inf)\s*"
+    for column, text in intervals.items() if isinstance(intervals, dict) else ():
+        parts = text.split(";") if isinstance(text, str) else [""]
+        matches = [re.fullmatch(rf"\s*[(\[]{number},{number}[)\]]\s*", part) for part in parts]
+        if not all(match and float(match[1]) <= float(match[2]) for match in matches):
+            raise UserError(f"{where}, field 'val_interval', column {shown(column)}: found {shown(text)}, accepted: "
+                            f"intervals, as '[3,inf)' or '[1,2];(4,5]'.")
 
 
 def _typed(cls: type, content: Mapping[str, Any], where: str) -> Any:
@@ -216,6 +222,9 @@ def _typed(cls: type, content: Mapping[str, Any], where: str) -> Any:
         if not isinstance(value, kind):
             raise UserError(f"{where}, field '{key}': found {value!r}, accepted: "
                             f"{'a mapping' if kind is dict else 'a text'}.")
+        if isinstance(value, str) and for_terminal(value) != value:
+            raise UserError(f"{where}, field '{key}': found {shown(value)}, accepted: a text without control "
+                            f"characters.")
     return cls(**content)
 
 
@@ -228,29 +237,36 @@ def find_file(name: str, data_dir: Path | None) -> Path:
     Raises:
         UserError: naming the nearest known dataset, or the files looked for.
     """
-    if is_path(name):
-        return _atomic_file(name)
-    folder = data_dir or Path("data")
-    if path := _file_in(folder, name):
+    if path := file_there(name, data_dir):
         return path
-    if data_dir is None:
-        from .recbole_files import bundled
-        path = bundled(name)
-        if path is not None:
-            return path / f"{name}.inter"
-    elif not data_dir.is_dir():
+    folder = data_dir or Path("data")
+    if data_dir is not None and not data_dir.is_dir():
         raise UserError(f"--data-dir: '{data_dir}' is not a folder.")
     if name not in configured() and data_dir is None:
         if Path(name).is_dir():
             raise UserError(f"unknown dataset '{name}'.\nThere is a folder of this name; to take the data in it, use "
                             f"./{name}.")
-        raise unknown("dataset", name, configured())
+        if Path(name).is_file():
+            raise UserError(f"dataset {name}: is no atomic file (.inter).\n{_MAKE_IT}")
+        raise unknown("dataset", name, {**configured(), **beside()})
     config = load_config(name)
     hint = f"\nOfficial source: {config.source}" if config.source else ""
     if config.raw.url:
         hint += f"; `data download {name}` fetches and converts it."
     raise UserError(f"dataset '{name}': no file {folder / name / name}.inter (nor {name}.inter beside it); give its "
                     f"folder with --data-dir.{hint}")
+
+
+def file_there(name: str, data_dir: Path | None) -> Path | None:
+    """As ``find_file``, but None if there is no file of this name."""
+    if is_path(name):
+        return _atomic_file(name)
+    path = _file_in(data_dir or Path("data"), name)
+    if path is None and data_dir is None:
+        from .recbole_files import bundled
+        folder = bundled(name)
+        path = folder and folder / f"{name}.inter"
+    return path
 
 
 def _file_in(folder: Path, name: str) -> Path | None:
@@ -289,7 +305,7 @@ def locate(name: str, data_dir: Path | None, settings: StreamSettings) -> Datase
     else:
         path = find_file(name, data_dir)
     try:
-        return DatasetSource(safe_name(dataset_name(name), "--dataset"), config, path, fingerprint(path))
+        return DatasetSource(dataset_name(name), config, path, fingerprint(path))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
 

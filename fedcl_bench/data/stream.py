@@ -33,7 +33,7 @@ class StreamSettings:
                                     low=0)
     k_core: int = setting(10, "users and items keep at least this many interactions; 0: all, as for datasets that are "
                           "not shipped", low=0)
-    blocks: int = setting(4, "blocks: the base block and the incremental ones", low=1)
+    blocks: int = setting(4, "blocks: the base block and the incremental ones", low=1, high=10_000)
     base_share: float = setting(0.6, "share of the interactions in the base block", above=0.0, high=1.0)
     base_split: str = setting("random", "per-user split of the base block", choices=("random", "chronological"))
     inc_split: str = setting("chronological", "per-user split of later blocks: the released code's chronological, "
@@ -99,6 +99,18 @@ class Ragged:
         row = torch.repeat_interleave(torch.arange(len(users), device=users.device), length)
         shift = self.indptr[users] - (torch.cumsum(length, 0) - length)
         return row, self.values[shift[row] + torch.arange(len(row), device=users.device)]
+
+    def part(self, users: Tensor) -> "Ragged":
+        """The lists of some users, numbered in their order."""
+        lengths = self.counts(users)
+        return Ragged(torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]), self.select(users)[1])
+
+    def at_most(self, counts: Tensor) -> "Ragged":
+        """The first ``counts`` items of each user, shape (users,)."""
+        lengths = torch.minimum(self.lengths, counts)
+        number = torch.arange(len(self.values), device=counts.device) - self.indptr[:-1].repeat_interleave(self.lengths)
+        return Ragged(torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]),
+                      self.values[number < lengths.repeat_interleave(self.lengths)])
 
     def to(self, device: torch.device) -> "Ragged":
         return Ragged(self.indptr.to(device), self.values.to(device))

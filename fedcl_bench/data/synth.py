@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import tempfile
 from dataclasses import dataclass
 from functools import partial
@@ -69,12 +70,15 @@ class World:
     def check(self) -> None:
         """Raise UserError for numbers that no stream can have, naming the option of `data synth`."""
         for name, low, high, text in (
-                ("users", 1, 1 << 40, "a whole number from 1"), ("items", 2, 1 << 30, "2 to 1,073,741,824"),
-                ("blocks", 1, 1 << 16, "1 to 65,536"), ("exponent", 0.0, 10.0, "0 to 10"),
+                ("users", 1, 10**8, "1 to 100,000,000"), ("items", 2, 10**8, "2 to 100,000,000"),
+                ("blocks", 1, 1000, "1 to 1,000"), ("exponent", 0.0, 10.0, "0 to 10"),
                 ("activity", 0.0, 5.0, "0 to 5"), ("taste", 0.0, 100.0, "0 to 100"), ("drift", 0.0, 1.0, "0 to 1"),
                 ("base_share", 1e-9, 1.0, "above 0, at most 1")):
             if not low <= getattr(self, name) <= high:
                 raise UserError(f"--{name.replace('_', '-')}: found {getattr(self, name):g}, accepted: {text}.")
+        if self.items * self.blocks > 10**9:
+            raise UserError(f"--items, --blocks: found {self.items:,} items in {self.blocks:,} blocks, accepted: at "
+                            f"most 1,000,000,000 of both multiplied.")
         if not 1.0 <= self.per_user <= self.items / 2:
             raise UserError(f"--interactions-per-user: found {self.per_user:g}, accepted: 1 to {self.items / 2:g}, "
                             f"half of the {self.items:,} items, since no user has an item twice.")
@@ -226,6 +230,16 @@ def as_step(world: World) -> Step:
     return Step(0, world.users, world.items, 0, 0, len(train.values), train, none, none)
 
 
+def _require_room(world: World, path: Path) -> None:
+    """Raise UserError if a world's file, and its parts while it is made, are larger than what the disk has left."""
+    needed = int(world.users * world.per_user * (24 + 20))  # bytes of a row in the parts, and about those in the file
+    folder = next((folder for folder in path.absolute().parents if folder.is_dir()), Path("/"))
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise UserError(f"{path}: would need about {needed / 1e9:,.0f} GB, {free / 1e9:,.0f} GB are free; make fewer "
+                        f"--users, or choose another disk with --out DIR.")
+
+
 def write(world: World, path: Path, rows_at_once: int = ROWS_AT_ONCE,
           done: Callable[[int], None] = lambda rows: None) -> Written:
     """Write a world as a RecBole atomic file, rows in order of time, then user.
@@ -238,9 +252,10 @@ def write(world: World, path: Path, rows_at_once: int = ROWS_AT_ONCE,
         done: called with numbers of rows: each row counts once when it is made and once when it is written.
 
     Raises:
-        UserError: if the file cannot be written.
+        UserError: if the file cannot be written, or there is not enough room for it.
     """
     world.check()
+    _require_room(world, path)
     parts = max(1, math.ceil(world.users * world.per_user / (8 * rows_at_once)))
     total, seen = 0, np.zeros(world.items, dtype=bool)
     try:

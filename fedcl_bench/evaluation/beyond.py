@@ -1,11 +1,8 @@
 """Beyond one mean: whom and what a step's lists serve.
 
-From the tested lists of a step, per user: how novel, popular and varied they are, and how much of the new, old, popular
-and rare items to find is in them. ``runs/records.py`` makes means and groups of users of these (``summarise``).
-
-Sources: novelty as mean self-information, -log2 of the share of users who have the item (Zhou et al., PNAS 2010);
-intra-list distance, the mean of 1 - cosine over a list's pairs (Ziegler et al., WWW 2005); coverage and average
-popularity as RecBole's ``ItemCoverage`` and ``AveragePopularity``. Where popular items end, at 80 % of the interactions,
+From the tested lists of a step, per user: how novel, popular and varied they are (``metrics.py`` has the formulas), and
+how much of the new, old, popular and rare items to find is in them. ``runs/records.py`` makes means and groups of users
+of these (``summarise``). Coverage is RecBole's ``ItemCoverage``. Where popular items end, at 80 % of the interactions,
 is our choice.
 """
 
@@ -19,13 +16,17 @@ import torch
 from torch import Tensor
 
 from ..data.stream import Step
+from ..metric import Catalogue, RankedLists
 from ..model import Snapshot
 from .drift import Add
+from .metrics import OF_ITEMS
 from .ranking import UserScores
+from .sessions import FULL
 
-_OF_LISTS = ("novelty", "popularity", "distance")
+_OF_LISTS = tuple(metric.name for metric in OF_ITEMS)
 _OF_ITEMS = ("new-items", "old-items", "popular-items", "rare-items")
-PER_USER = ("interactions", "known", *_OF_LISTS, *(f"recall {kind}" for kind in _OF_ITEMS))
+OF_BLOCKS = ("interactions", "known", *_OF_LISTS, *(f"recall {kind}" for kind in _OF_ITEMS))
+PER_USER = (*OF_BLOCKS, *(f"{FULL}recall {kind}" for kind in _OF_ITEMS))  # those with a prefix, of sessions alone
 RECOMMENDED = "recommended"  # per item: how many lists it is in
 HEAD = 0.8  # share of the interactions that popular items have
 GROUPS = {"new-users": "users without data in an earlier block", "old-users": "users with data in an earlier block",
@@ -38,45 +39,89 @@ GROUPS = {"new-users": "users without data in an earlier block", "old-users": "u
 Analysis = list[tuple[int, str, Tensor, Tensor]]
 
 
+def catalogue_of(steps: Sequence[Step], model: Snapshot, add: Add | None = None) -> Catalogue:
+    """What is known of the items after some steps.
+
+    Args:
+        steps: all up to the one just trained.
+        model: whose item table has the vectors.
+        add: adds up over clients that are elsewhere.
+    """
+    n_items = steps[-1].n_items
+    sums = {"counts": sum(torch.bincount(s.train.values, minlength=n_items).double() for s in steps),
+            "owners": _owners(steps), "users": torch.tensor([float(steps[-1].n_users)], dtype=torch.float64)}
+    sums = sums if add is None else add(sums)
+    return Catalogue(sums["counts"], sums["owners"], float(sums["users"]),
+                     next(iter(model.public.values())).flatten(1))
+
+
 @torch.no_grad()
-def analyse_lists(steps: Sequence[Step], model: Snapshot, users: Tensor, lists: Tensor, add: Add | None = None
+def analyse_lists(steps: Sequence[Step], catalogue: Catalogue, users: Tensor, lists: Tensor, add: Add | None = None
                   ) -> Analysis:
     """What the lists of a step are like.
 
     Args:
         steps: all up to the tested one, which is the last.
-        model: that made the lists.
+        catalogue: after these steps.
         users: ids of the users with items to find in it, shape (n,).
         lists: their items, best first, int64 of shape (n, K), -1 where fewer are ranked.
         add: adds up over clients that are elsewhere.
 
     Returns:
-        Rows of (step, kind, ids, values): kinds of ``PER_USER`` with users, ``RECOMMENDED`` with items. A user without
+        Rows of (step, kind, ids, values): kinds of ``OF_BLOCKS`` with users, ``RECOMMENDED`` with items. A user without
         an item of a kind to find is left out of that kind.
     """
     step, n_items = steps[-1], steps[-1].n_items
-    counts = sum(torch.bincount(s.train.values, minlength=n_items).double() for s in steps)
-    owners = _owners(steps)
-    shown = torch.bincount(lists[lists >= 0], minlength=n_items).double()
-    everybody = torch.tensor([float(step.n_users)], dtype=torch.float64, device=lists.device)
-    if add is not None:
-        sums = add({"counts": counts, "owners": owners, "shown": shown, "users": everybody})
-        counts, owners, shown, everybody = (sums[name] for name in ("counts", "owners", "shown", "users"))
-    rows: Analysis = [(step.index, RECOMMENDED, torch.arange(n_items, device=lists.device), shown)]
+    rows = [_recommended(step, lists, add)]
     if not len(users):
-        return rows + [(step.index, kind, users, users.double()) for kind in PER_USER]
+        return rows + [(step.index, kind, users, users.double()) for kind in OF_BLOCKS]
     earlier = torch.zeros(step.n_users, device=users.device)
     for before in steps[:-1]:
         earlier[:before.n_users] += sum(before.split(name).lengths for name in ("train", "valid", "test"))
     values = {"interactions": step.train.lengths[users].double(), "known": (earlier[users] > 0).double(),
-              "novelty": _mean(_information(owners, everybody), lists), "popularity": _mean(counts, lists),
-              "distance": _distance(next(iter(model.public.values())), lists)}
+              **_properties(catalogue, lists)}
     rows += [(step.index, kind, users, value) for kind, value in values.items()]
     new = torch.arange(n_items, device=users.device) >= step.old_items
-    popular = _popular(counts)
+    popular = _popular(catalogue.counts)
     for kind, items in zip(_OF_ITEMS, (new, ~new, popular, ~popular)):
         rows.append((step.index, f"recall {kind}", *_recall(step, users, lists, items)))
     return rows
+
+
+@torch.no_grad()
+def analyse_sessions(step: Step, catalogue: Catalogue, scores: UserScores, k: int, add: Add | None = None) -> Analysis:
+    """What the lists of a stream of sessions are like, under full ranking.
+
+    There is a single step, in which nobody and nothing is new or old.
+
+    Args:
+        catalogue: after the step.
+        scores: with the lists under full ranking.
+        k: length of the lists.
+        add: adds up over clients that are elsewhere.
+
+    Returns:
+        As ``analyse_lists``, without the kind ``known``. Kinds of items to find are of the ranking that the run is
+        judged by, and of full ranking beside it if that is another.
+    """
+    users, lists = scores.users, scores.lists[:, :k]
+    values = {"interactions": step.train.lengths[users].double(), **_properties(catalogue, lists)}
+    rows = [_recommended(step, lists, add), *((step.index, kind, users, value) for kind, value in values.items())]
+    popular = _popular(catalogue.counts)[step.test.select(users)[1]]  # a single item to find each
+    for kind, chosen in zip(_OF_ITEMS, (popular[:0], popular[:0], popular, ~popular)):
+        for name, recall in scores.values.items():
+            prefix, metric, length = name.partition("recall@")
+            if metric and length == str(k):
+                of_kind = chosen.nonzero().flatten()
+                rows.append((step.index, f"{prefix}recall {kind}", users[of_kind], recall[of_kind]))
+    return rows
+
+
+def _recommended(step: Step, lists: Tensor, add: Add | None) -> tuple[int, str, Tensor, Tensor]:
+    """In how many lists each item is."""
+    shown = {"shown": torch.bincount(lists[lists >= 0], minlength=step.n_items).double()}
+    shown = shown if add is None else add(shown)
+    return step.index, RECOMMENDED, torch.arange(step.n_items, device=lists.device), shown["shown"]
 
 
 def _owners(steps: Sequence[Step]) -> Tensor:
@@ -86,29 +131,11 @@ def _owners(steps: Sequence[Step]) -> Tensor:
     return torch.bincount(torch.cat(pairs).unique() % n_items, minlength=n_items).double()
 
 
-def _information(owners: Tensor, users: Tensor) -> Tensor:
-    """-log2 of the share of users who have each item; an item that nobody has counts as had by half a user."""
-    return -(owners.clamp(min=0.5) / users).log2()
-
-
-def _mean(values: Tensor, lists: Tensor) -> Tensor:
-    """Mean over each list of a value per item; 0 for an empty list."""
-    ranked = lists >= 0
-    return torch.where(ranked, values[lists.clamp(min=0)], 0.0).sum(1) / ranked.sum(1).clamp(min=1)
-
-
-def _distance(table: Tensor, lists: Tensor) -> Tensor:
-    """Mean 1 - cosine over the pairs of each list; 0 for lists of fewer than two items."""
-    vectors = torch.nn.functional.normalize(table.flatten(1).double(), dim=1)
-    parts = []
-    for piece in lists.split(256):
-        rows = torch.where((piece >= 0)[..., None], vectors[piece.clamp(min=0)], 0.0)
-        length = (piece >= 0).sum(1).double()
-        norms = rows.square().sum((1, 2))  # the pairs of an item with itself
-        cosines = rows.sum(1).square().sum(1) - norms
-        pairs = (length * (length - 1)).clamp(min=1)
-        parts.append(torch.where(length > 1, 1.0 - cosines / pairs, 0.0))
-    return torch.cat(parts)
+def _properties(catalogue: Catalogue, lists: Tensor) -> dict[str, Tensor]:
+    """The metrics of items that every run records as properties of its lists."""
+    hits = torch.zeros(lists.shape, dtype=torch.bool, device=lists.device)  # which none of them looks at
+    ranked = RankedLists(hits, hits.sum(1), lists, catalogue)
+    return {metric.name: metric().values(ranked) for metric in OF_ITEMS}
 
 
 def _popular(counts: Tensor) -> Tensor:
@@ -147,8 +174,10 @@ def summarise(tests: Iterable[tuple[int, int, UserScores]], analysis: Analysis, 
     diagonal = [(kept[t], scores) for t, s, scores in tests if t == s and RECOMMENDED in kept.get(t, ())]
     if not diagonal:
         return {}
-    lists = {f"coverage@{k}": [float((kinds[RECOMMENDED] > 0).mean()) for kinds, _ in diagonal]}
-    lists |= {f"{name}@{k}": [float(kinds[name].mean()) for kinds, _ in diagonal] for name in _OF_LISTS}
+    # In a stream of sessions with sampled candidates the lists are those under full ranking.
+    prefix = FULL if any(name.startswith(FULL) for name in diagonal[0][1].values) else ""
+    lists = {f"{prefix}coverage@{k}": [float((kinds[RECOMMENDED] > 0).mean()) for kinds, _ in diagonal]}
+    lists |= {f"{prefix}{name}@{k}": [float(kinds[name].mean()) for kinds, _ in diagonal] for name in _OF_LISTS}
     groups: dict[str, dict[str, list]] = {}
     for kinds, scores in diagonal:
         for group, values in _groups(kinds, scores, k).items():
@@ -166,16 +195,19 @@ def _groups(kinds: dict[str, pd.Series], scores: UserScores, k: int) -> dict[str
     for metric, values in scores.values.items():
         for group, of_users in _user_groups(kinds, users, pd.Series(values.cpu().numpy(), index=users)).items():
             result[group][metric] = of_users
-    for group in _OF_ITEMS:
-        result[group][f"recall@{k}"] = kinds[f"recall {group}"]
+    for kind, of_users in kinds.items():
+        prefix, recall, group = kind.partition("recall ")
+        if recall:
+            result[group][f"{prefix}recall@{k}"] = of_users
     return result
 
 
 def _user_groups(kinds: dict[str, pd.Series], users: np.ndarray, values: pd.Series) -> dict[str, pd.Series]:
     """A metric's values of the users of each group."""
-    known, activity = kinds["known"].loc[users], kinds["interactions"].loc[users]
-    order = np.argsort(activity.to_numpy(), kind="stable")
+    # Nobody is new or old in a stream of sessions.
+    known = kinds["known"].loc[users].to_numpy() if "known" in kinds else np.full(len(users), np.nan)
+    order = np.argsort(kinds["interactions"].loc[users].to_numpy(), kind="stable")
     quarter, tenth = -(-len(users) // 4), -(-len(users) // 10)
-    return {"new-users": values[known.to_numpy() == 0.0], "old-users": values[known.to_numpy() > 0.0],
+    return {"new-users": values[known == 0.0], "old-users": values[known > 0.0],
             "least-active": values.iloc[order[:quarter]], "most-active": values.iloc[order[len(users) - quarter:]],
             "worst-decile": values.sort_values().iloc[:tenth]}

@@ -12,8 +12,11 @@ from ..data.stream import Step
 from ..distillation import ranks_of
 from ..draws import Tables
 from ..model import Snapshot, in_pieces, score_users
+from ..ops import kernels
+from ..parallel import in_order
 
 SHIFT_TOP_N = 30
+_COLUMNS = 256  # items whose changes of rank are added up at once
 PER_USER = ("user_shift", "target_probability")  # kinds whose ids are users; those of the others are items
 Add = Callable[[Tables], Tables]  # sums over all clients of a run, given those over the clients that are here
 
@@ -43,29 +46,43 @@ def item_movement(previous: Snapshot, model: Snapshot) -> Tensor:
     return (before - now).double().square().sum(1) / before.shape[1] ** 0.5
 
 
-@torch.no_grad()
 def item_rank_change(backbone: Backbone, previous: Snapshot, model: Snapshot, users: Tensor,
                      add: Add | None = None) -> Tensor:
     """Mean over users of |rank before - rank now| / rank before of every old item, float64 of shape (items,).
 
     Both ranks are 1-based among the old items; nothing is masked. nan without a user.
     """
+    def changes(piece: Tensor) -> Tensor:
+        with torch.no_grad():  # holds per thread
+            before, now = (_ranks(score_users(backbone, m, piece)[:, :previous.n_items]) for m in (previous, model))
+            return _sum_of_changes(before, now)
+
     total = torch.zeros(previous.n_items, dtype=torch.float64, device=users.device)
-    for piece in in_pieces(users, model.n_items):
-        before, now = (_ranks(score_users(backbone, m, piece)[:, :previous.n_items]) for m in (previous, model))
-        total += ((before - now).abs() / before).sum(0)
+    for part in in_order(changes, list(in_pieces(users, model.n_items)), users.device):
+        total += part
     sums = {"total": total, "users": torch.tensor(len(users))}
     sums = sums if add is None else add(sums)
     total, count = sums["total"], int(sums["users"])
     return total / count if count else total * torch.nan
 
 
+def _sum_of_changes(before: Tensor, now: Tensor) -> Tensor:
+    """Sum over users of |before - now| / before, given ranks of shape (n, items): float64, (items,)."""
+    parts = []
+    for column in range(0, before.shape[1], _COLUMNS):  # numbers of a few items stay in the cache
+        columns = slice(column, column + _COLUMNS)
+        rank = before[:, columns].double()
+        parts.append((rank - now[:, columns]).abs_().div_(rank).sum(0))
+    return torch.cat(parts)
+
+
 def _ranks(scores: Tensor) -> Tensor:
-    """1-based rank of every item, float64, equal scores by their item's number."""
+    """1-based rank of every item, equal scores by their item's number: whole numbers of shape (n, items)."""
+    if kernels.serve(scores):
+        return kernels.all_ranks(scores)
     order = scores.argsort(dim=1, descending=True, stable=True)
-    rank = torch.arange(1, scores.shape[1] + 1, dtype=torch.float64, device=scores.device)
-    return torch.empty(scores.shape, dtype=torch.float64, device=scores.device).scatter_(
-        1, order, rank.expand_as(order))
+    rank = torch.arange(1, scores.shape[1] + 1, dtype=torch.int32, device=scores.device)
+    return torch.empty_like(order, dtype=torch.int32).scatter_(1, order, rank.expand_as(order))
 
 
 def analyse(backbone: Backbone, step: Step, earlier: Step | None, previous: Snapshot, first: Snapshot | None,

@@ -6,8 +6,9 @@ from ..client.footprint import StepLoad
 from ..data.stream import Step
 from ..sequential import SequentialBackbone
 from ..sizes import SIZES
+from .metrics import OF_EVERY_RUN
+from .ranking import EvaluationSettings, is_product, users_at_once
 from .sessions import scores_per_item
-from .ranking import METRICS, EvaluationSettings, is_product, users_at_once
 
 
 def candidates(step: Step, settings: EvaluationSettings) -> int:
@@ -33,4 +34,4 @@ def metrics(step: Step, settings: EvaluationSettings) -> int:
     """What is kept of every user's list: of the validation, and of the tests of every step so far."""
     lengths = 1 + len(settings.topk)
     tests = (step.index + 1) * (step.index + 2) // 2
-    return 8 * step.n_users * len(METRICS) * lengths * (1 + tests)
+    return 8 * step.n_users * (len(OF_EVERY_RUN) + len(settings.extra_metrics)) * lengths * (1 + tests)

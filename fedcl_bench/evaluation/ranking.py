@@ -1,13 +1,9 @@
-"""Ranking all items for every user, and the metrics of the resulting lists.
-
-Metrics are computed per user and kept per user; means are taken last. Definitions are RecBole's: Recall = hits / |T_u|,
-NDCG = DCG / IDCG with IDCG over min(|T_u|, K), HR, Precision = hits / K, MRR = 1 / rank of the first hit.
-"""
+"""Ranking all items for every user; ``metrics.py`` has what is said of the resulting lists."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Iterable, Mapping
+from typing import Any, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,16 +11,18 @@ from torch import Tensor
 from .. import contract, draws
 from ..backbone import Backbone
 from ..data.stream import Ragged, Step
-from ..errors import UserError, unknown
+from ..errors import UserError
 from ..method import Method
+from ..metric import Catalogue, Metric, RankedLists
 from ..model import Snapshot, in_pieces, score_pairs, score_users
 from ..ops.topk import highest
 from ..parallel import in_order
 from ..sampling import padded
 from ..settings import setting
 from ..sizes import SIZES
+from .metrics import OF_EVERY_RUN, measure
 
-METRICS = ("ndcg", "recall", "hit", "precision", "mrr")
+DEFAULT: tuple[Metric, ...] = tuple(cls() for cls in OF_EVERY_RUN)
 
 
 @dataclass(frozen=True)
@@ -33,6 +31,8 @@ class EvaluationSettings:
 
     topk: tuple[int, ...] = setting((20,), "list lengths K", low=1)
     valid_metric: str = setting("ndcg@20", "metric for early stopping and the best round, as NAME@K")
+    extra_metrics: tuple[str, ...] = setting((), "metrics of tests besides those of every run, by name: of plugins, or "
+                                             "novelty, popularity, distance")
     valid_decimals: int = setting(5, "decimals of the validation metric before rounds are compared, as in the "
                                   "released code", low=1, high=17)
     candidates: str = setting("all", "rank all items, or a user's items to find among sampled ones; numbers of the two "
@@ -50,11 +50,9 @@ class EvaluationSettings:
 
 
 def parse_metric(text: str) -> tuple[str, int]:
-    """``"ndcg@20"`` as ("ndcg", 20); raises UserError for anything else."""
+    """``"ndcg@20"`` as ("ndcg", 20), whatever metrics there are; raises UserError for anything else."""
     name, at, k = text.partition("@")
-    if name not in METRICS:
-        raise unknown("metric in setting 'valid_metric'", name, METRICS)
-    if not at or not k.isdecimal() or int(k) < 1:
+    if not name or not at or not k.isdecimal() or int(k) < 1:
         raise UserError(f"setting 'valid_metric': found '{text}', accepted: NAME@K with K at least 1, as ndcg@20.")
     return name, int(k)
 
@@ -118,35 +116,9 @@ def draw_candidates(step: Step, settings: EvaluationSettings, seed: int) -> dict
     return {"valid": items[:, :n].masked_fill(column >= half, -1), "test": items.gather(1, half + column)}
 
 
-def list_metrics(hits: Tensor, relevant: Tensor, topk: Iterable[int]) -> dict[str, Tensor]:
-    """Metrics of ranked lists.
-
-    Args:
-        hits: bool of shape (n, K): whether the item at each rank is one to find; K at least max(topk).
-        relevant: number of items to find, shape (n,), at least 1.
-        topk: list lengths.
-
-    Returns:
-        ``{"ndcg@20": float64 of shape (n,), ...}`` for every metric and length.
-    """
-    hits = hits.double()
-    rank = torch.arange(1, hits.shape[1] + 1, dtype=torch.float64, device=hits.device)
-    discount = 1.0 / torch.log2(rank + 1.0)
-    ideal = torch.cumsum(discount, 0)
-    result = {}
-    for k in topk:
-        top = hits[:, :k]
-        hit = top.sum(1)
-        result[f"ndcg@{k}"] = (top * discount[:k]).sum(1) / ideal[relevant.clamp(max=k) - 1]
-        result[f"recall@{k}"] = hit / relevant
-        result[f"hit@{k}"] = (hit > 0).double()
-        result[f"precision@{k}"] = hit / k
-        result[f"mrr@{k}"] = (top / rank[:k]).max(1).values
-    return result
-
-
 def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterable[Ragged], topk: Iterable[int],
-             method: Method | None = None, candidates: Tensor | None = None, keep_lists: bool = False) -> UserScores:
+             method: Method | None = None, candidates: Tensor | None = None, metrics: Sequence[Metric] = DEFAULT,
+             catalogue: Catalogue | None = None) -> UserScores:
     """Rank every item known to the model for each user with items to find. Of equal scores, the smaller item id comes
     first.
 
@@ -157,7 +129,8 @@ def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterabl
         topk: list lengths.
         method: may rescore.
         candidates: sampled items to rank besides those to find, shape (users, m), -1 for none; None: all items.
-        keep_lists: whether the result has the lists too.
+        metrics: what is said of the lists.
+        catalogue: for metrics of items, which are left out without it; with it the result has the lists too.
     """
     topk, n_items = sorted(set(topk)), model.n_items
     users = (target.lengths > 0).nonzero().flatten()
@@ -166,7 +139,7 @@ def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterabl
     lists = _Lists(backbone, model, target, list(masks), method, candidates, topk[-1])
     wanted = pairs_of(target, users, n_items)
     hits = torch.zeros(len(users), topk[-1], dtype=torch.bool, device=users.device)
-    kept = torch.full((len(users), topk[-1]), -1, device=users.device) if keep_lists else None
+    kept = torch.full((len(users), topk[-1]), -1, device=users.device) if catalogue is not None else None
 
     def mark_hits(positions: Tensor) -> None:
         with torch.no_grad():  # holds per thread
@@ -182,7 +155,7 @@ def rank_all(backbone: Backbone, model: Snapshot, target: Ragged, masks: Iterabl
     for _ in in_order(mark_hits, positions.tensor_split(pieces) if pieces else (), users.device):
         pass
     relevant = torch.bincount(wanted.div(n_items, rounding_mode="floor"), minlength=len(users))
-    return UserScores(users, list_metrics(hits, relevant, topk), kept)
+    return UserScores(users, measure(metrics, RankedLists(hits, relevant, kept, catalogue), topk), kept)
 
 
 @dataclass(frozen=True)
@@ -211,11 +184,7 @@ class _Lists:
     def _scores(self, users: Tensor) -> Tensor:
         """Scores of all items, (n, items): -inf for those that are not ranked."""
         n_items = self.model.n_items
-        scores = score_users(self.backbone, self.model, users)
-        if self.method is not None:
-            scores = self.method.rescore(users, scores, self.model, self.backbone)
-            contract.check_tensor(self.method, "rescore", scores, (len(users), n_items),
-                                  "(n, items): a score per item")
+        scores = finite_scores(self.backbone, self.method, self.model, users)
         for mask in self.masks:
             scores[mask.select(users)] = -torch.inf
         if self.candidates is None:
@@ -231,12 +200,28 @@ class _Lists:
         n_items = self.model.n_items
         items = torch.cat([self.candidates[users], padded(self.target, users)], 1).sort(1).values
         scores = score_pairs(self.backbone, self.model, users, items.clamp(min=0))
+        contract.require_finite_scores(self.backbone, "score", scores, users)
         out = items < 0
         out[:, 1:] |= items[:, 1:] == items[:, :-1]
         pair = torch.arange(len(users), device=users.device)[:, None] * n_items + items
         for mask in self.masks:
             out |= contains(pairs_of(mask, users, n_items), pair)
         return items, scores.masked_fill(out, -torch.inf)
+
+
+def finite_scores(backbone: Backbone, method: Method | None, model: Snapshot, users: Tensor) -> Tensor:
+    """What users' items are ranked by before any is masked: logits, or what the method makes of them, (n, items).
+
+    Raises:
+        RunFailed: if a score is not finite. PluginError: if the method returns anything else than scores.
+    """
+    scores = score_users(backbone, model, users)
+    contract.require_finite_scores(backbone, "score", scores, users)
+    if method is not None and method.overrides("rescore"):
+        scores = method.rescore(users, scores, model, backbone)
+        contract.check_tensor(method, "rescore", scores, (len(users), model.n_items), "(n, items): a score per item")
+        contract.require_finite_scores(method, "rescore", scores, users)
+    return scores
 
 
 def scores_alone(backbone: Backbone, method: Method | None, n_items: int, candidates: int) -> bool:

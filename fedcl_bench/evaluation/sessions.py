@@ -21,13 +21,16 @@ from ..data.stream import Sessions, Step
 from ..draws import DrawKey
 from ..layers import ITEM
 from ..method import Encoding, Method
-from ..model import Snapshot, score_pairs, score_users
+from ..metric import Catalogue, Metric, RankedLists
+from ..model import Snapshot, score_pairs
+from ..ops.topk import highest
 from ..parallel import even_pieces, in_order
 from ..sampling import Others, padded
 from ..sequential import Dropout, Sequence, SequentialBackbone
 from ..sizes import SIZES
 from ..stats.clip_noise import OPEN, Protection, upload_key
-from .ranking import EvaluationSettings, UserScores, list_metrics, scores_alone
+from .metrics import measure
+from .ranking import DEFAULT, EvaluationSettings, UserScores, finite_scores, scores_alone
 
 FULL = "all:"  # before the name of a metric under full ranking, beside sampled candidates
 
@@ -80,7 +83,9 @@ class SessionTask:
         topk: list lengths.
         candidates: sampled items of every user (see ``draw_session_candidates``); None: all items.
         draw: key of the method's random numbers.
-        full: with sampled candidates, add the same metrics under full ranking, named with ``all:`` in front.
+        metrics: what is said of the lists.
+        catalogue: with it the lists under full ranking are kept. With sampled candidates the same metrics are taken
+            under full ranking too, named with ``all:`` in front; those of items only there.
     """
 
     step: Step
@@ -88,7 +93,13 @@ class SessionTask:
     topk: Iterable[int]
     candidates: Tensor | None
     draw: DrawKey
-    full: bool = False
+    metrics: tuple[Metric, ...] = DEFAULT
+    catalogue: Catalogue | None = None
+
+    @property
+    def ranks_all(self) -> bool:
+        """Whether the scores of all items are needed."""
+        return self.catalogue is not None or self.candidates is None
 
     @property
     def sessions(self) -> Sessions:
@@ -110,27 +121,29 @@ def rank_sessions(backbone: Backbone, method: Method, model: Snapshot, task: Ses
         _ListLogits(backbone, method, model, task)
 
     @torch.no_grad()  # holds per thread
-    def rank(users: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    def rank(users: Tensor) -> tuple[Tensor | None, ...]:
+        """Each (n, ...): items before the one to find among the candidates and among all; its probability; the list."""
         ids = None if candidates is None else candidates[users]
         target, wanted, others, every = logits.of(users, ids)
-        result = {}
+        sampled, whole, items = None, None, None
         if ids is not None:
             # `not below` counts what is no number against the model.
-            above = ~(others < wanted) & (ids != target)
-            result = _metrics(above.sum(1), topk)
-        if every is not None and (task.full or ids is None):
-            above = ~(every < every.gather(1, target))
-            whole = _metrics(above.sum(1) - 1, topk)
-            result |= whole if ids is None else {FULL + name: values for name, values in whole.items()}
-        return result, torch.sigmoid(wanted.double()).squeeze(1)
+            sampled = (~(others < wanted) & (ids != target)).sum(1)
+        if every is not None and task.ranks_all:
+            whole = (~(every < every.gather(1, target))).sum(1) - 1
+            items = None if task.catalogue is None else highest(every, topk[-1])
+        return sampled, whole, torch.sigmoid(wanted.double()).squeeze(1), items
 
     # Scores of all items take more memory, and those of a set of vectors so many times that.
-    at_once = SIZES.session_users if task.full or candidates is None or not sequential else 4 * SIZES.session_users
+    at_once = SIZES.session_users if task.ranks_all or not sequential else 4 * SIZES.session_users
     at_once = max(1, at_once // scores_per_item(backbone))
-    parts = list(in_order(rank, even_pieces(users, at_once), users.device))
-    return SessionRanking(
-        UserScores(users, {name: torch.cat([part[name] for part, _ in parts]) for name in parts[0][0]}),
-        torch.cat([probability for _, probability in parts]))
+    parts = zip(*in_order(rank, even_pieces(users, at_once), users.device))
+    sampled, whole, probabilities, items = (None if part[0] is None else torch.cat(part) for part in parts)
+    scores = {} if sampled is None else measure(task.metrics, _lists(sampled, topk), topk)
+    if whole is not None:
+        of_all = measure(task.metrics, _lists(whole, topk, items, task.catalogue), topk)
+        scores |= of_all if sampled is None else {FULL + name: values for name, values in of_all.items()}
+    return SessionRanking(UserScores(users, scores, items), probabilities)
 
 
 def scores_per_item(backbone: Backbone) -> int:
@@ -161,7 +174,13 @@ class _SequentialLogits:
             return scores
 
         wanted, others = score(embedding(target, table)), None if ids is None else score(embedding(ids, table))
-        return target, wanted, others, score(table) if self.task.full or ids is None else None
+        every = score(table) if self.task.ranks_all else None
+        hook = "encode" if self.backbone.positionwise else "session_vectors"
+        maker = (self.method, "represent") if self.method.overrides("represent") else (self.backbone, hook)
+        for scores in (wanted, others, every):
+            if scores is not None:
+                contract.require_finite_scores(*maker, scores, users)
+        return target, wanted, others, every
 
     def _vectors(self, users: Tensor, sequence: Sequence) -> tuple[Tensor, Tensor]:
         """What users' next items are scored with, and which of it counts (see ``SessionVectors``)."""
@@ -169,6 +188,8 @@ class _SequentialLogits:
         clients = self.model.clients(users)
         rows = input_rows(backbone, self.model, users, sequence)
         session = backbone.session_vectors(clients, rows, sequence, Dropout())
+        if backbone.positionwise:  # what stands for no item may be nan
+            contract.require_finite_scores(backbone, "encode", session.vectors[:, -1], users)
         queries = None
         if self.method.encodes_next_session:
             queries = backbone.encode(clients, rows, sequence, Dropout(draw.clients(f"dropout of {purpose}", users)))
@@ -191,11 +212,13 @@ class _ListLogits:
         """As of ``_SequentialLogits``."""
         backbone, model, sessions = self.backbone, self.model, self.task.sessions
         target = window(sessions, sessions.of_user[users], 1)[0][:, -1:]
-        if ids is not None and not self.task.full and scores_alone(backbone, self.method, model.n_items, ids.shape[1]):
+        if not self.task.ranks_all and scores_alone(backbone, self.method, model.n_items, ids.shape[1]):
             # At once, so that equal rows score alike.
-            wanted, others = score_pairs(backbone, model, users, torch.cat([target, ids], 1)).tensor_split([1], 1)
+            scores = score_pairs(backbone, model, users, torch.cat([target, ids], 1))
+            contract.require_finite_scores(backbone, "score", scores, users)
+            wanted, others = scores.tensor_split([1], 1)
             return target, wanted, others, None
-        every = self.method.rescore(users, score_users(backbone, model, users), model, backbone)
+        every = finite_scores(backbone, self.method, model, users)
         return target, every.gather(1, target), None if ids is None else every.gather(1, ids), every
 
 
@@ -206,7 +229,8 @@ def session_scores(backbone: SequentialBackbone, method: Method, model: Snapshot
     return _SequentialLogits(backbone, method, model, task, protection).of(users, None)[3]
 
 
-def _metrics(rank: Tensor, topk: list[int]) -> dict[str, Tensor]:
-    """Metrics of lists with one item to find, which ``rank`` items are before."""
+def _lists(rank: Tensor, topk: list[int], items: Tensor | None = None, catalogue: Catalogue | None = None
+           ) -> RankedLists:
+    """Lists with one item to find, which ``rank`` items are before."""
     hits = rank[:, None] == torch.arange(topk[-1], device=rank.device)
-    return list_metrics(hits, torch.ones_like(rank), topk)
+    return RankedLists(hits, torch.ones_like(rank), items, catalogue)

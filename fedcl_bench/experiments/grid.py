@@ -10,11 +10,12 @@ from typing import Any, Iterable, Mapping
 
 from ..data.source import dataset_name
 from ..errors import UserError, unknown
+from ..names import shown
 from ..runs.config import RunConfig, make_config
 from ..runs.records import Corrupt, Record
 from ..runs.registry import Registry
 from ..runs.specs import Layers, RunSpec, Tuned, spelled_spec
-from ..settings import as_text
+from ..settings import LARGEST, LARGEST_SEED, MOST_SEEDS, as_text
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ class Part:
         if self.paper is None:
             for name in ("methods", "backbones"):
                 if not getattr(self, name):
-                    raise UserError(f"--{name} is missing (or --paper, or --file with a list of runs).\n"
-                                    f"For example: run_bench.py grid --methods ft,reg --backbones fedmf --seeds 5")
+                    raise UserError(f"--{name} is missing (or --paper; of `grid` also --file with a list of runs).\n"
+                                    f"For example: --methods ft,reg --backbones fedmf")
             if self.tables or self.figures:
                 raise UserError("--table and --figure are a paper's; say which with --paper.")
             needed = [RunSpec(*names) for names in itertools.product(self.methods, self.backbones,
@@ -73,16 +74,16 @@ def names(value: Any) -> tuple[str, ...]:
     return tuple(p.strip() for p in parts)
 
 
-def _number(low: int):
+def _number(low: int, high: int):
     def check(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise ValueError(f"a whole number from {low}")
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ValueError(f"a whole number from {low} to {high}")
         return value
     return check
 
 
 def _numbers(value: Any) -> tuple[int, ...]:
-    return tuple(_number(1)(v) for v in (value if isinstance(value, list) else [value]))
+    return tuple(_number(1, LARGEST)(v) for v in (value if isinstance(value, list) else [value]))
 
 
 def _set(value: Any) -> dict[str, Any]:
@@ -98,7 +99,8 @@ def _vary(value: Any) -> dict[str, tuple]:
     return {name: tuple(values) for name, values in value.items()}
 
 
-_FIELDS = {"methods": names, "backbones": names, "datasets": names, "seeds": _number(1), "first_seed": _number(0),
+_FIELDS = {"methods": names, "backbones": names, "datasets": names, "seeds": _number(1, MOST_SEEDS),
+           "first_seed": _number(0, LARGEST_SEED),
            "set": _set, "vary": _vary, "paper": lambda value: names(value)[0], "tables": _numbers,
            "figures": lambda value: names([str(v) for v in value] if isinstance(value, list) else str(value))}
 
@@ -111,7 +113,7 @@ def _fields(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
         try:
             result[name] = _FIELDS[name](value)
         except ValueError as error:
-            raise UserError(f"{path}, field '{name}': found {value!r}, accepted: {error}.") from None
+            raise UserError(f"{path}, field '{name}': found {shown(value)}, accepted: {error}.") from None
     return result
 
 
@@ -156,8 +158,8 @@ class Task:
     def label(self) -> str:
         """The run in words."""
         settings = ", ".join(f"{name}={as_text(value)}" for name, value in self.spec.settings)
-        return (f"{self.spec.method} on {self.spec.backbone}, {dataset_name(self.spec.dataset)}, seed {self.config.seed}"
-                + (f" ({settings})" if settings else ""))
+        return (f"{self.spec.method} on {self.spec.backbone}, {dataset_name(self.spec.dataset)}, "
+                f"seed {self.config.seed}" + (f" ({settings})" if settings else ""))
 
     @property
     def group(self) -> tuple[str, str, str]:

@@ -41,21 +41,25 @@ class Attendance:
             stragglers are not late.
         dropout: probability that a client which was asked fails after its training. Its update and its new private
             parameters are lost, so the round goes on as if it had not been asked; it has received the model.
+        known_only: nobody takes part in the rounds of the step that it is new in, but for the first step.
     """
 
     ratio: float = 1.0
     availability: str = "always"
     dropout: float = 0.0
     stragglers: float = 0.0
+    known_only: bool = False
 
     @property
     def complete(self) -> bool:
-        """Whether all clients with data take part in every round."""
+        """Whether the same clients take part in every round, all that can."""
         return self.ratio == 1.0 and self.availability == "always" and self.dropout == 0.0
 
     def of(self, step: Step, seed: int, round_: int) -> Participants:
         """The participants of a round among the clients with training data; at least one."""
         users = (step.train.lengths > 0).nonzero().flatten()
+        if self.known_only and step.index > 0:
+            users = users[users < step.old_users]
         if self.complete:
             return Participants(users, 0)
         users = self._available(step, users, seed, round_)

@@ -24,17 +24,25 @@ def load_of(f: Federation, step: Step, threads: int) -> StepLoad:
     model = Snapshot(public, private | acting.new_private(f.seed, first, backbone), backbone.new_dense(f.seed))
     return StepLoad(backbone, f.local, step, model, numbers(backbone.new_personal(f.seed, first)),
                     choose_way(backbone, acting, model, f.local, bool(step.sessions)),
-                    8 if f.server.precision == "float64" else 4, threads, f.device)
+                    number_of(f), threads, f.device)
 
 
-def tables(load: StepLoad) -> int:
-    """The parameters of all clients and the server: before the round, after it, and in the best round.
+def number_of(f: Federation) -> int:
+    """Bytes of a parameter."""
+    return 8 if f.server.precision == "float64" else 4
+
+
+def tables(load: StepLoad, arrivals: bool) -> int:
+    """The parameters of all clients and the server: before the round, after it, and in the best round; and after new
+    users have arrived.
 
     From the second step on also those of the step before, whose memory the allocator does not give back for larger
     tables.
     """
     step = load.step
-    return 3 * (_snapshot(load, step.n_users, step.n_items) + _snapshot(load, step.old_users, step.old_items))
+    now, before = (_snapshot(load, *counts) for counts in ((step.n_users, step.n_items),
+                                                           (step.old_users, step.old_items)))
+    return (4 if arrivals else 3) * (now + before)
 
 
 def making_tables(f: Federation, load: StepLoad) -> int:

@@ -66,6 +66,14 @@ def reset_private(model: Snapshot, backbone: Backbone, seed: int, users: Tensor)
         for name, table in model.private.items()})
 
 
+def initial_private(model: Snapshot, backbone: Backbone, seed: int, users: range) -> Tables:
+    """The backbone's private parameters that some users start with, personal tables too, each (users, ...)."""
+    rows = _new_rows(backbone, seed, users, range(0))[1]
+    rows |= {name: table.expand(len(users), *table.shape)
+             for name, table in backbone.new_personal(seed, range(model.n_items)).items()}
+    return {name: table.to(model.private[name]) for name, table in rows.items()}
+
+
 def row_width(model: Snapshot, backbone: Backbone) -> int:
     """Numbers per item that one client holds."""
     tables = [*(table[0] for table in model.public.values()),

@@ -33,6 +33,14 @@ def check(backbone: Backbone, method: Method, sessions: bool, local: LocalSettin
                         f"backbones can start at the clients.")
 
 
+def check_vectors(backbone: Backbone) -> None:
+    """Raise UserError unless clients score by inner products with a vector of their own."""
+    if backbone.factor_names is None:
+        raise Misfit(f"setting 'cold_start': found mean, accepted: fold_in or popularity with '{backbone.name}', whose "
+                     f"scores are no inner products of items' public vectors and one of the user.", "backbone",
+                     lambda cls: cls.factor_names is not None)
+
+
 def _is_sequential(cls: type) -> bool:
     return issubclass(cls, SequentialBackbone)
 

@@ -12,17 +12,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Callable, Iterator
 
-import torch
-
 from .. import contract
 from ..client.trained import Trained
 from ..draws import DrawKey, Tables
-from ..errors import RunFailed
 from ..evaluation.drift import analyse
 from ..model import Snapshot
 from ..ops.memory import keep_freed_blocks
 from ..parallel import workers
 from . import server
+from .divergence import naming, require_finite
 from .parts import Best, Federation, Progress
 from .round import train_clients
 from .steps import Group, OpenStep, begin_step, end_step, open_step
@@ -41,7 +39,7 @@ def run(federation: Federation, progress: Progress | None = None, observe: Obser
         observe: called in every round with its key, what the server sent, and every chunk's clients after training.
 
     Raises:
-        RunFailed: when the loss or a parameter is no longer finite.
+        RunFailed: when the loss, a parameter or a score to rank by is no longer finite.
     """
     keep_freed_blocks()
     with workers():
@@ -78,18 +76,23 @@ def one_round(opened: OpenStep, group: Group, progress: Progress, observe: Obser
     uploads = sums.uploads
     answers = server.answer(method, key.round, group.users, uploads, opened.step.n_users)
     trained = time.perf_counter()
+
+    # 3. In a round that is validated, users who arrive after the step's training make their private parameters.
+    due = is_due(f, progress.round)
+    model = opened.cold_start.arrived(model) if due and opened.cold_start is not None else model
     require_finite(loss, model, f, opened.step.n_items, key)
 
-    # 3. The model is validated, and tested if this is the step's last round.
-    valid = validate(opened, model, progress)
-    now = Best(model, key.round, dict(f.method.client_state), dict(f.method.server_state))
-    best = now if valid.better or valid.equal or f.server.tested_round == "last" else progress.best
-    tests, probabilities = test(opened, best) if valid.last else ([], [])
+    # 4. The model is validated, and tested if this is the step's last round.
+    with naming(key):
+        valid = validate(opened, model, progress, due)
+        now = Best(model, key.round, dict(f.method.client_state), dict(f.method.server_state))
+        best = now if valid.better or valid.equal or f.server.tested_round == "last" else progress.best
+        tests, probabilities = test(opened, best) if valid.last else ([], [])
     first, final = model if key.round == 0 else None, best.model if valid.last else None
     shifts = analyse(f.backbone, opened.step, opened.earlier, progress.previous, first, final, f.population.sum) \
         if key.round == 0 or valid.last else []
     row = {"step": key.step, "round": key.round, "participants": group.count, **group.failures, "loss": loss,
-           "valid": valid.value, **_bytes_sent(opened, model, uploads, answers, key.round),
+           "valid": valid.value, **_bytes_sent(opened, model, uploads, answers, key.round, valid.last),
            "train_seconds": trained - began, "evaluate_seconds": time.perf_counter() - trained,
            **f.backbone.diagnostics(model.public),
            **(opened.protocol.extra(model, key.round) if valid.done else {})}
@@ -121,11 +124,15 @@ class Validation:
         return not math.isnan(self.value)
 
 
-def validate(opened: OpenStep, model: Snapshot, progress: Progress) -> Validation:
-    """Validate the model of a round, if it is its turn, and decide whether the step ends."""
-    f, rounds, value = opened.federation, progress.round + 1, math.nan  # neither better nor equal
-    out_of_rounds = rounds >= f.server.rounds
-    due = out_of_rounds or rounds % f.server.evaluate_every == 0
+def is_due(f: Federation, round_: int) -> bool:
+    """Whether a round's model is validated: every ``evaluate_every`` rounds, and in the last."""
+    return round_ + 1 >= f.server.rounds or (round_ + 1) % f.server.evaluate_every == 0
+
+
+def validate(opened: OpenStep, model: Snapshot, progress: Progress, due: bool) -> Validation:
+    """Validate the model of a round, if it is due, and decide whether the step ends."""
+    f, value = opened.federation, math.nan  # neither better nor equal
+    out_of_rounds = progress.round + 1 >= f.server.rounds
     if due:
         scores = opened.protocol.validate(model, progress.round)
         value = round(f.population.mean(scores, f.evaluation.valid_metric), f.evaluation.valid_decimals)
@@ -145,26 +152,19 @@ def test(opened: OpenStep, best: Best) -> tuple[list, list]:
     return result
 
 
-def _bytes_sent(opened: OpenStep, model: Snapshot, uploads: Tables, answers: Tables, round_: int) -> dict[str, int]:
-    """Bytes that each participant sends and receives in a round."""
+def _bytes_sent(opened: OpenStep, model: Snapshot, uploads: Tables, answers: Tables, round_: int, last: bool
+                ) -> dict[str, int]:
+    """Bytes that each participant sends and receives in a round; and, where new users arrive after a step's ``last``
+    round, what they receive, all of them together."""
     shared = _bytes(model.public, model.dense)
     sent, answered = (_bytes({name: values[0] for name, values in extra.items()}) for extra in (uploads, answers))
     down = shared + answered + _bytes({name: table[0] for name, table in model.served.items()})
     if round_ == 0 and opened.method.downloads_previous_model():
         down += _bytes({name: table[:opened.step.old_items] for name, table in model.public.items()})
-    return {"bytes_up": shared + sent, "bytes_down": down}
+    new = opened.cold_start.count if last and opened.cold_start is not None else 0
+    arrived = {"bytes_down_new": new * shared} if opened.federation.server.fold_in else {}
+    return {"bytes_up": shared + sent, "bytes_down": down, **arrived}
 
 
 def _bytes(*kinds: Tables) -> int:
     return sum(table.numel() * table.element_size() for tables in kinds for table in tables.values())
-
-
-def require_finite(loss: float, model: Snapshot, f: Federation, n_items: int, key: DrawKey) -> None:
-    """Raise RunFailed if the loss or any parameter is not finite."""
-    extremes = (torch.stack(torch.aminmax(table)) for table in model.tables() if table.numel())  # nan if one is nan
-    if not (math.isfinite(loss) and all(bool(torch.isfinite(ends).all()) for ends in extremes)):
-        lr = f.backbone.settings.lr
-        rates = ", ".join(f"{name} {rate:g}" for name, rate in f.backbone.learning_rates(n_items, key.round).items())
-        raise RunFailed(f"training diverged in block {key.step}, round {key.round + 1}: the loss ({loss:g}) or a "
-                        f"parameter is not finite.\nlr={lr:g} (learning rates: {rates}); "
-                        f"try a smaller one with --set lr={lr / 10:g}.")

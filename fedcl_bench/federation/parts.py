@@ -13,8 +13,9 @@ from .. import contract
 from ..backbone import Backbone
 from ..data.stream import Step, Stream
 from ..errors import UserError
-from ..evaluation.ranking import EvaluationSettings, UserScores, parse_metric
+from ..evaluation.ranking import DEFAULT, EvaluationSettings, UserScores, parse_metric
 from ..method import Method, NoSettings
+from ..metric import Metric
 from ..model import Snapshot
 from ..sampling import LocalSettings
 from ..settings import setting
@@ -22,6 +23,8 @@ from ..stats.clip_noise import LAPLACE, MECHANISMS, Protection
 from . import kinds
 from .attendance import AVAILABILITY, Attendance
 from .server import Population
+
+COLD_STARTS = ("fold_in", "mean", "popularity")
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,9 @@ class FederationSettings:
     rounds: int = setting(100, "most rounds per block", low=1)
     patience: int = setting(30, "rounds without a better validation metric before a block ends; 0: it never ends early",
                             low=0)
-    evaluate_every: int = setting(1, "rounds from one validation to the next; a block's last round is always validated."
-                                  " Patience still counts rounds, and a block ends early only in a validated one", low=1)
+    evaluate_every: int = setting(1, "rounds from one validation to the next; a block's last round is always "
+                                  "validated. Patience still counts rounds, and a block ends early only in a validated "
+                                  "one", low=1)
     best_round: str = setting("first", "of rounds with the same validation metric the first (F3CRec) or the latest "
                               "(PFedRec, GPFedRec) counts as the best", choices=("first", "latest"))
     client_ratio: float = setting(1.0, "share of the clients with data that take part in a round", above=0.0, high=1.0)
@@ -58,13 +62,19 @@ class FederationSettings:
     init: str = setting("server", "all clients begin the first round with the server's random public parameters "
                         "(Algorithm 1 of FCUCR), or each with its own (FCUCR's released code)",
                         choices=("server", "per_client"))
+    fold_in: int = setting(0, "of a user who is new in a block, how many training interactions the client knows when "
+                           "it arrives, after the block's training; 0: new users take part in it", low=0)
+    fold_in_rounds: int = setting(20, "rounds of local training in which a new user fits its private parameters to "
+                                  "them, the public ones frozen", low=1)
+    cold_start: str = setting("fold_in", "what new users get: such a fit; the mean of their items' public vectors as "
+                              "vector of their own; or the most popular items", choices=COLD_STARTS)
     tested_round: str = setting("best", "the model tested is that of the best validation round, or of the last round",
                                 choices=("best", "last"))
 
     @property
     def attendance(self) -> Attendance:
         """Which clients a round reaches."""
-        return Attendance(self.client_ratio, self.availability, self.client_dropout, self.stragglers)
+        return Attendance(self.client_ratio, self.availability, self.client_dropout, self.stragglers, self.fold_in > 0)
 
     @property
     def protection(self) -> Protection:
@@ -81,6 +91,12 @@ def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
         idle["stragglers"] = "with local_epochs=1"
     if settings["stream"] != "sessions" or settings["split_file"]:
         idle |= dict.fromkeys(("init", "tested_round"), "without stream=sessions")
+    if settings["stream"] != "blocks" and not settings["split_file"]:
+        idle["fold_in"] = f"with stream={settings['stream']}, which has one step"
+    if "fold_in" in idle or not settings["fold_in"]:
+        idle |= dict.fromkeys(("fold_in_rounds", "cold_start"), idle.get("fold_in", "without fold_in"))
+    elif settings["cold_start"] != "fold_in":
+        idle["fold_in_rounds"] = f"with cold_start={settings['cold_start']}"
     return idle
 
 
@@ -142,7 +158,11 @@ class Progress:
 
 @dataclass(frozen=True)
 class Federation:
-    """One run's parts, all fixed before it starts."""
+    """One run's parts, all fixed before it starts.
+
+    Attributes:
+        metrics: of its tests; the one that validates is among them.
+    """
 
     stream: Stream
     backbone: Backbone
@@ -153,6 +173,18 @@ class Federation:
     seed: int
     device: torch.device = torch.device("cpu")
     population: Population = Population()
+    metrics: tuple[Metric, ...] = DEFAULT
+
+    @property
+    def validation(self) -> tuple[Metric, int]:
+        """The metric that chooses the best round, and its list length."""
+        name, k = parse_metric(self.evaluation.valid_metric)
+        return next(metric for metric in self.metrics if metric.name == name), k
+
+    @property
+    def topk(self) -> list[int]:
+        """List lengths of tests, ascending: those asked for, and that of the validation."""
+        return sorted({*self.evaluation.topk, self.validation[1]})
 
     def acting_in(self, step: Step) -> Method:
         """The method, or one that does nothing in the steps before it acts."""
@@ -160,21 +192,22 @@ class Federation:
 
     def check(self) -> None:
         """Raise UserError if a setting does not fit the data."""
-        name, k = parse_metric(self.evaluation.valid_metric)
+        longest = self.topk[-1]
         for step in self.stream.steps:
-            if max(k, *self.evaluation.topk) > step.n_items:
-                raise UserError(f"setting 'topk'/'valid_metric': found {max(k, *self.evaluation.topk)}, accepted: at "
-                                f"most the number of items, {step.n_items} in block {step.index}.")
+            if longest > step.n_items:
+                raise UserError(f"setting 'topk'/'valid_metric': found {longest}, accepted: at most the number of "
+                                f"items, {step.n_items} in block {step.index}.")
             for split in ("valid", "test"):
                 if len(step.split(split).values) == 0:
                     raise UserError(f"block {step.index} has no {split} interaction: every user has fewer than 3 rows "
                                     f"in it; use fewer blocks (--set blocks=N).")
             self._check_negatives(step)
         ranked = self.evaluation.sampled_candidates
-        if self.evaluation.candidates == "sampled" and max(k, *self.evaluation.topk) > ranked:
-            raise UserError(f"setting 'topk'/'valid_metric': found {max(k, *self.evaluation.topk)}, accepted: at most "
-                            f"sampled_candidates, {ranked}; the item to find would always be among so many.")
+        if self.evaluation.candidates == "sampled" and longest > ranked:
+            raise UserError(f"setting 'topk'/'valid_metric': found {longest}, accepted: at most sampled_candidates, "
+                            f"{ranked}; the item to find would always be among so many.")
         self.check_kinds()
+        self._check_fold_in()
         self._check_protection()
         contract.check_declaration(self.backbone)
         self.method.check(self.stream)
@@ -182,6 +215,15 @@ class Federation:
     def check_kinds(self) -> None:
         """Raise UserError unless backbone, method and stream go together; see ``kinds.py``."""
         kinds.check(self.backbone, self.method, bool(self.stream.steps[0].sessions), self.local, self.server.init)
+        if self.server.fold_in and self.server.cold_start == "mean":
+            kinds.check_vectors(self.backbone)
+
+    def _check_fold_in(self) -> None:
+        """Somebody must be left to train in every block."""
+        for step in self.stream.steps[1:] if self.server.fold_in else ():
+            if not len(Attendance(known_only=True).of(step, self.seed, 0).users):
+                raise UserError(f"setting 'fold_in': found {self.server.fold_in}, accepted: 0 with this stream; all "
+                                f"users with training data in block {step.index} are new, so nobody is left to train.")
 
     def _check_protection(self) -> None:
         """What clients do to their uploads must go with what the server makes of them."""

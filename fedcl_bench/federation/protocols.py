@@ -6,7 +6,7 @@ step and every earlier one. ``SessionSteps`` is for streams of sessions.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Sequence
 
 import torch
 from torch import Tensor
@@ -15,11 +15,14 @@ from ..client.sessions import SessionChunk, clients_at_once, make_session_chunks
 from ..client.ways import Training
 from ..data.stream import Ragged, Step
 from ..draws import DrawKey
-from ..evaluation.beyond import analyse_lists
-from ..evaluation.ranking import UserScores, draw_candidates, parse_metric, rank_all
+from ..evaluation.beyond import analyse_lists, analyse_sessions, catalogue_of
+from ..evaluation.metrics import NDCG, Hit
+from ..evaluation.ranking import UserScores, draw_candidates, rank_all
 from ..evaluation.sessions import SessionRanking, SessionTask, draw_session_candidates, rank_sessions
+from ..method import Method
+from ..metric import Catalogue, Metric
 from ..model import Snapshot
-from ..sampling import Chunk, make_chunks
+from ..sampling import Chunk, Needs, make_chunks
 from ..sequential import SequentialBackbone
 from .growth import row_width
 from .parts import Federation
@@ -33,8 +36,8 @@ class Lists:
 
     changes_every_round = False
 
-    def __init__(self, f: Federation, step: Step, training: Training):
-        self.f, self.step, self.training, self.method = f, step, training, training.method
+    def __init__(self, f: Federation, step: Step, training: Training, method: Method):
+        self.f, self.step, self.training, self.method = f, step, training, method
         self.candidates = draw_candidates(step, f.evaluation, f.seed)
 
     def chunks(self, users: Tensor, round_: int, model: Snapshot) -> list[Chunk]:
@@ -47,8 +50,9 @@ class Lists:
 
     def validate(self, model: Snapshot, round_: int) -> UserScores:
         f = self.f
-        return rank_all(f.backbone, model, self.step.valid, [self.step.train],
-                        [parse_metric(f.evaluation.valid_metric)[1]], self.method, self.candidates.get("valid"))
+        metric, k = f.validation
+        return rank_all(f.backbone, model, self.step.valid, [self.step.train], [k], self.method,
+                        self.candidates.get("valid"), [metric])
 
     def test(self, model: Snapshot, round_: int) -> tuple[Tests, Analysis]:
         """Row R[t, .]: tests of a step's model on this and every earlier step.
@@ -57,12 +61,14 @@ class Lists:
         masked, also when an earlier step is tested (F3CRec's released code).
         """
         f, step = self.f, self.step
-        topk = {*f.evaluation.topk, parse_metric(f.evaluation.valid_metric)[1]}
         steps = [earlier.to(f.device) for earlier in f.stream.steps[:step.index + 1]]
-        tests = [rank_all(f.backbone, model, earlier.test, [step.train, step.valid], topk, self.method,
-                          draw_candidates(earlier, f.evaluation, f.seed).get("test"), keep_lists=earlier is steps[-1])
+        catalogue = catalogue_of(steps, model, f.population.sum)
+        of_items = any(metric.of_items for metric in f.metrics)
+        tests = [rank_all(f.backbone, model, earlier.test, [step.train, step.valid], f.topk, self.method,
+                          draw_candidates(earlier, f.evaluation, f.seed).get("test"), f.metrics,
+                          catalogue if of_items or earlier is steps[-1] else None)
                  for earlier in steps]
-        analysis = analyse_lists(steps, model, tests[-1].users, tests[-1].lists[:, :max(f.evaluation.topk)],
+        analysis = analyse_lists(steps, catalogue, tests[-1].users, tests[-1].lists[:, :max(f.evaluation.topk)],
                                  f.population.sum)
         return [(step.index, earlier.index, UserScores(scores.users, scores.values))
                 for earlier, scores in zip(steps, tests)], analysis
@@ -94,42 +100,48 @@ class SessionSteps:
         sessions = self.step.sessions["train"]
         return sessions.lengths[sessions.in_round(torch.arange(self.step.n_users, device=self.f.device), round_)]
 
-    def _rank(self, model: Snapshot, purpose: str, round_: int, topk: Any, full: bool = False) -> SessionRanking:
+    def _rank(self, model: Snapshot, purpose: str, round_: int, topk: Sequence[int], metrics: Sequence[Metric],
+              catalogue: Catalogue | None = None) -> SessionRanking:
         f = self.f
         if purpose not in self.candidates or f.evaluation.candidate_draw == "redraw":
             self.candidates[purpose] = draw_session_candidates(self.step, purpose, f.evaluation, f.seed, round_)
         task = SessionTask(self.step, purpose, topk, self.candidates[purpose],
-                           DrawKey(f.seed, self.step.index, round_), full)
+                           DrawKey(f.seed, self.step.index, round_), tuple(metrics), catalogue)
         return rank_sessions(f.backbone, self.method, model, task, self.training.protection)
 
     def validate(self, model: Snapshot, round_: int) -> UserScores:
-        return self._rank(model, "valid", round_, [parse_metric(self.f.evaluation.valid_metric)[1]]).scores
+        metric, k = self.f.validation
+        return self._rank(model, "valid", round_, [k], [metric]).scores
 
     def test(self, model: Snapshot, round_: int) -> tuple[Tests, Analysis]:
-        """The test sessions under the model of a round, and the probability of each item to find."""
-        topk = {*self.f.evaluation.topk, parse_metric(self.f.evaluation.valid_metric)[1]}
-        ranking = self._rank(model, "test", round_, topk, full=True)
-        t = self.step.index
-        return [(t, t, ranking.scores)], [(t, "target_probability", ranking.scores.users, ranking.probabilities)]
+        """The test sessions under the model of a round, the probability of each item to find, and what the lists under
+        full ranking are like."""
+        f, t = self.f, self.step.index
+        catalogue = catalogue_of([self.step], model, f.population.sum)
+        ranking = self._rank(model, "test", round_, f.topk, f.metrics, catalogue)
+        scores = ranking.scores
+        analysis = analyse_sessions(self.step, catalogue, scores, max(f.evaluation.topk), f.population.sum)
+        return ([(t, t, UserScores(scores.users, scores.values))],
+                [(t, "target_probability", scores.users, ranking.probabilities), *analysis])
 
     def extra(self, model: Snapshot, round_: int) -> dict[str, float]:
         """The forgetting curve, if asked for: how well each client's first training session is still predicted."""
         if not self.f.evaluation.early_session:
             return {}
-        k = parse_metric(self.f.evaluation.valid_metric)[1]
-        scores = self._rank(model, "early", round_, [k]).scores
-        return {f"early_{name}@{k}": self.f.population.mean(scores, f"{name}@{k}") for name in ("hit", "ndcg")}
+        _, k = self.f.validation
+        scores = self._rank(model, "early", round_, [k], [Hit(), NDCG()]).scores
+        return {f"early_{name}": self.f.population.mean(scores, name) for name in scores.values}
 
 
 def list_chunks(step: Step, users: Tensor, model: Snapshot, training: Training, positives: Ragged | None = None
                  ) -> list[Chunk]:
     """Chunks of clients that train on lists: all their items of the step, or ``positives``."""
     backbone, settings, way = training.backbone, training.settings, training.way
-    return make_chunks(step, users, settings, row_width(model, backbone), backbone.pairwise, way.holds_whole,
-                       positives=positives, sampler=backbone.own_samples(settings) if positives is None else None,
-                       inner=way.factored, samples_only=way.samples_only, fused=way.fused)
+    needs = Needs(backbone.pairwise, way.holds_whole, backbone.own_samples(settings) if positives is None else None,
+                  way.factored, way.samples_only, way.fused)
+    return make_chunks(step, users, settings, row_width(model, backbone), needs, positives)
 
 
-def protocol_of(f: Federation, step: Step, training: Training) -> Lists | SessionSteps:
-    """What the step's participants train on, and how a model is tested."""
-    return (SessionSteps if step.sessions else Lists)(f, step, training)
+def protocol_of(f: Federation, step: Step, training: Training, method: Method) -> Lists | SessionSteps:
+    """What the step's participants train on, and how a model is tested; ``method``: as it ranks."""
+    return SessionSteps(f, step, training) if step.sessions else Lists(f, step, training, method)

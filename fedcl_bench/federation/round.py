@@ -65,17 +65,11 @@ def train_clients(work: Sequence[Work], model: Snapshot, key: DrawKey, weights: 
 def _in_order(train: Callable[[AnyChunk], Trained], chunks: Sequence[AnyChunk], training: Training
               ) -> Iterable[Trained]:
     """Trained chunks in their own order."""
-    if not chunks:
-        return ()
-    device = chunks[0].users.device
-    if can_run_out(device):
-        return chain.from_iterable(in_halves(train, chunk, training.method) for chunk in chunks)
-    return map(train, chunks) if _is_short(chunks, training) else in_order(train, chunks, device)
+    def trained(chunk: AnyChunk) -> list[Trained]:
+        return in_halves(train, chunk, training.method)
 
-
-def can_run_out(device: torch.device) -> bool:
-    """Whether running out of memory there is an error that one can go on from."""
-    return device.type == "cuda"
+    short = not chunks or _is_short(chunks, training)
+    return chain.from_iterable(map(trained, chunks) if short else in_order(trained, chunks, chunks[0].users.device))
 
 
 def _is_short(chunks: Sequence[AnyChunk], training: Training) -> bool:

@@ -13,6 +13,7 @@ from ..draws import DrawKey
 from ..method import Method
 from ..model import Snapshot
 from .attendance import Attendance
+from .cold_start import ColdStart, cold_start_of, ranks_by, shown
 from .growth import grow, reset_private
 from .parts import Federation, Progress
 from .protocols import Lists, SessionSteps, protocol_of
@@ -45,12 +46,13 @@ class OpenStep:
     """A step and what is decided once for all its rounds.
 
     Attributes:
-        step, earlier: it and the one before, on the run's device; None before the first.
+        step, earlier: it as its clients know it and the one before, on the run's device; None before the first.
         method: the one that acts in it.
         training: how its clients are trained.
         protocol: what they train on and how a model is tested.
         attendance: which clients take part.
         same_group: whether they are the same in every round, with the same work.
+        cold_start: its new users, if they arrive after its training.
     """
 
     federation: Federation
@@ -61,6 +63,7 @@ class OpenStep:
     protocol: Lists | SessionSteps
     attendance: Attendance
     same_group: bool
+    cold_start: ColdStart | None
 
     def key(self, round_: int) -> DrawKey:
         return DrawKey(self.federation.seed, self.step.index, round_)
@@ -94,7 +97,7 @@ class OpenStep:
 
 def begin_step(f: Federation, step: Step, progress: Progress) -> Progress:
     """Begin a step: rows for its new users and items, and the method's preparations."""
-    method = f.acting_in(step)
+    method, step = f.acting_in(step), shown(step, f.server.fold_in)
     start = progress.best.model if f.server.init_from == "best" else progress.model
     model = grow(start, f.backbone, f.seed, step, getattr(torch, f.server.precision), f.device, method)
     if step.index > 0:
@@ -117,11 +120,13 @@ def open_step(f: Federation, step: Step, model: Snapshot) -> OpenStep:
     """A step with rows for all its users and items in ``model``."""
     step = step.to(f.device)
     earlier = f.stream.steps[step.index - 1].to(f.device) if step.index > 0 else None
-    training = training_of(f, step, model)
-    protocol, attendance = protocol_of(f, step, training), f.server.attendance
+    training, known = training_of(f, step, model), shown(step, f.server.fold_in)
+    protocol = protocol_of(f, step, training, ranks_by(f, step, training.method))
+    attendance = f.server.attendance
     same_group = (attendance.complete and attendance.punctual(f.local.local_epochs)
                   and not protocol.changes_every_round)
-    return OpenStep(f, step, earlier, training.method, training, protocol, attendance, same_group)
+    return OpenStep(f, known, earlier, training.method, training, protocol, attendance, same_group,
+                    cold_start_of(f, known, model))
 
 
 def end_step(opened: OpenStep, progress: Progress) -> Progress:

@@ -165,7 +165,8 @@ class RoundSums:
             starts = {"squares": self._squares, "square": square}
         if add is None:
             return Totals(self.change, numbers, **starts)
-        sums = add({**{f"change of {name}": table for name, table in self.change.items()}, "numbers": numbers, **starts})
+        tables = {f"change of {name}": table for name, table in self.change.items()}
+        sums = add({**tables, "numbers": numbers, **starts})
         change = {name: sums[f"change of {name}"] for name in self.change}
         return Totals(change, sums["numbers"], **{name: sums[name] for name in starts})
 

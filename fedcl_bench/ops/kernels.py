@@ -335,6 +335,17 @@ def highest(scores: Tensor, k: int) -> Tensor:
     return result
 
 
+def all_ranks(scores: Tensor) -> Tensor:
+    """1-based rank of every column in each row of scores (n, m), of equal ones the first column first: int32, (n, m).
+
+    In single or double precision; what is no number ranks first.
+    """
+    result = torch.empty(scores.shape, dtype=torch.int32)
+    _within("all_ranks: columns", scores.shape[1], 1 << 31)
+    call(_real("all_ranks", scores), scores.contiguous(), *scores.shape, result)
+    return result
+
+
 def ranks(scores: Tensor, items: Tensor) -> Tensor:
     """As ``distillation.ranks_of``."""
     result = torch.empty_like(items, memory_format=torch.contiguous_format)

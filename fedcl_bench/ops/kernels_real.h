@@ -465,6 +465,47 @@ int NAME(highest)(const REAL *scores, int64_t rows, int64_t n, int64_t k, int64_
     return heap ? 0 : -1;
 }
 
+/* A column's score as bits that, read as an unsigned number, are the larger the lower it is; -0 is 0, and what is no
+   number has the smallest. */
+typedef struct { INTEGER key; int32_t column; } NAME(Keyed);
+
+static inline INTEGER NAME(key)(REAL score) {
+    const union { REAL real; INTEGER bits; } of = {score + 0};
+    const INTEGER most = (INTEGER)(~(uint64_t)0 >> (65 - 8 * sizeof(REAL)));
+    return score != score ? 0 : of.bits < 0 ? of.bits : of.bits ^ most;
+}
+
+/* The 1-based rank of each column among all of its row, of equal scores the first column first; n below 2^31. Sorts by
+   one digit of the keys after the other, from the last. Returns 0, or -1 without memory. */
+int NAME(all_ranks)(const REAL *scores, int64_t rows, int64_t n, int32_t *result) {
+    enum { DIGIT = 11, DIGITS = 1 << DIGIT, PASSES = (8 * sizeof(REAL) + DIGIT - 1) / DIGIT };
+    NAME(Keyed) *from = malloc((n + 1) * sizeof *from), *to = malloc((n + 1) * sizeof *to);
+    int32_t (*starts)[DIGITS] = malloc(PASSES * sizeof *starts);
+    const int ready = from && to && starts;
+    for (int64_t i = 0; i < rows && ready; i++) {
+        memset(starts, 0, PASSES * sizeof *starts);
+        for (int64_t j = 0; j < n; j++) {
+            const INTEGER key = NAME(key)(scores[i * n + j]);
+            from[j] = (NAME(Keyed)){key, (int32_t)j};
+            UNROLL for (int p = 0; p < PASSES; p++) starts[p][(key >> p * DIGIT) & (DIGITS - 1)]++;
+        }
+        for (int p = 0; p < PASSES; p++) {
+            for (int32_t digit = 0, start = 0; digit < DIGITS; digit++) {
+                const int32_t count = starts[p][digit];
+                starts[p][digit] = start;
+                start += count;
+            }
+            for (int64_t j = 0; j < n; j++) to[starts[p][(from[j].key >> p * DIGIT) & (DIGITS - 1)]++] = from[j];
+            NAME(Keyed) *sorted = to;
+            to = from;
+            from = sorted;
+        }
+        for (int64_t j = 0; j < n; j++) result[i * n + from[j].column] = (int32_t)(j + 1);
+    }
+    free(from); free(to); free(starts);
+    return ready ? 0 : -1;
+}
+
 void NAME(ranks)(const REAL *scores, const int64_t *items, int64_t clients, int64_t n, int64_t listed,
                  int64_t *result) {
     for (int64_t c = 0; c < clients; c++)

@@ -53,6 +53,7 @@ mean sums:real(n) table:real(n) whole:float n
     moved_vectors:real(C,d) moved_constants:real?(C,1) loss:f64(C)
 add_rows_at table:real(N,d) rows:i64(n) added:real(n,d) n d
 !highest scores:real(R,n) R n k columns:i64(R,k)
+!all_ranks scores:real(R,n) R n result:i32(R,n)
 ranks scores:real(C,n) items:i64(C,L) C n L result:i64(C,L)
 """
 

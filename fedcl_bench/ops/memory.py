@@ -87,7 +87,8 @@ class Available:
 
 def available(device: torch.device, root: Path = Path("/")) -> Available | None:
     """Memory left on a device: of a GPU what is free on it; otherwise the least of what the system can give without
-    swapping and what each of the process's control groups still allows. None where the system does not say.
+    swapping, and what each of the process's control groups and its limit of addresses (``ulimit -v``) still allow. None
+    where the system does not say.
 
     Args:
         root: where ``proc`` and ``sys`` are.
@@ -116,6 +117,11 @@ def available(device: torch.device, root: Path = Path("/")) -> Available | None:
                 limits.append(left)
             if group == base:
                 break
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if most != resource.RLIM_INFINITY:
+        for line in _lines(root / "proc/self/statm"):
+            left = max(most - int(line.split()[0]) * resource.getpagesize(), 0)
+            limits.append(Available(left, f"of this process's limit of {most / (1 << 30):.2f} GiB, see ulimit -v"))
     return min(limits, key=lambda left: left.bytes, default=None)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Iterable, Mapping, Sequence
 
 from ..errors import UserError, unknown
+from ..evaluation.beyond import GROUPS
 from ..experiments.papers import Key, PaperTable, Printed, get
 from ..runs.registry import spelled
 from ..runs.run import Run
@@ -35,6 +36,7 @@ class Layout:
         metrics: as ``ndcg@20``; empty: the metric that the records were validated on, at its list length.
         against: the method of ``methods`` that every other one is tested against; None: no tests.
         paper: whose printed numbers stand beside ours; None: nobody's.
+        by: groups of users or items (``evaluation.beyond.GROUPS``) that the metrics are of; empty: all users.
     """
 
     rows: tuple[str, ...] = ("method",)
@@ -45,6 +47,7 @@ class Layout:
     metrics: tuple[str, ...] = ()
     against: str | None = None
     paper: str | None = None
+    by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,37 @@ def _checked_dimensions(layout: Layout) -> None:
             raise UserError(f"--rows, --columns: found '{name}' {both.count(name)} times, accepted: each once.")
 
 
+def _checked_groups(layout: Layout) -> None:
+    """Raise UserError for a group that does not exist, or tests of groups."""
+    for group in layout.by:
+        if group not in GROUPS:
+            raise unknown("group in --by", group, GROUPS)
+    if layout.by and layout.against:
+        raise UserError("--against: tests are over all users, not over the groups of --by; leave one of the two out.")
+
+
+def _metrics_of_groups(layout: Layout, runs: Sequence[Run]) -> tuple[str, ...]:
+    """The metrics of all groups, as ``"ndcg@20 new-users"``. Where none is asked for, a group of items has its recall.
+
+    Raises:
+        UserError: if no run has recorded one of them.
+    """
+    recorded = [run for run in runs if "groups" in run.meta]
+    if not recorded:
+        raise UserError(f"--by: none of the {len(runs)} records has groups; they are of an older version. Run them "
+                        f"again with --rerun.")
+    metrics = []
+    for group in layout.by:
+        known = sorted({name for run in recorded for name in run.meta["groups"][group]} - {"users"})
+        usual = layout.metrics or [name for name in _default_metrics(runs) if name in known] or known[:1]
+        for name in usual:
+            if name not in known:
+                raise UserError(f"--by {group}: found metric '{name}', accepted: what records have of this group, "
+                                f"{', '.join(known)}.")
+            metrics.append(f"{name} {group}")
+    return tuple(dict.fromkeys(metrics))
+
+
 def _default_metrics(runs: Sequence[Run]) -> tuple[str, ...]:
     """The metric that all runs were validated on; raises UserError if there are several."""
     metrics = sorted({run.meta["settings"]["valid_metric"] for run in runs})
@@ -130,6 +164,7 @@ def _names(kind: str, asked: Iterable[str], runs: Sequence[Run], known: Iterable
 def _completed(layout: Layout, source: Source) -> Layout:
     """The layout with every name, of those in the records where none was asked for."""
     _checked_dimensions(layout)
+    _checked_groups(layout)
     installed = [run for run in source.runs if source.registry.knows("method", run.meta["method"])]
     methods = layout.methods or tuple(sorted({run.meta["method"] for run in installed}))
     if layout.against and layout.against not in methods:
@@ -149,6 +184,9 @@ def _completed(layout: Layout, source: Source) -> Layout:
     if not shown:
         raise UserError(f"tables: no records of {', '.join(methods)} on {', '.join(backbones) or 'any backbone'}, "
                         f"{', '.join(datasets) or 'any dataset'}; name others, or another folder with --records DIR.")
+    if layout.by:
+        metrics = _metrics_of_groups(layout, shown)
+        return replace(layout, methods=methods, backbones=backbones, datasets=datasets, metrics=metrics)
     metrics = layout.metrics or _default_metrics(shown)
     for metric in metrics:
         if not any(metric in run.meta["metrics"] for run in shown):
@@ -180,9 +218,11 @@ def _table(layout: Layout, source: Source, blocks: int) -> PaperTable:
                       baseline=layout.against)
 
 
-def _title(layout: Layout, called: _Called) -> str:
-    """What the numbers are: the metrics, and the backbone and the dataset that all of them have."""
-    alone = [called.label(0, names[0]) for names in (layout.backbones, layout.datasets) if len(names) == 1]
+def _title(layout: Layout, called: _Called, table: PaperTable) -> str:
+    """What the numbers are: the metrics, and the backbone and the dataset that all of them have. A panel names its
+    backbone itself."""
+    alone = [called.label(0, names[0]) for names in (() if table.panels else layout.backbones, layout.datasets)
+             if len(names) == 1]
     title = ", ".join(called.label(0, metric) for metric in layout.metrics)
     return f"{title} on {', '.join(alone)}" if alone else title
 
@@ -214,11 +254,14 @@ def build_any(layout: Layout, source: Source) -> Table:
     for dataset in layout.datasets:
         if every := [run for name, several in runs.items() if name[2] == dataset for run in several]:
             same_tests(every, "tables")
-    built = filled("", called, table, replace(source, assignments=()), _title(layout, called),
+    built = filled("", called, table, replace(source, assignments=()), _title(layout, called, table),
                    lambda specs: command_for(specs, source.tuned, source.where))
     several = {len(incremental(run)) for of_row in runs.values() for run in of_row} - {1}
     about = ["Mean ± sample standard deviation over seeds of the metric on the block just trained"
              + (", averaged over the blocks but block 0." if several else ".")]
+    about += [f"{group}: {GROUPS[group]}." for group in layout.by]
+    if layout.by and several:
+        about.append("Blocks without anybody of a group are left out of its average.")
     if layout.paper:
         about.append(f"In parentheses: what {get(layout.paper).TITLE} prints.")
     return replace(built, notes=(*about, *_test_note(layout, called, built.cells()), *built.notes))

@@ -20,6 +20,7 @@ class Comparison:
         seeds: those both methods have; all numbers are over these.
         left_out: seeds that only one of the two has.
         users: over the users that both have, each averaged over blocks and seeds.
+        means: over these users, of the proposed method and of the other.
         users_left_out: how many users only one of the two has.
         p_holm: p of ``users`` adjusted for all methods that the proposed one is compared with.
         by_seed: over the seeds' averages; None if it cannot be computed, for the reason ``by_seed_reason``.
@@ -29,6 +30,7 @@ class Comparison:
     seeds: tuple[int, ...]
     left_out: tuple[int, ...]
     users: PairedComparison
+    means: tuple[float, float]
     users_left_out: int
     p_holm: float
     by_seed: PairedComparison | None
@@ -76,14 +78,16 @@ def _against(proposed: str, other: str, runs: Mapping[str, Sequence[Run]], metri
     common_runs = [[of_seed[seed] for seed in seeds] for of_seed in (mine, theirs)]
     scores = [user_scores(of_method, metric, blocks) for of_method in common_runs]
     common = scores[0].index.intersection(scores[1].index)
-    users = compare_paired(scores[0][common], scores[1][common], draws, unit="user")
+    of_both = [of_method[common] for of_method in scores]
+    users = compare_paired(*of_both, draws, unit="user")
+    means = float(of_both[0].mean()), float(of_both[1].mean())
     by_seed, reason = None, ""
     try:
         by_seed = compare_paired(*(seed_averages(of_method, metric, blocks) for of_method in common_runs), draws=draws,
                                  unit="seed")
     except TooFew as error:
         reason = str(error)
-    return Comparison(other, tuple(seeds), tuple(sorted(mine.keys() ^ theirs.keys())), users,
+    return Comparison(other, tuple(seeds), tuple(sorted(mine.keys() ^ theirs.keys())), users, means,
                       len(scores[0].index.symmetric_difference(scores[1].index)), users.p, by_seed, reason)
 
 

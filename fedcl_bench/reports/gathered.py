@@ -18,10 +18,11 @@ from ..errors import UserError
 from ..runs.registry import Registry
 from ..runs.run import Run
 from ..runs.specs import RunSpec, expected_idle, expected_settings, seed_text
-from ..runs.store import comparable, protocol, user_scores
+from ..runs.store import comparable, incremental, protocol, user_scores
 from ..stats.significance import holm
 from .comparison import Comparison, against_each
-from .scores import Curve, mean_matrix, over_seeds, seed_averages, tested_settings, tested_users, validation_curves
+from .scores import (Curve, group_average, mean_matrix, over_seeds, seed_averages, tested_settings, tested_users,
+                     validation_curves)
 
 REFERENCES = ("ft", "fedavg")  # what the others are compared with, if it is there
 EDGES = np.linspace(-1.0, 1.0, 42)  # of the histogram of users' differences; the middle range holds 0
@@ -189,6 +190,38 @@ def leaderboard_row(cell: Cell, variant: Variant) -> Row:
                _mean([c["LA"] for c in continual]), _mean([c["forgetting"] for c in continual]),
                _mean([meta["bytes"]["total_up"] + meta["bytes"]["total_down"] for meta in metas]),
                _mean([meta["seconds"]["total"] for meta in metas]))
+
+
+@dataclass(frozen=True)
+class GroupValue:
+    """A metric of a group of users or items, averaged over the blocks but block 0 that have somebody of it.
+
+    Attributes:
+        metric: the cell's, or what items have in its place.
+        mean, deviation: over seeds, sample deviation; None for a single seed.
+        users: how many the group has in these blocks, together.
+    """
+
+    metric: str
+    mean: float
+    deviation: float | None
+    users: int
+
+
+def group_values(cell: Cell, variant: Variant) -> dict[str, GroupValue] | None:
+    """Group to its value, without groups that nobody is in; None if a record of the variant has no groups."""
+    if not all("groups" in run.meta for run in variant.runs):
+        return None
+    result = {}
+    for group, values in variant.meta["groups"].items():
+        metric = cell.metric if cell.metric in values else next(name for name in values if name != "users")
+        blocks = incremental(variant.runs[0])
+        averages = [group_average(run, metric, group, blocks) for run in variant.runs]
+        if None not in averages:
+            over = over_seeds(averages)
+            result[group] = GroupValue(metric, over.mean, over.deviation if over.n > 1 else None,
+                                       int(sum(values["users"][t] for t in blocks)))
+    return result
 
 
 def curves(variant: Variant) -> list[Curve]:

@@ -14,10 +14,11 @@ from html import escape
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Sequence
 
+from ..evaluation.beyond import GROUPS
 from ..runs.registry import Registry
 from ..runs.run import Run
 from . import gathered
-from .gathered import Cell, Difference, Row, Variant
+from .gathered import Cell, Difference, GroupValue, Row, Variant
 from .tables import p_text
 
 # The page may run its own scripts and styles, and load nothing from anywhere.
@@ -121,6 +122,34 @@ def _test_cells(cell: Cell, difference: Difference) -> list[str]:
             _td(", ".join(map(str, difference.comparison.seeds)))]
 
 
+def _groups(cells: Sequence[Cell]) -> str:
+    """A table per cell, a row per variant and a column per group; the best of a group in bold."""
+    parts = []
+    for i, cell in enumerate(cells):
+        values = {variant.title: gathered.group_values(cell, variant) for variant in cell.variants}
+        with_groups = {title: of_groups for title, of_groups in values.items() if of_groups}
+        columns = {group: value for of_groups in with_groups.values() for group, value in of_groups.items()}
+        best = {group: max(of_groups[group].mean for of_groups in with_groups.values() if group in of_groups)
+                for group in columns}
+        rows = [f"<tr>{_td(title)}{''.join(_group_td(of_groups.get(group), best[group]) for group in columns)}</tr>"
+                for title, of_groups in with_groups.items()]
+        heads = [("method", False), *((f"{group}: {value.metric} ({value.users:,} users)", True)
+                                      for group, value in columns.items())]
+        lacking = [title for title in values if title not in with_groups]
+        note = f"<p>Records of an older version, without groups: {escape(', '.join(lacking))}.</p>" if lacking else ""
+        absent = [group for group in GROUPS if columns and group not in columns]
+        note += f"<p>Nobody is in {escape(', '.join(absent))}.</p>" if absent else ""
+        parts.append(f'<div data-cell="{i}">{_table(f"groups-{i}", heads, rows) if columns else ""}{note}</div>')
+    return "\n".join(parts)
+
+
+def _group_td(value: GroupValue | None, best: float) -> str:
+    if value is None:
+        return _td("–", None)
+    text = f"{value.mean:.4f}" + ("" if value.deviation is None else f" ± {value.deviation:.4f}")
+    return _td(text, value.mean, "best" if value.mean == best else "")
+
+
 def _settings(cells: Sequence[Cell]) -> str:
     parts = []
     for i, cell in enumerate(cells):
@@ -137,6 +166,8 @@ def _settings(cells: Sequence[Cell]) -> str:
 def _environments(runs: Sequence[Run]) -> str:
     several = gathered.environments(runs)
     names = list(dict.fromkeys(name for _, environment in several for name in environment))
+    # What tells the rows apart comes first, as the last columns are out of sight.
+    names.sort(key=lambda name: len({str(environment.get(name)) for _, environment in several}) == 1)
     rows = ["<tr>" + _td(str(number), number) + "".join(
         _td("–" if environment.get(name) is None else str(environment[name])) for name in names) + "</tr>"
         for number, environment in several]
@@ -184,6 +215,9 @@ _SECTIONS = (
      "{leaderboard}"),
     ("Tests", "Two-sided paired t-test over users, each averaged over blocks and the seeds in common. Positive: better "
      "than the method in the second column. p Holm is adjusted for all variants tested on the same items.", "{tests}"),
+    ("Groups of users and items", "The metric of groups on the block just trained, mean ± sample standard deviation "
+     "over seeds, averaged over the blocks but block 0 that have somebody of the group. Groups of items have their "
+     "recall.", "{groups}"),
     ("Curves over rounds", "Validation metric, mean over the seeds that still train.", '<div id="curves"></div>'),
     ("R[t, s]", "The metric on block s after block t, mean over seeds. Down a column: forgetting.",
      '<div id="maps"></div>'),
@@ -221,8 +255,9 @@ def report(runs: Sequence[Run], registry: Registry, title: str, plugins: Sequenc
     cells = gathered.gather(runs, registry)
     rows = {cell: [gathered.leaderboard_row(cell, variant) for variant in cell.variants] for cell in cells}
     of_cell = {cell: gathered.differences(cell) for cell in cells}
-    parts = {"leaderboard": _leaderboard(cells, rows), "tests": _tests(cells, of_cell), "settings": _settings(cells),
-             "environments": _environments(runs), "commands": _commands(cells, registry, plugins)}
+    parts = {"leaderboard": _leaderboard(cells, rows), "tests": _tests(cells, of_cell), "groups": _groups(cells),
+             "settings": _settings(cells), "environments": _environments(runs),
+             "commands": _commands(cells, registry, plugins)}
     return "\n".join([
         "<!DOCTYPE html>", '<html lang="en"><head><meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',

@@ -19,8 +19,8 @@ function plain(text) {
 
 const methods = [...new Set(data.cells.flatMap((cell) => cell.variants.map((variant) => variant.title)))];
 function look(title) {
-  const index = methods.indexOf(title);
-  return { color: COLORS[index % COLORS.length], dash: DASHES[Math.floor(index / COLORS.length) % DASHES.length] };
+  const index = methods.indexOf(title), turn = Math.floor(index / COLORS.length);
+  return { color: COLORS[index % COLORS.length], dash: DASHES[turn % DASHES.length], open: turn % 2 === 1 };
 }
 
 function chosen() {
@@ -85,19 +85,22 @@ function drawCurves(cell) {
   const blocks = Math.max(...cell.variants.map((variant) => variant.curves.length));
   const columns = Math.min(blocks, 4), rows = Math.ceil(blocks / columns);
   const layout = { grid: { rows, columns, pattern: "independent", ygap: 0.3 }, height: 300 * rows + 60, annotations: [],
-    legend: { orientation: "h", y: -0.25 } };
+    legend: { orientation: "h", y: -0.32 } };
   const traces = [];
+  const longest = Math.max(...cell.variants.flatMap((variant) => variant.curves.map((curve) => curve.length)));
   for (let block = 0; block < blocks; block++) {
     const suffix = block ? String(block + 1) : "";
-    layout["xaxis" + suffix] = axis("round");
+    layout["xaxis" + suffix] = axis("round", longest <= 10 ? { dtick: 1 } : {});
     layout["yaxis" + suffix] = axis(block % columns ? "" : "validation " + cell.metric);
     layout.annotations.push({ text: blocks > 1 ? "block " + block : "", showarrow: false, xanchor: "left",
       xref: "x" + suffix + " domain", yref: "y" + suffix + " domain", x: 0, y: 1.12 });
     for (const variant of cell.variants) {
       const curve = variant.curves[block];
       if (!curve) continue;
-      traces.push({ type: "scatter", mode: "lines", name: plain(variant.title), legendgroup: variant.title,
-        showlegend: block === 0, x: curve.map((_, i) => i + 1), y: curve, line: { ...look(variant.title), width: 1.8 },
+      const { color, dash } = look(variant.title);
+      traces.push({ type: "scatter", mode: curve.length > 1 ? "lines" : "markers", name: plain(variant.title), legendgroup: variant.title,
+        showlegend: block === 0, x: curve.map((_, i) => i + 1), y: curve,
+        line: { color, dash, width: 1.8 }, marker: { color },
         xaxis: "x" + suffix, yaxis: "y" + suffix });
     }
   }
@@ -128,13 +131,15 @@ function drawPoints(id, values, x, y, titles, more) {
   const legend = new Set();
   for (const cell of cells) for (const variant of cell.variants) {
     if (x(variant, cell) === null || y(variant, cell) === null) continue;
+    const { color, open } = look(variant.title);  // in the second turn of colours, symbols are open
     traces.push({ type: "scatter", mode: "markers", name: plain(variant.title), legendgroup: variant.title,
       showlegend: !legend.has(variant.title), x: [x(variant, cell)], y: [y(variant, cell)],
-      marker: { color: look(variant.title).color, size: 10, symbol: data.cells.indexOf(cell) % 30 },
+      marker: { color, size: 10, symbol: data.cells.indexOf(cell) % 30 + (open ? 100 : 0),
+        line: { width: open ? 2 : 0 } },
       hovertemplate: plain(variant.title + " on " + cell.title) + "<br>%{x:.4~g}, %{y:.4f}<extra></extra>" });
     legend.add(variant.title);
   }
-  draw(id, traces, { height: 420, xaxis: axis(titles[0], more), yaxis: axis(titles[1]) });
+  draw(id, traces, { height: Math.min(Math.max(420, 30 * legend.size + 130), 900), xaxis: axis(titles[0], more), yaxis: axis(titles[1]) });
 }
 
 function drawDifferences(cell) {
@@ -143,10 +148,12 @@ function drawDifferences(cell) {
   const middle = data.edges.slice(1).map((edge, i) => (edge + data.edges[i]) / 2);
   const layout = { grid: { rows, columns, pattern: "independent", ygap: 0.4 }, height: 230 * rows + 40, annotations: [],
     showlegend: false, bargap: 0.05 };
+  const most = Math.max(...several.map((variant) => variant.counts.reduce((a, b) => a + b, 0)));
   const traces = several.map((variant, i) => {
     const suffix = i ? String(i + 1) : "", users = variant.counts.reduce((a, b) => a + b, 0);
     layout["xaxis" + suffix] = axis("difference per user", { range: [-1, 1] });
-    layout["yaxis" + suffix] = axis(i % columns ? "" : "share of users", { type: "log", dtick: 1, tickformat: "~%" });
+    layout["yaxis" + suffix] = axis(i % columns ? "" : "share of users",
+      { type: "log", dtick: 1, tickformat: "~%", range: [Math.log10(0.7 / most), Math.log10(1.5)] });
     layout.annotations.push({ text: plain(variant.title), showarrow: false, xanchor: "left", x: 0, y: 1.18,
       xref: "x" + suffix + " domain", yref: "y" + suffix + " domain" });
     return { type: "bar", x: middle, y: variant.counts.map((count) => count ? count / users : null),
@@ -170,12 +177,15 @@ function drawAll() {
   drawDifferences(cell);
 }
 
-// The cells that the filters leave; the one chosen stays if it is among them.
+// The cells that the filters leave; the one chosen stays if it is among them, else that with most to compare is shown.
 function refill() {
   const select = document.getElementById("cell"), before = select.value, values = chosen();
   select.textContent = "";
-  fillSelect(select, data.cells.map((cell, i) => [String(i), cell.title]).filter(([i]) => shown(data.cells[Number(i)], values)));
-  if ([...select.children].some((option) => option.value === before)) select.value = before;
+  const left = data.cells.map((cell, i) => [String(i), cell.title]).filter(([i]) => shown(data.cells[Number(i)], values));
+  fillSelect(select, left);
+  const variants = ([i]) => data.cells[Number(i)].variants.length;
+  const most = left.reduce((best, each) => (best && variants(best) >= variants(each) ? best : each), null);
+  if (left.length) select.value = left.some(([i]) => i === before) ? before : most[0];
   drawAll();
 }
 

@@ -84,6 +84,6 @@ def index(folder: Path) -> str:
 def write_page(path: Path, text: str) -> None:
     """Write a page, and the index anew if the page lies in the folder of generated pages; OSError as when writing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text.encode())
+    write_atomically(path, text.encode(errors="backslashreplace"))
     if path.parent.resolve() == FOLDER.resolve():
-        write_atomically(path.parent / "README.md", index(path.parent).encode())
+        write_atomically(path.parent / "README.md", index(path.parent).encode(errors="backslashreplace"))

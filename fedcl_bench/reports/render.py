@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import re
 from typing import Callable, Sequence
 
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
+from ..names import for_csv, for_latex as tex, for_markdown, for_terminal
 from .tables import DAGGER, DASH, Cell, Line, Panel, Table
 
 FORMATS = {"md": "md", "latex": "tex", "csv": "csv"}  # format -> ending of its file
@@ -75,43 +77,31 @@ def _grouped(lines: Sequence[Line]) -> list[Line]:
     return result
 
 
-def md_text(text: str) -> str:
-    """Running text with Markdown's special characters escaped."""
-    return text.replace("*", "\\*").replace("|", "\\|").replace("<", "&lt;")
-
-
 def markdown(table: Table) -> str:
     """The table as Markdown: best in bold, second underlined, the paper's number in parentheses."""
     out = []
     for panel in table.panels:
-        out += [f"**{_heading(table, panel)}**", "", f"| {' | '.join((*table.stub, *table.heads))} |",
+        heads = map(for_markdown, (*table.stub, *table.heads))
+        out += [f"**{for_markdown(_heading(table, panel))}**", "", f"| {' | '.join(heads)} |",
                 "|" + "---|" * len(table.stub) + "--:|" * len(table.heads)]
         for line in _grouped(panel.lines):
             cells = [_md_cell(cell, table.marks) for cell in line.cells]
-            out.append(f"| {' | '.join((*line.labels, *cells))} |")
+            out.append(f"| {' | '.join((*map(for_markdown, line.labels), *cells))} |")
         out.append("")
-    out += [f"- {md_text(note)}" for note in (*table.notes, *table.tested)]
-    out += [f"- <sup>{mark}</sup> {md_text(text)}" for mark, text in table.footnotes]
-    out += [f"- {md_text(sentence)}" for sentence in table.missing]
+    out += [f"- {for_markdown(note)}" for note in (*table.notes, *table.tested)]
+    out += [f"- <sup>{mark}</sup> {for_markdown(text)}" for mark, text in table.footnotes]
+    out += [f"- {for_markdown(sentence)}" for sentence in table.missing]
     return "\n".join(out) + "\n"
 
 
 # LaTeX
 
-_TEX = {"\\": r"\textbackslash{}", "%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}",
-        "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "≤": r"$\le$", "†": r"$^{\dagger}$",
-        "λ": r"$\lambda$", "–": "--", "<": r"$<$", ">": r"$>$", "|": r"$|$", "°": r"$^{\circ}$"}
-
-
-PAGE_POINTS = 500.0  # width of a page with two columns, in points; the usual classes have 505 to 516
-PAGE_HEIGHT = 630.0  # of its text, in points; the width of a rotated table
-FEW_LINES = 20  # of a table that is split: more would be too high one below the other
+PAGE_POINTS = 500.0  # width of a page with two columns, in points; the usual classes have 455 to 516
+PAGE_HEIGHT = 640.0  # of its text, in points, and so the width of a rotated table; the usual classes have 600 to 700
+SHRINK = 1.15  # a rotated table may be wider by this factor, and is made as much smaller
+FEW_LINES = 20  # of a table that is split and not rotated
+MOST_LINES = 48  # on a page, with captions and notes
 COLUMN_GAP = 3  # points on either side of a column
-
-
-def tex(text: str) -> str:
-    """Text with LaTeX's special characters escaped and the symbols of our tables as commands."""
-    return "".join(_TEX.get(character, character) for character in text)
 
 
 def _tex_cell(cell: Cell | None, marks) -> str:
@@ -127,12 +117,19 @@ def _tex_cell(cell: Cell | None, marks) -> str:
 
 
 def _points(texts: Sequence[str]) -> float:
-    """About how wide a column is in points: its longest text, at the width of a digit of LaTeX's 7-point type."""
-    def length(text: str) -> float:
-        text = re.sub(r"\$\^?\{?|\}?\$|\\[a-z]+\{?|[{}\\]", "", text.replace(r"\tiny$\pm$", "±"))
-        plain, _, tiny = text.partition("±")
-        return len(plain) + 0.75 * len(tiny) + (0.75 if tiny else 0.0)
-    return 4.0 * max(map(length, texts)) + 2 * COLUMN_GAP
+    """About how wide a column is in points: its longest text, in LaTeX's 7-point type."""
+    def width(text: str) -> float:
+        tiny = "".join(re.findall(r"\{\\tiny\$\\pm\$([^}]*)\}", text))
+        bold = "".join(re.findall(r"\\textbf\{([^}]*)\}", text))
+        text = re.sub(r"\{\\tiny[^}]*\}|\$\^?\{?|\}?\$|\\[a-z]+\{?|[{}\\]", "", text)
+        of_plain, of_bold, of_tiny = (sum(map(_letter, letters)) for letters in (text, bold, tiny))
+        return of_plain + 0.15 * of_bold + 0.85 * of_tiny + (5.5 if tiny else 0.0)
+    return max(map(width, texts)) + 2 * COLUMN_GAP
+
+
+def _letter(character: str) -> float:
+    """About how wide a character is in LaTeX's 7-point type, in points."""
+    return 3.0 if character in " .,()-|:;'il" else 6.2 if character in "@%#+=&_mw" or character.isupper() else 4.1
 
 
 def _parts(stub: Sequence[float], columns: Sequence[float], width: float) -> list[range]:
@@ -152,57 +149,87 @@ def _label(table: Table, panel: Panel) -> str:
     return "tab:" + "-".join([*words, *re.findall(r"[a-z0-9]+", panel.title.lower())])
 
 
-def _tabulars(table: Table, panel: Panel) -> tuple[str, list[str]]:
-    """The lines of a panel, and the environment around them.
+def _floats(table: Table, panel: Panel) -> tuple[str, list[list[str]]]:
+    """The environment of a panel's floats, and the lines of each.
 
     Where one tabular would be wider than a page it is rotated. If that does not help, or there are few lines, it is
-    split into several below each other.
+    split into several below each other. What is too high for a page goes to the next.
     """
-    lines = _grouped(panel.lines)
-    stub = [[tex(head), *(tex(line.labels[i]) for line in lines)] for i, head in enumerate(table.stub)]
-    columns = [[tex(head), *(_tex_cell(line.cells[i], table.marks) for line in lines)]
+    stub = [[tex(head), *(tex(line.labels[i]) for line in panel.lines)] for i, head in enumerate(table.stub)]
+    columns = [[tex(head), *(_tex_cell(line.cells[i], table.marks) for line in panel.lines)]
                for i, head in enumerate(table.heads)]
-    out: list[str] = []
     widths = list(map(_points, stub)), list(map(_points, columns))
-    parts, environment = _parts(*widths, PAGE_POINTS), "table*"
-    if len(parts) > 1 and len(lines) > FEW_LINES and sum(map(sum, widths)) <= PAGE_HEIGHT:
-        parts, environment = [range(len(columns))], "sidewaystable*"
-    for part in parts:
-        out += [r"\par\medskip"] if out else []
-        shown = [*stub, *(columns[i] for i in part)]
-        heading, *rows = zip(*shown)
-        out += [rf"\begin{{tabular}}{{{'l' * len(stub)}{'r' * len(part)}}}", r"\toprule",
-                " & ".join(heading) + r" \\", r"\midrule"]
-        for i, (line, row) in enumerate(zip(lines, rows)):
-            if i and line.labels[0] and len(line.labels) > 1:
-                out.append(r"\midrule")
-            out.append(" & ".join(row) + r" \\")
-        out += [r"\bottomrule", r"\end{tabular}"]
-    return environment, out
+    parts = _parts(*widths, PAGE_POINTS)
+    if len(parts) > 1 and FEW_LINES < len(panel.lines) <= MOST_LINES \
+            and sum(map(sum, widths)) <= SHRINK * PAGE_HEIGHT:
+        return "sidewaystable*", [_tabular(table, panel.lines, range(len(columns)))]
+    floats: list[list[str]] = []
+    room = 0
+    for lines in _pages(panel.lines):
+        for part in parts:
+            if room < len(lines) + 2:
+                floats.append([])
+                room = MOST_LINES
+            floats[-1] += [r"\par\medskip"] if floats[-1] else []
+            floats[-1] += _tabular(table, lines, part)
+            room -= len(lines) + 2
+    return "table*", floats
+
+
+def _pages(lines: Sequence[Line]) -> list[list[Line]]:
+    """Lines in as few parts as pages hold, each beginning with a new first label if that is possible."""
+    parts: list[list[Line]] = [[]]
+    groups = [list(group) for _, group in itertools.groupby(lines, lambda line: line.labels[:1])]
+    for group in groups:
+        for chunk in (group[i:i + MOST_LINES - 2] for i in range(0, len(group), MOST_LINES - 2)):
+            if len(parts[-1]) + len(chunk) > MOST_LINES - 2:
+                parts.append([])
+            parts[-1] += chunk
+    return parts
+
+
+def _tabular(table: Table, lines: Sequence[Line], part: Sequence[int]) -> list[str]:
+    """Some lines and columns as LaTeX; no wider than what surrounds it."""
+    out = [r"\begin{adjustbox}{max width=\linewidth}",
+           rf"\begin{{tabular}}{{{'l' * len(table.stub)}{'r' * len(part)}}}", r"\toprule",
+           " & ".join(tex(head) for head in (*table.stub, *(table.heads[i] for i in part))) + r" \\", r"\midrule"]
+    for i, line in enumerate(_grouped(lines)):
+        if i and line.labels[0] and len(line.labels) > 1:
+            out.append(r"\midrule")
+        cells = (_tex_cell(line.cells[c], table.marks) for c in part)
+        out.append(" & ".join([*map(tex, line.labels), *cells]) + r" \\")
+    return [*out, r"\bottomrule", r"\end{tabular}", r"\end{adjustbox}"]
 
 
 def latex(table: Table) -> str:
-    """The table as LaTeX, one ``table*`` per backbone; compiles where booktabs is loaded.
+    """The table as LaTeX, one ``table*`` per backbone; compiles where booktabs and adjustbox are loaded.
 
-    It fits a page of two columns: a wider one is rotated, or split with its first columns repeated.
+    It fits a page of two columns: a wider one is rotated, or split with its first columns repeated, and a higher one
+    goes on in the next. Why cells are missing, and the commands that make them, stand in comments.
     """
     out = []
     for panel in table.panels:
-        environment, tabulars = _tabulars(table, panel)
-        out += [rf"\begin{{{environment}}}" + ("[t]" if environment == "table*" else ""), r"\centering",
-                rf"\caption{{{tex(_heading(table, panel))}.}}", rf"\label{{{_label(table, panel)}}}", r"\scriptsize",
-                rf"\setlength{{\tabcolsep}}{{{COLUMN_GAP}pt}}",
-                *tabulars]
-        if panel is table.panels[-1]:
-            notes = [tex(note) for note in (*table.notes, *table.tested)]
-            notes += [f"{tex(mark) if mark == DAGGER else rf'$^{{{mark}}}$'} {tex(text)}" for mark, text in
-                      table.footnotes]
-            notes += [tex(sentence) for sentence in table.missing]
-            out += [r"\par\smallskip", r"\begin{minipage}{\linewidth}\footnotesize\raggedright",
-                    *(rf"{note}\par" for note in notes), r"\end{minipage}"]
-        out.append(rf"\end{{{environment}}}")
-    packages = "booktabs,rotating" if any("sidewaystable" in line for line in out) else "booktabs"
+        environment, floats = _floats(table, panel)
+        for i, tabulars in enumerate(floats):
+            last = panel is table.panels[-1] and tabulars is floats[-1]
+            label = [] if i else [rf"\label{{{_label(table, panel)}}}"]
+            number = [r"\addtocounter{table}{-1}"] if i else []  # the same table, so the same number
+            out += [rf"\begin{{{environment}}}" + ("[t]" if environment == "table*" else ""), r"\centering", *number,
+                    rf"\caption{{{tex(_heading(table, panel))}{' (continued)' if i else ''}.}}", *label, r"\scriptsize",
+                    rf"\setlength{{\tabcolsep}}{{{COLUMN_GAP}pt}}", *tabulars, *(_tex_notes(table) if last else ()),
+                    rf"\end{{{environment}}}"]
+    packages = "booktabs,adjustbox" + (",rotating" if any("sidewaystable" in line for line in out) else "")
+    out += [f"% {for_terminal(' '.join(sentence.split()))}" for sentence in table.missing]
     return "\n".join([rf"% needs \usepackage{{{packages}}}", *out]) + "\n"
+
+
+def _tex_notes(table: Table) -> list[str]:
+    """What is said below a table."""
+    notes = [tex(note) for note in (*table.notes, *table.tested)]
+    notes += [f"{tex(mark) if mark == DAGGER else rf'$^{{{mark}}}$'} {tex(text)}" for mark, text in table.footnotes]
+    notes += ["--: no number of ours."] if table.missing else []
+    return [r"\par\smallskip", r"\begin{minipage}{\linewidth}\footnotesize\raggedright",
+            *(rf"{note}\par" for note in notes), r"\end{minipage}"]
 
 
 # CSV
@@ -221,7 +248,8 @@ def csv_text(table: Table) -> str:
     writer.writerow(CSV_FIELDS)
     for cell in table.cells():
         key, paper = cell.key, cell.printed
-        writer.writerow([table.number or "", key.dataset, key.backbone, key.row, key.metric, key.column,
+        names = map(for_csv, (key.dataset, key.backbone, key.row, key.metric, key.column))
+        writer.writerow([table.number or "", *names,
                          full(cell.mean), full(cell.std), " ".join(map(str, cell.seeds)), paper.text if paper else "",
                          "*" if paper and paper.star else "", cell.rank or "", _stars(cell), full(cell.p),
                          cell.contradiction, cell.missing, " ".join(cell.records),
@@ -240,17 +268,22 @@ def terminal(table: Table, color: bool = False, width: int | None = None) -> str
     """
     console = Console(width=10_000, highlight=False, force_terminal=color, no_color=True, file=io.StringIO())
     for panel in table.panels:
-        console.print(Text(_heading(table, panel)))
+        console.print(_plain(_heading(table, panel)))
         lines = _grouped(panel.lines)
-        stub = [[Text(head), *(Text(line.labels[i]) for line in lines)] for i, head in enumerate(table.stub)]
-        columns = [[Text(head), *(_drawn_cell(line.cells[i], table.marks) for line in lines)]
+        stub = [[_plain(head), *(_plain(line.labels[i]) for line in lines)] for i, head in enumerate(table.stub)]
+        columns = [[_plain(head), *(_drawn_cell(line.cells[i], table.marks) for line in lines)]
                    for i, head in enumerate(table.heads)]
         widths = [[max(map(len, column)) + 2 for column in several] for several in (stub, columns)]
         for part in _parts(*widths, width or 10_000):
             console.print(_drawn(lines, stub, [columns[i] for i in part]))
-    notes = [*table.notes, *(f"{mark} {text}" for mark, text in table.footnotes), *table.missing]
+    notes = [*table.notes, *table.tested, *(f"{mark} {text}" for mark, text in table.footnotes), *table.missing]
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
-    return "\n".join([*lines, *notes]) + "\n"
+    return "\n".join([*lines, *map(for_terminal, notes)]) + "\n"
+
+
+def _plain(text: str) -> Text:
+    """Text on one line, without markup."""
+    return Text(" ".join(for_terminal(text).split("\n")))
 
 
 def _drawn(lines: Sequence[Line], stub: Sequence[Sequence[Text]], columns: Sequence[Sequence[Text]]) -> Grid:

@@ -12,9 +12,10 @@ from typing import Iterable, Sequence
 from scipy import stats
 
 from ..experiments.papers import Contrast, Key, PaperTable, get
+from ..names import for_markdown
 from ..runs.run import Run
 from ..runs.specs import seed_text
-from .render import md_text, ours, printed
+from .render import ours, printed
 from .tables import (DAGGER, DASH, SECONDS, Cell, Source, Table, averaged, build, command, find, measure, p_text,
                      user_test)
 
@@ -158,8 +159,8 @@ def _section(paper: str, table: PaperTable, built: Table, source: Source) -> lis
         """A line's name: its row, and its backbone if the part has several."""
         return label(key.row) + (f" on {label(key.backbone)}" if key.backbone and not table.panels else "")
     cells = {cell.key: cell for cell in built.cells()}
-    lines = [f"## Table {table.number}: {built.title}", "", *(f"- {md_text(note)}" for note in built.notes),
-             *(f"- {mark} {md_text(text)}" for mark, text in built.footnotes if mark == DAGGER), ""]
+    lines = [f"## Table {table.number}: {built.title}", "", *(f"- {for_markdown(note)}" for note in built.notes),
+             *(f"- {mark} {for_markdown(text)}" for mark, text in built.footnotes if mark == DAGGER), ""]
     several = len(table.metrics) > 1
     metrics_across = several and table.columns == ("value",)
     heads = [label(metric) for metric in table.metrics] if metrics_across else [label(name) for name in table.columns]
@@ -185,7 +186,8 @@ def _section(paper: str, table: PaperTable, built: Table, source: Source) -> lis
             stub = [name(first) + (DAGGER if first.row in built.daggers else ""),
                     *([label(first.metric)] if len(stubs) > 1 else [])]
             lines.append(f"| {' | '.join([*stub, *shown])} |")
-        lines += ["", *(f"- <sup>{i}</sup> Cannot be checked: {md_text(reason)}." for reason, i in reasons.items())]
+        lines += ["", *(f"- <sup>{i}</sup> Cannot be checked: {for_markdown(reason)}."
+                        for reason, i in reasons.items())]
         if table.row_spec:
             records = {name(cell.key): cell for cell in here if cell.records and cell.key.column != "change"}
             seeds = max((len(cell.seeds) for cell in here), default=0) or 5

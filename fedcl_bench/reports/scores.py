@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass, fields
 from typing import Any, Collection, Iterable, Mapping, Sequence
@@ -11,7 +12,8 @@ import pandas as pd
 
 from ..data.stream import StreamSettings
 from ..errors import UserError, unknown
-from ..evaluation.ranking import METRICS
+from ..evaluation.metrics import SHIPPED
+from ..names import shown
 from ..runs.run import Run
 from ..runs.specs import RunSpec
 from ..runs.store import comparable, describe, incremental, one_data, one_protocol
@@ -25,10 +27,30 @@ def parse_blocks(text: str) -> tuple[int, ...]:
     blocks: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not (last.isdecimal() and int(last) >= int(first))):
-            raise UserError(f"--blocks: found '{text}', accepted: blocks as 1-3 or 1,3.")
+        numbers = [first, last] if dash else [first]
+        if not all(re.fullmatch("0|[1-9][0-9]{0,3}", number) for number in numbers) or int(numbers[-1]) < int(first):
+            raise UserError(f"--blocks: found {shown(text)}, accepted: blocks as 1-3 or 1,3, at most 9999.")
         blocks |= set(range(int(first), int(last or first) + 1))
     return tuple(sorted(blocks))
+
+
+def split_group(metric: str) -> tuple[str, str]:
+    """``"ndcg@20 new-users"`` as the metric and the group of users or items that it is of; the group may be empty."""
+    name, _, group = metric.partition(" ")
+    return name, group
+
+
+def group_blocks(run: Run, metric: str, group: str) -> list[float | None] | None:
+    """A metric of a group on the block just trained, per block, None where it has nobody; ``"users"`` is how many it
+    has. None if the run has not recorded it."""
+    return run.meta.get("groups", {}).get(group, {}).get(metric)
+
+
+def group_average(run: Run, metric: str, group: str, blocks: Iterable[int]) -> float | None:
+    """A recorded metric of a group, averaged over those of the blocks that have somebody of it; None without one."""
+    of_blocks = group_blocks(run, metric, group)
+    values = [of_blocks[t] for t in blocks if of_blocks[t] is not None]
+    return float(np.mean(values)) if values else None
 
 
 def stream_metric(run: Run) -> str:
@@ -52,11 +74,13 @@ def check_metric(runs: Iterable[Run], metric: str, per_user: bool = False) -> No
         if metric in known:
             continue
         name, at, k = metric.partition("@")
-        if name not in METRICS or not (at and k.isdecimal()):
+        names = {*(cls.name for cls in SHIPPED), *(recorded.partition("@")[0] for recorded in known)}
+        if name not in names or not (at and k.isdecimal()):
             raise unknown("metric", metric, known)
         kind = " per user" if per_user else ""
         raise UserError(f"{describe(run.meta)}: its record in {run.path} has no {metric}{kind}.\nIt has: "
-                        f"{', '.join(sorted(known))}. Other list lengths come from runs with --set topk=20,50.")
+                        f"{', '.join(sorted(known))}. Other list lengths come from runs with --set topk=20,50, other "
+                        f"metrics with --set extra_metrics=NAME.")
 
 
 def tested_settings(run: Run) -> dict[str, Any]:

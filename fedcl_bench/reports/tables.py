@@ -18,12 +18,14 @@ import numpy as np
 
 from ..data.source import dataset_name
 from ..errors import UserError
+from ..evaluation.metrics import is_share
 from ..experiments.papers import Key, PaperTable, Printed, get
 from ..runs.registry import Registry
 from ..runs.run import Run
 from ..runs.specs import RunSpec, Tuned, Where, expected_idle, expected_settings, seed_text
 from ..runs.store import comparable, failure, incremental, matching, one_data, one_protocol, tested, user_scores
 from ..stats.significance import FEW_USERS, compare_paired, holm, interval_of_mean
+from .scores import group_average, group_blocks, split_group
 
 DAGGER = "†"
 SHARE = 0.2  # of the users or items in each group of Tables 4, 5 and 7
@@ -247,6 +249,8 @@ def measure(run: Run, metric: str, column: str) -> float:
         return _group_scores(run, column, 1)
     if metric == SECONDS:
         return float((run.rounds["train_seconds"] + run.rounds["evaluate_seconds"]).mean())
+    if split_group(metric)[1]:
+        return _of_group(run, metric, column)
     if metric not in run.meta["metrics"]:
         raise NotMeasured(f"its record has no {metric}")
     blocks = run.meta["metrics"][metric]["per_block"]
@@ -263,6 +267,25 @@ def measure(run: Run, metric: str, column: str) -> float:
     if len(blocks) != 4:
         raise NotMeasured(f"its record has {len(blocks)} blocks, the table is of D0-D3")
     return float(np.mean(blocks[1:])) if column == "avg" else blocks[int(column[1:])]
+
+
+def _of_group(run: Run, metric: str, column: str) -> float:
+    """The number of a group of users or items, averaged over the blocks that have somebody of it. Raises
+    NotMeasured."""
+    name, group = split_group(metric)
+    if "groups" not in run.meta:
+        raise NotMeasured("its record has no groups; it is of an older version, `run --rerun` makes it again")
+    blocks = group_blocks(run, name, group)
+    if blocks is None:
+        raise NotMeasured(f"its record has no {name} of {group}")
+    chosen = incremental(run) if column == "mean" else (int(column.removeprefix("block")),)
+    if chosen[-1] >= len(blocks):
+        raise NotMeasured(f"its record has {len(blocks)} blocks")
+    value = group_average(run, name, group, chosen)
+    if value is None:
+        raise NotMeasured(f"nobody is in {group}" + (", as the stream has a single step" if len(blocks) == 1 else
+                                                     f" in block{'s' * (len(chosen) > 1)} {seed_text(chosen)}"))
+    return value
 
 
 # From a spec to its runs, or to the reason why there are none.
@@ -466,10 +489,20 @@ def _count_users(cells: dict[Key, Cell], runs: Iterable[Run]) -> None:
             first[run.meta["dataset"]] = run
     counts = {dataset: tested(run) for dataset, run in first.items()}
     for key, cell in cells.items():
-        if cell.mean is not None and (blocks := _blocks_of(key, len(counts[key.dataset]["users"]))):
+        group = split_group(key.metric)[1]
+        if cell.mean is not None and group:
+            cells[key] = replace(cell, users=_group_users(key, group, runs))
+        elif cell.mean is not None and (blocks := _blocks_of(key, len(counts[key.dataset]["users"]))):
             users, interactions = (tuple(of_block[t] for t in blocks) if (of_block := counts[key.dataset][what]) else ()
                                    for what in ("users", "interactions"))
             cells[key] = replace(cell, users=users, interactions=interactions)
+
+
+def _group_users(key: Key, group: str, runs: Iterable[Run]) -> tuple[int, ...]:
+    """How many of a group each block has that a cell averages over, but for those with nobody."""
+    users = next(users for run in runs if run.meta["dataset"] == key.dataset and (users := group_blocks(
+        run, "users", group)))
+    return tuple(users[t] for t in _blocks_of(key, len(users)) if users[t])
 
 
 def _blocks_of(key: Key, count: int) -> tuple[int, ...]:
@@ -480,7 +513,9 @@ def _blocks_of(key: Key, count: int) -> tuple[int, ...]:
         return (0,)
     if key.column == "mean":
         return tuple(range(1, count)) or (0,)
-    return tuple(range(1, count)) if key.column in ("avg", "change") else (int(key.column.removeprefix("block").removeprefix("D")),)
+    if key.column in ("avg", "change"):
+        return tuple(range(1, count))
+    return (int(key.column.removeprefix("block").removeprefix("D")),)
 
 
 def _of_statistics(cells: dict[Key, Cell], table: PaperTable, source: Source) -> dict[Key, Cell]:
@@ -527,16 +562,24 @@ def _seed_notes(cells: Mapping[Key, Cell], where: Callable[[Key], str]) -> list[
     return notes
 
 
+def _interval_key(cell: Cell) -> tuple[bool, float]:
+    """Whether the interval of a cell's mean can be told, and the mean: not of metrics that may lie beyond [0, 1], and
+    not of users who were chosen for their values."""
+    metric, group = split_group(cell.key.metric)
+    return is_share(metric) and group != "worst-decile", cell.mean
+
+
 def _tested_notes(cells: Mapping[Key, Cell], labels: _Labels) -> list[str]:
     """How many users the tests have, and how many interactions these are to find; what that means if they are few."""
-    most: dict[str, dict[str, Cell]] = {}
+    most: dict[tuple[str, str], dict[str, Cell]] = {}  # of the tests of a dataset, or of a group of its users
     for key, cell in cells.items():
         if cell.users and key.column != "change":
-            here = most.setdefault(key.dataset, {})
-            if key.column not in here or cell.mean > here[key.column].mean:
+            here = most.setdefault((key.dataset, split_group(key.metric)[1]), {})
+            if key.column not in here or _interval_key(cell) > _interval_key(here[key.column]):
                 here[key.column] = cell
     notes = []
-    for dataset, columns in most.items():
+    for (dataset, group), columns in most.items():
+        tests_of = labels.of(dataset) + (f", {group}" if group else "")
         if len(columns) > 1:  # those of the blocks are those of their average
             columns = {column: cell for column, cell in columns.items() if column != "avg"}
         where = {column: labels.of(column) if column not in ("value", "mean") else "" for column in columns}
@@ -545,9 +588,9 @@ def _tested_notes(cells: Mapping[Key, Cell], labels: _Labels) -> list[str]:
             texts = [", ".join(f"{n:,}" for n in numbers) + (f" ({where[column]})" if where[column] else "")
                      for column, numbers in counts.items()]
             if texts:
-                notes.append(f"Test {what} of {labels.of(dataset)}: {', '.join(texts)}.")
+                notes.append(f"Test {what} of {tests_of}: {', '.join(texts)}.")
         for column, cell in columns.items():
-            if (users := min(cell.users)) < FEW_USERS:
+            if (users := min(cell.users)) < FEW_USERS and _interval_key(cell)[0]:
                 low, high = interval_of_mean(cell.mean, users)
                 notes.append(f"Only {users} test user{'s' if users > 1 else ''}"
                              f"{' in ' * bool(where[column])}{where[column]}: the 95 % interval of "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
+import glob
 import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,9 @@ from ..files import shipped
 ENTRY_POINTS = "fedcl_bench.plugins"
 RECBOLE = "recbole:"  # before a RecBole model's name: see backbone.py
 MAIN_JOB = "The main job is: run_bench.py --method f3crec --backbone fedmf"
-_ROOTS = {("fedcl_bench.method", "Method"): "method", ("fedcl_bench.backbone", "Backbone"): "backbone"}
+OWN_METRICS = Path(__file__).resolve().parents[1] / "evaluation" / "metrics.py"
+_ROOTS = {("fedcl_bench.method", "Method"): "method", ("fedcl_bench.backbone", "Backbone"): "backbone",
+          ("fedcl_bench.metric", "Metric"): "metric"}
 _FIELDS = {"name": str, "title": str, "reference": str, "reimplementation": bool}
 _PLAIN = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.FunctionDef, ast.ClassDef)
 
@@ -31,7 +34,7 @@ class Card:
     """A plugin as ``list`` shows it.
 
     Attributes:
-        kind: ``method`` or ``backbone``.
+        kind: ``method``, ``backbone`` or ``metric``.
         reimplementation: written without its authors' code.
     """
 
@@ -104,7 +107,7 @@ def _classes(tree: ast.Module) -> dict[str, ast.ClassDef]:
 
 
 def _kind(tree: ast.Module, base: ast.expr) -> str | None:
-    """``method`` or ``backbone`` if a base class is one, followed through this file and the suite's."""
+    """``method``, ``backbone`` or ``metric`` if a base class is one, followed through this file and the suite's."""
     if isinstance(base, ast.Attribute):  # torch.nn.Module and the like; of the suite only names are followed
         root = base.value
         while isinstance(root, ast.Attribute):
@@ -128,7 +131,7 @@ def _kind(tree: ast.Module, base: ast.expr) -> str | None:
 
 def _kind_of_import(statement: ast.ImportFrom, name: str) -> str | None:
     module = statement.module or ""
-    if statement.level == 1 or module == "fedcl_bench":  # within the suite, or by what it shows outside
+    if statement.level in (1, 2) or module == "fedcl_bench":  # within the suite, or by what it shows outside
         module = f"fedcl_bench.{module if statement.level else MODULES.get(name, '')}"
     elif statement.level:
         raise _Unsettled
@@ -152,7 +155,8 @@ def _suite_module(name: str) -> ast.Module:
 
 
 def read_all(folders: Iterable[Path] = ()) -> list[Card] | None:
-    """Cards of all plugins by the text of their files; None if importing must tell what there is.
+    """Cards of all plugins and of the suite's own metrics by the text of their files; None if importing must tell what
+    there is.
 
     Args:
         folders: besides the shipped ones.
@@ -160,13 +164,22 @@ def read_all(folders: Iterable[Path] = ()) -> list[Card] | None:
     cards: dict[tuple[str, str], Card] = {}
     if importlib.metadata.entry_points(group=ENTRY_POINTS):  # plugins of installed packages
         return None
-    for folder in dict.fromkeys(Path(folder).resolve() for folder in (shipped("plugins"), *folders)):
-        for path in plugin_files(folder):
-            of_file = read_cards(path)
-            if of_file is None or any((card.kind, card.name) in cards for card in of_file):
-                return None
-            cards |= {(card.kind, card.name): card for card in of_file}
+    several = dict.fromkeys(Path(folder).resolve() for folder in (shipped("plugins"), *folders))
+    for path in [OWN_METRICS, *(path for folder in several for path in plugin_files(folder))]:
+        of_file = read_cards(path)
+        if of_file is None or any((card.kind, card.name) in cards for card in of_file):
+            return None
+        cards |= {(card.kind, card.name): card for card in of_file}
     return list(cards.values())
+
+
+def unknown_plugin(kind: str, name: str, known: Iterable[str]) -> UserError:
+    """As ``unknown``; of a plugin in a folder below this one, how to load it."""
+    for path in sorted(Path().glob(f"*/{glob.escape(name.lower().replace('-', '_'))}.py")):
+        if any(card.name.lower() == name.lower() for card in read_cards(path) or ()):
+            return UserError(f"unknown {kind} '{name}'.\n{path} has one of this name; load it with --plugins "
+                             f"{path.parent}.")
+    return unknown(kind, name, known)
 
 
 def refuse_typos(method: str | None, backbone: str | None, folders: Iterable[Path] = ()) -> None:
@@ -185,10 +198,10 @@ def refuse_typos(method: str | None, backbone: str | None, folders: Iterable[Pat
     spelled = {kind: {name.lower() for name in known} for kind, known in names.items()}
     alone = method is not None and method.lower() in spelled["backbone"]  # a federated recommender without a method
     if method is not None and not alone and method.lower() not in spelled["method"]:
-        raise unknown("method", method, names["method"])
+        raise unknown_plugin("method", method, names["method"])
     if backbone is not None and backbone.lower() not in spelled["backbone"] \
             and not backbone.lower().startswith(RECBOLE):
-        raise unknown("backbone", backbone, names["backbone"])
+        raise unknown_plugin("backbone", backbone, names["backbone"])
     for kind, name in (("method", method), ("backbone", backbone or (method if alone else None))):
         if name is None:
             raise UserError(f"--{kind} is missing. Known: {', '.join(names[kind])}.\n{MAIN_JOB}")

@@ -2,9 +2,9 @@
 
 A folder holds ``index.json`` and Parquet files (zstd): one per dataset and backbone, or several where one would exceed
 ``LIMIT``. A row of such a file is a run: its ``run.json`` as text, and its frames as lists. Kept are the metrics of
-``METRICS`` per user as 32-bit numbers, the rounds, and the analysis; there is no model. The bytes depend on the runs
-alone, not on when or in which order they were packed. Files are named by their content, and the index is written last,
-so a pack that dies changes nothing.
+``METRICS`` and extra ones per user as 32-bit numbers, the rounds, and the analysis; there is no model. The bytes depend
+on the runs alone, not on when or in which order they were packed. Files are named by their content, and the index is
+written last, so a pack that dies changes nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import UserError
+from ..evaluation.metrics import OF_EVERY_RUN
 from ..files import write_atomically
+from ..names import refuse_link, safe_name
 from .records import SCHEMA
 
 if TYPE_CHECKING:
@@ -49,6 +51,11 @@ def _hash(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
+def _check_name(name: str, where: str) -> None:
+    """Raise UserError unless a file's name is safe; RecBole's models have a colon in theirs."""
+    safe_name(name.replace(":", "-"), where, 200)
+
+
 def _seal(index: Mapping[str, Any]) -> str:
     """The index's own hash: an index edited by hand is noticed too."""
     return _hash(json.dumps({k: v for k, v in index.items() if k != "seal"}, sort_keys=True).encode())
@@ -69,7 +76,7 @@ def _row(run: Run, item_analysis: bool) -> _Row:
         meta["settings"] = {**settings, "split_file": Path(settings["split_file"]).name}
     row: _Row = {"meta": json.dumps(meta, sort_keys=True, separators=(",", ":"))}
     users = run.users
-    for metric in METRICS:
+    for metric in [*METRICS, *_extra(meta["settings"], users["metric"].unique())]:
         part = users[users["metric"] == metric].sort_values(list(_KEYS))
         if not len(part):
             continue
@@ -89,12 +96,20 @@ def _row(run: Run, item_analysis: bool) -> _Row:
     return row
 
 
+def _extra(settings: Mapping[str, Any], recorded: Iterable[str]) -> list[str]:
+    """The metrics of a run that its user asked for, with all lengths."""
+    names = {*settings.get("extra_metrics", ()), settings["valid_metric"].partition("@")[0]}
+    names -= {cls.name for cls in OF_EVERY_RUN}
+    return sorted(metric for metric in recorded if metric.partition("@")[0].rpartition(":")[2] in names)
+
+
 def _frame(row: Callable[[str], np.ndarray | None], columns: list[str], name: str) -> pd.DataFrame:
     """One frame of a run, in the form it has in a full record."""
     kept = {column.split(".", 1)[1]: values for column in columns
             if column.startswith(f"{name}.") and (values := row(column)) is not None}
     if name == "users":
-        metrics = [metric for metric in METRICS if metric in kept]
+        extra = sorted(kept.keys() - {*METRICS, *_KEYS})
+        metrics = [metric for metric in (*METRICS, *extra) if metric in kept]
         if not metrics:
             return pd.DataFrame(columns=[*_KEYS, "metric", "value"]).astype({"metric": "category"})
         ascending = sorted(metrics)
@@ -178,6 +193,8 @@ def _contents(folder: Path) -> tuple[dict[str, Any], dict[str, _File]]:
         raise UserError(f"{path}: has changed since it was packed; restore it, or pack the runs again.")
     files = {}
     for name, expected in index["files"].items():
+        _check_name(name, str(folder / INDEX))
+        refuse_link(folder / name)
         try:
             content = (folder / name).read_bytes()
         except OSError as error:
@@ -211,12 +228,18 @@ def _choice(row: _Row) -> tuple[int, str]:
 
 
 def _groups(rows: Iterable[_Row]) -> dict[str, list[_Row]]:
-    """Rows by what files are named by, in the order in which files hold them."""
+    """Rows by what files are named by, in the order in which files hold them.
+
+    Raises:
+        UserError: if a record's name of its dataset or backbone is not safe in a file's name.
+    """
     groups: dict[str, list[tuple[tuple, _Row]]] = {}
     for row in rows:
         meta = json.loads(row["meta"])
         order = (meta["method"], json.dumps(meta["settings"], sort_keys=True), meta["seed"], meta["hash"])
-        groups.setdefault(f"{meta['dataset']}-{meta['backbone']}", []).append((order, row))
+        group = f"{meta['dataset']}-{meta['backbone']}"
+        _check_name(group, f"record {meta['hash'][:12]}")
+        groups.setdefault(group, []).append((order, row))
     return {name: [row for _, row in sorted(group, key=lambda pair: pair[0])] for name, group in groups.items()}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -19,12 +19,15 @@ from ..data.source import (DatasetConfig, DatasetSource, config_label, load_conf
 from ..data.stream import Stream, StreamSettings
 from ..errors import Misfit, UserError
 from ..evaluation import ranking
-from ..evaluation.ranking import EvaluationSettings, parse_metric
+from ..evaluation.ranking import DEFAULT, EvaluationSettings, parse_metric
 from ..federation import parts
 from ..federation.parts import Federation, FederationSettings
+from ..metric import Metric
+from ..names import shown
 from ..sampling import LocalSettings
-from ..settings import assemble, declared_idle, flat
+from ..settings import LARGEST_SEED, assemble, declared_idle, flat
 from ..version import NUMBERS_VERSION
+from .memory_plan import require_item_tables
 from .registry import Plugin, Registry
 
 _COLUMNS = ("USER_ID_FIELD", "ITEM_ID_FIELD", "TIME_FIELD")
@@ -52,6 +55,10 @@ class RunConfig:
     device: str
     registry: Registry = field(default_factory=Registry, repr=False, compare=False)
 
+    def __post_init__(self):
+        if not 0 <= self.seed <= LARGEST_SEED:
+            raise UserError(f"found the seed {shown(self.seed)}, accepted: seeds from 0 to {LARGEST_SEED}.")
+
     @property
     def settings(self) -> dict[str, Any]:
         """All settings that have an effect as one flat, JSON-ready mapping."""
@@ -61,6 +68,11 @@ class RunConfig:
     def idle(self) -> dict[str, str]:
         """Settings of the plugins that others of their settings leave without effect, and why."""
         return declared_idle([self.backbone_settings, self.method_settings])
+
+    @property
+    def metrics(self) -> list[Plugin]:
+        """The metrics besides those of every run, by name."""
+        return extra_metrics(self.registry, self.evaluation)
 
     def _parts(self, with_method: bool) -> list[Any]:
         parts = [self.stream, self.local, self.server, self.evaluation, self.backbone_settings]
@@ -77,6 +89,8 @@ class RunConfig:
             identity["columns"] = columns
         if self.stream.stream == "sessions" and not self.stream.split_file:
             identity["sessions"] = [session_columns(self.source, self.stream), list(self.source.config.drop_events)]
+        if own_metrics := [[plugin.name, plugin.digest] for plugin in self.metrics if plugin.digest]:
+            identity["metrics"] = own_metrics
         if with_method:
             identity["method"] = [self.method.name, self.method.digest]
         return identity
@@ -113,10 +127,12 @@ class RunConfig:
     def federation(self, stream: Stream) -> Federation:
         """The run's parts over a loaded stream."""
         return Federation(stream, self.backbone.cls(self.backbone_settings), self.method.cls(self.method_settings),
-                          self.local, self.server, self.evaluation, self.seed, torch.device(self.device))
+                          self.local, self.server, self.evaluation, self.seed, torch.device(self.device),
+                          metrics=metrics_of(self.registry, self.evaluation))
 
     def check(self, federation: Federation) -> None:
-        """Raise UserError if the run's parts do not go together or do not fit the data."""
+        """Raise UserError if the run's parts do not go together, or do not fit the data or into memory at all."""
+        require_item_tables(federation)
         try:
             federation.check()
         except Misfit as error:
@@ -206,6 +222,43 @@ class AllSettings(NamedTuple):
     method: Any
 
 
+def extra_metrics(registry: Registry, evaluation: EvaluationSettings) -> list[Plugin]:
+    """A run's metrics besides those of every run, by name."""
+    always = {metric.name for metric in DEFAULT}
+    names = {*evaluation.extra_metrics, parse_metric(evaluation.valid_metric)[0]}
+    return [registry.get("metric", name) for name in sorted(names - always)]
+
+
+def metrics_of(registry: Registry, evaluation: EvaluationSettings) -> tuple[Metric, ...]:
+    """A run's metrics, those of every run first."""
+    return (*DEFAULT, *(plugin.cls() for plugin in extra_metrics(registry, evaluation)))
+
+
+def _with_known_metrics(registry: Registry, evaluation: EvaluationSettings) -> EvaluationSettings:
+    """The settings with metrics as the registry spells them. However they are written, equal ones are equal: sorted,
+    and without the metric of the validation, which is in every test.
+
+    Raises:
+        UserError: for a metric that does not exist, is in every run anyway, or cannot choose the best round.
+    """
+    name, k = parse_metric(evaluation.valid_metric)
+    valid = registry.get("metric", name)
+    if valid.cls.of_items:
+        hits = [name for name in registry.names("metric") if not registry.get("metric", name).cls.of_items]
+        raise UserError(f"setting 'valid_metric': found '{evaluation.valid_metric}', whose metric looks at the items "
+                        f"of lists, accepted: a metric of hits: {', '.join(hits)}.")
+    always = [metric.name for metric in DEFAULT]
+    extra = set()
+    for name in evaluation.extra_metrics:
+        if "@" in name:
+            raise UserError(f"setting 'extra_metrics': found '{name}', accepted: names of metrics without @K, as "
+                            f"{name.partition('@')[0]}; topk has the list lengths.")
+        extra.add(registry.get("metric", name).name)
+    if doubled := sorted(extra.intersection(always)):
+        raise UserError(f"setting 'extra_metrics': found '{doubled[0]}', which every run has; leave it out.")
+    return replace(evaluation, valid_metric=f"{valid.name}@{k}", extra_metrics=tuple(sorted(extra - {valid.name})))
+
+
 def resolve(registry: Registry, method: str, backbone: str, dataset: str,
             overrides: Iterable[tuple[str, Mapping[str, Any]]] = ()) -> AllSettings:
     """The settings of a combination, without looking at its data. Arguments and errors as for ``make_config``."""
@@ -214,7 +267,7 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
     parts = AllSettings(*assemble([*CORE_SETTINGS, backbone_plugin.cls.Settings, method_plugin.cls.Settings],
                                   layers(dataset, overrides, backbone_plugin.cls, method_plugin.name),
                                   f"{method} on {backbone}"))
-    parse_metric(parts.evaluation.valid_metric)
+    parts = parts._replace(evaluation=_with_known_metrics(registry, parts.evaluation))
     refuse_idle(parts, overrides, backbone_plugin.cls.ignored)
     return parts
 
@@ -222,7 +275,8 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
 # Settings that runs had not when the first records were published, and the values that change nothing: with those they
 # are left out of records and hashes, so that the records made before are still found.
 _LATER = {"upload_clip": 0.0, "upload_mechanism": "laplace", "evaluate_every": 1, "availability": "always",
-          "client_dropout": 0.0, "stragglers": 0.0}
+          "client_dropout": 0.0, "stragglers": 0.0, "fold_in": 0, "fold_in_rounds": 20, "cold_start": "fold_in",
+          "extra_metrics": []}
 
 
 def effective(parts: Iterable[Any], with_idle: bool = False) -> dict[str, Any]:
@@ -251,7 +305,7 @@ def make_config(registry: Registry, method: str, backbone: str, dataset: str, se
         device: ``cpu`` or ``cuda``.
 
     Raises:
-        UserError: for an unknown name or setting, a value out of range, or a missing file.
+        UserError: for an unknown name or setting, a value or seed out of range, or a missing file.
     """
     backbone_plugin, method_plugin = registry.get("backbone", backbone), registry.get("method", method)
     dataset = spelled(dataset, data_dir)

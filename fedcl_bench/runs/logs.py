@@ -114,7 +114,8 @@ class WandbWriter:
         wandb = _wandb()
         folder.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(project="fedcl_bench", name=config.name, dir=str(folder),
-                               mode=os.environ.get("WANDB_MODE", "offline"), reinit=True,
+                               mode=os.environ.get("WANDB_MODE", "offline"), reinit="finish_previous",
+                               settings={"silent": True, "console": "off"},  # the run shows what it does itself
                                config={"method": config.method.name, "backbone": config.backbone.name,
                                        "dataset": config.source.name, "seed": config.seed, **config.settings})
         self._run.define_metric("*", step_metric="number")  # steps of their own may not go back, as tests of shards do

@@ -10,8 +10,9 @@ so the largest of them counts. Checkpoints are written without a copy.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Iterable
+from typing import Iterable, Mapping
 
 from ..client import footprint as client
 from ..data.stream import Step
@@ -21,6 +22,7 @@ from ..federation import footprint as federation
 from ..federation.parts import Federation
 from ..ops.memory import available
 
+_SNAPSHOTS = 3  # of the item tables: before a round, after it, and in the best round
 _PROCESS = 40 << 20  # what PyTorch and the allocator take for each thread when work begins
 
 
@@ -47,13 +49,32 @@ def plan(f: Federation, threads: int) -> MemoryPlan:
 
 def _of_step(f: Federation, step: Step, threads: int) -> MemoryPlan:
     load = federation.load_of(f, step, threads)
-    phases = {"training": client.training(load), "uploads": federation.uploads(load),
+    state, working = f.acting_in(step).memory(step.n_users, step.n_items, load.number)
+    phases = {"training": client.training(load) + threads * working, "uploads": federation.uploads(load),
               "evaluation": evaluation.scores(load)}
     largest = max(phases, key=phases.get)
-    return MemoryPlan({"tables": federation.tables(load), "making tables": federation.making_tables(f, load),
+    return MemoryPlan({"tables": federation.tables(load, f.server.fold_in > 0),
+                       "making tables": federation.making_tables(f, load), "the method's state": state,
                        "lists": client.lists(load) + evaluation.candidates(step, f.evaluation),
                        largest: phases[largest], "metrics": evaluation.metrics(step, f.evaluation),
                        "process": _PROCESS * threads})
+
+
+def require_item_tables(f: Federation) -> None:
+    """Raise UserError if the public item tables alone need more memory than there is.
+
+    Asked before anything else, with tables of no row: what looks closer makes rows, of which one may be too long.
+    """
+    memory, made = available(f.device), f.backbone.new_rows(f.seed, range(0), range(0))
+    if memory is None or not (isinstance(made, tuple) and isinstance(made[0], Mapping)):  # said by a check that follows
+        return
+    row = sum(math.prod(table.shape[1:]) for table in made[0].values())
+    items = f.stream.steps[-1].n_items
+    needed = _SNAPSHOTS * federation.number_of(f) * items * row
+    if needed > memory.bytes:
+        raise UserError(f"not enough memory: {_gib(memory.bytes)} are left ({memory.limit}). "
+                        f"The item tables alone need {_gib(needed)} ({items:,} items of {row:,} numbers).\n"
+                        f"What helps: {', '.join(_helps(f))}.")
 
 
 def require(f: Federation, threads: int) -> None:
@@ -73,12 +94,17 @@ def advice(f: Federation, threads: int, first: Iterable[str] = ()) -> str:
     """How much a run needs, for what, and what makes it need less; ``first`` stands before the general ways."""
     needed = plan(f, threads)
     part, most = max(needed.parts.items(), key=lambda item: item[1])
-    step, settings = f.stream.steps[-1], f.backbone.settings
-    helps = [*first, *([f"a smaller --set dim=N (now {settings.dim})"] if hasattr(settings, "dim") else []),
-             *(["--set precision=float32"] if f.server.precision == "float64" else []),
-             *(["--device cpu"] if f.device.type == "cuda" else []), "a larger machine", "fewer users and items"]
+    step = f.stream.steps[-1]
     return (f"This run needs about {_gib(needed.total)} beyond its data, {_gib(most)} of it for {part} "
-            f"({step.n_users:,} users, {step.n_items:,} items).\nWhat helps: {', '.join(helps)}.")
+            f"({step.n_users:,} users, {step.n_items:,} items).\nWhat helps: {', '.join([*first, *_helps(f)])}.")
+
+
+def _helps(f: Federation) -> list[str]:
+    """What makes a run need less memory."""
+    settings = f.backbone.settings
+    return [*([f"a smaller --set dim=N (now {settings.dim})"] if hasattr(settings, "dim") else []),
+            *(["--set precision=float32"] if f.server.precision == "float64" else []),
+            *(["--device cpu"] if f.device.type == "cuda" else []), "a larger machine", "fewer users and items"]
 
 
 def _gib(number: float) -> str:

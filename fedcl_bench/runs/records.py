@@ -21,6 +21,7 @@ import hashlib
 import io
 import json
 import os
+import pickle
 import platform
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -40,11 +41,13 @@ from ..federation.parts import Best, Federation, Progress
 from ..files import replacing, write_atomically
 from ..method import Method
 from ..model import Snapshot
+from ..names import refuse_link
 from ..ops import kernels
 from ..ops.memory import peak_mib
 from ..stats import accounting
 from ..version import __version__
 from .config import RunConfig
+from .faults import words
 
 FILES = ("metrics.parquet", "rounds.parquet", "users.parquet", "analysis.parquet")
 MODEL, MODEL_SUM = "model.pt", "model.pt.b2sum"
@@ -118,14 +121,30 @@ def _read_model(folder: Path, device: str) -> dict[str, Any]:
         if recorded[:1] != [_digest_from(file, 0).hex()]:
             raise Corrupt("its hash does not match its content")
         file.seek(0)
-        return torch.load(file, map_location=device, weights_only=True)
+        return _tensors(file, device)
 
 
 def _unpack(content: bytes, device: str) -> Any:
     packed = memoryview(content)[_DIGEST:]
     if _digest(packed) != content[:_DIGEST]:
         raise Corrupt("its hash does not match its content")
-    return torch.load(io.BytesIO(packed), map_location=device, weights_only=True)
+    return _tensors(io.BytesIO(packed), device)
+
+
+def _tensors(file: BinaryIO, device: str) -> Any:
+    """What ``torch.save`` wrote, if that is tensors, numbers, texts and containers of them. Raises Corrupt.
+
+    Anything else is pickled, and reading it would run code of whoever wrote it.
+    """
+    try:
+        return torch.load(file, map_location=device, weights_only=True)
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except pickle.UnpicklingError:
+        raise Corrupt("holds more than tensors, numbers and texts, which the suite never writes and which could run "
+                      "code of others; delete the file") from None
+    except Exception as error:  # PyTorch raises whatever its readers do
+        raise Corrupt(f"is no file of tensors ({words(error)}); delete the file") from None
 
 
 def save_progress(path: Path, progress: Progress, elapsed: float) -> None:
@@ -289,7 +308,7 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
         "bytes": {"up_per_client_round": per_block["bytes_up"].max().tolist(),
                   "down_per_client_round": per_block["bytes_down"].min().tolist(),
                   "total_up": int((curve["bytes_up"] * curve["participants"]).sum()),
-                  "total_down": int((curve["bytes_down"] * asked).sum())},
+                  "total_down": int((curve["bytes_down"] * asked + curve.get("bytes_down_new", 0)).sum())},
         "nearly_best": nearly_best(curve),
         "privacy": {"uploaded": [*progress.best.model.public, *progress.best.model.dense, *method_uploads(config)],
                     "kept_at_client": [*progress.best.model.private, *progress.client_state],
@@ -427,11 +446,16 @@ class Record:
 
     @classmethod
     def of(cls, config: RunConfig, results: Path) -> "Record":
-        """Where a run is kept in a results folder: under its name, or, if there is only that, under its former one."""
+        """Where a run is kept in a results folder: under its name, or, if there is only that, under its former one.
+
+        Raises:
+            UserError: if that is a symbolic link.
+        """
         folder = results / "runs" / config.name
         if config.former_name and not folder.exists():
             former = folder.with_name(config.former_name)
             folder = former if former.exists() else folder
+        refuse_link(folder)
         return cls(folder)
 
     @contextmanager
@@ -444,7 +468,8 @@ class Record:
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock = open(self.folder / ".lock", "w")
+            refuse_link(self.folder / ".lock")
+            lock = open(self.folder / ".lock", "a")
         except OSError as error:
             raise UserError(f"results folder {self.folder}: cannot be written ({error.strerror}); "
                             f"choose another with --results DIR.") from None

@@ -11,6 +11,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import inspect
+import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,22 +19,29 @@ from types import ModuleType
 from typing import Iterable
 
 from ..backbone import Backbone
-from ..errors import Misfit, UserError, unknown
+from ..errors import Misfit, UserError
+from ..evaluation import metrics
 from ..files import shipped
-from ..method import Method
-from .cards import ENTRY_POINTS, RECBOLE, plugin_files
+from ..method import Method, NoSettings
+from ..metric import Metric
+from ..names import ACCEPTED, LONGEST_OF_PLUGIN, for_terminal, is_safe, shown
+from ..settings import describe
+from .cards import ENTRY_POINTS, RECBOLE, plugin_files, unknown_plugin
+from .faults import at_import, words
 from .identity import identity, identity_of
 
-_BASES = {"method": Method, "backbone": Backbone}
+BASES = {"method": Method, "backbone": Backbone, "metric": Metric}
+_METRIC_NAME = r"[a-z][a-z0-9]*([-_][a-z0-9]+)*"  # nothing that NAME@K or all:NAME@K could be taken for
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """A method or backbone that can be run.
+    """A method or backbone that can be run, or a metric.
 
     Attributes:
-        kind: ``method`` or ``backbone``.
-        digest: what stands for the plugin's code in run hashes (see ``identity.py``).
+        kind: ``method``, ``backbone`` or ``metric``.
+        digest: what stands for the plugin's code in run hashes (see ``identity.py``); empty for the suite's own
+            metrics, whose numbers ``NUMBERS_VERSION`` is of.
     """
 
     kind: str
@@ -43,11 +51,18 @@ class Plugin:
     digest: str
 
 
+def _own_metrics() -> dict[tuple[str, str], Plugin]:
+    """The suite's own metrics."""
+    return {("metric", cls.name): Plugin("metric", cls.name, cls, Path(metrics.__file__), "")
+            for cls in metrics.SHIPPED}
+
+
 @dataclass
 class Registry:
-    """All plugins found; ``broken`` maps the name of a file that cannot be imported to its error."""
+    """All plugins found, and the suite's own metrics; ``broken`` maps the name of a file that cannot be used to its
+    error."""
 
-    plugins: dict[tuple[str, str], Plugin] = field(default_factory=dict)
+    plugins: dict[tuple[str, str], Plugin] = field(default_factory=_own_metrics)
     broken: dict[str, str] = field(default_factory=dict)
 
     def names(self, kind: str) -> list[str]:
@@ -82,7 +97,16 @@ class Registry:
         for file in (name, name.replace("-", "_")):
             if file in self.broken:
                 raise UserError(f"{kind} '{name}' cannot be loaded: {self.broken[file]}")
-        raise unknown(kind, name, self.names(kind))
+        raise self._unknown(kind, name)
+
+    def _unknown(self, kind: str, name: str) -> UserError:
+        """The error for a name that nothing has: perhaps it is that of a file that cannot be used."""
+        error = unknown_plugin(kind, name, self.names(kind))
+        if not self.broken:
+            return error
+        first, *others = self.broken.values()
+        more = f"\nSo are {len(others)} others; `list` shows them." if others else ""
+        return UserError(f"{error}\nNot loaded: {first}{more}")
 
     def reimplemented(self, method: str) -> bool:
         """Whether a method is marked wherever it is shown, as it was written without its authors' code; False for a
@@ -101,15 +125,47 @@ class Registry:
 
     def _add(self, module: ModuleType, digest: str, path: Path) -> None:
         for value in list(vars(module).values()):
-            for kind, base in _BASES.items():
+            for kind, base in BASES.items():
                 if not (inspect.isclass(value) and issubclass(value, base) and value.__module__ == module.__name__
                         and "name" in vars(value)):
+                    continue
+                if reason := _unfit(kind, value):
+                    self.broken[path.stem] = f"{path}, line {_line_of(value)}: {kind} {value.__name__}: {reason}."
                     continue
                 other = self.plugins.get((kind, value.name))
                 if other:
                     raise UserError(f"two {kind} plugins are named '{value.name}': {other.path} and {path}.\n"
                                     f"Rename one of them.")
                 self.plugins[kind, value.name] = Plugin(kind, value.name, value, path, digest)
+
+
+def _unfit(kind: str, cls: type) -> str:
+    """Why a class is no plugin that can be used, in words; empty if it is one.
+
+    Its name becomes part of paths, commands and tables.
+    """
+    if not is_safe(cls.name, LONGEST_OF_PLUGIN):
+        return f"its name is {shown(cls.name)}, accepted: at most {LONGEST_OF_PLUGIN} {ACCEPTED}"
+    if kind == "metric" and not re.fullmatch(_METRIC_NAME, cls.name):
+        return (f"its name is {shown(cls.name)}, accepted: lower-case letters, digits and, between them, - and _, with "
+                f"a letter first")
+    for attribute in ("title", "reference"):
+        text = getattr(cls, attribute, None)
+        if not isinstance(text, str) or for_terminal(text) != text or attribute == "title" and not text.strip():
+            return f"its {attribute} is {'missing' if text is None else shown(text)}, accepted: a printable text"
+    try:
+        describe(getattr(cls, "Settings", NoSettings))
+    except Exception as error:  # of fields without `setting`, of types that none of them may have, of names unknown
+        return f"its Settings cannot be read ({words(error)}), accepted: a dataclass of fields setting(...)"
+    return ""
+
+
+def _line_of(cls: type) -> int:
+    """The line where a class begins."""
+    try:
+        return inspect.findsource(cls)[1] + 1
+    except (OSError, TypeError):  # made by a call, not by a statement
+        return 1
 
 
 @functools.cache
@@ -159,8 +215,8 @@ def _packaged_identity(module: ModuleType) -> str:
     path = Path(module.__file__)
     now = identity(path)
     if _packaged.setdefault(module, now) != now:
-        raise UserError(f"{path}: was edited after this Python process had imported it, so its runs would be of the old "
-                        f"code.\nStart Python anew.")
+        raise UserError(f"{path}: was edited after this Python process had imported it, so its runs would be of the "
+                        f"old code.\nStart Python anew.")
     return now
 
 
@@ -190,16 +246,16 @@ def discover(folders: Iterable[Path] = ()) -> Registry:
         for path in plugin_files(folder):
             try:
                 loaded = _import_file(path)
-            except Exception as error:  # whatever a plugin's code raises belongs in `list`, not in a traceback
-                registry.broken[path.stem] = f"{path}: {type(error).__name__}: {error}"
+            except (Exception, SystemExit) as error:  # whatever a plugin's code raises belongs in `list`
+                registry.broken[path.stem] = at_import(error, path)
                 continue
             registry._add(*loaded, path)
     packaged: dict[str, ModuleType] = {}  # several entry points may name classes of one module
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
             target = entry.load()
-        except Exception as error:
-            registry.broken[entry.name] = f"entry point {entry.value}: {type(error).__name__}: {error}"
+        except (Exception, SystemExit) as error:
+            registry.broken[entry.name] = f"entry point {entry.value}: {words(error)}"
             continue
         module = target if isinstance(target, ModuleType) else sys.modules[target.__module__]
         packaged[module.__name__] = module

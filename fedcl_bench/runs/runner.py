@@ -9,9 +9,10 @@ from typing import Any, Callable, Iterator, Protocol
 
 import torch
 
-from ..client.out_of_memory import first_words
+from ..client.out_of_memory import in_words
 from ..data.stream import Stream
-from ..errors import OutOfMemory, RunFailed, UserError
+from ..errors import OutOfMemory, RunFailed, UserError, ran_out
+from ..federation.divergence import largest
 from ..federation.loop import run
 from ..federation.parts import Federation, Progress
 from ..federation.server import most_rounds
@@ -21,6 +22,7 @@ from .records import Corrupt, Record, load_progress, save_progress, summary
 from .store import load_record, tested
 
 SAVE_EVERY = 60.0  # seconds between checkpoints inside a block
+LARGE = 1e18  # a parameter beyond is finite, but products of two are near the end of single precision
 
 
 class Engine(Protocol):
@@ -51,6 +53,23 @@ class Here:
 
 class Interrupted(Exception):
     """The run was asked to stop; its checkpoint is written."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What hears of a run while it goes on, and may stop it.
+
+    Attributes:
+        progress: called after every round and step.
+        warn: called with a line of text when a record is set aside, or parameters grow out of bounds.
+        note: called with a line of text when a run is resumed or block 0 is shared.
+        stop: asked after every round; when true, the checkpoint is written and Interrupted raised.
+    """
+
+    progress: Callable[[Stream, Progress], None] = lambda stream, progress: None
+    warn: Callable[[str], None] = lambda text: None
+    note: Callable[[str], None] = lambda text: None
+    stop: Callable[[], bool] = lambda: False
 
 
 def _load_or_set_aside(path: Path, device: str, warn: Callable[[str], None]) -> tuple[Progress, float] | None:
@@ -90,28 +109,26 @@ class _Start:
     shared: bool = False
 
 
-def _resumed(config: RunConfig, record: Record, n_steps: int, warn: Callable[[str], None],
-             note: Callable[[str], None]) -> _Start | None:
+def _resumed(config: RunConfig, record: Record, n_steps: int, watch: Watch) -> _Start | None:
     """From the run's own checkpoint, if there is one."""
-    saved = _load_or_set_aside(record.checkpoint, config.device, warn)
+    saved = _load_or_set_aside(record.checkpoint, config.device, watch.warn)
     if saved is None:
         return None
     step, round_ = saved[0].step, saved[0].round
-    note("all blocks are trained, writing the record." if step == n_steps else
-         f"resuming in block {step}, after round {round_}." if round_ else
-         f"resuming at the start of block {step}.")
+    watch.note("all blocks are trained, writing the record." if step == n_steps else
+               f"resuming in block {step}, after round {round_}." if round_ else
+               f"resuming at the start of block {step}.")
     return _Start(*saved)
 
 
-def _from_base(config: RunConfig, base: Path | None, warn: Callable[[str], None],
-               note: Callable[[str], None]) -> _Start | None:
+def _from_base(config: RunConfig, base: Path | None, watch: Watch) -> _Start | None:
     """From another run's block 0, if there is one and it may be shared."""
-    saved = base and _load_or_set_aside(base, config.device, warn)
+    saved = base and _load_or_set_aside(base, config.device, watch.warn)
     if not saved:
         return None
     progress, seconds = saved
-    note(f"block 0: from an earlier run with the same block 0 ({progress.round} rounds, best validation "
-         f"{config.evaluation.valid_metric} {progress.best_value:.4f})")
+    watch.note(f"block 0: from an earlier run with the same block 0 ({progress.round} rounds, best validation "
+               f"{config.evaluation.valid_metric} {progress.best_value:.4f})")
     return _Start(progress, seconds, shared=True)
 
 
@@ -153,20 +170,22 @@ class _Saving:
         return progress
 
 
-def execute(config: RunConfig, load: Callable[[], Stream], results: Path, rerun: bool = False,
-            on_progress: Callable[[Stream, Progress], None] = lambda stream, progress: None,
-            warn: Callable[[str], None] = lambda message: None, note: Callable[[str], None] = lambda message: None,
-            stop: Callable[[], bool] = lambda: False, engine: Engine = Here()) -> dict[str, Any]:
+def _warn_if_large(progress: Progress, warn: Callable[[str], None]) -> None:
+    """Warn if a step that has just ended left parameters that are finite and yet no result of learning."""
+    if (reached := largest(progress.model)) > LARGE:
+        warn(f"block {progress.step - 1}: a parameter has grown to {reached:.1g}, so the training is about to diverge "
+             f"and its numbers mean little; a smaller lr may help.")
+
+
+def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch: Watch = Watch(), *,
+            rerun: bool = False, engine: Engine = Here()) -> dict[str, Any]:
     """Run a configuration, or return its record if it is already finished.
 
     Args:
         load: builds the stream; not called for a finished run.
         results: folder of all records.
+        watch: what is told of its rounds, and may stop it.
         rerun: run again even if there is a finished record.
-        on_progress: called after every round and step.
-        warn: called with a line of text when a record is set aside.
-        note: called with a line of text when a run is resumed or block 0 is shared.
-        stop: asked after every round; when true, the checkpoint is written and Interrupted raised.
         engine: what trains it; no number and no hash depends on it but by rounding.
 
     Returns:
@@ -186,20 +205,22 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, rerun:
     with record.locked():
         if rerun:
             record.clear()
-        elif done := _finished(record, lambda error: warn(f"{error}; set aside as {record.set_aside().name}, "
-                                                          f"running again.")):
+        elif done := _finished(record, lambda error: watch.warn(f"{error}; set aside as {record.set_aside().name}, "
+                                                                f"running again.")):
             return {**done, "record": str(record.folder), "reused": True}
         # In a stream of one step no method acts after it, so there is nothing to share it for.
         shares_base = config.method.cls.first_step > 0 and len(stream.steps) > 1
         base = results / "shared" / f"{config.base_hash}.pt" if shares_base else None
-        start = _resumed(config, record, len(stream.steps), warn, note) or _from_base(
-            config, None if rerun else base, warn, note) or _Start()
+        start = _resumed(config, record, len(stream.steps), watch) or _from_base(
+            config, None if rerun else base, watch) or _Start()
         saving = _Saving(engine, record.checkpoint, base, start, began)
         try:
             progress = start.progress
             for progress in engine.run(federation, progress):
-                on_progress(stream, progress)
-                progress = saving.after(progress, len(stream.steps), stop)
+                watch.progress(stream, progress)
+                progress = saving.after(progress, len(stream.steps), watch.stop)
+                if progress.round == 0:  # a step has ended
+                    _warn_if_large(progress, watch.warn)
             most = most_rounds(stream, progress.curve, config.server.attendance, config.seed)
             interactions = [len(step.test.values) for step in stream.steps]
             content = record.finish(summary(config, progress, saving.elapsed(), start.shared, most, interactions),
@@ -207,8 +228,10 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, rerun:
         except RunFailed as error:
             record.fail(config, str(error))
             raise RunFailed(f"{error}\nMarked as failed: {record.folder}") from None
-        except (OutOfMemory, torch.OutOfMemoryError) as error:
-            words = str(error) if isinstance(error, OutOfMemory) else f"out of GPU memory: {first_words(str(error))}"
+        except (OutOfMemory, RuntimeError, MemoryError) as error:
+            if not (isinstance(error, OutOfMemory) or ran_out(error)):
+                raise
+            words = str(error) if isinstance(error, OutOfMemory) else in_words(error)
             raise OutOfMemory(f"{words}\n{advice(federation, 1)}") from None
         except OSError as error:
             raise UserError(f"results folder {results}: cannot be written ({error.strerror}).") from None

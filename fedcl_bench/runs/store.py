@@ -92,7 +92,7 @@ def load_runs(folder: Path) -> list[Run]:
         UserError: if there is none, or one is corrupt or of another schema version.
     """
     if not folder.is_dir():
-        raise UserError(f"records: no folder {folder}; name one with --records DIR.")
+        raise UserError(f"records: no folder {folder}; name a results folder, or one of compact records.")
     runs: dict[str, Run] = {}
     if (folder / "runs").is_dir():
         for path in sorted((folder / "runs").iterdir()):
@@ -107,7 +107,7 @@ def load_runs(folder: Path) -> list[Run]:
         failed = load_failed(folder)
         says = f"; {len(failed)} failed, as {describe(failed[0])}: {_why(failed[0])}" if failed else ""
         raise UserError(f"records: no finished run in {folder}{says}.\nA results folder has runs/*/run.json, a folder "
-                        f"of compact records {compact.INDEX}; name another with --records DIR.")
+                        f"of compact records {compact.INDEX}; name another folder.")
     return sorted(runs.values(), key=lambda run: (run.meta["dataset"], run.meta["backbone"], run.meta["method"],
                                                   run.seed, run.hash))
 
@@ -146,21 +146,27 @@ def comparable(settings: Mapping[str, Any], idle: Collection[str] = ()) -> dict[
     """Settings in the form in which those of a record and of a spec are compared.
 
     A split file's bytes are in the data fingerprint and its place means nothing, so only whether there is one counts.
+    Metrics that are taken besides change no other number, so they do not count.
 
     Args:
         idle: names that are left out: records that older versions made of the spec hold them.
     """
     return {name: value for name, value in {**settings, "split_file": bool(settings.get("split_file"))}.items()
-            if name not in idle}
+            if name not in idle and name != "extra_metrics"}
 
 
 def _current_hashes(registry: Registry, spec: RunSpec, tuned: Tuned | None,
                     meta: Mapping[str, Any]) -> list[str | None]:
-    """The hashes that the run would have if it were made by the plugins as they are now: the present, the former."""
-    parts = resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned))
+    """The hashes that the run would have if it were made by the plugins as they are now: the present, the former. None
+    of them if a metric of the run is not installed."""
+    extra = {"extra_metrics": meta["settings"].get("extra_metrics", [])}
+    try:
+        parts = resolve(registry, spec.method, spec.backbone, spec.dataset, [*spec.layers(tuned), ("record", extra)])
+    except UserError:  # a metric that is not installed
+        return []
     source = DatasetSource(dataset_name(spec.dataset), load_config(spec.dataset), Path(), meta["data_fingerprint"])
     config = RunConfig(source, registry.get("backbone", spec.backbone), registry.get("method", spec.method), *parts,
-                       meta["seed"], meta["device"])
+                       meta["seed"], meta["device"], registry)
     return [config.hash, config.former_hash]
 
 
@@ -168,7 +174,7 @@ def matching(runs: Iterable[Run], registry: Registry, spec: RunSpec, tuned: Tune
     """The runs of a spec, sorted by seed: same names, and the settings the spec stands for.
 
     Of several runs of one seed (a plugin was edited in between) the one of the present code is taken; of several of
-    those the one whose hash has no idle settings.
+    those the one whose hash has no idle settings, and the one with the most metrics.
 
     Raises:
         UserError: for an unknown name or setting of the spec; if none or several of a seed's runs are of the present
@@ -187,8 +193,8 @@ def matching(runs: Iterable[Run], registry: Registry, spec: RunSpec, tuned: Tune
     for seed in sorted(seeds):
         several = seeds[seed]
         if len(several) > 1:
-            several = [run for which in (0, 1) for run in several
-                       if _current_hashes(registry, spec, tuned, run.meta)[which] == run.hash]
+            several = [run for which in (0, 1) for run in sorted(several, key=lambda run: -len(run.meta["metrics"]))
+                       if _current_hashes(registry, spec, tuned, run.meta)[which:which + 1] == [run.hash]]
             if len({(run.meta["device"], run.meta["data_fingerprint"]) for run in several}) == 1:
                 several = several[:1]
         if len(several) != 1:

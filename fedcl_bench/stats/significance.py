@@ -28,8 +28,9 @@ FEW_USERS = 30  # a mean over fewer is shown with its interval
 def interval_of_mean(mean: float, n: int) -> tuple[float, float]:
     """The 95 % interval of a mean over n users whose scores lie in [0, 1].
 
-    That of a share of n (Clopper & Pearson, Biometrika 26, 1934) with n times the mean as the count: exact for scores of
-    0 and 1, as HR, and wide for others, which vary less at the same mean. It needs no spread, so a single user has one.
+    That of a share of n (Clopper & Pearson, Biometrika 26, 1934) with n times the mean as the count: exact for scores
+    of 0 and 1, as HR, and wide for others, which vary less at the same mean. It needs no spread, so a single user has
+    one.
     """
     count = min(max(mean, 0.0), 1.0) * n
     low = float(special.betaincinv(count, n - count + 1.0, 0.025)) if count > 0.0 else 0.0

@@ -10,7 +10,7 @@ from ..errors import UserError, unknown
 from ..federation.loop import run
 from ..method import does_something
 from ..runs.registry import Plugin, Registry
-from . import interference, properties
+from . import interference, metrics, properties
 from .report import Inapplicable, Report, Verdict, Violated
 from .trials import Pair, is_sequential, stable, where, with_plugin
 
@@ -18,7 +18,8 @@ from .trials import Pair, is_sequential, stable, where, with_plugin
 # served tables, pairs, turns within a batch, representations.
 FEW = {"method": ("fedmf", "ncf", "gpfedrec", "sasrec"), "backbone": ("ft", "f3crec", "fcucr")}
 PROPERTIES = ("settings", "declares its parameters", "finite losses", "has a partner",
-              *(name for name, _ in (*properties.OF_PAIRS, *interference.OF_PAIRS)), "a new process", "ML-100K",
+              *(name for name, _ in (*properties.OF_PAIRS, *interference.OF_PAIRS, *metrics.OF_METRICS)),
+              "a new process", "ML-100K",
               "reads its settings")
 Watch = Callable[[Verdict], None]
 
@@ -31,6 +32,11 @@ def check_method(cls: type, **options) -> Report:
 def check_backbone(cls: type, **options) -> Report:
     """Check a backbone, a subclass of ``Backbone``, with its partners on small streams; options as
     ``check_plugin``'s."""
+    return check_plugin(*with_plugin(cls), **options)
+
+
+def check_metric(cls: type, **options) -> Report:
+    """Check a metric, a subclass of ``Metric``, on lists and in two small runs; options as ``check_plugin``'s."""
     return check_plugin(*with_plugin(cls), **options)
 
 
@@ -53,6 +59,8 @@ def check_plugin(registry: Registry, plugin: Plugin, full: bool = False, partner
         if name not in PROPERTIES:
             raise unknown("property", name, PROPERTIES)
     judge = _Judge(plugin, watch, {*only, "runs", "declares its parameters"} if only else None)
+    if plugin.kind == "metric":
+        return _of_metric(judge, registry, partners)
     judge.holds("settings", "", lambda: properties.valid_settings(plugin))
     if plugin.kind == "backbone" and not _declares(judge):
         return judge.report
@@ -71,6 +79,16 @@ def check_plugin(registry: Registry, plugin: Plugin, full: bool = False, partner
             judge.holds("ML-100K", str(pair), lambda: on_real_data(pair))
     if pairs:
         judge.holds("reads its settings", "", lambda: properties.settings_read(plugin, pairs))
+    return judge.report
+
+
+def _of_metric(judge: _Judge, registry: Registry, partners: Iterable[str]) -> Report:
+    """What is asked of a metric, which has no partners."""
+    if partners:
+        raise UserError(f"--with: found {', '.join(partners)}; a metric is checked without partners, leave it out.")
+    for name, test in metrics.OF_METRICS:
+        judge.holds(name, "", lambda: test(judge.plugin))
+    judge.holds("runs", "", lambda: metrics.runs(registry, judge.plugin))
     return judge.report
 
 

@@ -168,7 +168,7 @@ def _scores(f: Federation, step: Step, model: Snapshot, users: Tensor) -> Tensor
     method = f.acting_in(step)
     if not is_sequential(type(f.backbone)):
         return method.rescore(users, score_users(f.backbone, model, users), model, f.backbone)
-    task = SessionTask(step, "test", [1], None, DrawKey(f.seed, step.index), full=True)
+    task = SessionTask(step, "test", [1], None, DrawKey(f.seed, step.index))
     tested = step.sessions["test"].count[users] > 0
     result = torch.zeros(len(users), model.n_items, dtype=torch.float64)
     if bool(tested.any()):
@@ -187,8 +187,8 @@ def _ranked_alone(pair: Pair) -> None:
     alone = torch.cat([_scores(f, step, model, user) for user in users.split(1)])
     mismatch = difference({"scores": together, "user": users}, {"scores": alone, "user": users})
     if mismatch:
-        raise Violated(f"{_ranking_hook(pair)}: {mismatch} between the client ranked alone and together with others; it depends on "
-                       f"who is ranked together. {_OWN_ONLY}")
+        raise Violated(f"{_ranking_hook(pair)}: {mismatch} between the client ranked alone and together with others; "
+                       f"it depends on who is ranked together. {_OWN_ONLY}")
 
 
 def _ranking_hook(pair: Pair) -> str:

@@ -42,9 +42,9 @@ def declared_parameters(plugin: Plugin, backbone) -> str:
     """Public and private parameters are declared completely: names, shapes, rates, order of updates; and a row's start
     depends on the seed and its own id only."""
     contract.check_declaration(backbone)
-    with _global_random_state(1):
+    with random_state(1):
         whole = backbone.new_rows(3, range(0, 6), range(0, 9))
-    with _global_random_state(2):
+    with random_state(2):
         parts = [backbone.new_rows(3, range(0, 4), range(0, 5)), backbone.new_rows(3, range(4, 6), range(5, 9))]
     sequential = is_sequential(type(backbone))  # Glorot's start depends on the size of the table
     for k, kind in enumerate(("public", "private")):
@@ -53,9 +53,9 @@ def declared_parameters(plugin: Plugin, backbone) -> str:
             if not torch.equal(grown, table) and not sequential:
                 raise Violated(f"new_rows: {kind} '{name}' starts otherwise when it grows in two steps than in one; a "
                                f"row's values may depend on the seed and its own id only")
-    with _global_random_state(1):
+    with random_state(1):
         dense = backbone.new_dense(3)
-    with _global_random_state(2):
+    with random_state(2):
         mismatch = tables_differ(dense, backbone.new_dense(3), 0.0)
     if mismatch:
         raise Violated(f"new_dense: {mismatch} from call to call; draw from fedcl_bench.draws with the seed")
@@ -102,7 +102,7 @@ def valid_settings(plugin: Plugin) -> str:
                 raise Violated(f"setting '{field.name}' accepts {value!r}")
     if not plugin.cls.Settings.__dataclass_params__.frozen:
         raise Violated("Settings is not @dataclass(frozen=True): a run could change what its record says")
-    return f"{len(fields)} settings, {refused} values out of range refused"
+    return f"{len(fields)} setting{'s' * (len(fields) != 1)}, {refused} values out of range refused"
 
 
 def _outside(meta) -> Iterator[Any]:
@@ -299,9 +299,9 @@ def _alike(a: Progress, b: Progress) -> str:
 
 def random_numbers(pair: Pair) -> str:
     """Nothing depends on the state of a global generator of random numbers."""
-    with _global_random_state(1):
+    with random_state(1):
         a = finished(pair.federation())
-    with _global_random_state(2):
+    with random_state(2):
         b = finished(pair.federation())
     mismatch = runs_differ(a, b)
     if mismatch:
@@ -310,7 +310,7 @@ def random_numbers(pair: Pair) -> str:
     return f"{_alike(a, b)} under two states of torch's, numpy's and Python's generators"
 
 
-class _global_random_state:
+class random_state:
     """Seeds the global generators inside the block and puts them back after it."""
 
     def __init__(self, seed: int):

@@ -20,7 +20,7 @@ class Board:
 
     def __init__(self, plugin: Plugin, quiet: bool = False):
         self.plugin, self.quiet = plugin, quiet
-        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
         self.status = None
         self.count: Counter = Counter()
 
@@ -58,5 +58,6 @@ class Board:
             else:
                 print(f"  -       {name}: {verdicts[0].evidence}")
         pairs = list(dict.fromkeys(verdict.pair for verdict in report.verdicts if verdict.pair))
-        print(f"with {'; '.join(pairs) or 'no partner'}")
+        if report.kind != "metric":
+            print(f"with {'; '.join(pairs) or 'no partner'}")
         print(f"{'all properties hold' if report.passed else f'{len(report.failures)} FAILED'}\n")

@@ -21,11 +21,10 @@ from ..federation.loop import run
 from ..federation.parts import Federation, Progress
 from ..federation.round import trainer_of
 from ..federation.steps import begin_step, open_step
-from ..method import Method
 from ..model import Snapshot
-from ..runs.config import AllSettings, resolve
+from ..runs.config import AllSettings, metrics_of, resolve
 from ..runs.identity import identity
-from ..runs.registry import Plugin, Registry, discover
+from ..runs.registry import BASES, Plugin, Registry, discover
 from ..sequential import SequentialBackbone
 from .worlds import growing_stream, session_log, session_stream
 
@@ -41,7 +40,7 @@ TOLERANCE = 1e-8
 
 def with_plugin(cls: type) -> tuple[Registry, Plugin]:
     """All plugins and the one under test, which may be a class that no folder holds."""
-    kind = "method" if issubclass(cls, Method) else "backbone"
+    kind = next(kind for kind, base in BASES.items() if issubclass(cls, base))
     registry = discover()
     path = Path(inspect.getfile(cls))
     plugin = Plugin(kind, cls.name, cls, path, identity(path))
@@ -92,7 +91,7 @@ class Pair:
         """The pair with new objects, checked against its stream."""
         s = parts or self.parts()
         f = Federation(stream or self.stream, self.backbone_cls(s.backbone), self.method_cls(s.method), s.local,
-                       s.server, s.evaluation, seed)
+                       s.server, s.evaluation, seed, metrics=metrics_of(self.registry, s.evaluation))
         f.check()
         return f
 

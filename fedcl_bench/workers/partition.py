@@ -77,16 +77,11 @@ def divide(stream: Stream, parts: int) -> list[Tensor]:
     return result
 
 
-def _ragged_part(lists: Ragged, users: Tensor) -> Ragged:
-    lengths = lists.counts(users)
-    return Ragged(torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]), lists.select(users)[1])
-
-
 def _sessions_part(sessions: Sessions, users: Tensor) -> Sessions:
     numbers = Ragged(sessions.of_user, torch.arange(len(sessions.start) - 1))
-    mine = _ragged_part(numbers, users)
+    mine = numbers.part(users)
     items = Ragged(sessions.start, torch.arange(len(sessions.items)))
-    rows = _ragged_part(items, mine.values)
+    rows = items.part(mine.values)
     return Sessions(mine.indptr, rows.indptr, sessions.items[rows.values], sessions.times[rows.values])
 
 
@@ -95,7 +90,7 @@ def stream_part(stream: Stream, names: Tensor) -> Stream:
     steps = []
     for step in stream.steps:
         users = names[names < step.n_users]
-        splits = {name: _ragged_part(step.split(name), users) for name in ("train", "valid", "test")}
+        splits = {name: step.split(name).part(users) for name in ("train", "valid", "test")}
         sessions = {name: _sessions_part(of_split, users) for name, of_split in step.sessions.items()}
         steps.append(Step(step.index, len(users), step.n_items, int((names < step.old_users).sum()), step.old_items,
                           step.interactions, **splits, sessions=sessions))

@@ -103,4 +103,5 @@ def _ended(code: int | None) -> str:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
         hint = " (out of memory?)" if -code == signal.SIGKILL else ""
         return f"the worker was killed by {name}{hint}"
-    return f"the worker ended with exit code {code}"
+    by_itself = " in the middle of its run, as a plugin that calls os._exit would end it" if code == 0 else ""
+    return f"the worker ended with exit code {code}{by_itself}"

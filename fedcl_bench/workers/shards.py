@@ -1,9 +1,9 @@
 """One run with its clients spread over workers, shards: only sums travel in a round, and private rows stay.
 
 Every shard runs the ordinary loop (``federation.run``) on its own clients, with its own copy of what is public and of
-the server. Where the loop needs something of all clients (see ``Population`` in ``federation/server.py``), the shard hands
-out its part and waits; the conductor adds the parts up in the order of the shards and hands the same sums to all. So
-the shards stay in step, and a message is never about one client but for its metrics.
+the server. Where the loop needs something of all clients (see ``Population`` in ``federation/server.py``), the shard
+hands out its part and waits; the conductor adds the parts up in the order of the shards and hands the same sums to
+all. So the shards stay in step, and a message is never about one client but for its metrics.
 
 All a run carries can be gathered from the shards at any point and dealt out to new ones. When a worker dies, its run
 goes back to what was gathered last and does the rounds since then again, with the same numbers.
@@ -26,7 +26,7 @@ from .. import draws, errors
 from ..data.stream import Step, Stream
 from ..draws import Tables
 from ..errors import UserError
-from ..evaluation.ranking import EvaluationSettings, UserScores
+from ..evaluation.ranking import DEFAULT, EvaluationSettings, UserScores
 from ..federation.attendance import Attendance
 from ..federation.loop import run
 from ..federation.parts import Federation, FederationSettings, Progress
@@ -70,6 +70,7 @@ class ShardTask:
 
     Attributes:
         method, backbone: name, hash of the code, and settings.
+        metrics: name and hash of the code of those besides the metrics of every run.
         versions: of the suite and of PyTorch (see ``cluster.versions``); a shard refuses to run with others.
         stream: the data of its clients. names: their ids.
         progress: what the run carries of them; None: it begins.
@@ -77,6 +78,7 @@ class ShardTask:
 
     method: tuple[str, str, dict[str, Any]]
     backbone: tuple[str, str, dict[str, Any]]
+    metrics: tuple[tuple[str, str], ...]
     local: LocalSettings
     server: FederationSettings
     evaluation: EvaluationSettings
@@ -97,14 +99,20 @@ class ShardTask:
 
         if wrong := other_versions(self.versions):
             raise UserError(wrong)
-        registry, made = discover(self.plugins), []
-        for kind, (name, digest, settings) in (("backbone", self.backbone), ("method", self.method)):
+        registry = discover(self.plugins)
+
+        def same(kind: str, name: str, digest: str) -> type:
             plugin = registry.get(kind, name)
             if plugin.digest != digest:
                 raise UserError(f"a worker has another version of {kind} '{name}' ({plugin.path}); bring it to every "
                                 f"machine of the cluster.")
-            made.append(plugin.cls(plugin.cls.Settings(**settings)))
-        return Federation(self.stream, *made, self.local, self.server, self.evaluation, self.seed)
+            return plugin.cls
+
+        made = [cls(cls.Settings(**settings)) for kind, (name, digest, settings) in
+                (("backbone", self.backbone), ("method", self.method)) for cls in [same(kind, name, digest)]]
+        extra = [same("metric", name, digest)() for name, digest in self.metrics]
+        return Federation(self.stream, *made, self.local, self.server, self.evaluation, self.seed,
+                          metrics=(*DEFAULT, *extra))
 
 
 class Shard:
@@ -233,8 +241,9 @@ class Conductor:
         plugins = [(plugin.name, plugin.digest, {field.name: getattr(settings, field.name)
                                                  for field in fields(settings)})
                    for plugin, settings in ((c.method, c.method_settings), (c.backbone, c.backbone_settings))]
-        return ShardTask(*plugins, c.local, c.server, c.evaluation, c.seed, self._plugins, versions(), stream, names,
-                         progress and progress_part(progress, names))
+        metrics = tuple((plugin.name, plugin.digest) for plugin in c.metrics)
+        return ShardTask(*plugins, metrics, c.local, c.server, c.evaluation, c.seed, self._plugins, versions(), stream,
+                         names, progress and progress_part(progress, names))
 
     def _close(self) -> None:
         if self._group is not None:

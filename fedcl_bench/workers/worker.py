@@ -129,31 +129,33 @@ def run_job(job: Job, pipe: Pipe, threads: int, streams: OrderedDict[Any, Any]) 
     with importing():
         import torch
 
-        from ..errors import Busy, RunFailed, UserError
+        from ..errors import Busy, HookFailed, RunFailed, UserError
         from ..runs.config import make_config, resolve_device
+        from ..runs.faults import named
         from ..runs.registry import discover
-        from ..runs.runner import Interrupted, execute
+        from ..runs.runner import Interrupted, Watch, execute
 
     torch.set_num_threads(threads)
     reset_peak()
     parent = _Parent(pipe)
     try:
-        config = make_config(discover(job.plugins), job.method, job.backbone, job.dataset, job.seed, job.layers,
-                             job.data_dir, resolve_device(job.device))
-        if config.hash != job.hash:
-            raise UserError("its data, plugin or configuration file was changed since the grid began; start it again.")
-        content = execute(
-            config, lambda: _stream(config, job.dataset, streams), job.results, stop=parent.stop,
-            on_progress=lambda stream, done: parent.tell_progress(done, len(stream.steps), config.server.rounds),
-            warn=lambda text: parent.tell("warn", text))
+        with named():
+            config = make_config(discover(job.plugins), job.method, job.backbone, job.dataset, job.seed, job.layers,
+                                 job.data_dir, resolve_device(job.device))
+            if config.hash != job.hash:
+                raise UserError("its data, plugin or configuration file was changed since the grid began; start it "
+                                "again.")
+            watch = Watch(lambda stream, done: parent.tell_progress(done, len(stream.steps), config.server.rounds),
+                          warn=lambda text: parent.tell("warn", text), stop=parent.stop)
+            content = execute(config, lambda: _stream(config, job.dataset, streams), job.results, watch)
         return "finished", content["seconds"]["total"]
     except Interrupted as error:
         return "stopped", str(error)
     except Busy as error:
         return "busy", str(error)
+    except (UserError, HookFailed) as error:
+        return "error", str(error)
     except RunFailed as error:
         return "failed", str(error)
-    except UserError as error:
-        return "error", str(error)
     except Exception as error:  # a plugin's fault is no reason to give up the other runs
         return "error", f"{type(error).__name__}: {error}"

@@ -23,6 +23,7 @@ import fedcl_bench as fb
 from fedcl_bench.api import running, seeds
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.data.recbole_files import bundled
 from fedcl_bench.runs import records
 from fedcl_bench.runs.config import CORE_SETTINGS, make_config
 from fedcl_bench.runs.records import Record
@@ -121,7 +122,8 @@ def test_what_is_wrong_is_said(tmp_path, arguments, settings, words):
 
 def test_no_setting_has_the_name_of_an_argument(registry):
     arguments = {*inspect.signature(fb.run).parameters, *inspect.signature(fb.load).parameters} - {"settings"}
-    classes = [*CORE_SETTINGS, *(plugin.cls.Settings for plugin in registry.plugins.values())]
+    classes = [*CORE_SETTINGS, *(plugin.cls.Settings for plugin in registry.plugins.values()
+                                 if plugin.kind != "metric")]
     assert not arguments & {f.name for cls in classes for f in fields(cls)}
 
 
@@ -139,7 +141,7 @@ def test_load_reads_a_record_or_narrows_a_folder(folder, results):
     single = fb.load(results.folders[1])
     assert single.seeds == [1] and single.method == "f3crec"
     assert single.compare("ft")["seeds"].tolist() == ["1"]  # the records beside it
-    assert fb.load(folder, "ft", "fedmf", "ml-100k", k_core=70, topk=20).seeds == [0, 1]
+    assert fb.load(folder, "FT", "FedMF", "ML-100K", k_core=70, topk=20).seeds == [0, 1]
     for arguments, settings, words in (
             ((), {}, "several methods.*f3crec, ft"), (("reg",), {}, "unknown method"),
             (("ft",), {"k_core": 9}, "found 9, accepted.*70"), (("ft",), {"k_cor": 9}, "Did you mean 'k_core'")):
@@ -174,6 +176,9 @@ def test_compact_records(results):
     assert set(results.users["user"]) < set(published.users["user"])
     with pytest.raises(fb.UserError, match="Compact records have none"):
         published.model()
+    # They are older than the count of test interactions in a record.
+    ft = fb.load(ROOT / "results/published/f3crec", "ft", "fedmf", "ml-100k")
+    assert ft.table().loc["ndcg@20", "avg 1-3"] in repr(ft) and "test users per block" in ft._repr_html_()
     row = published.compare("ft", tuned=ROOT / "results/tuned").iloc[0]  # as the README has it
     assert round(row["difference"], 4) == 0.0039 and round(row["p"], 4) == 0.0546 and row["users"] == 482
 
@@ -245,15 +250,56 @@ def test_compare_is_the_commands(results, folder, capsys):
 
 
 def test_compare_says_how_to_make_what_is_missing(results, folder):
-    call = r"fb\.run\('kd', 'fedmf', 'ml-100k', seeds=5, k_core=70, rounds=1\)"
+    call = rf"fb\.run\('kd', 'fedmf', 'ml-100k', seeds=5, results='{folder}', k_core=70, rounds=1\)"
     with pytest.raises(fb.UserError, match=f"(?s)no record.*{call}"):
-        results.compare("kd")
+        results.compare("KD")
     with pytest.raises(fb.UserError, match="unknown method 'ftt'"):
         results.compare("ftt")
     with pytest.raises(fb.UserError, match="same runs"):
         results.compare("f3crec")
     with pytest.raises(fb.UserError, match="no other method"):
         results.compare([])
+
+
+@pytest.fixture(scope="module")
+def own_data(tmp_path_factory):
+    """A results folder with a run on a file anywhere, given as a path: ML-100K's rows, with a YAML file beside them."""
+    folder = tmp_path_factory.mktemp("own-data")
+    (folder / "data").mkdir()
+    shutil.copy(bundled("ml-100k") / "ml-100k.inter", folder / "data" / "mine.inter")
+    (folder / "data" / "mine.yaml").write_text("settings: {k_core: 70, rounds: 1, dim: 8}\n")
+    return folder, fb.run("ft", "fedmf", str(folder / "data" / "mine.inter"), results=folder / "r", progress=False)
+
+
+def test_a_dataset_given_as_a_path(own_data):
+    """The results know its folder; what is loaded later must be told."""
+    folder, made = own_data
+    assert made.dataset == "mine" and made.settings["k_core"] == 70
+    user = made.model().user_ids[0]
+    best = made.recommend(user)
+    for place in ({"data_dir": folder / "data"}, {"dataset": str(folder / "data")},
+                  {"dataset": str(folder / "data" / "mine.inter")}):
+        pd.testing.assert_frame_equal(fb.load(folder / "r", **place).recommend(user), best)
+    for place in ({}, {"data_dir": folder}):
+        with pytest.raises(fb.UserError, match=r"(?s)found no data of it.*folder with mine.inter: data_dir=DIR"):
+            fb.load(folder / "r", **place).recommend(user)
+    with pytest.raises(fb.UserError, match="no such file"):
+        fb.load(folder / "r", dataset=str(folder / "other.inter"))
+
+
+def test_the_suggested_call_makes_what_is_missing(own_data, tmp_path):
+    """On data of one's own, where the YAML file beside it sets what all methods have, and with plugins of one's own."""
+    folder, made = own_data
+    (tmp_path / "mine.py").write_text('from fedcl_bench import Method\n\n\nclass Mine(Method):\n'
+                                      '    name = "mine-call"\n    title = "nothing"\n')
+    made = fb.load(folder / "r", "ft", data_dir=folder / "data", plugins=tmp_path)
+    with pytest.raises(fb.UserError) as error:
+        made.compare("Mine-Call:lr=0.5")
+    call = str(error.value).rpartition("Make it with: ")[2]
+    assert call == (f"fb.run('mine-call', 'fedmf', 'mine', seeds=5, results={str(folder / 'r')!r}, "
+                    f"data_dir={str(folder / 'data')!r}, plugins={str(tmp_path)!r}, lr='0.5')")
+    eval(call.replace("seeds=5", "progress=False"), {"fb": fb})
+    assert made.compare("Mine-Call:lr=0.5")["users"].iloc[0] > 100
 
 
 def test_other_methods_get_the_streams_settings(tmp_path):

@@ -324,8 +324,9 @@ def lists_of_commands():
 def test_a_list_that_is_given_twice_is_one_list():
     """`--add a --add b` keeps both, and so does every other option of a list; the default is not kept."""
     found = lists_of_commands()
-    assert {("tables", "add"), ("grid", "methods"), ("compare", "datasets"), ("figures", "format"),
-            ("check", "partners"), ("audit", "noise"), ("pack", "figure")} <= {(name, action.dest) for name, action in found}
+    assert {(name, action.dest) for name, action in found} >= {
+        ("tables", "add"), ("grid", "methods"), ("compare", "datasets"), ("figures", "format"), ("check", "partners"),
+        ("audit", "noise"), ("pack", "figure")}
     before = {"run": [], "compare": ["ft", "kd"], "check": ["ft"], "pack": ["--out", "x"]}
     for name, action in found:
         option = action.option_strings[0]

@@ -31,12 +31,13 @@ def in_empty_folder(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """A folder in which both kinds were made by the command: ``my_plugins`` with ewma and my-mf."""
+    """A folder in which all kinds were made by the command: ``my_plugins`` with ewma, my-mf and first-hit."""
     folder = tmp_path_factory.mktemp("written")
     before = Path.cwd()
     os.chdir(folder)
     try:
         assert main(["new-plugin", "method", "ewma"]) == main(["new-plugin", "backbone", "my-mf"]) == 0
+        assert main(["new-plugin", "metric", "first-hit"]) == 0
     finally:
         os.chdir(before)
     return folder
@@ -75,7 +76,8 @@ def test_templates_are_plain_and_short(written):
     code = [line for line in (written / "my_plugins/ewma.py").read_text().splitlines()
             if line.strip() and not line.strip().startswith("#")]
     assert len(code) < 40
-    assert sorted(path.name for path in TEMPLATES.iterdir()) == ["backbone.py.txt", "method.py.txt", "test.py.txt"]
+    assert sorted(path.name for path in TEMPLATES.iterdir()) == ["backbone.py.txt", "method.py.txt", "metric.py.txt",
+                                                                  "test.py.txt"]
 
 
 def test_files_of_tests_are_no_plugins(written):
@@ -152,6 +154,17 @@ def test_in_every_command(same_process, written, capsys, monkeypatch):
     assert "ewma on fedmf, ml-100k: ndcg@20" in output("compare", "ewma", "ft", "--backbone", "fedmf", *ROUNDS, *MINE)
 
 
+def test_the_metric_is_the_first_places_hit(written, capsys):
+    """It is in a run's numbers, and passes its check."""
+    plugins = ["--plugins", str(written / "my_plugins")]
+    assert main(["--method", "ft", "--backbone", "fedmf", "--set", "extra_metrics=first-hit", "--set", "topk=1,20",
+                 *ROUNDS, "--json", *plugins]) == 0
+    metrics = json.loads(capsys.readouterr().out)["metrics"]
+    assert metrics["first-hit@20"] == metrics["first-hit@1"] == metrics["hit@1"] != metrics["hit@20"]
+    assert main(["check", "first-hit", *plugins]) == 0
+    assert "all properties hold" in capsys.readouterr().out
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["ewma", "my_mf"])
 def test_the_written_test_passes(written, name):
@@ -170,16 +183,16 @@ def test_the_plugin_passes_its_check(written, capsys, name, partner):
     assert "all properties hold" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["ewma", "my_mf"])
-def test_the_written_test_asks_for_every_property(written, monkeypatch, name):
+@pytest.mark.parametrize("name, kind", [("ewma", "method"), ("my_mf", "backbone"), ("first_hit", "metric")])
+def test_the_written_test_asks_for_every_property(written, monkeypatch, name, kind):
     """Of the plugin beside it, without partners of its own choice."""
     asked = []
-    for kind in ("method", "backbone"):
-        monkeypatch.setattr(testing, f"check_{kind}", lambda cls, kind=kind: asked.append((kind, cls.name)))
+    for each in ("method", "backbone", "metric"):
+        monkeypatch.setattr(testing, f"check_{each}", lambda cls, each=each: asked.append((each, cls.name)))
     monkeypatch.setattr(testing, "assert_passed", asked.append)
     found = runpy.run_path(str(written / f"my_plugins/tests/test_{name}.py"))
     found[f"test_{name}"]()
-    assert asked == [("method" if name == "ewma" else "backbone", name.replace("_", "-")), None]
+    assert asked == [(kind, name.replace("_", "-")), None]
 
 
 # What is refused
@@ -197,6 +210,7 @@ def test_the_written_test_asks_for_every_property(written, monkeypatch, name):
     (["method", "test-mine"], "'test-mine', which means something else"),
     (["method", "kd"], "the name 'kd' is taken by the method in"),
     (["method", "fedmf"], "the name 'fedmf' is taken by the backbone in"),
+    (["metric", "ndcg"], "the name 'ndcg' is taken by the metric in"),
     (["backbone", "xing"], "the name 'xing' is taken by a dataset"),
     (["method", "mine", "--plugins", "file"], "--plugins: 'file' is not a folder"),
     (["method", "mine", "--plugins", "file/below"], "cannot be written"),

@@ -46,7 +46,8 @@ def run_json(capsys, *arguments):
                                              "'miasrec' represents a session as a whole"]),
     (job("ft", "sasrec"), ["backbone 'sasrec' is sequential", "--set stream=sessions", "--dataset xing"]),
     (job("fcucr", "gru4rec", "stream=static"), ["backbone 'gru4rec' is sequential", "--set stream=sessions"]),
-    ([*job("kd", "sasrec"), *SESSIONS], ["method 'kd' works on scores of item lists", "'sasrec'", "Methods that fit: fcucr, ft."]),
+    ([*job("kd", "sasrec"), *SESSIONS], ["method 'kd' works on scores of item lists", "'sasrec'",
+                                         "Methods that fit: fcucr, ft."]),
     ([*job("f3crec", "fedmf"), *SESSIONS], ["'f3crec' acts from a stream's second step on",
                                             "--set stream=blocks", "Methods that fit: ft."]),
     ([*job("spp", "fedmf"), *SESSIONS], ["'spp' acts from a stream's second step on"]),
@@ -85,7 +86,7 @@ def run_json(capsys, *arguments):
       for name, value in (("batch_size", "64"), ("tolerance", "0.1"), ("negative_pool", "untouched"),
                           ("negative_draw", "distinct"), ("reset_private", "true"), ("init_from", "best"))),
     ([*job("ft", "sasrec", "k_core=300"), *SESSIONS], ["300-core", "k_core"]),
-    ([*job("ft", "sasrec"), *SESSIONS, "--set", "min_sessions=60"], ["no user has 60 sessions", "min_sessions=N"]),
+    (job("ft", "sasrec", "stream=sessions", "min_session_length=5", "min_sessions=60"), ["no user has 60 sessions", "min_sessions=N"]),
     ([*job("ft", "sasrec"), *SESSIONS, "--set", "session_gap=0"], ["'session_gap'", "above 0"]),
 ])
 def test_bad_commands(capsys, arguments, words):
@@ -106,9 +107,8 @@ def test_fewer_prototypes_than_neighbours(capsys):
     assert err.index("neighbours=108") < err.index("block 0: 1 rounds")
     _, err = run_json(capsys, *many, "--seeds", "2")
     assert "neighbours" not in err  # nothing was trained
-    for assignment in ("neighbours=107", "without=iupr"):
-        arguments = [*(many if assignment.startswith("without") else job("fcucr", "sasrec")), *SESSIONS, *QUICK]
-        _, err = run_json(capsys, *arguments, "--set", assignment)
+    for assignments in (["neighbours=107"], ["neighbours=108", "without=iupr"]):
+        _, err = run_json(capsys, *job("fcucr", "sasrec", *assignments), *SESSIONS, *QUICK)
         assert "after the first round" not in err
 
 
@@ -126,7 +126,8 @@ def test_what_noise_guarantees_is_in_the_record(capsys):
     formula, uploads = result["privacy"]["notes"]
     assert formula.startswith("prototype_noise=0.1: FCUCR's formula gives epsilon 48.45 for delta 1e-05.")
     assert formula.endswith("this is no formal guarantee.")
-    assert uploads.startswith("upload_noise=0.01: ") and uploads.endswith("it bears no formal guarantee and no epsilon.")
+    assert uploads.startswith("upload_noise=0.01: ")
+    assert uploads.endswith("it bears no formal guarantee and no epsilon.")
     assert main([*noisy, "--quiet"]) == 0
     text = capsys.readouterr().out
     assert text.count(formula) == 1 and text.count(uploads) == 1 and "from its record" in text
@@ -144,7 +145,7 @@ HEADER = "user_id:token\titem_id:token\tsession_id:token\tinteraction_type:float
 
 
 def xing(users):
-    """A file of each user's sessions, (items, split); the arguments of a short run on it."""
+    """A file of each user's sessions, (items, split); the arguments of a run on it."""
     lines, clock = [], 0
     for user, sessions in enumerate(users):
         for number, (items, split) in enumerate(sessions):
@@ -152,7 +153,7 @@ def xing(users):
             lines += [f"u{user}\ti{item}\ts{number}\t1\t{clock + i}\t{split}\n" for i, item in enumerate(items)]
     Path("data/xing").mkdir(parents=True, exist_ok=True)
     Path("data/xing/xing.inter").write_text(HEADER + "".join(lines))
-    return ["--dataset", "xing", *QUICK]
+    return ["--dataset", "xing"]
 
 
 def usual(user):
@@ -176,7 +177,7 @@ def test_users_with_one_session_only(capsys):
 
 
 def test_only_users_with_one_session(capsys):
-    message = refused(capsys, *job("fcucr", "sasrec"), *xing([[(range(40), "train")]] * 3))
+    message = refused(capsys, *job("fcucr", "sasrec"), *QUICK, *xing([[(range(40), "train")]] * 3))
     assert "no valid session has 2 interactions with items that anybody trains on" in message
 
 
@@ -196,7 +197,7 @@ def test_sessions_longer_than_the_encoders_length(capsys):
 
 
 def test_a_user_who_has_every_item(capsys):
-    message = refused(capsys, *job("fcucr", "sasrec"), *xing([*USUAL, [(range(90), "train")]]))
+    message = refused(capsys, *job("fcucr", "sasrec"), *QUICK, *xing([*USUAL, [(range(90), "train")]]))
     assert "user u12 has interacted with all but 0 of the 90 items, and 1 must be left" in message
 
 

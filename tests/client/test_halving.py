@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from helpers import one_step
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.client.out_of_memory import first_words, in_halves
+from fedcl_bench.client.out_of_memory import in_halves, in_words
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.errors import OutOfMemory
 from fedcl_bench.federation import round as rounds
@@ -93,8 +94,41 @@ def test_a_client_that_does_not_fit_alone():
 
     with pytest.raises(OutOfMemory) as error:
         in_halves(train, chunk_of([1, 1, 1]), Method(NoSettings()))
-    assert str(error.value) == f"out of GPU memory while training one client alone (user 2): {WORDS}"
-    assert first_words("") == "no more is known."
+    assert str(error.value) == f"out of GPU memory: {WORDS}\nThat was while training one client alone (user 2)."
+    assert in_words(torch.OutOfMemoryError("")) == "out of GPU memory: no more is known."
+
+
+def too_large(kind):
+    """An error as PyTorch, NumPy and the compiled kernels raise it on the processor."""
+    if kind == "torch":
+        torch.empty(1 << 50)
+    if kind == "numpy":
+        np.empty(1 << 50)
+    raise MemoryError("no memory for negatives")
+
+
+@pytest.mark.parametrize("kind, words", [("torch", "Tried to allocate 4194304.00 GiB."),
+                                         ("numpy", "Unable to allocate"), ("kernels", "no memory for negatives.")])
+def test_memory_of_the_processor_can_run_out_too(kind, words):
+    def train(part):
+        if len(part.users) > most:
+            too_large(kind)
+        return part.users.tolist()
+
+    most = 2
+    assert [len(users) for users in in_halves(train, chunk_of(HALVES), Method(NoSettings()))] == [1, 2, 2, 2]
+    most = 0
+    with pytest.raises(OutOfMemory, match="^out of memory: .*\n.*one client alone") as error:
+        in_halves(train, chunk_of(HALVES), Method(NoSettings()))
+    assert words in str(error.value)
+
+
+def test_memory_that_runs_out_elsewhere_in_a_run_is_said(registry, ml100k, monkeypatch, tmp_path, capsys):
+    """In the evaluation, say."""
+    monkeypatch.setattr("fedcl_bench.federation.loop.validate", lambda *arguments: too_large("torch"))
+    assert main(["--method", "ft", "--backbone", "fedmf", "--set", "rounds=1", "--results", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "out of memory: Tried to allocate 4194304.00 GiB.\nThis run needs about" in error
 
 
 def small_memory(monkeypatch, most):
@@ -114,7 +148,6 @@ def small_memory(monkeypatch, most):
         return limited
 
     monkeypatch.setattr(rounds, "trainer_of", trainer_of)
-    monkeypatch.setattr(rounds, "can_run_out", lambda device: True)
     return tried
 
 
@@ -156,6 +189,6 @@ def test_the_command_says_what_helps(monkeypatch, tmp_path, capsys):
     small_memory(monkeypatch, 0)
     assert main(["--method", "ft", "--backbone", "fedmf", "--set", "rounds=1", "--results", str(tmp_path)]) == 2
     error = capsys.readouterr().err
-    assert "out of GPU memory while training one client alone (user " in error
-    assert f"): {WORDS}\nThis run needs about" in error
+    assert f"out of GPU memory: {WORDS}\nThat was while training one client alone (user " in error
+    assert ").\nThis run needs about" in error
     assert "What helps: a smaller --set dim=N (now 32), a larger machine, fewer users and items." in error

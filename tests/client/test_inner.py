@@ -16,7 +16,7 @@ from fedcl_bench.layers import ITEM, USER
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.ops import kernels
-from fedcl_bench.sampling import LocalSettings, make_chunks
+from fedcl_bench.sampling import LocalSettings, Needs, make_chunks
 
 FT = Method(NoSettings())
 
@@ -35,7 +35,7 @@ def test_whole_block_equals_row_copies(registry, step, name):
     """Clients with one to five local batches, some of which sit out the last ones of their chunk."""
     backbone, settings = build(registry, "backbone", name), LocalSettings()
     model, users = start(backbone, step), torch.arange(step.n_users)
-    copies, inner = (make_chunks(step, users, settings, 32, inner=kind) for kind in (False, True))
+    copies, inner = (make_chunks(step, users, settings, 32, Needs(inner=kind)) for kind in (False, True))
     assert not any(chunk.inner for chunk in copies) and all(chunk.inner for chunk in inner)
     assert any(int(chunk.count.min()) * 5 <= (chunk.batches - 1) * settings.batch_size for chunk in inner)
     (expected, loss, _), (found, same_loss, _) = (train_round(chunks, model, backbone, FT, settings, 0, 0, 1)
@@ -53,7 +53,7 @@ def test_each_clients_change_equals_row_copies(registry, step):
     changes = []
     for inner in (False, True):
         found = torch.zeros(step.n_users, step.n_items, 32, dtype=torch.float64)
-        chunks = make_chunks(step, users, settings, 32, inner=inner)
+        chunks = make_chunks(step, users, settings, 32, Needs(inner=inner))
         train = trainer_of(chunks, model, backbone, FT, settings, DrawKey(0, 0, 1))
         for trained in map(train, chunks):
             found[trained.users] = trained.changes(model, backbone)[ITEM]
@@ -67,7 +67,7 @@ def test_result_does_not_depend_on_chunks(registry, step):
     model, users = start(backbone, step), torch.arange(0, step.n_users, 10)
     results = []
     for elements in (1, 1 << 14, 1 << 20):
-        chunks = make_chunks(step, users, settings, 32, inner=True, chunk_elements=elements)
+        chunks = make_chunks(step, users, settings, 32, Needs(inner=True, chunk_elements=elements))
         results.append((len(chunks), train_round(chunks, model, backbone, FT, settings, 0, 0, 0)[0]))
     assert results[0][0] == len(users) > results[1][0] > results[2][0]
     for _, found in results[1:]:
@@ -121,7 +121,7 @@ def uncompiled(monkeypatch):
 def test_few_samples_among_many_items_keep_row_copies(step, uncompiled):
     """A client with one positive has 5 samples; 1,136 items are more than 16 times as many."""
     light = (step.train.lengths > 0).nonzero().flatten()
-    chunks = make_chunks(step, light, LocalSettings(), 32, inner=True, chunk_elements=1)
+    chunks = make_chunks(step, light, LocalSettings(), 32, Needs(inner=True, chunk_elements=1))
     dense = {int(chunk.count): chunk.dense for chunk in chunks}
     least = -(-step.n_items // (16 * 5))
     assert all(found == (count >= least) for count, found in dense.items() if count <= 102)
@@ -130,12 +130,12 @@ def test_few_samples_among_many_items_keep_row_copies(step, uncompiled):
 @pytest.mark.skipif(kernels.why_not() is not None, reason=f"no compiled kernels: {kernels.why_not()}")
 def test_few_samples_among_many_items_are_read_in_place(step):
     """The same with kernels, which need no copies; 1,136 items are more than 3 times as many as 375 samples."""
-    chunks = make_chunks(step, (step.train.lengths > 0).nonzero().flatten(), LocalSettings(), 32, inner=True,
-                         chunk_elements=1)
+    chunks = make_chunks(step, (step.train.lengths > 0).nonzero().flatten(), LocalSettings(), 32,
+                         Needs(inner=True, chunk_elements=1))
     assert all(chunk.inner for chunk in chunks if chunk.batches <= 4)
     assert all(chunk.dense == (int(chunk.count) >= 76) for chunk in chunks if chunk.batches <= 4)
     many = make_chunks(step, (step.train.lengths > 0).nonzero().flatten(), LocalSettings(local_epochs=33), 32,
-                       inner=True)
+                       Needs(inner=True))
     assert not any(chunk.inner for chunk in many)  # every update would be kept
 
 
@@ -152,7 +152,7 @@ def test_wrong_factors_are_told(registry, step, factors, message):
             return factors(clients[USER])
 
     backbone, settings, users = Wrong(fedmf.settings), LocalSettings(), torch.arange(8)
-    chunks = make_chunks(step, users, settings, 32, inner=True, samples_only=True)
+    chunks = make_chunks(step, users, settings, 32, Needs(inner=True, samples_only=True))
     with pytest.raises(PluginError, match=message):
         train_round(chunks, start(backbone, step), backbone, FT, settings, 0, 0, 0)
 

@@ -18,14 +18,14 @@ from fedcl_bench import parallel
 from fedcl_bench.data.stream import Step
 from fedcl_bench.data.synth import World, as_step
 from fedcl_bench.draws import DrawKey
-from fedcl_bench.errors import PluginError
+from fedcl_bench.errors import OutOfMemory, PluginError
 from fedcl_bench.federation import round as rounds
 from fedcl_bench.federation.growth import grow
 from fedcl_bench.layers import ITEM, USER
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.ops import kernels, library
-from fedcl_bench.sampling import LocalSettings, make_chunks
+from fedcl_bench.sampling import LocalSettings, Needs, make_chunks
 from fedcl_bench.sizes import SIZES
 from fedcl_bench.stats.clip_noise import Protection
 from fedcl_bench.testing.worlds import ragged
@@ -53,8 +53,8 @@ def start(backbone, step, dtype=torch.float32):
 
 def both_ways(step, backbone, local, model, **options):
     """A round in one call per chunk, and local batch by local batch."""
-    chunks = make_chunks(step, torch.arange(step.n_users), local, 32, inner=True, samples_only=True,
-                         chunk_elements=1 << 15)
+    chunks = make_chunks(step, torch.arange(step.n_users), local, 32,
+                         Needs(inner=True, samples_only=True, chunk_elements=1 << 15))
     assert all(chunk.inner and not chunk.dense for chunk in chunks)
     calls, results = [], []
     with pytest.MonkeyPatch.context() as patch:
@@ -98,7 +98,7 @@ def test_numbers_do_not_depend_on_how_clients_are_cut_into_chunks(registry, step
     results = []
     for least in (1 << 20, 1):
         monkeypatch.setattr(SIZES, "least_of_calls", least)
-        chunks = make_chunks(step, users, local, 32, inner=True, samples_only=True, fused=True)
+        chunks = make_chunks(step, users, local, 32, Needs(inner=True, samples_only=True, fused=True))
         results.append(train_round(chunks, model, backbone, FT, local, 3, 1, 2))
     samples = [5 * int(chunk.count.sum()) for chunk in chunks]
     assert len(chunks) >= SIZES.chunks_of_calls > 1 and max(samples) < 1.5 * sum(samples) / SIZES.chunks_of_calls
@@ -121,7 +121,7 @@ def test_any_number_of_threads_and_some_of_the_users(registry, step, backbone, t
     backbone, local = build(registry, "backbone", backbone, dim=5), LocalSettings(batch_size=50)
     wide = replace(step, n_items=30_000)
     model, users = start(backbone, wide), torch.arange(0, step.n_users, 2)
-    chunks = make_chunks(wide, users, local, 5, inner=True, samples_only=True)
+    chunks = make_chunks(wide, users, local, 5, Needs(inner=True, samples_only=True))
     alone = train_round(chunks, model, backbone, FT, local, 3, 1, 2)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -139,11 +139,11 @@ def test_any_number_of_threads_and_some_of_the_users(registry, step, backbone, t
 def test_one_call_without_memory(registry, step, monkeypatch):
     backbone, local = build(registry, "backbone", "fedmf"), LocalSettings(batch_size=50)
     model = start(backbone, step)
-    chunks = make_chunks(step, torch.arange(step.n_users), local, 32, inner=True, samples_only=True)
+    chunks = make_chunks(step, torch.arange(step.n_users), local, 32, Needs(inner=True, samples_only=True))
     full = {name: function._replace(call=lambda *_: -1) if name == "inner_round_float" else function
             for name, function in library._loaded().items()}
     monkeypatch.setattr(library, "_loaded", lambda: full)
-    with pytest.raises(MemoryError, match="no memory for inner_round_float with .*'P': "):
+    with pytest.raises(OutOfMemory, match="^out of memory: no memory for inner_round_float with .*'P': "):
         train_round(chunks, model, backbone, FT, local, 3, 1, 2)
 
 
@@ -154,7 +154,7 @@ def test_a_model_lacking_rows_is_told(registry, step, lacking, expected):
     """Every row that clients look up is there before they are trained."""
     backbone, local = build(registry, "backbone", "fedmf"), LocalSettings(batch_size=50)
     model = start(backbone, step)
-    chunks = make_chunks(step, torch.arange(step.n_users), local, 32, inner=True, samples_only=True)
+    chunks = make_chunks(step, torch.arange(step.n_users), local, 32, Needs(inner=True, samples_only=True))
     less = (replace(model, public={ITEM: model.public[ITEM][:60].clone()}) if lacking == "items" else
             replace(model, private={USER: model.private[USER][:149].clone()}))
     with pytest.raises(ValueError, match=expected):
@@ -190,7 +190,7 @@ def test_any_lists(registry, lists, size, epochs, negatives):
     backbone = build(registry, "backbone", "fedmf", dim=3)
     local = LocalSettings(batch_size=size, local_epochs=epochs, negatives=negatives)
     model, users = start(backbone, step, torch.float64), torch.arange(len(lists))
-    chunks = make_chunks(step, users, local, 3, inner=True, samples_only=True)
+    chunks = make_chunks(step, users, local, 3, Needs(inner=True, samples_only=True))
     way = way_of(backbone, FT, model, local)
     for chunk in chunks:
         if chunk.dense or not chunk.inner:  # more updates than are kept apart
@@ -244,7 +244,8 @@ def test_what_needs_local_batches(registry, step):
         def replayed_items(self, users, draw):
             return torch.zeros(len(users), 1, dtype=torch.int64)
 
-    cases = {"fedmf": (fedmf, FT, plain, True), "pfedrec": (pfedrec, FT, plain, True), "fedncf": (ncf, FT, plain, False),
+    cases = {"fedmf": (fedmf, FT, plain, True), "pfedrec": (pfedrec, FT, plain, True),
+             "fedncf": (ncf, FT, plain, False),
              "early end": (fedmf, FT, LocalSettings(tolerance=0.1), False),
              "distinct": (fedmf, FT, LocalSettings(negative_draw="distinct"), False),
              "end_local": (fedmf, Looks(NoSettings()), plain, False),
@@ -269,7 +270,7 @@ def test_dead_clients_are_told(registry, step):
     model.private[USER][7] = 0.0
     model.private[USER][:7] = 0.0
     dead = changed(backbone, learning_rates=lambda self, n_items, round_=0, batch=0: {USER: 0.0, ITEM: 0.0})
-    chunks = make_chunks(step, torch.arange(8), LocalSettings(), 32, inner=True, samples_only=True)
+    chunks = make_chunks(step, torch.arange(8), LocalSettings(), 32, Needs(inner=True, samples_only=True))
     model.private[USER][7] = 1.0
     with pytest.raises(PluginError, match=r"leaves 1 of . clients \(user 7 first\) without gradient"):
         train_round(chunks, model, dead, FT, LocalSettings(), 0, 0, 0)
@@ -283,7 +284,7 @@ def test_numbers_do_not_depend_on_the_width_of_registers(registry, step, monkeyp
         pytest.skip(f"this processor has no {needed}")
     items = torch.randint(step.n_items, (step.n_users, 50), generator=torch.Generator().manual_seed(1))
     local = LocalSettings(batch_size=70)
-    chunks = make_chunks(step, torch.arange(step.n_users), local, 32, inner=True, samples_only=True)
+    chunks = make_chunks(step, torch.arange(step.n_users), local, 32, Needs(inner=True, samples_only=True))
 
     def numbers():
         for dim, dtype in product((20, 32), (torch.float32, torch.float64)):

@@ -17,7 +17,7 @@ from fedcl_bench.errors import PluginError
 from fedcl_bench.federation.growth import grow
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
-from fedcl_bench.sampling import LocalSettings, make_chunks
+from fedcl_bench.sampling import LocalSettings, Needs, make_chunks
 
 FT = Method(NoSettings())
 COMMON, PERSONAL = "item_commonality.weight", "item_personality.weight"
@@ -60,7 +60,8 @@ def test_a_round_equals_whole_tables(registry, step, case, local, weighted):
     model, users = start(backbone, step), torch.arange(0, step.n_users, 12)
     assert way_of(backbone, FT, model, settings).at_rest
     assert not way_of(slow(backbone), FT, model, settings).at_rest
-    chunks = make_chunks(step, users, settings, 8, whole_tables=way_of(backbone, FT, model, settings).holds_whole)
+    chunks = make_chunks(step, users, settings, 8,
+                         Needs(whole_tables=way_of(backbone, FT, model, settings).holds_whole))
     weights = step.train.lengths.double() if weighted else None
     (found, loss, _), (expected, same_loss, _) = (train_round(chunks, model, one, FT, settings, 0, 0, 1, weights)
                                                   for one in (backbone, slow(backbone)))
@@ -76,7 +77,7 @@ def test_each_clients_change_equals_whole_tables(registry, step, case):
     """What observers of a round see."""
     backbone, settings = make(registry, case), LocalSettings(batch_size=128)
     model, users = start(backbone, step), torch.arange(0, step.n_users, 40)
-    chunks = make_chunks(step, users, settings, 8, whole_tables=True)
+    chunks = make_chunks(step, users, settings, 8, Needs(whole_tables=True))
     changes = [[trained.changes(model, one) for trained in map(
         trainer_of(chunks, model, one, FT, settings, DrawKey(0, 0, 1)), chunks)] for one in (backbone, slow(backbone))]
     for found, expected in zip(*changes, strict=True):

@@ -39,7 +39,8 @@ def test_without_kernels_and_on_sessions(registry, monkeypatch):
     fedmf, ft = build(registry, "backbone", "fedmf"), build(registry, "method", "ft")
     arguments = fedmf, ft, model_of(fedmf), LocalSettings()
     assert choose_way(*arguments, sessions=True).name == "rows"
-    assert choose_way(build(registry, "backbone", "sasrec"), ft, model_of(fedmf), LocalSettings(), True).name == "sessions"
+    sasrec = build(registry, "backbone", "sasrec")
+    assert choose_way(sasrec, ft, model_of(fedmf), LocalSettings(), True).name == "sessions"
     monkeypatch.setattr(kernels, "why_not", lambda: "switched off")
     assert choose_way(*arguments, sessions=False).name == "factored"
 

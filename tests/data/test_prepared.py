@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from fedcl_bench.federation.growth import grow, row_width
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.sampling import LaterChunk, LocalSettings, make_chunks
+from fedcl_bench.sampling import LaterChunk, LocalSettings, Needs, make_chunks
 from fedcl_bench.sizes import SIZES
 
 SETTINGS = StreamSettings(k_core=0)
@@ -115,8 +116,77 @@ def test_damaged_folder_is_named(folder, harm):
     kept = prepared.folder_of(source, SETTINGS)
     prepared.save(build_stream(source, SETTINGS), kept)
     harm(kept)
-    with pytest.raises(UserError, match=f"{kept}: is damaged .*data prepare"):
+    with pytest.raises(UserError, match=f"{kept}: is damaged, (stream.json|1-train-values.npy): .*\n.*data prepare"):
         load_stream(source, SETTINGS)
+
+
+SESSIONS = StreamSettings(stream="sessions", k_core=0, session_gap=30000.0)
+
+
+def altered(folder, file, change, settings=SETTINGS):
+    """A prepared folder in which one array is another."""
+    source = locate("w", folder, settings)
+    kept = prepared.folder_of(source, settings)
+    prepared.save(build_stream(source, settings), kept)
+    np.save(kept / file, change(np.load(kept / file)))
+    return source, kept
+
+
+def first_is(value):
+    return lambda values: np.concatenate([np.array([value], values.dtype), values[1:]])
+
+
+@pytest.mark.parametrize("change", [first_is(1), lambda values: np.roll(values, 1), lambda values: values[:-1],
+                                    first_is(10 ** 9), lambda values: values.astype(np.int32)])
+def test_other_content_is_seen(folder, change):
+    """Also where it would be a stream."""
+    source, kept = altered(folder, "0-train-values.npy", change)
+    with pytest.raises(UserError, match="0-train-values.npy: its content is not what was written"):
+        load_stream(source, SETTINGS)
+
+
+def test_other_numbers_of_steps_are_seen(folder):
+    source, kept = altered(folder, "0-train-values.npy", lambda values: values)
+    about = (kept / "stream.json").read_text()
+    (kept / "stream.json").write_text(about.replace('"old_users": 0', '"old_users": 1'))
+    with pytest.raises(UserError, match="stream.json: its content is not what was written, or is of a former version"):
+        load_stream(source, SETTINGS)
+
+
+@pytest.mark.parametrize("settings, file, change, wrong", [
+    (SETTINGS, "0-train-values.npy", first_is(10 ** 9), r"holds ids from 0 to 1000000000, expected ids from 0 to \d+"),
+    (SETTINGS, "1-test-values.npy", first_is(-5), "holds ids from -5 to"),
+    (SETTINGS, "0-valid-values.npy", lambda values: values.astype(np.int32), "holds int32 of shape"),
+    (SETTINGS, "0-valid-values.npy", lambda values: values.astype(float), "holds float64 of shape"),
+    (SETTINGS, "0-valid-values.npy", lambda values: values[:, None], "expected a list of int64"),
+    (SETTINGS, "2-train-values.npy", lambda values: values[:-1], "2-train-indptr.npy: is not the ascending ends of"),
+    (SETTINGS, "2-train-indptr.npy", lambda ends: ends[:-1], "is not the ascending ends of"),
+    (SETTINGS, "2-train-indptr.npy", first_is(-8), "is not the ascending ends of"),
+    (SETTINGS, "2-train-indptr.npy", lambda ends: np.concatenate([[0], ends[:0:-1][1:], ends[-1:]]), "ascending ends"),
+    (SETTINGS, "items.npy", lambda names: names[:-1], "stream.json: the last step does not have the users and items"),
+    (SESSIONS, "0-train-sessions-items.npy", first_is(-1), "holds ids from -1 to"),
+    (SESSIONS, "0-test-sessions-start.npy", lambda ends: ends[::-1], "is not the ascending ends of"),
+    (SESSIONS, "0-train-sessions-of_user.npy", lambda ends: ends + 1, "is not the ascending ends of"),
+    (SESSIONS, "0-train-sessions-times.npy", lambda times: times[1:], "holds \\d+ times of \\d+ interactions")])
+def test_what_is_no_stream_is_refused_whatever_its_digest(folder, monkeypatch, settings, file, change, wrong):
+    """Compiled code would read far outside of its tables."""
+    source, kept = altered(folder, file, change, settings)
+    monkeypatch.setattr(prepared, "_digest_in", lambda path: "any")
+    about = json.loads((kept / "stream.json").read_text())
+    about["digests"], _ = dict.fromkeys(about["digests"], "any"), about.pop("digest")
+    (kept / "stream.json").write_text(json.dumps(about | {"digest": prepared._digest_of(about)}))
+    with pytest.raises(UserError, match=wrong) as error:
+        load_stream(source, settings)
+    assert "Delete the folder, or make it anew" in str(error.value)
+
+
+def test_steps_that_do_not_follow_one_another_are_refused(folder):
+    source, kept = altered(folder, "0-train-values.npy", lambda values: values)
+    stream = prepared.load(kept)
+    wrong = Stream((replace(stream.steps[0], old_users=1), *stream.steps[1:]), stream.user_tokens, stream.item_tokens)
+    prepared.save(wrong, kept)
+    with pytest.raises(UserError, match="stream.json: step 0 does not follow the one before"):
+        prepared.load(kept)
 
 
 @pytest.mark.parametrize(("inner", "settings"), [(True, LocalSettings()), (False, LocalSettings()),
@@ -128,7 +198,7 @@ def test_chunks_made_later_give_the_same_round(registry, ml100k, monkeypatch, in
     results = []
     for kept in (SIZES.kept_positives, len(step.train.values) - 1):
         monkeypatch.setattr(SIZES, "kept_positives", kept)
-        chunks = make_chunks(step, torch.arange(step.n_users), settings, row_width(model, backbone), inner=inner)
+        chunks = make_chunks(step, torch.arange(step.n_users), settings, row_width(model, backbone), Needs(inner=inner))
         results.append(train_round(chunks, model, backbone, Method(NoSettings()), settings, 0, 0, 0)[:2])
     assert all(isinstance(chunk, LaterChunk) for chunk in chunks)
     (kept, loss), (later, same) = results

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from fedcl_bench.data import source
+from fedcl_bench.data import plain_yaml, source
 
 
 def test_a_text_is_parsed_once_and_a_changed_file_again(tmp_path, monkeypatch):
-    parsed, original = [], source.yaml.load
+    parsed, original = [], plain_yaml.yaml.load
 
     def load(text, Loader):
         parsed.append(text)
         return original(text, Loader=Loader)
-    monkeypatch.setattr(source.yaml, "load", load)
-    source._parsed.cache_clear()
+    monkeypatch.setattr(plain_yaml.yaml, "load", load)
+    plain_yaml.parsed.cache_clear()
     file = tmp_path / "a.yaml"
     file.write_text("lists: [1, 2]\n")
     source.read_yaml(file)["lists"].append(3)

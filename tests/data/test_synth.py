@@ -179,7 +179,7 @@ def test_the_command_has_the_defaults_of_a_world():
 
 
 @pytest.mark.parametrize("words,message", [
-    ("../x", "accepted: letters, digits, - and _"), ("-x", ""), ("ml-100k", "'ml-100k' is a dataset that exists"),
+    ("../x", "accepted: at most 100 letters, digits"), ("-x", ""), ("ml-100k", "'ml-100k' is a dataset that exists"),
     ("x --users 0", "--users"), ("x --items 1", "--items: found 1, accepted: 2 to"),
     ("x --interactions-per-user 501", "accepted: 1 to 500, half of the 1,000 items"),
     ("x --interactions-per-user nan", "--interactions-per-user: found nan"),

@@ -13,7 +13,9 @@ from hypothesis import given, settings, strategies as st
 
 from fedcl_bench.errors import UserError
 from fedcl_bench.evaluation.continual import summaries
-from fedcl_bench.evaluation.ranking import is_product, list_metrics, parse_metric, rank_all, users_at_once
+from fedcl_bench.evaluation.metrics import measure
+from fedcl_bench.evaluation.ranking import DEFAULT, is_product, parse_metric, rank_all, users_at_once
+from fedcl_bench.metric import RankedLists
 from fedcl_bench.model import Snapshot
 from fedcl_bench.ops import kernels
 from fedcl_bench.ops.topk import highest
@@ -33,7 +35,7 @@ def test_metrics_equal_recboles(seed, users, topk):
     for u in range(users):
         found = rng.integers(0, min(relevant[u], length) + 1)
         hits[u, rng.choice(length, found, replace=False)] = True
-    ours = list_metrics(torch.from_numpy(hits), torch.from_numpy(relevant), topk)
+    ours = measure(DEFAULT, RankedLists(torch.from_numpy(hits), torch.from_numpy(relevant)), topk)
     config = {"topk": topk, "metric_decimal_place": 12}
     data = {"rec.topk": torch.from_numpy(np.concatenate([hits, relevant[:, None]], axis=1).astype(np.int64))}
     had = hasattr(np, "float")
@@ -164,7 +166,8 @@ def test_sampled_candidates_alone_rank_as_among_all_items(registry, monkeypatch)
 
     def scored_items():
         sizes = []
-        monkeypatch.setattr("fedcl_bench.evaluation.ranking.score_pairs", lambda *a: sizes.append(a[3].shape) or pairs(*a))
+        monkeypatch.setattr("fedcl_bench.evaluation.ranking.score_pairs",
+                            lambda *a: sizes.append(a[3].shape) or pairs(*a))
         return sizes, rank_all(backbone, model, ragged(*target), masks, [5, 20], candidates=candidates)
 
     pairs = sys.modules["fedcl_bench.evaluation.ranking"].score_pairs
@@ -180,7 +183,7 @@ def test_sampled_candidates_alone_rank_as_among_all_items(registry, monkeypatch)
 
 def test_metric_names():
     assert parse_metric("recall@50") == ("recall", 50)
-    for bad in ("recall", "recall@", "recall@0", "recall@-1", "recal@5", "recall@x"):
+    for bad in ("recall", "recall@", "recall@0", "recall@-1", "@5", "recall@x"):
         with pytest.raises(UserError):
             parse_metric(bad)
 

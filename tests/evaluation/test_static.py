@@ -225,8 +225,9 @@ def test_every_round_and_backbone_uses_the_same_lists(registry, name):
             hits = [hit for hit, _ in expected(progress.model, "valid")]
             assert progress.curve[-1]["valid"] == pytest.approx(sum(hits) / len(hits), abs=1e-5)
     (_, _, scores), = progress.tests
-    assert scores.values["hit@10"].tolist() == [hit for hit, _ in expected(progress.best.model, "test")]
-    assert scores.values["ndcg@10"].tolist() == pytest.approx([gain for _, gain in expected(progress.best.model, "test")])
+    hits, gains = zip(*expected(progress.best.model, "test"))
+    assert scores.values["hit@10"].tolist() == list(hits)
+    assert scores.values["ndcg@10"].tolist() == pytest.approx(list(gains))
 
 
 # Negatives ---------------------------------------------------------------------------------------------------------
@@ -346,7 +347,8 @@ def test_best_round_of_equal_ones(registry, which):
     assert len(values) == 12 and len(best) > 1 and 12 not in best
     number = best[0] if which == "first" else best[-1]
     assert progress.best_round(0, which) == number
-    assert all(torch.equal(a, b) for a, b in zip(progress.best.model.tables(), models[number - 1].tables(), strict=True))
+    tables = zip(progress.best.model.tables(), models[number - 1].tables(), strict=True)
+    assert all(torch.equal(a, b) for a, b in tables)
 
 
 @pytest.mark.parametrize("chosen,rounds", [({}, 110), ({"patience": 2}, 3)])

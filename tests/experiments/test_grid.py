@@ -117,7 +117,8 @@ def test_the_device_is_part_of_every_run(registry, capsys, tmp_path, monkeypatch
     assert task.command(Path("results"), None, ()) == \
         "run_bench.py --method ft --backbone fedmf --dataset ml-100k --seed 3 --device cuda"
     on_cpu, = grid.make_tasks(registry, [spec], [3])
-    (found,), _ = grid_json(capsys, *arguments[1:], "auto", "--first-seed", "3", "--dry-run", "--results", str(tmp_path))
+    (found,), _ = grid_json(capsys, *arguments[1:], "auto", "--first-seed", "3", "--dry-run",
+                            "--results", str(tmp_path))
     assert found["hash"] == task.config.hash != on_cpu.config.hash
 
 

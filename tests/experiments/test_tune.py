@@ -80,8 +80,8 @@ def tuned(tmp_path_factory):
     return folder, read
 
 
-COMMAND = ["tune", "--methods", "kd,reg", "--backbones", "fedmf", "--budget", "3", "--set", "rounds=2", "--set", "k_core=50",
-           "--jobs", "1"]
+COMMAND = ["tune", "--methods", "kd,reg", "--backbones", "fedmf", "--budget", "3", "--set", "rounds=2",
+           "--set", "k_core=50", "--jobs", "1"]
 
 
 def test_the_best_validation_wins(tuned):
@@ -134,8 +134,8 @@ def test_equal_searches_are_kept_and_trials_reused(tuned, capsys):
 
 def test_grid_uses_what_was_chosen(tuned, capsys):
     folder, _ = tuned
-    assert main(["grid", "--methods", "ft,kd", "--backbones", "fedmf", "--set", "rounds=2", "--set", "k_core=50", "--results", str(folder),
-                 "--tuned", "--dry-run", "--json"]) == 0
+    assert main(["grid", "--methods", "ft,kd", "--backbones", "fedmf", "--set", "rounds=2", "--set", "k_core=50",
+                 "--results", str(folder), "--tuned", "--dry-run", "--json"]) == 0
     runs = json.loads(capsys.readouterr().out)
     for run in runs:
         chosen = Tuned.of(folder / "my-tuned", folder).settings(run["method"], "fedmf", "ml-100k")
@@ -348,8 +348,8 @@ def test_shipped_settings_stay_and_the_published_records_are_found(checkout, sam
     captured = capsys.readouterr()
     states = {run["method"]: (run["state"], run["settings"]["lr"]) for run in json.loads(captured.out)}
     assert states["ft"] == states["f3crec"] == ("finished", 1.0) and states["kd"][0] == "missing"
-    assert captured.err == ("tuned settings: of results/my-tuned for ft, f3crec on fedmf, ml-100k, of results/tuned for "
-                            "the others\n")
+    assert captured.err == ("tuned settings: of results/my-tuned for ft, f3crec on fedmf, ml-100k, "
+                            "of results/tuned for the others\n")
     assert main(["compare", "f3crec", "ft", "--backbone", "fedmf", *QUICK, "--tuned"]) == 0  # of the user's own records
 
 
@@ -362,9 +362,11 @@ def test_settings_are_looked_up_in_order(checkout):
     mine.write_text('{"settings": {"lr": 0.25}}')
     assert Tuned.of(True, Path("mine")).settings(*names) == {"lr": 0.25}
     assert Tuned.of(True, Path("results")).file(*names) == Tuned.of(True, Path("nowhere")).file(*names) == shipped
-    assert Tuned.of(Path("mine/my-tuned"), Path("results")).file(*names) == mine and Tuned.of(None, Path("mine")) is None
-    with pytest.raises(UserError, match="no file mine/my-tuned/x-b-ft.json or results/tuned/x-b-ft.json.\nMake it with: "
-                                        "run_bench.py tune --methods ft --backbones b --datasets x --plugins p"):
+    assert Tuned.of(Path("mine/my-tuned"), Path("results")).file(*names) == mine
+    assert Tuned.of(None, Path("mine")) is None
+    with pytest.raises(UserError, match="no file mine/my-tuned/x-b-ft.json or results/tuned/x-b-ft.json.\n"
+                                        "Make it with: run_bench.py tune --methods ft --backbones b --datasets x "
+                                        "--plugins p"):
         Tuned.of(True, Path("mine"), Where((Path("p"),))).settings("ft", "b", "x")
 
 

@@ -13,7 +13,8 @@ from fedcl_bench.draws import DrawKey
 from fedcl_bench.errors import RunFailed, UserError
 from fedcl_bench.evaluation.ranking import UserScores, rank_all
 from fedcl_bench.federation.attendance import Attendance
-from fedcl_bench.federation.loop import require_finite, run
+from fedcl_bench.federation.divergence import require_finite
+from fedcl_bench.federation.loop import run
 from fedcl_bench.model import Snapshot
 from fedcl_bench.runs.config import make_config
 
@@ -118,7 +119,8 @@ def test_tests_are_made_with_the_best_round(federation, ml100k):
         assert len(best.public[ITEM]) == step.n_items and len(best.private[USER]) == step.n_users
         for trained, tested, scores in progress.tests:
             if trained == t:
-                again = rank_all(f.backbone, progress.best.model, ml100k.steps[tested].test, [step.train, step.valid], [20])
+                again = rank_all(f.backbone, progress.best.model, ml100k.steps[tested].test,
+                                 [step.train, step.valid], [20])
                 assert torch.equal(scores.values["ndcg@20"], again.values["ndcg@20"])
         assert [s for trained, s, _ in progress.tests if trained == t] == list(range(t + 1))
     assert torch.equal(progress.best.model.public[ITEM], progress.model.public[ITEM]) is False

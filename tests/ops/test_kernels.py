@@ -21,7 +21,7 @@ from fedcl_bench.functional import weighted_bce
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.ops import kernels, library
-from fedcl_bench.sampling import LocalSettings, Others, draw_negatives, make_chunks, padded
+from fedcl_bench.sampling import LocalSettings, Needs, Others, draw_negatives, make_chunks, padded
 from fedcl_bench.sizes import SIZES
 from fedcl_bench.testing.worlds import ragged
 
@@ -70,7 +70,8 @@ def test_negatives_of_clients_of_any_size(without, own):
     local, users = LocalSettings(), torch.arange(3)
     theirs = without(lambda: make_chunks(step, users, local, 8))
     for chunk, other in zip(make_chunks(step, users, local, 8), theirs, strict=True):
-        assert torch.equal(draw_negatives(chunk, local, 1, 2, 3), without(lambda: draw_negatives(other, local, 1, 2, 3)))
+        drawn = without(lambda: draw_negatives(other, local, 1, 2, 3))
+        assert torch.equal(draw_negatives(chunk, local, 1, 2, 3), drawn)
 
 
 @compiled
@@ -97,7 +98,7 @@ def test_weights_of_local_batches_to_the_bit(registry, step, without, backbone, 
     backbone, local = build(registry, "backbone", backbone, dim=4), LocalSettings(batch_size=size)
     model = grow(Snapshot({}, {}), backbone, 0, step, dtype, torch.device("cpu"))
     users = torch.arange(0, step.n_users, 1 if size > 1 else 40)
-    for chunk in make_chunks(step, users, local, 8, backbone.pairwise):
+    for chunk in make_chunks(step, users, local, 8, Needs(backbone.pairwise)):
         trainer = ListTrainer(chunk, model, training(backbone, Method(NoSettings()), model, local), DrawKey(3, 1, 2))
 
         def weights(trainer=trainer):

@@ -19,7 +19,7 @@ from fedcl_bench.federation.loop import run
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot, pair_keys, score_users
 from fedcl_bench.runs.config import make_config, resolve
-from fedcl_bench.sampling import LocalSettings, make_chunks
+from fedcl_bench.sampling import LocalSettings, Needs, make_chunks
 from fedcl_bench.testing.worlds import ragged, small_interactions, small_stream
 
 LN2 = math.log(2.0)
@@ -332,7 +332,7 @@ def test_gpfedrec_starts_a_round_from_the_mean_and_keeps_near_its_own(registry, 
     public, served = backbone.serve({ITEM: first.local[ITEM][users]})
     assert torch.equal(first.public[ITEM], public[ITEM]) and torch.equal(first.served[ITEM][users], served[ITEM])
     still = build(registry, "backbone", "gpfedrec", dim=3, hidden=(4,), lr=1e-12)
-    chunks = make_chunks(stream.steps[0], users, LocalSettings(), 3, whole_tables=True)
+    chunks = make_chunks(stream.steps[0], users, LocalSettings(), 3, Needs(whole_tables=True))
     second, _, _ = train_round(chunks, first, still, Method(NoSettings()), LocalSettings(), 0, 0, 1)
     torch.testing.assert_close(second.local[ITEM][users], first.public[ITEM].expand(len(users), -1, -1))
 
@@ -728,7 +728,7 @@ def test_tutorial_run_uses_that_mean(registry, stream, name):
     step, backbone = stream.steps[0], config.federation(stream).backbone
     users = (step.train.lengths > 0).nonzero().flatten()
     start = grow(Snapshot({}, {}), backbone, 0, step, torch.float32, torch.device("cpu"))
-    chunks = make_chunks(step, users, TUTORIAL, row_width(start, backbone), pairwise=True)
+    chunks = make_chunks(step, users, TUTORIAL, row_width(start, backbone), Needs(pairwise=True))
     weighted, plain = (train_round(chunks, start, backbone, Method(NoSettings()), TUTORIAL, 0, 0, 0, weights)[0]
                        for weights in (step.train.lengths.float(), None))
     for key, value in {**first.public, **first.dense}.items():

@@ -30,7 +30,7 @@ from fedcl_bench.recbole.parameters import Law
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.records import load_progress, save_progress
 from fedcl_bench.runs.specs import RunSpec, tuned_file
-from fedcl_bench.sampling import LocalSettings, draw_negatives, make_chunks
+from fedcl_bench.sampling import LocalSettings, Needs, draw_negatives, make_chunks
 from fedcl_bench.testing.recbole_survey import SurveyedModel, markdown, survey, try_model
 from fedcl_bench.testing.worlds import growing_stream, session_log, session_stream
 
@@ -78,7 +78,8 @@ def one_round(backbone, step, model, settings, chunk_elements=1 << 20, alone=Fal
         backbone._caller.facts = replace(backbone.facts, loss_alone="a test", score_alone="a test")
     users = (step.train.lengths > 0).nonzero().flatten()
     own = backbone.own_samples(settings)
-    chunks = make_chunks(step, users, settings, 6, False, True, chunk_elements, sampler=own)
+    chunks = make_chunks(step, users, settings, 6,
+                         Needs(whole_tables=True, sampler=own, chunk_elements=chunk_elements))
     after, loss, *_ = train_round(chunks, model, backbone, Method(NoSettings()), settings, SEED, 1, 2)
     return after, loss, chunks
 
@@ -484,8 +485,8 @@ def test_a_counter_of_the_model_is_the_clients_own(registry, step):
                                                        "anneal_cap: 1.0, total_anneal_steps: 10}")
     assert backbone.facts.counters == {("", "update"): 0}
     model = start(backbone, step)
-    chunk = make_chunks(step, torch.tensor([1, 3]), LocalSettings(), 6, False, True,
-                        sampler=backbone.own_samples(LocalSettings()))[0]
+    chunk = make_chunks(step, torch.tensor([1, 3]), LocalSettings(), 6,
+                        Needs(whole_tables=True, sampler=backbone.own_samples(LocalSettings())))[0]
     losses = []
     for done in (0, 4, 9, 30):
         batch = OwnBatch(chunk.users, chunk.positives, chunk.positives.repeat(1, 4),
@@ -611,7 +612,8 @@ def test_a_model_that_crashes_is_listed_with_the_reason(monkeypatch):
     backbone._design.cache_clear()
     found = try_model("BPR", growing_stream(blocks=2))
     backbone._design.cache_clear()
-    assert found == SurveyedModel("BPR", "general", "refused", "its loss fails on one client: ZeroDivisionError: no luck")
+    assert found == SurveyedModel("BPR", "general", "refused",
+                                  "its loss fails on one client: ZeroDivisionError: no luck")
 
 
 # ------------------------------------------------------------------------------------- every model on the real ML-100K

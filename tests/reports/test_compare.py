@@ -158,8 +158,9 @@ def test_blocks_written_wrongly(text):
 
 def test_commands_for_missing_runs():
     specs = [RunSpec(m, b, "ml-100k", (("rounds", "2"),)) for b in ("fedmf", "fedncf") for m in ("ft", "kd")]
-    assert command_for(specs, Tuned.of(Path("T"), Path("results"))) == ("run_bench.py grid --methods ft,kd --backbones fedmf,fedncf --datasets "
-                                             "ml-100k --seeds 5 --set rounds=2 --tuned T")
+    assert command_for(specs, Tuned.of(Path("T"), Path("results"))) == (
+        "run_bench.py grid --methods ft,kd --backbones fedmf,fedncf --datasets ml-100k --seeds 5 --set rounds=2 "
+        "--tuned T")
     assert command_for([RunSpec("ft", "fedmf", "x"), replace(specs[0], dataset="x")]).count(" && ") == 1
 
 
@@ -197,6 +198,24 @@ def test_table_and_direction(at_records, capsys):
     assert main([*PAIR, "--blocks", "2", "--json"]) == 0
     back = json.loads(capsys.readouterr().out)["comparisons"][0]["per_user"]
     assert back["difference"] == pytest.approx(-forth, abs=6e-5) and back["n"] == int(row.split()[-5])
+
+
+def test_few_users_are_noted_with_intervals_of_both_means(registry, tmp_path, capsys):
+    for users in (29, 30):
+        for method, value in (("kd", 0.3), ("ft", 0.2)):
+            fabricate(tmp_path / str(users), registry, RunSpec(method, "fedmf", "ml-100k"), 0,
+                      lambda *_: np.array([value]), users=users)
+    command = ["compare", "kd", "ft", "--backbone", "fedmf", "--records"]
+    assert main([*command, str(tmp_path / "29")]) == 0
+    kd, ft = (significance.interval_of_mean(mean, 29) for mean in (0.3, 0.2))
+    note = (f"ft: only 29 test users; 95 % intervals of the means: kd {kd[0]:.4f} to {kd[1]:.4f}, "
+            f"ft {ft[0]:.4f} to {ft[1]:.4f}")
+    assert note in capsys.readouterr().out.splitlines()
+    assert main([*command, str(tmp_path / "29"), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["notes"] == [note] and result["comparisons"][0]["per_user"]["means"] == pytest.approx([0.3, 0.2])
+    assert main([*command, str(tmp_path / "30")]) == 0
+    assert "test users" not in capsys.readouterr().out
 
 
 def test_friedman_command(at_records, capsys):
@@ -280,7 +299,8 @@ def test_the_metric_follows_the_stream(registry, tmp_path, capsys):
     for method, hit in (("fcucr", 0.3), ("ft", 0.2)):
         for seed in (0, 1):
             fabricate_sessions(tmp_path, registry, RunSpec(method, "sasrec", "xing"), seed, hit, noise=len(method))
-            fabricate(tmp_path, registry, RunSpec("kd" if method == "fcucr" else "ft", "fedmf", "ml-100k"), seed, level(hit))
+            of_lists = RunSpec("kd" if method == "fcucr" else "ft", "fedmf", "ml-100k")
+            fabricate(tmp_path, registry, of_lists, seed, level(hit))
     command = ["compare", "--records", str(tmp_path), "--json"]
     assert main([*command, "fcucr", "ft", "--backbone", "sasrec", "--dataset", "xing"]) == 0
     result = json.loads(capsys.readouterr().out)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fabricate import USERS, fabricate, fabricate_sessions, level
+from fabricate import USERS, fabricate, fabricate_methods, fabricate_sessions, level
 from scipy import stats
 
 from fedcl_bench.cli.main import main
@@ -85,10 +85,7 @@ def data_of(tree):
 def folder(registry, tmp_path_factory):
     """Three methods on FedMF and two datasets, seeds 0-2; a variant of F3CRec; sessions of FCUCR."""
     results = tmp_path_factory.mktemp("report")
-    for dataset in ("ml-100k", "lastfm-2k"):
-        for i, (method, mean) in enumerate(MEANS.items()):
-            for seed in range(3):
-                fabricate(results, registry, RunSpec(method, "fedmf", dataset), seed, level(mean, noise=i))
+    fabricate_methods(results, registry, MEANS)
     fabricate(results, registry, RunSpec("f3crec", "fedmf", "ml-100k", (("eps", 0.01),)), 0, level(0.2, noise=9))
     for method, hit in (("ft", 0.2), ("fcucr", 0.3)):
         fabricate_sessions(results, registry, RunSpec(method, "sasrec", "xing"), 0, hit, noise=1)
@@ -273,6 +270,41 @@ def test_filters_and_sorting(page, tmp_path):
     assert {row[2] for row in some["tests"]} == {"ml-100k"}
     twice = played(text, tmp_path, hash="#dataset=ml-100k", click=["ndcg@20", "ndcg@20"])
     assert [row[0] for row in twice["leaderboard"]] == ["ft", "kd", "f3crec", "f3crec (eps=0.01)"]
+
+
+def test_more_variants_than_colours_can_be_told_apart(registry, tmp_path):
+    """In figures over all records too, where a symbol stands for what they were tested on."""
+    for i in range(14):
+        fabricate(tmp_path / "r", registry, RunSpec("ft", "fedmf", "ml-100k", (("lr", 0.1 + i / 100),)), 0,
+                  level(0.1 + i / 100))
+    assert main(["report", str(tmp_path / "r"), "--out", str(tmp_path / "report.html")]) == 0
+    figures = played((tmp_path / "report.html").read_text(encoding="utf-8"), tmp_path)["figures"]
+    looks = [(trace["marker"]["color"], trace["marker"]["symbol"]) for trace in figures["learning"]["data"]]
+    assert len(set(looks)) == len(looks) == 14 and {symbol for _, symbol in looks} == {0, 100}
+    assert figures["learning"]["layout"]["height"] > 14 * 29 + 100  # the legend is seen whole
+
+
+def test_the_cell_with_most_variants_is_shown_first(page, tmp_path):
+    """Not the first of the list, where there may be nothing to compare; a filter leaves it only if it must."""
+    text = page[0].read_text(encoding="utf-8")
+    assert {row[2] for row in played(text, tmp_path)["tests"]} == {"ml-100k"}  # which has four; lastfm-2k, first, three
+    some = played(text, tmp_path, choose={"filter-dataset": "lastfm-2k"})
+    assert {row[2] for row in some["tests"]} == {"lastfm-2k"}
+
+
+def test_axes_show_what_there_is(page, tmp_path):
+    """Shares of users end at 100 %, and a few rounds are counted in whole numbers."""
+    figures = played(page[0].read_text(encoding="utf-8"), tmp_path)["figures"]
+    shares = [axis["range"] for name, axis in figures["differences"]["layout"].items() if name.startswith("yaxis")]
+    assert shares and all(0.0 <= high < 0.3 and low < np.log10(1 / USERS) for low, high in shares)
+    rounds = max(len(trace["x"]) for trace in figures["curves"]["data"])
+    assert figures["curves"]["layout"]["xaxis"].get("dtick") == (1 if rounds <= 10 else None)
+
+
+def test_environments_begin_with_what_tells_them_apart(folder, registry):
+    runs = [replace(run, meta={**run.meta, "environment": {**run.meta["environment"], "zeta": run.seed}})
+            for run in load_runs(folder)]
+    assert heads_of(Tree(report(runs, registry, "title")), "environments")[:2] == ["runs", "zeta"]
 
 
 def test_plotly_accepts_every_figure(page, evil, tmp_path):

@@ -32,7 +32,8 @@ def rows_of(page: Path, heading: str) -> list[list[str]]:
 
 def published(registry, folder: str, paper: str, number: int, tuned: Path | None = None, **settings) -> dict:
     """Our cells of a table, rebuilt from published records: (backbone, row, metric) and the dataset to (mean, std)."""
-    source = Source(load_runs(ROOT / "results/published" / folder), registry, Tuned.of(tuned, ROOT), tuple(settings.items()), None)
+    source = Source(load_runs(ROOT / "results/published" / folder), registry, Tuned.of(tuned, ROOT),
+                    tuple(settings.items()), None)
     built = build(paper, papers.get(paper).TABLES[number], source)
     return {(cell.key.dataset, cell.key.backbone, cell.key.row, cell.key.metric): (cell.mean, cell.std)
             for cell in built.cells() if cell.key.column in ("avg", "value") and cell.mean is not None}

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+from helpers import ROOT
 
 from fedcl_bench.cli.commands import run as command
 from fedcl_bench.cli.main import main
 from fedcl_bench.errors import UserError
 from fedcl_bench.runs import logs
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.runner import Interrupted, execute
+from fedcl_bench.runs.runner import Interrupted, Watch, execute
 
 SETTINGS = {"rounds": 2, "k_core": 50, "evaluate_every": 2}
 RUN = ["--method", "f3crec", "--backbone", "fedmf", "--quiet",
@@ -105,13 +108,27 @@ def test_wandb_is_given_the_same_offline(finished, wandb):
     assert [row["number"] for row in tested] == [2, 4, 6, 8]
 
 
+def test_wandb_itself_takes_it_offline(finished):
+    """The package, where it is installed: its file has every round, and nothing but the run's result is shown."""
+    pytest.importorskip("wandb", reason="needs wandb: pip install '.[wandb]'")
+    folder, record = finished
+    done = subprocess.run([sys.executable, "-m", "fedcl_bench", *RUN, "--results", str(folder), "--quiet", "--log",
+                           f"wandb:{folder / 'real'}"], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(ROOT), "WANDB_MODE": "offline"})
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    (file,) = (folder / "real").glob("*/wandb/offline-run-*/*.wandb")
+    content = file.read_bytes()  # records of protocol buffers, one per round and test
+    rounds = len(pd.read_parquet(record / "rounds.parquet"))
+    assert content.count(b"round/loss") >= rounds and content.count(b"test/ndcg@20/block 3") >= 1
+
+
 def test_a_resumed_run_is_logged_from_its_beginning(registry, ml100k, tmp_path):
     config = make_config(registry, "f3crec", "fedmf", "ml-100k", overrides=[("a test", {"rounds": 2, "k_core": 10})])
     target = [logs.Target("csv", tmp_path / "logs")]
 
     def execution(log, stop=lambda: False):
-        return execute(config, lambda: ml100k, tmp_path, on_progress=lambda stream, progress: log.update(progress),
-                       stop=stop)
+        return execute(config, lambda: ml100k, tmp_path,
+                       Watch(lambda stream, progress: log.update(progress), stop=stop))
     asked = iter([False] * 4 + [True])
     with pytest.raises(Interrupted), logs.RunLog(config, target) as log:
         execution(log, lambda: next(asked))

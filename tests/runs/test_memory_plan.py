@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from fedcl_bench.cli.main import main
+from fedcl_bench.client.lists import BatchView
+from fedcl_bench.distillation import ranks_of
 from fedcl_bench.errors import UserError
+from fedcl_bench.ops import memory
 from fedcl_bench.ops.memory import Available, available
 from fedcl_bench.runs import memory_plan
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.memory_plan import plan, require
+from fedcl_bench.sizes import SIZES
 
 CPU = torch.device("cpu")
 LAST, BEFORE = (943, 1152), (827, 1148)  # users and items of ML-100K's blocks 3 and 2
@@ -87,8 +92,8 @@ print(json.dumps((planned, peak_mib() - before)))
 @pytest.mark.parametrize("backbone, settings", [
     ("fedrap", {"l2": 0.0}), ("pfedrec", {"eval_item_table": "local", "dim": 64})])
 def test_the_plan_against_what_runs_take(backbone, settings):
-    """Of runs that are large: at most 30 % more, and not much less, as two threads' chunks do not always overlap. A round
-    is not repeated before all kinds of snapshots are there."""
+    """Of runs that are large: at most 30 % more, and not much less, as two threads' chunks do not always overlap. A
+    round is not repeated before all kinds of snapshots are there."""
     settings = {"rounds": 3, "blocks": 1, "patience": 0, **settings}
     done = subprocess.run([sys.executable, "-c", MEASURE, backbone, json.dumps(settings)], capture_output=True,
                           text=True)
@@ -131,6 +136,15 @@ def test_what_is_available_in_control_groups_of_the_first_version(tmp_path):
     assert available(CPU, tmp_path) == Available((2 << 30) + 1024, "of this process's limit of 3.00 GiB")
 
 
+def test_a_limit_of_addresses_counts(tmp_path, monkeypatch):
+    """What is left is the limit without the pages that the process has, used or not."""
+    monkeypatch.setattr(memory.resource, "getrlimit", lambda kind: (
+        (3 << 30, 4 << 30) if kind == memory.resource.RLIMIT_AS else (-1, -1)))
+    lay(tmp_path, proc__meminfo=f"MemAvailable: {8 << 20} kB\n",
+        proc__self__statm=f"{(1 << 30) // memory.resource.getpagesize()} 1 1 1 0 1 0\n")
+    assert available(CPU, tmp_path) == Available(2 << 30, "of this process's limit of 3.00 GiB, see ulimit -v")
+
+
 def left(monkeypatch, number):
     monkeypatch.setattr(memory_plan, "available", lambda device: number and Available(number, "available here"))
 
@@ -156,6 +170,24 @@ def test_a_run_that_does_not_fit_is_refused(registry, ml100k, monkeypatch):
     assert "--threads" not in str(error.value) and "available here" in str(error.value)
 
 
+def test_rows_too_long_to_make_are_refused_before_one_is_made(registry, ml100k, monkeypatch):
+    """Rows of 10^9 numbers: 8 GB each."""
+    left(monkeypatch, 20 << 30)
+    config = make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", {"dim": 10 ** 9})])
+    with pytest.raises(UserError) as error:
+        config.check(config.federation(ml100k))
+    assert "not enough memory: 20.00 GiB are left (available here). The item tables alone need" in str(error.value)
+    assert "(1,152 items of 1,000,000,000 numbers)" in str(error.value)
+    assert "a smaller --set dim=N (now 1000000000)" in str(error.value)
+
+
+def test_every_backbone_has_tables_without_rows(registry, ml100k):
+    """What the question before all others asks for; it lets every one pass that fits."""
+    for kind, name in registry.plugins:
+        if kind == "backbone":
+            memory_plan.require_item_tables(federation(registry, ml100k, name))
+
+
 def test_the_command_refuses_before_anything_is_written(monkeypatch, tmp_path, capsys):
     left(monkeypatch, 50 << 20)
     assert main(["--method", "pfedrec", "--set", "rounds=1", "--results", str(tmp_path / "results")]) == 2
@@ -174,3 +206,28 @@ def test_imports_are_not_searched_for_garbage_later():
                            "print(gc.isenabled(), frozen > 50_000, gc.get_freeze_count() == frozen)"],
                           capture_output=True, text=True, check=True)
     assert said.stdout.split() == ["True"] * 3
+
+
+@pytest.mark.parametrize("method, settings, state, working", [
+    ("ft", {}, 0, 0), ("kd", {}, 2 * 943 * 30 * 12, 0), ("f3crec", {}, 2 * 943 * 30 * 12, 4 * 943 * 1152),
+    ("f3crec", {"without": "arm"}, 2 * 943 * 30 * 12, 0), ("f3crec", {"without": "cc"}, 0, 0)])
+def test_methods_say_what_they_hold(registry, ml100k, method, settings, state, working):
+    """Lists and probabilities of 30 items per user, and scores of all items per thread."""
+    f = make_config(registry, method, "fedmf", "ml-100k", overrides=[("test", settings)]).federation(ml100k)
+    parts, without = plan(f, 2).parts, plan(federation(registry, ml100k, "fedmf"), 2).parts
+    assert parts["the method's state"] == state
+    assert parts["training"] - without["training"] == 2 * working
+
+
+def test_scores_for_ranks_are_made_in_pieces(monkeypatch):
+    """Of at most so many clients that their scores of all items are no more than the size; the ranks are the same."""
+    scores, asked = torch.randn(17, 50), []
+    clients = torch.tensor([16, 3, 5, 4, 0, 9, 1])
+    items = torch.randint(50, (7, 4))
+    view = object.__new__(BatchView)
+    view._trainer = SimpleNamespace(n_items=50)
+    monkeypatch.setattr(BatchView, "all_scores", lambda self, part: asked.append(len(part)) or scores[part])
+    whole = view.ranks(clients, items)
+    monkeypatch.setattr(SIZES, "ranked_scores", 3 * 50 + 49)
+    assert torch.equal(view.ranks(clients, items), whole) and asked == [7, 3, 3, 1]
+    assert torch.equal(whole, ranks_of(scores[clients], items))

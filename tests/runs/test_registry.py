@@ -17,6 +17,7 @@ from fedcl_bench.errors import UserError
 from fedcl_bench.files import shipped
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.identity import changed, code_digest
+from fedcl_bench.runs.cards import OWN_METRICS
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.runner import execute
 from fedcl_bench.settings import assemble, setting
@@ -47,9 +48,12 @@ def test_shipped_plugins(registry):
     assert registry.names("method") == ["f3crec", "fcucr", "ft", "kd", "reg", "rlp2", "spp"]
     assert registry.names("backbone") == ["biasmf", "dmi-gnn", "fedmf", "fedncf", "fedrap", "gpfedrec", "gru4rec",
                                           "miasrec", "ncf", "pfedrec", "sasrec", "tisasrec"]
+    assert registry.names("metric") == ["distance", "hit", "mrr", "ndcg", "novelty", "popularity", "precision",
+                                        "recall"]
     assert not registry.broken
     for plugin in registry.plugins.values():
-        assert plugin.cls.title and plugin.cls.reference and plugin.path.parent == shipped("plugins")
+        assert plugin.cls.title and plugin.cls.reference
+        assert plugin.path == OWN_METRICS if plugin.kind == "metric" else plugin.path.parent == shipped("plugins")
 
 
 def test_entry_points_of_an_installed_package(tmp_path, monkeypatch):
@@ -215,7 +219,7 @@ def test_a_broken_plugin_is_listed_and_fails_only_when_chosen(tmp_path, capsys):
     (tmp_path / "wrong.py").write_text("import nothing_of_this_name\n")
     registry = discover([tmp_path])
     assert registry.get("method", "ft").name == "ft"
-    with pytest.raises(UserError, match="wrong.py: ModuleNotFoundError.*nothing_of_this_name"):
+    with pytest.raises(UserError, match="wrong.py, line 1: ModuleNotFoundError.*nothing_of_this_name"):
         registry.get("method", "wrong")
     assert main(["list", "--plugins", str(tmp_path)]) == 0
     assert "nothing_of_this_name" in capsys.readouterr().out

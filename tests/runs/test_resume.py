@@ -16,7 +16,7 @@ from fedcl_bench.errors import UserError
 from fedcl_bench.runs import records, runner
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.records import Corrupt, Record
-from fedcl_bench.runs.runner import Interrupted, execute
+from fedcl_bench.runs.runner import Interrupted, Watch, execute
 
 ROUNDS = 6
 
@@ -63,7 +63,7 @@ def train(step, round_):
             die()
     if step == 4:  # while the finished record is being written: after its third file
         records.write_atomically = write_then_die
-    runner.execute(config, lambda: stream, Path(sys.argv[1]), on_progress=watch)
+    runner.execute(config, lambda: stream, Path(sys.argv[1]), runner.Watch(watch))
 
 for step, round_ in ((0, 3), (1, 2), (2, 5), (3, 1), (4, 0)):
     child = os.fork()
@@ -82,7 +82,7 @@ def test_killed_in_every_block_and_resumed(uninterrupted, tmp_path, config, ml10
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.splitlines() == [f"{-signal.SIGKILL} False"] * 5, done.stderr
     notes = []
-    found = execute(config(), lambda: ml100k, tmp_path, note=notes.append)
+    found = execute(config(), lambda: ml100k, tmp_path, Watch(note=notes.append))
     assert notes == ["all blocks are trained, writing the record."]
     same_numbers(found, uninterrupted)
 
@@ -92,11 +92,11 @@ def test_stopped_inside_a_block_and_resumed(uninterrupted, tmp_path, config, ml1
     """Asked to stop, a run saves the very round it is in."""
     seen = []
     with pytest.raises(Interrupted, match="the same command goes on"):
-        execute(config(), lambda: ml100k, tmp_path, stop=lambda: seen[-1] == at,
-                on_progress=lambda stream, p: seen.append((p.step, p.round)))
+        execute(config(), lambda: ml100k, tmp_path,
+                Watch(lambda stream, p: seen.append((p.step, p.round)), stop=lambda: seen[-1] == at))
     notes, later = [], []
-    found = execute(config(), lambda: ml100k, tmp_path, note=notes.append,
-                    on_progress=lambda stream, p: later.append((p.step, p.round)))
+    found = execute(config(), lambda: ml100k, tmp_path,
+                    Watch(lambda stream, p: later.append((p.step, p.round)), note=notes.append))
     assert notes == [f"resuming in block {at[0]}, after round {at[1]}."]
     assert at not in later and len(later) + len(seen) == 4 * (ROUNDS + 1)  # no round was trained twice
     same_numbers(found, uninterrupted)
@@ -110,9 +110,9 @@ def test_saved_every_now_and_then(uninterrupted, tmp_path, config, ml100k, monke
         if (progress.step, progress.round) == (2, 4):
             raise RuntimeError("power cut")
     with pytest.raises(RuntimeError):
-        execute(config(), lambda: ml100k, tmp_path, on_progress=crash)
+        execute(config(), lambda: ml100k, tmp_path, Watch(crash))
     later = []
-    found = execute(config(), lambda: ml100k, tmp_path, on_progress=lambda stream, p: later.append((p.step, p.round)))
+    found = execute(config(), lambda: ml100k, tmp_path, Watch(lambda stream, p: later.append((p.step, p.round))))
     assert later[0] == (2, 4)
     same_numbers(found, uninterrupted)
 
@@ -179,7 +179,7 @@ def test_block_0_is_shared_between_methods(uninterrupted, tmp_path, config, ml10
     """FT first; F3CRec then trains blocks 1-3 only, with the numbers it would have had alone."""
     execute(config("ft"), lambda: ml100k, tmp_path)
     later = []
-    found = execute(config(), lambda: ml100k, tmp_path, on_progress=lambda stream, p: later.append(p.step))
+    found = execute(config(), lambda: ml100k, tmp_path, Watch(lambda stream, p: later.append(p.step)))
     assert found["block0_shared"] and found["rounds"][0] == ROUNDS and later.count(0) == 0
     same_numbers(found, uninterrupted)
     other = execute(config(lr=0.5), lambda: ml100k, tmp_path)
@@ -192,7 +192,7 @@ def test_damaged_files_are_set_aside(uninterrupted, tmp_path, config, ml100k):
 
     def repeated():
         warnings = []
-        found = execute(config(), lambda: ml100k, tmp_path, warn=warnings.append)
+        found = execute(config(), lambda: ml100k, tmp_path, Watch(warn=warnings.append))
         assert len(warnings) == 1 and "set aside" in warnings[0] and not found["reused"]
         same_numbers(found, uninterrupted)
         return warnings[0]
@@ -223,14 +223,14 @@ def test_a_model_may_be_deleted(tmp_path, config, ml100k):
 def test_damaged_checkpoint_and_block_0(uninterrupted, tmp_path, config, ml100k):
     seen = []
     with pytest.raises(Interrupted):
-        execute(config(), lambda: ml100k, tmp_path, stop=lambda: seen[-1] == (1, 2),
-                on_progress=lambda stream, p: seen.append((p.step, p.round)))
+        execute(config(), lambda: ml100k, tmp_path,
+                Watch(lambda stream, p: seen.append((p.step, p.round)), stop=lambda: seen[-1] == (1, 2)))
     for path in (tmp_path / "runs" / config().name / "checkpoint.pt", *(tmp_path / "shared").glob("*.pt")):
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
     warnings = []
-    found = execute(config(), lambda: ml100k, tmp_path, warn=warnings.append)
+    found = execute(config(), lambda: ml100k, tmp_path, Watch(warn=warnings.append))
     assert len(warnings) == 2 and all("set aside" in w for w in warnings)
     (tmp_path / "runs" / config().name / "checkpoint.corrupt").unlink()
     same_numbers(found, uninterrupted)
@@ -242,7 +242,7 @@ def test_checkpoint_of_another_version(uninterrupted, tmp_path, config, ml100k):
     folder.mkdir(parents=True)
     records._write_packed(folder / "checkpoint.pt", {"progress": {"epoch": 3}, "elapsed": 1.0})
     warnings = []
-    execute(config(), lambda: ml100k, tmp_path, warn=warnings.append)
+    execute(config(), lambda: ml100k, tmp_path, Watch(warn=warnings.append))
     assert len(warnings) == 1 and "not a checkpoint of this version" in warnings[0]
 
 

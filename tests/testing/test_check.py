@@ -164,7 +164,7 @@ def test_bad_arguments_of_check(tmp_path, capsys):
         assert text in capsys.readouterr().err
     (tmp_path / "broken.py").write_text("raise ValueError('at import')\n")
     assert main(["check", "broken", "--plugins", str(tmp_path)]) == 2
-    assert "broken.py: ValueError: at import" in capsys.readouterr().err
+    assert "broken.py, line 1: ValueError: at import" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option,name,evidence", [

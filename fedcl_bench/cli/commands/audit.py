@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError
+from ...settings import LARGEST
 from .common import (Extend, add_dataset, add_plugins, add_quiet, count, counts, seed,
-                     split_federated_recommender, stop_between_rounds)
+                     seeds, split_federated_recommender, stop_between_rounds, whole)
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -54,14 +55,14 @@ def add(commands) -> None:
                        help="levels of upload_noise (default: 0,0.1,0.2,0.3,0.4,0.5)")
     audit.add_argument("--rounds", type=counts, action=Extend, default=(1, 20), metavar="A,B",
                        help="whose uploads are attacked, from 1; every block is trained up to the last (default: 1,20)")
-    audit.add_argument("--block", type=block, metavar="T",
+    audit.add_argument("--block", type=whole(0, LARGEST), metavar="T",
                        help="the block they are of (default: the first in which the method acts)")
     audit.add_argument("--clients", type=count, default=0, metavar="N",
                        help="attack so many clients, drawn at random (default: all)")
     audit.add_argument("--delta", type=probability, default=None, metavar="D",
                        help="of the (epsilon, delta) of clipped uploads (default: 1e-5)")
     audit.add_argument("--seed", type=seed, default=0, metavar="N", help="random seed (default: 0)")
-    audit.add_argument("--seeds", type=count, default=1, metavar="K", help="K seeds from --seed on (default: 1)")
+    audit.add_argument("--seeds", type=seeds, default=1, metavar="K", help="K seeds from --seed on (default: 1)")
     add_dataset(audit)
     audit.add_argument("--out", type=Path, metavar="DIR",
                        help="default: results/audits/METHOD-BACKBONE-DATASET")
@@ -89,13 +90,6 @@ def probability(text: str) -> float:
     if not 0.0 < value < 1.0:
         raise argparse.ArgumentTypeError(f"found '{text}', accepted: a number between 0 and 1, as 1e-5")
     return value
-
-
-def block(text: str) -> int:
-    """argparse type of ``--block``."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"found '{text}', accepted: a whole number from 0")
-    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -215,7 +209,7 @@ def _write(results: dict[str, Any], out: Path) -> list[Path]:
     texts = {"audit.json": json.dumps(results, indent=1, allow_nan=False) + "\n",
              "audit.csv": report.csv_text(results), "audit.md": report.markdown(results)}
     for name, text in texts.items():
-        write_atomically(out / name, text.encode())
+        write_atomically(out / name, text.encode(errors="backslashreplace"))
     figure = audit_curves(results, report.title(results))
     pictures = [out / f"audit.{kind}" for kind in ("png", "svg")]
     for path in pictures:

@@ -12,6 +12,7 @@ examples:
   run_bench.py check mymethod --plugins DIR --full with every backbone it goes with, and on a slice of ML-100K
   run_bench.py check fedmf --with ft,reg           a backbone with these methods
   run_bench.py check recbole:NeuMF                 a model of RecBole as a backbone
+  run_bench.py check mymetric --plugins DIR        a metric
   run_bench.py check --all --full                  every plugin
 
 what is tried, on small streams in which users and items are new in later steps:
@@ -21,16 +22,18 @@ what is tried, on small streams in which users and items are new in later steps:
   federated   (a) what other clients have does not change what a client uploads; (b) uploads are public parameters and
               declared statistics; (c) the server acts on those alone
   continual   (d) past blocks can be deleted; (e) validation, test and future data never reach training
+  a metric    finite numbers, one per user, of that user's list alone; the same each time
 """
 
 
 def add(commands) -> None:
     """Declare the command."""
     check = commands.add_parser("check", help="test whether a plugin is correct, federated and continual",
-                                description="Run a method or backbone with its partners and say of each property "
-                                "whether it holds, with the evidence. Exit status 1 if one does not.",
+                                description="Run a method or backbone with its partners, or a metric on lists, and "
+                                "say of each property whether it holds, with the evidence. Exit status 1 if one does "
+                                "not.",
                                 epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
-    check.add_argument("name", nargs="?", help="a method or backbone")
+    check.add_argument("name", nargs="?", help="a method, backbone or metric")
     check.add_argument("--all", action="store_true", help="every plugin found")
     check.add_argument("--with", dest="partners", type=names, action=Extend, default=(), metavar="A,B",
                        help="the backbones (methods) to try a method (backbone) with")
@@ -41,12 +44,13 @@ def add(commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ...errors import UserError, unknown
+    from ...errors import UserError
+    from ...runs.cards import unknown_plugin
     from ...runs.registry import RECBOLE, discover
 
     if (args.name is None) == (not args.all):
         raise UserError("check: found " + ("a name and --all" if args.all else "no name") +
-                        ", accepted: a method or backbone, or --all.\nAs: run_bench.py check f3crec")
+                        ", accepted: a method, backbone or metric, or --all.\nAs: run_bench.py check f3crec")
     registry = discover(args.plugins)
     if args.all:
         chosen = list(registry.plugins.values())
@@ -58,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         chosen = [plugin for (kind, name), plugin in registry.plugins.items()
                   if name == registry.spelled(kind, args.name)]
     if not chosen:
-        raise unknown("method or backbone", args.name, [name for _, name in registry.plugins])
+        raise unknown_plugin("method, backbone or metric", args.name, [name for _, name in registry.plugins])
     return _check(registry, chosen, args)
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Iterable
+from typing import TYPE_CHECKING, Callable, Iterable
 
 from ...api.stopping import stop_between_rounds as stop_between_rounds  # of all commands that run something
 from ...errors import UserError
+from ...names import shown
+from ...settings import LARGEST, LARGEST_SEED, MOST_SEEDS
 
 if TYPE_CHECKING:
     from ...runs.registry import Registry
@@ -69,6 +72,13 @@ def add_tuned(parser: argparse.ArgumentParser) -> None:
                              "default settings")
 
 
+def add_tuned_runs(parser: argparse.ArgumentParser) -> None:
+    """``--tuned`` of commands that run something."""
+    parser.add_argument("--tuned", nargs="?", type=Path, const=True, metavar="DIR",
+                        help="settings from `tune`, kept in DIR (without DIR: my-tuned/ in the results folder, then "
+                             "the shipped results/tuned)")
+
+
 def results_where(args: argparse.Namespace) -> Where:
     """The folders that the options of a command that makes runs named."""
     from ...runs.specs import Where
@@ -100,9 +110,10 @@ def add_pool(parser: argparse.ArgumentParser) -> None:
     add_data_dir(parser)
     add_results(parser)
     add_plugins(parser)
-    parser.add_argument("--jobs", type=count, metavar="N",
+    parser.add_argument("--jobs", type=workers, metavar="N",
                         help=f"runs at the same time (default: number of cores, here {cores()})")
-    parser.add_argument("--threads", type=count, default=1, metavar="N", help="threads of PyTorch per run (default: 1)")
+    parser.add_argument("--threads", type=workers, default=1, metavar="N",
+                        help="threads of PyTorch per run (default: 1)")
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -115,6 +126,13 @@ def add_ray(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--ray", metavar="ADDRESS",
                         help=f"spread {what} over a Ray cluster: `local` starts one on this machine, HOST:PORT joins "
                              f"that of a head; see docs/cluster.md")
+
+
+def add_by(parser: argparse._ActionsContainer, help: str) -> None:
+    """``--by``; the groups are those of ``evaluation/beyond.py``, which imports PyTorch."""
+    parser.add_argument("--by", type=names, action=Extend, default=(), metavar="GROUP,...",
+                        help=f"{help}: new-users, old-users, least-active, most-active, worst-decile, new-items, "
+                             f"old-items, popular-items, rare-items")
 
 
 def add_quiet(parser: argparse.ArgumentParser) -> None:
@@ -164,18 +182,20 @@ def counts(text: str) -> tuple[int, ...]:
     return tuple(map(count, text.split(",")))
 
 
-def seed(text: str) -> int:
-    """argparse type of ``--seed``."""
-    if not text.isdecimal() or int(text) >= 1 << 63:
-        raise argparse.ArgumentTypeError(f"found '{text}', accepted: a whole number from 0")
-    return int(text)
+def whole(low: int, high: int) -> Callable[[str], int]:
+    """argparse type of a whole number, in decimal."""
+    def convert(text: str) -> int:
+        if not re.fullmatch("0|[1-9][0-9]{0,18}", text) or not low <= int(text) <= high:
+            limit = "" if high >= LARGEST and len(text) < 10 else f" to {high}"
+            raise argparse.ArgumentTypeError(f"found {shown(text)}, accepted: a whole number from {low}{limit}")
+        return int(text)
+    return convert
 
 
-def count(text: str) -> int:
-    """argparse type of a positive number."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"found '{text}', accepted: a whole number from 1")
-    return int(text)
+seed = whole(0, LARGEST_SEED)  # of --seed
+count = whole(1, LARGEST)  # of what is there once at least
+seeds = whole(1, MOST_SEEDS)  # of --seeds
+workers = whole(1, 1024)  # threads, processes, shards
 
 
 def split_federated_recommender(args: argparse.Namespace, registry: Registry) -> None:

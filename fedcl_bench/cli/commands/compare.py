@@ -109,7 +109,8 @@ def run(args: argparse.Namespace) -> int:
     comparisons = against_each(of_cell, proposed, metric, blocks)
     if args.json:
         _print_json({**about, "proposed": proposed, "backbone": backbone, "dataset": dataset,
-                     "comparisons": [_as_json(comparison) for comparison in comparisons]})
+                     "comparisons": [_as_json(comparison) for comparison in comparisons],
+                     "notes": _few_users(comparisons, proposed, metric)})
     else:
         _show({**about, "backbone": backbone, "dataset": dataset, "proposed": proposed}, labels, comparisons)
     return 0
@@ -138,7 +139,7 @@ def _as_json(c: Comparison) -> dict[str, Any]:
     by_seed = ({"computed": True, **asdict(c.by_seed)} if c.by_seed else
                {"computed": False, "reason": c.by_seed_reason})
     return {"method": c.other, "seeds": c.seeds, "seeds_left_out": c.left_out,
-            "per_user": {**asdict(c.users), "p_holm": c.p_holm, "users_left_out": c.users_left_out},
+            "per_user": {**asdict(c.users), "means": c.means, "p_holm": c.p_holm, "users_left_out": c.users_left_out},
             "per_seed": by_seed}
 
 
@@ -176,7 +177,7 @@ def _show(about: dict[str, Any], labels: dict[str, str], comparisons: list[Compa
           f"({seed_text(seeds)}); by seed: a seed's average.")
     print("p: two-sided paired t-test. p Holm: adjusted for the "
           f"{len(comparisons)} comparison{'s' if len(comparisons) > 1 else ''}.")
-    _print_notes(notes, labels)
+    _print_notes(notes + _few_users(comparisons, about["proposed"], about["metric"]), labels)
 
 
 def _row(c: Comparison, label: str) -> tuple[str, ...]:
@@ -200,6 +201,16 @@ def _left_out(c: Comparison, label: str) -> list[str]:
     if c.by_seed is None:
         notes.append(f"{label}, by seed: not computed; {c.by_seed_reason}")
     return notes
+
+
+def _few_users(comparisons: list[Comparison], proposed: str, metric: str) -> list[str]:
+    """A sentence for each comparison over fewer users than ``FEW_USERS``: the bootstrap sees too little of them."""
+    from ...evaluation.metrics import is_share
+    from ...stats.significance import FEW_USERS
+    from ..show import intervals
+
+    return [f"{c.other}: {intervals(c.users.n, {proposed: c.means[0], c.other: c.means[1]})}" if is_share(metric) else
+            f"{c.other}: only {c.users.n} test users" for c in comparisons if c.users.n < FEW_USERS]
 
 
 def _print_notes(notes: list[str], labels: dict[str, str]) -> None:

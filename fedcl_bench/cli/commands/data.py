@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from ...errors import UserError, unknown
+from ...names import safe_name
 from .common import add_dataset, count, seed
 
 ACTIONS = ("show", "convert", "download", "synth", "prepare")
@@ -83,7 +84,7 @@ def add(commands) -> None:
         parser.add_argument("--force", action="store_true", help="replace atomic files that differ")
         parser.add_argument("--any-checksum", action="store_true",
                             help="warn instead of stopping if a file is not the published one byte for byte, or has "
-                                 "other counts")
+                                 "other counts; only for files that you trust as you do their publisher")
     _add_synth(actions)
     prepare = actions.add_parser("prepare", help="read and split a large dataset once, for all runs on it",
                                  description="Write the stream of a dataset under its settings as arrays beside its "
@@ -191,7 +192,8 @@ def _import(args: argparse.Namespace) -> int:
     done = import_table(args.csv, Columns(**{option: getattr(args, option) or "" for option in _TABLE_OPTIONS}),
                         args.name, args.out, args.force)
     print(f"{args.csv}: {', '.join(done.notes[:1])}; {done.notes[1]}")
-    print(f"{args.name}: {done.written:,} interactions of {done.users:,} users and {done.items:,} items")
+    print(f"{args.name}: {done.written:,} interactions of {done.users:,} users and {done.items:,} items, "
+          f"{done.notes[2]}")
     for reason, count_ in done.left_out.items():
         print(f"left out: {count_:,} row{'s' * (count_ > 1)} {reason}")
     for path in done.files:
@@ -236,8 +238,7 @@ def _synth(args: argparse.Namespace) -> int:
     from ...data.synth import World, write
     from ...files import bar
 
-    if not args.name.replace("-", "").replace("_", "").isalnum() or args.name.startswith("-"):
-        raise UserError(f"data synth: found the name '{args.name}', accepted: letters, digits, - and _.")
+    safe_name(args.name, "data synth")
     _refuse_taken(args.name, "synth")
     world = World(args.users, args.items, args.interactions_per_user, args.blocks, args.base_share, args.exponent,
                   args.activity, args.taste, args.drift, args.seed)

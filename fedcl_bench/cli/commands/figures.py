@@ -66,13 +66,13 @@ def add(commands) -> None:
 
 
 def _present(kind: str, asked: tuple[str, ...] | None, paper: ModuleType, runs: list[Run]) -> list[str]:
-    """The datasets or backbones to draw: those asked for, or the paper's of which there are records."""
+    """The datasets or backbones to draw: those asked for, or the paper's of which there are records, or any other."""
     there = {run.meta[kind] for run in runs}
     known = paper.DATASETS if kind == "dataset" else paper.BACKBONES
     for name in asked or ():
         if name not in {*known, *there}:
             raise unknown(kind, name, {*known, *there})
-    return list(dict.fromkeys(asked)) if asked else [name for name in known if name in there]
+    return list(dict.fromkeys(asked)) if asked else [name for name in known if name in there] or sorted(there)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -106,9 +106,6 @@ def run(args: argparse.Namespace) -> int:
               parse_assignments(args.assignments, "--set"), methods, _present("backbone", args.backbones, paper, runs),
               _present("dataset", args.datasets, paper, runs), args.metric or paper.METRIC, where,
               load_failed(args.records))
-    if not job.backbones or not job.datasets:
-        raise UserError(f"figures: no records in {args.records} of the datasets and backbones of {args.paper}; name "
-                        f"others with --datasets and --backbones.")
     written, messages = _draw_all({name: makers[name] for name in wanted}, job, args)
     say_tuned(tuned, (RunSpec(*names) for names in product(methods, job.backbones, job.datasets)))
     for line in messages:

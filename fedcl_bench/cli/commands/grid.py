@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UserError
-from .common import (Extend, add_cells, add_device, add_paper, add_pool, add_quiet, add_ray, add_set, cores, count,
-                     interrupted, names, results_where, say_tuned, seed, stop_between_rounds)
+from .common import (Extend, add_cells, add_device, add_paper, add_pool, add_quiet, add_ray, add_set, add_tuned_runs,
+                     cores, interrupted, names, results_where, say_tuned, seed, seeds, stop_between_rounds)
 
 EXAMPLES = """\
 examples:
@@ -43,7 +43,7 @@ def add(commands) -> None:
                                allow_abbrev=False, description="Run a list of runs in parallel processes; see "
                                                                "docs/grid.md.")
     add_cells(grid)
-    grid.add_argument("--seeds", type=count, metavar="K", help="run K seeds (default: 1)")
+    grid.add_argument("--seeds", type=seeds, metavar="K", help="run K seeds (default: 1)")
     grid.add_argument("--first-seed", type=seed, metavar="N", help="the first of them (default: 0)")
     add_set(grid, "change a setting of all runs; repeatable. `list METHOD` shows the names")
     grid.add_argument("--vary", action="append", default=[], metavar="NAME=V1,V2,...",
@@ -53,9 +53,7 @@ def add(commands) -> None:
               "numbers of tables, as 2 or 2,3; repeatable")
     grid.add_argument("--figure", type=names, action=Extend, metavar="A,B",
                       help="figures, as 4 or early,k (`figures --help` lists them); repeatable")
-    grid.add_argument("--tuned", nargs="?", type=Path, const=True, metavar="DIR",
-                      help="settings from `tune`, kept in DIR (without DIR: my-tuned/ in the results folder, then the "
-                           "shipped results/tuned)")
+    add_tuned_runs(grid)
     add_pool(grid)
     add_device(grid)
     add_ray(grid, "the runs")

@@ -1,4 +1,4 @@
-"""``list``: methods, backbones and datasets."""
+"""``list``: methods, backbones, metrics and datasets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import UserError, unknown
+from ...errors import UserError
 from .common import add_plugins
 
 if TYPE_CHECKING:
@@ -15,18 +15,19 @@ if TYPE_CHECKING:
 
 def add(commands) -> None:
     """Declare the command."""
-    listing = commands.add_parser("list", help="show methods, backbones and datasets, or one in full",
-                                  description="Show all methods, backbones and datasets, or one in full.")
-    listing.add_argument("name", nargs="?", help="a method, backbone or dataset; recbole: all of RecBole's models, and "
-                         "whether they can be backbones (takes a minute); recbole:NAME: one of them")
+    listing = commands.add_parser("list", help="show methods, backbones, metrics and datasets, or one in full",
+                                  description="Show all methods, backbones, metrics and datasets, or one in "
+                                              "full.")
+    listing.add_argument("name", nargs="?", help="a method, backbone, metric or dataset; recbole: all of RecBole's "
+                         "models, and whether they can be backbones (takes a minute); recbole:NAME: one of them")
     listing.add_argument("--out", type=Path, metavar="FILE",
                          help="with recbole: also write the table to FILE (Markdown)")
     add_plugins(listing)
 
 
 def run(args: argparse.Namespace) -> int:
-    from ...data.source import config_file, configured, spelled
-    from ...runs.cards import RECBOLE, read_all
+    from ...data.source import beside, config_file, configured, spelled
+    from ...runs.cards import RECBOLE, read_all, unknown_plugin
 
     if args.name == "recbole":
         return _recbole(args.out)
@@ -36,16 +37,16 @@ def run(args: argparse.Namespace) -> int:
     cards = None if args.plugins else read_all()
     if args.name is None:
         return _listing(args.plugins, cards)
-    known = [*([] if cards is None else (card.name for card in cards)), *configured()]
+    known = [*([] if cards is None else (card.name for card in cards)), *configured(), *beside()]
     anywhere = args.name.lower() in map(str.lower, known) or args.name.lower().startswith(RECBOLE)
     if cards is not None and not anywhere and config_file(spelled(args.name)) is None:
-        raise unknown("method, backbone or dataset", args.name, known)
+        raise unknown_plugin("method, backbone, metric or dataset", args.name, known)
     return _in_full(args.name, args.plugins)
 
 
 def _listing(folders: list[Path], cards: list[Card] | None) -> int:
     """All plugins and datasets; the plugins are loaded where ``cards`` is None."""
-    from ...data.source import configured, load_config
+    from ...data.source import beside, configured, load_config
     from ..listing import cards_of, show_listing
 
     broken = {}
@@ -54,31 +55,36 @@ def _listing(folders: list[Path], cards: list[Card] | None) -> int:
 
         registry = discover(folders)
         cards, broken = cards_of(registry), registry.broken
-    show_listing(cards, {name: load_config(name).title for name in configured()}, broken)
+    titles = {name: load_config(name).title for name in configured()}
+    mine = {name: str(path) for name, path in beside().items() if name not in titles}
+    show_listing(cards, {**titles, **mine}, broken)
     return 0
 
 
 def _in_full(name: str, folders: list[Path]) -> int:
-    from ...data.source import config_file, configured, dataset_name, load_config, spelled
+    from ...data.source import beside, config_file, configured, dataset_name, file_there, load_config, spelled
     from ...runs.config import CORE_SETTINGS
+    from ...runs.cards import unknown_plugin
     from ...runs.registry import RECBOLE, discover
-    from ..show import show_dataset, show_plugin
+    from ..show import show_dataset, show_metric, show_plugin
 
     registry = discover(folders)
     plugins = [plugin for (_, known), plugin in registry.plugins.items() if known == name]
     plugins = plugins or [plugin for (_, known), plugin in registry.plugins.items() if known.lower() == name.lower()]
-    dataset = spelled(name)
     if name.lower().startswith(RECBOLE):
         plugins = [registry.get("backbone", name)]
     if plugins:
         for plugin in plugins:
-            show_plugin(plugin, CORE_SETTINGS)
-    elif path := config_file(dataset):
-        show_dataset(dataset_name(dataset), load_config(dataset), path)
-    elif name in registry.broken:
+            show_metric(plugin) if plugin.kind == "metric" else show_plugin(plugin, CORE_SETTINGS)
+        return 0
+    if name in registry.broken:
         raise UserError(f"'{name}' cannot be loaded: {registry.broken[name]}")
-    else:
-        raise unknown("method, backbone or dataset", name, [n for _, n in registry.plugins] + list(configured()))
+    dataset = spelled(name)
+    path = config_file(dataset) or file_there(dataset, None)
+    if not path:
+        raise unknown_plugin("method, backbone, metric or dataset", name,
+                             [*(n for _, n in registry.plugins), *configured(), *beside()])
+    show_dataset(dataset_name(dataset), load_config(dataset), path)
     return 0
 
 

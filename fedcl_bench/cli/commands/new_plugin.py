@@ -1,4 +1,4 @@
-"""``new-plugin``: a method or backbone that runs, as a file to edit, and its test."""
+"""``new-plugin``: a method, backbone or metric that runs, as a file to edit, and its test."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from string import Template
 
 from ...errors import UserError, unknown
 
-KINDS = ("method", "backbone")
+KINDS = ("method", "backbone", "metric")
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
 
 EXAMPLES = """\
 examples:
   run_bench.py new-plugin method ewma                       ./plugins/ewma.py, or ./my_plugins/ewma.py
   run_bench.py new-plugin backbone my-mf --plugins mine     mine/my_mf.py and mine/tests/test_my_mf.py
+  run_bench.py new-plugin metric first-hit                  a number for each user's ranked list
 
-The file is a small method (or backbone) that runs as it stands, with comments on what to change. docs/plugins.md writes
-a published method in 20 lines from it.
+The file is a small method (backbone, metric) that runs as it stands, with comments on what to change. docs/plugins.md
+writes a published method in 20 lines from it.
 """
 
 
 def add(commands) -> None:
     """Declare the command."""
-    new = commands.add_parser("new-plugin", help="write a method or backbone to start from, and its test",
+    new = commands.add_parser("new-plugin", help="write a method, backbone or metric to start from, and its test",
                               epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
                               allow_abbrev=False,
                               description="Write a commented plugin file that runs as it stands, and its test.")
-    new.add_argument("kind", metavar="KIND", help="method or backbone")
+    new.add_argument("kind", metavar="KIND", help="method, backbone or metric")
     new.add_argument("name", metavar="NAME", help="lower-case letters, digits, - and _, as ewma")
     new.add_argument("--plugins", type=Path, metavar="DIR",
                      help="folder of the file (default: ./plugins if there is one, else ./my_plugins)")
@@ -68,10 +69,11 @@ def run(args: argparse.Namespace) -> int:
                 from None
         print(f"wrote {path}")
     option = "" if folder.resolve() == shipped("plugins").resolve() else f" --plugins {folder}"
-    pair = (args.name, "fedmf") if args.kind == "method" else ("ft", args.name)
+    tried = {"method": f"--method {args.name} --backbone fedmf", "backbone": f"--method ft --backbone {args.name}",
+             "metric": f"--method ft --backbone fedmf --set extra_metrics={args.name}"}
     print(f"It runs as it stands; edit it and try:\n"
           f"  run_bench.py check {args.name}{option}\n"
-          f"  run_bench.py --method {pair[0]} --backbone {pair[1]}{option}")
+          f"  run_bench.py {tried[args.kind]}{option}")
     return 0
 
 
@@ -85,7 +87,7 @@ def _names(kind: str, name: str) -> dict[str, str]:
         raise UserError(f"found the name '{name}', accepted: lower-case letters, digits and, between them, - and _, "
                         f"beginning with a letter, as ewma or my-mf.")
     cls = "".join(part.capitalize() for part in re.split("[-_]", name))
-    if cls in ("None", "True", "False", "Method", "Backbone", "BackboneSettings") \
+    if cls in ("None", "True", "False", "Method", "Backbone", "BackboneSettings", "Metric", "RankedLists") \
             or name.startswith(("test_", "test-")) or name in ("conftest", "tests"):
         raise UserError(f"found the name '{name}', which means something else to Python or pytest; choose another.")
     return {"kind": kind, "name": name, "module": name.replace("-", "_"), "cls": cls}

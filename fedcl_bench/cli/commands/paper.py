@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterable, Mapping
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 def _table_numbers(text: str) -> tuple[int | str, ...]:
     for part in text.split(","):
-        if part != "all" and not part.isdecimal():
+        if part != "all" and not re.fullmatch("[0-9]{1,3}", part):
             raise argparse.ArgumentTypeError(f"found '{part}', accepted: the number of a table, or all")
     return tuple(part if part == "all" else int(part) for part in text.split(","))
 
@@ -49,7 +50,7 @@ def add_records(parser: argparse.ArgumentParser) -> None:
 
 def chosen_tables(args: argparse.Namespace) -> tuple[str, list[PaperTable]]:
     """The paper and its tables; UserError for an unknown paper, table, dataset or backbone."""
-    from ...errors import unknown
+    from ...errors import UserError, unknown
     from ...experiments.papers import get, select
 
     paper = args.paper or "f3crec"
@@ -59,7 +60,8 @@ def chosen_tables(args: argparse.Namespace) -> tuple[str, list[PaperTable]]:
         known = {name for table in tables for name in getattr(table, kind) if name}
         for name in getattr(args, kind) or () if known else ():
             if name not in known:
-                raise unknown(f"{kind[:-1]} of these tables of {paper}", name, known)
+                error = unknown(f"{kind[:-1]} of these tables of {paper}", name, known)
+                raise UserError(f"{error} A table of any records has --rows, --columns or --methods, and no --table.")
     return paper, tables
 
 

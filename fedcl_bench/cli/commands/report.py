@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
     runs = load_runs(args.records)
     title = args.title or args.records.resolve().name
-    content = report(runs, discover(args.plugins), title, args.plugins).encode()
+    content = report(runs, discover(args.plugins), title, args.plugins).encode(errors="backslashreplace")
     try:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(args.out, content)

@@ -6,13 +6,14 @@ import argparse
 import json
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError, unknown
 from ...ops.memory import importing
-from .common import (Extend, add_dataset, add_device, add_plugins, add_quiet, add_ray, add_results, count, names, seed,
-                     split_federated_recommender, stop_between_rounds)
+from .common import (add_by, add_dataset, add_device, add_plugins, add_quiet, add_ray, add_results, add_tuned_runs,
+                     results_where, say_tuned, seed, seeds, split_federated_recommender, stop_between_rounds, workers)
 
 if TYPE_CHECKING:
     from ...runs.config import RunConfig
@@ -49,17 +50,18 @@ def add(commands) -> None:
     run.add_argument("--dataset", metavar="NAME",
                      help="a name, or the path of an atomic file or its folder (default: ml-100k)")
     run.add_argument("--seed", type=seed, metavar="N", help="random seed (default: 0)")
-    run.add_argument("--seeds", type=count, metavar="K",
+    run.add_argument("--seeds", type=seeds, metavar="K",
                      help="run K seeds, from --seed on, and show mean and deviation")
     run.add_argument("--config", type=Path, metavar="FILE",
                      help="YAML file of `name: value` lines: method, backbone, dataset, seed, seeds, device, data_dir "
                           "and any setting; the command line wins")
     add_dataset(run)
+    add_tuned_runs(run)
     add_device(run)
-    run.add_argument("--threads", type=count, metavar="N",
+    run.add_argument("--threads", type=workers, metavar="N",
                      help="threads of PyTorch (default: all cores; with --ray 1 per shard)")
     add_ray(run, "the clients of each run")
-    run.add_argument("--shards", type=count, metavar="N",
+    run.add_argument("--shards", type=workers, metavar="N",
                      help="with --ray: into so many parts (default: the cores of the cluster)")
     add_results(run)
     run.add_argument("--log", action="append", default=[], type=_log, metavar="KIND[:DIR]",
@@ -67,9 +69,7 @@ def add(commands) -> None:
                           "WANDB_MODE says otherwise); repeatable (default DIR: logs/KIND in the results folder)")
     run.add_argument("--rerun", action="store_true", help="run again even if the record exists")
     add_quiet(run)
-    run.add_argument("--by", type=names, action=Extend, default=(), metavar="GROUP,...",
-                     help="also show results of groups: new-users, old-users, least-active, most-active, worst-decile, "
-                          "new-items, old-items, popular-items, rare-items")
+    add_by(run, "also show results of groups of users or items")
     run.add_argument("-v", "--verbose", action="store_true", help="also say how clients are trained in each block")
     add_plugins(run)
 
@@ -83,7 +83,7 @@ def _log(text: str) -> tuple[str, Path | None]:
     return kind, Path(folder) if folder else None
 
 
-_FILE_KEYS = {"method": str, "backbone": str, "dataset": str, "seed": seed, "seeds": count, "device": str,
+_FILE_KEYS = {"method": str, "backbone": str, "dataset": str, "seed": seed, "seeds": seeds, "device": str,
               "data_dir": Path}
 
 
@@ -142,19 +142,19 @@ def run(args: argparse.Namespace) -> int:
 
 def _results(args: argparse.Namespace, configs: list[RunConfig], overrides: Layers) -> list[dict[str, Any]]:
     """Every seed's result, run or from its record."""
-    from ...api.seeds import SharedStream, run_seeds
+    from ...api.seeds import Execution, SharedStream, run_seeds
     from ...runs.logs import targets
     from ..sharding import Sharding
 
     with ExitStack() as stack:
         sharding = Sharding(args, stack) if args.ray else None
         stop = stack.enter_context(stop_between_rounds())
-        options = {"rerun": args.rerun, "quiet": args.quiet, "verbose": args.verbose,
-                   "logs": targets(args.log, args.results)}
+        execution = Execution(args.results, stop, rerun=args.rerun, quiet=args.quiet, verbose=args.verbose,
+                              logs=targets(args.log, args.results))
         if sharding:
-            options["engine_of"] = sharding.engine
+            execution = replace(execution, engine_of=sharding.engine)
         stream = SharedStream(configs[0], sharding.check if sharding else None)
-        return run_seeds(configs, overrides, args.results, stop, stream=stream, **options)
+        return run_seeds(configs, overrides, stream, execution)
 
 
 def _configs(args: argparse.Namespace, from_file: dict[str, Any]) -> tuple[list[RunConfig], Layers]:
@@ -170,6 +170,7 @@ def _configs(args: argparse.Namespace, from_file: dict[str, Any]) -> tuple[list[
     from ...runs.cards import MAIN_JOB
     from ...runs.config import resolve_device
     from ...runs.registry import discover
+    from ...runs.specs import RunSpec, Tuned, spelled_spec
     from ...settings import parse_assignments
 
     registry = discover(args.plugins)
@@ -185,6 +186,10 @@ def _configs(args: argparse.Namespace, from_file: dict[str, Any]) -> tuple[list[
     overrides = [(str(args.config), from_file), ("--set", parse_assignments(args.assignments, "--set"))]
     device = resolve_device(args.device or "cpu")
     first = args.seed or 0
-    names = args.method, args.backbone, args.dataset or "ml-100k"
+    names = args.method, args.backbone, "ml-100k" if args.dataset is None else args.dataset
+    if tuned := Tuned.of(args.tuned, args.results, results_where(args)):
+        spec = spelled_spec(registry, RunSpec(*names), args.data_dir)
+        overrides = [*spec.layers(tuned)[:1], *overrides]
+        say_tuned(tuned, [spec], args.quiet)
     return configurations(registry, names, range(first, first + (args.seeds or 1)), overrides, args.data_dir,
                           device), overrides

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import Extend, names, say_tuned
+from .common import Extend, add_by, names, say_tuned
 from .paper import add_records, add_settings, add_tables, chosen_tables, make_source, specs_of
 
 if TYPE_CHECKING:
@@ -20,13 +20,14 @@ examples:
   run_bench.py tables --table 2                                    the main comparison, from ./results
   run_bench.py tables --table 2 --datasets ml-100k --tuned         of runs with tuned settings
   run_bench.py tables --table 3 6 --format latex
-  run_bench.py tables --paper fcucr --table 2,3,4,5 --datasets xing --set init=server   FCUCR's, all clients starting alike
+  run_bench.py tables --paper fcucr --table 2,3,4,5 --datasets xing --set init=server   all clients starting alike
   run_bench.py tables --records results/published/f3crec --format all --out paper     files table1.md, table1.tex, ...
   run_bench.py tables --table 2 --add ewma --plugins DIR           with a method of your own beside the paper's
   run_bench.py tables --columns backbone,dataset --metrics ndcg@20,recall@20 --methods ft,kd,f3crec --against ft
+  run_bench.py tables --rows method --columns dataset --metrics ndcg@20 --by new-users,worst-decile
   run_bench.py tables --methods ft,f3crec,f3crec:without=arm --backbones fedmf --columns dataset,block --format latex
 
-With --rows, --columns, --metrics, --methods or --against the table is your own, of all records or of those named.
+With --rows, --columns, --metrics, --methods, --by or --against the table is your own, of all records or of those named.
 A cell shows our mean ± standard deviation over seeds and, in parentheses, what the paper prints. Bold is best,
 underlined second, * significant by the paper's rule, † a re-implementation. Nothing is filled in: cells without a
 record are named below the table with the command that makes it. docs/tables.md says how records are found.
@@ -66,6 +67,7 @@ def _add_layout(tables: argparse.ArgumentParser) -> None:
                      help="as ndcg@20,recall@20 (default: the one that the runs were validated on)")
     own.add_argument("--methods", "--method", metavar="A,B",
                      help="with settings of their own as f3crec:without=arm (default: all that have records)")
+    add_by(own, "of groups of users or items in place of all users")
     own.add_argument("--against", metavar="METHOD", help="mark what differs significantly from this method")
 
 
@@ -74,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     from ...files import write_atomically
     from ...reports.render import FORMATS, RENDERERS
 
-    own = any(getattr(args, name) for name in ("rows", "columns", "metrics", "methods", "against"))
+    own = any(getattr(args, name) for name in ("rows", "columns", "metrics", "methods", "against", "by"))
     built = [_own_table(args)] if own else _paper_tables(args)
     chosen = args.format or ("text" if args.out is None and sys.stdout.isatty() else "md")
     formats = list(FORMATS) if chosen == "all" else [chosen]
@@ -87,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
             path = args.out / f"table{table.number or ''}.{FORMATS.get(name, 'txt')}"
             try:
                 args.out.mkdir(parents=True, exist_ok=True)
-                write_atomically(path, RENDERERS[name](table).encode())
+                write_atomically(path, RENDERERS[name](table).encode(errors="backslashreplace"))
             except OSError as error:
                 raise UserError(f"{path}: cannot be written ({error.strerror}).") from None
             print(path)
@@ -111,13 +113,13 @@ def _own_table(args: argparse.Namespace) -> Table:
 
     if args.table or args.add:
         given = "--table" if args.table else "--add"
-        raise UserError(f"{given}: belongs to the tables of a paper, and --rows, --columns, --metrics, --methods and "
-                        f"--against to one of your own.\nLeave {given} out, and name methods with --methods.")
+        raise UserError(f"{given}: belongs to the tables of a paper, and --rows, --columns, --metrics, --methods, --by "
+                        f"and --against to one of your own.\nLeave {given} out, and name methods with --methods.")
     source = make_source(args, load_runs(args.records), args.records)
     layout = Layout(args.rows or (tuple(d for d in ("method",) if d not in (args.columns or ()))),
                     args.columns or tuple(d for d in ("backbone", "dataset") if d not in (args.rows or ())),
                     split_methods(args.methods) if args.methods else (), args.backbones or (), args.datasets or (),
-                    args.metrics or (), args.against, args.paper)
+                    args.metrics or (), args.against, args.paper, args.by)
     return build_any(layout, source)
 
 

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from ...errors import UserError
-from .common import (add_cells, add_paper, add_pool, add_quiet, add_set, cores, count, interrupted, results_where,
-                     seed, stop_between_rounds)
+from .common import (add_cells, add_paper, add_pool, add_quiet, add_set, cores, interrupted, results_where,
+                     seed, stop_between_rounds, whole)
 
 MAIN_TABLE = 2  # of both papers: the comparison of all methods on all backbones and datasets
 
@@ -35,7 +35,7 @@ def add(commands) -> None:
     add_cells(tune)
     add_paper(tune, "the methods and backbones of a paper's table",
               f"numbers of the tables, as 2 or 2,3; repeatable (default: {MAIN_TABLE})")
-    tune.add_argument("--budget", type=count, default=12, metavar="N",
+    tune.add_argument("--budget", type=whole(1, 100_000), default=12, metavar="N",
                       help="trials per method, backbone and dataset (default: 12)")
     tune.add_argument("--sampler", choices=("random", "grid", "tpe"), default="random",
                       help="which points are tried if there are more than the budget: random ones without repetition, "
@@ -45,8 +45,8 @@ def add(commands) -> None:
     tune.add_argument("--tuned", type=Path, metavar="DIR",
                       help="folder of what is chosen (default: my-tuned/ in the results folder)")
     tune.add_argument("--shipped", action="store_true",
-                      help="for maintainers: write the settings that the suite ships (results/tuned of the checkout, or "
-                           "a folder of it with --tuned)")
+                      help="for maintainers: write the settings that the suite ships (results/tuned of the checkout, "
+                           "or a folder of it with --tuned)")
     tune.add_argument("--again", action="store_true", help="search again even if an equal search was done")
     tune.add_argument("--dry-run", action="store_true",
                       help="show which trials there are and how many of them have records")

@@ -1,0 +1,79 @@
+"""Tables of HDF files as pandas writes them, read without running what may be pickled in them.
+
+PyTables unpickles attributes and columns of Python objects as it reads, and a pickle can call any function. Here it
+gets numbers, texts and their containers out of pickles, and nothing else. So a column of objects cannot be read.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Iterator
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# What NumPy's numbers in attributes, which pandas writes, are made of.
+_HARMLESS = {("numpy", "dtype"), ("_codecs", "encode"), ("numpy.core.multiarray", "scalar"),
+             ("numpy._core.multiarray", "scalar")}
+
+
+class HoldsObjects(Exception):
+    """The file holds pickled objects, which were not read."""
+
+
+class _Plain(pickle.Unpickler):
+    """Refuses every class and function but the harmless ones."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _HARMLESS:
+            return super().find_class(module, name)
+        raise HoldsObjects(f"{module}.{name}")
+
+
+@contextmanager
+def _plain_pickles() -> Iterator[list[str]]:
+    """While it lasts, PyTables reads pickles by ``_Plain``; yields what was refused, as PyTables hides some errors."""
+    from tables import atom, attributeset
+
+    refused: list[str] = []
+
+    def loads(content: bytes, **options: Any) -> Any:
+        try:
+            return _Plain(io.BytesIO(content), **options).load()
+        except HoldsObjects as error:
+            refused.append(str(error))
+            raise
+
+    before = {module: module.pickle for module in (atom, attributeset)}
+    for module in before:
+        module.pickle = SimpleNamespace(**{**vars(pickle), "loads": loads})
+    try:
+        yield refused
+    finally:
+        for module, original in before.items():
+            module.pickle = original
+
+
+def read(path: Path, key: str) -> pd.DataFrame:
+    """A table of a file.
+
+    Raises:
+        HoldsObjects: if anything in it is a pickled object. ImportError: without PyTables. Others, as
+            pandas.
+    """
+    import pandas as pd
+
+    with _plain_pickles() as refused:
+        try:
+            with pd.HDFStore(path, mode="r") as store:
+                frame = store.select(key)
+        except Exception:
+            if not refused:
+                raise
+        if refused:
+            raise HoldsObjects(", ".join(dict.fromkeys(refused)))
+    return frame

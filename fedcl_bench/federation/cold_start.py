@@ -1,0 +1,163 @@
+"""New users who arrive after a step's training (``fold_in``), and what ranks for them.
+
+They have no data in an earlier step and take no part in the step's rounds. When a model is validated or tested, each of
+them receives it and makes its private parameters of its first interactions, while the public ones stay as they are: a
+model folds in a user whom it was not trained on (Sarwar et al., ICIS 2002, for matrix factorisation). From the next
+step on they are clients like all others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .. import draws
+from ..client.ways import Training, choose_way
+from ..data.stream import Step
+from ..draws import DrawKey, Tables
+from ..method import Method, NoSettings
+from ..model import Snapshot
+from ..sampling import padded
+from .growth import initial_private
+from .parts import Federation
+from .protocols import list_chunks
+from .round import Work, train_clients
+
+
+def shown(step: Step, fold_in: int) -> Step:
+    """A step as its clients know it: of a new user the first ``fold_in`` training interactions; 0: all."""
+    if fold_in == 0 or step.index == 0:
+        return step
+    limits = step.train.lengths.clone()
+    limits[step.old_users:].clamp_(max=fold_in)
+    return replace(step, train=step.train.at_most(limits))
+
+
+@dataclass(frozen=True)
+class ColdStart:
+    """The new users of a step, numbered from 0.
+
+    Attributes:
+        step: with their data alone, of each its first interactions; ``old``: users known before.
+        count: how many have training data, wherever they are.
+        start: the private parameters that the backbone gives them, each (new users, ...).
+        training: FT's, with public parameters frozen.
+    """
+
+    federation: Federation
+    step: Step
+    old: int
+    count: int
+    start: Tables
+    training: Training
+
+    def arrived(self, model: Snapshot) -> Snapshot:
+        """A model after the new users have received it and made their private parameters."""
+        new = self._received(model)
+        users = (self.step.train.lengths > 0).nonzero().flatten()
+        make = {"fold_in": self._folded_in, "mean": self._means}.get(self.federation.server.cold_start)
+        private = make(new, users) if make is not None and new.private and len(users) else new.private
+
+        def joined(tables: Tables, rows: Tables) -> Tables:
+            return {name: torch.cat([table[:self.old], rows[name]]) for name, table in tables.items()}
+        return replace(model, private=joined(model.private, private), local=joined(model.local, new.local),
+                       served=joined(model.served, new.served))
+
+    def _received(self, model: Snapshot) -> Snapshot:
+        """The new users alone, with the server's tables in place of those of their own."""
+        def copies(tables: Tables) -> Tables:
+            return {name: model.public[name].expand(self.step.n_users, *model.public[name].shape) for name in tables}
+
+        def rows(tables: Tables) -> Tables:
+            return {name: table[self.old:] for name, table in tables.items()}
+        private = {**rows(model.private), **{name: table.clone() for name, table in self.start.items()}}
+        return Snapshot(model.public, private, model.dense, copies(model.local), copies(model.served),
+                        rows(model.memory))
+
+    def _folded_in(self, new: Snapshot, users: Tensor) -> Tables:
+        """Private parameters after the rounds of local training that each of ``users`` does alone."""
+        f, first = self.federation, torch.arange(self.step.n_users, device=users.device) + self.old
+        work = Work(self.training, list_chunks(self.step, users, new, self.training))
+        with draws.named(draws.names(first)):
+            for round_ in range(f.server.fold_in_rounds):
+                sums = train_clients([work], new, DrawKey(f.seed, self.step.index, round_))
+                new = replace(new, private={**new.private, **sums.private})
+        return new.private
+
+    def _means(self, new: Snapshot, users: Tensor) -> Tables:
+        """Private parameters with the mean of the public vectors of their items as vector of each of ``users``."""
+        (vector, _), (items,) = self.federation.backbone.factor_names, new.public.values()
+        counts, listed, table = self.step.train.counts(users), padded(self.step.train, users), new.private[vector]
+        share = (torch.arange(listed.shape[1], device=users.device) < counts[:, None]) / counts[:, None]
+        means = (items.flatten(1)[listed] * share.to(items)[..., None]).sum(1)
+        return {**new.private, vector: table.index_copy(0, users, means.view(len(users), *table.shape[1:]))}
+
+
+def cold_start_of(f: Federation, step: Step, model: Snapshot) -> ColdStart | None:
+    """The new users of a step if they arrive after its training.
+
+    Args:
+        step: as its clients know it (see ``shown``).
+        model: with rows for all its users.
+    """
+    if f.server.fold_in == 0 or step.index == 0:
+        return None
+    old, users = step.old_users, torch.arange(step.old_users, step.n_users, device=step.train.values.device)
+    parts = {name: step.split(name).part(users) for name in ("train", "valid", "test")}
+    alone = replace(step, n_users=len(users), old_users=0, **parts)
+    method = Method(NoSettings())
+    # A backbone's own step may know one learning rate for tables of both kinds.
+    way = replace(choose_way(f.backbone, method, model, f.local, sessions=False), by_hand=False)
+    count = _everywhere(f, {"count": (alone.train.lengths > 0).sum()[None]})["count"]
+    return ColdStart(f, alone, old, int(count), initial_private(model, f.backbone, f.seed, range(old, step.n_users)),
+                     Training(f.backbone, method, f.local, way, frozen=True))
+
+
+def notes(f: Federation) -> list[str]:
+    """What the user should know before a run."""
+    private = f.backbone.new_rows(f.seed, range(1), range(0))[1] or f.backbone.new_personal(f.seed, range(1))
+    if not f.server.fold_in or f.server.cold_start != "fold_in" or private:
+        return []
+    return [f"fold_in: '{f.backbone.name}' has no private parameters to fit; new users are ranked by what they "
+            f"remember of their first interactions."]
+
+
+class Popularity(Method):
+    """Ranks for some users by how often items were trained on; for all others as ``method`` does."""
+
+    name = "popularity"
+
+    def __init__(self, method: Method, counts: Tensor, users: Tensor):
+        super().__init__(NoSettings())
+        self.method, self.counts, self.users = method, counts, users
+
+    def rescore(self, users, scores, model, backbone):
+        scores = self.method.rescore(users, scores, model, backbone)
+        return torch.where(self.users[users][:, None], self.counts.to(scores), scores)
+
+
+def ranks_by(f: Federation, step: Step, method: Method) -> Method:
+    """The method as it ranks in a step's tests: with ``cold_start=popularity`` not for users who have never trained.
+
+    These are the new users of the step, and those of earlier ones who have had no training data since. An item counts
+    as often as it is among the training interactions that clients know, up to this step.
+    """
+    if f.server.fold_in == 0 or f.server.cold_start != "popularity" or step.index == 0:
+        return method
+    device = step.train.values.device
+    counts = torch.zeros(step.n_items, dtype=torch.int64, device=device)
+    strangers = torch.zeros(step.n_users, dtype=torch.bool, device=device)
+    for part in f.stream.steps[:step.index + 1]:
+        part = shown(part.to(device), f.server.fold_in)
+        counts += torch.bincount(part.train.values, minlength=step.n_items)
+        strangers[:part.n_users] &= part.train.lengths == 0
+        if part.index > 0:
+            strangers[part.old_users:part.n_users] = True
+    return Popularity(method, _everywhere(f, {"counts": counts})["counts"], strangers)
+
+
+def _everywhere(f: Federation, here: Tables) -> Tables:
+    """Sums over all clients, given those over the clients here."""
+    return here if f.population.sum is None else f.population.sum(here)

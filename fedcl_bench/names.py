@@ -1,0 +1,80 @@
+"""Names and texts of plugins, datasets and records, made safe for each place that they go to.
+
+Who wrote them is not known. So a name is checked before it becomes part of a path, and a text is escaped for what shows
+it. HTML has ``html.escape``.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from pathlib import Path
+
+from .errors import UserError
+
+LONGEST = 100  # characters of a dataset's name
+LONGEST_OF_PLUGIN = 40  # a record's folder is named by two plugins, a dataset, seed and hash, in 255 bytes at most
+_NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._-]*")
+ACCEPTED = "letters, digits, '.', '-' and '_', with a letter or digit first"
+_JOIN = "\ue000"  # between two hyphens, which LaTeX would make a dash
+_TEX = {"\\": r"\textbackslash{}", "%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}",
+        "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "≤": r"$\le$", "†": r"$^{\dagger}$",
+        "≥": r"$\ge$", "×": r"$\times$", "−": "$-$", "…": r"\dots{}", "ε": r"$\varepsilon$", "λ": r"$\lambda$",
+        "–": "--", "<": r"$<$", ">": r"$>$", "|": r"$|$", "°": r"$^{\circ}$", _JOIN: "{}"}
+_FORMULA = ("=", "+", "-", "@")  # what a spreadsheet takes for the beginning of a formula
+
+
+def is_safe(name: object, longest: int = LONGEST) -> bool:
+    """Whether a name may be part of a file's name: it means the same everywhere, and nothing but itself."""
+    return isinstance(name, str) and len(name) <= longest and _NAME.fullmatch(name) is not None
+
+
+def safe_name(name: str, where: str, longest: int = LONGEST) -> str:
+    """The name; raises UserError unless it is safe in a file's name."""
+    if not is_safe(name, longest):
+        raise UserError(f"{where}: found the name {shown(name)}, accepted: at most {longest} {ACCEPTED}.")
+    return name
+
+
+def refuse_link(path: Path) -> None:
+    """Raise UserError for a symbolic link: what is written there would go elsewhere."""
+    if path.is_symlink():
+        raise UserError(f"{path}: is a symbolic link, which could lead anywhere; delete it.")
+
+
+def shown(value: object, longest: int = 60) -> str:
+    """A value in quotes for a message, cut where it is long."""
+    if not isinstance(value, str):
+        return for_terminal(reprlib.repr(value))
+    return f"'{for_terminal(value)}'" if len(value) <= longest else \
+        f"'{for_terminal(value[:longest])}…' ({len(value)} characters)"
+
+
+def for_terminal(text: str) -> str:
+    """Text without control characters but line ends and tabs: none can move the cursor or change what stands there."""
+    return "".join(c if c in "\n\t" or not _is_control(c) else c.encode("unicode_escape").decode() for c in text)
+
+
+def _is_control(character: str) -> bool:
+    """Control characters of ASCII and Latin-1, and those that turn the direction of text around."""
+    number = ord(character)
+    return number < 32 or 127 <= number < 160 or 0x202A <= number <= 0x202E or 0x2066 <= number <= 0x2069
+
+
+def for_markdown(text: str) -> str:
+    """Text on one line with Markdown's special characters escaped: no emphasis, cell, link or HTML comes of it."""
+    text = for_terminal(text).replace("\n", " ")
+    return text.replace("*", "\\*").replace("|", "\\|").replace("<", "&lt;").replace("](", "]\\(")
+
+
+def for_csv(text: str) -> str:
+    """Text that a spreadsheet shows as it is: an apostrophe stands before what it would take for a formula."""
+    text = for_terminal(text)
+    return f"'{text}" if text.startswith((*_FORMULA, "\t")) else text
+
+
+def for_latex(text: str) -> str:
+    """Text on one line with LaTeX's special characters escaped and the symbols of our tables as commands; ``?`` for
+    characters that pdflatex has no letter for."""
+    joined = re.sub("-(?=-)", "-" + _JOIN, for_terminal(text).replace("\n", " "))
+    return "".join(_TEX.get(character, character if character < "\u0180" else "?") for character in joined)

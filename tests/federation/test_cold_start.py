@@ -1,0 +1,301 @@
+"""New users who arrive after a block's training: who trains, what they get, what it may depend on, what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers import ITEM, STABLE, USER, build, federation
+
+from fedcl_bench.api import running
+from fedcl_bench.data.stream import Ragged
+from fedcl_bench.errors import UserError
+from fedcl_bench.evaluation.ranking import EvaluationSettings
+from fedcl_bench.federation.attendance import Attendance
+from fedcl_bench.federation.cold_start import notes, ranks_by, shown
+from fedcl_bench.federation.loop import run
+from fedcl_bench.model import score_users
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.records import load_progress, save_progress, summary
+from fedcl_bench.sampling import LocalSettings
+from fedcl_bench.sizes import SIZES
+from fedcl_bench.testing.worlds import growing_stream, ragged
+
+K = 3
+BACKBONES = {"fedmf": {"dim": 4}, "fedncf": {"dim": 4}, "pfedrec": {"dim": 4, "eval_item_table": "local"},
+             "fedrap": {"dim": 4}, "gpfedrec": {"dim": 4}, "biasmf": {"dim": 4}, "ncf": {"dim": 4}}
+
+
+@pytest.fixture(scope="module")
+def stream():
+    """Two new users, with more than K training interactions, in the second and in the third block."""
+    stream = growing_stream(users=30, items=40)
+    for step in stream.steps[1:]:
+        assert step.n_users - step.old_users == 2 and (step.train.lengths[step.old_users:] > K).all()
+        assert (step.test.lengths[step.old_users:] > 0).all()
+    return stream
+
+
+def made(registry, stream, method="ft", backbone="fedmf", **server):
+    settings = {"fold_in": K, "fold_in_rounds": 2, "rounds": 2, "patience": 0, "precision": "float64", **server}
+    own = {name: value for name, value in STABLE.get(backbone, {}).items() if name != "local_epochs"}
+    method_settings = {"top_n": 5} if method in ("kd", "f3crec") else {}
+    return federation(registry, stream, build(registry, "method", method, **method_settings),
+                      build(registry, "backbone", backbone, **BACKBONES[backbone], **own),
+                      evaluation=EvaluationSettings(topk=(5,), valid_metric="ndcg@5"), **settings)
+
+
+def points(f, progress=None):
+    f.check()
+    return list(run(f, progress))
+
+
+def same(ours, theirs, **tolerance):
+    for a, b in zip(ours.tables(), theirs.tables(), strict=True):
+        torch.testing.assert_close(a, b, **{"rtol": 0.0, "atol": 0.0, **tolerance})
+
+
+def with_train(stream, change):
+    """The stream with other training lists of the users new in its last block: ``change`` of each."""
+    *steps, last = stream.steps
+    lists = [last.train.of(user).tolist() for user in range(last.n_users)]
+    lists[last.old_users:] = map(change, lists[last.old_users:])
+    return replace(stream, steps=(*steps, replace(last, train=ragged(*lists))))
+
+
+def test_what_clients_know_of_a_step(stream):
+    step = stream.steps[1]
+    known = shown(step, K)
+    for user in range(step.n_users):
+        items = step.train.of(user)
+        assert torch.equal(known.train.of(user), items if user < step.old_users else items[:K])
+    assert shown(stream.steps[0], K) is stream.steps[0] and shown(step, 0) is step
+    lists = Ragged(torch.tensor([0, 2, 2, 5]), torch.arange(5))
+    assert lists.at_most(torch.tensor([1, 1, 9])).values.tolist() == [0, 2, 3, 4]
+    assert lists.at_most(torch.tensor([0, 0, 1])).indptr.tolist() == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_new_users_take_no_part_in_the_rounds(registry, stream, backbone):
+    """What the server has and sends is as if they had no training data; they take part from the next block on."""
+    server = {"weighting": "interactions"} if backbone == "fedmf" else {}
+    with_them = points(made(registry, stream, backbone=backbone, **server))
+    without = points(made(registry, with_train(stream, lambda items: []), backbone=backbone, **server))
+    last = len(stream.steps) - 1
+    step = stream.steps[last]
+    ends = [next(p for p in these if p.step == last and p.trained) for these in (with_them, without)]
+    for kind in ("public", "dense"):
+        for a, b in zip(*(getattr(end.model, kind).values() for end in ends)):
+            assert torch.equal(a, b)
+    for a, b in zip(*(end.model.private.values() for end in ends)):
+        assert torch.equal(a[:step.old_users], b[:step.old_users])
+    moved = [not torch.equal(a[step.old_users:], b[step.old_users:])
+             for a, b in zip(*(end.model.private.values() for end in ends))]
+    assert any(moved)
+    new, here = with_them[-1].curve[-1], int((step.train.lengths[:step.old_users] > 0).sum())
+    assert new["participants"] == here
+    joined = stream.steps[1]
+    first, later = (next(p.model.private for p in with_them if p.step == t and p.trained) for t in (1, last))
+    users = [user for user in range(joined.old_users, joined.n_users) if step.train.lengths[user]]
+    alike = [name for name in first if first[name].shape[1:] == later[name].shape[1:]]  # personal tables have grown
+    assert users and any(not torch.equal(first[name][users], later[name][users]) for name in alike)
+
+
+@pytest.mark.parametrize("method, backbone", [
+    ("f3crec", "fedmf"), ("spp", "fedncf"), ("rlp2", "fedmf"), ("reg", "fedrap"), ("kd", "pfedrec")])
+def test_later_interactions_are_unused(registry, stream, method, backbone):
+    """No parameter and no state of a method depends on a new user's interactions after the first K."""
+    others = with_train(stream, lambda items: items[:K] + sorted(set(range(40)) - set(items))[:len(items) - K])
+    first, second = (points(made(registry, world, method, backbone))[-1] for world in (stream, others))
+    same(first.model, second.model)
+    for state in ("client_state", "server_state"):
+        for a, b in zip(getattr(first, state).values(), getattr(second, state).values(), strict=True):
+            assert torch.equal(a, b)
+    usual = [points(made(registry, world, method, backbone, fold_in=0))[-1] for world in (stream, others)]
+    assert not all(map(torch.equal, *(p.model.tables() for p in usual)))
+
+
+def test_the_next_block_starts_from_what_was_fitted(registry, stream):
+    """Also in what is tested and kept, and where a round is not validated."""
+    all_points = points(made(registry, stream, rounds=3, evaluate_every=2))
+    step = stream.steps[1]
+    new = slice(step.old_users, step.n_users)
+    rounds = [p for p in all_points if p.step == 1 and p.round > 0]
+    start, *later = [p.model.private[USER][new] for p in rounds]
+    fresh = made(registry, stream).backbone.new_rows(0, range(step.old_users, step.n_users), range(0))[1][USER]
+    assert torch.equal(start, fresh)  # the first round is not validated
+    assert not torch.equal(start, later[0]) and not torch.equal(later[0], later[1])
+    end = rounds[-1]
+    assert torch.equal(end.best.model.private[USER][new], (later[0] if end.best.round == 1 else later[1]))
+    following = next(p for p in all_points if p.step == 2 and p.round == 1)
+    absent = [user for user in range(step.old_users, step.n_users) if not stream.steps[2].train.lengths[user]]
+    for user in absent:
+        assert torch.equal(following.model.private[USER][user], end.model.private[USER][user])
+
+
+def test_mean_of_public_vectors(registry, stream):
+    for backbone, name in (("fedmf", USER), ("pfedrec", "score.weight")):
+        f = made(registry, stream, backbone=backbone, cold_start="mean")
+        end = next(p for p in points(f) if p.step == 1 and p.trained)
+        step = stream.steps[1]
+        for user in range(step.old_users, step.n_users):
+            rows = end.model.public[ITEM][step.train.of(user)[:K]]
+            torch.testing.assert_close(end.model.private[name][user].flatten(), rows.mean(0))
+    few = with_train(stream, lambda items: items[:1])
+    end, step = points(made(registry, few, cold_start="mean"))[-1], few.steps[-1]
+    for user in range(step.old_users, step.n_users):
+        torch.testing.assert_close(end.model.private[USER][user], end.model.public[ITEM][step.train.of(user)[0]])
+
+
+@pytest.mark.parametrize("method", ["ft", "rlp2"])
+def test_popularity(registry, stream, method):
+    """New users get the items most trained on, until they have trained themselves."""
+    f = made(registry, stream, method, cold_start="popularity")
+    end = points(f)[-1]
+    f.method.client_state, f.method.server_state = dict(end.client_state), dict(end.server_state)
+    for t in (1, 2):
+        step = stream.steps[t]
+        counts = sum(torch.bincount(shown(past, K).train.values, minlength=step.n_items)
+                     for past in stream.steps[:t + 1])
+        users = torch.arange(step.n_users)
+        made_up = torch.randn(len(users), step.n_items, generator=torch.Generator().manual_seed(1)).double()
+        usual, scores = (each.rescore(users, made_up.clone(), end.model, f.backbone)
+                         for each in (f.method, ranks_by(f, step, f.method)))
+        assert torch.equal(usual, made_up) == (method == "ft")
+        new = users >= stream.steps[0].n_users
+        for past in stream.steps[2:t + 1]:
+            new[:past.old_users] &= past.train.lengths[:past.old_users] == 0
+        assert new[step.old_users:].all()
+        assert torch.equal(scores[new], counts.double().expand(int(new.sum()), -1))
+        assert torch.equal(scores[~new], usual[~new])
+    assert ranks_by(f, stream.steps[0], f.method) is f.method
+    row = next(scores for t, s, scores in end.tests if t == s == 2)
+    step = stream.steps[2]
+    for user in range(step.old_users, step.n_users):
+        order = counts.double()
+        order[torch.cat([step.train.of(user), step.valid.of(user)])] = -1.0
+        top = order.argsort(descending=True, stable=True)[:5]
+        hits = torch.isin(top, step.test.of(user)).double().mean()
+        assert float(row.values["precision@5"][row.users == user]) == pytest.approx(float(hits))
+
+
+def test_all_variants_have_the_same_users_and_items_to_find(registry, stream):
+    usual = points(made(registry, stream, fold_in=0))[-1]
+    for settings in ({}, {"cold_start": "mean"}, {"cold_start": "popularity"}):
+        other = points(made(registry, stream, **settings))[-1]
+        for (_, _, ours), (_, _, theirs) in zip(other.tests, usual.tests, strict=True):
+            assert torch.equal(ours.users, theirs.users)
+        kinds = [{kind: values for t, kind, _, values in p.analysis if t == 2} for p in (other, usual)]
+        assert torch.equal(kinds[0]["known"], kinds[1]["known"])
+        assert torch.equal(kinds[0]["interactions"], kinds[1]["interactions"])
+
+
+@pytest.mark.parametrize("backbone, settings", [
+    ("fedmf", {}), ("pfedrec", {}), ("fedrap", {}), ("fedmf", {"cold_start": "popularity", "init_from": "best"}),
+    ("fedmf", {"cold_start": "mean", "client_ratio": 0.5, "reset_private": True})])
+def test_resumed_anywhere(registry, stream, tmp_path, backbone, settings):
+    whole = points(made(registry, stream, "f3crec", backbone, **settings))
+    for middle in [p for p in whole if p.step > 0][::2]:
+        save_progress(tmp_path / "checkpoint.pt", middle, 1.0)
+        restored, _ = load_progress(tmp_path / "checkpoint.pt", "cpu")
+        again = [middle, *points(made(registry, stream, "f3crec", backbone, **settings), restored)][-1]
+        same(again.model, whole[-1].model)
+        assert [row["valid"] for row in again.curve] == [row["valid"] for row in whole[-1].curve]
+
+
+# Every second pair goes to the long tests.
+@pytest.mark.parametrize("method, backbone", [
+    pytest.param(method, backbone, marks=[pytest.mark.long] * ((i + j) % 2))
+    for i, method in enumerate(("ft", "reg", "kd", "f3crec", "rlp2", "spp")) for j, backbone in enumerate(BACKBONES)])
+def test_chunks_and_threads(registry, stream, monkeypatch, method, backbone):
+    expected = points(made(registry, stream, method, backbone))[-1]
+    monkeypatch.setattr(SIZES, "padding_elements", 0)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        other = points(made(registry, stream, method, backbone))[-1]
+    finally:
+        torch.set_num_threads(threads)
+    same(other.model, expected.model, atol=1e-9)
+    for (_, _, ours), (_, _, theirs) in zip(other.tests, expected.tests, strict=True):
+        torch.testing.assert_close(ours.values["ndcg@5"], theirs.values["ndcg@5"], rtol=0.0, atol=1e-12)
+
+
+def test_bytes(registry, stream):
+    """New users receive the model once, when they arrive, and send nothing."""
+    f = made(registry, stream)
+    curve = points(f)[-1].curve
+    ends = {row["step"]: row for row in curve}
+    for row in curve:
+        step = stream.steps[row["step"]]
+        last = row is ends[row["step"]] and row["step"] > 0
+        assert row["bytes_down_new"] == (2 * step.n_items * 4 * 8 if last else 0)
+    config = make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", {"fold_in": K})])
+    progress = points(made(registry, stream))[-1]
+    content = summary(config, progress, 1.0, False)
+    usual = sum(row["bytes_down"] * row["participants"] for row in curve)
+    assert content["bytes"]["total_down"] == usual + sum(row["bytes_down_new"] for row in curve)
+    assert "bytes_down_new" not in points(made(registry, stream, fold_in=0))[-1].curve[0]
+
+
+def test_who_is_asked(stream):
+    for settings in ({}, {"ratio": 0.5}, {"availability": "activity"}, {"dropout": 0.3}):
+        users, _ = Attendance(**settings, known_only=True).of(stream.steps[1], 0, 1)
+        assert len(users) and int(users.max()) < stream.steps[1].old_users
+        first, _ = Attendance(**settings, known_only=True).of(stream.steps[0], 0, 1)
+        assert torch.equal(first, Attendance(**settings).of(stream.steps[0], 0, 1).users)
+
+
+def test_hashes_and_settings_without_effect(registry):
+    def config(**settings):
+        return make_config(registry, "f3crec", "fedmf", "ml-100k", 0, [("test", settings)])
+    assert config(fold_in=0).hash == config().hash and config().hash.startswith("02797fc01971")
+    hashes = [config(fold_in=5, **more).hash for more in (
+        {}, {"fold_in_rounds": 7}, {"cold_start": "mean"}, {"cold_start": "popularity"})]
+    assert len({*hashes, config().hash, config(fold_in=6).hash}) == 6
+    for settings, message in (({"cold_start": "mean"}, "'cold_start' .* has no effect without fold_in"),
+                              ({"fold_in_rounds": 7}, "'fold_in_rounds' .* has no effect without fold_in"),
+                              ({"fold_in": 5, "cold_start": "mean", "fold_in_rounds": 7}, "with cold_start=mean"),
+                              ({"fold_in": 5, "stream": "static"}, "'fold_in' .* with stream=static, which has one "
+                               "step"),
+                              ({"fold_in": 5, "stream": "sessions"}, "with stream=sessions, which has one step")):
+        with pytest.raises(UserError, match=message):
+            config(**settings)
+
+
+def test_what_is_refused(registry, stream):
+    with pytest.raises(UserError, match="'cold_start': found mean, accepted: fold_in or popularity with 'ncf'"):
+        made(registry, stream, backbone="ncf", cold_start="mean").check()
+    made(registry, stream, backbone="ncf", fold_in=0).check()
+    step = stream.steps[1]
+    nobody = ragged(*[[]] * step.old_users, *[step.train.of(u).tolist() for u in range(step.old_users, step.n_users)])
+    alone = replace(stream, steps=(stream.steps[0], replace(step, train=nobody)))
+    with pytest.raises(UserError, match="'fold_in': found 3, accepted: 0 with this stream; all .* in block 1 are new"):
+        made(registry, alone, client_dropout=0.5).check()
+
+
+def test_backbones_of_recbole(registry, stream):
+    """With private parameters, and with none: then there is nothing to fit, which is said."""
+    for name, says in (("BPR", 0), ("MultiDAE", 1)):
+        backbone = build(registry, "backbone", f"recbole:{name}")
+        f = replace(made(registry, stream, rounds=1), backbone=backbone, local=LocalSettings("adam"))
+        assert len(notes(f)) == says
+        end, step = points(f)[-1], stream.steps[-1]
+        for user in range(step.old_users, step.n_users):
+            scores = score_users(backbone, end.model, torch.tensor([user]))
+            assert bool(torch.isfinite(scores).all())
+        assert len(end.tests) == 6
+        others = with_train(stream, lambda items: items[:K] + items[:0:-1])
+        same(points(replace(f, stream=others))[-1].model, end.model)
+
+
+def test_what_a_model_recommends_is_what_was_tested(tmp_path, monkeypatch):
+    """Popular items to a new user, not what its untrained vector scores."""
+    monkeypatch.chdir(tmp_path)
+    results = running.run("ft", "fedmf", "ml-100k", k_core=70, rounds=1, dim=4, fold_in=K, cold_start="popularity")
+    model = results.model()
+    step = model.stream.steps[-1]
+    counts = sum(torch.bincount(shown(past, K).train.values, minlength=step.n_items) for past in model.stream.steps)
+    assert model.scores(model.user_ids[-1]).tolist() == counts.tolist()
+    assert model.scores(model.user_ids[0]).tolist() != counts.tolist()

@@ -1,0 +1,87 @@
+"""A plugin that is broken is listed with its file and line, and whatever it does, the others work."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+from broken_plugins import BROKEN, GOOD
+from helpers import ROOT
+
+import fedcl_bench as fb
+from fedcl_bench.cli.main import main
+from fedcl_bench.errors import RunFailed, UserError
+from fedcl_bench.runs.registry import discover
+
+HOOK = GOOD.replace('"good"', '"mine"') + """    first_step = 0
+
+    def check(self, stream):
+        deeper()
+
+def deeper():
+    {}
+"""
+JOB = ["run", "--method", "mine", "--backbone", "fedmf", "--set", "rounds=1", "--set", "k_core=80", "--quiet"]
+
+
+def write(folder, name, content):
+    (folder / f"{name}.py").write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def test_broken_plugins_are_listed_and_the_others_work(tmp_path, capsys):
+    for name, (content, _) in BROKEN.items():
+        write(tmp_path, name, content)
+    write(tmp_path, "good", GOOD)
+    registry = discover([tmp_path])
+    assert registry.get("method", "good").name == "good" and registry.get("method", "ft")
+    assert registry.broken.keys() == BROKEN.keys()
+    for name, (_, says) in BROKEN.items():
+        assert says in registry.broken[name] and f"{tmp_path / name}.py" in registry.broken[name]
+        assert len(registry.broken[name]) < 400 and "\n" not in registry.broken[name]
+    assert main(["list", "--plugins", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "does nothing" in shown and all(says in shown for _, says in BROKEN.values()) and "\x1b" not in shown
+
+
+def test_a_wrong_name_may_be_that_of_a_file_that_is_not_loaded(tmp_path):
+    write(tmp_path, "syntax", BROKEN["syntax"][0])
+    with pytest.raises(UserError, match=r"(?s)unknown method 'wanted'.*Not loaded: .*syntax.py, line 2: SyntaxError"):
+        discover([tmp_path]).get("method", "wanted")
+
+
+@pytest.mark.parametrize("does, says", [
+    ("return 1 / 0", "ZeroDivisionError: division by zero"), ("raise SystemExit(0)", "SystemExit"),
+    ("raise RuntimeError('a\\nb' * 500)", "RuntimeError: a"),
+    ("raise RuntimeError('\\x1b[2J')", r"RuntimeError: \\x1b")])
+def test_an_error_of_a_hook_names_plugin_hook_and_line(tmp_path, capsys, does, says):
+    write(tmp_path, "mine", HOOK.format(does))
+    assert main([*JOB, "--plugins", str(tmp_path), "--results", str(tmp_path / "results")]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert re.match(f"run_bench.py: method 'mine': check raised {says}", lines[0]) and len(lines) == 3
+    assert f"{tmp_path}/mine.py, line 10, in check: deeper()" in lines[1]
+    assert f"{tmp_path}/mine.py, line 13, in deeper: " in lines[2]
+
+
+def test_a_grid_says_the_same_of_a_hook(tmp_path, capsys, same_process):
+    write(tmp_path, "mine", HOOK.format("raise SystemExit(0)"))
+    assert main(["grid", "--methods", "mine,ft", "--backbones", "fedmf", "--set", "rounds=1", "--set", "k_core=80",
+                 "--plugins", str(tmp_path), "--results", str(tmp_path / "results")]) == 1
+    out = capsys.readouterr().out
+    assert "1 of 2 runs finished" in out and "method 'mine': check raised SystemExit" in out
+    assert "mine.py, line 13, in deeper: raise SystemExit(0)" in out
+
+
+def test_python_gives_the_same_message_and_the_cause(tmp_path):
+    write(tmp_path, "mine", HOOK.format("return 1 / 0"))
+    with pytest.raises(RunFailed, match="method 'mine': check raised ZeroDivisionError") as caught:
+        fb.run("mine", "fedmf", plugins=tmp_path, results=tmp_path / "results", progress=False, rounds=1, k_core=80)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_a_hook_that_ends_the_program_fails_the_run_of_a_grid(tmp_path):
+    write(tmp_path, "mine", HOOK.format("__import__('os')._exit(0)"))
+    done = subprocess.run([sys.executable, ROOT / "run_bench.py", "grid", "--methods", "mine", "--backbones", "fedmf",
+                           "--set", "k_core=80", "--plugins", tmp_path, "--results", tmp_path / "results"],
+                          capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "mine on fedmf" in done.stderr + done.stdout
+    assert "exit code 0 in the middle of its run" in done.stderr + done.stdout and "Traceback" not in done.stderr

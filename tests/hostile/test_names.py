@@ -1,0 +1,153 @@
+"""Names and texts of others: none leads out of a folder, and none is more than text where it is shown."""
+
+import csv
+import io
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+from helpers import ROOT
+
+from fedcl_bench.cli.main import main
+from fedcl_bench.data.source import locate
+from fedcl_bench.errors import UserError
+from fedcl_bench.names import for_csv, for_markdown, for_terminal, is_safe
+from fedcl_bench.reports.render import csv_text, latex, markdown, terminal
+from fedcl_bench.reports.tables import Cell, Key, Line, Panel, Table
+from fedcl_bench.runs import compact
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.records import Record
+from fedcl_bench.runs.store import load_runs
+
+HOSTILE = ("../x", "", "..", "a/b", "a\\b", "x[/b]", "=cmd|calc", "<script>", "a\nb", "a\x1b[2J", "x" * 5000, ".hidden",
+           "-v", "a b", "ä", "\u202egnp", "a\0b")
+PUBLISHED = ROOT / "results" / "published" / "f3crec"
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_that_are_not_safe_are_refused_before_they_are_paths(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert not is_safe(name)
+    for words in (["--method", "ft", "--backbone", "fedmf", f"--dataset={name}"], ["data", "synth", "--", name],
+                  ["data", "show", "--", name], ["list", "--", name]):
+        assert main(words) == 2 or (words[0], name) == ("list", "")
+        printed = capsys.readouterr()
+        assert len(printed.err.splitlines()) <= 4 and "\x1b" not in printed.err and "\u202e" not in printed.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_path_as_a_dataset_names_no_folder_outside(tmp_path, monkeypatch):
+    good = tmp_path / "good"
+    good.mkdir()
+    (good / "good.inter").write_text("user_id:token\titem_id:token\ttimestamp:float\n1\t1\t1\n")
+    (tmp_path / "we ird.inter").write_bytes((good / "good.inter").read_bytes())
+    monkeypatch.chdir(good)
+    from fedcl_bench.data.stream import StreamSettings
+    assert locate("../good/../good/good.inter", None, StreamSettings()).name == "good"
+    with pytest.raises(UserError, match="found the name 'we ird'"):
+        locate("../we ird.inter", None, StreamSettings())
+
+
+@pytest.fixture
+def packed(tmp_path):
+    folder = tmp_path / "packed"
+    shutil.copytree(PUBLISHED, folder)
+    return folder
+
+
+def test_an_index_cannot_name_files_of_other_folders(packed, tmp_path):
+    victim = tmp_path / "victim.parquet"
+    index = json.loads((packed / compact.INDEX).read_text())
+    name = next(iter(index["files"]))
+    shutil.copyfile(packed / name, victim)
+    index["files"] = {"../victim.parquet": index["files"][name]}
+    index["seal"] = compact._seal(index)
+    (packed / compact.INDEX).write_text(json.dumps(index))
+    with pytest.raises(UserError, match="index.json: found the name '../victim.parquet'"):
+        compact.write(packed, load_runs(PUBLISHED)[:1], "a test", lambda run: False)
+    assert victim.is_file()
+
+
+def test_a_packed_file_that_is_a_link_is_not_followed(packed, tmp_path):
+    name = next(iter(json.loads((packed / compact.INDEX).read_text())["files"]))
+    shutil.move(packed / name, tmp_path / name)
+    (packed / name).symlink_to(tmp_path / name)
+    with pytest.raises(UserError, match="is a symbolic link"):
+        load_runs(packed)
+
+
+@pytest.mark.parametrize("field", ["dataset", "backbone"])
+def test_a_record_cannot_make_pack_write_elsewhere(field, tmp_path):
+    run = load_runs(PUBLISHED)[0]
+    run = replace(run, meta={**run.meta, field: "../../x"})
+    with pytest.raises(UserError, match="record .*found the name '.*../../x"):
+        compact.write(tmp_path / "a" / "b", [run], "a test", lambda run: False)
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_record_and_its_lock_are_no_links(registry, tmp_path):
+    config = make_config(registry, "ft", "fedmf", "ml-100k")
+    record, victim = Record.of(config, tmp_path), tmp_path / "victim"
+    victim.write_text("mine")
+    record.folder.mkdir(parents=True)
+    (record.folder / ".lock").symlink_to(victim)
+    with pytest.raises(UserError, match=".lock: is a symbolic link"), record.locked():
+        pass
+    assert victim.read_text() == "mine"
+    shutil.rmtree(record.folder)
+    record.folder.symlink_to(tmp_path)
+    with pytest.raises(UserError, match=f"{config.hash[:12]}: is a symbolic link"):
+        Record.of(config, tmp_path)
+
+
+def test_what_a_record_says_is_text(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    job = ["--method", "ft", "--backbone", "fedmf", "--set", "rounds=1", "--set", "k_core=80"]
+    assert main(job) == 0
+    (path,) = tmp_path.glob("results/runs/*/run.json")
+    content = json.loads(path.read_text())
+    content["privacy"]["notes"] = ["\x1b[2Jnothing [/b] is private"]
+    path.write_text(json.dumps(content))
+    assert main(job) == 0
+    out = capsys.readouterr().out
+    assert "\\x1b[2Jnothing [/b] is private" in out and "\x1b" not in out
+
+
+@pytest.mark.parametrize("value", ["[/b]", "[red]x", "\x1b[2J"])
+def test_a_setting_is_text_in_the_plan_of_a_grid(value, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.inter").write_text("block\tuser\titem\tsplit\n0\t1\t1\ttrain\n")
+    path = tmp_path / f"a{value}".replace("/", "")
+    path.write_bytes((tmp_path / "x.inter").read_bytes())
+    assert main(["grid", "--methods", "ft", "--backbones", "fedmf", "--dry-run", "--set",
+                 f"split_file={path.name}"]) == 0
+    out = capsys.readouterr().out
+    assert for_terminal(path.name) in out and "\x1b" not in out
+
+
+def _table(name: str) -> Table:
+    """A table of one cell in which everything is called by one name."""
+    cell = Cell(Key("ml-100k", name, name, name, name), 0.5, None, 4, (0,))
+    return Table("", 0, name, (name,), (name,), (Panel(name, (Line((name,), (cell,)),)),), (name,), (name,),
+                 (("a", name),), (name,), {}, frozenset(), name)
+
+
+@pytest.mark.parametrize("name", ["=1+1", "@SUM(A1)", "-1|2", "[x](javascript:y)", "<img src=x>", "a|b", "\\input{x}",
+                                  "a\nb", "\x1b[2J", "[/b]"])
+def test_a_name_is_text_in_every_table(name):
+    table = _table(name)
+    md = markdown(table)
+    assert "<img" not in md and "](java" not in md and "\x1b" not in md
+    assert all(line.count("|") - line.count("\\|") == 3 for line in md.splitlines() if line.startswith("|"))
+    rows = list(csv.reader(io.StringIO(csv_text(table))))
+    assert len(rows) == 2 and not any(field.startswith(("=", "+", "@", "-1", "\x1b")) for field in rows[1])
+    lines = [line for line in latex(table).splitlines() if not line.startswith("%")]
+    assert not any("\\input{" in line for line in lines) and "\x1b" not in latex(table)
+    assert "\x1b" not in terminal(table) and for_terminal(name).splitlines()[0] in terminal(table)
+
+
+def test_escapes_leave_plain_text_as_it_is():
+    for escape in (for_terminal, for_markdown, for_csv):
+        assert escape("F3CRec (ours), N@20 ± 0.1 – `eps`") == "F3CRec (ours), N@20 ± 0.1 – `eps`"
+    assert for_csv("=1") == "'=1" and for_terminal("a\tb\r\x9b") == "a\tb\\r\\x9b"

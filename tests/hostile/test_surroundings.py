@@ -1,0 +1,75 @@
+"""What surrounds a command: a umask that allows everything, a terminal of ASCII, an output that takes nothing."""
+
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+from helpers import ROOT
+
+import fedcl_bench as fb
+from fedcl_bench.cli.main import main
+from fedcl_bench.files import write_atomically
+
+JOB = {"rounds": 1, "k_core": 80}
+TABLES = ["tables", "--paper", "f3crec", "--table", "2", "--records", str(ROOT / "results" / "published" / "f3crec")]
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
+
+
+def run(words, **options):
+    return subprocess.run([sys.executable, str(ROOT / "run_bench.py"), *map(str, words)], timeout=120,
+                          **{"capture_output": True, "text": True, **options})
+
+
+@pytest.fixture
+def open_to_all():
+    """The umask 000, under which others may write whatever is written."""
+    before = os.umask(0)
+    yield
+    assert os.umask(before) == 0
+
+
+def test_nothing_that_is_written_is_writable_by_others(open_to_all, tmp_path, monkeypatch, same_process, capsys):
+    monkeypatch.chdir(tmp_path)
+    settings = [f"--set={name}={value}" for name, value in JOB.items()]
+    job = ["--method", "reg", "--backbone", "fedmf", "--quiet", *settings]
+    commands = (
+        [*job, "--log", "csv", "--log", "tensorboard"], ["data", "synth", "made", "--users", "50"],
+        ["data", "prepare", "made"], ["new-plugin", "method", "mine"], ["pack", "--out", "packed"],
+        ["grid", "--methods", "ft", "--backbones", "fedmf", "--quiet", *settings],
+        ["tables", "--methods", "ft,reg", "--out", "tables", "--format", "all"],
+        ["report", "--out", "page/report.html"],
+        ["tune", "--methods", "ft", "--backbones", "fedmf", "--budget", "1", "--quiet", *settings])
+    for words in commands:
+        assert main(words) == 0, (words, capsys.readouterr().err)
+    fb.run("ft", "fedmf", results="others", progress=False, **JOB)
+    written = [path for path in tmp_path.rglob("*") if not path.is_symlink()]
+    assert len(written) > 40
+    assert not [path for path in written if path.stat().st_mode & (stat.S_IWOTH | stat.S_IWGRP)]
+
+
+@pytest.mark.parametrize("words", [[*TABLES, "--format", "md"], [*TABLES, "--format", "text"], ["list"], ["--help"]])
+def test_a_terminal_of_ascii_is_enough(words):
+    done = run(words, env={**os.environ, **ASCII})
+    assert done.returncode == 0 and done.stdout.isascii() and done.stderr.count("\n") <= 1
+    assert ("\\xb1" in done.stdout) == (words[0] == "tables")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_an_output_that_is_full_is_said():
+    for words in (["list"], TABLES):
+        with open("/dev/full", "w") as full:
+            done = run(words, capture_output=False, stdout=full, stderr=subprocess.PIPE)
+            assert done.returncode == 2 and "Traceback" not in done.stderr
+            assert "(No space left on device)" in done.stderr and len(done.stderr.splitlines()) <= 4
+    with open("/dev/full", "w") as full:
+        assert run(["--method", "nobody"], capture_output=False, stdout=full, stderr=full).returncode == 2
+
+
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(OSError, match="is no file"):
+            write_atomically(path, b"content")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode) and [*tmp_path.iterdir()] == [tmp_path / "pipe"]

@@ -1,0 +1,93 @@
+"""A disk that is full, or a limit on the size of files: one clear error with the path, and what was there stays."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from fedcl_bench.cli import main as command
+from fedcl_bench.cli.main import main
+from fedcl_bench.data import prepared
+from fedcl_bench.errors import UserError
+from fedcl_bench.files import replacing, write_atomically
+
+
+@contextmanager
+def files_of(size):
+    """No file of this process grows beyond so many bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def save_tensor(path):
+    with replacing(path) as file:
+        torch.save(torch.zeros(10 ** 5), file)
+
+
+@pytest.mark.parametrize("write", [save_tensor, lambda path: write_atomically(path, bytes(10 ** 5)),
+                                   lambda path: write_atomically(path, bytes(5000))], ids=["torch", "large", "small"])
+def test_a_file_that_does_not_fit(write, tmp_path):
+    """Also where the bytes wait in a buffer until the end; nothing half written is left."""
+    path = tmp_path / "kept.pt"
+    path.write_bytes(b"before")
+    with files_of(4096), pytest.raises(UserError) as error:
+        write(path)
+    assert str(error.value).startswith(f"no space left at {path} (File too large): it is not written.\n")
+    assert path.read_bytes() == b"before" and os.listdir(tmp_path) == ["kept.pt"]
+    write(path)
+    assert path.read_bytes() != b"before"
+
+
+def test_other_errors_are_as_they_were(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        write_atomically(tmp_path / "none" / "a", b"")
+    with pytest.raises(ZeroDivisionError), replacing(tmp_path / "a"):
+        1 / 0
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_run_whose_checkpoint_does_not_fit(tmp_path, capsys):
+    """And goes on when there is space again."""
+    run = ["--method", "ft", "--backbone", "fedmf", "--results", str(tmp_path), "--quiet"]
+    run += [word for text in ("k_core=70", "rounds=1", "dim=8", "blocks=2") for word in ("--set", text)]
+    with files_of(2048):
+        assert main(run) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith(f"run_bench.py: no space left at {tmp_path}") and len(said) == 2
+    assert not list(tmp_path.rglob(".*.pt.*"))
+    assert main(run) == 0
+
+
+def test_prepared_data_that_does_not_fit(ml100k, tmp_path):
+    with files_of(2048), pytest.raises(UserError, match="w.stream-1: cannot be written .no space left"):
+        prepared.save(ml100k, tmp_path / "w.stream-1")
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_whatever_else_a_command_writes(monkeypatch, capsys, number):
+    def full(arguments):
+        raise OSError(number, os.strerror(number), "some/file.csv")
+    monkeypatch.setattr(command, "parse", full)
+    assert main(["list"]) == 2
+    assert f"no space left at some/file.csv ({os.strerror(number)})" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [MemoryError(), ValueError("Error tokenizing data. C error: out of memory"),
+                                   RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")])
+def test_no_memory_before_a_run(monkeypatch, capsys, error):
+    def full(arguments):
+        raise error
+    monkeypatch.setattr(command, "parse", full)
+    assert main(["list"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith("run_bench.py: out of memory (") and said[1].startswith("What helps: ")

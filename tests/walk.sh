@@ -1,0 +1,308 @@
+#!/usr/bin/env bash
+# A new user's way through the suite in 25 steps, each checked by what it leaves and says.
+#
+#   tests/walk.sh                       in an environment where fedcl_bench is installed
+#   BENCH="python -m fedcl_bench" PYTHON=python3.11 KEEP=1 tests/walk.sh
+#
+# BENCH is the command, PYTHON the interpreter that it is installed for. Everything happens in a temporary folder, which
+# KEEP=1 leaves there. Takes some minutes on two cores and needs no network.
+set -euo pipefail
+
+read -r -a BENCH <<< "${BENCH:-run_bench.py}"
+PYTHON=${PYTHON:-python}
+EXAMPLES=$(cd "$(dirname "$0")/../examples" && pwd)
+WALK=$(mktemp -d "${TMPDIR:-/tmp}/fedcl-walk.XXXXXX")
+[ -n "${KEEP:-}" ] || trap 'rm -rf "$WALK"' EXIT
+cd "$WALK"
+STEP=0
+QUICK=(--set rounds=8)
+
+fail() { printf '\nstep %s failed: %s\n' "$STEP" "$1" >&2; tail -n 30 out err >&2 2> /dev/null || true; exit 1; }
+step() { STEP=$((STEP + 1)); printf '\n%2d. %s (after %d s)\n' "$STEP" "$1" "$SECONDS"; }
+
+# Run a command of the suite; its output is in the files out and err.
+bench() {
+    printf '    $ run_bench.py %s\n' "$*"
+    "${BENCH[@]}" "$@" > out 2> err < /dev/null || fail "exit status $?"
+}
+
+# Run one that is to be refused with exit status 2, in two lines at most, the words among them.
+refused() {
+    local words=$1 status=0
+    shift
+    printf '    $ run_bench.py %s\n' "$*"
+    "${BENCH[@]}" "$@" > out 2> err < /dev/null || status=$?
+    [ "$status" = 2 ] || fail "exit status $status, expected 2"
+    [ "$(wc -l < err)" -le 3 ] || fail "more than a few lines"
+    grep -qF -- "$words" err || fail "does not say '$words'"
+    sed 's/^/      /' err
+}
+
+says() { grep -qE -- "$1" out err || fail "does not say '$1'"; }
+holds() { [ -s "$1" ] || fail "no file $1"; [ -z "${2:-}" ] || grep -qE -- "$2" "$1" || fail "$1 does not hold '$2'"; }
+check() { "$PYTHON" - "$@" || fail "what it left is not as expected"; }
+records() { find results/runs -name run.json | wc -l; }
+
+step "What is installed: the version, the environment, the help"
+bench --version
+says '^fedcl_bench [0-9]+\.[0-9]+'
+bench doctor --quick
+says '^ok +torch'
+bench --help
+says 'the main job'
+
+step "A table of one's own: 100,000 orders with columns and ids of a shop"
+"$PYTHON" - << 'PY'
+import csv, datetime, pathlib
+import importlib.util
+folder = pathlib.Path(importlib.util.find_spec("recbole").origin).parent / "dataset_example/ml-100k"
+with open(folder / "ml-100k.inter") as source, open("orders.csv", "w", newline="") as target:
+    next(source)
+    rows = csv.writer(target)
+    rows.writerow(["customer", "article", "stars", "bought_at"])
+    for user, item, rating, time in csv.reader(source, delimiter="\t"):
+        when = datetime.datetime.fromtimestamp(int(float(time)), datetime.timezone.utc).isoformat()
+        rows.writerow([f"c{user}", f"a{item}", rating, when])
+PY
+head -n 3 orders.csv | sed 's/^/      /'
+
+step "Convert it; a wrong column is answered with those that there are"
+refused "its columns are customer, article, stars, bought_at" \
+    data convert --csv orders.csv --user customer --item article --time date shop
+bench data convert --csv orders.csv --user customer --item article --time bought_at --rating stars --keep '>=3' shop
+says '82,520 interactions of 943 users and 1,574 items, from 1997-09-20 to 1998-04-22'
+says 'left out: 17,480 rows'
+NEXT=$(sed -n 's/^next: run_bench.py //p' out)
+holds data/shop/shop.inter '^user_id:token'
+
+step "Look at its blocks as the conversion suggests; it is listed like the others"
+# shellcheck disable=SC2086
+bench $NEXT
+says '# of interactions +49,512 +11,002'
+bench list
+says '^  shop +data/shop/shop.inter'
+bench list ft
+says 'rounds = 100'
+
+step "Run a method on it"
+bench --method f3crec --backbone fedmf --dataset shop "${QUICK[@]}"
+says 'block 3: 8 rounds'
+says '^ ndcg@20 +0\.[0-9]{4}'
+says '^ test users +584 '
+cp out first
+[ "$(records)" = 1 ] || fail "not one record"
+
+step "Run it again: the record answers, with the same numbers"
+bench --method F3CRec --backbone FedMF --dataset data/shop "${QUICK[@]}"
+says '^from its record'
+diff <(grep '^ [a-z]*@20' first) <(grep '^ [a-z]*@20' out) || fail "other numbers"
+[ "$(records)" = 1 ] || fail "another record"
+
+step "Stop a run with Ctrl-C; the same command goes on, to the numbers of an uninterrupted one"
+LONG=(--method ft --backbone fedmf --dataset shop --set rounds=300 --set patience=0)
+"${BENCH[@]}" "${LONG[@]}" > out 2> err < /dev/null &
+RUN=$!
+for _ in $(seq 600); do grep -q 'block 0:' err && break; sleep 0.1; done
+kill -INT $RUN
+STATUS=0
+wait $RUN || STATUS=$?
+[ "$STATUS" = 130 ] || fail "exit status $STATUS, expected 130"
+says 'goes on from there'
+[ "$(find results -name checkpoint.pt | wc -l)" = 1 ] || fail "no checkpoint"
+bench "${LONG[@]}"
+cp out resumed
+bench "${LONG[@]}" --results elsewhere --quiet
+diff <(grep '^ [a-z]*@20' resumed) <(grep '^ [a-z]*@20' out) || fail "other numbers than without interruption"
+
+step "Who is it good for? Groups of users and items"
+bench --method ft --backbone fedmf --dataset shop "${QUICK[@]}" --by new-users,worst-decile,rare-items
+says '^ ndcg@20 new-users +0\.'
+says '^ recall@20 rare-items'
+refused "Did you mean 'new-users'" --method ft --backbone fedmf --dataset shop "${QUICK[@]}" --by newusers
+
+step "A method of one's own, from the template"
+bench new-plugin method my-ewc
+says 'check my-ewc --plugins my_plugins'
+holds my_plugins/my_ewc.py 'class MyEwc\(Method\)'
+holds my_plugins/tests/test_my_ewc.py
+
+step "Its folder forgotten: the answer names it"
+refused "load it with --plugins my_plugins" --method my-ewc --backbone fedmf --dataset shop
+
+step "Edit it: another default"
+sed -i 's/setting(0\.5,/setting(0.2,/' my_plugins/my_ewc.py
+bench list my-ewc --plugins my_plugins
+says 'decay = 0\.2'
+
+step "Check it: is it correct, federated and continual?"
+bench check my-ewc --plugins my_plugins
+says 'all properties hold'
+mkdir wrong
+sed 's/name = "my-ewc"/name = "my-noise"/; s/return result/return {n: t + torch.rand(1) for n, t in result.items()}/' \
+    my_plugins/my_ewc.py > wrong/my_noise.py
+STATUS=0
+printf '    $ run_bench.py check my-noise --plugins wrong\n'
+"${BENCH[@]}" check my-noise --plugins wrong > out 2> err || STATUS=$?
+[ "$STATUS" = 1 ] || fail "exit status $STATUS for a method that draws random numbers of its own, expected 1"
+says 'FAILED +random numbers'
+
+step "Run it, and compare it with another"
+bench --method my-ewc --backbone fedmf --dataset shop --plugins my_plugins "${QUICK[@]}" --quiet
+says '^my-ewc on fedmf, shop'
+bench compare my-ewc ft --backbone fedmf --dataset shop --plugins my_plugins "${QUICK[@]}"
+says '^ ft +[-+]0\.[0-9]{4} '
+refused "grid --methods reg --backbones fedmf --datasets shop" \
+    compare my-ewc reg --backbone fedmf --dataset shop --plugins my_plugins "${QUICK[@]}"
+
+step "Tune it on validation data, with the same budget for both"
+bench tune --methods ft,my-ewc --backbones fedmf --datasets shop --plugins my_plugins --budget 3 "${QUICK[@]}"
+says '^ my-ewc +fedmf +shop'
+holds results/my-tuned/shop-fedmf-my-ewc.json '"decay"'
+bench --method my-ewc --backbone fedmf --dataset shop --plugins my_plugins "${QUICK[@]}" --tuned
+says 'tuned settings: of results/my-tuned'
+says '^from its record'
+
+step "Many runs: a grid with seeds; the second time nothing is left to run"
+GRID=(grid --methods ft,kd,my-ewc --backbones fedmf,fedncf --datasets shop --seeds 3 --plugins my_plugins "${QUICK[@]}")
+bench "${GRID[@]}" --dry-run
+says '18 runs: 2 finished, 0 failed, 0 interrupted, 16 to run'
+bench "${GRID[@]}"
+says '18 of 18 runs finished, 16 of them now'
+bench "${GRID[@]}"
+says '18 of 18 runs finished, 0 of them now'
+
+step "A table of them in the terminal, with tests against one method"
+TABLE=(tables --methods ft,kd,my-ewc --datasets shop --metrics ndcg@20,recall@20 --against ft --plugins my_plugins
+       "${QUICK[@]}")
+bench "${TABLE[@]}" --format text
+says '^ my-ewc +0\.[0-9]{4}'
+says 'Test users of shop: '
+says '3 seeds'
+
+step "The same table as Markdown, CSV and LaTeX"
+bench "${TABLE[@]}" --format all --out tables
+holds tables/table.md '^\| my-ewc \| '
+holds tables/table.tex '\\begin\{tabular\}'
+holds tables/table.csv '^,shop,fedmf,my-ewc,ndcg@20'
+check << 'PY'
+import csv, re
+rows = list(csv.DictReader(open("tables/table.csv")))
+shown = re.findall(r"[*<u>]*(0\.\d{4})", open("tables/table.md").read())
+assert len(rows) == 12 and all(f"{float(row['mean']):.4f}" in shown for row in rows), rows
+PY
+
+step "A paper's table with a method of one's own in it, few rounds long"
+PAPER=(--paper f3crec --table 2 --datasets ml-100k --backbones fedmf)
+bench grid "${PAPER[@]}" --seeds 2 --set rounds=3
+says '12 of 12 runs finished'
+bench grid --methods my-ewc --backbones fedmf --datasets ml-100k --seeds 2 --plugins my_plugins --set rounds=3
+bench tables "${PAPER[@]}" --add my-ewc --plugins my_plugins --set rounds=3 --format all --out paper
+holds paper/table2.md '\| my-ewc'
+holds paper/table2.tex 'tab:f3crec-2-fedmf'
+grep -q 'missing' paper/table2.md && fail "cells are missing"
+
+step "Both tables in a paper of two columns, by LaTeX"
+cat > paper.tex << 'TEX'
+\documentclass[10pt,twocolumn]{article}
+\usepackage[margin=2cm]{geometry}
+\usepackage{booktabs,adjustbox,rotating}
+\begin{document}
+See Tables \ref{tab:results} and \ref{tab:f3crec-2-fedmf}.
+\input{tables/table.tex}
+\input{paper/table2.tex}
+\end{document}
+TEX
+if command -v pdflatex > /dev/null; then
+    for _ in 1 2; do pdflatex -interaction=nonstopmode -halt-on-error paper.tex > out 2>&1 || fail "pdflatex"; done
+elif command -v tectonic > /dev/null; then
+    tectonic --keep-logs paper.tex > out 2>&1 || fail "tectonic"
+else
+    echo "      skipped: neither pdflatex nor tectonic is installed"
+fi
+if [ -e paper.log ]; then
+    holds paper.pdf
+    WIDE=$(grep -E 'Overfull .hbox \(([3-9]|[0-9]{2,})[0-9.]*pt' paper.log || true)
+    [ -z "$WIDE" ] || fail "LaTeX: $WIDE"
+    grep -q 'undefined' paper.log && fail "a label is not defined"
+fi
+
+step "All records as one page to look at"
+bench report --plugins my_plugins --out report.html
+holds report.html 'Leaderboard'
+holds report.html 'my-ewc'
+grep -qE '<(script|link|img)[^>]+(src|href)=.?https?:' report.html && fail "the page loads something"
+if command -v chromium > /dev/null; then
+    chromium --headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking \
+        --user-data-dir="$WALK/profile" --virtual-time-budget=20000 --dump-dom "file://$WALK/report.html" > dom.html 2> err || fail "chromium"
+    holds dom.html 'main-svg'
+else
+    echo "      not opened: chromium is not installed"
+fi
+
+step "Figures for print"
+bench figures --datasets shop --backbones fedmf --methods ft,kd,my-ewc --plugins my_plugins "${QUICK[@]}" \
+    --figure curves,forgetting --format png,pdf --out figures
+holds figures/curves-shop-fedmf.pdf '^%PDF'
+holds figures/forgetting-shop-fedmf-ndcg20.png
+
+step "Watch a run: its rounds as a log of TensorBoard and of CSV"
+bench --method kd --backbone fedmf --dataset shop "${QUICK[@]}" --log tensorboard --log csv --quiet
+check << 'PY'
+import csv, pathlib
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+(events,) = pathlib.Path("results/logs/tensorboard").glob("kd-*")
+(rounds,) = pathlib.Path("results/logs/csv").glob("kd-*/rounds.csv")
+read = EventAccumulator(str(events))
+read.Reload()
+losses = [float(row["loss"]) for row in csv.DictReader(open(rounds))]
+logged = [scalar.value for scalar in read.Scalars("round/loss")]
+assert len(losses) == 32 and all(abs(a - b) < 1e-5 for a, b in zip(losses, logged)), (losses, logged)
+PY
+
+step "From Python: load the records, recommend to a customer with the ids of the table"
+check << 'PY'
+import fedcl_bench as fb
+mine = fb.load("results", "My-EWC", "fedmf", dataset="data/shop", plugins="my_plugins", rounds=8, decay=0.2, lr=1.0)
+user = mine.users["user"].iloc[0]
+best = mine.recommend(user, k=5)
+assert mine.seeds[0] == 0 and user.startswith("c") and best["item"].str.startswith("a").all() and len(best) == 5, best
+try:
+    mine.compare("spp")
+except fb.UserError as error:
+    assert "fb.run('spp', 'fedmf', 'shop', seeds=5, data_dir=" in str(error), error
+else:
+    raise AssertionError("there is no record of spp")
+PY
+
+step "The notebook on data of one's own, its cells in order"
+cp "$EXAMPLES/own_data.ipynb" .
+check own_data.ipynb << 'PY'
+import ast, json, sys
+import matplotlib
+matplotlib.use("agg")
+cells = [cell for cell in json.load(open(sys.argv[1]))["cells"] if cell["cell_type"] == "code"]
+names = {"__name__": "__main__"}
+for cell in cells:
+    body = ast.parse("".join(cell["source"])).body
+    last = body.pop() if isinstance(body[-1], ast.Expr) else None
+    exec(compile(ast.Module(body, []), "cell", "exec"), names)
+    value = eval(compile(ast.Expression(last.value), "cell", "eval"), names) if last else None
+assert value is True and len(cells) >= 10 and names["shop"].seeds == [0, 1]
+PY
+
+step "What goes wrong is answered with what to do"
+refused "Did you mean 'f3crec'" --method f3crek --backbone fedmf
+refused "Did you mean '--method'" --methode ft
+refused "RecBole's 'learning_rate' is 'lr' here" --method ft --backbone fedmf --set learning_rate=0.1
+refused "accepted: a number above 0.0" --method ft --backbone fedmf --set lr=fast
+refused "Did you mean 'shop'" --method ft --backbone fedmf --dataset shpo
+refused "data convert --csv FILE" --method ft --backbone fedmf --dataset orders.csv
+refused "--backbone is missing" --method ft
+refused "Did you mean 'ndcg@20'" tables --metrics ndgc@20
+refused "has --rows, --columns or --methods" tables --table 2 --datasets shop
+refused "--set blocks=VALUE" data shop --blocks 3
+refused "exists; replace it with --force" \
+    data convert --csv orders.csv --user customer --item article --time bought_at shop
+
+[ "$STEP" = 25 ] || fail "these were not 25 steps"
+printf '\nall %s steps passed\n' "$STEP"
