@@ -39,7 +39,7 @@ def one_pass(backbone, clients: int, chunk: int):
         for tensor in (inputs, *own.values()):
             tensor.requires_grad_()
         change = torch.randn(count, length, dim, generator=generator)
-        chunks.append((own, inputs, Sequence(real, times), draws.client_keys(0, users), change))
+        chunks.append((own, inputs, Sequence(real, times, real.long()), draws.client_keys(0, users), change))
 
     def run() -> float:
         began = time.perf_counter()

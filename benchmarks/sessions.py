@@ -1,6 +1,10 @@
 """Rounds on sessions against a straightforward per-client loop: plain averaging and FCUCR on every sequential backbone.
 
     python benchmarks/sessions.py [--data-dir data] [--repeats 5] [--clients 20] [--threads N]
+    python benchmarks/sessions.py --methods ft --backbones miasrec/bce,dmi-gnn/bce
+
+The second compares backbones of whole sessions with the loss behind the slash: ``bce`` or ``cross_entropy``, whose
+rounds take minutes.
 
 The engine's rounds are those of a run with default settings: local training, retrieval, validation, and the test after
 a round that is the best so far. Round 1 (which draws the clients' own starts) and the next warm up and do not count.
@@ -23,6 +27,7 @@ import copy
 import os
 import statistics
 import time
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -103,6 +108,87 @@ class TiSASRec(nn.Module):
         return self.last(self.feed_forward(x) * real)
 
 
+class MiaSRec(nn.Module):
+    """The set of vectors of a session, and the pooled scores of item rows."""
+
+    def __init__(self, n_items, d=100):
+        super().__init__()
+        self.items, self.positions = nn.Embedding(n_items + 1, d, padding_idx=0), nn.Embedding(LENGTH + 1, d)
+        self.repeats, self.norm = nn.Embedding(3, d), nn.LayerNorm(d, eps=1e-12)
+        layer = nn.TransformerEncoderLayer(d, 2, 256, 0.1, "gelu", batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.highway, self.drop = nn.Linear(2 * d, d), nn.Dropout(0.1)
+
+    def forward(self, rows, times):
+        rows = rows[:, rows[0] > 0].flip(1)
+        x = self.items(rows)
+        x = self.drop(torch.cat([x.mean(1, keepdim=True), x], 1))
+        tokens = torch.cat([torch.ones_like(rows[:, :1]), rows], 1)
+        count = (tokens[:, None] == tokens[:, :, None]).sum(2).clamp(max=2)
+        h = self.drop(self.norm(x + self.positions.weight[:x.shape[1]] + self.repeats(count)))
+        h = self.encoder(h)
+        gate = torch.sigmoid(self.highway(torch.cat([x, h], 2)))
+        return functional.normalize(gate * x + (1.0 - gate) * h, dim=2)
+
+    def score(self, vectors, rows):
+        rows = functional.dropout(rows, 0.1, self.training)
+        cosines = vectors[0] @ functional.normalize(rows, dim=1).T
+        return (0.9 * cosines.max(0).values + 0.1 * cosines.mean(0)) / 0.07
+
+
+class DMIGNN(nn.Module):
+    """The interests of a session; ``near`` has an item's neighbours in the client's own clicks, and their counts."""
+
+    def __init__(self, n_items, d=100, interests=3):
+        super().__init__()
+        self.items, self.positions = nn.Embedding(n_items + 1, d, padding_idx=0), nn.Embedding(LENGTH, d)
+        self.edges, self.mix = nn.Parameter(torch.randn(4, d)), nn.Linear(2 * d, d, bias=False)
+        self.pattern, self.weights = nn.Linear(d, interests * d), nn.Parameter(torch.randn(interests, d))
+        self.first, self.second = nn.Linear(d + 1, d, bias=False), nn.Linear(d, 1, bias=False)
+        self.both, self.drop, self.near = nn.Linear(2 * d, d, bias=False), nn.Dropout(0.5), {}
+
+    def forward(self, rows, times):
+        clicks = rows[0, rows[0] > 0].flip(0)
+        nodes, alias = clicks.unique(return_inverse=True)
+        step = torch.zeros(len(nodes), len(nodes), dtype=torch.bool)
+        step[alias[:-1], alias[1:]] = True
+        back = step.T
+        kinds = (torch.eye(len(nodes), dtype=torch.bool), step & ~back, back & ~step, step & back)
+        own = self.items(nodes)
+        h = functional.normalize(own, dim=1)
+        scores = torch.full((len(nodes), len(nodes)), -9e15)
+        for edge, where in zip(self.edges, kinds):
+            scores = torch.where(where, functional.leaky_relu((h * edge) @ h.T, 0.2), scores)
+        near = [self.near.get(item, ([], []))[:2] for item in nodes.tolist()]
+        ids = torch.tensor([[*items, *[0] * (12 - len(items))] for items, _ in near])
+        counts = torch.tensor([[*number, *[0] * (12 - len(number))] for _, number in near]).float()
+        others = self.items(ids)
+        given = torch.cat([self.items(clicks).mean(0) * others, counts.unsqueeze(2)], 2)
+        alpha = self.second(functional.leaky_relu(self.first(given), 0.2)).squeeze(2)
+        alpha = alpha.masked_fill(ids == 0, -9e15).softmax(1)
+        mixed = (alpha.unsqueeze(2) * others).sum(1)
+        h = scores.softmax(1) @ h + self.drop(torch.relu(self.both(torch.cat([own, mixed], 1))))
+        h = h[alias]
+        m = torch.tanh(self.mix(torch.cat([self.positions.weight[:len(h)], h], 1)))
+        n = torch.sigmoid(self.pattern(m)).view(len(h), len(self.weights), -1)
+        return (torch.einsum("lkd,kd->kl", n, self.weights) @ h).unsqueeze(0)
+
+    def score(self, vectors, rows):
+        return (vectors[0] @ functional.normalize(rows, dim=1).T).max(0).values
+
+
+def clicked_together(sessions: list[list[int]]) -> dict[int, tuple[list[int], list[int]]]:
+    """Item to its 12 most frequent neighbours within 3 positions, and how often they are."""
+    counts: dict[int, Counter] = {}
+    for session in sessions:
+        for apart in (1, 2, 3):
+            for a, b in zip(session, session[apart:]):
+                if a != b:
+                    counts.setdefault(a, Counter())[b] += 1
+                    counts.setdefault(b, Counter())[a] += 1
+    return {item: tuple(map(list, zip(*near.most_common(12)))) for item, near in counts.items()}
+
+
 class Head(nn.Module):
     """FCUCR's private prediction module."""
 
@@ -131,13 +217,25 @@ class Loop:
 
     def __init__(self, name: str, fcucr: bool, step):
         self.step, self.fcucr, self.train = step, fcucr, step.sessions["train"]
-        self.server = {"sasrec": SASRec, "gru4rec": GRU4Rec, "tisasrec": TiSASRec}[name](step.n_items)
+        name, _, self.loss = name.partition("/")
+        self.server = {"sasrec": SASRec, "gru4rec": GRU4Rec, "tisasrec": TiSASRec, "miasrec": MiaSRec,
+                       "dmi-gnn": DMIGNN}[name](step.n_items)
         self.total = {key: torch.zeros_like(value) for key, value in self.server.state_dict().items()}
         self.heads: dict[int, Head] = {}
+        self.graphs: dict[int, dict] = {}
 
     def session(self, sessions, number: int) -> tuple[list[int], list[float]]:
         rows = slice(int(sessions.start[number]), int(sessions.start[number + 1]))
         return (1 + sessions.items[rows]).tolist()[-LENGTH - 1:], sessions.times[rows].tolist()[-LENGTH - 1:]
+
+    def graph(self, user: int) -> dict[int, tuple[list[int], list[int]]]:
+        """The client's own graph of clicks, made once; empty where the model reads none."""
+        if not isinstance(self.server, DMIGNN):
+            return {}
+        if user not in self.graphs:
+            first, count = int(self.train.of_user[user]), int(self.train.count[user])
+            self.graphs[user] = clicked_together([self.session(self.train, first + n)[0] for n in range(count)])
+        return self.graphs[user]
 
     def inputs(self, items: list[int], times: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.tensor([padded(items[:-1])]), torch.tensor([padded(times[:-1])], dtype=torch.float64)
@@ -162,7 +260,9 @@ class Loop:
         positive, negative = torch.tensor([padded(items[1:])]), torch.tensor([padded(negatives)])
         real = positive > 0
 
+        self.server.near = {}
         model = copy.deepcopy(self.server).train()
+        model.near = self.graph(user)
         head, rho = None, torch.zeros(1, LENGTH, D)
         parameters = list(model.parameters())
         if self.fcucr:
@@ -176,9 +276,7 @@ class Loop:
             optimiser.zero_grad()
             features = model(rows, clock)
             outputs = head(features, rho) if head else features
-            logits = [(outputs * model.items(some)).sum(2)[real] for some in (positive, negative)]
-            loss = sum(functional.binary_cross_entropy_with_logits(found, torch.full_like(found, label))
-                       for found, label in zip(logits, (1.0, 0.0)))
+            loss = self.recommendation(model, outputs, positive, negative, real)
             if head:
                 distance = functional.mse_loss(features, teacher)
                 loss = loss + (loss.detach() / (distance.detach() + 1e-8)).clamp(max=CAP) * distance
@@ -192,16 +290,29 @@ class Loop:
                 self.total[key] += value
             self.rank(user, head, base)
 
+    def recommendation(self, model, outputs, positive, negative, real) -> torch.Tensor:
+        """The recommendation loss: of all positions, or of the last item by the loss that the backbone's name says."""
+        if self.loss == "cross_entropy":
+            return functional.cross_entropy(model.score(outputs, model.items.weight)[None], positive[:, -1])
+        if self.loss:
+            logits = [model.score(outputs, model.items(rows[0, -1:])) for rows in (positive, negative)]
+        else:
+            logits = [(outputs * model.items(rows)).sum(2)[real] for rows in (positive, negative)]
+        return sum(functional.binary_cross_entropy_with_logits(found, torch.full_like(found, label))
+                   for found, label in zip(logits, (1.0, 0.0)))
+
     def rank(self, user: int, head: Head | None, base: dict) -> None:
         """Validate: the item to find among 100 others."""
         valid = self.step.sessions["valid"]
         if not int(valid.count[user]):
             return
         items, times = self.session(valid, int(valid.of_user[user]))
+        self.server.near = self.graph(user)
         features = self.server.eval()(*self.inputs(items, times))
         outputs = head.eval()(features, self.answer(features, user, base)) if head else features
         candidates = torch.cat([torch.tensor(items[-1:]), torch.randint(1, self.step.n_items + 1, (100,))])
-        scores = self.server.items(candidates) @ outputs[0, -1]
+        rows = self.server.items(candidates)
+        scores = self.server.score(outputs, rows) if self.loss else rows @ outputs[0, -1]
         int((scores[1:] >= scores[0]).sum())
 
 
@@ -228,7 +339,9 @@ def time_loop(users: list[int], round_: int, base: dict, threads: int) -> tuple[
 
 
 def configured(method: str, backbone: str, data_dir: Path):
-    return make_config(discover(), method, backbone, "xing", 0, [("here", {"patience": 0})], data_dir)
+    name, _, loss = backbone.partition("/")
+    settings = {"patience": 0, **({"loss": loss} if loss else {})}
+    return make_config(discover(), method, name, "xing", 0, [("here", settings)], data_dir)
 
 
 def compare(method: str, backbone: str, args: argparse.Namespace) -> None:
@@ -262,7 +375,7 @@ def compare(method: str, backbone: str, args: argparse.Namespace) -> None:
     rounds.close()
     together, busy = statistics.median(a + b for a, b in zip(train, evaluate)), statistics.median(used)
     client, client_busy = (statistics.median(times) for times in zip(*each))
-    print(f"{method:6}{backbone:9}{1e3 * statistics.median(train):9.0f}{1e3 * statistics.median(evaluate):11.0f}"
+    print(f"{method:6}{backbone:22}{1e3 * statistics.median(train):9.0f}{1e3 * statistics.median(evaluate):11.0f}"
           f"{1e3 * together:9.0f}{1e3 * busy:8.0f}{peak_mib():7.0f}"
           f"{threads:9}{1e3 * client:9.1f}{1e3 * client_busy:8.1f}"
           f"{client * clients:9.1f}{client * clients / together:9.0f}x{client_busy * clients / busy:7.0f}x"
@@ -280,9 +393,9 @@ def main():
     args = parser.parse_args()
     print(heading(args.threads), flush=True)
     print(f"XING, default settings, medians of {args.repeats} rounds after 2; loop: {args.clients} clients each time")
-    print(f"{'':15}{'engine, ms per round':^37}{'peak':>7}{'loop:':>9}{'ms per client':^17}{'s per':>9}"
+    print(f"{'':28}{'engine, ms per round':^37}{'peak':>7}{'loop:':>9}{'ms per client':^17}{'s per':>9}"
           f"{'engine is':^18}{'load':>7}")
-    print(f"{'':15}{'training':>9}{'evaluation':>11}{'together':>9}{'CPU':>8}{'MiB':>7}{'threads':>9}{'time':>9}"
+    print(f"{'':28}{'training':>9}{'evaluation':>11}{'together':>9}{'CPU':>8}{'MiB':>7}{'threads':>9}{'time':>9}"
           f"{'CPU':>8}{'round':>9}{'time':>10}{'CPU':>8}")
     for backbone in args.backbones.split(","):
         for method in args.methods.split(","):

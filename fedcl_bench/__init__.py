@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from .errors import RunFailed, UserError
     from .method import Method
     from .metric import Catalogue, Metric, RankedLists
-    from .sequential import SequentialBackbone, SequentialSettings
+    from .sequential import SequentialBackbone, SequentialSettings, SessionBackbone, SessionSettings
     from .settings import setting
 
 __all__ = ["Backbone", "BackboneSettings", "Catalogue", "Method", "Metric", "Model", "RankedLists", "Results",
-           "RunFailed", "SequentialBackbone", "SequentialSettings", "UserError", "load", "run", "setting"]
+           "RunFailed", "SequentialBackbone", "SequentialSettings", "SessionBackbone", "SessionSettings", "UserError",
+           "load", "run", "setting"]
 
 
 def __getattr__(name: str) -> Any:

@@ -149,6 +149,49 @@ def target_logits(outputs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     return (outputs * rows[:, 1:length + 1]).sum(2), (outputs * rows[:, length + 1:]).sum(2)
 
 
+class _CosinePool(torch.autograd.Function):
+    """Two passes over the rows and two matrix products each way; autograd's own takes three times as long."""
+
+    @staticmethod
+    def forward(ctx, vectors: Tensor, mask: Tensor, best: float, each: Tensor, rows: Tensor) -> Tensor:
+        total = torch.cat([vectors, vectors.sum(1, keepdim=True) * each[:, None, None]], 1)
+        length = torch.linalg.vector_norm(rows, dim=-1).clamp_(min=1e-12)
+        products = (total @ rows.transpose(-1, -2)).div_(length.unsqueeze(-2))
+        of_each, mean = products[:, :-1], products[:, -1]
+        if not (mask.device.type == "cpu" and bool(mask.all())):
+            of_each = of_each.masked_fill(~mask.unsqueeze(2), -torch.inf)
+        largest, where = of_each.max(1)
+        scores = torch.add(mean, largest, alpha=best)
+        ctx.save_for_backward(total, rows, length, where, scores, each)
+        ctx.best = best
+        return scores
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        total, rows, length, where, scores, each = ctx.saved_tensors
+        scaled = gradient / length
+        shares = scaled.new_zeros(*total.shape[:2], rows.shape[1])
+        shares.scatter_(1, where.unsqueeze(1), (scaled * ctx.best).unsqueeze(1))
+        shares[:, -1] = scaled
+        of_rows = torch.bmm(shares.transpose(1, 2), total)
+        of_rows.addcmul_(rows, (scaled * scores / length).unsqueeze(2), value=-1.0)
+        of_total = torch.bmm(shares, rows)
+        return of_total[:, :-1] + of_total[:, -1:] * each[:, None, None], None, None, None, of_rows
+
+
+def cosine_pool(vectors: Tensor, mask: Tensor, best: float, each: Tensor, rows: Tensor) -> Tensor:
+    """``best`` times the largest plus ``each`` times the sum of an item's products with a client's vectors: (C, n).
+
+    Args:
+        vectors: (C, M, d), zero where they are not to be summed.
+        mask: which of them the largest is taken of, bool of shape (C, M).
+        each: (C,); not differentiable.
+        rows: of items, (C, n, d), or (n, d) if they are the same for all clients, which then have no gradient; they are
+            divided by their lengths.
+    """
+    return _CosinePool.apply(vectors, mask, best, each, rows)
+
+
 class _PlusConstant(torch.autograd.Function):
     @staticmethod
     def forward(ctx, scores: Tensor, constants: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import gelu
 
 from . import draws, functional
 from .draws import Tables
@@ -67,3 +68,31 @@ def feed_forward(clients: Tables, name: str, x: Tensor, drop: Callable[[Tensor],
     The layers are ``name.0`` and ``name.1``.
     """
     return x + drop(apply_linear(clients, f"{name}.1", torch.relu(drop(apply_linear(clients, f"{name}.0", x)))))
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, masked: Tensor, heads: int,
+           drop: Callable[[Tensor], Tensor]) -> Tensor:
+    """Scaled dot-product attention of several heads, (C, n, d).
+
+    Args:
+        query, keys, values: (C, n, d).
+        masked: keys that a query does not see, bool of a shape that fits (C, heads, n, n); not all of a row.
+        drop: dropout of the attention.
+    """
+    query, keys, values = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (query, keys, values))
+    weights = drop(functional.attention(query @ keys.transpose(2, 3), masked, query.shape[3] ** -0.5))
+    return (weights @ values).transpose(1, 2).flatten(2)
+
+
+def transformer_block(clients: Tables, name: str, x: Tensor, masked: Tensor, heads: int,
+                      drop: Callable[[Tensor], Tensor]) -> Tensor:
+    """x = LN(x + Attention(x, x, x)), then LN(x + FFN(x)) with GELU, as in RecBole: (C, n, d).
+
+    Its layers are ``name.query``, ``.key``, ``.value``, ``.out``, ``.norm``, ``.ffn.0``, ``.ffn.1`` and ``.ffn_norm``;
+    other arguments as for ``attend``.
+    """
+    query, keys, values = (apply_linear(clients, f"{name}.{part}", x) for part in ("query", "key", "value"))
+    mixed = drop(apply_linear(clients, f"{name}.out", attend(query, keys, values, masked, heads, drop)))
+    x = layer_norm(clients, f"{name}.norm", mixed + x, eps=1e-12)
+    hidden = drop(apply_linear(clients, f"{name}.ffn.1", gelu(apply_linear(clients, f"{name}.ffn.0", x))))
+    return layer_norm(clients, f"{name}.ffn_norm", hidden + x, eps=1e-12)

@@ -19,6 +19,8 @@ class Sizes:
         own_loss_factor: so many times larger may be what a backbone's own loss makes on the way.
         chunk_sessions: most clients per chunk that train on a session each; each holds half a megabyte of parameters,
             gradients and moments.
+        chunk_parameters: numbers of such a chunk's dense parameters, and of its item tables if clients hold all rows.
+        tile: numbers of item rows that are scored at once by a loss over all items, 1 MiB of float32.
         listed_others: clients x items up to which PyTorch lists the items that are no positives, 4 bytes each.
         kept_positives: interactions of a round up to which its chunks are kept from round to round, 12 bytes each.
         chunks_of_calls: about so many chunks are made of clients whose round is one call, for threads to share.
@@ -49,6 +51,8 @@ class Sizes:
     chunk_elements: int = 1 << 20
     own_loss_factor: int = 16
     chunk_sessions: int = 256
+    chunk_parameters: int = 1 << 24
+    tile: int = 1 << 18
     listed_others: int = 1 << 26
     kept_positives: int = 1 << 24
     chunks_of_calls: int = 8

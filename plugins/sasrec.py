@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor
-from torch.nn.functional import gelu
 
 from fedcl_bench import SequentialBackbone, SequentialSettings, UserError, setting
-from fedcl_bench.functional import attention, linear
-from fedcl_bench.layers import apply_linear, feed_forward, layer_norm
+from fedcl_bench.functional import linear
+from fedcl_bench.layers import apply_linear, attend, feed_forward, layer_norm, transformer_block
 from fedcl_bench.sequential import linear_start, norm_start, xavier, zeros
 
 
@@ -68,18 +66,6 @@ class SASRec(SequentialBackbone):
                        **linear_start(f"{k}.ffn.0", d, d), **linear_start(f"{k}.ffn.1", d, d)}
         return {**starts, **norm_start("norm", d)}
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, masked: Tensor, drop) -> Tensor:
-        """Scaled dot-product attention of all heads, (C, L, d).
-
-        Args:
-            masked: keys that a query does not see, bool of shape (L, L) or (C, 1, L, L).
-            drop: dropout of the attention.
-        """
-        heads = self.settings.heads
-        query, keys, values = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (query, keys, values))
-        weights = drop(attention(query @ keys.transpose(2, 3), masked, query.shape[3] ** -0.5))
-        return (weights @ values).transpose(1, 2).flatten(2)
-
     def encode(self, clients, inputs, sequence, dropout):
         drop = partial(dropout, share=self.settings.dropout)
         length = inputs.shape[1]
@@ -96,7 +82,7 @@ class SASRec(SequentialBackbone):
                                       for name in ("weight", "bias")))
             query = linear(q, *of_query)
             keys, values = linear(x, *of_both).split(d, dim=2)
-            x = q + apply_linear(clients, f"{k}.out", self.attend(query, keys, values, future, drop))
+            x = q + apply_linear(clients, f"{k}.out", attend(query, keys, values, future, self.settings.heads, drop))
             x = feed_forward(clients, f"{k}.ffn", layer_norm(clients, f"{k}.norm", x), drop)
         return layer_norm(clients, "norm", x)
 
@@ -107,9 +93,5 @@ class SASRec(SequentialBackbone):
         itself = torch.eye(real.shape[1], dtype=torch.bool, device=real.device)
         masked = ((future | ~real.unsqueeze(1)) & ~itself).unsqueeze(1)
         for k in range(self.settings.layers):
-            query, keys, values = (apply_linear(clients, f"{k}.{name}", x) for name in ("query", "key", "value"))
-            mixed = drop(apply_linear(clients, f"{k}.out", self.attend(query, keys, values, masked, drop)))
-            x = layer_norm(clients, f"{k}.norm", mixed + x, eps=1e-12)
-            hidden = drop(apply_linear(clients, f"{k}.ffn.1", gelu(apply_linear(clients, f"{k}.ffn.0", x))))
-            x = layer_norm(clients, f"{k}.ffn_norm", hidden + x, eps=1e-12)
+            x = transformer_block(clients, str(k), x, masked, self.settings.heads, drop)
         return x * real.unsqueeze(2)

@@ -10,6 +10,7 @@ from fedcl_bench.backbone import BackboneSettings
 from fedcl_bench.functional import weighted_bce
 from fedcl_bench.method import Method
 from fedcl_bench.runs.registry import discover
+from fedcl_bench.sequential import SessionBackbone, SessionVectors, zeros
 from fedcl_bench.settings import setting
 
 FedMF = discover().get("backbone", "fedmf").cls
@@ -632,3 +633,63 @@ class UnusedParameter(FedMF):
 
     def learning_rates(self, n_items, round_=0, batch=0):
         return {**super().learning_rates(n_items), "bias": 0.1}
+
+
+# Backbones of whole sessions.
+
+
+class _MeanOfItems(SessionBackbone):
+    """The session is the mean of its item rows."""
+
+    title = "the mean of a session's item rows"
+    n_vectors = 1
+
+    def dense_starts(self):
+        return {"bias": zeros(self.settings.dim)}
+
+    def session_vectors(self, clients, inputs, sequence, dropout):
+        total = inputs.sum(1, keepdim=True) / self.count(sequence.real)[:, None, None]
+        return SessionVectors(total + clients["bias"].unsqueeze(1), torch.ones_like(sequence.real[:, :1]))
+
+    def count(self, real):
+        return real.sum(1)
+
+    def session_scores(self, vectors, mask, rows):
+        return (vectors @ rows.transpose(-1, -2)).squeeze(1)
+
+
+class CountsPadding(_MeanOfItems):
+    name = "counts-padding"
+
+    def count(self, real):
+        return torch.full_like(real[:, 0], real.shape[1], dtype=torch.int64)
+
+
+class ScoresItemsTogether(_MeanOfItems):
+    name = "scores-items-together"
+
+    def session_scores(self, vectors, mask, rows):
+        scores = super().session_scores(vectors, mask, rows)
+        return scores - scores.mean(1, keepdim=True)
+
+
+class KnowsWhatOthersClick(_MeanOfItems):
+    """Adds how often an item is clicked by anybody to the vector of a session."""
+
+    name = "knows-what-others-click"
+
+    def remember(self, step, memory):
+        counts = torch.bincount(step.train.values, minlength=step.n_items)
+        return {"counts": counts.expand(step.n_users, -1)}
+
+    def session_vectors(self, clients, inputs, sequence, dropout):
+        session = super().session_vectors(clients, inputs, sequence, dropout)
+        clicked = clients["counts"].gather(1, sequence.items[:, -1:]).unsqueeze(2)
+        return replace(session, vectors=session.vectors + 0.1 * clicked)
+
+
+class NeverReadsAParameter(_MeanOfItems):
+    name = "never-reads-a-parameter"
+
+    def dense_starts(self):
+        return {**super().dense_starts(), "idle": zeros(3)}

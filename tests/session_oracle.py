@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -69,6 +70,18 @@ class Module(nn.Module):
     def gradients(self):
         """The gradients of all parameters under our names."""
         return {name: cut(self.get_parameter(parameter).grad) for name, (parameter, cut) in self.names.items()}
+
+    def loss(self, outputs, positives, negatives):
+        """The recommendation loss of representations, or what is made of them, at all positions."""
+        table, real = self.get_parameter(self.names[ITEM][0]), positives > 0
+        logits = [(outputs * table[some]).sum(1)[real] for some in (positives, negatives)]
+        ones = torch.ones_like(logits[0])
+        bce = nn.functional.binary_cross_entropy_with_logits
+        return bce(logits[0], ones) + bce(logits[1], 0 * ones)
+
+    def scores(self, outputs):
+        """Of all items after the sequence."""
+        return self.view(ITEM) @ outputs[-1]
 
 
 class FeedForward(nn.Module):
@@ -256,11 +269,197 @@ class TiSASRecModule(Module):
         return self.last(x)
 
 
+class SessionModule(Module):
+    """What the modules have in common whose loss concerns a session's last item.
+
+    Subclasses have ``pooled(vectors, rows)``, the scores of item rows, and ``scale``.
+    """
+
+    def __init__(self, settings):
+        super().__init__()
+        self.settings, self.length, self.scale = settings, settings.max_length, 1.0
+
+    def extra(self, vectors, positives):
+        """A term of its own."""
+        return 0.0
+
+    def loss(self, outputs, positives, negatives):
+        target, negative = int(positives[-1]), int(negatives[-1])
+        table = self.get_parameter(self.names[ITEM][0])
+        if self.settings.loss == "cross_entropy":
+            logits = self.scale * self.pooled(outputs, table[1:])
+            main = nn.functional.cross_entropy(logits[None], torch.tensor([target - 1]))
+        else:
+            logits = self.scale * self.pooled(outputs, table[[target, negative]])
+            main = nn.functional.binary_cross_entropy_with_logits(logits, torch.tensor([1.0, 0.0]).to(logits),
+                                                                  reduction="sum")
+        return main + self.extra(outputs, positives)
+
+    def scores(self, outputs):
+        return self.pooled(outputs, self.view(ITEM))
+
+
+def entmax(scores, alpha):
+    """alpha-entmax by the closed forms of 1.5 and 2: the largest set of scores that are all above its threshold."""
+    z = (alpha - 1) * scores
+    ordered = z.sort(descending=True).values
+    for k in range(len(z), 0, -1):
+        top = ordered[:k]
+        if alpha == 2:
+            tau = (top.sum() - 1) / k
+        else:
+            tau = top.mean() - ((1 - ((top - top.mean()) ** 2).sum()).clamp(min=0) / k).sqrt()
+        weights = (z - tau).clamp(min=0) ** (1 / (alpha - 1))
+        if top[-1] > tau and abs(weights.sum().item() - 1) < 1e-9:
+            return weights
+    raise AssertionError("no threshold")
+
+
+class MiaSRecModule(SessionModule):
+    """MiaSRec as its card describes it, of RecBole's transformer encoder, on a session without padding."""
+
+    def __init__(self, settings, n_items):
+        super().__init__(settings)
+        from recbole.model.layers import TransformerEncoder
+
+        d = settings.dim
+        self.items = nn.Embedding(n_items + 1, d, padding_idx=0)
+        self.position, self.repeat = nn.Embedding(self.length + 1, d), nn.Embedding(settings.max_repeat + 1, d)
+        self.norm = nn.LayerNorm(d, eps=1e-12)
+        self.encoder = TransformerEncoder(settings.layers, settings.heads, d, settings.inner_size, 0.0, 0.0, "gelu",
+                                          1e-12)
+        self.highway = nn.Linear(2 * d, d)
+        self.scale = 1 / settings.score_temperature
+        self.names = {ITEM: ("items.weight", after_padding), "positions": ("position.weight", whole),
+                      "repeats": ("repeat.weight", after_padding), **both("norm", "norm"),
+                      **both("highway", "highway")}
+        if settings.selection != "off":
+            self.importance = nn.Linear(2 * d, 1)
+            self.names |= both("importance", "importance")
+        theirs = {"query": "multi_head_attention.query", "key": "multi_head_attention.key",
+                  "value": "multi_head_attention.value", "out": "multi_head_attention.dense",
+                  "norm": "multi_head_attention.LayerNorm", "ffn.0": "feed_forward.dense_1",
+                  "ffn.1": "feed_forward.dense_2", "ffn_norm": "feed_forward.LayerNorm"}
+        for k in range(settings.layers):
+            for name, part in theirs.items():
+                self.names |= both(f"{k}.{name}", f"encoder.layer.{k}.{part}")
+
+    def forward(self, seq, times):
+        taken = [int(row) for row in seq if row != 0][::-1]
+        rows = self.items(torch.tensor(taken))
+        x = torch.cat([rows.mean(0, keepdim=True), rows])
+        tokens = [1 if self.settings.mean_token == "first_item" else -1, *taken]
+        counts = torch.tensor([min(tokens.count(token), self.settings.max_repeat) for token in tokens])
+        h = self.norm(x + self.position(torch.arange(len(tokens))) + self.repeat(counts))
+        h = self.encoder(h[None], torch.zeros(1, 1, 1, len(tokens), dtype=h.dtype), True)[-1][0]
+        gate = torch.sigmoid(self.highway(torch.cat([x, h], 1)))
+        z = gate * x + (1 - gate) * h
+        if self.settings.selection != "off":
+            scores = self.importance(torch.cat([z[:1].expand_as(z), z], 1)).flatten()
+            z = z * (entmax(scores, {"entmax": 1.5, "sparsemax": 2}[self.settings.selection]) > 0)[:, None]
+        return nn.functional.normalize(z, dim=1)
+
+    def pooled(self, vectors, rows):
+        cosines = vectors @ nn.functional.normalize(rows, dim=1).T
+        kept, beta = (vectors != 0).any(1), self.settings.beta_logit
+        return beta * cosines.max(0).values + (1 - beta) * cosines[kept].mean(0)
+
+
+def clicked_together(sessions, most):
+    """Item to its most frequent neighbours, [(item, count), ...], at most 3 positions apart, in both directions."""
+    counts = {}
+    for session in sessions:
+        for i, a in enumerate(session):
+            for b in session[i + 1:i + 4]:
+                for one, other in ((a, b), (b, a)):
+                    if a != b:
+                        counts.setdefault(one, {}).setdefault(other, 0)
+                        counts[one][other] += 1
+    return {item: sorted(near.items(), key=lambda pair: (-pair[1], pair[0]))[:most] for item, near in counts.items()}
+
+
+class DMIGNNModule(SessionModule):
+    """DMI-GNN as its card and the corrections describe it, edge by edge, on a session without padding."""
+
+    def __init__(self, settings, n_items):
+        super().__init__(settings)
+        d, k = settings.dim, settings.interests
+        self.items = nn.Embedding(n_items + 1, d, padding_idx=0)
+        self.position, self.edges = nn.Embedding(self.length, d), nn.Embedding(4, d)
+        self.mix, self.second = nn.Linear(2 * d, d, bias=False), nn.Parameter(torch.zeros(k, d))
+        self.names = {ITEM: ("items.weight", after_padding), "positions": ("position.weight", whole),
+                      "edges": ("edges.weight", whole), "mix.weight": ("mix.weight", whole),
+                      "weights": ("second", whole)}
+        if settings.patterns == "linear":
+            self.pattern = nn.Linear(d, k * d)
+            self.names |= both("patterns", "pattern")
+        else:
+            self.first = nn.Linear(d, k * d)
+            self.last_weight, self.last_bias = nn.Parameter(torch.zeros(k, d, d)), nn.Parameter(torch.zeros(k, d))
+            self.names |= {**both("patterns.0", "first"), "patterns.1.weight": ("last_weight", whole),
+                           "patterns.1.bias": ("last_bias", whole)}
+        if settings.graph_neighbours:
+            self.near = nn.ModuleList(nn.Linear(n, m, bias=False) for n, m in ((d + 1, d), (d, 1), (2 * d, d)))
+            self.names |= {f"near.{n}": (f"near.{n}.weight", whole) for n in range(3)}
+        self.graph = {}
+
+    def edge(self, clicks, a, b):
+        """The kind of the edge from a to b, or None."""
+        steps = set(zip(clicks, clicks[1:]))
+        if a == b:
+            return 0
+        return {(True, False): 1, (False, True): 2, (True, True): 3}.get(((a, b) in steps, (b, a) in steps))
+
+    def of_item(self, clicks, a, mean):
+        """The node of an item on both graphs."""
+        unit = {item: nn.functional.normalize(self.items(torch.tensor(item)), dim=0) for item in set(clicks)}
+        joined = [(b, self.edge(clicks, a, b)) for b in sorted(set(clicks)) if self.edge(clicks, a, b) is not None]
+        scores = torch.stack([nn.functional.leaky_relu((self.edges.weight[kind] * unit[a] * unit[b]).sum(), 0.2)
+                              for b, kind in joined])
+        node = sum(weight * unit[b] for weight, (b, _) in zip(scores.softmax(0), joined))
+        if not self.settings.graph_neighbours:
+            return node
+        own, near = self.items(torch.tensor(a)), self.graph.get(a - 1, [])
+        mixed = torch.zeros_like(own)
+        if near:
+            rows = self.items(torch.tensor([b + 1 for b, _ in near]))
+            counts = torch.tensor([[count] for _, count in near]).to(rows)
+            hidden = nn.functional.leaky_relu(self.near[0](torch.cat([mean * rows, counts], 1)), 0.2)
+            mixed = self.near[1](hidden).flatten().softmax(0) @ rows
+        return node + torch.relu(self.near[2](torch.cat([own, mixed])))
+
+    def forward(self, seq, times):
+        clicks, k = [int(row) for row in seq if row != 0][::-1], self.settings.interests
+        mean = self.items(torch.tensor(clicks)).mean(0)
+        nodes = {item: self.of_item(clicks, item, mean) for item in set(clicks)}
+        h = torch.stack([nodes[item] for item in clicks])
+        m = torch.tanh(self.mix(torch.cat([self.position.weight[:len(clicks)], h], 1)))
+        if self.settings.patterns == "linear":
+            n = torch.sigmoid(self.pattern(m)).view(len(clicks), k, -1)
+        else:
+            hidden = torch.tanh(self.first(m)).view(len(clicks), k, -1)
+            n = torch.stack([hidden[:, j] @ self.last_weight[j].T + self.last_bias[j] for j in range(k)], 1)
+        self.beta = (n * self.second).sum(2).T
+        return self.beta @ h
+
+    def extra(self, vectors, positives):
+        s = self.settings
+        pairs = [torch.cosine_similarity(self.beta[i], self.beta[j], dim=0).abs()
+                 for i in range(s.interests) for j in range(i)]
+        if not pairs:
+            return 0.0
+        return s.diversity * torch.sigmoid(torch.stack(pairs).mean() * (self.beta.shape[1] - s.long_session))
+
+    def pooled(self, vectors, rows):
+        return (vectors @ nn.functional.normalize(rows, dim=1).T).max(0).values
+
+
 def single_client(name, settings, n_items):
     """The module of the backbone of this name."""
     if name == "sasrec" and settings.architecture == "recbole":
         return RecBoleSASRecModule(settings, n_items)
-    return {"sasrec": SASRecModule, "gru4rec": GRU4RecModule, "tisasrec": TiSASRecModule}[name](settings, n_items)
+    return {"sasrec": SASRecModule, "gru4rec": GRU4RecModule, "tisasrec": TiSASRecModule,
+            "miasrec": MiaSRecModule, "dmi-gnn": DMIGNNModule}[name](settings, n_items)
 
 
 # Rounds, one client at a time, with full models and torch.optim. Everything below is about the whole federation.
@@ -308,15 +507,18 @@ class Oracle:
         log: for each user its training sessions, its validation and its test session, each [(item, time), ...] or None.
         head: hidden size of FCUCR's head; None: plain averaging of everything.
         private: initial private parameters of each user under our names.
+        optimiser: adam or sgd.
     """
 
     def __init__(self, log, n_items, name, settings, *, seed, public, dense, starts, init="server", lr=0.1, epochs=4,
-                 candidates=10, head=None, private=None, method=None, weights=None):
+                 candidates=10, head=None, private=None, method=None, weights=None, optimiser="adam"):
         self.log, self.n_items, self.seed, self.settings = log, n_items, seed, settings
         self.lr, self.epochs, self.init, self.starts, self.weights = lr, epochs, init, starts, weights
-        self.candidates, self.method, self.length = candidates, method, settings.max_length
+        self.candidates, self.method, self.length, self.optimiser = candidates, method, settings.max_length, optimiser
         self.module = single_client(name, settings, n_items).double()
         self.module.load(public, dense)
+        most = getattr(settings, "graph_neighbours", 0)
+        self.graphs = [clicked_together([[item for item, _ in session] for session in entry[0]], most) for entry in log]
         self.heads = None
         if head:
             self.heads = [Head(settings.dim, head).double() for _ in log]
@@ -364,7 +566,8 @@ class Oracle:
             else:
                 away = [other for other in range(len(self.log)) if item not in lookups[other]]
                 squares = sum(self.weight(other) ** 2 for other in away)
-                total = drawn(stream(self.seed, f"client start {ITEM} elsewhere", item), start) * math.sqrt(squares)
+                law = start if start.std else replace(start, std=start.bound / math.sqrt(3), bound=0.0)
+                total = drawn(stream(self.seed, f"client start {ITEM} elsewhere", item), law) * math.sqrt(squares)
                 public[item] = total / sum(self.weight(other) for other in away)
         dense = {name: drawn(stream(self.seed, f"client start {name}", user), start)
                  for name, start in self.starts.items() if name != ITEM}
@@ -379,23 +582,21 @@ class Oracle:
         module = copy.deepcopy(self.module)
         if round == 0 and self.init == "per_client":
             self.start_alone(module, user, lookups)
+        module.graph = self.graphs[user]
         seq, times, positives, negatives = self.samples(user, round)
-        real = positives > 0
         teacher = None
         if m and round > 0 and m.without not in ("tasd", "both"):
             with torch.no_grad():
                 teacher = (self.mine[user] if m.teacher == "previous" else module)(seq, times)
         head = self.heads[user] if self.heads else None
         parameters = [*module.parameters(), *(head.parameters() if head else ())]
-        optimiser = torch.optim.Adam(parameters, lr=self.lr, betas=(0.9, 0.98))
+        optimiser = (torch.optim.Adam(parameters, lr=self.lr, betas=(0.9, 0.98)) if self.optimiser == "adam" else
+                     torch.optim.SGD(parameters, lr=self.lr))
         table = module.get_parameter(module.names[ITEM][0])
         for _ in range(self.epochs):
             features = module(seq, times)
             outputs = head(features, self.rho[user]) if head else features
-            logits = [(outputs * table[some]).sum(1)[real] for some in (positives, negatives)]
-            ones = torch.ones_like(logits[0])
-            bce = nn.functional.binary_cross_entropy_with_logits
-            loss = recommendation = bce(logits[0], ones) + bce(logits[1], 0 * ones)
+            loss = recommendation = module.loss(outputs, positives, negatives)
             if teacher is not None:
                 distance = nn.functional.mse_loss(features, teacher)
                 ratio = recommendation.item() / (distance.item() + 1e-8)
@@ -447,6 +648,10 @@ class Oracle:
             session = self.session(user, round)[-self.length - 1:]
             _, _, _, negatives = self.samples(user, round)
             lookups[user] = {item for item, _ in session} | {int(row) - 1 for row in negatives if row > 0}
+            for item, _ in session[:-1]:
+                lookups[user] |= {near for near, _ in self.graphs[user].get(item, [])}
+            if getattr(self.settings, "loss", "") == "cross_entropy":
+                lookups[user] = set(range(self.n_items))
             if self.method and self.method.encodes_next_session:
                 lookups[user] |= {item for item, _ in self.session(user, round + 1)[-self.length - 1:-1]}
         locals_ = {user: self.local(user, round, lookups) for user in users}
@@ -473,6 +678,7 @@ class Oracle:
             session = entry[0][0] if purpose == "early" else entry[1 if purpose == "valid" else 2]
             if session is None:
                 continue
+            self.module.graph = self.graphs[user]
             features = self.module(*self.input(session))
             if self.heads:
                 self.heads[user].eval()
@@ -480,7 +686,7 @@ class Oracle:
                 self.heads[user].train()
             else:
                 outputs = features
-            scores = self.module.view(ITEM) @ outputs[-1]
+            scores = self.module.scores(outputs)
             target = session[-1][0]
             number, others = stream(self.seed, f"session candidates of {purpose}", 0, 0, user), self.others(user)
             sampled = [others[(number(j) >> 32) * len(others) >> 32] for j in range(self.candidates)]

@@ -15,9 +15,12 @@ from ..ops import kernels
 from ..sampling import LocalSettings
 from ..sequential import SequentialBackbone
 from ..sizes import SIZES
+from .sessions import clients_at_once
 from .ways import Way
 
 _ACTIVATIONS = 8
+_TABLES_ON_THE_WAY = 3  # item tables that a loss over all items keeps for its gradient, or makes of it
+_MORE_ACTIVATIONS = 12  # vectors that it keeps for each row of other items
 _SESSION_ACTIVATIONS = 48  # vectors per position and layer that a sequential backbone keeps for its gradient
 
 
@@ -79,7 +82,7 @@ def lists(load: StepLoad) -> int:
     listed = (pairs <= SIZES.listed_others if sequential else
               sampling.lists_others(step.n_users, step.n_items, local, load.device))
     if listed:
-        at_once = SIZES.chunk_sessions if sequential else (
+        at_once = clients_at_once(load.backbone, step.n_items) if sequential else (
             SIZES.chunk_elements * step.n_users // (load.row * (1 + local.negatives) * max(train, 1)))
         pools = 4 * pairs + 17 * min(at_once, step.n_users) * step.n_items  # listing those of a chunk
     return positives + 32 * step.n_users + pools
@@ -140,10 +143,15 @@ def _row_chunks(load: StepLoad) -> int:
 def _session_chunks(load: StepLoad) -> int:
     """Chunks of clients that train on sessions."""
     settings, step, threads = load.backbone.settings, load.step, load.threads
-    length, dim, clients = settings.max_length, settings.dim, min(SIZES.chunk_sessions, step.n_users)
+    length, dim = settings.max_length, settings.dim
+    clients = min(clients_at_once(load.backbone, step.n_items), step.n_users)
     layers = getattr(settings, "layers", 1)
-    rows = 3 * length * load.public
-    parameters = (load.private + load.dense + rows) * 5  # value, gradient, moments, moved
+    more = load.backbone.n_more_items
+    rows, made = (3 * length + more) * load.public, more * dim * _MORE_ACTIVATIONS
+    if load.backbone.whole_tables:
+        rows = step.n_items * load.public
+        made += _TABLES_ON_THE_WAY * rows + 4 * step.n_items * load.backbone.n_vectors
+    parameters = (load.private + load.dense + rows) * 5 + made  # value, gradient, moments, moved
     activations = length * (dim + length) * _SESSION_ACTIVATIONS * layers
     chunk = load.number * clients * (parameters + activations)
     waiting = load.number * clients * (load.dense + rows)

@@ -1,11 +1,13 @@
 """Local training on sessions: in a round each client trains a sequential backbone on its next one.
 
 Inputs are a session's items but the last, targets its items but the first, both the last ``max_length`` of them; every
-target has one sampled negative.
+target has one sampled negative. Where the loss concerns all items (``whole_tables``), each client has a copy of the
+whole item table, and fewer clients are trained at once.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,15 +16,15 @@ from torch.nn.functional import embedding
 
 from .. import contract, draws, views
 from ..data.stream import Sessions, Step
-from ..draws import DrawKey
-from ..functional import target_logits
+from ..draws import DrawKey, Tables
 from ..layers import ITEM
 from ..method import Encoding
 from ..model import Snapshot
 from ..parallel import even_pieces
 from ..sampling import Others, padded
-from ..sequential import Dropout, Sequence
+from ..sequential import Dropout, Sequence, SequentialBackbone, Targets
 from ..sizes import SIZES
+from .all_scores import AllScores
 from .base import ChunkTrainer, Slots, TrainerView, row_penalties
 from .optim import stacked_optimiser
 from .ways import Training
@@ -49,6 +51,14 @@ class SessionChunk:
         return replace(self, users=self.users[clients], others=self.others.part(clients))
 
 
+def clients_at_once(backbone: SequentialBackbone, n_items: int) -> int:
+    """The most clients of a chunk."""
+    each = sum(math.prod(start.shape) for start in backbone.dense_starts().values())
+    if backbone.whole_tables:
+        each += n_items * sum(math.prod(start.shape) for start in backbone.item_starts(n_items).values())
+    return max(1, min(SIZES.chunk_sessions, SIZES.chunk_parameters // max(each, 1)))
+
+
 def make_session_chunks(step: Step, users: Tensor, chunk_clients: int = SIZES.chunk_sessions) -> list[SessionChunk]:
     """Group a round's participants, each of whom has at least one training session, into chunks of equal size."""
     listed = len(users) * step.n_items <= SIZES.listed_others
@@ -65,20 +75,16 @@ def window(sessions: Sessions, chosen: Tensor, length: int) -> tuple[Tensor, Seq
     """
     items, times, real = sessions.tail(chosen, length + 1)
     inputs = real[:, :-1]
-    return items, Sequence(inputs, times[:, :-1] * inputs)
+    return items, Sequence(inputs, times[:, :-1] * inputs, items[:, :-1].where(inputs, -1))
 
 
-def session_loss(positive: Tensor, negative: Tensor, real: Tensor) -> Tensor:
-    """Recommendation loss: mean cross-entropy of the targets plus that of their negatives, over real positions.
-
-    Args:
-        positive, negative: logits, (C, L); real: bool, (C, L).
-
-    Returns:
-        Shape (C,).
-    """
-    each = torch.nn.functional.softplus(-positive) + torch.nn.functional.softplus(negative)
-    return (each * real).sum(1) / real.sum(1)
+def input_rows(backbone: SequentialBackbone, model: Snapshot, users: Tensor, sequence: Sequence) -> Tensor:
+    """The item rows that ``session_vectors`` reads of some users' sequences under the server's table: (C, L + n, d)."""
+    real = sequence.real
+    rows = embedding(sequence.items.clamp(min=0), model.public[ITEM]) * real.unsqueeze(2)
+    memory = {name: table[users] for name, table in model.memory.items()}
+    more = backbone.more_items(memory, sequence)
+    return rows if more is None else torch.cat([rows, embedding(more, model.public[ITEM])], 1)
 
 
 class SessionView(TrainerView, views.LocalSessions):
@@ -121,8 +127,15 @@ class SessionTrainer(ChunkTrainer):
         if training.method.encodes_next_session:
             following, self.next_sequence = window(sessions, sessions.in_round(users, draw.round + 1), length)
             replayed = following[:, :-1]
-        slots = Slots.touched(torch.cat([self.items, negatives], 1), length + 1, replayed, model.n_items)
+        layout = Slots.whole if training.backbone.whole_tables else Slots.touched
+        self.sampled = torch.cat([self.items, negatives], 1)
+        memory = {name: table[users] for name, table in model.memory.items()}
+        more = training.backbone.more_items(memory, self.sequence)
+        looked_up = self.sampled if more is None else torch.cat([self.sampled, more], 1)
+        slots = layout(looked_up, length + 1, replayed, model.n_items)
         super().__init__(users, slots, model, training, draw)
+        self.scored: AllScores | None = None  # in the latest forward pass, if the loss concerns all items
+        self.looked_up: Tensor | None = None  # rows of the samples in that pass
         self.dropped: tuple[int, ...] = ()  # the entries that each dropout of a forward pass decides about
 
     def inputs(self, slots: Tensor) -> Tensor:
@@ -146,10 +159,18 @@ class SessionTrainer(ChunkTrainer):
         for name in self.dense:
             self.moved[name] = self.dense[name] if name in self.moved else self.dense[name] - self.model.dense[name]
         for name, rows in self.rows.items():
-            if name not in self.moved:
-                rows = rows - embedding(self.slots.items, self.model.public[name])
-            self.moved[name] = rows * self.slots.first_copy.unsqueeze(2)
+            self.moved[name] = self._moved(name, rows)
         return loss
+
+    def _moved(self, name: str, rows: Tensor) -> Tensor:
+        """What the clients' item rows changed by, (C, slots, ...); they themselves if the clients began with their
+        own."""
+        sent = self.model.public[name]
+        if self.all_rows:
+            return rows if name in self.moved else rows.sub_(sent)
+        if name not in self.moved:
+            rows = rows - embedding(self.slots.items, sent)
+        return rows * self.slots.first_copy.unsqueeze(2)
 
     def _epochs(self, local: SessionView) -> Tensor:
         """Update all parameters in place; returns as ``train``."""
@@ -162,7 +183,7 @@ class SessionTrainer(ChunkTrainer):
                 value.requires_grad_()
             loss = self._loss(local, epoch)
             contract.require_gradient(self.backbone, loss)
-            gradients = torch.autograd.grad(loss.sum(), list(parameters.values()), allow_unused=True)
+            gradients = self._gradients(loss, parameters)
             if epoch == self.draw.round == 0:
                 contract.check_moved(self.backbone, "encode", gradients, parameters.values(), self.users)
             if step is None:
@@ -181,18 +202,57 @@ class SessionTrainer(ChunkTrainer):
         """Each client's loss in an epoch, shape (C,)."""
         real, length = self.sequence.real, self.sequence.real.shape[1]
         local.draw = replace(self.draw, batch=epoch)
-        rows = self.inputs(self.slots.sample)  # of the session's items, then of the negatives
+        rows = self.looked_up = self._look_up()
         dropout = Dropout(local.draw.clients("dropout", self.users), self.dropped)
-        local.features = self.backbone.encode(self.clients, rows[:, :length] * real.unsqueeze(2), self.sequence,
-                                              dropout)
-        self.dropped = dropout.entries
-        shape, meaning = (len(real), length, self.backbone.settings.dim), "(C, L, d): one vector per position"
-        contract.check_tensor(self.backbone, "encode", local.features, shape, meaning)
+        inputs, samples = rows[:, :length] * real.unsqueeze(2), self.sampled.shape[1]
+        if rows.shape[1] > samples:  # those of more items come last
+            rows, more = rows.split([samples, rows.shape[1] - samples], 1)
+            inputs = torch.cat([inputs, more], 1)
+        session = self.backbone.session_vectors({**self.clients, **self.memory}, inputs, self.sequence, dropout)
+        hook = "encode" if self.backbone.positionwise else "session_vectors"
+        shape, meaning = self._shape_of_vectors()
+        contract.check_tensor(self.backbone, hook, session.vectors, shape, meaning)
+        local.features = session.vectors
         outputs = self.method.represent(Encoding(self.users, self.clients, local.features, "train", local.draw))
         contract.check_tensor(self.method, "represent", outputs, shape, meaning)
-        loss = local.recommendation = session_loss(*target_logits(outputs, rows), real)
+        if self.all_rows:
+            self.scored = AllScores(self.backbone, outputs, session.mask, self.rows[ITEM], dropout)
+        targets = Targets(rows, self.sampled, real, None if self.scored is None else self.scored.scores, dropout)
+        loss = local.recommendation = self.backbone.session_loss(replace(session, vectors=outputs), targets)
+        contract.check_tensor(self.backbone, "session_loss", loss, (len(real),), "(C,): one number per client")
+        self.dropped = dropout.entries
         extra = self.method.local_loss(local)
         if extra is not None:
             contract.check_tensor(self.method, "local_loss", extra, (len(real),), "(C,): one number per client")
             loss = loss + extra
         return loss + self._penalty()
+
+    def _look_up(self) -> Tensor:
+        """The rows of the session's items, of the negatives, and of more items, (C, n, d), differentiable.
+
+        Of whole tables they are cut off, so that the way back does not make a table of them.
+        """
+        rows = self.inputs(self.slots.sample)
+        return rows.detach().requires_grad_() if self.all_rows else rows
+
+    def _gradients(self, loss: Tensor, parameters: Tables) -> list[Tensor | None]:
+        """Gradients of the summed losses with respect to all parameters."""
+        if self.scored is None:
+            return list(torch.autograd.grad(loss.sum(), list(parameters.values()), allow_unused=True))
+        of_scores, = torch.autograd.grad(loss.sum(), [self.scored.scores], retain_graph=True)
+        of_table, of_vectors = self.scored.gradients(of_scores)
+        of_rows, *gradients = torch.autograd.grad(
+            [loss.sum(), self.scored.vectors], [self.looked_up, *parameters.values()], [None, of_vectors],
+            allow_unused=True)
+        index = self.slots.sample.unsqueeze(2).expand_as(self.looked_up)
+        of_table.scatter_add_(1, index, torch.zeros_like(self.looked_up) if of_rows is None else of_rows)
+        item = list(parameters).index(ITEM)
+        gradients[item] = of_table if gradients[item] is None else gradients[item] + of_table
+        return gradients
+
+    def _shape_of_vectors(self) -> tuple[tuple[int, int, int], str]:
+        """The shape of what ``session_vectors`` makes of these clients' sessions, and its meaning."""
+        backbone, count = self.backbone, len(self.users)
+        if backbone.positionwise:
+            return (count, self.sequence.real.shape[1], backbone.settings.dim), "(C, L, d): one vector per position"
+        return (count, backbone.n_vectors, backbone.settings.dim), "(C, M, d): M vectors of the session"

@@ -6,6 +6,8 @@ Two things do. A method's penalty on every row takes them as far at one client a
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Sequence
 
 import torch
@@ -58,7 +60,8 @@ def start_elsewhere(backbone: Backbone, seed: int, name: str, weight: Tensor) ->
     """What the item rows that clients drew themselves, and did not look up, add to the sum of uploads.
 
     The sum of independent N(0, std^2) rows with weights w is N(0, std^2 sum w^2): one draw per row instead of one per
-    row and client, with exactly the same law.
+    row and client, with exactly the same law. Of rows that start uniformly, the sum is drawn from the normal law of its
+    variance, which it comes close to for many clients.
 
     Args:
         weight: sum of the squared weights of the clients that did not look up each item, shape (items,).
@@ -67,6 +70,8 @@ def start_elsewhere(backbone: Backbone, seed: int, name: str, weight: Tensor) ->
         float64 of shape (items, ...).
     """
     items = torch.arange(len(weight), device=weight.device)
-    rows = backbone.item_starts(len(weight))[name].draw(
-        draws.row_keys(own_start_key(seed, name + " elsewhere"), items))
+    start = backbone.item_starts(len(weight))[name]
+    if start.bound > 0.0:
+        start = replace(start, std=start.bound / math.sqrt(3.0), bound=0.0)
+    rows = start.draw(draws.row_keys(own_start_key(seed, name + " elsewhere"), items))
     return rows * weight.clamp(min=0.0).sqrt().view(-1, *[1] * (rows.dim() - 1))

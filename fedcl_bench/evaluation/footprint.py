@@ -8,6 +8,7 @@ from ..sequential import SequentialBackbone
 from ..sizes import SIZES
 from .metrics import OF_EVERY_RUN
 from .ranking import EvaluationSettings, is_product, users_at_once
+from .sessions import scores_per_item
 
 
 def candidates(step: Step, settings: EvaluationSettings) -> int:
@@ -22,7 +23,7 @@ def scores(load: StepLoad) -> int:
     backbone, step = load.backbone, load.step
     product = is_product(backbone, load.model)
     users = SIZES.session_users if step.sessions else users_at_once(step.n_items, product)
-    vectors = 0
+    vectors = scores_per_item(backbone) - 1 if step.sessions else 0
     if not (product or isinstance(backbone, SequentialBackbone)):
         copied = load.row - (load.personal if load.device.type == "cpu" else 0)  # see Snapshot.clients
         vectors = copied + sum(getattr(backbone.settings, "hidden", ()))

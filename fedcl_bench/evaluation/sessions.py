@@ -16,7 +16,7 @@ from torch.nn.functional import embedding
 
 from .. import contract, draws
 from ..backbone import Backbone
-from ..client.sessions import window
+from ..client.sessions import input_rows, window
 from ..data.stream import Sessions, Step
 from ..draws import DrawKey
 from ..layers import ITEM
@@ -134,8 +134,9 @@ def rank_sessions(backbone: Backbone, method: Method, model: Snapshot, task: Ses
             items = None if task.catalogue is None else highest(every, topk[-1])
         return sampled, whole, torch.sigmoid(wanted.double()).squeeze(1), items
 
-    # Scores of all items take more memory.
+    # Scores of all items take more memory, and those of a set of vectors so many times that.
     at_once = SIZES.session_users if task.ranks_all or not sequential else 4 * SIZES.session_users
+    at_once = max(1, at_once // scores_per_item(backbone))
     parts = zip(*in_order(rank, even_pieces(users, at_once), users.device))
     sampled, whole, probabilities, items = (None if part[0] is None else torch.cat(part) for part in parts)
     scores = {} if sampled is None else measure(task.metrics, _lists(sampled, topk), topk)
@@ -145,9 +146,14 @@ def rank_sessions(backbone: Backbone, method: Method, model: Snapshot, task: Ses
     return SessionRanking(UserScores(users, scores, items), probabilities)
 
 
+def scores_per_item(backbone: Backbone) -> int:
+    """How many numbers a user's score of an item is pooled from."""
+    return backbone.n_vectors if isinstance(backbone, SequentialBackbone) and not backbone.positionwise else 1
+
+
 @dataclass(frozen=True)
 class _SequentialLogits:
-    """Logits of a sequential backbone: inner products of item rows with what it makes of the items before."""
+    """Logits of a sequential backbone: of item rows and what it makes of the items before."""
 
     backbone: SequentialBackbone
     method: Method
@@ -159,32 +165,38 @@ class _SequentialLogits:
         """The item to find (n, 1), its logit (n, 1), those of the candidates ``ids``, and of all items if needed."""
         sessions, table = self.task.sessions, self.model.public[ITEM]
         items, sequence = window(sessions, sessions.of_user[users], self.backbone.settings.max_length)
-        target, output = items[:, -1:], self._output(users, items[:, :-1], sequence)
+        target, vectors, mask = items[:, -1:], *self._vectors(users, sequence)
 
-        def score(ids: Tensor) -> Tensor:
-            return torch.bmm(embedding(ids, table), output.unsqueeze(2)).squeeze(2)
+        def score(rows: Tensor) -> Tensor:
+            scores = self.backbone.session_scores(vectors, mask, rows)
+            contract.check_tensor(self.backbone, "session_scores", scores, (len(users), rows.shape[-2]),
+                                  "(C, n): a score per client and item")
+            return scores
 
-        wanted, others = score(target), None if ids is None else score(ids)
-        every = output @ table.T if self.task.ranks_all else None
-        maker = (self.method, "represent") if self.method.overrides("represent") else (self.backbone, "encode")
+        wanted, others = score(embedding(target, table)), None if ids is None else score(embedding(ids, table))
+        every = score(table) if self.task.ranks_all else None
+        hook = "encode" if self.backbone.positionwise else "session_vectors"
+        maker = (self.method, "represent") if self.method.overrides("represent") else (self.backbone, hook)
         for scores in (wanted, others, every):
             if scores is not None:
                 contract.require_finite_scores(*maker, scores, users)
         return target, wanted, others, every
 
-    def _output(self, users: Tensor, inputs: Tensor, sequence: Sequence) -> Tensor:
-        """What the logits of users' next items are inner products with, (n, d)."""
+    def _vectors(self, users: Tensor, sequence: Sequence) -> tuple[Tensor, Tensor]:
+        """What users' next items are scored with, and which of it counts (see ``SessionVectors``)."""
         backbone, draw, purpose = self.backbone, self.task.draw, self.task.purpose
         clients = self.model.clients(users)
-        rows = embedding(inputs, self.model.public[ITEM]) * sequence.real.unsqueeze(2)
-        features = backbone.encode(clients, rows, sequence, Dropout())
-        contract.require_finite_scores(backbone, "encode", features[:, -1], users)  # what stands for no item may be nan
+        rows = input_rows(backbone, self.model, users, sequence)
+        session = backbone.session_vectors(clients, rows, sequence, Dropout())
+        if backbone.positionwise:  # what stands for no item may be nan
+            contract.require_finite_scores(backbone, "encode", session.vectors[:, -1], users)
         queries = None
         if self.method.encodes_next_session:
             queries = backbone.encode(clients, rows, sequence, Dropout(draw.clients(f"dropout of {purpose}", users)))
             key = upload_key(draw.seed, f"the query of {purpose}", draw.step, draw.round)
             queries = self.protection.noisy(key, users, queries)
-        return self.method.represent(Encoding(users, clients, features, purpose, draw, queries))[:, -1]
+        vectors = self.method.represent(Encoding(users, clients, session.vectors, purpose, draw, queries))
+        return vectors, session.mask
 
 
 @dataclass(frozen=True)

@@ -45,19 +45,27 @@ def _is_sequential(cls: type) -> bool:
     return issubclass(cls, SequentialBackbone)
 
 
+def _is_positionwise(cls: type) -> bool:
+    return _is_sequential(cls) and cls.positionwise
+
+
 def _check_method(backbone: Backbone, method: Method, sequential: bool, sessions: bool) -> None:
     """Raise UserError unless the method can act on this backbone and stream. One that does nothing always can."""
     def acts_on_sessions(cls: type) -> bool:
-        return not does_something(cls) or (cls.first_step == 0 and cls.needs_sequential == sequential)
+        whole = sequential and not backbone.positionwise
+        return not does_something(cls) or (cls.first_step == 0 and cls.needs_sequential == sequential and not whole)
 
     if method.needs_sequential and not sequential:
         raise Misfit(f"method '{method.name}' needs a sequential backbone with {_SESSIONS}; found '{backbone.name}'.",
-                     "backbone", _is_sequential)
+                     "backbone", _is_positionwise)
     if not does_something(method):
         return
     if sequential and not method.needs_sequential:
         raise Misfit(f"method '{method.name}' works on scores of item lists, which the sequential backbone "
                      f"'{backbone.name}' has none of.", "method", acts_on_sessions)
+    if sequential and not backbone.positionwise:
+        raise Misfit(f"method '{method.name}' works on a representation at every position, made of the items up to "
+                     f"there; '{backbone.name}' represents a session as a whole.", "method", acts_on_sessions)
     if sessions and method.first_step > 0:
         raise Misfit(f"method '{method.name}' acts from a stream's second step on, and a stream of sessions has one; "
                      f"use another method with '{backbone.name}', or --set stream=blocks.", "method", acts_on_sessions)

@@ -11,7 +11,7 @@ from typing import Sequence
 import torch
 from torch import Tensor
 
-from ..client.sessions import SessionChunk, make_session_chunks
+from ..client.sessions import SessionChunk, clients_at_once, make_session_chunks
 from ..client.ways import Training
 from ..data.stream import Ragged, Step
 from ..draws import DrawKey
@@ -91,7 +91,7 @@ class SessionSteps:
     def chunks(self, users: Tensor, round_: int, model: Snapshot) -> list[Chunk] | list[SessionChunk]:
         """The participants' next sessions: as sequences, or as lists of items for a backbone that is not sequential."""
         if isinstance(self.f.backbone, SequentialBackbone):
-            return make_session_chunks(self.step, users)
+            return make_session_chunks(self.step, users, clients_at_once(self.f.backbone, self.step.n_items))
         sessions = self.step.sessions["train"]
         positives = sessions.as_lists(sessions.in_round(users, round_), self.step.n_users, users)
         return list_chunks(self.step, users, model, self.training, positives)

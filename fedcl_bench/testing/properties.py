@@ -18,14 +18,18 @@ from typing import Any, Callable, Iterator
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .. import contract
+from ..client.sessions import input_rows, window
 from ..errors import RunFailed, UserError
 from ..federation.parts import Progress
-from ..model import score_users
+from ..layers import ITEM
+from ..model import Snapshot, score_users
 from ..recbole.parameters import PADDING
 from ..runs.records import load_progress, save_progress
 from ..runs.registry import RECBOLE, Plugin
+from ..sequential import Dropout, Sequence, SequentialBackbone, SessionVectors
 from ..settings import checked
 from .report import Inapplicable, Violated
 from .trials import (Pair, all_tables, client_round, difference, finished, is_sequential, module_of, runs_differ,
@@ -218,6 +222,60 @@ def _starts(pair: Pair) -> list[Progress]:
         Progress(), next(p for p in pair.points if p.round == 1)]
 
 
+@torch.no_grad()
+def padding(pair: Pair) -> str:
+    """With a sequential backbone: ids at padding and vectors outside the mask change no score, nor do other items, and
+    a session as a whole scores as without padding."""
+    if not is_sequential(pair.backbone_cls):
+        raise Inapplicable("no sequences")
+    backbone, model = pair.federation().backbone, pair.points[-1].best.model
+    users, sequence = _first_sessions(pair)
+    table, generator = model.public[ITEM], torch.Generator().manual_seed(0)
+
+    def vectors(sequence: Sequence, users: Tensor = users) -> SessionVectors:
+        return _vectors(backbone, model, users, sequence)
+
+    def scores(session: SessionVectors, table: Tensor = table) -> Tensor:
+        return backbone.session_scores(session.vectors, session.mask, table)
+
+    session = vectors(sequence)
+    expected, mask = scores(session), session.mask.unsqueeze(2)
+    noise = torch.randn(session.vectors.shape, generator=generator, dtype=table.dtype)
+    chosen = torch.randperm(len(table), generator=generator)[:7]
+    ids = torch.randint(0, len(table), sequence.items.shape, generator=generator)
+    other = replace(sequence, items=sequence.items.where(sequence.real, ids))
+    _same(expected, scores(vectors(other)), "session_vectors", "other ids at padding")
+    _same(expected, scores(replace(session, vectors=session.vectors.where(mask, noise))), "session_scores",
+          "other vectors outside the mask")
+    _same(expected[:, chosen], scores(session, table[chosen]), "session_scores", "fewer items")
+    _same(expected, scores(session, table.expand(len(users), *table.shape)), "session_scores", "a table per client")
+    for number, real in enumerate(() if backbone.positionwise else sequence.real):
+        own = slice(number, number + 1), slice(len(real) - int(real.sum()), None)
+        short = Sequence(sequence.real[own], sequence.times[own], sequence.items[own])
+        _same(expected[own[0]], scores(vectors(short, users[own[0]])), "session_vectors", "no padding")
+    return f"{len(users)} sessions of {int(sequence.real.sum(1).min())} to {sequence.real.shape[1]} positions"
+
+
+def _first_sessions(pair: Pair) -> tuple[Tensor, Sequence]:
+    """Ids of the users with a training session, and each one's first as a sequence."""
+    sessions = pair.stream.steps[0].sessions["train"]
+    users = (sessions.count > 0).nonzero().flatten()
+    return users, window(sessions, sessions.of_user[users], pair.federation().backbone.settings.max_length)[1]
+
+
+def _vectors(backbone: SequentialBackbone, model: Snapshot, users: Tensor, sequence: Sequence) -> SessionVectors:
+    real = sequence.real  # whatever stands at padding
+    rows = input_rows(backbone, model, users, replace(sequence, items=sequence.items.where(real, -1)))
+    return backbone.session_vectors(model.clients(users), rows, sequence, Dropout())
+
+
+def _same(expected: Tensor, scores: Tensor, hook: str, what: str) -> None:
+    """Raise Violated unless scores are what they are expected to be."""
+    mismatch = tables_differ({"scores": expected}, {"scores": scores})
+    if mismatch:
+        raise Violated(f"{hook}: {mismatch} with {what}; use sequence.real and the mask, and score an item by its row")
+
+
 def threads(pair: Pair) -> str:
     """The same numbers on one thread and on three."""
     before = torch.get_num_threads()
@@ -344,22 +402,31 @@ def every_parameter_trained(pair: Pair) -> str:
 def _scores_depend_on(pair: Pair, name: str) -> bool:
     """Whether other values of a parameter give other scores; for what is neither item table nor private, say yes."""
     model = pair.points[-1].model
-    f, users = pair.federation(), torch.arange(min(3, model.n_users)) if model.private else torch.arange(1)
-    if is_sequential(pair.backbone_cls):
-        return True
     for kind in ("public", "private", "dense"):
         tables = getattr(model, kind)
         if name in tables:
             other = replace(model, **{kind: {**tables, name: tables[name] + torch.randn(
                 tables[name].shape, generator=torch.Generator().manual_seed(0), dtype=tables[name].dtype)}})
-            return not torch.equal(score_users(f.backbone, model, users), score_users(f.backbone, other, users))
+            return not torch.equal(_some_scores(pair, model), _some_scores(pair, other))
     return True
+
+
+@torch.no_grad()
+def _some_scores(pair: Pair, model: Snapshot) -> Tensor:
+    """Scores of all items for some users, without the method."""
+    backbone = pair.federation().backbone
+    if not is_sequential(pair.backbone_cls):
+        users = torch.arange(min(3, model.n_users)) if model.private else torch.arange(1)
+        return score_users(backbone, model, users)
+    session = _vectors(backbone, model, *_first_sessions(pair))
+    return backbone.session_scores(session.vectors, session.mask, model.public[ITEM])
 
 
 OF_PAIRS: list[tuple[str, Callable[[Pair], str]]] = [
     ("runs", runs),
     ("trains every parameter", every_parameter_trained),
     ("batched = one by one", one_by_one),
+    ("padding does not matter", padding),
     ("threads", threads),
     ("random numbers", random_numbers),
     ("resumes", resumes),

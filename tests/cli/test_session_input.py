@@ -42,6 +42,8 @@ def run_json(capsys, *arguments):
     (job("fcucr", "fedmf"), ["method 'fcucr' needs a sequential backbone", "stream=sessions", "found 'fedmf'",
                              "Backbones that fit: gru4rec, sasrec, tisasrec."]),
     ([*job("fcucr", "fedmf"), *SESSIONS], ["needs a sequential backbone", "found 'fedmf'"]),
+    ([*job("fcucr", "miasrec"), *SESSIONS], ["a representation at every position", "Methods that fit: ft.",
+                                             "'miasrec' represents a session as a whole"]),
     (job("ft", "sasrec"), ["backbone 'sasrec' is sequential", "--set stream=sessions", "--dataset xing"]),
     (job("fcucr", "gru4rec", "stream=static"), ["backbone 'gru4rec' is sequential", "--set stream=sessions"]),
     ([*job("kd", "sasrec"), *SESSIONS], ["method 'kd' works on scores of item lists", "'sasrec'",

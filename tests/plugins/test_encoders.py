@@ -36,7 +36,8 @@ def encode(backbone, public, dense, some, dropout=None, users=None):
     users = torch.arange(len(some.lengths)) if users is None else users
     items, times, real = some.tail(some.of_user[users], backbone.settings.max_length)
     rows = public[users].gather(1, items.unsqueeze(2).expand(*items.shape, public.shape[2])) * real.unsqueeze(2)
-    return backbone.encode({name: value[users] for name, value in dense.items()}, rows, Sequence(real, times * real),
+    return backbone.encode({name: value[users] for name, value in dense.items()}, rows,
+                           Sequence(real, times * real, items.where(real, -1)),
                            dropout or Dropout())
 
 
@@ -177,7 +178,7 @@ def test_starts_as_drawn():
 def intervals(registry, times, span=256):
     """Of one session after two positions of padding."""
     real = torch.tensor([[False, False, *[True] * len(times)]])
-    sequence = Sequence(real, torch.tensor([[0.0, 0.0, *times]], dtype=torch.float64))
+    sequence = Sequence(real, torch.tensor([[0.0, 0.0, *times]], dtype=torch.float64), real.long())
     return module_of(registry, "backbone", "tisasrec").intervals(sequence, span)[0].tolist()
 
 

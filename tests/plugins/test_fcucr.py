@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -22,7 +21,6 @@ from fedcl_bench import draws
 from fedcl_bench.client.sessions import SessionTrainer, make_session_chunks, window
 from fedcl_bench.draws import DrawKey
 from fedcl_bench.evaluation.ranking import EvaluationSettings
-from fedcl_bench.federation import protocols
 from fedcl_bench.federation.growth import grow
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Federation, FederationSettings
@@ -365,8 +363,7 @@ def test_dropout_does_not_depend_on_chunks_or_threads(registry, backbone, settin
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
-            with (patch.object(protocols, "make_session_chunks", partial(make_session_chunks, chunk_clients=chunk)),
-                  patch.object(SIZES, "session_users", at_once)):
+            with patch.object(SIZES, "chunk_sessions", chunk), patch.object(SIZES, "session_users", at_once):
                 return after_each_round(federation(registry, 2, backbone, dropout, "per_client", **settings))[-1]
         finally:
             torch.set_num_threads(before)

@@ -72,6 +72,10 @@ BACKBONES = [
     (cheaters.Overflows, "finite losses", "use softplus or logsigmoid"),
     (cheaters.ScoresTogether, "(a) other clients' data", "backbone 'scores-together': scores of client"),
     (cheaters.RemembersCommon, "(a) other clients' data", "backbone 'remembers-common' with other interactions"),
+    (cheaters.CountsPadding, "padding does not matter", "session_vectors: 'scores' differs by"),
+    (cheaters.ScoresItemsTogether, "padding does not matter", "with fewer items"),
+    (cheaters.KnowsWhatOthersClick, "(a) other clients' data", "backbone 'knows-what-others-click' with other interac"),
+    (cheaters.NeverReadsAParameter, "trains every parameter", "no training changes idle, and no score depends on it"),
     (cheaters.UnusedParameter, "trains every parameter", "no training changes bias, and no score depends on it"),
 ]
 
@@ -110,7 +114,8 @@ def test_some_properties_alone():
 
 SHIPPED = [(kind, name) for kind in ("method", "backbone") for name in discover().names(kind)]
 QUICK = {"ft", "f3crec", "fcucr", "fedmf", "sasrec"}  # the others take seconds each and go to the long tests
-PARTNERS = {"fcucr": "sasrec", "sasrec": "ft", "gru4rec": "ft", "tisasrec": "ft"}
+PARTNERS = {"fcucr": "sasrec", "sasrec": "ft", "gru4rec": "ft", "tisasrec": "ft", "dmi-gnn": "ft",
+            "miasrec": "ft"}
 
 
 @pytest.mark.parametrize("kind, name", [
@@ -147,7 +152,8 @@ class Dice(Method):
     assert "FAILED  random numbers" in out and "passed  (a) other clients' data" in out and "dice on fedmf" in out
     assert main(["check", "f3crec", "--with", "fedmf", "--json"]) == 0
     found, = json.loads(capsys.readouterr().out)
-    assert found["passed"] and len(found["outcomes"]) == 14 and all(o["passed"] for o in found["outcomes"])
+    assert found["passed"] and len(found["outcomes"]) == 15
+    assert [o["property"] for o in found["outcomes"] if not o["passed"]] == ["padding does not matter"]  # no sequences
 
 
 def test_bad_arguments_of_check(tmp_path, capsys):

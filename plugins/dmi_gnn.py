@@ -1,0 +1,235 @@
+"""DMI-GNN: several interests from patterns of positions, on a graph of the session and on one of all a client's clicks.
+
+Each formula stands where it is computed. The authors' code was not found; what they do not say follows two codes that
+name DMI-GNN as their source.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import leaky_relu, normalize
+
+from fedcl_bench import SessionBackbone, SessionSettings, setting
+from fedcl_bench.functional import cosine_pool, linear
+from fedcl_bench.layers import ITEM, apply_linear
+from fedcl_bench.sequential import SessionVectors, Start
+
+SELF, OUT, IN, BOTH = 0, 1, 2, 3  # kinds of edges of the session's graph
+_SLOPE = 0.2  # of leaky ReLUs
+_REACH = 3  # positions apart at which two clicks of a session are neighbours
+
+
+@dataclass(frozen=True)
+class DMIGNNSettings(SessionSettings):
+    dropout: float = setting(0.0, "dropout of what the session's graph gives; .7 in the code for Tmall", low=0.0,
+                             high=1.0)
+    global_dropout: float = setting(0.5, "dropout of what the graph of all clicks gives", low=0.0, high=1.0)
+    graph_dropout: float = setting(0.0, "dropout inside that graph", low=0.0, high=1.0)
+    graph_neighbours: int = setting(12, "neighbours of an item in that graph, the most frequent; 0: no such graph",
+                                    low=0)
+    interests: int = setting(3, "K: vectors of a session", low=1)
+    patterns: str = setting("linear", "what weights are made of: K vectors of one linear layer after a sigmoid, or of "
+                            "K two-layer networks (extractors, one of the two codes)",
+                            choices=("linear", "extractors"))
+    diversity: float = setting(0.01, "beta: weight of the loss that keeps patterns of long sessions apart", low=0.0)
+    long_session: float = setting(8.0, "eta: the length from which a session is long", low=0.0)
+
+
+def neighbours(items: np.ndarray, start: np.ndarray, user: np.ndarray, most: int) -> tuple[np.ndarray, ...]:
+    """The most frequent neighbours of every item that a user clicked, in the user's own sessions alone.
+
+    Two clicks are neighbours if they are at most 3 positions apart in a session and of different items; it counts in
+    both directions. Of equal counts the smaller id comes first.
+
+    Args:
+        items: of all sessions, laid end to end; start: where each begins, and the end; user: of each session.
+
+    Returns:
+        (user, item, rank from 0, neighbour, count), a row per neighbour, by user, item and rank.
+    """
+    session = np.repeat(np.arange(len(user)), np.diff(start))
+    pairs = []
+    for apart in range(1, _REACH + 1):
+        a, b = items[:-apart], items[apart:]
+        together = (session[:-apart] == session[apart:]) & (a != b)
+        owner = user[session[:-apart][together]]
+        pairs += [np.stack([owner, a[together], b[together]]), np.stack([owner, b[together], a[together]])]
+    every = np.concatenate(pairs, 1)
+    if not every.size:
+        return (every[0],) * 5
+    distinct, count = np.unique(every, axis=1, return_counts=True)
+    order = np.lexsort((distinct[2], -count, distinct[1], distinct[0]))
+    (owner, item, near), count = distinct[:, order], count[order]
+    begins = np.flatnonzero(np.diff(owner, prepend=-1) | np.diff(item, prepend=-1))
+    rank = np.arange(len(owner)) - np.repeat(begins, np.diff(np.append(begins, len(owner))))
+    kept = rank < most
+    return owner[kept], item[kept], rank[kept], near[kept], count[kept]
+
+
+class DMIGNN(SessionBackbone):
+    """The session is read from its last click to its first; row e, position p, h = e / |e|.
+
+    - Session graph: h'_i = sum_j softmax_j(LeakyReLU(a_r (h_i * h_j))) h_j over edges i, j of kind r: an item with
+      itself, its successors, its predecessors, or both.
+    - Graph of all clicks: alpha = softmax(w2 LeakyReLU(W1 [mean e * e_j ; count_j])) over neighbours j,
+      h'' = ReLU(W3 [e ; sum_j alpha_j e_j]). A client knows its own training sessions and no others.
+    - Patterns on h = h' + h'': m_l = tanh(W [p_l ; h_l]), n_l = sigmoid(U m_l + u) in K parts, beta_lk = n_lk w_k,
+      interests s_k = sum_l beta_lk h_l. The score of an item is max_k <s_k, e / |e|>.
+    - The loss has besides weight * sigmoid(mean_(i<j) |cos(beta_i, beta_j)| (length - eta)).
+    """
+
+    name = "dmi-gnn"
+    title = "interests from patterns of positions on two graphs of a client's clicks, of which the best counts"
+    reference = ("Lv, Liu & Xu, Dynamic Multi-Interest Graph Neural Network for Session-Based Recommendation, AAAI "
+                 "2025, after the released derivative Co-DMI-GNN")
+    Settings = DMIGNNSettings
+
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.n_more_items = settings.max_length * settings.graph_neighbours
+
+    @property
+    def n_vectors(self):
+        return self.settings.interests
+
+    def item_starts(self, n_items):
+        return {ITEM: self._start(self.settings.dim)}
+
+    def _start(self, *shape: int) -> Start:
+        return Start(shape, bound=self.settings.dim ** -0.5)
+
+    def dense_starts(self):
+        s, d = self.settings, self.settings.dim
+        shapes = {"positions": (s.max_length, d), "edges": (4, d), "mix.weight": (d, 2 * d),
+                  "weights": (s.interests, d)}
+        if s.patterns == "linear":
+            shapes |= {"patterns.weight": (s.interests * d, d), "patterns.bias": (s.interests * d,)}
+        else:
+            shapes |= {"patterns.0.weight": (s.interests * d, d), "patterns.0.bias": (s.interests * d,),
+                       "patterns.1.weight": (s.interests, d, d), "patterns.1.bias": (s.interests, d)}
+        if s.graph_neighbours:
+            shapes |= {"near.0": (d, d + 1), "near.1": (1, d), "near.2": (d, 2 * d)}
+        return {name: self._start(*shape) for name, shape in shapes.items()}
+
+    # What a client knows of its own clicks.
+
+    def remember(self, step, memory):
+        """Of every user the items with neighbours, ascending, (users, n), -1 beyond; the neighbours, -1 beyond, and how
+        often they were, both (users, n, neighbours)."""
+        most = self.settings.graph_neighbours
+        if not most or not step.sessions:
+            return {}
+        sessions = step.sessions["train"]
+        of_user, device = sessions.of_user.cpu().numpy(), sessions.items.device
+        user = np.repeat(np.arange(step.n_users), np.diff(of_user))
+        items, start = sessions.items.cpu().numpy(), sessions.start.cpu().numpy()
+        owner, item, rank, near, count = neighbours(items, start, user, most)
+        first = rank == 0
+        number = np.cumsum(first) - 1  # of the (user, item)
+        before = np.searchsorted(owner[first], np.arange(step.n_users))
+        column = number - before[owner] if len(owner) else number
+        most_items = int(step.train.lengths.max())
+        shape = step.n_users, 1 << (most_items - 1).bit_length()  # a power of two, which says little of anybody
+        tables = {"graph items": np.full(shape, -1), "graph neighbours": np.full((*shape, most), -1, np.int32),
+                  "graph counts": np.zeros((*shape, most), np.int32)}
+        tables["graph items"][owner, column] = item
+        tables["graph neighbours"][owner, column, rank] = near
+        tables["graph counts"][owner, column, rank] = count
+        return {name: torch.from_numpy(table).to(device) for name, table in tables.items()}
+
+    def _in_graph(self, memory, items: Tensor) -> tuple[Tensor, Tensor]:
+        """Neighbours of items (C, L) in their client's graph, -1 where there is none, and counts, both (C, L, n)."""
+        same = items.unsqueeze(2) == memory["graph items"].unsqueeze(1)
+        known, column = (same & (items >= 0).unsqueeze(2)).max(2)
+        index = column.unsqueeze(2).expand(-1, -1, self.settings.graph_neighbours)
+        near, count = (memory[name].gather(1, index).long() for name in ("graph neighbours", "graph counts"))
+        return near.where(known.unsqueeze(2), -1), count * known.unsqueeze(2)
+
+    def more_items(self, memory, sequence):
+        if not self.settings.graph_neighbours:
+            return None
+        near = self._in_graph(memory, sequence.items)[0]
+        return near.where(near >= 0, sequence.items[:, -1:, None]).flatten(1)  # where there is none, one that is read
+
+    # The model.
+
+    def session_vectors(self, clients, inputs, sequence, dropout):
+        s, length = self.settings, sequence.real.shape[1]
+        real, items = sequence.real.flip(1), sequence.items.flip(1)
+        rows, near = inputs[:, :length].flip(1), inputs[:, length:]
+        # The first position of each item stands for it.
+        same = (items.unsqueeze(1) == items.unsqueeze(2)) & real.unsqueeze(1) & real.unsqueeze(2)
+        node = same.to(torch.int8).argmax(2)
+        h = dropout(self.in_session(clients, normalize(rows, dim=2), real, node), s.dropout)
+        if s.graph_neighbours:
+            near = near.view(len(near), length, -1, s.dim).flip(1)
+            h = h + dropout(self.in_clicks(clients, rows, near, items, real, dropout), s.global_dropout)
+        h = h.gather(1, node.unsqueeze(2).expand_as(h))  # equal items have lost equal entries
+        beta = self.patterns(clients, h) * real.unsqueeze(1)
+        mask = torch.ones_like(beta[:, :, 0], dtype=torch.bool)
+        return SessionVectors(beta @ h, mask, {"beta": beta, "length": real.sum(1).to(h)})
+
+    def in_session(self, clients, h: Tensor, real: Tensor, node: Tensor) -> Tensor:
+        """h' of the session's graph at every position, (C, L, d)."""
+        count, length = node.shape
+        position = torch.arange(length, device=node.device)
+        follows = torch.zeros(count, length, length, dtype=torch.bool, device=node.device)
+        client = torch.arange(count, device=node.device)[:, None].expand(-1, length - 1)
+        both = real[:, 1:] & (node[:, 1:] != node[:, :-1])
+        follows.index_put_((client[both], node[:, :-1][both], node[:, 1:][both]), torch.ones_like(both[both]))
+        follows = follows.gather(1, node.unsqueeze(2).expand(-1, -1, length))  # of the item at a position
+        back = torch.zeros_like(follows)
+        back.index_put_((client[both], node[:, 1:][both], node[:, :-1][both]), torch.ones_like(both[both]))
+        back = back.gather(1, node.unsqueeze(2).expand(-1, -1, length))
+        kinds = {SELF: node.unsqueeze(2) == position, OUT: follows & ~back, IN: back & ~follows, BOTH: follows & back}
+        scores = torch.full_like(h @ h.transpose(1, 2), -9e15)
+        for kind, edges in kinds.items():
+            products = (h * clients["edges"][:, kind:kind + 1]) @ h.transpose(1, 2)
+            scores = torch.where(edges, leaky_relu(products, _SLOPE), scores)
+        return scores.softmax(2) @ h
+
+    def in_clicks(self, clients, rows: Tensor, near: Tensor, items: Tensor, real: Tensor, dropout) -> Tensor:
+        """h'' of the graph of all clicks at every position, (C, L, d).
+
+        Args:
+            near: rows of the neighbours, (C, L, n, d).
+        """
+        known, count = self._in_graph(clients, items)
+        known = known >= 0
+        mean = rows.sum(1) / real.sum(1, keepdim=True)
+        given = torch.cat([mean[:, None, None] * near, count.unsqueeze(3).to(near)], 3)
+        hidden = leaky_relu(linear(given.flatten(1, 2), clients["near.0"]), _SLOPE)
+        scores = linear(hidden, clients["near.1"]).view(known.shape)
+        alpha = scores.masked_fill(~known, -9e15).softmax(2) * known
+        mixed = (alpha.unsqueeze(2) @ near).squeeze(2)
+        return torch.relu(linear(dropout(torch.cat([rows, mixed], 2), self.settings.graph_dropout), clients["near.2"]))
+
+    def patterns(self, clients, h: Tensor) -> Tensor:
+        """beta before it is masked, (C, K, L)."""
+        s = self.settings
+        positions = clients["positions"][:, :h.shape[1]]
+        m = torch.tanh(linear(torch.cat([positions, h], 2), clients["mix.weight"]))
+        if s.patterns == "linear":
+            n = torch.sigmoid(apply_linear(clients, "patterns", m)).unflatten(2, (s.interests, s.dim))
+        else:
+            hidden = torch.tanh(apply_linear(clients, "patterns.0", m)).unflatten(2, (s.interests, s.dim))
+            n = torch.einsum("clki,ckoi->clko", hidden, clients["patterns.1.weight"])
+            n = n + clients["patterns.1.bias"].unsqueeze(1)
+        return torch.einsum("clkd,ckd->ckl", n, clients["weights"])
+
+    def session_scores(self, vectors, mask, rows):
+        """max_k <s_k, e / |e|>"""
+        return cosine_pool(vectors, mask, 1.0, torch.zeros_like(vectors[:, 0, 0]), rows)
+
+    def session_term(self, session, targets):
+        """weight * sigmoid(mean |cos| (length - eta)); 0 where there is one pattern."""
+        s, beta = self.settings, normalize(session.terms["beta"], dim=2)
+        if s.interests == 1 or s.diversity == 0.0:
+            return None
+        first, second = torch.triu_indices(s.interests, s.interests, 1, device=beta.device)
+        similarity = (beta[:, first] * beta[:, second]).sum(2).abs().mean(1)
+        return s.diversity * torch.sigmoid(similarity * (session.terms["length"] - s.long_session))
