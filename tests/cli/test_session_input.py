@@ -86,7 +86,8 @@ def run_json(capsys, *arguments):
       for name, value in (("batch_size", "64"), ("tolerance", "0.1"), ("negative_pool", "untouched"),
                           ("negative_draw", "distinct"), ("reset_private", "true"), ("init_from", "best"))),
     ([*job("ft", "sasrec", "k_core=300"), *SESSIONS], ["300-core", "k_core"]),
-    (job("ft", "sasrec", "stream=sessions", "min_session_length=5", "min_sessions=60"), ["no user has 60 sessions", "min_sessions=N"]),
+    (job("ft", "sasrec", "stream=sessions", "min_session_length=5", "min_sessions=60"),
+     ["no user has 60 sessions", "min_sessions=N"]),
     ([*job("ft", "sasrec"), *SESSIONS, "--set", "session_gap=0"], ["'session_gap'", "above 0"]),
 ])
 def test_bad_commands(capsys, arguments, words):
