@@ -149,6 +149,11 @@ def target_logits(outputs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     return (outputs * rows[:, 1:length + 1]).sum(2), (outputs * rows[:, length + 1:]).sum(2)
 
 
+def _known_full(mask: Tensor) -> bool:
+    """Whether all of a mask is True, as far as it takes no waiting to know."""
+    return mask.device.type == "cpu" and bool(mask.all())
+
+
 class _CosinePool(torch.autograd.Function):
     """Two passes over the rows and two matrix products each way; autograd's own takes three times as long."""
 
@@ -158,7 +163,7 @@ class _CosinePool(torch.autograd.Function):
         length = torch.linalg.vector_norm(rows, dim=-1).clamp_(min=1e-12)
         products = (total @ rows.transpose(-1, -2)).div_(length.unsqueeze(-2))
         of_each, mean = products[:, :-1], products[:, -1]
-        if not (mask.device.type == "cpu" and bool(mask.all())):
+        if not _known_full(mask):
             of_each = of_each.masked_fill(~mask.unsqueeze(2), -torch.inf)
         largest, where = of_each.max(1)
         scores = torch.add(mean, largest, alpha=best)

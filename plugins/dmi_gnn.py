@@ -175,18 +175,13 @@ class DMIGNN(SessionBackbone):
 
     def in_session(self, clients, h: Tensor, real: Tensor, node: Tensor) -> Tensor:
         """h' of the session's graph at every position, (C, L, d)."""
-        count, length = node.shape
-        position = torch.arange(length, device=node.device)
-        follows = torch.zeros(count, length, length, dtype=torch.bool, device=node.device)
-        client = torch.arange(count, device=node.device)[:, None].expand(-1, length - 1)
-        both = real[:, 1:] & (node[:, 1:] != node[:, :-1])
-        follows.index_put_((client[both], node[:, :-1][both], node[:, 1:][both]), torch.ones_like(both[both]))
-        follows = follows.gather(1, node.unsqueeze(2).expand(-1, -1, length))  # of the item at a position
-        back = torch.zeros_like(follows)
-        back.index_put_((client[both], node[:, 1:][both], node[:, :-1][both]), torch.ones_like(both[both]))
-        back = back.gather(1, node.unsqueeze(2).expand(-1, -1, length))
-        kinds = {SELF: node.unsqueeze(2) == position, OUT: follows & ~back, IN: back & ~follows, BOTH: follows & back}
-        scores = torch.full_like(h @ h.transpose(1, 2), -9e15)
+        of_item = node.unsqueeze(2) == torch.arange(node.shape[1], device=node.device)  # (C, L, L): which item stands at a position
+        step = real[:, 1:] & (node[:, 1:] != node[:, :-1])
+        before, after = ((of_item[:, part] & step.unsqueeze(2)).to(h) for part in (slice(None, -1), slice(1, None)))
+        follows = of_item.to(h) @ (before.transpose(1, 2) @ after) > 0.0  # by the item at a position, and item
+        back = of_item.to(h) @ (after.transpose(1, 2) @ before) > 0.0
+        kinds = {SELF: of_item, OUT: follows & ~back, IN: back & ~follows, BOTH: follows & back}
+        scores = h.new_full(of_item.shape, -9e15)
         for kind, edges in kinds.items():
             products = (h * clients["edges"][:, kind:kind + 1]) @ h.transpose(1, 2)
             scores = torch.where(edges, leaky_relu(products, _SLOPE), scores)
