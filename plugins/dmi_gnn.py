@@ -175,7 +175,8 @@ class DMIGNN(SessionBackbone):
 
     def in_session(self, clients, h: Tensor, real: Tensor, node: Tensor) -> Tensor:
         """h' of the session's graph at every position, (C, L, d)."""
-        of_item = node.unsqueeze(2) == torch.arange(node.shape[1], device=node.device)  # (C, L, L): which item stands at a position
+        # Which item stands at a position, (C, L, L): items are named by their first position.
+        of_item = node.unsqueeze(2) == torch.arange(node.shape[1], device=node.device)
         step = real[:, 1:] & (node[:, 1:] != node[:, :-1])
         before, after = ((of_item[:, part] & step.unsqueeze(2)).to(h) for part in (slice(None, -1), slice(1, None)))
         follows = of_item.to(h) @ (before.transpose(1, 2) @ after) > 0.0  # by the item at a position, and item
