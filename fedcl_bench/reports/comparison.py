@@ -18,7 +18,7 @@ class Comparison:
     Attributes:
         other: name of the other method.
         seeds: those both methods have; all numbers are over these.
-        left_out: seeds that only one of the two has.
+        left_out: seeds that only one of the two has with the metric.
         users: over the users that both have, each averaged over blocks and seeds.
         means: over these users, of the proposed method and of the other.
         users_left_out: how many users only one of the two has.
@@ -57,8 +57,8 @@ def against_each(runs: Mapping[str, Sequence[Run]], proposed: str, metric: str,
     Raises:
         UserError: for runs that are not comparable, a metric or block that they lack, or fewer than 2 common users.
     """
-    every = [run for of_method in runs.values() for run in of_method]
-    same_tests(every, "compare")
+    same_tests([run for of_method in runs.values() for run in of_method], "compare")
+    every = [run for of_method in runs.values() for run in _with(of_method, metric)]
     check_metric(every, metric, per_user=True)
     blocks = blocks_of(every, blocks)
     comparisons = [_against(proposed, other, runs, metric, blocks, draws) for other in runs if other != proposed]
@@ -66,11 +66,15 @@ def against_each(runs: Mapping[str, Sequence[Run]], proposed: str, metric: str,
     return [replace(comparison, p_holm=p) for comparison, p in zip(comparisons, adjusted)]
 
 
+def _with(runs: Sequence[Run], metric: str) -> list[Run]:
+    """The runs that have recorded a metric; all if none has."""
+    return [run for run in runs if metric in run.meta["metrics"]] or list(runs)
+
+
 def _against(proposed: str, other: str, runs: Mapping[str, Sequence[Run]], metric: str,
              blocks: Sequence[int], draws: int) -> Comparison:
     """The comparison with one other method; its p is not adjusted yet."""
-    mine = {run.seed: run for run in runs[proposed]}
-    theirs = {run.seed: run for run in runs[other]}
+    mine, theirs = ({run.seed: run for run in _with(runs[name], metric)} for name in (proposed, other))
     seeds = sorted(mine.keys() & theirs.keys())
     if not seeds:
         raise TooFew(f"{proposed} and {other} have no seed in common: {proposed} has {', '.join(map(str, mine))}, "
@@ -87,7 +91,8 @@ def _against(proposed: str, other: str, runs: Mapping[str, Sequence[Run]], metri
                                  unit="seed")
     except TooFew as error:
         reason = str(error)
-    return Comparison(other, tuple(seeds), tuple(sorted(mine.keys() ^ theirs.keys())), users, means,
+    left_out = {run.seed for name in (proposed, other) for run in runs[name]}.difference(seeds)
+    return Comparison(other, tuple(seeds), tuple(sorted(left_out)), users, means,
                       len(scores[0].index.symmetric_difference(scores[1].index)), users.p, by_seed, reason)
 
 

@@ -69,13 +69,15 @@ def check_blocks(runs: Iterable[Run], blocks: Iterable[int]) -> None:
 
 def check_metric(runs: Iterable[Run], metric: str, per_user: bool = False) -> None:
     """Raise UserError if ``metric`` is unknown (naming the nearest) or a run has not recorded it."""
+    runs = list(runs)
+    recorded = {name.partition("@")[0] for run in runs for name in run.meta["metrics"]}
+    anywhere = recorded.union(cls.name for cls in SHIPPED)
     for run in runs:
         known = set(run.users["metric"].unique()) if per_user else set(run.meta["metrics"])
         if metric in known:
             continue
         name, at, k = metric.partition("@")
-        names = {*(cls.name for cls in SHIPPED), *(recorded.partition("@")[0] for recorded in known)}
-        if name not in names or not (at and k.isdecimal()):
+        if name not in anywhere or not (at and k.isdecimal()):
             raise unknown("metric", metric, known)
         kind = " per user" if per_user else ""
         raise UserError(f"{describe(run.meta)}: its record in {run.path} has no {metric}{kind}.\nIt has: "

@@ -233,6 +233,20 @@ def test_a_record_that_lacks_a_metric_says_so(mine, folder, tmp_path, capsys, mo
     assert "other metrics with --set extra_metrics=NAME" in capsys.readouterr().err
 
 
+def test_seeds_without_the_metric_are_left_out_and_named(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for method, seeds in (("ft", (0, 1, 2)), ("f3crec", (0, 1))):
+        for seed in seeds:
+            extra = {"extra_metrics": "novelty"} if seed != 1 else {}
+            fb.run(method, "fedmf", first_seed=seed, progress=False, **QUICK, **extra)
+    capsys.readouterr()
+    assert main(["compare", "f3crec", "ft", "--backbone", "fedmf", "--metric", "novelty@20", "--set", "rounds=1",
+                 "--set", "k_core=50"]) == 0
+    assert "over the common seeds 0; left out, as not both have them with the metric: 1, 2." in \
+        " ".join(capsys.readouterr().out.split())
+
+
+
 # What `check` says
 
 

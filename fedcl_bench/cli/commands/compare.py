@@ -194,8 +194,8 @@ def _left_out(c: Comparison, label: str) -> list[str]:
 
     notes = []
     if c.left_out:
-        notes.append(f"{label}: over the common seeds {seed_text(c.seeds)}; left out, as only one of the two has them: "
-                     f"{seed_text(c.left_out)}.")
+        notes.append(f"{label}: over the common seeds {seed_text(c.seeds)}; left out, as not both have them with the "
+                     f"metric: {seed_text(c.left_out)}.")
     if c.users_left_out:
         notes.append(f"{label}: {c.users_left_out} users that only one of the two has are left out.")
     if c.by_seed is None:
