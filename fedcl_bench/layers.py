@@ -10,6 +10,7 @@ from torch.nn.functional import gelu
 
 from . import draws, functional
 from .draws import Tables
+from .errors import UserError
 
 USER, ITEM = "user_embedding.weight", "item_embedding.weight"
 
@@ -82,6 +83,12 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, masked: Tensor, heads: i
     query, keys, values = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (query, keys, values))
     weights = drop(functional.attention(query @ keys.transpose(2, 3), masked, query.shape[3] ** -0.5))
     return (weights @ values).transpose(1, 2).flatten(2)
+
+
+def check_heads(dim: int, heads: int) -> None:
+    """Raise UserError unless vectors of length ``dim`` can be cut into as many pieces as there are attention heads."""
+    if dim % heads:
+        raise UserError(f"setting 'heads': found {heads}, accepted: a divisor of dim={dim}.")
 
 
 def transformer_block(clients: Tables, name: str, x: Tensor, masked: Tensor, heads: int,

@@ -176,7 +176,6 @@ class Dropout:
                    _patterns(self.keys, call, (entries,))[0])
         return x * _factor(pattern, threshold, x.dtype).view(x.shape)
 
-
     def part(self, clients: slice) -> "Dropout":
         """The same of some of the clients."""
         return Dropout(None if self.keys is None else self.keys[clients])

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedcl_bench import SessionBackbone, SessionSettings, UserError, setting
+from fedcl_bench import SessionBackbone, SessionSettings, setting
 from fedcl_bench.functional import cosine_pool
-from fedcl_bench.layers import ITEM, apply_linear, layer_norm, transformer_block
+from fedcl_bench.layers import ITEM, apply_linear, check_heads, layer_norm, transformer_block
 from fedcl_bench.sequential import SessionVectors, Start, norm_start, zeros
 
 _ENTMAX = {"entmax": 1.5, "sparsemax": 2.0}  # alpha
@@ -78,8 +78,7 @@ class MiaSRec(SessionBackbone):
 
     def __init__(self, settings):
         super().__init__(settings)
-        if settings.dim % settings.heads:
-            raise UserError(f"setting 'heads': found {settings.heads}, accepted: a divisor of dim={settings.dim}.")
+        check_heads(settings.dim, settings.heads)
         self.scale, self.candidate_dropout = 1.0 / settings.score_temperature, settings.item_dropout
 
     @property

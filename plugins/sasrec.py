@@ -8,9 +8,9 @@ from functools import partial
 
 import torch
 
-from fedcl_bench import SequentialBackbone, SequentialSettings, UserError, setting
+from fedcl_bench import SequentialBackbone, SequentialSettings, setting
 from fedcl_bench.functional import linear
-from fedcl_bench.layers import apply_linear, attend, feed_forward, layer_norm, transformer_block
+from fedcl_bench.layers import apply_linear, attend, check_heads, feed_forward, layer_norm, transformer_block
 from fedcl_bench.sequential import linear_start, norm_start, xavier, zeros
 
 
@@ -42,8 +42,7 @@ class SASRec(SequentialBackbone):
 
     def __init__(self, settings):
         super().__init__(settings)
-        if settings.dim % settings.heads:
-            raise UserError(f"setting 'heads': found {settings.heads}, accepted: a divisor of dim={settings.dim}.")
+        check_heads(settings.dim, settings.heads)
 
     def dense_starts(self):
         d, inner = self.settings.dim, self.settings.inner_size

@@ -21,6 +21,11 @@ from torch import nn
 
 torch.autograd.set_detect_anomaly(False)  # importing RecBole's sequential models turns it on, for the whole process
 ITEM = "item_embedding.weight"
+# Parts of a transformer block, ours and RecBole's.
+RECBOLE_BLOCK = {"query": "multi_head_attention.query", "key": "multi_head_attention.key",
+                 "value": "multi_head_attention.value", "out": "multi_head_attention.dense",
+                 "norm": "multi_head_attention.LayerNorm", "ffn.0": "feed_forward.dense_1",
+                 "ffn.1": "feed_forward.dense_2", "ffn_norm": "feed_forward.LayerNorm"}
 
 
 def whole(parameter):
@@ -198,12 +203,8 @@ class RecBoleSASRecModule(RecBoleModule):
             hidden_act="gelu", layer_norm_eps=1e-12, initializer_range=0.02), _Sizes(n_items))
         self.names = {ITEM: ("model.item_embedding.weight", after_padding),
                       "positions": ("model.position_embedding.weight", whole), **both("norm", "model.LayerNorm")}
-        theirs = {"query": "multi_head_attention.query", "key": "multi_head_attention.key",
-                  "value": "multi_head_attention.value", "out": "multi_head_attention.dense",
-                  "norm": "multi_head_attention.LayerNorm", "ffn.0": "feed_forward.dense_1",
-                  "ffn.1": "feed_forward.dense_2", "ffn_norm": "feed_forward.LayerNorm"}
         for k in range(settings.layers):
-            for name, part in theirs.items():
+            for name, part in RECBOLE_BLOCK.items():
                 self.names |= both(f"{k}.{name}", f"model.trm_encoder.layer.{k}.{part}")
 
     def at_padding(self):
@@ -336,12 +337,8 @@ class MiaSRecModule(SessionModule):
         if settings.selection != "off":
             self.importance = nn.Linear(2 * d, 1)
             self.names |= both("importance", "importance")
-        theirs = {"query": "multi_head_attention.query", "key": "multi_head_attention.key",
-                  "value": "multi_head_attention.value", "out": "multi_head_attention.dense",
-                  "norm": "multi_head_attention.LayerNorm", "ffn.0": "feed_forward.dense_1",
-                  "ffn.1": "feed_forward.dense_2", "ffn_norm": "feed_forward.LayerNorm"}
         for k in range(settings.layers):
-            for name, part in theirs.items():
+            for name, part in RECBOLE_BLOCK.items():
                 self.names |= both(f"{k}.{name}", f"encoder.layer.{k}.{part}")
 
     def forward(self, seq, times):
