@@ -168,7 +168,7 @@ _OF_RECBOLE: dict[str, tuple[tuple[str, ...], str]] = {
     "epochs": (("rounds", "local_epochs"), "rounds of the server, and passes of a client in each of them"),
     "eval_batch_size": ((), "pieces of users have the size that memory allows"),
     "train_neg_sample_args": (("negatives", "negative_pool", "negative_draw"), "how many per positive, and of which"),
-    "metrics": (("topk",), "all metrics are always computed, of lists of these lengths"),
+    "metrics": (("topk",), "five metrics are always computed, of lists of these lengths; extra_metrics names others"),
     "stopping_step": (("patience",), "counted in rounds"),
     "eval_step": (("evaluate_every",), "counted in rounds"),
     "learner": (("optimiser",), ""),
