@@ -96,7 +96,7 @@ class DMIGNN(SessionBackbone):
         number = np.cumsum(first) - 1  # of the (user, item)
         before = np.searchsorted(owner[first], np.arange(step.n_users))
         column = number - before[owner] if len(owner) else number
-        shape = step.n_users, power_of_two(int(step.train.lengths.max()))
+        shape = step.n_users, self._most_items(step)
         tables = {"graph items": np.full(shape, -1), "graph neighbours": np.full((*shape, most), -1, np.int32),
                   "graph counts": np.zeros((*shape, most), np.int32)}
         tables["graph items"][owner, column] = item
@@ -104,6 +104,13 @@ class DMIGNN(SessionBackbone):
         tables["graph counts"][owner, column, rank] = count
         device = step.sessions["train"].items.device
         return {name: torch.from_numpy(table).to(device) for name, table in tables.items()}
+
+    def _most_items(self, step) -> int:
+        return power_of_two(int(step.train.lengths.max()))
+
+    def remembered_bytes(self, step):
+        most = self.settings.graph_neighbours
+        return step.n_users * self._most_items(step) * (8 + 8 * most) if most and step.sessions else 0
 
     def _in_graph(self, memory, items: Tensor) -> tuple[Tensor, Tensor]:
         """Neighbours of items (C, L) in their client's graph, -1 where there is none, and counts, both (C, L, n)."""

@@ -113,9 +113,14 @@ class SessionView(TrainerView, views.LocalSessions):
 
 
 class SessionTrainer(ChunkTrainer):
-    """Local training of one chunk on the session of a round."""
+    """Local training of one chunk on the session of a round.
 
-    def __init__(self, chunk: SessionChunk, model: Snapshot, training: Training, draw: DrawKey):
+    Args:
+        derived: what every client makes of what it received (see ``SequentialBackbone.derive``).
+    """
+
+    def __init__(self, chunk: SessionChunk, model: Snapshot, training: Training, draw: DrawKey,
+                 derived: Tables | None = None):
         length, sessions, users = training.backbone.settings.max_length, chunk.sessions, chunk.users
         self.session = sessions.in_round(users, draw.round)
         self.items, self.sequence = window(sessions, self.session, length)
@@ -134,7 +139,7 @@ class SessionTrainer(ChunkTrainer):
         looked_up = self.sampled if more is None else torch.cat([self.sampled, more], 1)
         slots = layout(looked_up, length + 1, replayed, model.n_items)
         super().__init__(users, slots, model, training, draw)
-        self.derived = {name: table.expand(len(users), *table.shape) for name, table in model.derived.items()}
+        self.derived = {name: table.expand(len(users), *table.shape) for name, table in (derived or {}).items()}
         self.scored: AllScores | None = None  # in the latest forward pass, if the loss concerns all items
         self.looked_up: Tensor | None = None  # rows of the samples in that pass
         self.dropped: tuple[int, ...] = ()  # the entries that each dropout of a forward pass decides about

@@ -28,7 +28,7 @@ from fedcl_bench.data.stream import Sessions
 from fedcl_bench.draws import DrawKey
 from fedcl_bench.errors import UserError
 from fedcl_bench.evaluation.ranking import EvaluationSettings
-from fedcl_bench.federation.footprint import load_of
+from fedcl_bench.federation.footprint import load_of, tables
 from fedcl_bench.federation.parts import Federation, FederationSettings
 from fedcl_bench.sampling import LocalSettings
 from fedcl_bench.kmeans import k_means
@@ -565,6 +565,23 @@ def _released_hearint(model, settings, table, dense):
 
 
 # Memory.
+
+
+@pytest.mark.parametrize("name", ["dmi-gnn", "hearint"])
+def test_what_clients_remember_is_planned(registry, name):
+    """Of tables of dmi-gnn the exact size, of hearint's a bound, which the longest list of clicks gives."""
+    step = session_stream(session_log(N_ITEMS), N_ITEMS).steps[0]
+    for most in (0, 4, 12):
+        backbone = make(registry, name, graph_neighbours=most)
+        taken = sum(table.numel() * table.element_size() for table in backbone.remember(step, {}).values())
+        planned = backbone.remembered_bytes(step)
+        assert planned == taken if name == "dmi-gnn" or not most else taken <= planned <= 8 * taken
+    stream = session_stream(session_log(N_ITEMS), N_ITEMS)
+    f = Federation(stream, backbone, build(registry, "method", "ft"), LocalSettings("adam"), FederationSettings(),
+                   EvaluationSettings(), 0)
+    more, planned = backbone.remembered_bytes(step), tables(load_of(f, step, 1), False)
+    backbone.remembered_bytes = lambda step: 0
+    assert more > 0 and planned - tables(load_of(f, step, 1), False) == more
 
 
 def test_clients_of_a_chunk_and_their_memory(registry):
