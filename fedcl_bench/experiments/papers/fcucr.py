@@ -152,6 +152,6 @@ CONTRASTS = (Contrast(
      "have.")), Contrast(
     "What the start does to backbones of whole sessions", "init", _STARTS, tuple(WHOLE_SESSIONS), (BCE, BASELINE),
     (*_SAMPLED, *_FULL),
-    ("DMI-GNN, HearInt and MiaSRec score by the direction of an item's row and not by its length. What is said above of "
-     "rows that no client has touched does not hold for them: such a row scores as high as its direction says.",
+    ("DMI-GNN, HearInt and MiaSRec score by the direction of an item's row and not by its length. What is said above "
+     "of rows that no client has touched does not hold for them: such a row scores as high as its direction says.",
      "p: as above, of the line with one negative against cross-entropy over all items.")))
