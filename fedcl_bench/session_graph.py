@@ -53,7 +53,7 @@ def neighbours_in(step: Step, most: int) -> tuple[np.ndarray, ...]:
 
 
 def power_of_two(number: int) -> int:
-    """The next one from a number on, 1 at least: the width of a table of what clients know, which says little of any."""
+    """The next one from a number on, 1 at least: a width of tables of what clients know that says little of any."""
     return 1 << max(number - 1, 0).bit_length()
 
 
