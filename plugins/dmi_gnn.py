@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu, normalize
 
 from fedcl_bench import SessionBackbone, SessionSettings, setting
-from fedcl_bench.functional import cosine_pool, linear
+from fedcl_bench.functional import Pooling, linear
 from fedcl_bench.layers import ITEM, apply_linear
 from fedcl_bench.sequential import SessionVectors, Start
 from fedcl_bench.session_graph import attend_edges, first_positions, neighbours_in, power_of_two, session_edges
@@ -172,9 +172,9 @@ class DMIGNN(SessionBackbone):
             n = n + clients["patterns.1.bias"].unsqueeze(1)
         return torch.einsum("clkd,ckd->ckl", n, clients["weights"])
 
-    def session_scores(self, vectors, mask, rows):
+    def pooling(self, vectors, mask):
         """max_k <s_k, e / |e|>"""
-        return cosine_pool(vectors, mask, 1.0, torch.zeros_like(vectors[:, 0, 0]), rows)
+        return Pooling(vectors, mask, 1.0, torch.zeros_like(vectors[:, 0, 0]))
 
     def session_term(self, session, targets):
         """weight * sigmoid(mean |cos| (length - eta)); 0 where there is one pattern."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, selu
 
 from fedcl_bench import SessionBackbone, SessionSettings, draws, setting
-from fedcl_bench.functional import attention, cosine_pool, linear
+from fedcl_bench.functional import Pooling, attention, linear
 from fedcl_bench.kmeans import k_means
 from fedcl_bench.layers import ITEM, apply_linear
 from fedcl_bench.sequential import SessionVectors, Start
@@ -201,9 +201,9 @@ class HearInt(SessionBackbone):
         beta = linear(weights, clients["soft.out"]) * shown
         return (beta * h).sum(1, keepdim=True)
 
-    def session_scores(self, vectors, mask, rows):
+    def pooling(self, vectors, mask):
         """13 cos(session, e)"""
-        return cosine_pool(vectors, mask, _SCALE, torch.zeros_like(vectors[:, 0, 0]), rows)
+        return Pooling(vectors, mask, _SCALE, torch.zeros_like(vectors[:, 0, 0]))
 
 
 def _pair_keys(a, b):
