@@ -234,6 +234,7 @@ class SequentialBackbone(Backbone):
     n_more_items: int = 0
     Settings = SequentialSettings
     defaults = {"optimiser": "adam", "adam_beta2": 0.98, "local_epochs": 4, "init": "per_client"}
+    central_defaults = {"optimiser": "adam", "adam_beta2": 0.999, "lr": 0.001, "max_length": 50}
     ignored = {**dict.fromkeys(("batch_size", "tolerance", "negative_pool", "negative_draw"),
                                "with a sequential backbone, which trains on one session as a whole, with one negative "
                                "per target, in every local epoch"),

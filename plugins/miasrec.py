@@ -75,6 +75,7 @@ class MiaSRec(SessionBackbone):
     reference = ("Choi et al., Multi-intent-aware Session-based Recommendation, SIGIR 2024, as in its released code, "
                  "which drops no vector")
     Settings = MiaSRecSettings
+    central_defaults = {**SessionBackbone.central_defaults, "batch_size": 1024}
 
     def __init__(self, settings):
         super().__init__(settings)
