@@ -35,8 +35,8 @@ class LocalSettings:
                                  "never has in any split of it", choices=("untrained", "untouched"))
     negative_draw: str = setting("repeated", "negatives of a positive are drawn with replacement, or all different",
                                  choices=("repeated", "distinct"))
-    weight_decay: float = setting(0.0, "with topology=central: the optimiser adds so much of a parameter to its gradient",
-                                  low=0.0)
+    weight_decay: float = setting(0.0, "with topology=central: the optimiser adds so much of a parameter to its "
+                                  "gradient", low=0.0)
     lr_step: int = setting(0, "with topology=central: learning rates fall after every so many epochs; 0: never", low=0)
     lr_decay: float = setting(0.1, "what they are then multiplied with", above=0.0, high=1.0)
 
@@ -50,8 +50,8 @@ def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     if not settings["lr_step"]:
         idle["lr_decay"] = "with lr_step=0"
     return idle | dict.fromkeys(("local_epochs", "tolerance", "negatives", "negative_pool", "negative_draw"),
-                                "with topology=central, where a round is an epoch over all samples and its loss concerns "
-                                "all items")
+                                "with topology=central, where a round is an epoch over all samples and its loss "
+                                "concerns all items")
 
 
 @dataclass(frozen=True)

@@ -185,9 +185,9 @@ def _session_set() -> Format:
 
     columns = {"user_id:token": "session", "item_id:token": "item", "timestamp:float": "position",
                "split:token": "split"}
-    return Format(of("all_train_seq", "txt", pickled_rows, TRAIN), columns, more=(of("test", "txt", pickled_rows, TEST),),
-                  otherwise=Format(of("train", "parquet", table_rows, TRAIN), columns,
-                                   more=(of("test", "parquet", table_rows, TEST),)))
+    tables = Format(of("train", "parquet", table_rows, TRAIN), columns, more=(of("test", "parquet", table_rows, TEST),))
+    return Format(of("all_train_seq", "txt", pickled_rows, TRAIN), columns,
+                  more=(of("test", "txt", pickled_rows, TEST),), otherwise=tables)
 
 
 FORMATS = {
@@ -514,8 +514,9 @@ def read_rows(file: RawFile) -> Iterator[list[str]]:
                                     f"{_expected(table)}.")
                 for i, name, accepts, accepted in checked:
                     if not accepts(fields[i]):
-                        raise UserError(f"{file.label}, {'row' if table.keys or table.reader else 'line'} {number}: field '{name}' is "
-                                        f"{fields[i][:60]!r}, expected {accepted}.")
+                        line = "row" if table.keys or table.reader else "line"
+                        raise UserError(f"{file.label}, {line} {number}: field '{name}' is {fields[i][:60]!r}, "
+                                        f"expected {accepted}.")
                 yield fields
         except csv.Error as error:
             raise UserError(f"{file.label}, line {reader.line_num}: is not a line of comma-separated values "

@@ -50,8 +50,8 @@ def _numbers(content: bytes, label: str) -> Any:
     try:
         kinds = {operation.name for operation, _, _ in pickletools.genops(content)}
         if others := sorted(kinds - _PLAIN):
-            raise UserError(f"{label}: is a pickle of more than lists of numbers ({', '.join(others[:4])}), which could "
-                            f"run code of whoever wrote it; it is not read.\nGet the publisher's file.")
+            raise UserError(f"{label}: is a pickle of more than lists of numbers ({', '.join(others[:4])}), which "
+                            f"could run code of whoever wrote it; it is not read.\nGet the publisher's file.")
         return pickle.loads(content)  # nothing but those instructions is in it
     except UserError:
         raise

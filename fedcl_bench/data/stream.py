@@ -47,8 +47,9 @@ class StreamSettings:
                                  "split column says (train, valid, test)", choices=("last", "column"))
     min_session_length: int = setting(2, "sessions with fewer interactions are left out", low=2)
     min_sessions: int = setting(3, "users with fewer sessions are left out", low=3)
-    topology: str = setting("federated", "a client per user; or central: one holds all sessions and trains on mini-batches "
-                            "of them, as session recommenders' own papers do", choices=("federated", "central"))
+    topology: str = setting("federated", "of a stream of sessions: a client per user; or central: one holds all "
+                            "sessions and trains on mini-batches of them, as session recommenders' own papers do",
+                            choices=("federated", "central"))
     train_share: float = setting(1.0, "share of the training sessions that are used, the most recent ones", above=0.0,
                                  high=1.0)
     valid_share: float = setting(0.1, "share of those, the most recent ones, that validate instead where the data has "
