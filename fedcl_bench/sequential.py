@@ -23,7 +23,7 @@ from torch.nn.functional import softplus
 
 from . import draws
 from .backbone import Backbone, BackboneSettings
-from .draws import Tables
+from .draws import DrawKey, Tables
 from .functional import target_logits
 from .layers import ITEM
 from .settings import setting
@@ -259,6 +259,18 @@ class SequentialBackbone(Backbone):
         """
         raise NotImplementedError
 
+    def derive(self, public: Tables, draw: DrawKey) -> Tables:
+        """What every client makes of the item tables it received before it trains, as clusters of items.
+
+        It is the same for all clients and made once a round; ``session_vectors`` finds it among ``clients`` in training
+        alone, each (C, ...).
+
+        Args:
+            public: as the server sent them, also where clients then start with their own (``init=per_client``).
+            draw: key of the round.
+        """
+        return {}
+
     @property
     def n_vectors(self) -> int:
         """M: how many vectors ``session_vectors`` makes of a sequence."""
@@ -278,7 +290,7 @@ class SequentialBackbone(Backbone):
         """The vectors that items are scored with.
 
         Args:
-            clients: as for ``encode``, and what the clients remember.
+            clients: as for ``encode``, what the clients remember, and in training what they derive.
             inputs: item rows, (C, L, d), zero at padding; after them those of ``more_items``, (C, L + n, d).
             sequence, dropout: as for ``encode``.
         """

@@ -48,6 +48,7 @@ class Sizes:
         queries: of those, at most so many queries.
         normals: normal numbers drawn at once, which stay in the cache.
         dropped: entries of a forward pass whose dropout is drawn at once.
+        clustered: points that one thread assigns to clusters at a time.
     """
 
     chunk_elements: int = 1 << 20
@@ -82,6 +83,7 @@ class Sizes:
     queries: int = 512
     normals: int = 1 << 16
     dropped: int = 4096
+    clustered: int = 2048
 
 
 SIZES = Sizes()

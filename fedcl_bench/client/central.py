@@ -41,10 +41,11 @@ def encode(backbone: SequentialBackbone, model: Snapshot, sequence: Sequence, dr
     count, table = len(sequence.real), model.public[ITEM]
     clients = {name: value.expand(count, *value.shape) for name, value in model.dense.items()}
     memory = {name: value.expand(count, *value.shape[1:]) for name, value in model.memory.items()}
+    derived = {name: value.expand(count, *value.shape) for name, value in model.derived.items()}
     inputs = embedding(sequence.items.clamp(min=0), table) * sequence.real.unsqueeze(2)
     more = backbone.more_items(memory, sequence)
     inputs = inputs if more is None else torch.cat([inputs, embedding(more, table)], 1)
-    return backbone.session_vectors(clients | memory, inputs, sequence, dropout)
+    return backbone.session_vectors(clients | memory | derived, inputs, sequence, dropout)
 
 
 def score(backbone: SequentialBackbone, session: SessionVectors, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -82,7 +83,7 @@ class Epoch:
         self.backbone, self.settings, self.draw = backbone, settings, draw
         public, dense = ({name: value.detach().clone().requires_grad_() for name, value in kind.items()}
                          for kind in (model.public, model.dense))
-        self.model = replace(model, public=public, dense=dense)
+        self.model = replace(model, public=public, dense=dense, derived=backbone.derive(model.public, draw))
         self.parameters = public | dense
         self.optimiser = self._optimiser()
         for name, value in self.parameters.items():
@@ -110,8 +111,9 @@ class Epoch:
 
     def trained(self) -> Snapshot:
         """The parameters after the batches so far."""
-        return replace(self.model, **{kind: {name: value.detach() for name, value in getattr(self.model, kind).items()}
-                                      for kind in ("public", "dense")})
+        return replace(self.model, derived={}, **{
+            kind: {name: value.detach() for name, value in getattr(self.model, kind).items()}
+            for kind in ("public", "dense")})
 
     def batches(self, samples: Prefixes) -> Iterator[float]:
         """Train on all samples in random order; yields after each batch the share that is done."""

@@ -134,6 +134,7 @@ class SessionTrainer(ChunkTrainer):
         looked_up = self.sampled if more is None else torch.cat([self.sampled, more], 1)
         slots = layout(looked_up, length + 1, replayed, model.n_items)
         super().__init__(users, slots, model, training, draw)
+        self.derived = {name: table.expand(len(users), *table.shape) for name, table in model.derived.items()}
         self.scored: AllScores | None = None  # in the latest forward pass, if the loss concerns all items
         self.looked_up: Tensor | None = None  # rows of the samples in that pass
         self.dropped: tuple[int, ...] = ()  # the entries that each dropout of a forward pass decides about
@@ -208,7 +209,8 @@ class SessionTrainer(ChunkTrainer):
         if rows.shape[1] > samples:  # those of more items come last
             rows, more = rows.split([samples, rows.shape[1] - samples], 1)
             inputs = torch.cat([inputs, more], 1)
-        session = self.backbone.session_vectors({**self.clients, **self.memory}, inputs, self.sequence, dropout)
+        clients = {**self.clients, **self.memory, **self.derived}
+        session = self.backbone.session_vectors(clients, inputs, self.sequence, dropout)
         hook = "encode" if self.backbone.positionwise else "session_vectors"
         shape, meaning = self._shape_of_vectors()
         contract.check_tensor(self.backbone, hook, session.vectors, shape, meaning)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 from typing import Callable, Iterable, NamedTuple, Sequence
 
@@ -23,6 +24,7 @@ from ..draws import DrawKey, Tables
 from ..model import Snapshot
 from ..parallel import in_order
 from ..sampling import Chunk, LaterChunk
+from ..sequential import SequentialBackbone
 from ..sizes import SIZES
 from .server import clip
 from .sums import RoundSums
@@ -88,6 +90,8 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, training: Training, 
         watched: whether somebody looks at their samples.
     """
     backbone, method, settings = training.backbone, training.method, training.settings
+    if isinstance(backbone, SequentialBackbone):
+        model = replace(model, derived=backbone.derive(model.public, key))
     shifts = shifts_of([chunk.batches for chunk in chunks], model.public, method, backbone, settings, key) \
         if method.penalises_rows else {}
     fused = training.way.fused and chunks
