@@ -226,10 +226,12 @@ class SequentialBackbone(Backbone):
         positionwise: it has a representation at every position, made of the items up to there; methods that work on
             representations need it.
         n_more_items: how many ``more_items`` gives for a sequence.
+        pads: positions without item have vectors too, so padding is not cut off where all sequences are short.
         candidate_dropout: dropout of item rows as the loss scores them, with ``whole_tables`` or in a loss of its own.
     """
 
     positionwise: ClassVar[bool] = True
+    pads: bool = False
     candidate_dropout: float = 0.0
     n_more_items: int = 0
     Settings = SequentialSettings

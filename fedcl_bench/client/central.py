@@ -27,10 +27,11 @@ from .sessions import window
 def samples_at(backbone: SequentialBackbone, samples: Sessions | Prefixes, chosen: Tensor) -> tuple[Tensor, Sequence]:
     """``window`` of some samples, without columns that are padding in all of them.
 
-    A backbone with a representation at every position keeps those, as FCUCR's SASRec attends to padding.
+    A backbone with a representation at every position keeps those, as FCUCR's SASRec attends to padding; so does one
+    that has vectors of padding.
     """
     items, sequence = window(samples, chosen, backbone.settings.max_length)
-    if backbone.positionwise:
+    if backbone.positionwise or backbone.pads:
         return items, sequence
     first = sequence.real.shape[1] - int(sequence.real.sum(1).max())
     return items[:, first:], Sequence(sequence.real[:, first:], sequence.times[:, first:], sequence.items[:, first:])

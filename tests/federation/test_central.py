@@ -26,9 +26,10 @@ from fedcl_bench.runs.runner import Interrupted, Watch, execute
 
 SMALL = {"max_length": 4, "dim": 6, "dropout": 0.0, "batch_size": 7, "rounds": 3, "topk": [3], "valid_metric": "mrr@3",
          "precision": "float64", "lr": 0.01}
-_MIASREC = {"heads": 2, "inner_size": 7, "session_dropout": 0.0, "item_dropout": 0.0}
+_MIASREC = {"heads": 2, "inner_size": 7, "session_dropout": 0.0, "item_dropout": 0.0, "padding": "none"}
 BACKBONES = {"sasrec": {}, "gru4rec": {}, "sasrec, recbole": {"architecture": "recbole", "layers": 2},
              "miasrec": _MIASREC, "miasrec, entmax": {**_MIASREC, "selection": "entmax"},
+             "miasrec, padding": {**_MIASREC, "padding": "vectors"},
              "dmi-gnn": {"global_dropout": 0.0, "graph_neighbours": 3, "long_session": 2.0},
              "dmi-gnn, extractors": {"global_dropout": 0.0, "graph_neighbours": 0, "patterns": "extractors",
                                      "interests": 2}}
