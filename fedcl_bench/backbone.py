@@ -69,6 +69,7 @@ class Backbone:
         defaults: values of the run's other settings that belong to this backbone's paper; a dataset's config and the
             user lie over them.
         static_defaults, session_defaults: the same for the static stream, or a stream of sessions, only.
+        central_defaults: the same with ``topology=central``.
         ignored: the run's settings that have no effect with this backbone, and why; a user who sets one is told.
         factor_names: for a backbone whose logits are inner products of item rows and a private parameter, plus a
             private constant: the names of the two, or of the first and None. ``factors`` follows from them.
@@ -91,6 +92,7 @@ class Backbone:
     defaults: ClassVar[Mapping[str, Any]] = {}
     static_defaults: ClassVar[Mapping[str, Any]] = {}
     session_defaults: ClassVar[Mapping[str, Any]] = {}
+    central_defaults: ClassVar[Mapping[str, Any]] = {}
     ignored: ClassVar[Mapping[str, str]] = {}
     factor_names: ClassVar[tuple[str, str | None] | None] = None
     pairwise: ClassVar[bool] = False

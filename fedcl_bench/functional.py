@@ -177,12 +177,17 @@ class _CosinePool(torch.autograd.Function):
     def backward(ctx, gradient: Tensor):
         total, rows, length, where, scores, each = ctx.saved_tensors
         scaled = gradient / length
-        shares = scaled.new_zeros(*total.shape[:2], rows.shape[1])
+        shares = scaled.new_zeros(*total.shape[:2], rows.shape[-2])
         shares.scatter_(1, where.unsqueeze(1), (scaled * ctx.best).unsqueeze(1))
         shares[:, -1] = scaled
-        of_rows = torch.bmm(shares.transpose(1, 2), total)
-        of_rows.addcmul_(rows, (scaled * scores / length).unsqueeze(2), value=-1.0)
-        of_total = torch.bmm(shares, rows)
+        lost = scaled * scores / length
+        if rows.dim() == 2:
+            of_rows = shares.flatten(0, 1).T @ total.flatten(0, 1)
+            lost = lost.sum(0)
+        else:
+            of_rows = torch.bmm(shares.transpose(1, 2), total)
+        of_rows.addcmul_(rows, lost.unsqueeze(-1), value=-1.0)
+        of_total = shares @ rows
         return of_total[:, :-1] + of_total[:, -1:] * each[:, None, None], None, None, None, of_rows
 
 
@@ -202,8 +207,7 @@ def cosine_pool(vectors: Tensor, mask: Tensor, best: float, each: Tensor, rows: 
         vectors: (C, M, d), zero where they are not to be summed.
         mask: which of them the largest is taken of, bool of shape (C, M).
         each: (C,); not differentiable.
-        rows: of items, (C, n, d), or (n, d) if they are the same for all clients, which then have no gradient; they are
-            divided by their lengths.
+        rows: of items, (C, n, d), or (n, d) if they are the same for all clients; they are divided by their lengths.
     """
     return _CosinePool.apply(vectors, mask, best, each, rows)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import draws
-from .data.stream import Ragged, Step
+from .data.stream import Ragged, Step, is_central
 from .errors import UserError
 from .ops import kernels
 from .settings import setting
@@ -35,11 +35,23 @@ class LocalSettings:
                                  "never has in any split of it", choices=("untrained", "untouched"))
     negative_draw: str = setting("repeated", "negatives of a positive are drawn with replacement, or all different",
                                  choices=("repeated", "distinct"))
+    weight_decay: float = setting(0.0, "with topology=central: the optimiser adds so much of a parameter to its "
+                                  "gradient", low=0.0)
+    lr_step: int = setting(0, "with topology=central: learning rates fall after every so many epochs; 0: never", low=0)
+    lr_decay: float = setting(0.1, "what they are then multiplied with", above=0.0, high=1.0)
 
 
 def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     """Settings without effect, and why, given the values of all settings."""
-    return {} if settings["optimiser"] == "adam" else {"adam_beta2": f"with optimiser={settings['optimiser']}"}
+    idle = {} if settings["optimiser"] == "adam" else {"adam_beta2": f"with optimiser={settings['optimiser']}"}
+    if not is_central(settings):
+        return idle | dict.fromkeys(("weight_decay", "lr_step", "lr_decay"),
+                                    "without topology=central on a stream of sessions")
+    if not settings["lr_step"]:
+        idle["lr_decay"] = "with lr_step=0"
+    return idle | dict.fromkeys(("local_epochs", "tolerance", "negatives", "negative_pool", "negative_draw"),
+                                "with topology=central, where a round is an epoch over all samples and its loss "
+                                "concerns all items")
 
 
 @dataclass(frozen=True)

@@ -226,14 +226,17 @@ class SequentialBackbone(Backbone):
         positionwise: it has a representation at every position, made of the items up to there; methods that work on
             representations need it.
         n_more_items: how many ``more_items`` gives for a sequence.
+        pads: positions without item have vectors too, so padding is not cut off where all sequences are short.
         candidate_dropout: dropout of item rows as the loss scores them, with ``whole_tables`` or in a loss of its own.
     """
 
     positionwise: ClassVar[bool] = True
+    pads: bool = False
     candidate_dropout: float = 0.0
     n_more_items: int = 0
     Settings = SequentialSettings
     defaults = {"optimiser": "adam", "adam_beta2": 0.98, "local_epochs": 4, "init": "per_client"}
+    central_defaults = {"optimiser": "adam", "adam_beta2": 0.999, "lr": 0.001, "max_length": 50}
     ignored = {**dict.fromkeys(("batch_size", "tolerance", "negative_pool", "negative_draw"),
                                "with a sequential backbone, which trains on one session as a whole, with one negative "
                                "per target, in every local epoch"),
@@ -369,8 +372,13 @@ class SessionBackbone(SequentialBackbone):
 
     def pooling(self, vectors: Tensor, mask: Tensor) -> Pooling:
         """How cosines of vectors and item rows make a score (see ``functional.cosine_pool``); arguments as for
-        ``session_scores``. Compiled kernels serve such scores of all items."""
+        ``session_scores``."""
         raise NotImplementedError
+
+    @property
+    def pooled(self) -> bool:
+        """Whether scores are those of ``pooling``, of all items with compiled kernels."""
+        return type(self).session_scores is SessionBackbone.session_scores
 
     def session_scores(self, vectors, mask, rows):
         return cosine_pool(*self.pooling(vectors, mask), rows)

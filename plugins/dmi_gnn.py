@@ -55,6 +55,9 @@ class DMIGNN(SessionBackbone):
     reference = ("Lv, Liu & Xu, Dynamic Multi-Interest Graph Neural Network for Session-Based Recommendation, AAAI "
                  "2025, after the released derivative Co-DMI-GNN")
     Settings = DMIGNNSettings
+    # As in both codes, whose regulariser is a sum over 100 samples beside the mean of their cross-entropies.
+    central_defaults = {**SessionBackbone.central_defaults, "weight_decay": 1e-5, "lr_step": 3, "lr_decay": 0.1,
+                        "diversity": 1.0}
 
     def __init__(self, settings):
         super().__init__(settings)
@@ -87,7 +90,7 @@ class DMIGNN(SessionBackbone):
 
     def remember(self, step, memory):
         """Of every user the items with neighbours, ascending, (users, n), -1 beyond; the neighbours, -1 beyond, and how
-        often they were, both (users, n, neighbours)."""
+        often they were, both (users, n, neighbours). Where n reaches the highest item, rows are those of items."""
         most = self.settings.graph_neighbours
         if not most or not step.sessions:
             return {}
@@ -97,9 +100,15 @@ class DMIGNN(SessionBackbone):
         before = np.searchsorted(owner[first], np.arange(step.n_users))
         column = number - before[owner] if len(owner) else number
         shape = step.n_users, self._most_items(step)
-        tables = {"graph items": np.full(shape, -1), "graph neighbours": np.full((*shape, most), -1, np.int32),
+        highest = int(step.sessions["train"].items.max()) + 1
+        by_item = highest <= shape[1]
+        if by_item:
+            shape, column = (step.n_users, highest), item
+        tables = {"graph neighbours": np.full((*shape, most), -1, np.int32),
                   "graph counts": np.zeros((*shape, most), np.int32)}
-        tables["graph items"][owner, column] = item
+        if not by_item:
+            tables["graph items"] = np.full(shape, -1)
+            tables["graph items"][owner, column] = item
         tables["graph neighbours"][owner, column, rank] = near
         tables["graph counts"][owner, column, rank] = count
         device = step.sessions["train"].items.device
@@ -114,8 +123,12 @@ class DMIGNN(SessionBackbone):
 
     def _in_graph(self, memory, items: Tensor) -> tuple[Tensor, Tensor]:
         """Neighbours of items (C, L) in their client's graph, -1 where there is none, and counts, both (C, L, n)."""
-        same = items.unsqueeze(2) == memory["graph items"].unsqueeze(1)
-        known, column = (same & (items >= 0).unsqueeze(2)).max(2)
+        if "graph items" in memory:
+            same = items.unsqueeze(2) == memory["graph items"].unsqueeze(1)
+            known, column = (same & (items >= 0).unsqueeze(2)).max(2)
+        else:
+            highest = memory["graph counts"].shape[1] - 1
+            known, column = (items >= 0) & (items <= highest), items.clamp(0, highest)
         index = column.unsqueeze(2).expand(-1, -1, self.settings.graph_neighbours)
         near, count = (memory[name].gather(1, index).long() for name in ("graph neighbours", "graph counts"))
         return near.where(known.unsqueeze(2), -1), count * known.unsqueeze(2)

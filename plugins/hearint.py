@@ -68,6 +68,7 @@ class HearInt(SessionBackbone):
     reference = ("Wang et al., Spatial-Temporal Perceiving: Deciphering User Hierarchical Intent in Session-Based "
                  "Recommendation, IJCAI 2024, as in its released code")
     Settings = HearIntSettings
+    central_defaults = {**SessionBackbone.central_defaults, "lr_step": 1, "lr_decay": 0.6}
 
     @property
     def n_vectors(self):
@@ -189,7 +190,8 @@ class HearInt(SessionBackbone):
         a, b = items[:, :-1], items[:, 1:]
         keys = torch.cat([_pair_keys(a, b), _pair_keys(b, a)], 1)
         pairs = memory["graph pairs"]
-        index = torch.searchsorted(pairs, keys).clamp_(max=pairs.shape[1] - 1)
+        ascending = pairs[0] if pairs.stride(0) == 0 else pairs  # one graph of all sessions would be copied for each
+        index = torch.searchsorted(ascending, keys).clamp_(max=pairs.shape[1] - 1)
         return memory["graph buckets"].gather(1, index) * (pairs.gather(1, index) == keys)
 
     def soft_attention(self, clients, h: Tensor, positions: Tensor, shown: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ Each formula stands where it is computed. Where the paper and its released code 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedcl_bench import SessionBackbone, SessionSettings, setting
-from fedcl_bench.functional import Pooling
+from fedcl_bench.functional import Pooling, cosine_pool
 from fedcl_bench.layers import ITEM, apply_linear, check_heads, layer_norm, transformer_block
 from fedcl_bench.sequential import SessionVectors, Start, norm_start, zeros
 
@@ -37,6 +37,10 @@ class MiaSRecSettings(SessionSettings):
                              "released code comes to), alpha = 1.5 (entmax) or 2 (sparsemax). The weights have no "
                              "gradient, so the choice is that of untrained weights",
                              choices=("off", "entmax", "sparsemax"))
+    padding: str = setting("none", "the best score is one of the session's vectors (none), or also of the positions "
+                           "without item up to max_length, whose weights are 7e-9 and not 0 in the released code "
+                           "(vectors). A client trains on one session at a time, and that code then has none either",
+                           choices=("none", "vectors"))
     mean_token: str = setting("first_item", "in counts of repeated items the token of the mean is one more of the "
                               "first item there is (released code, where both have id 1), or of none (apart)",
                               choices=("first_item", "apart"))
@@ -66,6 +70,8 @@ class MiaSRec(SessionBackbone):
     - z = g x + (1 - g) h with the gate g = sigmoid(W [x ; h] + b), for rows x and the blocks' outputs h.
     - Weights are alpha-entmax of a linear layer of [z_0 ; z_l]. The vectors of the set are z_l divided by their
       lengths, so that of the weights only matters which are 0.
+    - With padding=vectors, positions without item have a row of their own, which gets no gradient there; the row is
+      one more item in the cross-entropy, which is never right.
     - The score of item i is beta max_l cos(z_l, e_i) + (1 - beta) mean_l cos(z_l, e_i); the loss is the cross-entropy
       of scores over tau.
     """
@@ -75,15 +81,17 @@ class MiaSRec(SessionBackbone):
     reference = ("Choi et al., Multi-intent-aware Session-based Recommendation, SIGIR 2024, as in its released code, "
                  "which drops no vector")
     Settings = MiaSRecSettings
+    central_defaults = {**SessionBackbone.central_defaults, "batch_size": 1024, "padding": "vectors"}
 
     def __init__(self, settings):
         super().__init__(settings)
         check_heads(settings.dim, settings.heads)
         self.scale, self.candidate_dropout = 1.0 / settings.score_temperature, settings.item_dropout
+        self.pads = settings.padding == "vectors"
 
     @property
     def n_vectors(self):
-        return self.settings.max_length + 1
+        return self.settings.max_length + 1 + self.pads
 
     def item_starts(self, n_items):
         d = self.settings.dim
@@ -102,7 +110,7 @@ class MiaSRec(SessionBackbone):
             starts |= {f"{name}.weight": Start(shape, std=_STD), f"{name}.bias": zeros(shape[0])}
         for k in range(s.layers):
             starts |= {**norm_start(f"{k}.norm", d), **norm_start(f"{k}.ffn_norm", d)}
-        return starts
+        return {**starts, "padding": Start((d,), bound=d ** -0.5)} if self.pads else starts
 
     def session_vectors(self, clients, inputs, sequence, dropout):
         s, drop = self.settings, partial(dropout, share=self.settings.dropout)
@@ -110,6 +118,8 @@ class MiaSRec(SessionBackbone):
         mask = torch.cat([real[:, :1], real], 1)  # a session has at least one item, so its mean is there
         rows = inputs.flip(1)
         mean = rows.sum(1, keepdim=True) / real.sum(1)[:, None, None]
+        if self.pads:
+            rows = torch.where(real.unsqueeze(2), rows, clients["padding"].detach().unsqueeze(1))
         x = dropout(torch.cat([mean, rows], 1), s.session_dropout)
         h = x + clients["positions"][:, :x.shape[1]] + self.repeat_vectors(clients, sequence.items.flip(1), mask)
         h = drop(layer_norm(clients, "norm", h, eps=1e-12))
@@ -121,7 +131,14 @@ class MiaSRec(SessionBackbone):
         if s.selection != "off":
             with torch.no_grad():
                 kept = mask & support(self.importance(clients, z), mask, _ENTMAX[s.selection])
-        return SessionVectors(normalize(z, dim=2) * kept.unsqueeze(2), mask)
+        vectors = normalize(z, dim=2)
+        if not self.pads:
+            return SessionVectors(vectors * kept.unsqueeze(2), mask)
+        # The mean of those with items comes last, as the mean score is its score.
+        middle = (vectors * kept.unsqueeze(2)).sum(1, keepdim=True) / kept.sum(1)[:, None, None]
+        vectors = torch.cat([vectors * (kept | ~mask).unsqueeze(2), middle], 1)
+        return SessionVectors(vectors, torch.ones_like(vectors[:, :, 0], dtype=torch.bool),
+                              {"padding": clients["padding"].unsqueeze(1)})
 
     def repeat_vectors(self, clients, items: Tensor, mask: Tensor) -> Tensor:
         """The vectors of how often a token's item is in the session, (C, M, d); zero at padding."""
@@ -142,9 +159,26 @@ class MiaSRec(SessionBackbone):
         pairs = torch.cat([z[:, :1].expand_as(z), z], 2)
         return apply_linear(clients, "importance", pairs).squeeze(2)
 
+    @property
+    def pooled(self):
+        return not self.pads
+
     def pooling(self, vectors, mask):
         """beta max + (1 - beta) mean. Vectors that left the set are zero: the best score may be theirs, the mean is
         over the others."""
         beta, vectors = self.settings.beta_logit, vectors * mask.unsqueeze(2)
         kept = (vectors != 0.0).any(2)
         return Pooling(vectors, mask, beta, (1.0 - beta) / kept.sum(1).to(vectors))
+
+    def session_scores(self, vectors, mask, rows):
+        if not self.pads:
+            return super().session_scores(vectors, mask, rows)
+        beta, none = self.settings.beta_logit, torch.zeros_like(vectors[:, 0, 0])
+        best = cosine_pool(vectors[:, :-1], mask[:, :-1], beta, none, rows)
+        return best + cosine_pool(vectors[:, -1:], mask[:, -1:], 1.0 - beta, none, rows)
+
+    def session_loss(self, session, targets):
+        if self.pads and self.whole_tables:
+            never = self.session_scores(session.vectors, session.mask, session.terms["padding"])
+            targets = replace(targets, scores=torch.cat([targets.scores, never], 1))
+        return super().session_loss(session, targets)

@@ -326,7 +326,8 @@ class MiaSRecModule(SessionModule):
 
         d = settings.dim
         self.items = nn.Embedding(n_items + 1, d, padding_idx=0)
-        self.position, self.repeat = nn.Embedding(self.length + 1, d), nn.Embedding(settings.max_repeat + 1, d)
+        self.position = nn.Embedding(self.length + 1, d)
+        self.repeat = nn.Embedding(settings.max_repeat + 1, d, padding_idx=0)
         self.norm = nn.LayerNorm(d, eps=1e-12)
         self.encoder = TransformerEncoder(settings.layers, settings.heads, d, settings.inner_size, 0.0, 0.0, "gelu",
                                           1e-12)
@@ -335,6 +336,8 @@ class MiaSRecModule(SessionModule):
         self.names = {ITEM: ("items.weight", after_padding), "positions": ("position.weight", whole),
                       "repeats": ("repeat.weight", after_padding), **both("norm", "norm"),
                       **both("highway", "highway")}
+        if settings.padding == "vectors":
+            self.names["padding"] = ("items.weight", lambda parameter: parameter[0])
         if settings.selection != "off":
             self.importance = nn.Linear(2 * d, 1)
             self.names |= both("importance", "importance")
@@ -347,9 +350,15 @@ class MiaSRecModule(SessionModule):
         rows = self.items(torch.tensor(taken))
         x = torch.cat([rows.mean(0, keepdim=True), rows])
         tokens = [1 if self.settings.mean_token == "first_item" else -1, *taken]
-        counts = torch.tensor([min(tokens.count(token), self.settings.max_repeat) for token in tokens])
-        h = self.norm(x + self.position(torch.arange(len(tokens))) + self.repeat(counts))
-        h = self.encoder(h[None], torch.zeros(1, 1, 1, len(tokens), dtype=h.dtype), True)[-1][0]
+        counts = [min(tokens.count(token), self.settings.max_repeat) for token in tokens]
+        self.real = len(tokens)
+        if self.settings.padding == "vectors":
+            padding = self.length - len(taken)
+            x = torch.cat([x, self.items(torch.zeros(padding, dtype=torch.int64))])
+            counts += [0] * padding
+        unseen = -1e9 * (torch.arange(len(x)) >= self.real).to(x.dtype)
+        h = self.norm(x + self.position(torch.arange(len(x))) + self.repeat(torch.tensor(counts)))
+        h = self.encoder(h[None], unseen[None, None, None], True)[-1][0]
         gate = torch.sigmoid(self.highway(torch.cat([x, h], 1)))
         z = gate * x + (1 - gate) * h
         if self.settings.selection != "off":
@@ -359,8 +368,14 @@ class MiaSRecModule(SessionModule):
 
     def pooled(self, vectors, rows):
         cosines = vectors @ nn.functional.normalize(rows, dim=1).T
-        kept, beta = (vectors != 0).any(1), self.settings.beta_logit
-        return beta * cosines.max(0).values + (1 - beta) * cosines[kept].mean(0)
+        kept, beta = (vectors[:self.real] != 0).any(1), self.settings.beta_logit
+        return beta * cosines.max(0).values + (1 - beta) * cosines[:self.real][kept].mean(0)
+
+    def loss(self, outputs, positives, negatives):
+        if self.settings.padding == "none":
+            return super().loss(outputs, positives, negatives)
+        logits = self.scale * self.pooled(outputs, self.items.weight)
+        return nn.functional.cross_entropy(logits[None], positives[-1:])
 
 
 def clicked_together(sessions, most):

@@ -51,6 +51,8 @@ class Display:
 
     def update(self, stream: Stream, progress: Progress) -> None:
         """Show the state after a round; does nothing for the call after a whole step."""
+        if progress.under_way:
+            return self._update_round(progress)
         if self._quiet or not progress.curve or (progress.round == 0 and not progress.trained):
             return
         step, rounds = progress.step, self._config.server.rounds
@@ -80,3 +82,14 @@ class Display:
                                 f"in round {progress.best_round(step, self._config.server.best_round)}"
                                 + ("; tested is the last" if self._config.server.tested_round == "last" else ""))
 
+    def _update_round(self, progress: Progress) -> None:
+        """Show how far a long round has come."""
+        if self._quiet:
+            return
+        step, rounds = progress.step, self._config.server.rounds
+        if self._block != step:
+            self._block, self._began, self._first = step, time.perf_counter(), progress.round
+            self._task = self._bar.add_task(f"  block {step}", total=rounds, status="")
+        best = f", best validation {progress.best_value:.4f}" if progress.curve else ""
+        self._bar.update(self._task, completed=progress.round, status=f"round {progress.round + 1}: "
+                         f"{progress.under_way:.0%}{best}")

@@ -238,7 +238,7 @@ def show_statistics(source: DatasetSource, settings: StreamSettings, counts: Map
     else:
         idle = {"split_file", *idle_settings(flat([settings]))}
         print(", ".join(f"{k}={v}" for k, v in flat([settings]).items() if k not in idle))
-    if of_sessions and not settings.split_file:
+    if of_sessions and settings.topology == "federated" and not settings.split_file:
         print("FCUCR's Table 1 counts before items that nobody trains on are left out"
               + ("." if _AVERAGES[1] in counts else "; a file that says its split does not tell how many those were."))
     if source.config.notes:

@@ -22,7 +22,8 @@ MEANING = {"fused": "the whole round of a chunk is one compiled call",
            "at rest": "the rows a client looks up, and one factor for all others",
            "whole": "all item rows at every client",
            "rows": "the item rows a client looks up",
-           "sessions": "the item rows of a session, and the encoder"}
+           "sessions": "the item rows of a session, and the encoder",
+           "central": "one client holds all sessions and trains on mini-batches of their prefixes"}
 
 
 class Layout(NamedTuple):

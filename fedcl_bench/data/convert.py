@@ -11,11 +11,12 @@ import csv
 import datetime
 import html
 import io
+import itertools
 import re
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Callable, Iterable, Iterator, Mapping
 
@@ -23,6 +24,7 @@ from ..errors import UserError, unknown
 from ..files import bar, write_atomically
 from ..names import shown
 from . import archives, hdf
+from .session_sets import TEST, TRAIN, pickled_rows, table_rows
 from .source import Published, load_config
 
 # Kinds of fields: what is accepted, and how to say so. Fields of kind TEXT are not looked at.
@@ -100,6 +102,7 @@ class Table:
         encoding: of the text; text that is valid UTF-8 is read as that in any case.
         keys: of a file in pandas' HDF format, the tables in it that follow each other; the key of a row's table is its
             field in the last column.
+        reader: of a file that is no text: its rows with their numbers, given its path and what messages call it.
     """
 
     file: str
@@ -108,6 +111,7 @@ class Table:
     header: bool = True
     encoding: str = "utf-8"
     keys: tuple[str, ...] = ()
+    reader: Callable[[Path, str], Iterator[tuple[int, list[str]]]] | None = None
 
     def matches(self, name: str) -> bool:
         """Whether a file of this name is this table or a marked copy of it."""
@@ -128,8 +132,9 @@ class Format:
         describe: rows of those tables to rows of (id, title, genres separated by spaces).
         time: turns a time into the seconds of atomic files.
         distinct: whether rows that are alike in ``columns`` count once, at the first one's place.
-        otherwise: how the data is written elsewhere; taken where this format's files are missing. The counts of the
-            dataset's config are not those of it.
+        more: tables whose rows follow those of interactions, with the same columns.
+        otherwise: how the data is written elsewhere; taken where this format's files are missing.
+        counted: whether the counts of the dataset's config are those of this format.
         settings: what must be set to use the written file, as its config is for another one.
     """
 
@@ -139,13 +144,15 @@ class Format:
     describe: Callable[..., Iterable[tuple[str, str, str]]] | None = None
     time: Callable[[str], str] = str
     distinct: bool = False
+    more: tuple[Table, ...] = ()
     otherwise: Format | None = None
+    counted: bool = True
     settings: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def tables(self) -> tuple[Table, ...]:
         """Of interactions, then of items."""
-        return (self.interactions, *self.items)
+        return (self.interactions, *self.more, *self.items)
 
 
 _GENRES = ("unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary", "Drama",
@@ -170,7 +177,22 @@ def _genres_in_a_table(movies, genres):
         yield movie, title, " ".join(of.get(movie, ()))
 
 
+def _session_set() -> Format:
+    """A set of sessions as session recommenders' codes have it, pickled; or the same as tables."""
+    def of(stem: str, suffix: str, reader: Callable[..., Iterator[tuple[int, list[str]]]], split: str) -> Table:
+        return Table(f"{stem}.{suffix}", {"session": TEXT, "item": ID, "position": ID, "split": TEXT}, header=False,
+                     reader=partial(reader, split=split))
+
+    columns = {"user_id:token": "session", "item_id:token": "item", "timestamp:float": "position",
+               "split:token": "split"}
+    tables = Format(of("train", "parquet", table_rows, TRAIN), columns, more=(of("test", "parquet", table_rows, TEST),))
+    return Format(of("all_train_seq", "txt", pickled_rows, TRAIN), columns,
+                  more=(of("test", "txt", pickled_rows, TEST),), otherwise=tables)
+
+
 FORMATS = {
+    "session-diginetica": _session_set(),
+    "session-retailrocket": _session_set(),
     "ml-100k": Format(
         Table("u.data", {"user id": ID, "item id": ID, "rating": NUMBER, "timestamp": WHOLE}, header=False),
         {"user_id:token": "user id", "item_id:token": "item id", "rating:float": "rating",
@@ -208,7 +230,7 @@ FORMATS = {
             Table("interactions.csv", {"user_id": ID, "item_id": ID, "interaction_type": ID, "created_at": WHOLE}),
             {"user_id:token": "user_id", "item_id:token": "item_id", "interaction_type:token": "interaction_type",
              "timestamp:float": "created_at"},
-            settings={"session_from": "gap", "session_split": "last"})),
+            counted=False, settings={"session_from": "gap", "session_split": "last"})),
     "retailrocket": Format(
         Table("events.csv", {"timestamp": WHOLE, "visitorid": ID, "event": SHOP_EVENT, "itemid": ID,
                              "transactionid": TEXT}, separator=","),
@@ -283,11 +305,12 @@ def convert(name: str, raw: Path, out: Path, force: bool = False, any_checksum: 
     with _raw_files(name, raw, label, format, published) as (format, files):
         zipped = (raw, label) if raw.is_file() else None
         checks, warnings, is_sample = _compare_checksums(published, files, zipped, any_checksum)
-        inter, counts, interactions = _interactions(format, files[0])
+        described = files[1 + len(format.more):]
+        inter, counts, interactions = _interactions(format, files[:1 + len(format.more)])
         contents = {".inter": inter}
         if format.items:
-            contents[".item"], counts["titles"] = _items(format, files[1:])
-    expected = {} if format is FORMATS[name].otherwise else published.counts
+            contents[".item"], counts["titles"] = _items(format, described)
+    expected = published.counts if format.counted else {}
     wrong = [f"{counts[what]:,} {what} instead of {number:,}" for what, number in expected.items()
              if counts[what] != number]
     if wrong and (any_checksum or is_sample):
@@ -469,7 +492,9 @@ def read_rows(file: RawFile) -> Iterator[list[str]]:
     width, number = len(table.columns), 0
     with bar(f"reading {table.file}", file.path.stat().st_size, "bytes") as advance:
         lines = _lines(file, advance)
-        if table.keys:
+        if table.reader is not None:
+            rows = table.reader(file.path, file.label)
+        elif table.keys:
             rows = _hdf_rows(file)
         elif table.separator == ",":
             reader = csv.reader(lines, strict=True)
@@ -489,8 +514,9 @@ def read_rows(file: RawFile) -> Iterator[list[str]]:
                                     f"{_expected(table)}.")
                 for i, name, accepts, accepted in checked:
                     if not accepts(fields[i]):
-                        raise UserError(f"{file.label}, {'row' if table.keys else 'line'} {number}: field '{name}' is "
-                                        f"{fields[i][:60]!r}, expected {accepted}.")
+                        line = "row" if table.keys or table.reader else "line"
+                        raise UserError(f"{file.label}, {line} {number}: field '{name}' is {fields[i][:60]!r}, "
+                                        f"expected {accepted}.")
                 yield fields
         except csv.Error as error:
             raise UserError(f"{file.label}, line {reader.line_num}: is not a line of comma-separated values "
@@ -532,8 +558,8 @@ def _shown(fields: list[str], table: Table) -> str:
     return repr(table.separator.join(fields)[:60])
 
 
-def _interactions(format: Format, file: RawFile) -> tuple[bytes, dict[str, int], int]:
-    """The ``.inter`` file, the counts of the raw file, and the rows written."""
+def _interactions(format: Format, files: Iterable[RawFile]) -> tuple[bytes, dict[str, int], int]:
+    """The ``.inter`` file, the counts of the raw files, and the rows written."""
     position = {name: i for i, name in enumerate(format.interactions.columns)}
     first = [position[column if isinstance(column, str) else column[0]] for column in format.columns.values()]
     alternatives = {i: [position[name] for name in column] for i, column in enumerate(format.columns.values())
@@ -541,7 +567,7 @@ def _interactions(format: Format, file: RawFile) -> tuple[bytes, dict[str, int],
     time = list(format.columns).index("timestamp:float")
     content, seen, users, items, rows, written = io.StringIO(), set(), set(), set(), 0, 0
     content.write("\t".join(format.columns) + "\n")
-    for fields in read_rows(file):
+    for fields in itertools.chain.from_iterable(map(read_rows, files)):
         rows += 1
         values = [fields[i] for i in first]
         for i, columns in alternatives.items():

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..version import NUMBERS_VERSION
-from .stream import Ragged, Sessions, Step, Stream, StreamSettings
+from .stream import CENTRAL_ONLY, Ragged, Sessions, Step, Stream, StreamSettings
 
 if TYPE_CHECKING:
     from .source import DatasetSource
@@ -40,7 +40,10 @@ def folder_of(source: DatasetSource, settings: StreamSettings) -> Path:
     """Where the stream of a dataset under some settings is kept, whether it is there or not."""
     columns = {f.name: getattr(source.config, f.name) for f in fields(source.config)
                if f.name.endswith("_FIELD") or f.name in ("drop_events", "val_interval")}
-    text = json.dumps([NUMBERS_VERSION, source.fingerprint, columns, asdict(settings)], sort_keys=True)
+    values = asdict(settings)
+    if settings.topology == "federated":  # as folders were named before there was another
+        values = {name: value for name, value in values.items() if name not in ("topology", *CENTRAL_ONLY)}
+    text = json.dumps([NUMBERS_VERSION, source.fingerprint, columns, values], sort_keys=True)
     name = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
     return source.path.parent / f"{source.path.stem}.stream-{name}"
 

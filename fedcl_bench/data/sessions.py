@@ -6,7 +6,7 @@ validation. In both the last item is to be found from those before it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -64,6 +64,9 @@ def build_sessions(data: Interactions, settings: StreamSettings, name: str) -> S
     in no training session of anybody are left out, then such sessions of fewer than 2 interactions. Users and items are
     numbered by their first training interaction, in time order; rows of equal time keep the order of the file.
 
+    With ``topology=central`` all sessions are one client's, whoever trains, and the most recent training sessions
+    validate where the data names no others; their items are known, and all their prefixes are to be continued.
+
     Args:
         name: what messages call the data.
 
@@ -72,13 +75,14 @@ def build_sessions(data: Interactions, settings: StreamSettings, name: str) -> S
             validate or test on or has them before others it trains on, or no session to train, validate or test on
             is left.
     """
-    log = _cut(data, settings, name)
+    log, central = _cut(data, settings, name), settings.topology == "central"
     if settings.session_split == "column":
         split = _split_by_column(log, data, name)
         log, split = _choose(log, split, log.lengths >= _SHORTEST)
         trains = np.bincount(log.user[split == _TRAIN], minlength=len(data.user_tokens)) > 0
-        log, split = _choose(log, split, trains[log.user])
-        if not len(log.user):
+        if not central:
+            log, split = _choose(log, split, trains[log.user])
+        if not trains.any():
             raise UserError(f"{name}: no user has a training session of at least {_SHORTEST} interactions.")
         unfiltered = {}
     else:
@@ -92,12 +96,47 @@ def build_sessions(data: Interactions, settings: StreamSettings, name: str) -> S
         remaining = np.cumsum(np.bincount(log.user))[log.user] - 1 - np.arange(len(log.user))
         split = np.maximum(_TEST - remaining, _TRAIN)
         unfiltered = _counts(len(np.unique(log.user)), len(np.unique(data.item[log.row])), len(log.user), len(log.row))
-    log, split = _without_unseen(log, split, data.item)
-    for s in (_VALID, _TEST):
+    known = (_TRAIN,)
+    if central:
+        log, split, known = _held_out(log, split, data, settings)
+        data, log = _of_one_client(data, log)
+    log, split = _without_unseen(log, split, data.item, known)
+    for s in (_TRAIN, _VALID, _TEST):
         if not (split == s).any():
             raise UserError(f"{name}: no {SPLITS[s]} session has {_SHORTEST} interactions with items that anybody "
                             f"trains on, beside {int((split == _TRAIN).sum())} training sessions.")
-    return _number(log, split, data, unfiltered)
+    stream = _number(log, split, data, unfiltered, known)
+    return stream if known == (_TRAIN,) else _with_prefixes(stream)
+
+
+def _held_out(log: _Log, split: np.ndarray, data: Interactions, settings: StreamSettings
+              ) -> tuple[_Log, np.ndarray, tuple[int, ...]]:
+    """The most recent training sessions, the last of them to validate with if there are no others for that; and the
+    splits whose items are known."""
+    train = np.flatnonzero(split == _TRAIN)
+    train = train[np.argsort(data.time[log.row[log.start[train]]], kind="stable")]
+    chosen = split != _TRAIN
+    chosen[train[len(train) - max(1, round(settings.train_share * len(train))):]] = True
+    given = bool((split == _VALID).any())
+    if not given:
+        kept = train[chosen[train]]
+        split = split.copy()
+        split[kept[len(kept) - round(settings.valid_share * len(kept)):]] = _VALID
+    return *_choose(log, split, chosen), (_TRAIN,) if given else (_TRAIN, _VALID)
+
+
+def _of_one_client(data: Interactions, log: _Log) -> tuple[Interactions, _Log]:
+    """The same sessions, all of one user."""
+    return (replace(data, user=np.zeros_like(data.user), user_tokens=np.array(["all"])),
+            replace(log, user=np.zeros_like(log.user)))
+
+
+def _with_prefixes(stream: Stream) -> Stream:
+    """The stream with all prefixes of its validation sessions, as the published test sessions are."""
+    step, = stream.steps
+    valid = step.sessions["valid"].prefixes().written_out()
+    targets = Ragged(valid.of_user, valid.items[valid.start[1:] - 1])
+    return replace(stream, steps=(replace(step, valid=targets, sessions={**step.sessions, "valid": valid}),))
 
 
 def _cut(data: Interactions, settings: StreamSettings, name: str) -> _Log:
@@ -154,21 +193,22 @@ def _choose(log: _Log, of_session: np.ndarray, sessions: np.ndarray) -> tuple[_L
     return log.keep(np.repeat(sessions, log.lengths)), of_session[sessions]
 
 
-def _without_unseen(log: _Log, split: np.ndarray, item: np.ndarray) -> tuple[_Log, np.ndarray]:
-    """Leave out items of valid and test sessions that are in no training session, then sessions that are too short."""
-    train = np.repeat(split == _TRAIN, log.lengths)
+def _without_unseen(log: _Log, split: np.ndarray, item: np.ndarray, known: tuple[int, ...]) -> tuple[_Log, np.ndarray]:
+    """Leave out items that are in no session of the splits ``known``, then sessions that are too short."""
+    train = np.repeat(np.isin(split, known), log.lengths)
     seen = np.zeros(item.max() + 1, dtype=bool)
     seen[item[log.row[train]]] = True
-    known = seen[item[log.row]]
-    left = np.add.reduceat(known.astype(np.int64), log.start[:-1])
+    left_in = seen[item[log.row]]
+    left = np.add.reduceat(left_in.astype(np.int64), log.start[:-1])
     enough = left >= _SHORTEST  # training sessions lose nothing and are long enough
-    return log.keep(known & np.repeat(enough, log.lengths)), split[enough]
+    return log.keep(left_in & np.repeat(enough, log.lengths)), split[enough]
 
 
-def _number(log: _Log, split: np.ndarray, data: Interactions, unfiltered: dict[str, float]) -> Stream:
-    """The stream of a log with the split of each of its sessions."""
+def _number(log: _Log, split: np.ndarray, data: Interactions, unfiltered: dict[str, float], known: tuple[int, ...]
+            ) -> Stream:
+    """The stream of a log with the split of each of its sessions; all items are in the splits ``known``."""
     of_row = np.repeat(split, log.lengths)
-    train = np.sort(log.row[of_row == _TRAIN])
+    train = np.sort(log.row[np.isin(of_row, known)])
     train = train[np.argsort(data.time[train], kind="stable")]
     ids, tokens = [], []
     for old, token in ((data.user, data.user_tokens), (data.item, data.item_tokens)):

@@ -47,19 +47,34 @@ class StreamSettings:
                                  "split column says (train, valid, test)", choices=("last", "column"))
     min_session_length: int = setting(2, "sessions with fewer interactions are left out", low=2)
     min_sessions: int = setting(3, "users with fewer sessions are left out", low=3)
+    topology: str = setting("federated", "of a stream of sessions: a client per user; or central: one holds all "
+                            "sessions and trains on mini-batches of them, as session recommenders' own papers do",
+                            choices=("federated", "central"))
+    train_share: float = setting(1.0, "share of the training sessions that are used, the most recent ones", above=0.0,
+                                 high=1.0)
+    valid_share: float = setting(0.1, "share of those, the most recent ones, that validate instead where the data has "
+                                 "no validation sessions", above=0.0, below=1.0)
 
 
 _BLOCKS_ONLY = ("blocks", "base_share", "base_split", "inc_split", "split_seed")
-_SESSIONS_ONLY = ("session_from", "session_gap", "session_split", "min_session_length", "min_sessions")
+_SESSIONS_ONLY = ("session_from", "session_gap", "session_split", "min_session_length", "min_sessions", "topology")
+CENTRAL_ONLY = ("train_share", "valid_share")
+
+
+def is_central(settings: Mapping[str, Any]) -> bool:
+    """Whether one client holds all sessions, given the values of all settings."""
+    return settings["topology"] == "central" and settings["stream"] == "sessions" and not settings["split_file"]
 
 
 def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     """Settings without effect, and why, given the values of all settings."""
     stream = settings["stream"]
     if settings["split_file"]:
-        return dict.fromkeys(("stream", "min_interactions", "k_core", *_BLOCKS_ONLY, *_SESSIONS_ONLY),
+        return dict.fromkeys(("stream", "min_interactions", "k_core", *_BLOCKS_ONLY, *_SESSIONS_ONLY, *CENTRAL_ONLY),
                              "with 'split_file', which says the blocks and splits")
     idle = {} if stream == "sessions" else dict.fromkeys(_SESSIONS_ONLY, f"with stream={stream}")
+    if not is_central(settings):
+        idle |= dict.fromkeys(CENTRAL_ONLY, "without topology=central on a stream of sessions")
     if stream == "blocks":
         return {**idle, "min_interactions": "with stream=blocks; use k_core"}
     idle |= dict.fromkeys(_BLOCKS_ONLY, f"with stream={stream}, which has one step and a fixed split")
@@ -157,11 +172,13 @@ class Sessions:
             (items, times, real), each (C, L); where ``real`` is False the session is shorter, and the item and time
             are those of its first interaction.
         """
-        column = torch.arange(length, device=sessions.device) - length
-        position = self.start[sessions + 1][:, None] + column
-        first = self.start[sessions][:, None]
-        real = position >= first
-        position = torch.maximum(position, first)
+        return self._up_to(self.start[sessions], self.start[sessions + 1], length)
+
+    def _up_to(self, first: Tensor, end: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
+        """As ``tail``, of the interactions from ``first`` to before ``end``."""
+        position = end[:, None] + torch.arange(length, device=end.device) - length
+        real = position >= first[:, None]
+        position = torch.maximum(position, first[:, None])
         return self.items[position], self.times[position], real
 
     def as_lists(self, sessions: Tensor, n_users: int, users: Tensor) -> "Ragged":
@@ -173,8 +190,41 @@ class Sessions:
         offset = torch.arange(len(row), device=users.device) - indptr[users][row]
         return Ragged(indptr, self.items[self.start[sessions][row] + offset])
 
+    def prefixes(self) -> "Prefixes":
+        """Every beginning of a session of at least 2 interactions, by session and length."""
+        count = self.lengths - 1
+        first = self.start[:-1].repeat_interleave(count)
+        before = (count.cumsum(0) - count).repeat_interleave(count)
+        number = torch.arange(len(first), device=first.device) - before
+        return Prefixes(self, first, first + number + 2)
+
     def to(self, device: torch.device) -> "Sessions":
         return Sessions(*(getattr(self, name).to(device) for name in ("of_user", "start", "items", "times")))
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """Beginnings of sessions, each of which predicts its last item: the samples of session recommenders.
+
+    Attributes:
+        first, end: prefix ``i`` has the interactions ``first[i]:end[i]``; int64, (prefixes,).
+    """
+
+    sessions: Sessions
+    first: Tensor
+    end: Tensor
+
+    def tail(self, chosen: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
+        """As ``Sessions.tail``, of some of the prefixes."""
+        return self.sessions._up_to(self.first[chosen], self.end[chosen], length)
+
+    def written_out(self) -> Sessions:
+        """The prefixes as sessions of one user, which holds them all."""
+        lengths = self.end - self.first
+        start = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        shift = (self.first - start[:-1]).repeat_interleave(lengths)
+        row = torch.arange(int(start[-1])) + shift
+        return Sessions(torch.tensor([0, len(lengths)]), start, self.sessions.items[row], self.sessions.times[row])
 
 
 @dataclass(frozen=True)
@@ -189,7 +239,8 @@ class Step:
         train, valid, test: items of each accumulated user in this block. In a stream of sessions: all items of its
             training sessions; the last item of its validation and of its test session, if it has one.
         sessions: in a stream of sessions, those of ``train``, ``valid`` and ``test``; each user has at most one session
-            in each of the last two, which includes the item to find.
+            in each of the last two, which includes the item to find. With ``topology=central`` the one user there is
+            has all of them.
     """
 
     index: int

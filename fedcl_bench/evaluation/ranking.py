@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import contract, draws
 from ..backbone import Backbone
-from ..data.stream import Ragged, Step
+from ..data.stream import Ragged, Step, is_central
 from ..errors import UserError
 from ..method import Method
 from ..metric import Catalogue, Metric, RankedLists
@@ -79,6 +79,9 @@ class UserScores:
 def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     """Settings without effect, and why, given the values of all settings."""
     idle = {}
+    if is_central(settings):
+        return dict.fromkeys(("candidates", "sampled_candidates", "candidate_lists", "candidate_draw", "early_session"),
+                             "with topology=central, where all items are ranked")
     if settings["candidates"] == "all":
         idle = dict.fromkeys(("sampled_candidates", "candidate_lists", "candidate_draw"), "with candidates=all")
     if settings["stream"] == "sessions" and not settings["split_file"]:

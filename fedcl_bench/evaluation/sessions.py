@@ -139,9 +139,9 @@ def rank_sessions(backbone: Backbone, method: Method, model: Snapshot, task: Ses
     at_once = max(1, at_once // scores_per_item(backbone))
     parts = zip(*in_order(rank, even_pieces(users, at_once), users.device))
     sampled, whole, probabilities, items = (None if part[0] is None else torch.cat(part) for part in parts)
-    scores = {} if sampled is None else measure(task.metrics, _lists(sampled, topk), topk)
+    scores = {} if sampled is None else measure(task.metrics, ranked_lists(sampled, topk), topk)
     if whole is not None:
-        of_all = measure(task.metrics, _lists(whole, topk, items, task.catalogue), topk)
+        of_all = measure(task.metrics, ranked_lists(whole, topk, items, task.catalogue), topk)
         scores |= of_all if sampled is None else {FULL + name: values for name, values in of_all.items()}
     return SessionRanking(UserScores(users, scores, items), probabilities)
 
@@ -229,7 +229,7 @@ def session_scores(backbone: SequentialBackbone, method: Method, model: Snapshot
     return _SequentialLogits(backbone, method, model, task, protection).of(users, None)[3]
 
 
-def _lists(rank: Tensor, topk: list[int], items: Tensor | None = None, catalogue: Catalogue | None = None
+def ranked_lists(rank: Tensor, topk: list[int], items: Tensor | None = None, catalogue: Catalogue | None = None
            ) -> RankedLists:
     """Lists with one item to find, which ``rank`` items are before."""
     hits = rank[:, None] == torch.arange(topk[-1], device=rank.device)

@@ -8,8 +8,10 @@ from ..client.footprint import StepLoad, numbers
 from ..client.ways import choose_way
 from ..data.stream import Step
 from ..model import Snapshot
+from ..sizes import SIZES
 from .parts import Federation
 
+_VECTORS_OF_SAMPLE = 8  # that a sample has on average where they are as many as its items
 _DRAWN = 2  # arrays of 8 bytes that live while normal numbers are drawn and scaled
 
 
@@ -60,6 +62,19 @@ def uploads(load: StepLoad) -> int:
         return 0
     copies = 3 if load.backbone.serves_tables else 1
     return load.number * load.step.n_users * load.step.n_items * load.public * copies
+
+
+def of_one_client(f: Federation, step: Step) -> dict[str, int]:
+    """What training takes with ``topology=central``: tables before and after, in the best round and at the optimiser,
+    gradients and moments; scores of a batch with what they are pooled from, and what is kept to differentiate them."""
+    backbone, local, number = f.backbone, f.local, number_of(f)
+    public = numbers(backbone.new_rows(f.seed, range(0), range(1))[0])
+    parameters = step.n_items * public + numbers(backbone.new_dense(f.seed))
+    of_optimiser = 4 + 2 * (local.optimiser == "adam")
+    vectors = min(backbone.n_vectors, _VECTORS_OF_SAMPLE) if not backbone.positionwise else 1
+    samples = max(local.batch_size, SIZES.central_scored)
+    return {"tables": number * parameters * (4 + of_optimiser) + 8 * _DRAWN * step.n_items * public,
+            "training": number * samples * step.n_items * (3 + vectors)}
 
 
 def _snapshot(load: StepLoad, users: int, items: int) -> int:

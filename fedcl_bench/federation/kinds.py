@@ -33,6 +33,19 @@ def check(backbone: Backbone, method: Method, sessions: bool, local: LocalSettin
                         f"backbones can start at the clients.")
 
 
+def check_central(backbone: Backbone, method: Method) -> None:
+    """Raise UserError unless the two go with ``topology=central``."""
+    if not _is_sequential(type(backbone)):
+        raise Misfit(f"setting 'topology': found central, accepted: federated with backbone '{backbone.name}', which "
+                     f"is not sequential.", "backbone", _is_sequential)
+    if does_something(method):
+        raise Misfit(f"method '{method.name}' is about many clients, and with topology=central one holds all sessions.",
+                     "method", lambda cls: not does_something(cls))
+    if getattr(backbone.settings, "loss", "cross_entropy") != "cross_entropy":
+        raise UserError(f"setting 'loss': found {backbone.settings.loss}, accepted: cross_entropy with "
+                        f"topology=central, as in the papers of session recommenders.")
+
+
 def check_vectors(backbone: Backbone) -> None:
     """Raise UserError unless clients score by inner products with a vector of their own."""
     if backbone.factor_names is None:

@@ -6,9 +6,8 @@ they upload, and the model is validated; after a step's last round its best mode
 
 from __future__ import annotations
 
-import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Callable, Iterator
 
@@ -19,11 +18,12 @@ from ..evaluation.drift import analyse
 from ..model import Snapshot
 from ..ops.memory import keep_freed_blocks
 from ..parallel import workers
-from . import server
+from . import central, server
 from .divergence import naming, require_finite
 from .parts import Best, Federation, Progress
 from .round import train_clients
 from .steps import Group, OpenStep, begin_step, end_step, open_step
+from .validation import Validation, is_due, judge
 
 Observer = Callable[[DrawKey, Snapshot, Trained], None]
 
@@ -42,6 +42,9 @@ def run(federation: Federation, progress: Progress | None = None, observe: Obser
         RunFailed: when the loss, a parameter or a score to rank by is no longer finite.
     """
     keep_freed_blocks()
+    if federation.central:  # its batches are large enough for PyTorch's own threads
+        yield from central.run(federation, progress or Progress())
+        return
     with workers():
         yield from _steps(federation, progress or Progress(), observe)
 
@@ -103,43 +106,11 @@ def one_round(opened: OpenStep, group: Group, progress: Progress, observe: Obser
                    analysis=(*progress.analysis, *shifts, *probabilities))
 
 
-@dataclass(frozen=True)
-class Validation:
-    """What validation says of a round.
-
-    Attributes:
-        value: of the metric, nan if the round is not validated.
-        better, equal: than the best before; equal only where the latest of equals counts as the best.
-        stale: rounds since a better one. last: the step ends with this round.
-    """
-
-    value: float
-    better: bool
-    equal: bool
-    stale: int
-    last: bool
-
-    @property
-    def done(self) -> bool:
-        return not math.isnan(self.value)
-
-
-def is_due(f: Federation, round_: int) -> bool:
-    """Whether a round's model is validated: every ``evaluate_every`` rounds, and in the last."""
-    return round_ + 1 >= f.server.rounds or (round_ + 1) % f.server.evaluate_every == 0
-
-
 def validate(opened: OpenStep, model: Snapshot, progress: Progress, due: bool) -> Validation:
     """Validate the model of a round, if it is due, and decide whether the step ends."""
-    f, value = opened.federation, math.nan  # neither better nor equal
-    out_of_rounds = progress.round + 1 >= f.server.rounds
-    if due:
-        scores = opened.protocol.validate(model, progress.round)
-        value = round(f.population.mean(scores, f.evaluation.valid_metric), f.evaluation.valid_decimals)
-    better = value > progress.best_value
-    equal = value == progress.best_value and f.server.best_round == "latest"
-    stale = 0 if better else progress.stale + 1
-    return Validation(value, better, equal, stale, out_of_rounds or (due and 0 < f.server.patience <= stale))
+    f = opened.federation
+    return judge(f, progress, f.population.mean(opened.protocol.validate(model, progress.round),
+                                                f.evaluation.valid_metric) if due else None)
 
 
 def test(opened: OpenStep, best: Best) -> tuple[list, list]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import contract
 from ..backbone import Backbone
-from ..data.stream import Step, Stream
+from ..data.stream import Step, Stream, is_central
 from ..errors import UserError
 from ..evaluation.ranking import DEFAULT, EvaluationSettings, UserScores, parse_metric
 from ..method import Method, NoSettings
@@ -82,6 +82,11 @@ class FederationSettings:
         return Protection(self.upload_clip, self.upload_noise, self.upload_mechanism)
 
 
+_OF_CLIENTS = ("client_ratio", "availability", "client_dropout", "stragglers", "upload_noise", "upload_mechanism",
+               "upload_clip", "weighting", "reset_private", "init_from", "init", "fold_in", "fold_in_rounds",
+               "cold_start")
+
+
 def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     """Settings without effect, and why, given the values of all settings."""
     idle = {}
@@ -89,6 +94,8 @@ def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
         idle["upload_mechanism"] = "without upload_noise or upload_clip"
     if settings["local_epochs"] == 1:
         idle["stragglers"] = "with local_epochs=1"
+    if is_central(settings):
+        return idle | dict.fromkeys(_OF_CLIENTS, "with topology=central, where one client holds all sessions")
     if settings["stream"] != "sessions" or settings["split_file"]:
         idle |= dict.fromkeys(("init", "tested_round"), "without stream=sessions")
     if settings["stream"] != "blocks" and not settings["split_file"]:
@@ -131,6 +138,7 @@ class Progress:
         tests: (trained step, tested step, per-user scores).
         analysis: (step, kind, ids of users or items, values), see ``evaluation/drift.py``.
         ways: how clients were trained in every step so far (see ``client/ways.py``).
+        under_way: the share of the next round that is done. Nothing else tells of it, and none of it is saved.
     """
 
     step: int = 0
@@ -147,6 +155,7 @@ class Progress:
     tests: tuple[tuple[int, int, UserScores], ...] = ()
     analysis: tuple[tuple[int, str, Tensor, Tensor], ...] = ()
     ways: tuple[str, ...] = ()
+    under_way: float = 0.0
 
     def best_round(self, step: int, which: str) -> int:
         """The number, from 1, of a step's best validation round; of equal ones the ``first`` or the ``latest``."""
@@ -162,6 +171,7 @@ class Federation:
 
     Attributes:
         metrics: of its tests; the one that validates is among them.
+        central: one client holds all sessions (see ``central.py``).
     """
 
     stream: Stream
@@ -174,6 +184,7 @@ class Federation:
     device: torch.device = torch.device("cpu")
     population: Population = Population()
     metrics: tuple[Metric, ...] = DEFAULT
+    central: bool = False
 
     @property
     def validation(self) -> tuple[Metric, int]:
@@ -201,7 +212,8 @@ class Federation:
                 if len(step.split(split).values) == 0:
                     raise UserError(f"block {step.index} has no {split} interaction: every user has fewer than 3 rows "
                                     f"in it; use fewer blocks (--set blocks=N).")
-            self._check_negatives(step)
+            if not self.central:
+                self._check_negatives(step)
         ranked = self.evaluation.sampled_candidates
         if self.evaluation.candidates == "sampled" and longest > ranked:
             raise UserError(f"setting 'topk'/'valid_metric': found {longest}, accepted: at most sampled_candidates, "
@@ -214,6 +226,8 @@ class Federation:
 
     def check_kinds(self) -> None:
         """Raise UserError unless backbone, method and stream go together; see ``kinds.py``."""
+        if self.central:
+            return kinds.check_central(self.backbone, self.method)
         kinds.check(self.backbone, self.method, bool(self.stream.steps[0].sessions), self.local, self.server.init)
         if self.server.fold_in and self.server.cold_start == "mean":
             kinds.check_vectors(self.backbone)

@@ -74,6 +74,11 @@ class RunConfig:
         """The metrics besides those of every run, by name."""
         return extra_metrics(self.registry, self.evaluation)
 
+    @property
+    def is_central(self) -> bool:
+        """Whether one client holds all sessions."""
+        return stream.is_central(flat([self.stream]))
+
     def _parts(self, with_method: bool) -> list[Any]:
         parts = [self.stream, self.local, self.server, self.evaluation, self.backbone_settings]
         return parts + ([self.method_settings] if with_method else [])
@@ -128,7 +133,7 @@ class RunConfig:
         """The run's parts over a loaded stream."""
         return Federation(stream, self.backbone.cls(self.backbone_settings), self.method.cls(self.method_settings),
                           self.local, self.server, self.evaluation, self.seed, torch.device(self.device),
-                          metrics=metrics_of(self.registry, self.evaluation))
+                          metrics=metrics_of(self.registry, self.evaluation), central=self.is_central)
 
     def check(self, federation: Federation) -> None:
         """Raise UserError if the run's parts do not go together, or do not fit the data or into memory at all."""
@@ -161,6 +166,11 @@ STATIC_DEFAULTS = {"k_core": 0, "candidates": "sampled", "topk": (10,), "valid_m
 # rounds without gain.
 SESSION_DEFAULTS = {"k_core": 0, "candidates": "sampled", "sampled_candidates": 100, "topk": (10,),
                     "valid_metric": "hit@10", "valid_decimals": 17, "negatives": 1, "rounds": 40, "patience": 5}
+
+
+# Those of one client that holds all sessions (DMI-GNN, HearInt and their kin): samples of a mini-batch, epochs.
+CENTRAL_DEFAULTS = {"candidates": "all", "topk": (20,), "valid_metric": "mrr@20", "batch_size": 100, "rounds": 20,
+                    "patience": 3}
 
 
 def _idle(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -196,16 +206,23 @@ def layers(dataset: str, overrides: Iterable[tuple[str, Mapping[str, Any]]], bac
     file = config_label(dataset)
     of_dataset = [(file, config.settings), (file, config.method_settings.get(method, {}))]
     named = chosen = "blocks"
+    topology = "federated"
     for _, layer in of_dataset:
         named = chosen = layer.get("stream", named)
     for _, layer in overrides:
         chosen = layer.get("stream", chosen)
+    for _, layer in [*of_dataset, *overrides]:
+        topology = layer.get("topology", topology)
     if any(layer.get("split_file") for _, layer in [*of_dataset, *overrides]):
         chosen = "blocks"  # the file says the blocks
     of_stream = [(f"stream={chosen}", {"static": STATIC_DEFAULTS, "sessions": SESSION_DEFAULTS}.get(chosen, {}))]
     if backbone is not None:
         defaults = {"static": backbone.static_defaults, "sessions": backbone.session_defaults}.get(chosen, {})
         of_stream.append((f"backbone {backbone.name}", defaults))
+    if chosen == "sessions" and topology == "central":
+        of_stream.append(("topology=central", CENTRAL_DEFAULTS))
+        if backbone is not None:
+            of_stream.append((f"backbone {backbone.name}", backbone.central_defaults))
     of_backbone = [(f"backbone {backbone.name}", backbone.defaults)] if backbone is not None else []
     common = [*of_stream, *of_dataset] if chosen == named else [*of_dataset, *of_stream]
     return [(f"dataset {dataset}", unfiltered(dataset)), *of_backbone, *common, *overrides]
@@ -268,7 +285,8 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
                                   layers(dataset, overrides, backbone_plugin.cls, method_plugin.name),
                                   f"{method} on {backbone}"))
     parts = parts._replace(evaluation=_with_known_metrics(registry, parts.evaluation))
-    refuse_idle(parts, overrides, backbone_plugin.cls.ignored)
+    # What is ignored is of a client's training in a round, which there is none of.
+    refuse_idle(parts, overrides, {} if stream.is_central(flat(parts)) else backbone_plugin.cls.ignored)
     return parts
 
 
@@ -276,7 +294,7 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
 # are left out of records and hashes, so that the records made before are still found.
 _LATER = {"upload_clip": 0.0, "upload_mechanism": "laplace", "evaluate_every": 1, "availability": "always",
           "client_dropout": 0.0, "stragglers": 0.0, "fold_in": 0, "fold_in_rounds": 20, "cold_start": "fold_in",
-          "extra_metrics": []}
+          "extra_metrics": [], "topology": "federated", "padding": "none"}
 
 
 def effective(parts: Iterable[Any], with_idle: bool = False) -> dict[str, Any]:

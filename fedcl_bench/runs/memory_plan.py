@@ -48,6 +48,8 @@ def plan(f: Federation, threads: int) -> MemoryPlan:
 
 
 def _of_step(f: Federation, step: Step, threads: int) -> MemoryPlan:
+    if f.central:
+        return MemoryPlan({**federation.of_one_client(f, step), "process": _PROCESS * threads})
     load = federation.load_of(f, step, threads)
     state, working = f.acting_in(step).memory(step.n_users, step.n_items, load.number)
     phases = {"training": client.training(load) + threads * working, "uploads": federation.uploads(load),

@@ -310,7 +310,8 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
                   "total_up": int((curve["bytes_up"] * curve["participants"]).sum()),
                   "total_down": int((curve["bytes_down"] * asked + curve.get("bytes_down_new", 0)).sum())},
         "nearly_best": nearly_best(curve),
-        "privacy": {"uploaded": [*progress.best.model.public, *progress.best.model.dense, *method_uploads(config)],
+        "privacy": {"uploaded": [] if config.is_central else [
+                        *progress.best.model.public, *progress.best.model.dense, *method_uploads(config)],
                     "kept_at_client": [*progress.best.model.private, *progress.client_state],
                     "upload_noise": config.server.upload_noise, "notes": notes},
         "hash": config.hash, "base_hash": config.base_hash, "data_fingerprint": config.source.fingerprint,

@@ -29,6 +29,9 @@ def check_divisible(federation: Federation) -> None:
     """Raise UserError for a backbone or method whose server looks at more of its clients than sums."""
     backbone, method = federation.backbone, federation.method
     spread = "--shards: the clients of a run are spread over workers and send sums;"
+    if federation.central:
+        raise UserError(f"{spread} with topology=central there is one.\nLeave --shards out (`grid --ray` spreads whole "
+                        f"runs).")
     if backbone.overrides("serve") or backbone.serves_tables:
         raise UserError(f"{spread} the server of backbone '{backbone.name}' needs every client's item table.\n"
                         f"Leave --shards out (`grid --ray` spreads whole runs), or use another backbone.")

@@ -1,0 +1,175 @@
+"""Training of one client that holds all sessions, as session recommenders are trained in their own papers.
+
+A sample is a beginning of a session, whose last item is to be predicted among all items. A mini-batch is many samples
+that share all parameters, and one optimiser takes a step for each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, embedding
+
+from .. import contract, draws
+from ..data.stream import Prefixes, Sessions
+from ..draws import DrawKey, Tables
+from ..layers import ITEM
+from ..model import Snapshot
+from ..sampling import LocalSettings
+from ..sequential import Dropout, Sequence, SequentialBackbone, SessionBackbone, SessionVectors, Targets
+from ..sizes import SIZES
+from .sessions import window
+
+
+def samples_at(backbone: SequentialBackbone, samples: Sessions | Prefixes, chosen: Tensor) -> tuple[Tensor, Sequence]:
+    """``window`` of some samples, without columns that are padding in all of them.
+
+    A backbone with a representation at every position keeps those, as FCUCR's SASRec attends to padding; so does one
+    that has vectors of padding.
+    """
+    items, sequence = window(samples, chosen, backbone.settings.max_length)
+    if backbone.positionwise or backbone.pads:
+        return items, sequence
+    first = sequence.real.shape[1] - int(sequence.real.sum(1).max())
+    return items[:, first:], Sequence(sequence.real[:, first:], sequence.times[:, first:], sequence.items[:, first:])
+
+
+def encode(backbone: SequentialBackbone, model: Snapshot, sequence: Sequence, dropout: Dropout,
+           derived: Tables | None = None) -> SessionVectors:
+    """What the backbone makes of samples that share all parameters, differentiable with respect to them.
+
+    Args:
+        derived: what it makes of the parameters before an epoch (see ``SequentialBackbone.derive``).
+    """
+    count, table = len(sequence.real), model.public[ITEM]
+    clients = {name: value.expand(count, *value.shape) for name, value in model.dense.items()}
+    memory = {name: value.expand(count, *value.shape[1:]) for name, value in model.memory.items()}
+    memory |= {name: value.expand(count, *value.shape) for name, value in (derived or {}).items()}
+    inputs = embedding(sequence.items.clamp(min=0), table) * sequence.real.unsqueeze(2)
+    more = backbone.more_items(memory, sequence)
+    inputs = inputs if more is None else torch.cat([inputs, embedding(more, table)], 1)
+    return backbone.session_vectors(clients | memory, inputs, sequence, dropout)
+
+
+def score(backbone: SequentialBackbone, session: SessionVectors, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Scores of all items, a group of samples with similar numbers of vectors at a time.
+
+    Args:
+        rows: of all items, (items, d).
+
+    Yields:
+        (which samples, (n,); their scores, (n, items)).
+    """
+    order = session.mask.sum(1).argsort(stable=True)
+    for chosen in order.split(SIZES.central_scored):
+        vectors, mask = session.vectors[chosen], session.mask[chosen]
+        if not backbone.positionwise:  # whose score may be of the last position, whatever the mask
+            used = mask.any(0)
+            vectors, mask = vectors[:, used], mask[:, used]
+        scores = backbone.session_scores(vectors, mask, rows)
+        contract.check_tensor(backbone, "session_scores", scores, (len(chosen), len(rows)),
+                              "(C, n): a score per client and item")
+        yield chosen, scores
+
+
+class Epoch:
+    """One pass over all samples, from the parameters and the optimiser's state before it, which are not written to.
+
+    Args:
+        model: the parameters.
+        state: of the optimiser, as ``state`` gives it; empty before the first epoch.
+        draw: key of the epoch: order of the samples and dropout.
+    """
+
+    def __init__(self, backbone: SequentialBackbone, settings: LocalSettings, model: Snapshot, state: Tables,
+                 draw: DrawKey):
+        self.backbone, self.settings, self.draw = backbone, settings, draw
+        public, dense = ({name: value.detach().clone().requires_grad_() for name, value in kind.items()}
+                         for kind in (model.public, model.dense))
+        self.model, self.derived = replace(model, public=public, dense=dense), backbone.derive(model.public, draw)
+        self.parameters = public | dense
+        self.optimiser = self._optimiser()
+        for name, value in self.parameters.items():
+            kept = {part: table.clone() for part, table in ((part, state.get(f"{part} of {name}")) for part in _STATE)
+                    if table is not None}
+            if kept:
+                self.optimiser.state[value] = kept
+        self.loss = 0.0  # mean over the samples so far
+        self.done = 0
+
+    def _optimiser(self) -> torch.optim.Optimizer:
+        s, lr_factor = self.settings, 1.0
+        if self.settings.lr_step:
+            lr_factor = s.lr_decay ** (self.draw.round // s.lr_step)
+        rates = self.backbone.learning_rates(self.model.n_items, self.draw.round)
+        groups = [{"params": [value], "lr": rates[name] * lr_factor} for name, value in self.parameters.items()]
+        if s.optimiser == "adam":
+            return torch.optim.Adam(groups, betas=(0.9, s.adam_beta2), weight_decay=s.weight_decay, fused=True)
+        return torch.optim.SGD(groups, lr=1.0, weight_decay=s.weight_decay, fused=True)
+
+    def state(self) -> Tables:
+        """What the optimiser remembers, for the next epoch."""
+        return {f"{part} of {name}": self.optimiser.state[value][part] for name, value in self.parameters.items()
+                for part in _STATE if part in self.optimiser.state[value]}
+
+    def trained(self) -> Snapshot:
+        """The parameters after the batches so far."""
+        return replace(self.model, **{
+            kind: {name: value.detach() for name, value in getattr(self.model, kind).items()}
+            for kind in ("public", "dense")})
+
+    def batches(self, samples: Prefixes) -> Iterator[float]:
+        """Train on all samples in random order; yields after each batch the share that is done."""
+        count, device = len(samples.end), samples.end.device
+        index = torch.arange(count, device=device)
+        key = draws.client_keys(draws.key(self.draw.seed, "order of samples", self.draw.round), index[:1])
+        order = draws.sort_keys(draws.bits(key, index)).argsort()
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        for number, chosen in enumerate(order.split(self.settings.batch_size)):
+            total += self._step(samples, chosen, replace(self.draw, batch=number)) * len(chosen)
+            self.done += len(chosen)
+            yield self.done / count
+        self.loss = float(total) / count
+
+    def _step(self, samples: Prefixes, chosen: Tensor, draw: DrawKey) -> Tensor:
+        """One batch; returns its mean loss."""
+        loss = self.losses(samples, chosen, draw).mean()
+        contract.require_gradient(self.backbone, loss)
+        self.optimiser.zero_grad()
+        loss.backward()
+        self.optimiser.step()
+        return loss.detach().double()
+
+    def losses(self, samples: Prefixes, chosen: Tensor, draw: DrawKey) -> Tensor:
+        """The loss of each sample of a batch, in some order, (n,)."""
+        items, sequence = samples_at(self.backbone, samples, chosen)
+        numbers = torch.arange(len(chosen), device=chosen.device)
+        dropout = Dropout(draw.clients("dropout", numbers))
+        session = encode(self.backbone, self.model, sequence, dropout, self.derived)
+        table = self.model.public[ITEM]
+        factor = Dropout(draw.clients("dropout of items", numbers[:1])).of_rows(
+            torch.arange(len(table), device=table.device), table.shape[1], self.backbone.candidate_dropout, table.dtype)
+        rows = table if factor is None else table * factor[0]
+        loss = _loss_of(self.backbone, table)
+        return torch.cat([loss(SessionVectors(session.vectors[part], session.mask[part],
+                                              {name: term[part] for name, term in session.terms.items()}),
+                               items[part], sequence.real[part], scores)
+                          for part, scores in score(self.backbone, session, rows)])
+
+
+_STATE = ("step", "exp_avg", "exp_avg_sq")  # what PyTorch's Adam keeps of a parameter
+
+
+def _loss_of(backbone: SequentialBackbone, table: Tensor
+             ) -> Callable[[SessionVectors, Tensor, Tensor, Tensor], Tensor]:
+    """The loss of samples, (C,), given their vectors, items, what of these is real, and scores of all items.
+
+    It is a session backbone's own, which knows no negatives here; of others the cross-entropy of the last item.
+    """
+    if not isinstance(backbone, SessionBackbone):
+        return lambda session, items, real, scores: cross_entropy(scores, items[:, -1], reduction="none")
+    return lambda session, items, real, scores: backbone.session_loss(
+        session, Targets(embedding(items, table), items, real, scores, Dropout()))
