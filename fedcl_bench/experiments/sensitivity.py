@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Mapping
 
 from ..errors import PluginError
-from ..runs.config import effective, resolve
+from ..runs.config import resolve, without_effect
 from ..runs.registry import Registry
 from ..runs.specs import RunSpec, Tuned
 from ..settings import as_text, flat
@@ -48,14 +48,14 @@ def cases(registry: Registry, proposed: RunSpec, against: RunSpec | None,
         PluginError: if a plugin reads a setting differently that no run of it has.
     """
     parts = resolve(registry, proposed.method, proposed.backbone, proposed.dataset, proposed.layers(tuned))
-    usual = effective(parts)
+    usual, idle = flat(parts), without_effect(parts, registry.get("backbone", proposed.backbone).cls)
     result, notes = [Case(proposed, against)], []
     for name, values in readings(registry, proposed).items():
-        if name not in flat(parts):
+        if name not in usual:
             raise PluginError(f"readings of {proposed.method} or {proposed.backbone} name '{name}', expected a setting "
                               f"of their runs.")
-        if name not in usual or name in registry.get("backbone", proposed.backbone).cls.ignored:
-            notes.append(f"{name}: left out, as it has no effect with the other settings.")
+        if name in idle:
+            notes.append(f"{name} is left out, as it has no effect {idle[name]}.")
             continue
         specs = {value: [spec and _changed(registry, spec, name, value, tuned) for spec in (proposed, against)]
                  for value in values}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Mapping
 
 import torch
@@ -189,6 +189,13 @@ class Federation:
     def acting_in(self, step: Step) -> Method:
         """The method, or one that does nothing in the steps before it acts."""
         return self.method if step.index >= self.method.first_step else Method(NoSettings())
+
+    def backbone_in(self, step: int) -> Backbone:
+        """The backbone as the clients of a step (its number) train it: with ``lr_later``, if there is one, from step 1
+        on. Backbones read their learning rates from their settings."""
+        if step == 0 or not self.local.lr_later:
+            return self.backbone
+        return type(self.backbone)(replace(self.backbone.settings, lr=self.local.lr_later))
 
     def check(self) -> None:
         """Raise UserError if a setting does not fit the data."""

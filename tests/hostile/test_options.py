@@ -27,6 +27,7 @@ WORK = {
     "tables": ["--table", "1", "--records", RECORDS],
     "compare": ["ft", "kd", "--backbone", "fedmf", "--records", RECORDS],
     "figures": ["--figure", "4", "--records", RECORDS, "--out", "drawn", "--format", "png"],
+    "sensitivity": ["ft", "--backbone", "fedmf", "--dry-run", *JOB],
     "report": [RECORDS, "--out", "page.html"], "reproduction": ["--records", RECORDS, "--table", "1"],
     "audit": ["--method", "ft", "--backbone", "fedmf", "--rounds", "1", "--clients", "2", "--noise", "0", "--quiet",
               *JOB],
