@@ -23,8 +23,8 @@ from torch.nn.functional import softplus
 
 from . import draws
 from .backbone import Backbone, BackboneSettings
-from .draws import Tables
-from .functional import target_logits
+from .draws import DrawKey, Tables
+from .functional import Pooling, cosine_pool, target_logits
 from .layers import ITEM
 from .settings import setting
 from .sizes import SIZES
@@ -258,6 +258,18 @@ class SequentialBackbone(Backbone):
         """
         raise NotImplementedError
 
+    def derive(self, public: Tables, draw: DrawKey) -> Tables:
+        """What every client makes of the item tables it received before it trains, as clusters of items.
+
+        It is the same for all clients and made once a round; ``session_vectors`` finds it among ``clients`` in training
+        alone, each (C, ...).
+
+        Args:
+            public: as the server sent them, also where clients then start with their own (``init=per_client``).
+            draw: key of the round.
+        """
+        return {}
+
     @property
     def n_vectors(self) -> int:
         """M: how many vectors ``session_vectors`` makes of a sequence."""
@@ -277,7 +289,7 @@ class SequentialBackbone(Backbone):
         """The vectors that items are scored with.
 
         Args:
-            clients: as for ``encode``, and what the clients remember.
+            clients: as for ``encode``, what the clients remember, and in training what they derive.
             inputs: item rows, (C, L, d), zero at padding; after them those of ``more_items``, (C, L + n, d).
             sequence, dropout: as for ``encode``.
         """
@@ -338,7 +350,7 @@ class SessionBackbone(SequentialBackbone):
     """Base class of backbones that represent a session by a set of vectors.
 
     The session without its last item is the input, and the last item is the target. Subclasses implement
-    ``dense_starts``, ``session_vectors`` and ``session_scores``; the other hooks have defaults.
+    ``dense_starts``, ``session_vectors`` and ``pooling`` or ``session_scores``; the other hooks have defaults.
 
     Attributes:
         scale: logits of the loss are so many times the scores.
@@ -355,8 +367,13 @@ class SessionBackbone(SequentialBackbone):
     def session_vectors(self, clients, inputs, sequence, dropout):
         raise NotImplementedError
 
-    def session_scores(self, vectors, mask, rows):
+    def pooling(self, vectors: Tensor, mask: Tensor) -> Pooling:
+        """How cosines of vectors and item rows make a score (see ``functional.cosine_pool``); arguments as for
+        ``session_scores``. Compiled kernels serve such scores of all items."""
         raise NotImplementedError
+
+    def session_scores(self, vectors, mask, rows):
+        return cosine_pool(*self.pooling(vectors, mask), rows)
 
     def session_term(self, session: SessionVectors, targets: Targets) -> Tensor | None:
         """A term of the backbone's own added to each client's loss: (C,), or None."""

@@ -14,13 +14,12 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu, normalize
 
 from fedcl_bench import SessionBackbone, SessionSettings, setting
-from fedcl_bench.functional import cosine_pool, linear
+from fedcl_bench.functional import Pooling, linear
 from fedcl_bench.layers import ITEM, apply_linear
 from fedcl_bench.sequential import SessionVectors, Start
+from fedcl_bench.session_graph import attend_edges, first_positions, neighbours_in, power_of_two, session_edges
 
-SELF, OUT, IN, BOTH = 0, 1, 2, 3  # kinds of edges of the session's graph
 _SLOPE = 0.2  # of leaky ReLUs
-_REACH = 3  # positions apart at which two clicks of a session are neighbours
 
 
 @dataclass(frozen=True)
@@ -37,37 +36,6 @@ class DMIGNNSettings(SessionSettings):
                             choices=("linear", "extractors"))
     diversity: float = setting(0.01, "beta: weight of the loss that keeps patterns of long sessions apart", low=0.0)
     long_session: float = setting(8.0, "eta: the length from which a session is long", low=0.0)
-
-
-def neighbours(items: np.ndarray, start: np.ndarray, user: np.ndarray, most: int) -> tuple[np.ndarray, ...]:
-    """The most frequent neighbours of every item that a user clicked, in the user's own sessions alone.
-
-    Two clicks are neighbours if they are at most 3 positions apart in a session and of different items; it counts in
-    both directions. Of equal counts the smaller id comes first.
-
-    Args:
-        items: of all sessions, laid end to end; start: where each begins, and the end; user: of each session.
-
-    Returns:
-        (user, item, rank from 0, neighbour, count), a row per neighbour, by user, item and rank.
-    """
-    session = np.repeat(np.arange(len(user)), np.diff(start))
-    pairs = []
-    for apart in range(1, _REACH + 1):
-        a, b = items[:-apart], items[apart:]
-        together = (session[:-apart] == session[apart:]) & (a != b)
-        owner = user[session[:-apart][together]]
-        pairs += [np.stack([owner, a[together], b[together]]), np.stack([owner, b[together], a[together]])]
-    every = np.concatenate(pairs, 1)
-    if not every.size:
-        return (every[0],) * 5
-    distinct, count = np.unique(every, axis=1, return_counts=True)
-    order = np.lexsort((distinct[2], -count, distinct[1], distinct[0]))
-    (owner, item, near), count = distinct[:, order], count[order]
-    begins = np.flatnonzero(np.diff(owner, prepend=-1) | np.diff(item, prepend=-1))
-    rank = np.arange(len(owner)) - np.repeat(begins, np.diff(np.append(begins, len(owner))))
-    kept = rank < most
-    return owner[kept], item[kept], rank[kept], near[kept], count[kept]
 
 
 class DMIGNN(SessionBackbone):
@@ -123,23 +91,26 @@ class DMIGNN(SessionBackbone):
         most = self.settings.graph_neighbours
         if not most or not step.sessions:
             return {}
-        sessions = step.sessions["train"]
-        of_user, device = sessions.of_user.cpu().numpy(), sessions.items.device
-        user = np.repeat(np.arange(step.n_users), np.diff(of_user))
-        items, start = sessions.items.cpu().numpy(), sessions.start.cpu().numpy()
-        owner, item, rank, near, count = neighbours(items, start, user, most)
+        owner, item, rank, near, count = neighbours_in(step, most)
         first = rank == 0
         number = np.cumsum(first) - 1  # of the (user, item)
         before = np.searchsorted(owner[first], np.arange(step.n_users))
         column = number - before[owner] if len(owner) else number
-        most_items = int(step.train.lengths.max())
-        shape = step.n_users, 1 << (most_items - 1).bit_length()  # a power of two, which says little of anybody
+        shape = step.n_users, self._most_items(step)
         tables = {"graph items": np.full(shape, -1), "graph neighbours": np.full((*shape, most), -1, np.int32),
                   "graph counts": np.zeros((*shape, most), np.int32)}
         tables["graph items"][owner, column] = item
         tables["graph neighbours"][owner, column, rank] = near
         tables["graph counts"][owner, column, rank] = count
+        device = step.sessions["train"].items.device
         return {name: torch.from_numpy(table).to(device) for name, table in tables.items()}
+
+    def _most_items(self, step) -> int:
+        return power_of_two(int(step.train.lengths.max()))
+
+    def remembered_bytes(self, step):
+        most = self.settings.graph_neighbours
+        return step.n_users * self._most_items(step) * (8 + 8 * most) if most and step.sessions else 0
 
     def _in_graph(self, memory, items: Tensor) -> tuple[Tensor, Tensor]:
         """Neighbours of items (C, L) in their client's graph, -1 where there is none, and counts, both (C, L, n)."""
@@ -161,10 +132,9 @@ class DMIGNN(SessionBackbone):
         s, length = self.settings, sequence.real.shape[1]
         real, items = sequence.real.flip(1), sequence.items.flip(1)
         rows, near = inputs[:, :length].flip(1), inputs[:, length:]
-        # The first position of each item stands for it.
-        same = (items.unsqueeze(1) == items.unsqueeze(2)) & real.unsqueeze(1) & real.unsqueeze(2)
-        node = same.to(torch.int8).argmax(2)
-        h = dropout(self.in_session(clients, normalize(rows, dim=2), real, node), s.dropout)
+        node = first_positions(items, real)
+        h = attend_edges(normalize(rows, dim=2), session_edges(node, real), clients["edges"])
+        h = dropout(h, s.dropout)
         if s.graph_neighbours:
             near = near.view(len(near), length, -1, s.dim).flip(1)
             h = h + dropout(self.in_clicks(clients, rows, near, items, real, dropout), s.global_dropout)
@@ -172,21 +142,6 @@ class DMIGNN(SessionBackbone):
         beta = self.patterns(clients, h) * real.unsqueeze(1)
         mask = torch.ones_like(beta[:, :, 0], dtype=torch.bool)
         return SessionVectors(beta @ h, mask, {"beta": beta, "length": real.sum(1).to(h)})
-
-    def in_session(self, clients, h: Tensor, real: Tensor, node: Tensor) -> Tensor:
-        """h' of the session's graph at every position, (C, L, d)."""
-        # Which item stands at a position, (C, L, L): items are named by their first position.
-        of_item = node.unsqueeze(2) == torch.arange(node.shape[1], device=node.device)
-        step = real[:, 1:] & (node[:, 1:] != node[:, :-1])
-        before, after = ((of_item[:, part] & step.unsqueeze(2)).to(h) for part in (slice(None, -1), slice(1, None)))
-        follows = of_item.to(h) @ (before.transpose(1, 2) @ after) > 0.0  # by the item at a position, and item
-        back = of_item.to(h) @ (after.transpose(1, 2) @ before) > 0.0
-        kinds = {SELF: of_item, OUT: follows & ~back, IN: back & ~follows, BOTH: follows & back}
-        scores = h.new_full(of_item.shape, -9e15)
-        for kind, edges in kinds.items():
-            products = (h * clients["edges"][:, kind:kind + 1]) @ h.transpose(1, 2)
-            scores = torch.where(edges, leaky_relu(products, _SLOPE), scores)
-        return scores.softmax(2) @ h
 
     def in_clicks(self, clients, rows: Tensor, near: Tensor, items: Tensor, real: Tensor, dropout) -> Tensor:
         """h'' of the graph of all clicks at every position, (C, L, d).
@@ -217,9 +172,9 @@ class DMIGNN(SessionBackbone):
             n = n + clients["patterns.1.bias"].unsqueeze(1)
         return torch.einsum("clkd,ckd->ckl", n, clients["weights"])
 
-    def session_scores(self, vectors, mask, rows):
+    def pooling(self, vectors, mask):
         """max_k <s_k, e / |e|>"""
-        return cosine_pool(vectors, mask, 1.0, torch.zeros_like(vectors[:, 0, 0]), rows)
+        return Pooling(vectors, mask, 1.0, torch.zeros_like(vectors[:, 0, 0]))
 
     def session_term(self, session, targets):
         """weight * sigmoid(mean |cos| (length - eta)); 0 where there is one pattern."""

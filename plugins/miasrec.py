@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedcl_bench import SessionBackbone, SessionSettings, setting
-from fedcl_bench.functional import cosine_pool
+from fedcl_bench.functional import Pooling
 from fedcl_bench.layers import ITEM, apply_linear, check_heads, layer_norm, transformer_block
 from fedcl_bench.sequential import SessionVectors, Start, norm_start, zeros
 
@@ -142,9 +142,9 @@ class MiaSRec(SessionBackbone):
         pairs = torch.cat([z[:, :1].expand_as(z), z], 2)
         return apply_linear(clients, "importance", pairs).squeeze(2)
 
-    def session_scores(self, vectors, mask, rows):
+    def pooling(self, vectors, mask):
         """beta max + (1 - beta) mean. Vectors that left the set are zero: the best score may be theirs, the mean is
         over the others."""
         beta, vectors = self.settings.beta_logit, vectors * mask.unsqueeze(2)
         kept = (vectors != 0.0).any(2)
-        return cosine_pool(vectors, mask, beta, (1.0 - beta) / kept.sum(1).to(vectors), rows)
+        return Pooling(vectors, mask, beta, (1.0 - beta) / kept.sum(1).to(vectors))

@@ -53,6 +53,7 @@ class Module(nn.Module):
     """What the modules have in common."""
 
     names: dict
+    reads_neighbours = False  # rows of items that are near in its graph
 
     def view(self, name):
         """Our parameter as a view of the module's."""
@@ -378,6 +379,8 @@ def clicked_together(sessions, most):
 class DMIGNNModule(SessionModule):
     """DMI-GNN as its card and the corrections describe it, edge by edge, on a session without padding."""
 
+    reads_neighbours = True
+
     def __init__(self, settings, n_items):
         super().__init__(settings)
         d, k = settings.dim, settings.interests
@@ -451,12 +454,114 @@ class DMIGNNModule(SessionModule):
         return (vectors @ nn.functional.normalize(rows, dim=1).T).max(0).values
 
 
+def k_means(table, count, iterations, number):
+    """(cluster of each item, centroids), item by item, from the items with the smallest numbers of a stream."""
+    points, order = table.double().numpy(), sorted(range(len(table)), key=lambda i: number(i) >> 1)
+    centroids = points[order[:count]].copy()
+    for _ in range(iterations + 1):
+        nearest = [int(np.argmin([((point - c) ** 2).sum() for c in centroids])) for point in points]
+        last = centroids.copy()
+        for k in set(nearest):
+            centroids[k] = points[[i for i, cluster in enumerate(nearest) if cluster == k]].mean(0)
+    return nearest, last
+
+
+class HearIntModule(SessionModule):
+    """HearInt as its card and the corrections describe it, edge by edge; views leave out all that they may (p = 1)."""
+
+    def __init__(self, settings, n_items):
+        super().__init__(settings)
+        d = settings.dim
+        self.items, self.position = nn.Embedding(n_items + 1, d, padding_idx=0), nn.Embedding(self.length, d)
+        self.edges = nn.ModuleDict({name: nn.Embedding(4, d) for name in ("session", "clicks")})
+        self.query, self.first, self.second = (nn.Linear(d, d) for _ in range(3))
+        self.graphs, self.glu1, self.glu2 = nn.Linear(2 * d, d), nn.Linear(d, d), nn.Linear(d, d, bias=False)
+        self.mix, self.out = nn.Linear(2 * d, d, bias=False), nn.Linear(d, 1, bias=False)
+        self.gate = nn.Linear(2 * d, d, bias=False)
+        self.names = {ITEM: ("items.weight", after_padding), "positions": ("position.weight", whole),
+                      **{f"edges.{name}": (f"edges.{name}.weight", whole) for name in self.edges},
+                      **both("query", "query"), **both("ffn.0", "first"), **both("ffn.1", "second"),
+                      **both("graphs", "graphs"), **both("soft", "glu1"), "soft.mean": ("glu2.weight", whole),
+                      "soft.mix": ("mix.weight", whole), "soft.out": ("out.weight", whole),
+                      "gate": ("gate.weight", whole)}
+        self.graph, self.clusters = {}, None
+
+    def near(self, a, b):
+        """Whether two clusters' centroids point to the same side."""
+        centroids = self.clusters[1]
+        return a == b or float(centroids[a] @ centroids[b]) > 0
+
+    def views(self, seq):
+        """(positions of the short-term view, item rows of the long-term view)."""
+        real = [l for l, row in enumerate(seq) if row]
+        if self.clusters is None:
+            return real, set(seq) - {0}
+        cluster = [self.clusters[0][row - 1] if row else 0 for row in seq]
+        short = [l for l in real if self.near(cluster[l], cluster[-1])]
+        by_item = self.settings.long_view == "items"
+        counted = [cluster[l] for l in real if by_item or cluster[l]]
+        most = min(counted, key=lambda c: (-counted.count(c), c), default=0)
+        nodes = sorted(set(seq))
+        return short, {row for n, row in enumerate(nodes)
+                       if row and self.near(cluster[seq.index(row) if by_item else n], most)}
+
+    def edge(self, graph, steps, a, b):
+        """The kind of the edge from a to b, or None."""
+        if a == b:
+            return 0 if graph == "session" else 3
+        ahead, behind = (a, b) in steps, (b, a) in steps
+        if graph == "session" or not (ahead or behind):
+            return {(True, False): 1, (False, True): 2, (True, True): 3}.get((ahead, behind))
+        counts = dict(self.graph.get(a - 1, []))
+        if b - 1 not in counts:
+            return None
+        share = counts[b - 1] / sum(counts.values())
+        if share == 1:
+            return 0 if self.settings.buckets == "released" and counts[b - 1] > 1 else 3
+        return int(4 * share)
+
+    def of_item(self, seq, shown, a):
+        """The node of an item on both graphs, as far as they show others."""
+        steps = {(x, y) for x, y in zip(seq, seq[1:]) if x and y}
+        outputs = []
+        for graph, vectors in self.edges.items():
+            joined = [(self.items.weight[b], kind) for b in sorted(shown)
+                      if (kind := self.edge(graph, steps, a, b)) is not None]
+            scores = torch.stack([nn.functional.leaky_relu(vectors.weight[kind] @ (self.items.weight[a] * row), 0.2)
+                                  for row, kind in joined])
+            outputs.append(scores.softmax(0) @ torch.stack([row for row, _ in joined]))
+        alpha = torch.sigmoid(self.graphs(torch.cat(outputs)))
+        return alpha * outputs[0] + (1 - alpha) * outputs[1]
+
+    def forward(self, seq, times):
+        seq = seq.tolist()
+        short, shown = self.views(seq)
+        x = self.items.weight[[seq[l] for l in short]]
+        if self.settings.temporal_positions:
+            x = x + self.position.weight[short]
+        weights = (x @ nn.functional.selu(self.query(x[-1])) / x.shape[1] ** 0.5).softmax(0)
+        y = weights @ x
+        temporal = y + self.second(nn.functional.selu(self.first(y)))
+        spatial = torch.zeros_like(temporal)
+        if shown:
+            nodes = {item: self.of_item(seq, shown, item) for item in shown}
+            at = [l for l, row in enumerate(seq) if row in shown]
+            h = torch.stack([nodes[seq[l]] for l in at])
+            mixed = torch.tanh(self.mix(torch.cat([self.position.weight[at], h], 1)))
+            spatial = self.out(torch.sigmoid(self.glu1(mixed) + self.glu2(h.mean(0)))).flatten() @ h
+        gate = torch.sigmoid(self.gate(torch.cat([temporal, spatial])))
+        return nn.functional.normalize(gate * temporal + (1 - gate) * spatial, dim=0)[None]
+
+    def pooled(self, vectors, rows):
+        return 13 * (vectors @ nn.functional.normalize(rows, dim=1).T)[0]
+
+
 def single_client(name, settings, n_items):
     """The module of the backbone of this name."""
     if name == "sasrec" and settings.architecture == "recbole":
         return RecBoleSASRecModule(settings, n_items)
     return {"sasrec": SASRecModule, "gru4rec": GRU4RecModule, "tisasrec": TiSASRecModule,
-            "miasrec": MiaSRecModule, "dmi-gnn": DMIGNNModule}[name](settings, n_items)
+            "miasrec": MiaSRecModule, "dmi-gnn": DMIGNNModule, "hearint": HearIntModule}[name](settings, n_items)
 
 
 # Rounds, one client at a time, with full models and torch.optim. Everything below is about the whole federation.
@@ -645,13 +750,18 @@ class Oracle:
             session = self.session(user, round)[-self.length - 1:]
             _, _, _, negatives = self.samples(user, round)
             lookups[user] = {item for item, _ in session} | {int(row) - 1 for row in negatives if row > 0}
-            for item, _ in session[:-1]:
+            for item, _ in session[:-1] if self.module.reads_neighbours else ():
                 lookups[user] |= {near for near, _ in self.graphs[user].get(item, [])}
             if getattr(self.settings, "loss", "") == "cross_entropy":
                 lookups[user] = set(range(self.n_items))
             if self.method and self.method.encodes_next_session:
                 lookups[user] |= {item for item, _ in self.session(user, round + 1)[-self.length - 1:-1]}
+        if getattr(self.settings, "p", 0.0):
+            self.module.clusters = k_means(self.module.view(ITEM).detach(), self.settings.clusters,
+                                           self.settings.kmeans_iterations,
+                                           stream(self.seed, "clusters of items", 0, round, 0))
         locals_ = {user: self.local(user, round, lookups) for user in users}
+        self.module.clusters = None  # evaluation sees whole sessions
         transfers = self.method is not None and self.method.without not in ("iupr", "both")
         with torch.no_grad():
             if transfers:

@@ -31,7 +31,7 @@ def stream():
 
 def test_what_fits_blocks_is_all_that_does_not_need_sessions():
     sequential = set(NAMES.names("backbone")) - set(BACKBONES)
-    assert sequential == {"dmi-gnn", "gru4rec", "miasrec", "sasrec", "tisasrec"}
+    assert sequential == {"dmi-gnn", "gru4rec", "hearint", "miasrec", "sasrec", "tisasrec"}
     assert set(NAMES.names("method")) - set(METHODS) == {"fcucr"}
 
 

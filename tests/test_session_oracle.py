@@ -24,6 +24,9 @@ SESSION_BACKBONES = {"miasrec": _MIASREC, "miasrec, bce": {**_MIASREC, "loss": "
                      "dmi-gnn": {"global_dropout": 0.0, "graph_neighbours": 3, "long_session": 2.0, "diversity": 0.5},
                      "dmi-gnn, bce": {"global_dropout": 0.0, "graph_neighbours": 3, "loss": "bce", "interests": 1,
                                       "patterns": "extractors"},
+                     "hearint": {"p": 1.0, "clusters": 5, "graph_neighbours": 3, "kmeans_iterations": 4},
+                     "hearint, bce": {"p": 1.0, "clusters": 90, "loss": "bce", "long_view": "items",
+                                      "temporal_positions": False, "buckets": "quarters"},
                      "miasrec, entmax": {**_MIASREC, "selection": "entmax", "mean_token": "apart"}}
 
 

@@ -23,6 +23,7 @@ from ..draws import DrawKey, Tables
 from ..model import Snapshot
 from ..parallel import in_order
 from ..sampling import Chunk, LaterChunk
+from ..sequential import SequentialBackbone
 from ..sizes import SIZES
 from .server import clip
 from .sums import RoundSums
@@ -88,6 +89,7 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, training: Training, 
         watched: whether somebody looks at their samples.
     """
     backbone, method, settings = training.backbone, training.method, training.settings
+    derived = backbone.derive(model.public, key) if isinstance(backbone, SequentialBackbone) else {}
     shifts = shifts_of([chunk.batches for chunk in chunks], model.public, method, backbone, settings, key) \
         if method.penalises_rows else {}
     fused = training.way.fused and chunks
@@ -97,7 +99,7 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, training: Training, 
         if plan is not None and chunk.inner and not chunk.dense:
             return RoundTrainer(chunk, model, training, key, plan, watched)
         if isinstance(chunk, SessionChunk):
-            return SessionTrainer(chunk, model, training, key)
+            return SessionTrainer(chunk, model, training, key, derived)
         kind = InnerTrainer if chunk.inner else PartialTrainer if training.way.at_rest else ListTrainer
         return kind(chunk, model, training, key)
 

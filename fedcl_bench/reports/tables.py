@@ -31,7 +31,8 @@ DAGGER = "†"
 SHARE = 0.2  # of the users or items in each group of Tables 4, 5 and 7
 STAR_LEVEL = 0.05
 SECONDS = "round_seconds"  # the metric of seconds per round
-ABSENT = "this suite does not have the method"
+UPLOAD = "upload_mib"  # the metric of what a client sends in a round
+_COSTS = (SECONDS, UPLOAD)  # not per user, and not to be ranked
 DASH = "–"  # where there is nothing to show
 _STUB_HEADS = {"dataset": "dataset", "backbone": "backbone", "metric": "metric", "row": "", "column": ""}
 REFERENCE = "ft"  # the method that does nothing; what cannot be told from it is marked
@@ -254,6 +255,8 @@ def measure(run: Run, metric: str, column: str) -> float:
         return _group_scores(run, column, 1)
     if metric == SECONDS:
         return float((run.rounds["train_seconds"] + run.rounds["evaluate_seconds"]).mean())
+    if metric == UPLOAD:
+        return float(np.mean(run.meta["bytes"]["up_per_client_round"])) / 2 ** 20
     if split_group(metric)[1]:
         return _of_group(run, metric, column)
     if metric not in run.meta["metrics"]:
@@ -338,7 +341,7 @@ def find(source: Source, spec: RunSpec) -> tuple[list[Run], str]:
 
 
 def _decimals(key: Key, printed: Printed | None) -> int:
-    if key.metric == SECONDS:
+    if key.metric in _COSTS:
         return 2
     if printed is not None and printed.value is not None:
         return printed.decimals
@@ -411,6 +414,8 @@ def _starred(cells: dict[Key, Cell], table: PaperTable, ours: str, runs: Mapping
             continue
         best = max(baselines, key=baselines.get)
         for metric in table.metrics:
+            if metric in _COSTS:
+                continue
             key = Key(dataset, backbone, ours, metric, table.lead.column)
             difference, p, _ = user_test(mine, runs[best, backbone, dataset], metric)
             if not math.isnan(p):
@@ -421,7 +426,7 @@ def _ranked(cells: dict[Key, Cell], table: PaperTable) -> None:
     """Mark the best and the second of every comparison, by the numbers as they are shown."""
     groups: dict[Key, list[Cell]] = {}
     for key, cell in cells.items():
-        if cell.mean is not None and key.column != "change":
+        if cell.mean is not None and key.column != "change" and key.metric not in _COSTS:
             compared = key._replace(row="") if table.panels or table.apart else key._replace(row="", backbone="")
             groups.setdefault(compared, []).append(cell)
     for group in groups.values():
@@ -493,8 +498,7 @@ def _cells(paper: str, definitions: Definitions, table: PaperTable, source: Sour
     runs: dict[tuple[str, str, str], list[Run]] = {}
     reasons: dict[tuple[str, str, str], str] = {}
     for name in table.run_names():
-        spec = table.row_spec(*name)
-        runs[name], reasons[name] = find(source, spec) if spec else ([], ABSENT)
+        runs[name], reasons[name] = find(source, table.row_spec(*name))
     used = [run for of_row in runs.values() for run in of_row]
     one_protocol(used, f"Table {table.number} of {paper}" if table.number else "tables")
     one_data(used)
@@ -545,7 +549,7 @@ def _group_users(key: Key, group: str, runs: Iterable[Run]) -> tuple[int, ...]:
 
 def _blocks_of(key: Key, count: int) -> tuple[int, ...]:
     """The blocks whose tests a cell averages over; none where it is no mean over all of a test's users."""
-    if key.metric in (SECONDS, "item_rank_change", "degradation") or key.column in ("static", "dynamic"):
+    if key.metric in (*_COSTS, "item_rank_change", "degradation") or key.column in ("static", "dynamic"):
         return ()
     if key.column == "value":
         return (0,)
@@ -693,7 +697,7 @@ def _missing(cells: Mapping[Key, Cell], paper: str, table: PaperTable, source: S
             sentences.append(f"missing: statistics of {dataset}: {reason}.")
             continue
         part = f" ({', '.join(columns)})" if columns and len(table.columns) > 1 else ""
-        specs = [spec for backbone, row in product(backbones, rows) if (spec := table.row_spec(row, backbone, dataset))]
+        specs = [table.row_spec(row, backbone, dataset) for backbone, row in product(backbones, rows)]
         methods = [spec.method for spec in specs]
         run = "."
         if reason.startswith("no record"):
@@ -810,8 +814,8 @@ def filled(paper: str, definitions: Definitions, table: PaperTable, source: Sour
     """
     cells = _cells(paper, definitions, table, source)
     daggers = frozenset(row for row, backbone, dataset in table.run_names()
-                        if table.row_spec and (spec := table.row_spec(row, backbone, dataset))
-                        and source.registry.reimplemented(spec.method))
+                        if table.row_spec and source.registry.reimplemented(
+                            table.row_spec(row, backbone, dataset).method))
     labels = _Labels(definitions, table, daggers)
     marks, footnotes = _footnotes(cells, labels)
     panels, heads = _panels(cells, labels)

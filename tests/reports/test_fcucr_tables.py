@@ -80,8 +80,8 @@ def published(shared, number):
                                             line["value"])
             if number == 1:
                 row, metric = metric, ""
-            elif row in fcucr.STATIC.values():
-                row, backbone = "ft", row.lower()
+            elif row.removeprefix("Fed-") in (alone := {**fcucr.STATIC, **fcucr.WHOLE_SESSIONS}).values():
+                row, backbone = "ft", next(name for name, label in alone.items() if label == row.removeprefix("Fed-"))
             elif number in (4, 5):
                 step = line["setting"].removeprefix("interval=").removeprefix("recent_").partition("_")[0]
                 row = {"all": "fcucr"}.get(step, f"window={step}")
@@ -97,6 +97,8 @@ def test_printed_numbers_are_those_of_the_paper(shared):
     count = 0
     for number in range(1, 6):
         ours = dict(fcucr.printed()[number])
+        for key in [key for key in ours if key.row == fcucr.BCE]:  # the paper does not say with which loss
+            assert ours.pop(key) == ours[key._replace(row="ft")]
         for key, value, star in published(shared, number):
             assert (ours[key].value, ours.pop(key).star) == (value, star), key
             count += 1
@@ -109,7 +111,7 @@ def test_every_printed_number_has_a_cell():
         keys = set(definition.keys())
         printed = set(fcucr.printed()[number])
         assert printed <= keys
-        extra = {key for key in keys - printed if not key.metric.startswith("all:") and key.row != "without=both"}
+        extra = {key for key in keys - printed if key.metric in ("hit@10", "ndcg@10") and key.row != "without=both"}
         assert not extra, number
 
 
@@ -128,9 +130,11 @@ def test_printed_numbers_do_not_contradict_each_other():
 def test_specs(registry):
     two = papers.specs("fcucr", [2], datasets=["xing"])
     assert two == [RunSpec("ft", b, "xing") for b in ("pfedrec", "fedrap", "gpfedrec")] + [
+        RunSpec("ft", b, "xing", loss) for b in ("dmi-gnn", "hearint", "miasrec") for loss in ((), (("loss", "bce"),))
+    ] + [
         RunSpec(m, b, "xing") for b in SEQUENTIAL for m in ("ft", "fcucr")]
     assert papers.specs("fcucr", [4], datasets=["tmall"])[0] == RunSpec("fcucr", "sasrec", "tmall", (("window", 1),))
-    assert len(papers.specs("fcucr", range(1, 6), datasets=["xing"])) == 9 + 3 + 4 + 4
+    assert len(papers.specs("fcucr", range(1, 6), datasets=["xing"])) == 15 + 3 + 4 + 4
     assert papers.figure_specs("fcucr", ["2a"]) == papers.figure_specs("fcucr", ["early"])
     assert papers.figure_specs("fcucr", ["2b"]) == papers.figure_specs("fcucr", ["2c", "2bc", "probability"])
     counts = {name: len(papers.figure_specs("fcucr", [name], datasets=["xing"])) for name in fcucr.FIGURES}
@@ -138,7 +142,7 @@ def test_specs(registry):
     for spec in [*papers.specs("fcucr", range(1, 6)), *papers.figure_specs("fcucr", fcucr.FIGURES)]:
         settings = expected_settings(registry, spec)  # every setting exists
         assert settings["stream"] == "sessions" and settings["init"] == (
-            "per_client" if spec.backbone in SEQUENTIAL else "server")
+            "server" if spec.backbone in fcucr.STATIC else "per_client")
 
 
 @pytest.mark.parametrize("arguments,expected", [
@@ -168,10 +172,14 @@ def test_means_ranks_and_layout(runs, registry):
     (panel,) = built.panels
     assert [line.labels for line in panel.lines] == [
         ("XING", "PFedRec", "FedAvg"), ("XING", "FedRAP", "FedAvg"), ("XING", "GPFedRec", "FedAvg"),
-        ("XING", "–", "Fed-DMI-GNN"), ("XING", "–", "Fed-HearInt"), ("XING", "–", "Fed-MiaSRec"),
+        *(("XING", backbone, row) for backbone in ("DMI-GNN", "HearInt", "MiaSRec")
+          for row in ("FedAvg", "FedAvg, one negative")),
         ("XING", "GRU4Rec", "FedAvg"), ("XING", "GRU4Rec", "FCUCR"), ("XING", "SASRec", "FedAvg"),
         ("XING", "SASRec", "FCUCR"), ("XING", "TiSASRec", "FedAvg"), ("XING", "TiSASRec", "FCUCR")]
-    assert built.heads == ("HR@10", "NDCG@10", "HR@10, all items", "NDCG@10, all items")
+    assert built.heads == ("HR@10", "NDCG@10", "HR@10, all items", "NDCG@10, all items",
+                           "MiB sent per client and round")
+    sent = cell(built, "fcucr", "upload_mib")
+    assert sent.mean == pytest.approx(4 / 2 ** 20) and sent.rank == 0 and not sent.star
 
 
 def test_star_is_against_the_same_backbone(runs, registry):
@@ -186,7 +194,8 @@ def test_star_is_against_the_same_backbone(runs, registry):
                   for method in ("fcucr", "ft"))
     assert len(mine) == USERS
     assert cell(built, "fcucr", "all:hit@10").p == pytest.approx(stats.ttest_rel(mine, base).pvalue, rel=1e-6)
-    assert {c.key[1:4] for c in built.cells() if c.star} == {("sasrec", "fcucr", m) for m in fcucr.TABLES[2].metrics}
+    assert {c.key[1:4] for c in built.cells() if c.star} == {
+        ("sasrec", "fcucr", m) for m in fcucr.TABLES[2].metrics if m != "upload_mib"}
     assert any(note.startswith("p of FCUCR on SASRec, XING: HR@10 < 0.0001; NDCG@10 < 0.0001; HR@10, all items < "
                                "0.0001")
                for note in built.notes)
@@ -202,14 +211,12 @@ def test_no_star_for_the_worse(runs, registry):
 
 def test_missing_is_named(runs, registry):
     built = table(2, runs, registry, datasets=["xing"])
-    assert ("missing: fed-dmi-gnn, fed-hearint, fed-miasrec, xing: this suite does not have the method."
-            in built.missing)
     assert ("missing: ft on fedrap, gpfedrec, tisasrec, xing: no record; run: run_bench.py grid --paper fcucr "
             "--table 2 --datasets xing --backbones fedrap,gpfedrec,tisasrec --methods ft --seeds 3") in built.missing
     assert all(c.missing for c in built.cells() if c.mean is None)
-    assert cell(built, "fed-hearint", backbone="").printed.text == "0.1387"
+    assert all(cell(built, row, backbone="hearint").printed.text == "0.1387" for row in ("ft", "loss=bce"))
     only = table(2, runs, registry, datasets=["xing"], backbones=["sasrec"])
-    assert len(only.cells()) == 8 and not only.missing
+    assert len(only.cells()) == 10 and not only.missing
     assert table(3, runs, registry, datasets=["xing"], backbones=["gru4rec"]) is None
 
 
@@ -272,7 +279,7 @@ def test_latex_and_csv(runs, registry):
     built = table(2, runs, registry, datasets=["xing"])
     text = latex(built)
     assert text.count(r"\begin{table*}") == 1 and r" &  & FCUCR & \underline{0.2600}$^{*}${\tiny$\pm$0.0100}" in text
-    assert len(csv_text(built).splitlines()) == 1 + 12 * 4
+    assert len(csv_text(built).splitlines()) == 1 + 15 * 5
 
 
 # The page
@@ -302,7 +309,7 @@ def test_page_has_every_printed_number(runs, registry):
             part = sections[f"Table {number}"].split(f"### {fcucr.DATASETS[key.dataset]}")[1].split("###")[0]
             shown = f"({int(printed.text):,})" if key.metric == "round_seconds" else f"({printed.text})"
             assert shown in part, key
-    assert "| 2 Main comparison | 96 |" in text and "| 4 Rounds whose" in text
+    assert "| 2 Main comparison | 120 |" in text and "| 4 Rounds whose" in text
     assert "which is of 5 runs" in text and "√(1/5 + 1/n)" in text
 
 

@@ -47,7 +47,7 @@ class Shrink(Method):
 def test_shipped_plugins(registry):
     assert registry.names("method") == ["f3crec", "fcucr", "ft", "kd", "reg", "rlp2", "spp"]
     assert registry.names("backbone") == ["biasmf", "dmi-gnn", "fedmf", "fedncf", "fedrap", "gpfedrec", "gru4rec",
-                                          "miasrec", "ncf", "pfedrec", "sasrec", "tisasrec"]
+                                          "hearint", "miasrec", "ncf", "pfedrec", "sasrec", "tisasrec"]
     assert registry.names("metric") == ["distance", "hit", "mrr", "ndcg", "novelty", "popularity", "precision",
                                         "recall"]
     assert not registry.broken

@@ -97,8 +97,7 @@ class PaperTable:
         datasets, backbones, rows, metrics, columns: names; the table's cells are their product.
         stub, across: which of dataset, backbone, row, metric and column run down and which run across. Backbones are
             panels if they are in neither.
-        row_spec: the run of a (row, backbone, dataset), or None for a table that needs no runs. It gives None for a
-            method that this suite does not have.
+        row_spec: the run of a (row, backbone, dataset), or None for a table that needs no runs.
         best: ``max`` or ``min``: which end is best among the rows (and backbones, unless they are panels); None: they
             are not ranked.
         lead: by what the paper's own method gets a star where it beats the best baseline; None: there are no stars.
@@ -119,7 +118,7 @@ class PaperTable:
     columns: tuple[str, ...]
     stub: tuple[str, ...]
     across: tuple[str, ...]
-    row_spec: Callable[[str, str, str], RunSpec | None] | None
+    row_spec: Callable[[str, str, str], RunSpec] | None
     best: str | None = None
     lead: Lead | None = None
     only: tuple[tuple[str, str], ...] = ()
@@ -149,7 +148,7 @@ class PaperTable:
 
     def adding(self, methods: tuple[str, ...], beside: str) -> PaperTable:
         """This table with rows of other methods, on the backbones that the row ``beside`` is on."""
-        def row_spec(row: str, backbone: str, dataset: str) -> RunSpec | None:
+        def row_spec(row: str, backbone: str, dataset: str) -> RunSpec:
             return RunSpec(row, backbone, dataset) if row in methods else self.row_spec(row, backbone, dataset)
         only = tuple((backbone, method) for backbone, row in self.only if row == beside for method in methods)
         return replace(self, rows=(*self.rows, *methods), only=(*self.only, *only), row_spec=row_spec, added=methods)
@@ -158,7 +157,7 @@ class PaperTable:
         """All runs."""
         if self.row_spec is None:
             return []
-        return [spec for name in self.run_names() if (spec := self.row_spec(*name))]
+        return [self.row_spec(*name) for name in self.run_names()]
 
 
 def read_printed(path: Path) -> dict[int, dict[Key, Printed]]:
