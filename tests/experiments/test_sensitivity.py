@@ -88,6 +88,13 @@ def test_a_new_method_needs_its_class_alone(tmp_path):
         of(discover([tmp_path]), "own", "fedmf")
 
 
+def test_list_shows_the_readings(capsys):
+    assert main(["list", "kd"]) == 0
+    out = capsys.readouterr().out
+    assert "read differently by paper and code" in out and "kd_reduction: mean (released code), sum (Eq. 5" in out
+    assert main(["list", "ft"]) == 0 and "read differently" not in capsys.readouterr().out
+
+
 def made_up():
     default = Case(RunSpec("f3crec", "fedmf", "ml-100k"), RunSpec("ft", "fedmf", "ml-100k"))
     small, large, gone = (Case(default.proposed, default.against, name, "old", "new") for name in ("a", "b", "c"))
