@@ -88,6 +88,15 @@ def test_a_new_method_needs_its_class_alone(tmp_path):
         of(discover([tmp_path]), "own", "fedmf")
 
 
+@pytest.mark.parametrize("readings,message", [
+    ('["strength"]', "no mapping of settings"), ('{"strength": (1, 2)}', "no mapping of settings"),
+    ('{"strength": {1: 2}}', "no mapping of settings"), ('{"strength": {1: "a\\x1b[2J"}}', "cannot be printed")])
+def test_readings_of_another_form_are_named(tmp_path, readings, message):
+    (tmp_path / "own.py").write_text(OWN.replace(OWN[OWN.index('{"strength"'):].strip(), readings))
+    registry = discover([tmp_path])
+    assert message in registry.broken["own"] and not registry.knows("method", "own")
+
+
 def test_list_shows_the_readings(capsys):
     assert main(["list", "kd"]) == 0
     out = capsys.readouterr().out
