@@ -7,7 +7,7 @@ import io
 from dataclasses import asdict, dataclass
 from typing import Any, Mapping, Sequence
 
-import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
 from ..experiments.sensitivity import Case
@@ -45,36 +45,41 @@ def effects(runs: Mapping[Case, tuple[Sequence[Run], Sequence[Run]]], metric: st
         runs: of each case, those of the proposed method and of the other; the first case is the default one.
         metric: as ``ndcg@20``; on the block just trained, averaged over all blocks but the first.
     """
-    scores = {case: [seed_averages(of_method, metric) for of_method in both] for case, both in runs.items()}
-    default = next(iter(runs))
-    found = [_effect(case, scores[default], of_case) for case, of_case in scores.items()]
-    return [found[0], *sorted(found[1:], key=lambda e: -abs(e.value_change.mean) if e.value_change else 1.0)]
+    scores = {case: _by_seed(case, *both, metric) for case, both in runs.items()}
+    default = next(iter(scores.values()))
+    measured = [_effect(case, default, here) for case, here in scores.items()]
+    return [measured[0], *sorted(measured[1:], key=lambda e: -abs(e.value_change.mean) if e.value_change else 1.0)]
 
 
-def _effect(case: Case, default: Sequence, changed: Sequence) -> Effect:
-    """The effect of one case from both cases' averages by seed."""
-    both = case.against is not None
-    of_all = [*default[:1 + both], *changed[:1 + both]]
-    seeds = sorted(set.intersection(*(set(values.index) for values in of_all)))
-    if not seeds:
+def _by_seed(case: Case, proposed: Sequence[Run], against: Sequence[Run], metric: str) -> pd.DataFrame:
+    """A case's averages by seed: ``value``, and ``lead`` where there is another method, of seeds that both have."""
+    value = seed_averages(proposed, metric)
+    if case.against is None:
+        return pd.DataFrame({"value": value})
+    return pd.DataFrame({"value": value, "lead": value - seed_averages(against, metric)}).dropna()
+
+
+def _effect(case: Case, default: pd.DataFrame, here: pd.DataFrame) -> Effect:
+    """The effect of a case over the seeds that it has in common with the default one."""
+    seeds = default.index.intersection(here.index)
+    if not len(seeds):
         return Effect(case, 0)
-    (before, *rest_before), (after, *rest_after) = ([values[seeds].to_numpy() for values in part[:1 + both]]
-                                                    for part in (default, changed))
-    lead_before, lead_after = (mine - other[0] if both else None
-                               for mine, other in ((before, rest_before), (after, rest_after)))
-    differs = bool(case.setting)
-    return Effect(case, len(seeds), over_seeds(after), over_seeds(lead_after) if both else None,
-                  over_seeds(after - before) if differs else None,
-                  over_seeds(lead_after - lead_before) if both and differs else None)
+
+    def over(frame: pd.DataFrame, column: str) -> OverSeeds | None:
+        return over_seeds(frame[column]) if column in frame else None
+    here = here.loc[seeds]
+    change = here - default.loc[seeds] if case.setting else pd.DataFrame()
+    return Effect(case, len(seeds), over(here, "value"), over(here, "lead"), over(change, "value"),
+                  over(change, "lead"))
 
 
-def figure(found: Sequence[Effect], metric: str, against: str, title: str) -> Figure:
+def figure(measured: Sequence[Effect], metric: str, against: str, title: str) -> Figure:
     """A tornado: how far each reading moves the metric and, where there is another method, the lead over it.
 
     Args:
         metric, against: what they are called.
     """
-    first, others = found[0], found[1:]
+    first, others = measured[0], measured[1:]
     panels = [SwingPanel(metric, first.value.mean, [_swing(e.value, e.value_change) for e in others])]
     if first.lead is not None:
         panels.append(SwingPanel(f"lead over {against}", first.lead.mean,
@@ -91,14 +96,14 @@ def _heads(metric: str, against: str) -> list[str]:
             "seeds"]
 
 
-def rows(found: Sequence[Effect], metric: str, against: str) -> list[list[str]]:
+def rows(measured: Sequence[Effect], metric: str, against: str) -> list[list[str]]:
     """The table's heading and lines, as text.
 
     Args:
         against: what the other method is called; empty without one.
     """
     lines = []
-    for e in found:
+    for e in measured:
         leads = [_text(e.lead, "+"), _text(e.lead_change, "+")] if against else []
         lines.append([e.case.setting or "all as by default", e.case.default or NONE, e.case.other or NONE,
                       _text(e.value), _text(e.value_change, "+"), *leads, str(e.seeds)])
@@ -111,9 +116,9 @@ def _text(value: OverSeeds | None, sign: str = "") -> str:
     return f"{value.mean:{sign}.4f}" + (f" ± {value.deviation:.4f}" if value.n > 1 else "")
 
 
-def markdown(found: Sequence[Effect], metric: str, against: str, notes: Sequence[str]) -> str:
+def markdown(measured: Sequence[Effect], metric: str, against: str, notes: Sequence[str]) -> str:
     """The table as Markdown, with notes below."""
-    head, *lines = [[for_markdown(text) for text in line] for line in rows(found, metric, against)]
+    head, *lines = [[for_markdown(text) for text in line] for line in rows(measured, metric, against)]
     rule = "---|" * 3 + "--:|" * (len(head) - 3)
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     below = "".join(f"- {for_markdown(note)}\n" for note in notes)
@@ -124,27 +129,27 @@ CSV_FIELDS = ("setting", "default", "here", "metric", "seeds", "value", "value_s
               "lead", "lead_std", "lead_change", "lead_change_std")
 
 
-def csv_text(found: Sequence[Effect], metric: str) -> str:
+def csv_text(measured: Sequence[Effect], metric: str) -> str:
     """One line per case, all numbers in full precision; what there is not is empty."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(CSV_FIELDS)
-    for e in found:
+    for e in measured:
         numbers = [number for part in (e.value, e.value_change, e.lead, e.lead_change)
                    for number in ((part.mean, part.deviation if part.n > 1 else "") if part else ("", ""))]
         names = map(for_csv, (e.case.setting, e.case.default, e.case.other, metric))
-        writer.writerow([*names, e.seeds, *(float(n) if isinstance(n, np.floating) else n for n in numbers)])
+        writer.writerow([*names, e.seeds, *numbers])
     return buffer.getvalue()
 
 
-def notes(found: Sequence[Effect], default_seeds: Sequence[int], left_out: Sequence[str]) -> list[str]:
+def notes(measured: Sequence[Effect], default_seeds: Sequence[int], left_out: Sequence[str]) -> list[str]:
     """Sentences below the table."""
     said = [f"Mean ± sample standard deviation over seeds {seed_text(default_seeds)}. A change is that of the same "
             f"seed, so its deviation says whether the seeds agree.",
             "In each line one setting differs from the first line; it differs for both methods if both have it."]
-    if any(e.case.setting == "inc_split" for e in found):
+    if any(e.case.setting == "inc_split" for e in measured):
         said.append("inc_split changes which interactions are tested, so its change is also one of the test.")
-    said += [f"{e.case.setting} = {e.case.other}: no seed of all its runs finished." for e in found if not e.seeds]
+    said += [f"{e.case.setting} = {e.case.other}: no seed of all its runs finished." for e in measured if not e.seeds]
     return [*said, *left_out]
 
 

@@ -119,9 +119,9 @@ def _rows(ids: np.ndarray, wanted: Sequence, kind: str, path: Path) -> torch.Ten
     row_of = {identity: row for row, identity in enumerate(ids.tolist())}
     missing = [str(identity) for identity in wanted if str(identity) not in row_of]
     if missing or len(row_of) != len(ids):
-        found = f"{len(missing)} {kind}s of block 0 are not in it, as {missing[0]}" if missing else \
+        fault = f"{len(missing)} {kind}s of block 0 are not in it, as {missing[0]}" if missing else \
             f"it has the same {kind} twice"
-        raise UserError(f"{path}: {found}; accepted: every {kind} of block 0 once, with the ids of the data.")
+        raise UserError(f"{path}: {fault}; accepted: every {kind} of block 0 once, with the ids of the data.")
     return torch.tensor([row_of[str(identity)] for identity in wanted])
 
 

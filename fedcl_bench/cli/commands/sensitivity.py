@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         show_outcomes(outcomes, [o.task.command(args.results, args.data_dir, args.plugins) for o in outcomes],
                       sum(o.took or 0.0 for o in outcomes))
     metric = args.metric or settings_of(registry, proposed, tuned)["valid_metric"]
-    _show(_found(planned, tasks, args.results, metric), args, metric, left_out)
+    _show(_measured(planned, tasks, args.results, metric), args, metric, left_out)
     return 1 if statuses - {"finished"} else 0
 
 
@@ -128,7 +128,7 @@ def _show_plan(planned: Sequence[Case], tasks: Sequence[Task], args: argparse.Na
         show_tasks(tasks, states)
 
 
-def _found(planned: Sequence[Case], tasks: dict[RunSpec, list[Task]], results: Path, metric: str) -> list[Effect]:
+def _measured(planned: Sequence[Case], tasks: dict[RunSpec, list[Task]], results: Path, metric: str) -> list[Effect]:
     """The effects that the finished runs show.
 
     Raises:
@@ -142,40 +142,40 @@ def _found(planned: Sequence[Case], tasks: dict[RunSpec, list[Task]], results: P
     runs = {spec: [load_record(task.record(results).folder) for task in of_spec
                    if state(task, results).name == "finished"] for spec, of_spec in tasks.items()}
     check_metric([run for of_spec in runs.values() for run in of_spec], metric)
-    found = effects({case: (runs[case.proposed], runs[case.against] if case.against else []) for case in planned},
+    measured = effects({case: (runs[case.proposed], runs[case.against] if case.against else []) for case in planned},
                     metric)
-    if not found[0].seeds:
+    if not measured[0].seeds:
         raise UserError("sensitivity: no seed of the runs with default settings finished, so nothing can be compared; "
                         "take others with --set.")
-    return found
+    return measured
 
 
-def _show(found: Sequence[Effect], args: argparse.Namespace, metric: str, left_out: Sequence[str]) -> None:
+def _show(measured: Sequence[Effect], args: argparse.Namespace, metric: str, left_out: Sequence[str]) -> None:
     """Write figure and tables, and print the table with the files' paths."""
     from ...data.source import dataset_name
     from ...experiments.papers import label
     from ...reports import sensitivity
     from ..show import plain_table, print_table
 
-    case = found[0].case
+    case = measured[0].case
     names = case.proposed.method, case.proposed.backbone, dataset_name(case.proposed.dataset)
     called, against = label(metric), label(case.against.method) if case.against else ""
-    notes = sensitivity.notes(found, range(args.seeds), left_out)
+    notes = sensitivity.notes(measured, range(args.seeds), left_out)
     method, backbone, dataset = map(label, names)
-    drawn = sensitivity.figure(found, called, against, f"{method} on {backbone}, {dataset}: one setting changed")
+    drawn = sensitivity.figure(measured, called, against, f"{method} on {backbone}, {dataset}: one setting changed")
     file = "-".join(("sensitivity", *names, metric)).replace("@", "").replace(":", "-")
     written = save_figure(file, drawn, args.out, args.format)
-    for kind, text in (("md", sensitivity.markdown(found, called, against, notes)),
-                       ("csv", sensitivity.csv_text(found, metric))):
+    for kind, text in (("md", sensitivity.markdown(measured, called, against, notes)),
+                       ("csv", sensitivity.csv_text(measured, metric))):
         written.append(args.out / f"{file}.{kind}")
         with writing(written[-1]):
             written[-1].write_text(text, encoding="utf-8")
     if args.json:
-        json.dump({"metric": metric, "cases": [sensitivity.as_json(effect) for effect in found],
+        json.dump({"metric": metric, "cases": [sensitivity.as_json(effect) for effect in measured],
                    "notes": notes, "files": list(map(str, written))}, sys.stdout, allow_nan=False)
         print()
         return
-    head, *lines = sensitivity.rows(found, called, against)
+    head, *lines = sensitivity.rows(measured, called, against)
     table = plain_table(*head)
     for line in lines:
         table.add_row(*line)
