@@ -13,9 +13,10 @@ from ..client.out_of_memory import in_words
 from ..data.stream import Stream
 from ..errors import OutOfMemory, RunFailed, UserError, ran_out
 from ..federation.divergence import largest
-from ..federation.loop import run
+from ..federation.loop import from_base, run
 from ..federation.parts import Federation, Progress
 from ..federation.server import most_rounds
+from . import bases
 from .config import RunConfig
 from .memory_plan import advice, require
 from .records import Corrupt, Record, load_progress, save_progress, summary
@@ -211,8 +212,9 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
         # In a stream of one step no method acts after it, so there is nothing to share it for.
         shares_base = config.method.cls.first_step > 0 and len(stream.steps) > 1
         base = results / "shared" / f"{config.base_hash}.pt" if shares_base else None
-        start = _resumed(config, record, len(stream.steps), watch) or _from_base(
-            config, None if rerun else base, watch) or _Start()
+        start = _resumed(config, record, len(stream.steps), watch) or (
+            _Start(from_base(federation, bases.load(federation, results))) if config.server.base_model else
+            _from_base(config, None if rerun else base, watch)) or _Start()
         saving = _Saving(engine, record.checkpoint, base, start, began)
         try:
             progress = start.progress
