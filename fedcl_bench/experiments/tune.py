@@ -19,7 +19,7 @@ from typing import Any, Callable, Generator, Iterable, Mapping, Sequence
 
 from ..data.source import config_file, dataset_name, load_config
 from ..errors import Corrupt, UserError, unknown
-from ..files import write_atomically
+from ..files import sweep, write_atomically
 from ..runs.config import CORE_SETTINGS, effective, resolve
 from ..runs.frames import read_frame
 from ..runs.registry import Registry
@@ -459,6 +459,7 @@ def _ended(trials: _Trials, metric: str, tuning: Tuning) -> Result:
         return Result(c, "failed", error=trials.error or "no trial finished: every one of them diverged")
     try:
         tuning.folder.mkdir(parents=True, exist_ok=True)
+        sweep(tuning.folder)
         write_atomically(tuning.file(c), json.dumps(content, indent=1).encode())
     except OSError as error:
         raise UserError(f"{tuning.folder}: cannot be written ({error.strerror}); choose another with --results "

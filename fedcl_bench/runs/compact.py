@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from ..errors import Corrupt, UserError
 from ..evaluation.metrics import OF_EVERY_RUN
-from ..files import write_atomically
+from ..files import sweep, write_atomically
 from ..names import refuse_link, safe_name
 from ..schema import fields_of, lists, mapping, one_of, read_bytes, read_json, text, whole
 from .frames import COLUMNS, check_columns
@@ -338,6 +338,7 @@ def write(folder: Path, runs: Iterable[Run], command: str, item_analysis: Callab
         write_atomically(folder / INDEX, (json.dumps(index, indent=1) + "\n").encode())
         for name in old_files - set(files):
             (folder / name).unlink(missing_ok=True)
+        sweep(folder)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror}).") from None
     return index

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterator
 
 from ..errors import Corrupt, UserError
-from ..files import write_atomically
+from ..files import sweep, write_atomically
 from ..schema import fields_of, lists, mapping, one_of, read_json, whole
 from . import run_json
 from .run_json import NAME, read_head, seal_of
@@ -78,6 +78,7 @@ def _write(path: Path, entries: dict[str, dict[str, Any]]) -> None:
     """Write an index, where the folder can be written."""
     index = {"format": _FORMAT, "records": entries}
     try:
+        sweep(path.parent)
         write_atomically(path, json.dumps({**index, "seal": seal_of(index)}, separators=(",", ":")).encode())
     except (OSError, UserError):
         pass
