@@ -326,8 +326,8 @@ def find(source: Source, spec: RunSpec) -> tuple[list[Run], str]:
         return [], failed
     wanted = comparable(expected_settings(source.registry, spec, source.tuned))
     idle = expected_idle(source.registry, spec, source.tuned)
-    others = [(_differences(wanted, comparable(run.meta["settings"], idle)), run) for run in source.runs
-              if (run.meta["method"], run.meta["backbone"], run.meta["dataset"])
+    others = [(_differences(wanted, comparable(run.head["settings"], idle)), run) for run in source.runs
+              if (run.head["method"], run.head["backbone"], run.head["dataset"])
               == (spec.method, spec.backbone, dataset_name(spec.dataset))]
     if not others:
         return [], "no record"

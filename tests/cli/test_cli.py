@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from fabricate import alter
 
 from fedcl_bench.cli import main as entry
 from fedcl_bench.cli.commands.grid import _given
@@ -346,10 +347,7 @@ def test_the_number_of_test_users_stands_beside_the_result(capsys):
     assert [str(n) for n in result["tested"]["users"]] == counts["users with test items"]
     assert [f"{n:,}" for n in result["tested"]["interactions"]] == counts["test"]
     assert result["notes"] == []
-    path = Path(result["record"]) / "run.json"
-    content = json.loads(path.read_text())
-    del content["tested"]
-    path.write_text(json.dumps(content))
+    alter(Path(result["record"]), without=["tested"])
     again, _ = run_json(capsys, *command, "--seeds", "1")
     assert again["tested"] == {"users": result["tested"]["users"], "interactions": None}
     assert main(command) == 0

@@ -347,11 +347,10 @@ def test_missing_plugins_and_tuned_settings_are_named(registry, tmp_path):
 
 
 def test_records_of_fewer_blocks_are_not_averaged(registry, tmp_path):
-    folder = fabricate(tmp_path, registry, RunSpec("ft", "fedmf", "ml-100k"), 0, level(0.08))
-    content = json.loads((folder / "run.json").read_text())
-    content["metrics"]["ndcg@20"]["per_block"].pop()
-    (folder / "run.json").write_text(json.dumps(content))
-    built = table(2, tmp_path, registry)
+    fabricate(tmp_path, registry, RunSpec("ft", "fedmf", "ml-100k"), 0, level(0.08))
+    (run,) = load_runs(tmp_path)
+    run.meta["metrics"]["ndcg@20"]["per_block"].pop()
+    built = build("f3crec", f3crec.TABLES[2], source([run], registry))
     assert cell(built, "ft", "avg").mean is None
     assert any("its record has 3 blocks, the table is of D0-D3" in text for text in built.missing)
 

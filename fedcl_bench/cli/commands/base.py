@@ -61,8 +61,8 @@ def _export(args: argparse.Namespace) -> int:
     from ...data.datasets import load_stream
     from ...experiments.grid import make_tasks
     from ...runs import bases
+    from ...runs.checkpoints import load_progress
     from ...runs.config import resolve_device
-    from ...runs.records import Corrupt, load_progress
     from ...runs.registry import discover
     from ...runs.specs import RunSpec, Tuned
     from ...settings import parse_assignments
@@ -73,10 +73,7 @@ def _export(args: argparse.Namespace) -> int:
     (task,) = make_tasks(discover(args.plugins), [spec], [args.seed], args.data_dir, tuned,
                          resolve_device(args.device or "cpu"))
     config = task.config
-    try:
-        saved = load_progress(args.results / "shared" / f"{config.base_hash}.pt", "cpu")
-    except Corrupt as error:
-        raise UserError(f"{error}; delete it and make the run again.") from None
+    saved = load_progress(args.results / "shared" / f"{config.base_hash}.pt", "cpu")
     if saved is None:
         raise UserError(f"no block 0 of {task.label} in {args.results}.\nMake it with: "
                         f"{task.command(args.results, args.data_dir, args.plugins)}")

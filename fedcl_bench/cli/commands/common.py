@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Iterable, Iterator
 
 from ...api.stopping import stop_between_rounds as stop_between_rounds  # of all commands that run something
-from ...errors import UserError, unknown
-from ...names import shown
+from ...errors import Corrupt, UserError, unknown
+from ...names import for_terminal, shown
 from ...settings import LARGEST, LARGEST_SEED, MOST_SEEDS
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from ...runs.registry import Registry
     from ...runs.specs import RunSpec, Tuned, Where
+_SHOWN = 3  # records that are left out and named
+
 
 
 def add_plugins(parser: argparse.ArgumentParser) -> None:
@@ -94,6 +96,20 @@ def records_where(args: argparse.Namespace) -> Where:
     from ...runs.specs import Where
 
     return Where.of_records(args.records, args.plugins, getattr(args, "data_dir", None))
+
+
+class LeftOut:
+    """Says on standard error which records are left out and why, the first few of them one by one."""
+
+    def __init__(self):
+        self._count = 0
+
+    def __call__(self, error: Corrupt) -> None:
+        self._count += 1
+        if self._count <= _SHOWN:
+            print(for_terminal(f"left out: {error.wrong}."), file=sys.stderr)
+        elif self._count == _SHOWN + 1:
+            print("left out: more records, for reasons like these.", file=sys.stderr)
 
 
 def say_tuned(tuned: Tuned | None, specs: Iterable[RunSpec], quiet: bool = False) -> None:

@@ -9,8 +9,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Callable
 
 from ...errors import UserError, unknown
-from .common import (Extend, add_cells, add_drawn, add_plugins, add_records, add_set, add_tuned, check_formats, names,
-                     records_where, save_figure, say_tuned)
+from .common import (Extend, LeftOut, add_cells, add_drawn, add_plugins, add_records, add_set, add_tuned, check_formats,
+                     names, records_where, save_figure, say_tuned)
 
 if TYPE_CHECKING:
     from ...reports.paper_figures import Drawn, Job
@@ -63,7 +63,7 @@ def add(commands) -> None:
 
 def _present(kind: str, asked: tuple[str, ...] | None, paper: ModuleType, runs: list[Run]) -> list[str]:
     """The datasets or backbones to draw: those asked for, or the paper's of which there are records, or any other."""
-    there = {run.meta[kind] for run in runs}
+    there = {run.head[kind] for run in runs}
     known = paper.DATASETS if kind == "dataset" else paper.BACKBONES
     for name in asked or ():
         if name not in {*known, *there}:
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     from ...reports.selection import FOOTNOTE
     from ...runs.registry import discover
     from ...runs.specs import RunSpec, Tuned
-    from ...runs.store import load_failed, load_runs
+    from ...runs.store import load_all
     from ...settings import parse_assignments
 
     check_formats(args.format)
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         if name != "all" and name not in makers:
             raise unknown("figure", name, [*makers, *paper.FIGURE_ALIASES])
     wanted = list(makers) if "all" in asked else list(dict.fromkeys(asked))
-    registry, runs = discover(args.plugins), load_runs(args.records)
+    registry, (runs, failed) = discover(args.plugins), load_all(args.records, LeftOut())
     methods = list(dict.fromkeys(args.methods or (m for m in paper.METHODS if m in registry.names("method"))))
     for method in methods:
         registry.get("method", method)
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     job = Job(paper, args.paper, registry, runs, args.records, tuned,
               parse_assignments(args.assignments, "--set"), methods, _present("backbone", args.backbones, paper, runs),
               _present("dataset", args.datasets, paper, runs), args.metric or paper.METRIC, where,
-              load_failed(args.records))
+              failed)
     written, messages = _draw_all({name: makers[name] for name in wanted}, job, args)
     say_tuned(tuned, (RunSpec(*names) for names in product(methods, job.backbones, job.datasets)))
     for line in messages:
