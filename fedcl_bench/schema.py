@@ -7,7 +7,6 @@ version, a damaged one or somebody else's holds therefore never reaches the code
 from __future__ import annotations
 
 import json
-import math
 import stat
 from pathlib import Path
 from typing import Any, Callable, Mapping
@@ -17,6 +16,7 @@ from .names import for_terminal, shown
 
 Check = Callable[[Any, str], None]
 LARGEST = 1 << 28  # bytes of a JSON file; the largest of ours have some hundred thousand
+_HUGE = 2 ** 100  # whole numbers beyond are no floating-point numbers
 _DEEPEST = 6  # of values that nothing more is known of
 _LONGEST = 80  # characters of a field's name that are shown
 
@@ -58,8 +58,8 @@ def flag(value: Any, field: str) -> None:
 
 
 def number(value: Any, field: str) -> None:
-    """Any number that is not infinite; nan stands for what was not measured."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) == math.inf:
+    """Any number; nan stands for what was not measured, and a metric of the user's own may be infinite."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > _HUGE and isinstance(value, int):
         raise Wrong(field, value, "a number")
 
 

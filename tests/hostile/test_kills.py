@@ -15,9 +15,8 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.runs.specs import RunSpec
 
 
-@pytest.mark.parametrize("job, kills", [
-    ("run", 3), pytest.param("run", 150, marks=pytest.mark.long), pytest.param("rerun", 45, marks=pytest.mark.long),
-    pytest.param("pack", 99, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("job, kills", [("run", 150), ("rerun", 45), ("pack", 99)])
 def test_killed_while_writing(job, kills, tmp_path):
     here = Path(__file__).parent
     done = subprocess.run([sys.executable, str(here / "killed.py"), job, str(tmp_path), str(kills)], cwd=ROOT,

@@ -241,7 +241,7 @@ def test_checkpoints_and_shared_blocks(world, registry, tmp_path, count, pattern
             assert matrix == expected
             assert all("set aside as" in line and len(line.splitlines()) == 1 for line in warnings)
     (path,) = (world / "half").glob(pattern)
-    fuzz(min(count, 100) if count > FEW else 4, changed_bytes(path.read_bytes()), check)
+    fuzz(min(count, 100) if count > FEW else 2, changed_bytes(path.read_bytes()), check)
     for change in INSTEAD if count > FEW else INSTEAD[:1]:
         check(change)
 
