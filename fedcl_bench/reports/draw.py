@@ -554,7 +554,8 @@ def _draw_swing(axes, y: int, default: float, swing: Swing | None, reach: float)
     arrow = ("▸" if rises else "◂") if cut else ""
     text = f"{arrow} {swing.change:+.4f}" if rises else f"{swing.change:+.4f} {arrow}"
     axes.annotate(text.strip(), (end, y), (3 if rises else -3, 0), textcoords="offset points", va="center",
-                  ha="left" if rises else "right", gid=f"change:{y}")
+                  ha="left" if rises else "right", gid=f"change:{y}",
+                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4})  # over the line at 0
 
 
 @_styled

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Mapping, Sequence
 
 import pandas as pd
 from matplotlib.figure import Figure
 
+from ..data.stream import StreamSettings
 from ..experiments.sensitivity import Case
 from ..names import for_csv, for_markdown
 from ..runs.run import Run
@@ -18,6 +19,8 @@ from .draw import Swing, SwingPanel, tornado
 from .scores import OverSeeds, over_seeds, seed_averages
 
 NONE = "–"
+# Settings that say on what users are tested.
+_TESTED = {"candidate_draw", *(field.name for field in fields(StreamSettings))}
 
 
 @dataclass(frozen=True)
@@ -144,11 +147,13 @@ def csv_text(measured: Sequence[Effect], metric: str) -> str:
 
 def notes(measured: Sequence[Effect], default_seeds: Sequence[int], left_out: Sequence[str]) -> list[str]:
     """Sentences below the table."""
+    several = len(default_seeds) > 1
     said = [f"Mean ± sample standard deviation over seeds {seed_text(default_seeds)}. A change is that of the same "
-            f"seed, so its deviation says whether the seeds agree.",
+            f"seed, so its deviation says whether the seeds agree." if several else
+            f"Seed {seed_text(default_seeds)} alone, so nothing says how much seeds differ.",
             "In each line one setting differs from the first line; it differs for both methods if both have it."]
-    if any(e.case.setting == "inc_split" for e in measured):
-        said.append("inc_split changes which interactions are tested, so its change is also one of the test.")
+    if tested := sorted({e.case.setting for e in measured} & _TESTED):
+        said.append(f"{', '.join(tested)}: what is tested changes too, so the change is also one of the test.")
     said += [f"{e.case.setting} = {e.case.other}: no seed of all its runs finished." for e in measured if not e.seeds]
     return [*said, *left_out]
 

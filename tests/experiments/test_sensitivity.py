@@ -11,6 +11,7 @@ from synthetic import flat_runs
 from fedcl_bench.cli.main import main
 from fedcl_bench.errors import PluginError, UserError
 from fedcl_bench.experiments.sensitivity import Case, cases
+from fedcl_bench.reports import sensitivity
 from fedcl_bench.reports.scores import OverSeeds
 from fedcl_bench.reports.sensitivity import effects, markdown
 from fedcl_bench.runs.registry import discover
@@ -135,6 +136,17 @@ def test_without_another_method_there_is_no_lead():
     assert first.lead is None and all(effect.lead is None for effect in others)
     assert others[0].value_change is not None
     assert "lead" not in markdown([first, *others], "N@20", "", [])
+
+
+def test_notes():
+    cases_of = list(made_up())
+    split = Case(*cases_of[0].specs, "inc_split", "chronological", "random")
+    many = sensitivity.notes(effects({**made_up(), split: ([], [])}, "ndcg@20"), range(3), ["b is left out."])
+    assert "over seeds 0-2" in many[0] and many[2].startswith("inc_split: what is tested changes too")
+    assert many[3:] == ["c = new: no seed of all its runs finished.",
+                        "inc_split = random: no seed of all its runs finished.", "b is left out."]
+    alone = sensitivity.notes(effects(made_up(), "ndcg@20"), range(1), [])
+    assert alone[0].startswith("Seed 0 alone") and not any("tested" in note for note in alone)
 
 
 def test_the_command(tmp_path, capsys, same_process):
