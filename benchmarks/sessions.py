@@ -1,7 +1,7 @@
 """Rounds on sessions against a straightforward per-client loop: plain averaging and FCUCR on every sequential backbone.
 
     python benchmarks/sessions.py [--data-dir data] [--repeats 5] [--clients 20] [--threads N]
-    python benchmarks/sessions.py --methods ft --backbones miasrec/bce,dmi-gnn/bce
+    python benchmarks/sessions.py --methods ft --backbones miasrec/bce,dmi-gnn/bce,hearint/bce
 
 The second compares backbones of whole sessions with the loss behind the slash: ``bce`` or ``cross_entropy``, whose
 rounds take minutes.
@@ -177,6 +177,88 @@ class DMIGNN(nn.Module):
         return (vectors[0] @ functional.normalize(rows, dim=1).T).max(0).values
 
 
+class HearInt(nn.Module):
+    """The vector of a session; ``clusters`` has each item's cluster and centroids' cosines, in training alone."""
+
+    def __init__(self, n_items, d=100):
+        super().__init__()
+        self.items, self.positions = nn.Embedding(n_items + 1, d, padding_idx=0), nn.Embedding(LENGTH, d)
+        self.edges, self.drop = nn.Parameter(torch.randn(2, 4, d)), nn.Dropout(0.1)
+        self.query, self.first, self.second, self.soft = (nn.Linear(d, d) for _ in range(4))
+        self.graphs, self.mix, self.gate = nn.Linear(2 * d, d), nn.Linear(2 * d, d, bias=False), nn.Linear(2 * d, d)
+        self.mean, self.out = nn.Linear(d, d, bias=False), nn.Linear(d, 1, bias=False)
+        self.near, self.clusters = {}, None
+
+    def views(self, rows):
+        """The positions of the short-term view, and which of the session's items the long-term view shows."""
+        nodes = rows.unique()
+        if self.clusters is None or not self.training:
+            return rows > 0, nodes > 0
+        of_item, cosine = self.clusters
+        cluster = of_item[rows] * (rows > 0)
+        frequent = (torch.bincount(cluster, minlength=len(cosine)) * (torch.arange(len(cosine)) > 0)).argmax()
+        hidden = [(cosine[cluster, one] <= 0) & (torch.rand(len(rows)) < 0.4) for one in (cluster[-1], frequent)]
+        return (rows > 0) & ~hidden[0], (nodes > 0) & ~hidden[1][:len(nodes)]
+
+    def kinds(self, nodes, clicks):
+        """The kinds of edges from item to item on both graphs, -1 where there is none."""
+        index = {row: n for n, row in enumerate(nodes.tolist())}
+        session, clicked = torch.full((2, len(nodes), len(nodes)), -1)
+        for n in range(len(nodes)):
+            session[n, n], clicked[n, n] = 0, 3
+        for a, b in zip(clicks, clicks[1:]):
+            if a != b:
+                one, other = index[a], index[b]
+                session[one, other], session[other, one] = (3, 3) if session[other, one] in (1, 3) else (1, 2)
+                for x, y in ((a, b), (b, a)):
+                    items, counts = self.near.get(x, ([], []))
+                    if y in items:
+                        clicked[index[x], index[y]] = min(3, int(4 * counts[items.index(y)] / sum(counts)))
+        return session, clicked
+
+    def forward(self, rows, times):
+        rows = rows[0]
+        short, shown = self.views(rows)
+        nodes, alias = rows.unique(return_inverse=True)
+        embedded = self.items(rows)
+        x = embedded + self.positions.weight
+        scores = x @ functional.selu(self.query(x[-1])) / x.shape[1] ** 0.5
+        y = scores.masked_fill(~short, -torch.inf).softmax(0) @ self.drop(x)
+        temporal = y + self.drop(self.second(functional.selu(self.first(y))))
+        h, outputs = self.items(nodes), []
+        kept = nodes > 0
+        kinds = torch.full((2, len(nodes), len(nodes)), -1)
+        kinds[:, kept.nonzero(), kept.nonzero().T] = torch.stack(self.kinds(nodes[kept], rows[rows > 0].tolist()))
+        for vectors, kind in zip(self.edges, kinds):
+            scores = torch.full(kind.shape, -9e15)
+            for number, vector in enumerate(vectors):
+                edges = functional.leaky_relu((h * vector) @ h.T, 0.2)
+                scores = torch.where((kind == number) & shown, edges, scores)
+            outputs.append((scores.softmax(1) @ h)[alias])
+        gate = torch.sigmoid(self.graphs(torch.cat(outputs, 1)))
+        h = gate * outputs[0] + (1.0 - gate) * outputs[1]
+        mask = shown[alias].float()[:, None]
+        mean = (h * mask).sum(0) / mask.sum().clamp(min=1.0)
+        mixed = torch.tanh(self.mix(torch.cat([self.positions.weight, h], 1)))
+        spatial = (self.out(torch.sigmoid(self.soft(mixed) + self.mean(mean))) * mask * h).sum(0)
+        gate = torch.sigmoid(self.gate(torch.cat([temporal, spatial])))
+        return functional.normalize(gate * temporal + (1.0 - gate) * spatial, dim=0)[None, None]
+
+    def score(self, vectors, rows):
+        return 13.0 * (vectors[0, 0] @ functional.normalize(rows, dim=1).T)
+
+
+def clusters_of(table: torch.Tensor, count: int = 100, iterations: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each item's cluster by K-means, and the cosines of centroids."""
+    centroids = table[torch.randperm(len(table))[:count]]
+    for _ in range(iterations):
+        nearest = torch.cdist(table, centroids).argmin(1)
+        sums = torch.zeros_like(centroids).index_add_(0, nearest, table)
+        centroids = sums / torch.bincount(nearest, minlength=count).clamp(min=1)[:, None]
+    unit = functional.normalize(centroids, dim=1)
+    return torch.cdist(table, centroids).argmin(1), unit @ unit.T
+
+
 def clicked_together(sessions: list[list[int]]) -> dict[int, tuple[list[int], list[int]]]:
     """Item to its 12 most frequent neighbours within 3 positions, and how often they are."""
     counts: dict[int, Counter] = {}
@@ -219,10 +301,12 @@ class Loop:
         self.step, self.fcucr, self.train = step, fcucr, step.sessions["train"]
         name, _, self.loss = name.partition("/")
         self.server = {"sasrec": SASRec, "gru4rec": GRU4Rec, "tisasrec": TiSASRec, "miasrec": MiaSRec,
-                       "dmi-gnn": DMIGNN}[name](step.n_items)
+                       "dmi-gnn": DMIGNN, "hearint": HearInt}[name](step.n_items)
         self.total = {key: torch.zeros_like(value) for key, value in self.server.state_dict().items()}
         self.heads: dict[int, Head] = {}
         self.graphs: dict[int, dict] = {}
+        # Once a round; the loop is timed on few clients, so not among what is timed.
+        self.clusters = clusters_of(self.server.items.weight.detach()) if name == "hearint" else None
 
     def session(self, sessions, number: int) -> tuple[list[int], list[float]]:
         rows = slice(int(sessions.start[number]), int(sessions.start[number + 1]))
@@ -230,7 +314,7 @@ class Loop:
 
     def graph(self, user: int) -> dict[int, tuple[list[int], list[int]]]:
         """The client's own graph of clicks, made once; empty where the model reads none."""
-        if not isinstance(self.server, DMIGNN):
+        if not isinstance(self.server, (DMIGNN, HearInt)):
             return {}
         if user not in self.graphs:
             first, count = int(self.train.of_user[user]), int(self.train.count[user])
@@ -261,6 +345,8 @@ class Loop:
         real = positive > 0
 
         self.server.near = {}
+        if isinstance(self.server, HearInt):
+            self.server.clusters = self.clusters
         model = copy.deepcopy(self.server).train()
         model.near = self.graph(user)
         head, rho = None, torch.zeros(1, LENGTH, D)

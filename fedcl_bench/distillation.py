@@ -107,6 +107,8 @@ class TopNDistillation(Method):
     """
 
     Settings = TopNSettings
+    readings = {"kd_reduction": {"mean": "released code", "sum": "Eq. 5 as printed"},
+                "refresh_lists": {"trained": "released code", "all": "paper"}}
 
     def check(self, stream):
         for step in stream.steps[:-1] if self.settings.lambda_kd > 0.0 else ():

@@ -13,6 +13,19 @@ class UserError(Exception):
     """Something the user can fix: an option, a setting, a file. Shown in one or two lines, exit status 2."""
 
 
+class Corrupt(UserError):
+    """A file of the suite's own that does not hold what it should.
+
+    Attributes:
+        wrong: the file, the field, what was there and what is accepted; without a full stop.
+        cure: what to do about it, a sentence.
+    """
+
+    def __init__(self, wrong: str, cure: str):
+        super().__init__(f"{wrong}.\n{cure}")
+        self.wrong, self.cure = wrong, cure
+
+
 class Busy(UserError):
     """Another process is at the same run."""
 

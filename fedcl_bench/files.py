@@ -12,6 +12,13 @@ from typing import Any, BinaryIO, Callable, Iterator
 
 from .errors import UserError
 
+try:
+    import fcntl
+except ImportError:  # no advisory locks on this system
+    fcntl = None
+
+_PART = ".part"  # how the name of a file ends that is being written
+
 
 def shipped(name: str) -> Path:
     """The folder ``plugins`` or ``dataset_configs``: inside the installed package, or beside it in a checkout."""
@@ -66,9 +73,10 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """
     if path.exists() and not path.is_file():
         raise FileExistsError(errno.EEXIST, "it is there and is no file", str(path))
-    temporary, file = None, None
+    temporary, file, guard = None, None, None
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        handle, temporary = _temporary(path)
+        guard = os.dup(handle) if fcntl else None  # keeps the lock until the file has its name
         with _Watched(io.FileIO(handle, "w+b")) as file:
             yield file
             file.flush()
@@ -82,6 +90,38 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         if isinstance(cause, OSError) and cause.errno in NO_SPACE:
             raise no_space(path, cause) from None
         raise
+    finally:
+        if guard is not None:
+            os.close(guard)
+
+
+def _temporary(path: Path) -> tuple[int, str]:
+    """A new file beside ``path``, open and locked as long as it is: one without a lock was left by a process that died,
+    and ``sweep`` removes it."""
+    while True:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_PART)
+        if fcntl is None:
+            return handle, name
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.path.exists(name):  # not swept before it was locked
+            return handle, name
+        os.close(handle)
+
+
+def sweep(folder: Path) -> None:
+    """Remove the files in a folder that were being written when a process was killed, and no others."""
+    for path in folder.glob(f".*{_PART}") if fcntl else ():
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+        except OSError:  # somebody is writing it
+            pass
+        finally:
+            os.close(handle)
 
 
 # Of errors: the disk, the user's share of it, or the size that a file may have (``ulimit -f``) is exhausted.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -187,6 +189,15 @@ class _CosinePool(torch.autograd.Function):
         of_rows.addcmul_(rows, lost.unsqueeze(-1), value=-1.0)
         of_total = shares @ rows
         return of_total[:, :-1] + of_total[:, -1:] * each[:, None, None], None, None, None, of_rows
+
+
+class Pooling(NamedTuple):
+    """What ``cosine_pool`` is given besides the rows."""
+
+    vectors: Tensor
+    mask: Tensor
+    best: float
+    each: Tensor
 
 
 def cosine_pool(vectors: Tensor, mask: Tensor, best: float, each: Tensor, rows: Tensor) -> Tensor:

@@ -40,9 +40,10 @@ def _assigned(tiles: tuple[Tensor, ...], centroids: Tensor) -> tuple[Tensor, Ten
         nearest = torch.addmm(half, points, centroids.T).max(1).indices
         if points.device.type == "cpu":
             sums = torch.zeros_like(centroids).index_add_(0, nearest, points)
-        else:  # whose additions come in no fixed order
-            sums = torch.nn.functional.one_hot(nearest, len(centroids)).T.to(points) @ points
-        return nearest, sums, torch.bincount(nearest, minlength=len(centroids))
+            return nearest, sums, torch.bincount(nearest, minlength=len(centroids))
+        # Where additions come in no fixed order, and the largest number would be waited for.
+        member = (nearest.unsqueeze(1) == torch.arange(len(centroids), device=nearest.device)).to(points)
+        return nearest, member.T @ points, member.sum(0)
 
     nearest, sums, counts = zip(*in_order(of_tile, tiles, centroids.device))
     return torch.cat(nearest), torch.stack(sums).sum(0), torch.stack(counts).sum(0)

@@ -23,8 +23,6 @@ class Snapshot:
         served: tables that the server made for each client, each (users, items, ...), if it does.
         memory: what clients remember of their own data besides parameters, each (users, ...), if they do (see
             ``Backbone.remember``).
-        derived: what every client derives alike of what it received, in a round's training only (see
-            ``SequentialBackbone.derive``).
     """
 
     public: Tables
@@ -33,7 +31,6 @@ class Snapshot:
     local: Tables = field(default_factory=dict)
     served: Tables = field(default_factory=dict)
     memory: Tables = field(default_factory=dict)
-    derived: Tables = field(default_factory=dict)
 
     @property
     def n_users(self) -> int:

@@ -26,10 +26,14 @@ class LocalSettings:
 
     optimiser: str = setting("sgd", "local optimiser, fresh in every round", choices=OPTIMISERS)
     adam_beta2: float = setting(0.999, "Adam's decay of squared gradients", above=0.0, below=1.0)
+    lr_later: float = setting(0.0, "lr from block 1 on, as F3CRec's released command line has it; 0: that of block 0",
+                              low=0.0)
     batch_size: int = setting(512, "samples per local batch", low=1)
     local_epochs: int = setting(1, "passes over a client's samples per round", low=1)
     tolerance: float = setting(0.0, "a client ends its round early when an epoch changes its loss by less than this "
                                "share (FedRAP); 0: never", low=0.0)
+    repeated_positives: str = setting("every", "an item that a client has several times in a block is trained on in "
+                                      "every row, or once (F3CRec's released code)", choices=("every", "once"))
     negatives: int = setting(4, "negatives per positive, drawn once per round", low=1)
     negative_pool: str = setting("untrained", "negatives are items that the client does not train on in this block, or "
                                  "never has in any split of it", choices=("untrained", "untouched"))
@@ -44,6 +48,10 @@ class LocalSettings:
 def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     """Settings without effect, and why, given the values of all settings."""
     idle = {} if settings["optimiser"] == "adam" else {"adam_beta2": f"with optimiser={settings['optimiser']}"}
+    if settings["stream"] != "blocks" and not settings["split_file"]:
+        idle["lr_later"] = f"with stream={settings['stream']}, which has one step"
+        if settings["stream"] == "sessions":
+            idle["repeated_positives"] = "with stream=sessions, whose clients train on a session a round"
     if not is_central(settings):
         return idle | dict.fromkeys(("weight_decay", "lr_step", "lr_decay"),
                                     "without topology=central on a stream of sessions")
@@ -142,6 +150,8 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
         positives: what is trained on in this round, if not all of ``step.train``; no item of that is a negative.
     """
     train = positives or step.train
+    if settings.repeated_positives == "once":
+        train = train.distinct()
     count, order = torch.sort(train.lengths[users], descending=True, stable=True)
     users = users[order]
     clients = _Sorted(count.cpu(), _batches(count, settings, needs), step.n_items, settings, row_width, needs,

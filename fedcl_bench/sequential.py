@@ -24,7 +24,7 @@ from torch.nn.functional import softplus
 from . import draws
 from .backbone import Backbone, BackboneSettings
 from .draws import DrawKey, Tables
-from .functional import target_logits
+from .functional import Pooling, cosine_pool, target_logits
 from .layers import ITEM
 from .settings import setting
 from .sizes import SIZES
@@ -353,7 +353,7 @@ class SessionBackbone(SequentialBackbone):
     """Base class of backbones that represent a session by a set of vectors.
 
     The session without its last item is the input, and the last item is the target. Subclasses implement
-    ``dense_starts``, ``session_vectors`` and ``session_scores``; the other hooks have defaults.
+    ``dense_starts``, ``session_vectors`` and ``pooling`` or ``session_scores``; the other hooks have defaults.
 
     Attributes:
         scale: logits of the loss are so many times the scores.
@@ -370,8 +370,18 @@ class SessionBackbone(SequentialBackbone):
     def session_vectors(self, clients, inputs, sequence, dropout):
         raise NotImplementedError
 
-    def session_scores(self, vectors, mask, rows):
+    def pooling(self, vectors: Tensor, mask: Tensor) -> Pooling:
+        """How cosines of vectors and item rows make a score (see ``functional.cosine_pool``); arguments as for
+        ``session_scores``."""
         raise NotImplementedError
+
+    @property
+    def pooled(self) -> bool:
+        """Whether scores are those of ``pooling``, of all items with compiled kernels."""
+        return type(self).session_scores is SessionBackbone.session_scores
+
+    def session_scores(self, vectors, mask, rows):
+        return cosine_pool(*self.pooling(vectors, mask), rows)
 
     def session_term(self, session: SessionVectors, targets: Targets) -> Tensor | None:
         """A term of the backbone's own added to each client's loss: (C,), or None."""

@@ -11,6 +11,7 @@ from .data.stream import Step
 
 _SLOPE = 0.2  # of leaky ReLUs
 _REACH = 3  # positions apart at which two clicks of a session are neighbours
+MOST_NEIGHBOURS = 2 * _REACH  # of a click
 
 
 def neighbours(items: np.ndarray, start: np.ndarray, user: np.ndarray, most: int) -> tuple[np.ndarray, ...]:
@@ -52,8 +53,8 @@ def neighbours_in(step: Step, most: int) -> tuple[np.ndarray, ...]:
 
 
 def power_of_two(number: int) -> int:
-    """The next one from a number on: the width of a table of what clients know, which says little of any of them."""
-    return 1 << (number - 1).bit_length()
+    """The next one from a number on, 1 at least: a width of tables of what clients know that says little of any."""
+    return 1 << max(number - 1, 0).bit_length()
 
 
 def first_positions(items: Tensor, real: Tensor) -> Tensor:

@@ -19,7 +19,8 @@ class Sizes:
         own_loss_factor: so many times larger may be what a backbone's own loss makes on the way.
         chunk_sessions: most clients per chunk that train on a session each; each holds half a megabyte of parameters,
             gradients and moments.
-        chunk_parameters: numbers of such a chunk's dense parameters, and of its item tables if clients hold all rows.
+        chunk_parameters: numbers of such a chunk's dense parameters.
+        chunk_tables: the same with its item tables, if clients hold all rows.
         tile: numbers of item rows that are scored at once by a loss over all items, 1 MiB of float32.
         listed_others: clients x items up to which PyTorch lists the items that are no positives, 4 bytes each.
         kept_positives: interactions of a round up to which its chunks are kept from round to round, 12 bytes each.
@@ -55,6 +56,7 @@ class Sizes:
     own_loss_factor: int = 16
     chunk_sessions: int = 256
     chunk_parameters: int = 1 << 24
+    chunk_tables: int = 1 << 25
     tile: int = 1 << 18
     listed_others: int = 1 << 26
     kept_positives: int = 1 << 24

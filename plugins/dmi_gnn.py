@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu, normalize
 
 from fedcl_bench import SessionBackbone, SessionSettings, setting
-from fedcl_bench.functional import cosine_pool, linear
+from fedcl_bench.functional import Pooling, linear
 from fedcl_bench.layers import ITEM, apply_linear
 from fedcl_bench.sequential import SessionVectors, Start
 from fedcl_bench.session_graph import attend_edges, first_positions, neighbours_in, power_of_two, session_edges
@@ -99,7 +99,7 @@ class DMIGNN(SessionBackbone):
         number = np.cumsum(first) - 1  # of the (user, item)
         before = np.searchsorted(owner[first], np.arange(step.n_users))
         column = number - before[owner] if len(owner) else number
-        shape = step.n_users, power_of_two(int(step.train.lengths.max()))
+        shape = step.n_users, self._most_items(step)
         highest = int(step.sessions["train"].items.max()) + 1
         by_item = highest <= shape[1]
         if by_item:
@@ -113,6 +113,13 @@ class DMIGNN(SessionBackbone):
         tables["graph counts"][owner, column, rank] = count
         device = step.sessions["train"].items.device
         return {name: torch.from_numpy(table).to(device) for name, table in tables.items()}
+
+    def _most_items(self, step) -> int:
+        return power_of_two(int(step.train.lengths.max()))
+
+    def remembered_bytes(self, step):
+        most = self.settings.graph_neighbours
+        return step.n_users * self._most_items(step) * (8 + 8 * most) if most and step.sessions else 0
 
     def _in_graph(self, memory, items: Tensor) -> tuple[Tensor, Tensor]:
         """Neighbours of items (C, L) in their client's graph, -1 where there is none, and counts, both (C, L, n)."""
@@ -178,9 +185,9 @@ class DMIGNN(SessionBackbone):
             n = n + clients["patterns.1.bias"].unsqueeze(1)
         return torch.einsum("clkd,ckd->ckl", n, clients["weights"])
 
-    def session_scores(self, vectors, mask, rows):
+    def pooling(self, vectors, mask):
         """max_k <s_k, e / |e|>"""
-        return cosine_pool(vectors, mask, 1.0, torch.zeros_like(vectors[:, 0, 0]), rows)
+        return Pooling(vectors, mask, 1.0, torch.zeros_like(vectors[:, 0, 0]))
 
     def session_term(self, session, targets):
         """weight * sigmoid(mean |cos| (length - eta)); 0 where there is one pattern."""

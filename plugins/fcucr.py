@@ -107,6 +107,13 @@ class FCUCR(Method):
     reference = ("Zhang et al., Learning Evolving Preferences: A Federated Continual Framework for User-Centric "
                  "Recommendation, WWW 2026, arXiv 2603.17315")
     Settings = FCUCRSettings
+    readings = {"init": {"per_client": "released code", "server": "Algorithm 1"},
+                "distillation": {"capped": "released code", "fixed": "paper"},
+                "teacher": {"broadcast": "released code", "previous": "paper"},
+                "fusion": {"softmax": "released code", "mean": "paper"},
+                "weighting": {"uniform": "released code", "interactions": "paper"},
+                "patience": {5: "paper", 0: "released code"},
+                "candidate_draw": {"once": "the same for all", "redraw": "released code"}}
     first_step = 0
     encodes_next_session = True
     needs_sequential = True

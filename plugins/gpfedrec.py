@@ -92,6 +92,9 @@ class GPFedRec(Backbone):
     title = "graph-guided personalisation: item tables smoothed over a graph of users at the server"
     reference = "Zhang et al., GPFedRec, KDD 2024, arXiv 2305.07866"
     Settings = GPFedRecSettings
+    readings = {"graph_sign": {"paper": "paper", "code": "released code"},
+                "lr_offset": {"code": "released code", "none": "plain"},
+                "eval_item_table": {"local": "released code", "global": "averaged"}}
     defaults = {"init_from": "best", "batch_size": 256}
     session_defaults = {"dim": 8, "lr_eta": 10.0}  # whole tables of XING's items at every client, several times
     whole_tables = rest_follows = True

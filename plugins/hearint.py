@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.nn.functional import normalize, selu
 
 from fedcl_bench import SessionBackbone, SessionSettings, draws, setting
-from fedcl_bench.functional import attention, cosine_pool, linear
+from fedcl_bench.functional import Pooling, attention, linear
 from fedcl_bench.kmeans import k_means
 from fedcl_bench.layers import ITEM, apply_linear
 from fedcl_bench.sequential import SessionVectors, Start
-from fedcl_bench.session_graph import (attend_edges, first_positions, neighbours_in, power_of_two, session_edges,
-                                       step_cells, table_of_cells)
+from fedcl_bench.session_graph import (MOST_NEIGHBOURS, attend_edges, first_positions, neighbours_in, power_of_two,
+                                       session_edges, step_cells, table_of_cells)
 
 _SCALE = 13.0  # of cosines
 _BUCKETS = 4  # of shares
@@ -111,6 +111,10 @@ class HearInt(SessionBackbone):
         device = step.sessions["train"].items.device
         return {name: torch.from_numpy(table).to(device) for name, table in tables.items()}
 
+    def remembered_bytes(self, step):
+        pairs = power_of_two(min(self.settings.graph_neighbours, MOST_NEIGHBOURS) * int(step.train.lengths.max()))
+        return 9 * step.n_users * pairs if step.sessions else 0
+
     def derive(self, public, draw):
         """Each item's cluster, (items,), and which clusters have a cosine above 0, (K, K)."""
         s = self.settings
@@ -199,9 +203,9 @@ class HearInt(SessionBackbone):
         beta = linear(weights, clients["soft.out"]) * shown
         return (beta * h).sum(1, keepdim=True)
 
-    def session_scores(self, vectors, mask, rows):
+    def pooling(self, vectors, mask):
         """13 cos(session, e)"""
-        return cosine_pool(vectors, mask, _SCALE, torch.zeros_like(vectors[:, 0, 0]), rows)
+        return Pooling(vectors, mask, _SCALE, torch.zeros_like(vectors[:, 0, 0]))
 
 
 def _pair_keys(a, b):

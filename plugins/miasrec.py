@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedcl_bench import SessionBackbone, SessionSettings, setting
-from fedcl_bench.functional import cosine_pool
+from fedcl_bench.functional import Pooling, cosine_pool
 from fedcl_bench.layers import ITEM, apply_linear, check_heads, layer_norm, transformer_block
 from fedcl_bench.sequential import SessionVectors, Start, norm_start, zeros
 
@@ -159,16 +159,23 @@ class MiaSRec(SessionBackbone):
         pairs = torch.cat([z[:, :1].expand_as(z), z], 2)
         return apply_linear(clients, "importance", pairs).squeeze(2)
 
-    def session_scores(self, vectors, mask, rows):
+    @property
+    def pooled(self):
+        return not self.pads
+
+    def pooling(self, vectors, mask):
         """beta max + (1 - beta) mean. Vectors that left the set are zero: the best score may be theirs, the mean is
         over the others."""
         beta, vectors = self.settings.beta_logit, vectors * mask.unsqueeze(2)
-        if self.pads:
-            none = torch.zeros_like(vectors[:, 0, 0])
-            best = cosine_pool(vectors[:, :-1], mask[:, :-1], beta, none, rows)
-            return best + cosine_pool(vectors[:, -1:], mask[:, -1:], 1.0 - beta, none, rows)
         kept = (vectors != 0.0).any(2)
-        return cosine_pool(vectors, mask, beta, (1.0 - beta) / kept.sum(1).to(vectors), rows)
+        return Pooling(vectors, mask, beta, (1.0 - beta) / kept.sum(1).to(vectors))
+
+    def session_scores(self, vectors, mask, rows):
+        if not self.pads:
+            return super().session_scores(vectors, mask, rows)
+        beta, none = self.settings.beta_logit, torch.zeros_like(vectors[:, 0, 0])
+        best = cosine_pool(vectors[:, :-1], mask[:, :-1], beta, none, rows)
+        return best + cosine_pool(vectors[:, -1:], mask[:, -1:], 1.0 - beta, none, rows)
 
     def session_loss(self, session, targets):
         if self.pads and self.whole_tables:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -34,7 +34,13 @@ def make_run(method: str, seed: int, scores: Mapping[int, Mapping[int, float]], 
             "matrix": {"ndcg@20": [[means[s] * 0.5 ** (t - s) for s in range(t + 1)] for t in range(count)]},
             "rounds": [len(v) for v in valid], "best_round": [int(np.argmax(v)) + 1 for v in valid],
             "hash": f"{method}-{backbone}-{dataset}-{seed}-{sorted(settings.items())}"}
-    return Run(meta, Path("made-up"), {"users": frame, "rounds": rounds}.__getitem__)
+    return run_of(meta, Path("made-up"), {"users": frame, "rounds": rounds}.__getitem__)
+
+
+def run_of(meta: Mapping[str, Any], path: Path, load: Callable[[str], pd.DataFrame]) -> Run:
+    """A run whose record says just this."""
+    head = {**meta, "blocks": len(meta["rounds"]), "metrics": list(meta["metrics"])}
+    return Run(head, path, lambda: meta, load)
 
 
 def flat_runs(method: str, averages: Mapping[int, float], **options) -> list[Run]:

@@ -13,7 +13,7 @@ from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.evaluation import beyond
 from fedcl_bench.federation.loop import run
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.records import load_progress, save_progress
+from fedcl_bench.runs.checkpoints import load_progress, save_progress
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.sequential import SequentialBackbone
 
@@ -59,8 +59,11 @@ def test_runs_through_all_blocks_and_resumes(registry, stream, tmp_path, method,
         (t, kind) for t in range(4) for kind in (*beyond.OF_BLOCKS, beyond.RECOMMENDED)}
     middle = next(p for p in points if p.step == 2 and p.round == 1 and not p.trained)
     save_progress(tmp_path / "checkpoint.pt", middle, 1.0)
-    restored, _ = load_progress(tmp_path / "checkpoint.pt", "cpu")
+    restored, _ = load_progress(tmp_path / "checkpoint.pt", "cpu", f)
     *_, again = run(federation(), restored)
+    for point in points[::2]:  # what is checked of a file holds at the start, within and at the end of blocks
+        save_progress(tmp_path / "checkpoint.pt", point, 1.0)
+        assert load_progress(tmp_path / "checkpoint.pt", "cpu", f)[0].round == point.round
     assert same(again.model, last.model) and same(again.best.model, last.best.model)
     assert [row["valid"] for row in again.curve] == [row["valid"] for row in last.curve]
     for (t, kind, ids, values), (_, _, ids2, values2) in zip(last.analysis, again.analysis, strict=True):

@@ -31,7 +31,7 @@ from fedcl_bench.data.convert import FORMATS
 from fedcl_bench.data.recbole_files import bundled
 from fedcl_bench.data.source import load_config
 from fedcl_bench.errors import UserError
-from fedcl_bench.experiments import grid, papers, tune
+from fedcl_bench.experiments import grid, papers, sensitivity, tune
 from fedcl_bench.runs import config
 from fedcl_bench.runs.records import Record
 from fedcl_bench.runs.registry import Registry, discover
@@ -200,6 +200,16 @@ def tune_command(words, args, capsys):
             tune.make_search(registry, tune.Combination(spec.method, spec.backbone, spec.dataset), effort, {})
 
 
+def sensitivity_command(words, args, capsys):
+    """Its plan, or that of the same readings on data that is on this machine."""
+    if on_this_machine(args.dataset):
+        succeeds([*words, "--dry-run"])
+        assert re.search(r"^\d+ runs: ", capsys.readouterr().out, re.MULTILINE)
+    else:
+        specs = [RunSpec(name, args.backbone, args.dataset) for name in (args.method, args.against)]
+        assert len(sensitivity.cases(discover(args.plugins), *specs)[0]) > 1
+
+
 def records_command(words, args, capsys):
     """tables, compare, figures and reproduction: from the published records unless the page made its own."""
     if has_own_plugin(args) or getattr(args, "by", None):  # published records are from before there were groups
@@ -277,6 +287,7 @@ def audit_command(words, args, capsys):
 
 
 BENCH = {"run": run_command, "audit": audit_command, "grid": grid_command, "tune": tune_command,
+         "sensitivity": sensitivity_command,
          "tables": records_command, "compare": records_command, "figures": records_command,
          "reproduction": records_command, "pack": pack_command, "check": check_command, "data": data_command,
          "report": plain_command, "list": plain_command, "doctor": plain_command, "new-plugin": plain_command}

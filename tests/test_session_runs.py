@@ -15,7 +15,7 @@ from fedcl_bench.federation.attendance import Attendance
 from fedcl_bench.federation.loop import run
 from fedcl_bench.model import score_pairs
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.records import load_progress, save_progress
+from fedcl_bench.runs.checkpoints import load_progress, save_progress
 from fedcl_bench.sampling import draw_negatives
 from fedcl_bench.sizes import SIZES
 
@@ -161,7 +161,8 @@ def test_resumed_runs_are_bit_identical(registry, stream, tmp_path, method, back
         if progress.round == after:
             save_progress(tmp_path / "checkpoint.pt", progress, 1.5)
             break
-    saved, elapsed = load_progress(tmp_path / "checkpoint.pt", "cpu")
+    saved, elapsed = load_progress(tmp_path / "checkpoint.pt", "cpu",
+                                   federation(registry, stream, method, backbone, **settings))
     assert elapsed == 1.5 and saved.round == after
     resumed = finish(federation(registry, stream, method, backbone, **settings), saved)
     assert {"server prototypes", "client teacher"} <= numbers(whole).keys() or method == "ft"

@@ -23,7 +23,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch  # noqa: E402
 PACKAGE = Path(__file__).resolve().parents[2] / "fedcl_bench"
 API, WORDS, ROWS = "plugin API", "words", "ops"
 # The modules beside the rooms: what a plugin imports, unless named here.
-BESIDE = dict.fromkeys(("errors", "names", "version", "settings", "files", "sizes"), WORDS) | dict.fromkeys(
+BESIDE = dict.fromkeys(("errors", "names", "version", "settings", "files", "schema", "sizes"), WORDS) | dict.fromkeys(
     ("draws", "parallel", "functional", "recbole_model"), ROWS)
 PURPOSE = {API: "What a method and a backbone are", WORDS: "Errors, settings, files"}
 ACROSS = {"cli": 5.0, "audit": 1.25, "api": 3.75, "workers": 6.25, "testing": 8.75, "reports": 4.25,

@@ -13,7 +13,7 @@ with importing():
     from ..runs.registry import discover
     from ..runs.run import Run
     from ..runs.store import comparable, load_record, load_runs
-    from .origin import Origin, located
+    from .origin import Origin, located, warned
     from .results import Results
     from .running import folders
 
@@ -39,7 +39,7 @@ def load(folder: str | Path, method: str | None = None, backbone: str | None = N
     folder = Path(folder)
     dataset, data_dir = (dataset, data_dir and Path(data_dir)) if dataset is None else located(dataset, data_dir)
     single = (folder / "run.json").is_file()
-    runs = [load_record(folder)] if single else load_runs(folder)
+    runs = [load_record(folder)] if single else load_runs(folder, warned)
     for key, wanted in (("method", method), ("backbone", backbone), ("dataset", dataset)):
         if wanted is not None:
             runs = _with_name(runs, folder, key, wanted)
@@ -48,25 +48,28 @@ def load(folder: str | Path, method: str | None = None, backbone: str | None = N
     # A record is in RESULTS/runs/NAME.
     records = folder.parent.parent if single and folder.resolve().parent.name == "runs" else folder
     origin = Origin(discover(folders(plugins)), records, data_dir, tuple(folders(plugins)))
-    return Results(_single_combination(runs, folder), origin)
+    runs = [run for run in _single_combination(runs, folder) if run.whole]
+    if not runs:
+        raise UserError(f"load: none of the records in {folder} can be used; the warnings say why.")
+    return Results(runs, origin)
 
 
 def _with_name(runs: Sequence[Run], folder: Path, key: str, wanted: str) -> list[Run]:
     """The runs of a method, backbone or dataset, whatever the case of its name."""
-    present = {run.meta[key] for run in runs}
+    present = {run.head[key] for run in runs}
     chosen = {wanted} if wanted in present else {name for name in present if name.lower() == wanted.lower()}
     if not chosen:
         raise unknown(f"{key} in the records of {folder}", wanted, present)
-    return [run for run in runs if run.meta[key] in chosen]
+    return [run for run in runs if run.head[key] in chosen]
 
 
 def _with_setting(runs: Sequence[Run], folder: Path, name: str, value: Any) -> list[Run]:
     """The runs in which a setting has a value, however it is written."""
-    values = {as_text(run.meta["settings"][name]) for run in runs if name in run.meta["settings"]}
+    values = {as_text(run.head["settings"][name]) for run in runs if name in run.head["settings"]}
     if not values:
-        known = {key for run in runs for key in run.meta["settings"]}
+        known = {key for run in runs for key in run.head["settings"]}
         raise unknown(f"setting in the records of {folder}", name, known)
-    kept = [run for run in runs if name in run.meta["settings"] and _same(run.meta["settings"][name], value)]
+    kept = [run for run in runs if name in run.head["settings"] and _same(run.head["settings"][name], value)]
     if not kept:
         raise UserError(f"setting '{name}': found {value!r}, accepted: what records in {folder} have, "
                         f"{', '.join(sorted(values))}.")
@@ -83,11 +86,11 @@ def _same(recorded: Any, wanted: Any) -> bool:
 def _single_combination(runs: Sequence[Run], folder: Path) -> list[Run]:
     """The runs, if they differ in their seeds only; raises UserError with what tells them apart."""
     for key in ("method", "backbone", "dataset"):
-        values = sorted({run.meta[key] for run in runs})
+        values = sorted({run.head[key] for run in runs})
         if len(values) > 1:
             raise UserError(f"load: records of several {key}s in {folder}: {', '.join(values)}.\n"
                             f"Narrow them: load({str(folder)!r}, {key}={values[0]!r}).")
-    if differing := _differing([comparable(run.meta["settings"]) for run in runs]):
+    if differing := _differing([comparable(run.head["settings"]) for run in runs]):
         words = "; ".join(f"{name} ({', '.join(values)})" for name, values in list(differing.items())[:6])
         raise UserError(f"load: records in {folder} differ in settings: {words}.\n"
                         f"Narrow them, as with {next(iter(differing))}=VALUE, or load the folder of one record.")

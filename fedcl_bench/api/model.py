@@ -15,12 +15,12 @@ from torch import Tensor
 from ..data.datasets import load_stream
 from ..data.stream import Stream
 from ..draws import DrawKey
-from ..errors import UserError, unknown
+from ..errors import Corrupt, UserError, unknown
 from ..evaluation.sessions import SessionTask, session_scores
 from ..federation.cold_start import ranks_by
 from ..model import Snapshot, score_users
 from ..runs.config import RunConfig
-from ..runs.records import Corrupt, Record, SavedModel, ranks_by_state
+from ..runs.records import Record, SavedModel, ranks_by_state
 from ..runs.run import Run
 from ..runs.store import describe
 from ..sequential import SequentialBackbone
@@ -32,8 +32,8 @@ def saved_model(run: Run) -> SavedModel:
     try:
         return Record(run.path).saved_model()
     except Corrupt as error:
-        raise UserError(f"{describe(run.meta)}: no model: {error}.\nCompact records have none; of others, delete the "
-                        f"record and run it again.") from None
+        raise UserError(f"{describe(run.meta)}: no model: {error.wrong}.\nCompact records have none; of others, delete "
+                        f"the record and run it again.") from None
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Mapping
@@ -9,7 +10,7 @@ from typing import Any, Mapping
 from ..data.datasets import load_stream
 from ..data.source import dataset_name, file_there, find_file, is_path, spelled
 from ..data.stream import Stream
-from ..errors import UserError
+from ..errors import Corrupt, UserError
 from ..runs.config import RunConfig, make_config
 from ..runs.registry import Registry
 from ..runs.run import Run
@@ -26,6 +27,11 @@ def located(dataset: str, data_dir: str | Path | None) -> tuple[str, Path | None
     if is_path(dataset):
         return dataset_name(dataset), find_file(dataset, None).parent
     return dataset, None if data_dir is None else Path(data_dir)
+
+
+def warned(error: Corrupt) -> None:
+    """Warn of a record that is left out."""
+    warnings.warn(f"left out: {error.wrong}.", stacklevel=2)
 
 
 @dataclass(frozen=True)

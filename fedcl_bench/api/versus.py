@@ -15,7 +15,7 @@ from ..runs.config import CORE_SETTINGS
 from ..runs.run import Run
 from ..runs.specs import RunSpec, Tuned, expected_settings, seed_text
 from ..runs.store import load_runs, matching
-from .origin import Origin
+from .origin import Origin, warned
 
 
 def shared_changes(run: Run, origin: Origin) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def runs_of(text: str, run: Run, origin: Origin, tuned: Path | None) -> list[Run
     settings = {**({} if tuned else shared_changes(run, origin)), **dict(own)}
     spec = RunSpec(origin.registry.get("method", method).name, run.meta["backbone"], origin.dataset(run),
                    tuple(settings.items()))
-    runs = matching(load_runs(origin.records), origin.registry, spec, Tuned.of(tuned, origin.records))
+    runs = matching(load_runs(origin.records, warned), origin.registry, spec, Tuned.of(tuned, origin.records))
     if not runs:
         raise UserError(f"no record in {origin.records} of {spec.title} on {spec.backbone}, {run.meta['dataset']}.\n"
                         f"Make it with: {origin.call(spec, settings)}")

@@ -23,10 +23,13 @@ from ..client.trained import Trained
 from ..data.stream import Stream
 from ..draws import DrawKey
 from ..federation.loop import run
+from ..errors import Corrupt
 from ..files import write_atomically
 from ..model import Snapshot
 from ..runs.config import RunConfig
+from ..runs.frames import check_columns, parsed
 from ..runs.records import method_uploads
+from ..schema import read_bytes
 from ..stats import accounting
 from ..stats.significance import mean_interval
 from .attack import METRICS, attack, clients_of
@@ -115,8 +118,10 @@ def level_clients(level: Level, folder: Path, load: Callable[[], Stream], **opti
     path = folder / level.file
     if path.is_file():
         try:
-            return pd.read_parquet(path), True
-        except (OSError, ValueError):  # not what was written: made anew
+            frame = parsed(read_bytes(path, ""), path, "")
+            check_columns(frame, ("round", "user", "items", "positives", "touched", *METRICS), path, "")
+            return frame, True
+        except Corrupt:  # not what was written: made anew
             pass
     frame = attacked(level, load(), **options)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from ..evaluation.metrics import OF_EVERY_RUN, is_share
 from ..names import for_terminal
 from ..runs.config import RunConfig
 from ..runs.registry import Plugin
-from ..settings import describe, flat
+from ..settings import as_text, describe, flat
 from ..stats.significance import FEW_USERS, interval_of_mean
 
 if TYPE_CHECKING:
@@ -166,6 +166,11 @@ def show_plugin(plugin: Plugin, core: Iterable[type]) -> None:
     for text in (plugin.cls.reference, str(plugin.path)):
         console.print(text, markup=False)
     _show_settings(f"\nsettings of {plugin.name}", plugin.cls.Settings)
+    if plugin.cls.readings:
+        console.print("\nread differently by paper and code (`sensitivity` varies them)", style="bold")
+    for name, values in plugin.cls.readings.items():
+        told = ", ".join(f"{as_text(value)} ({whose})" for value, whose in values.items())
+        console.print(f"  {name}: {told}", markup=False)
     for cls in core:
         _show_settings(f"\n{cls.__doc__.splitlines()[0]}", cls)
     console.print("\nChange one with --set NAME=VALUE.", markup=False)

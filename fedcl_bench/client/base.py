@@ -10,6 +10,7 @@ Backbones whose loss concerns every row (``Backbone.whole_tables``) get all item
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -205,9 +206,12 @@ class ChunkTrainer:
         """Replace what the server sent by each client's own random start."""
         for name, start in self.backbone.item_starts(self.n_items).items():
             keys = draws.client_keys(own_start_key(self.draw.seed, name), self.users)
-            self.rows[name] = start.draw(draws.bits(keys[:, None], self.slots.items).flatten()).to(self.dtype).view_as(
-                self.rows[name])
-            self.moved[name] = self.rows[name]
+            of_rows = draws.bits(keys[:, None], self.slots.items).flatten()
+            rows = self.rows[name].new_empty(len(of_rows), *start.shape)
+            size = max(1, SIZES.normals // math.prod(start.shape))
+            for part, part_keys in zip(rows.split(size), of_rows.split(size)):
+                part.copy_(start.draw(part_keys))
+            self.rows[name] = self.moved[name] = rows.view(*self.slots.items.shape, *start.shape)
         for name, start in self.backbone.dense_starts().items():
             keys = draws.client_keys(own_start_key(self.draw.seed, name), self.users)
             self.dense[name] = start.draw(keys).to(self.dtype)

@@ -37,16 +37,21 @@ def samples_at(backbone: SequentialBackbone, samples: Sessions | Prefixes, chose
     return items[:, first:], Sequence(sequence.real[:, first:], sequence.times[:, first:], sequence.items[:, first:])
 
 
-def encode(backbone: SequentialBackbone, model: Snapshot, sequence: Sequence, dropout: Dropout) -> SessionVectors:
-    """What the backbone makes of samples that share all parameters, differentiable with respect to them."""
+def encode(backbone: SequentialBackbone, model: Snapshot, sequence: Sequence, dropout: Dropout,
+           derived: Tables | None = None) -> SessionVectors:
+    """What the backbone makes of samples that share all parameters, differentiable with respect to them.
+
+    Args:
+        derived: what it makes of the parameters before an epoch (see ``SequentialBackbone.derive``).
+    """
     count, table = len(sequence.real), model.public[ITEM]
     clients = {name: value.expand(count, *value.shape) for name, value in model.dense.items()}
     memory = {name: value.expand(count, *value.shape[1:]) for name, value in model.memory.items()}
-    derived = {name: value.expand(count, *value.shape) for name, value in model.derived.items()}
+    memory |= {name: value.expand(count, *value.shape) for name, value in (derived or {}).items()}
     inputs = embedding(sequence.items.clamp(min=0), table) * sequence.real.unsqueeze(2)
     more = backbone.more_items(memory, sequence)
     inputs = inputs if more is None else torch.cat([inputs, embedding(more, table)], 1)
-    return backbone.session_vectors(clients | memory | derived, inputs, sequence, dropout)
+    return backbone.session_vectors(clients | memory, inputs, sequence, dropout)
 
 
 def score(backbone: SequentialBackbone, session: SessionVectors, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -84,7 +89,7 @@ class Epoch:
         self.backbone, self.settings, self.draw = backbone, settings, draw
         public, dense = ({name: value.detach().clone().requires_grad_() for name, value in kind.items()}
                          for kind in (model.public, model.dense))
-        self.model = replace(model, public=public, dense=dense, derived=backbone.derive(model.public, draw))
+        self.model, self.derived = replace(model, public=public, dense=dense), backbone.derive(model.public, draw)
         self.parameters = public | dense
         self.optimiser = self._optimiser()
         for name, value in self.parameters.items():
@@ -112,7 +117,7 @@ class Epoch:
 
     def trained(self) -> Snapshot:
         """The parameters after the batches so far."""
-        return replace(self.model, derived={}, **{
+        return replace(self.model, **{
             kind: {name: value.detach() for name, value in getattr(self.model, kind).items()}
             for kind in ("public", "dense")})
 
@@ -143,7 +148,7 @@ class Epoch:
         items, sequence = samples_at(self.backbone, samples, chosen)
         numbers = torch.arange(len(chosen), device=chosen.device)
         dropout = Dropout(draw.clients("dropout", numbers))
-        session = encode(self.backbone, self.model, sequence, dropout)
+        session = encode(self.backbone, self.model, sequence, dropout, self.derived)
         table = self.model.public[ITEM]
         factor = Dropout(draw.clients("dropout of items", numbers[:1])).of_rows(
             torch.arange(len(table), device=table.device), table.shape[1], self.backbone.candidate_dropout, table.dtype)

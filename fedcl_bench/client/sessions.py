@@ -27,6 +27,7 @@ from ..sizes import SIZES
 from .all_scores import AllScores
 from .base import ChunkTrainer, Slots, TrainerView, row_penalties
 from .optim import stacked_optimiser
+from .own_tables import OwnTables, serve
 from .ways import Training
 
 
@@ -54,9 +55,11 @@ class SessionChunk:
 def clients_at_once(backbone: SequentialBackbone, n_items: int) -> int:
     """The most clients of a chunk."""
     each = sum(math.prod(start.shape) for start in backbone.dense_starts().values())
+    most = SIZES.chunk_parameters
     if backbone.whole_tables:
+        most = SIZES.chunk_tables
         each += n_items * sum(math.prod(start.shape) for start in backbone.item_starts(n_items).values())
-    return max(1, min(SIZES.chunk_sessions, SIZES.chunk_parameters // max(each, 1)))
+    return max(1, min(SIZES.chunk_sessions, most // max(each, 1)))
 
 
 def make_session_chunks(step: Step, users: Tensor, chunk_clients: int = SIZES.chunk_sessions) -> list[SessionChunk]:
@@ -113,9 +116,14 @@ class SessionView(TrainerView, views.LocalSessions):
 
 
 class SessionTrainer(ChunkTrainer):
-    """Local training of one chunk on the session of a round."""
+    """Local training of one chunk on the session of a round.
 
-    def __init__(self, chunk: SessionChunk, model: Snapshot, training: Training, draw: DrawKey):
+    Args:
+        derived: what every client makes of what it received (see ``SequentialBackbone.derive``).
+    """
+
+    def __init__(self, chunk: SessionChunk, model: Snapshot, training: Training, draw: DrawKey,
+                 derived: Tables | None = None):
         length, sessions, users = training.backbone.settings.max_length, chunk.sessions, chunk.users
         self.session = sessions.in_round(users, draw.round)
         self.items, self.sequence = window(sessions, self.session, length)
@@ -133,15 +141,23 @@ class SessionTrainer(ChunkTrainer):
         more = training.backbone.more_items(memory, self.sequence)
         looked_up = self.sampled if more is None else torch.cat([self.sampled, more], 1)
         slots = layout(looked_up, length + 1, replayed, model.n_items)
+        self.compiled = serve(training.backbone, training.method, training.settings, model.public)
         super().__init__(users, slots, model, training, draw)
-        self.derived = {name: table.expand(len(users), *table.shape) for name, table in model.derived.items()}
-        self.scored: AllScores | None = None  # in the latest forward pass, if the loss concerns all items
+        self.derived = {name: table.expand(len(users), *table.shape) for name, table in (derived or {}).items()}
+        # In the latest forward pass, if the loss concerns all items.
+        self.scored: AllScores | OwnTables | None = None
         self.looked_up: Tensor | None = None  # rows of the samples in that pass
         self.dropped: tuple[int, ...] = ()  # the entries that each dropout of a forward pass decides about
 
     def inputs(self, slots: Tensor) -> Tensor:
         """Item rows at slots (C, n): (C, n, d)."""
-        return self.gather(slots)[ITEM]
+        rows = self.rows[ITEM]
+        return self.gather(slots)[ITEM] if rows.is_contiguous() else embedding(slots, rows[0])
+
+    def _own_copies(self):
+        if not self.compiled:
+            return super()._own_copies()
+        return {name: table.expand(len(self.users), *table.shape) for name, table in self.model.public.items()}
 
     def train(self) -> Tensor:
         """Run all local epochs, each one batch: the whole session. Leaves the trained parameters in ``rows``,
@@ -175,9 +191,11 @@ class SessionTrainer(ChunkTrainer):
 
     def _epochs(self, local: SessionView) -> Tensor:
         """Update all parameters in place; returns as ``train``."""
-        parameters, step = {**self.clients, **self.rows}, None
+        parameters, step = dict(self.clients) if self.compiled else {**self.clients, **self.rows}, None
         rates = {**dict.fromkeys(parameters, self.backbone.settings.lr),
                  **self.backbone.learning_rates(self.n_items, self.draw.round)}
+        if self.compiled:
+            self.scored = OwnTables(self.rows[ITEM], rates[ITEM], self.settings)
         total = torch.zeros(len(self.users), dtype=torch.float64, device=self.users.device)
         for epoch in range(self.settings.local_epochs):
             for value in parameters.values():
@@ -186,7 +204,8 @@ class SessionTrainer(ChunkTrainer):
             contract.require_gradient(self.backbone, loss)
             gradients = self._gradients(loss, parameters)
             if epoch == self.draw.round == 0:
-                contract.check_moved(self.backbone, "encode", gradients, parameters.values(), self.users)
+                of_scores = [self.scored.of_scores] if isinstance(self.scored, OwnTables) else []  # move all item rows
+                contract.check_moved(self.backbone, "encode", [*gradients, *of_scores], parameters.values(), self.users)
             if step is None:
                 if not self.starts_alone:  # all looked at the server's: fewer numbers to read in the first epoch
                     self.part_dense()
@@ -217,7 +236,10 @@ class SessionTrainer(ChunkTrainer):
         local.features = session.vectors
         outputs = self.method.represent(Encoding(self.users, self.clients, local.features, "train", local.draw))
         contract.check_tensor(self.method, "represent", outputs, shape, meaning)
-        if self.all_rows:
+        if isinstance(self.scored, OwnTables):
+            pooling = self.backbone.pooling(outputs, session.mask)
+            self.scored.score(pooling, dropout, self.backbone.candidate_dropout)
+        elif self.all_rows:
             self.scored = AllScores(self.backbone, outputs, session.mask, self.rows[ITEM], dropout)
         targets = Targets(rows, self.sampled, real, None if self.scored is None else self.scored.scores, dropout)
         loss = local.recommendation = self.backbone.session_loss(replace(session, vectors=outputs), targets)
@@ -242,6 +264,8 @@ class SessionTrainer(ChunkTrainer):
         if self.scored is None:
             return list(torch.autograd.grad(loss.sum(), list(parameters.values()), allow_unused=True))
         of_scores, = torch.autograd.grad(loss.sum(), [self.scored.scores], retain_graph=True)
+        if isinstance(self.scored, OwnTables):
+            return self._gradients_beside(loss, parameters, of_scores)
         of_table, of_vectors = self.scored.gradients(of_scores)
         of_rows, *gradients = torch.autograd.grad(
             [loss.sum(), self.scored.vectors], [self.looked_up, *parameters.values()], [None, of_vectors],
@@ -250,6 +274,16 @@ class SessionTrainer(ChunkTrainer):
         of_table.scatter_add_(1, index, torch.zeros_like(self.looked_up) if of_rows is None else of_rows)
         item = list(parameters).index(ITEM)
         gradients[item] = of_table if gradients[item] is None else gradients[item] + of_table
+        return gradients
+
+    def _gradients_beside(self, loss: Tensor, parameters: Tables, of_scores: Tensor) -> list[Tensor | None]:
+        """Gradients of parameters beside the item table, which takes its step here."""
+        own = self.scored
+        of_vectors = own.step(of_scores, self.slots.sample)
+        of_rows, *gradients = torch.autograd.grad(
+            [loss.sum(), own.vectors], [self.looked_up, *parameters.values()], [None, of_vectors], allow_unused=True)
+        own.step_held(torch.zeros_like(self.looked_up) if of_rows is None else of_rows)
+        self.rows[ITEM] = own.table
         return gradients
 
     def _shape_of_vectors(self) -> tuple[tuple[int, int, int], str]:

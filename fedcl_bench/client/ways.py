@@ -21,6 +21,7 @@ MEANING = {"fused": "the whole round of a chunk is one compiled call",
            "factored": "no copies of item rows: updates are kept as outer products",
            "at rest": "the rows a client looks up, and one factor for all others",
            "whole": "all item rows at every client",
+           "given": "by nobody, as the model was imported",
            "rows": "the item rows a client looks up",
            "sessions": "the item rows of a session, and the encoder",
            "central": "one client holds all sessions and trains on mini-batches of their prefixes"}

@@ -24,7 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import UserError
+from ..errors import Corrupt, UserError
+from ..schema import fields_of, lists, mapping, one_of, plain, read_json, text, whole
 from ..version import NUMBERS_VERSION
 from .stream import CENTRAL_ONLY, Ragged, Sessions, Step, Stream, StreamSettings
 
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 _SPLITS = ("train", "valid", "test")
 _NUMBERS = ("index", "n_users", "n_items", "old_users", "old_items", "interactions")
 _ABOUT = "stream.json"
+_STEP = fields_of({**dict.fromkeys(_NUMBERS, whole()), "sessions": lists(one_of(*_SPLITS))}, {})
+_CONTENT = fields_of({"steps": lists(_STEP), "unfiltered": mapping(plain), "digests": mapping(text), "digest": text},
+                     {})
 
 
 def folder_of(source: DatasetSource, settings: StreamSettings) -> Path:
@@ -104,8 +108,6 @@ def load(folder: Path) -> Stream:
         return stream
     except _Damaged as error:
         name, wrong = error.args
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        name, wrong = _ABOUT, _said(error)
     raise UserError(f"{folder}: is damaged, {name}: {wrong}.\n"
                     f"Delete the folder, or make it anew with `data prepare`.") from None
 
@@ -117,8 +119,14 @@ def _said(error: Exception) -> str:
 
 def _read_about(folder: Path) -> dict[str, Any]:
     """The content of ``stream.json``."""
-    about = json.loads((folder / _ABOUT).read_text())
-    if not isinstance(about, dict) or about.pop("digest", None) != _digest_of(about):
+    path = folder / _ABOUT
+    try:
+        about = read_json(path, _CONTENT, "")
+    except FileNotFoundError:
+        raise _Damaged(_ABOUT, "is missing") from None
+    except Corrupt as error:
+        raise _Damaged(_ABOUT, error.wrong.removeprefix(f"{path}: ")) from None
+    if about.pop("digest") != _digest_of(about):
         raise _Damaged(_ABOUT, "its content is not what was written, or is of a former version")
     return about
 
@@ -139,6 +147,8 @@ def _digest_in(path: Path) -> str:
 def _array(folder: Path, digests: Mapping[str, str], name: str) -> np.ndarray:
     """An array, mapped from its file."""
     path = folder / f"{name}.npy"
+    if not path.is_file():
+        raise _Damaged(path.name, "is missing, or no file")
     try:
         if _digest_in(path) != digests.get(name):
             raise _Damaged(path.name, "its content is not what was written")
@@ -193,9 +203,8 @@ def _check_steps(stream: Stream) -> None:
     """Steps follow one another, and the last knows all users and items."""
     before = 0, 0
     for number, step in enumerate(stream.steps):
-        counts = [getattr(step, name) for name in _NUMBERS]
-        if (any(type(count) is not int or count < 0 for count in counts) or step.index != number
-                or (step.old_users, step.old_items) != before or step.n_users < before[0] or step.n_items < before[1]):
+        if (step.index != number or (step.old_users, step.old_items) != before or step.n_users < before[0]
+                or step.n_items < before[1]):
             raise _Damaged(_ABOUT, f"step {number} does not follow the one before")
         before = step.n_users, step.n_items
     if not stream.steps or before != (len(stream.user_tokens), len(stream.item_tokens)):

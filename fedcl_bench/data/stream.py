@@ -127,6 +127,17 @@ class Ragged:
         return Ragged(torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]),
                       self.values[number < lengths.repeat_interleave(self.lengths)])
 
+    def distinct(self) -> "Ragged":
+        """Of items that a user has several times the first, in the order of the lists."""
+        user = torch.arange(len(self.lengths), device=self.values.device).repeat_interleave(self.lengths)
+        above = 1 + int(self.values.max()) if len(self.values) else 1
+        key, order = (user * above + self.values).sort(stable=True)
+        first = torch.ones_like(key, dtype=torch.bool)
+        first[1:] = key[1:] != key[:-1]
+        keep = torch.zeros_like(first).index_put_((order[first],), first.new_ones(()))
+        lengths = torch.bincount(user[keep], minlength=len(self.lengths))
+        return Ragged(torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]), self.values[keep])
+
     def to(self, device: torch.device) -> "Ragged":
         return Ragged(self.indptr.to(device), self.values.to(device))
 

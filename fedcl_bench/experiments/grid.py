@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Iterable, Mapping
 
 from ..data.source import dataset_name
-from ..errors import UserError, unknown
+from ..errors import Corrupt, UserError, unknown
 from ..names import shown
 from ..runs.config import RunConfig, make_config
-from ..runs.records import Corrupt, Record
+from ..runs.records import Record
 from ..runs.registry import Registry
 from ..runs.specs import Layers, RunSpec, Tuned, spelled_spec
 from ..settings import LARGEST, LARGEST_SEED, MOST_SEEDS, as_text

@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Generator, Iterable, Mapping, Sequence
 
-import pandas as pd
-
 from ..data.source import config_file, dataset_name, load_config
-from ..errors import UserError, unknown
-from ..files import write_atomically
+from ..errors import Corrupt, UserError, unknown
+from ..files import sweep, write_atomically
 from ..runs.config import CORE_SETTINGS, effective, resolve
+from ..runs.frames import read_frame
 from ..runs.registry import Registry
-from ..runs.specs import RunSpec, Tuned, Where, tuned_file
+from ..runs.run_json import read_run
+from ..runs.specs import RunSpec, Tuned, Where, read_tuned, tuned_file
 from ..settings import as_text, checked, search_space, unknown_setting
 from .grid import Outcome, Task, make_tasks, state
 
@@ -83,7 +83,7 @@ def validation_value(folder: Path) -> float:
 
     Block 0, which most methods share, counts only where there is no other block.
     """
-    curve = pd.read_parquet(folder / "rounds.parquet", columns=["step", "valid"])
+    curve = read_frame(folder, "rounds", (read_run(folder) or {}).get("files", {}))
     best = curve.groupby("step")["valid"].max()
     return float(best[best.index >= 1].mean() if len(best) > 1 else best.mean())
 
@@ -290,11 +290,12 @@ def content_of(search: Search, trials: list[dict[str, Any]], metric: str) -> dic
 def _same_search(path: Path, search: Search) -> dict[str, Any] | None:
     """The content of a file that an equal search left, or None."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        head = json.loads(json.dumps(search.head()))
-        return content if all(content[name] == value for name, value in head.items()) else None
-    except (OSError, ValueError, KeyError, TypeError):
+        content = read_tuned(path)
+    except (FileNotFoundError, Corrupt):
         return None
+    head = json.loads(json.dumps(search.head()))
+    same = all(content.get(name) == value for name, value in head.items())
+    return content if same and {"value", "trials", "command", "objective"} <= content.keys() else None
 
 
 @dataclass(frozen=True)
@@ -458,6 +459,7 @@ def _ended(trials: _Trials, metric: str, tuning: Tuning) -> Result:
         return Result(c, "failed", error=trials.error or "no trial finished: every one of them diverged")
     try:
         tuning.folder.mkdir(parents=True, exist_ok=True)
+        sweep(tuning.folder)
         write_atomically(tuning.file(c), json.dumps(content, indent=1).encode())
     except OSError as error:
         raise UserError(f"{tuning.folder}: cannot be written ({error.strerror}); choose another with --results "

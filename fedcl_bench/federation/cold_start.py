@@ -112,7 +112,7 @@ def cold_start_of(f: Federation, step: Step, model: Snapshot) -> ColdStart | Non
     way = replace(choose_way(f.backbone, method, model, f.local, sessions=False), by_hand=False)
     count = _everywhere(f, {"count": (alone.train.lengths > 0).sum()[None]})["count"]
     return ColdStart(f, alone, old, int(count), initial_private(model, f.backbone, f.seed, range(old, step.n_users)),
-                     Training(f.backbone, method, f.local, way, frozen=True))
+                     Training(f.backbone_in(step.index), method, f.local, way, frozen=True))
 
 
 def notes(f: Federation) -> list[str]:

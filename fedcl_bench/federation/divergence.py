@@ -28,18 +28,20 @@ def require_finite(loss: float, model: Snapshot, f: Federation, n_items: int, ke
     """Raise RunFailed if the loss or any parameter is not finite."""
     extremes = (torch.stack(torch.aminmax(table)) for table in model.tables() if table.numel())  # nan if one is nan
     if not (math.isfinite(loss) and all(bool(torch.isfinite(ends).all()) for ends in extremes)):
-        lr = f.backbone.settings.lr
-        rates = ", ".join(f"{name} {rate:g}" for name, rate in f.backbone.learning_rates(n_items, key.round).items())
-        others = _raised(f.backbone.settings, f.method.settings, f.server, f.local)
+        backbone = f.backbone_in(key.step)
+        name, lr = "lr" if backbone is f.backbone else "lr_later", backbone.settings.lr
+        rates = ", ".join(f"{part} {rate:g}" for part, rate in backbone.learning_rates(n_items, key.round).items())
+        others = _raised(backbone.settings, f.method.settings, f.server, f.local)
+        less = f", or less of what is above its default: {others}" if others else ""
         raise RunFailed(f"training diverged in block {key.step}, round {key.round + 1}: the loss ({loss:g}) or a "
-                        f"parameter is not finite.\nlr={lr:g} (learning rates: {rates}); try a smaller one with --set "
-                        f"lr={lr / 10:g}{f', or less of what is above its default: {others}' if others else ''}.")
+                        f"parameter is not finite.\n{name}={lr:g} (learning rates: {rates}); try a smaller one with "
+                        f"--set {name}={lr / 10:g}{less}.")
 
 
 def _raised(*parts: Any) -> str:
     """The settings besides lr whose numbers are above their defaults: each of them may be why a run diverges."""
     return ", ".join(f"{field.name}={getattr(part, field.name):g}" for part in parts for field in fields(part)
-                     if isinstance(field.default, float) and field.name != "lr"
+                     if isinstance(field.default, float) and field.name not in ("lr", "lr_later")
                      and getattr(part, field.name) > field.default)
 
 

@@ -36,7 +36,7 @@ def number_of(f: Federation) -> int:
 
 def tables(load: StepLoad, arrivals: bool) -> int:
     """The parameters of all clients and the server: before the round, after it, and in the best round; and after new
-    users have arrived.
+    users have arrived. What clients remember is the same in all of them.
 
     From the second step on also those of the step before, whose memory the allocator does not give back for larger
     tables.
@@ -44,7 +44,7 @@ def tables(load: StepLoad, arrivals: bool) -> int:
     step = load.step
     now, before = (_snapshot(load, *counts) for counts in ((step.n_users, step.n_items),
                                                            (step.old_users, step.old_items)))
-    return (4 if arrivals else 3) * (now + before)
+    return (4 if arrivals else 3) * (now + before) + load.backbone.remembered_bytes(step)
 
 
 def making_tables(f: Federation, load: StepLoad) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import chain
 from typing import Callable, Iterable, NamedTuple, Sequence
 
@@ -90,8 +89,7 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, training: Training, 
         watched: whether somebody looks at their samples.
     """
     backbone, method, settings = training.backbone, training.method, training.settings
-    if isinstance(backbone, SequentialBackbone):
-        model = replace(model, derived=backbone.derive(model.public, key))
+    derived = backbone.derive(model.public, key) if isinstance(backbone, SequentialBackbone) else {}
     shifts = shifts_of([chunk.batches for chunk in chunks], model.public, method, backbone, settings, key) \
         if method.penalises_rows else {}
     fused = training.way.fused and chunks
@@ -101,7 +99,7 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, training: Training, 
         if plan is not None and chunk.inner and not chunk.dense:
             return RoundTrainer(chunk, model, training, key, plan, watched)
         if isinstance(chunk, SessionChunk):
-            return SessionTrainer(chunk, model, training, key)
+            return SessionTrainer(chunk, model, training, key, derived)
         kind = InnerTrainer if chunk.inner else PartialTrainer if training.way.at_rest else ListTrainer
         return kind(chunk, model, training, key)
 

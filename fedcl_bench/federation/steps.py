@@ -111,9 +111,9 @@ def begin_step(f: Federation, step: Step, progress: Progress) -> Progress:
 
 def training_of(f: Federation, step: Step, model: Snapshot) -> Training:
     """How a step's clients are trained; ``model`` as for ``choose_way``."""
-    method = f.acting_in(step)
-    way = choose_way(f.backbone, method, model, f.local, sessions=bool(step.sessions))
-    return Training(f.backbone, method, f.local, way, f.server.protection, f.server.init == "per_client")
+    method, backbone = f.acting_in(step), f.backbone_in(step.index)
+    way = choose_way(backbone, method, model, f.local, sessions=bool(step.sessions))
+    return Training(backbone, method, f.local, way, f.server.protection, f.server.init == "per_client")
 
 
 def open_step(f: Federation, step: Step, model: Snapshot) -> OpenStep:

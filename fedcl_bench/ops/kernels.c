@@ -361,6 +361,13 @@ static inline int64_t stop_of(const int32_t *row, int64_t start, int64_t end) {
         for (size_t byte_ = 0; byte_ < (size_t)(bytes); byte_ += 64) __builtin_prefetch((const char *)(row) + byte_); \
     } while (0)
 
+#define IVDEP _Pragma("GCC ivdep")  /* no number of a loop depends on one of an earlier turn */
+
+typedef int16_t Pattern __attribute__((may_alias));
+
+static inline float root_float(float x) { return sqrtf(x); }
+static inline double root_double(double x) { return sqrt(x); }
+
 /* Usual dimensions are compiled for themselves, in single precision. */
 #define FOR_DIMENSION(statement) \
     switch (d) { \

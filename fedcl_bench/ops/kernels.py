@@ -312,6 +312,102 @@ def inner_round(task: InnerTask, clients: InnerClients, samples: bool) -> InnerR
     return result
 
 
+@dataclass(frozen=True)
+class CosineTask:
+    """Pooled cosine scores of all items by clients' own item rows.
+
+    Attributes:
+        vectors, mask, best, each: as of ``functional.cosine_pool``.
+        keys: of the streams that dropout of item rows draws from, (C,).
+        threshold: a number of a row is dropped if 16 random bits are below it; 0: none is.
+    """
+
+    vectors: Tensor
+    mask: Tensor
+    best: float
+    each: Tensor
+    keys: Tensor
+    threshold: int
+
+
+@dataclass(frozen=True)
+class CosineScores:
+    """Scores of all items, the rows' lengths, and which vector scores best, each (C, items)."""
+
+    scores: Tensor
+    lengths: Tensor
+    where: Tensor
+
+
+def cosine_scores(task: CosineTask, tables: Tensor) -> CosineScores:
+    """Score all items by item rows (C, items, d), or by one table for all clients, (1, items, d)."""
+    (clients, count, d), items, lanes = task.vectors.shape, tables.shape[1], 16
+    across = task.vectors.new_zeros(clients, d, -(-count // lanes) * lanes)
+    across[:, :, :count] = task.vectors.transpose(1, 2)
+    result = CosineScores(tables.new_empty(clients, items), tables.new_empty(clients, items),
+                          torch.empty(clients, items, dtype=torch.int32))
+    call(_real("cosine_scores", tables), tables, _apart(tables, clients), task.keys, task.threshold, across, task.mask,
+         task.best, task.each, clients, items, d, count, across.shape[2], result.scores, result.lengths,
+         result.where)
+    return result
+
+
+def _apart(tables: Tensor, clients: int) -> int:
+    """How many numbers lie between the tables of two clients."""
+    if len(tables) not in (1, clients):
+        raise ValueError(f"kernels: found tables of {len(tables)} clients, expected 1 or {clients}")
+    return 0 if len(tables) == 1 else tables[0].numel()
+
+
+@dataclass(frozen=True)
+class AdamStep:
+    """A step of Adam on clients' own tables.
+
+    Attributes:
+        before: tables, (C, items, d), or one for all clients, (1, items, d).
+        after: what to write, (C, items, d); may be ``before``.
+        first, second: moments, (C, items, d).
+        fresh: whether they are still to begin, at 0; they are not read then.
+        rule: 1 - beta1, beta2 and 1 - beta2; the rate and what roots of second moments are multiplied with, both with
+            their corrections; eps.
+    """
+
+    before: Tensor
+    after: Tensor
+    first: Tensor
+    second: Tensor
+    fresh: bool
+    rule: tuple[float, ...]
+
+
+def cosine_adam(task: CosineTask, made: CosineScores, of_scores: Tensor, step: AdamStep, held: Tensor,
+                of_held: Tensor | None = None) -> Tensor | None:
+    """Step with all item rows but those of held items, given gradients of scores; or with those rows alone.
+
+    Args:
+        made: by ``cosine_scores`` of ``step.before``.
+        of_scores: (C, items).
+        held: items, (C, n); some may be equal.
+        of_held: gradients of their rows besides those of scores, (C, n, d), of equal items to be added up; None: the
+            step is that of all other rows.
+
+    Returns:
+        The gradients of the vectors, (C, M, d); None with ``of_held``.
+    """
+    (clients, count, d), items = task.vectors.shape, step.after.shape[1]
+    if len(step.rule) != 6:
+        raise ValueError(f"kernels: cosine_adam: found a rule of {len(step.rule)} numbers, expected 6")
+    _within("cosine_adam: items", held, items)
+    _within("cosine_adam: vectors", made.where, count)
+    result = torch.empty_like(task.vectors) if of_held is None else None
+    call(_real("cosine_adam", step.after), step.before, _apart(step.before, clients), step.after, step.first,
+         step.second, int(step.fresh), torch.tensor(step.rule, dtype=torch.float64), task.keys, task.threshold,
+         task.vectors, task.best, task.each, of_scores.contiguous(), made.scores, made.lengths, made.where,
+         held.contiguous(), None if of_held is None else of_held.contiguous(), clients, items, d, count,
+         held.shape[1], result)
+    return result
+
+
 def add_rows(table: Tensor, rows: Tensor, added: Tensor) -> None:
     """Add ``added`` (n, ...) to the rows (n,) of a table, in its place."""
     _within("add_rows: rows", rows, len(table))

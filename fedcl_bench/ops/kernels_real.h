@@ -517,5 +517,7 @@ void NAME(ranks)(const REAL *scores, const int64_t *items, int64_t clients, int6
         }
 }
 
+#include "kernels_cosine.h"
+
 #undef AT
 #undef FROM

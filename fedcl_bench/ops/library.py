@@ -54,6 +54,11 @@ mean sums:real(n) table:real(n) whole:float n
 add_rows_at table:real(N,d) rows:i64(n) added:real(n,d) n d
 !highest scores:real(R,n) R n k columns:i64(R,k)
 !all_ranks scores:real(R,n) R n result:i32(R,n)
+!cosine_scores table:real(F,n,d) apart keys:i64(C) threshold across:real(C,d,W) mask:bool(C,M) best:float each:real(C)
+    C n d M W scores:real(C,n) lengths:real(C,n) where:i32(C,n)
+!cosine_adam table:real(F,n,d) apart result:real(C,n,d) first:real(C,n,d) second:real(C,n,d) fresh rule:f64(R)
+    keys:i64(C) threshold vectors:real(C,M,d) best:float each:real(C) of_scores:real(C,n) scores:real(C,n)
+    lengths:real(C,n) where:i32(C,n) held:i64(C,H) of_held:real?(C,H,d) C n d M H of_vectors:real?(C,M,d)
 ranks scores:real(C,n) items:i64(C,L) C n L result:i64(C,L)
 """
 

@@ -143,9 +143,8 @@ class RecBoleBackbone(Backbone):
         ``max_length`` for sequential models, else all."""
         if not self.facts.remembers:
             return {}
-        lists = step.train
+        lists, longest = step.train, self._longest(step)
         known = memory.get(HISTORY, torch.zeros(0, 0, dtype=torch.int64, device=lists.values.device))
-        longest = self.settings.max_length if self.facts.sequential else int(lists.lengths.max())
         table = torch.zeros(step.n_users, max(longest, known.shape[1]), dtype=torch.int64, device=lists.values.device)
         table[:len(known), :known.shape[1]] = known
         users = (lists.lengths > 0).nonzero().flatten()
@@ -156,6 +155,13 @@ class RecBoleBackbone(Backbone):
         table[users] = 0
         table[users[row[column >= 0]], column[column >= 0]] = item[column >= 0] + 1
         return {HISTORY: table}
+
+    def _longest(self, step: Step) -> int:
+        """How many items of a client are kept at most."""
+        return self.settings.max_length if self.facts.sequential else int(step.train.lengths.max())
+
+    def remembered_bytes(self, step: Step) -> int:
+        return 8 * step.n_users * self._longest(step) if self.facts.remembers else 0
 
     def own_samples(self, settings: LocalSettings) -> OwnSamples:
         kind, k = self.facts.samples, settings.negatives

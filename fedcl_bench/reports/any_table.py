@@ -125,13 +125,13 @@ def _metrics_of_groups(layout: Layout, runs: Sequence[Run]) -> tuple[str, ...]:
     Raises:
         UserError: if no run has recorded one of them.
     """
-    recorded = [run for run in runs if "groups" in run.meta]
+    recorded = [run for run in runs if run.whole and "groups" in run.meta]
     if not recorded:
         raise UserError(f"--by: none of the {len(runs)} records has groups; they are of an older version. Run them "
                         f"again with --rerun.")
     metrics = []
     for group in layout.by:
-        known = sorted({name for run in recorded for name in run.meta["groups"][group]} - {"users"})
+        known = sorted({name for run in recorded for name in run.meta["groups"].get(group, {})} - {"users"})
         usual = layout.metrics or [name for name in _default_metrics(runs) if name in known] or known[:1]
         for name in usual:
             if name not in known:
@@ -143,7 +143,7 @@ def _metrics_of_groups(layout: Layout, runs: Sequence[Run]) -> tuple[str, ...]:
 
 def _default_metrics(runs: Sequence[Run]) -> tuple[str, ...]:
     """The metric that all runs were validated on; raises UserError if there are several."""
-    metrics = sorted({run.meta["settings"]["valid_metric"] for run in runs})
+    metrics = sorted({run.head["settings"]["valid_metric"] for run in runs})
     if len(metrics) != 1:
         raise UserError(f"--metrics is missing: the records were validated on {', '.join(metrics) or 'nothing'}.\n"
                         f"Name one or several, as --metrics ndcg@20,recall@20.")
@@ -152,7 +152,7 @@ def _default_metrics(runs: Sequence[Run]) -> tuple[str, ...]:
 
 def _names(kind: str, asked: Iterable[str], runs: Sequence[Run], known: Iterable[str]) -> tuple[str, ...]:
     """Those asked for, or all that the runs have; UserError for one that neither runs nor the suite know."""
-    there = sorted({run.meta[kind] for run in runs})
+    there = sorted({run.head[kind] for run in runs})
     every = {*there, *known}
     asked = tuple(asked)
     for name in asked:
@@ -165,8 +165,8 @@ def _completed(layout: Layout, source: Source) -> Layout:
     """The layout with every name, of those in the records where none was asked for."""
     _checked_dimensions(layout)
     _checked_groups(layout)
-    installed = [run for run in source.runs if source.registry.knows("method", run.meta["method"])]
-    methods = layout.methods or tuple(sorted({run.meta["method"] for run in installed}))
+    installed = [run for run in source.runs if source.registry.knows("method", run.head["method"])]
+    methods = layout.methods or tuple(sorted({run.head["method"] for run in installed}))
     if layout.against and layout.against not in methods:
         if layout.methods:
             raise unknown("method in --against (one of the rows)", layout.against, methods)
@@ -176,11 +176,11 @@ def _completed(layout: Layout, source: Source) -> Layout:
     for name in plain.values():
         if not source.registry.knows("method", name):
             raise unknown("method", name, source.registry.names("method"))
-    of_methods = [run for run in source.runs if run.meta["method"] in plain.values()]
+    of_methods = [run for run in source.runs if run.head["method"] in plain.values()]
     backbones = _names("backbone", map(spelled, layout.backbones), of_methods, source.registry.names("backbone"))
-    datasets = _names("dataset", layout.datasets, [run for run in of_methods if run.meta["backbone"] in backbones],
-                      {run.meta["dataset"] for run in source.runs})
-    shown = [run for run in of_methods if run.meta["backbone"] in backbones and run.meta["dataset"] in datasets]
+    datasets = _names("dataset", layout.datasets, [run for run in of_methods if run.head["backbone"] in backbones],
+                      {run.head["dataset"] for run in source.runs})
+    shown = [run for run in of_methods if run.head["backbone"] in backbones and run.head["dataset"] in datasets]
     if not shown:
         raise UserError(f"tables: no records of {', '.join(methods)} on {', '.join(backbones) or 'any backbone'}, "
                         f"{', '.join(datasets) or 'any dataset'}; name others, or another folder with --records DIR.")
@@ -189,7 +189,7 @@ def _completed(layout: Layout, source: Source) -> Layout:
         return replace(layout, methods=methods, backbones=backbones, datasets=datasets, metrics=metrics)
     metrics = layout.metrics or _default_metrics(shown)
     for metric in metrics:
-        if not any(metric in run.meta["metrics"] for run in shown):
+        if not any(metric in run.head["metrics"] for run in shown):
             check_metric(shown, metric)
     return replace(layout, methods=methods, backbones=backbones, datasets=datasets, metrics=metrics)
 
@@ -249,7 +249,7 @@ def build_any(layout: Layout, source: Source) -> Table:
     layout = _completed(layout, source)
     titles = {text: RunSpec(*_named(text)).title for text in layout.methods}
     called = _Called(layout.paper, titles)
-    table = _table(layout, source, max(len(run.meta["rounds"]) for run in source.runs))
+    table = _table(layout, source, max(run.head["blocks"] for run in source.runs))
     runs = {name: find(replace(source, assignments=()), table.row_spec(*name))[0] for name in table.run_names()}
     for dataset in layout.datasets:
         if every := [run for name, several in runs.items() if name[2] == dataset for run in several]:

@@ -475,6 +475,89 @@ def _curves_apart(curves: Mapping[str, Sequence[Curve]], look: Mapping[str, Look
     return figure
 
 
+@dataclass(frozen=True)
+class Swing:
+    """By how much a number moves, and the deviation of that over seeds, or None for one seed."""
+
+    change: float
+    deviation: float | None = None
+
+
+@dataclass(frozen=True)
+class SwingPanel:
+    """One number under several changes.
+
+    Attributes:
+        name: of the number. default: what it is without a change.
+        swings: by change; None where there is no record.
+        zero: mark where the number is 0, if that is in sight.
+    """
+
+    name: str
+    default: float
+    swings: Sequence[Swing | None]
+    zero: bool = False
+
+
+@_styled
+def tornado(labels: Sequence[str], panels: Sequence[SwingPanel], title: str) -> Figure:
+    """How far each of several changes moves each of several numbers from its default, which is the vertical line.
+
+    Whiskers are one standard deviation of the change over seeds. A bar far longer than the others is cut, with an arrow
+    and its length beside it as beside all.
+
+    Args:
+        labels: of the changes, the first on top.
+    """
+    figure, grid = _grid(1, len(panels), 0.34 * len(labels) + 0.85, sharey=True)
+    figure.set_figwidth(PAGE)
+    for panel, axes in zip(panels, grid[0]):
+        reach = _reach([abs(swing.change) + (swing.deviation or 0.0) for swing in panel.swings if swing])
+        for y, swing in enumerate(panel.swings):
+            _draw_swing(axes, y, panel.default, swing, reach)
+        axes.axvline(panel.default, color="black", linewidth=0.8)
+        edge = 1.8 * reach  # leaves room for numbers
+        if panel.zero and abs(panel.default) < edge:
+            axes.axvline(0.0, color=GREY, linewidth=0.8, linestyle=":", gid="zero")
+        axes.set(xlim=(panel.default - edge, panel.default + edge), ylim=(len(labels) - 0.4, -0.6),
+                 xlabel=panel.name, title=f"default: {panel.default:{'+' if panel.zero else ''}.4f}")
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+        axes.tick_params(axis="y", length=0)
+        axes.spines["left"].set_visible(False)
+    grid[0, 0].set_yticks(range(len(labels)), labels)
+    figure.suptitle(title, fontsize=7.5)
+    return figure
+
+
+def _reach(lengths: Sequence[float]) -> float:
+    """How far an axis goes from the default: to the longest bar, or to that before those five times as long as the
+    next, if they are fewer than the others."""
+    ascending = sorted(length for length in lengths if length > 0.0)
+    for shorter, longer in zip(ascending[len(ascending) // 2:], ascending[len(ascending) // 2 + 1:]):
+        if longer > 5.0 * shorter:
+            return 1.4 * shorter
+    return ascending[-1] if ascending else 1e-4
+
+
+def _draw_swing(axes, y: int, default: float, swing: Swing | None, reach: float) -> None:
+    """One bar of a tornado, with its number at the end."""
+    if swing is None:
+        axes.text(default, y, " no record", va="center", color=GREY, gid="missing")
+        return
+    rises, cut = swing.change >= 0.0, abs(swing.change) > reach
+    length = min(max(swing.change, -reach), reach)
+    axes.barh(y, length, 0.55, left=default, color="#0072B2" if rises else "#D55E00", gid=f"swing:{y}")
+    end = default + length
+    if swing.deviation is not None and not cut:
+        axes.errorbar(end, y, xerr=swing.deviation, color="black", linewidth=0.8, capsize=2)
+        end += swing.deviation if rises else -swing.deviation
+    arrow = ("▸" if rises else "◂") if cut else ""
+    text = f"{arrow} {swing.change:+.4f}" if rises else f"{swing.change:+.4f} {arrow}"
+    axes.annotate(text.strip(), (end, y), (3 if rises else -3, 0), textcoords="offset points", va="center",
+                  ha="left" if rises else "right", gid=f"change:{y}",
+                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4})  # over the line at 0
+
+
 @_styled
 def audit_curves(content: Mapping[str, Any], title: str) -> Figure:
     """AUC and precision of the attacks on clients' uploads over the noise on them, a marker and line per attacked

@@ -14,7 +14,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from ..names import for_csv, for_latex as tex, for_markdown, for_terminal
-from .tables import DAGGER, DASH, Cell, Line, Panel, Table
+from .tables import DAGGER, DASH, REFERENCE, Cell, Line, Panel, Table
 
 FORMATS = {"md": "md", "latex": "tex", "csv": "csv"}  # format -> ending of its file
 WORSE = "°"  # behind a number that is significantly below the baseline's
@@ -35,10 +35,11 @@ def printed(cell: Cell) -> str:
 
 
 def ours(cell: Cell) -> str:
-    """Our number as text, a dash without a record."""
+    """Our number as text, marked where it is FT's; a dash without a record."""
     if cell.mean is None:
         return DASH
-    return number(cell, cell.mean) + (f" ± {number(cell, cell.std, signed=False)}" if cell.std is not None else "")
+    deviation = f" ± {number(cell, cell.std, signed=False)}" if cell.std is not None else ""
+    return number(cell, cell.mean) + deviation + (" = FT" if cell.is_reference else "")
 
 
 def _heading(table: Table, panel: Panel) -> str:
@@ -235,8 +236,8 @@ def _tex_notes(table: Table) -> list[str]:
 # CSV
 
 CSV_FIELDS = ("table", "dataset", "backbone", "row", "metric", "column", "mean", "std", "seeds", "paper", "paper_star",
-              "rank", "star", "p", "contradiction", "missing", "records", "users",
-              "interactions")
+              "rank", "star", "p", "contradiction", "missing", "records", "equals",
+              "users", "interactions")
 
 
 def csv_text(table: Table) -> str:
@@ -253,6 +254,7 @@ def csv_text(table: Table) -> str:
                          full(cell.mean), full(cell.std), " ".join(map(str, cell.seeds)), paper.text if paper else "",
                          "*" if paper and paper.star else "", cell.rank or "", _stars(cell), full(cell.p),
                          cell.contradiction, cell.missing, " ".join(cell.records),
+                         REFERENCE if cell.is_reference else "",
                          " ".join(map(str, cell.users)), " ".join(map(str, cell.interactions))])
     return buffer.getvalue()
 

@@ -212,7 +212,7 @@ def _contrast(definitions: ModuleType, contrast: Contrast, source: Source, datas
     lines = [f"## {contrast.title}", "", *(line for text in contrast.text for line in (text, "")),
              *(f"- `{contrast.setting}={value}`: {meaning}" for value, meaning in contrast.values), ""]
     missing: dict[str, list[str]] = {}
-    there = {run.meta["dataset"] for run in source.runs}
+    there = {run.head["dataset"] for run in source.runs}
     assignments = {name: value for name, value in source.assignments if name != contrast.setting}
     for dataset, backbone in product(definitions.DATASETS, contrast.backbones):
         if dataset not in (datasets or definitions.DATASETS) or backbone not in (backbones or contrast.backbones):

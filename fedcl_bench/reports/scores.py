@@ -48,20 +48,20 @@ def group_blocks(run: Run, metric: str, group: str) -> list[float | None] | None
 
 def group_average(run: Run, metric: str, group: str, blocks: Iterable[int]) -> float | None:
     """A recorded metric of a group, averaged over those of the blocks that have somebody of it; None without one."""
-    of_blocks = group_blocks(run, metric, group)
-    values = [of_blocks[t] for t in blocks if of_blocks[t] is not None]
+    of_blocks = group_blocks(run, metric, group) or {}
+    values = [of_blocks[t] for t in blocks if of_blocks and of_blocks[t] is not None]
     return float(np.mean(values)) if values else None
 
 
 def stream_metric(run: Run) -> str:
     """The metric by which runs of this stream are compared unless another is asked for: that of their validation."""
-    return run.meta["settings"]["valid_metric"]
+    return run.head["settings"]["valid_metric"]
 
 
 def check_blocks(runs: Iterable[Run], blocks: Iterable[int]) -> None:
     """Raise UserError if a run lacks one of the blocks."""
     for run in runs:
-        count = len(run.meta["rounds"])
+        count = run.head["blocks"]
         for block in blocks:
             if block >= count:
                 raise UserError(f"--blocks: found {block}; {describe(run.meta)}, has blocks 0-{count - 1}.")
@@ -70,10 +70,10 @@ def check_blocks(runs: Iterable[Run], blocks: Iterable[int]) -> None:
 def check_metric(runs: Iterable[Run], metric: str, per_user: bool = False) -> None:
     """Raise UserError if ``metric`` is unknown (naming the nearest) or a run has not recorded it."""
     runs = list(runs)
-    recorded = {name.partition("@")[0] for run in runs for name in run.meta["metrics"]}
+    recorded = {name.partition("@")[0] for run in runs for name in run.head["metrics"]}
     anywhere = recorded.union(cls.name for cls in SHIPPED)
     for run in runs:
-        known = set(run.users["metric"].unique()) if per_user else set(run.meta["metrics"])
+        known = set(run.users["metric"].unique()) if per_user else set(run.head["metrics"])
         if metric in known:
             continue
         name, at, k = metric.partition("@")
@@ -246,9 +246,9 @@ def variations(runs: Iterable[Run], base: Mapping[str, Any], spec: RunSpec,
     base = comparable(base)
     values_of: dict[str, set] = defaultdict(set)
     for run in runs:
-        if any(run.meta[key] != getattr(spec, key) for key in ("method", "backbone", "dataset")):
+        if any(run.head[key] != getattr(spec, key) for key in ("method", "backbone", "dataset")):
             continue
-        settings = comparable(run.meta["settings"], idle)
+        settings = comparable(run.head["settings"], idle)
         differs = [name for name in {**base, **settings} if settings.get(name) != base.get(name)]
         for name in names:
             if differs in ([], [name]):

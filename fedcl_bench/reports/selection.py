@@ -91,7 +91,7 @@ def find_all(runs: Sequence[Run], registry: Registry, specs: Iterable[RunSpec], 
         UserError: if a spec has none, naming it and the command that makes them, or two specs are the same runs.
     """
     specs = list(specs)
-    known = {*configured(), *(run.meta["dataset"] for run in runs)}
+    known = {*configured(), *(run.head["dataset"] for run in runs)}
     for spec in specs:
         if dataset_name(spec.dataset) not in known:
             raise unknown("dataset", spec.dataset, known)

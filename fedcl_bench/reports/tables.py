@@ -35,6 +35,9 @@ UPLOAD = "upload_mib"  # the metric of what a client sends in a round
 _COSTS = (SECONDS, UPLOAD)  # not per user, and not to be ranked
 DASH = "–"  # where there is nothing to show
 _STUB_HEADS = {"dataset": "dataset", "backbone": "backbone", "metric": "metric", "row": "", "column": ""}
+REFERENCE = "ft"  # the method that does nothing; what cannot be told from it is marked
+ALIKE = 1e-4  # what no metric of such a run is away from FT's
+_SUMMARIES = ("avg", "mean", "value")  # the columns that are marked, where a table has one
 GRID_SEEDS = 5  # of the command for a missing cell when no other cell says how many there are
 
 
@@ -52,6 +55,7 @@ class Cell:
         worse: significantly worse than ``baseline`` (tables of no paper).
         rank: 1 best, 2 second among the methods compared, else 0.
         p: of the test behind a star, where it was made; after Holm's correction against ``baseline``.
+        is_reference: all metrics of its runs are FT's (see ``same_numbers``).
         users, interactions: how many the tests of the blocks behind it have; empty where that is not counted.
     """
 
@@ -70,6 +74,7 @@ class Cell:
     users: tuple[int, ...] = ()
     interactions: tuple[int, ...] = ()
     worse: bool = False
+    is_reference: bool = False
 
 
 @dataclass(frozen=True)
@@ -321,8 +326,8 @@ def find(source: Source, spec: RunSpec) -> tuple[list[Run], str]:
         return [], failed
     wanted = comparable(expected_settings(source.registry, spec, source.tuned))
     idle = expected_idle(source.registry, spec, source.tuned)
-    others = [(_differences(wanted, comparable(run.meta["settings"], idle)), run) for run in source.runs
-              if (run.meta["method"], run.meta["backbone"], run.meta["dataset"])
+    others = [(_differences(wanted, comparable(run.head["settings"], idle)), run) for run in source.runs
+              if (run.head["method"], run.head["backbone"], run.head["dataset"])
               == (spec.method, spec.backbone, dataset_name(spec.dataset))]
     if not others:
         return [], "no record"
@@ -451,6 +456,38 @@ def _tested(cells: dict[Key, Cell], table: PaperTable, runs: Mapping[tuple, list
             cells[key] = replace(cells[key], p=p, star=differs and difference > 0.0, worse=differs and difference < 0.0)
 
 
+def same_numbers(a: Sequence[Run], b: Sequence[Run], metrics: Iterable[str]) -> bool:
+    """Whether none of these metrics that both recorded differs by ``ALIKE`` or more, on any block just trained but
+    block 0 (if there are others) of any seed that both have. There must be such a seed and metric."""
+    a, b = _paired(a, b)
+    for mine, other in zip(sorted(a, key=lambda run: run.seed), sorted(b, key=lambda run: run.seed)):
+        shared = mine.meta["metrics"].keys() & other.meta["metrics"].keys() & set(metrics)
+        for metric in shared:
+            blocks, others = (run.meta["metrics"][metric]["per_block"] for run in (mine, other))
+            if len(blocks) != len(others) or max(abs(blocks[t] - others[t]) for t in incremental(mine)) >= ALIKE:
+                return False
+        if not shared:
+            return False
+    return bool(a)
+
+
+def _mark_reference(cells: dict[Key, Cell], table: PaperTable, source: Source,
+                    runs: Mapping[tuple[str, str, str], list[Run]]) -> None:
+    """Mark the rows of other methods that are FT in effect: tuned settings may turn all off that a method does."""
+    columns = set(table.columns).intersection(_SUMMARIES) or {*table.columns} - {"change"}
+    references: dict[tuple[str, str], list[Run]] = {}
+    methods = {name: of_row[0].meta["method"] for name, of_row in runs.items() if of_row}
+    for name in [name for name, method in methods.items() if method == REFERENCE]:
+        references.setdefault(name[1:], runs[name])
+    for name in [name for name, method in methods.items() if method != REFERENCE]:
+        _, backbone, dataset = name
+        if (backbone, dataset) not in references:
+            references[backbone, dataset] = find(source, RunSpec(REFERENCE, backbone, dataset))[0]
+        if same_numbers(runs[name], references[backbone, dataset], table.metrics):
+            for key in [key for key in cells if (key.row, key.backbone, key.dataset) == name and key.column in columns]:
+                cells[key] = replace(cells[key], is_reference=cells[key].mean is not None)
+
+
 def _cells(paper: str, definitions: Definitions, table: PaperTable, source: Source) -> dict[Key, Cell]:
     """Every cell of a table."""
     printed, contradictions = definitions.printed().get(table.number, {}), definitions.inconsistencies()
@@ -475,6 +512,7 @@ def _cells(paper: str, definitions: Definitions, table: PaperTable, source: Sour
         else:
             cells[key] = averaged(cell, runs[name])
     _count_users(cells, used)
+    _mark_reference(cells, table, source, runs)
     if table.lead:
         _starred(cells, table, definitions.OURS, runs)
     if table.baseline:
@@ -713,6 +751,9 @@ def _notes(cells: Mapping[Key, Cell], labels: _Labels) -> list[str]:
     notes = [*table.notes, *_seed_notes(cells, labels.cell)]
     if table.added:
         notes.append(f"Not in the paper: {', '.join(map(labels.of, table.added))}. `compare` tests them.")
+    if any(cell.is_reference for cell in cells.values()):
+        notes.append(f"= FT: on every block and seed these metrics are less than {ALIKE:.4f} away from FT's, so with "
+                     f"its settings the method is FT in effect.")
     if table.lead:
         notes += _test_notes(cells, table, labels.definitions.OURS, labels.of)
     return notes

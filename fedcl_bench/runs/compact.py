@@ -12,20 +12,23 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..errors import UserError
+from ..errors import Corrupt, UserError
 from ..evaluation.metrics import OF_EVERY_RUN
-from ..files import write_atomically
+from ..files import sweep, write_atomically
 from ..names import refuse_link, safe_name
-from .records import SCHEMA
+from ..schema import fields_of, lists, mapping, one_of, read_bytes, read_json, text, whole
+from .frames import COLUMNS, check_columns
+from .run_json import CURE, SCHEMA, parse_meta
 
 if TYPE_CHECKING:
     from .run import Run
@@ -40,6 +43,10 @@ _PER_ITEM = ("item_phi", "item_rank_change")
 _KEYS = ("trained_block", "tested_block", "user")
 _DIGITS = 4  # of seconds; finer is noise that does not compress
 _Row = dict[str, Any]
+_CURE = "Restore it, or pack the runs again."
+_INDEX = fields_of({
+    "format": one_of(FORMAT), "schema": one_of(SCHEMA), "commands": lists(text), "seal": text,
+    "files": mapping(fields_of({"hash": text, "runs": whole(), "bytes": whole()}, {}))}, {})
 
 
 def is_compact(folder: Path) -> bool:
@@ -70,12 +77,12 @@ def _list(column: str, values: np.ndarray) -> np.ndarray:
 
 def _row(run: Run, item_analysis: bool) -> _Row:
     """A run as one row: the text ``meta`` and one array per ``frame.column``."""
-    meta = {key: value for key, value in run.meta.items() if key != "files"}
+    meta = {key: value for key, value in run.meta.items() if key not in ("files", "seal")}
     settings = meta["settings"]
     if settings.get("split_file"):  # where it was is of this machine; its bytes are in the fingerprint
         meta["settings"] = {**settings, "split_file": Path(settings["split_file"]).name}
     row: _Row = {"meta": json.dumps(meta, sort_keys=True, separators=(",", ":"))}
-    users = run.users
+    users = run.load("users")  # once, and not kept: there may be thousands of runs
     for metric in [*METRICS, *_extra(meta["settings"], users["metric"].unique())]:
         part = users[users["metric"] == metric].sort_values(list(_KEYS))
         if not len(part):
@@ -83,11 +90,12 @@ def _row(run: Run, item_analysis: bool) -> _Row:
         for key in _KEYS:
             values = part[key].to_numpy(np.int64)
             if not np.array_equal(row.setdefault(f"users.{key}", values), values):
-                raise ValueError(f"{run.path}: metrics were taken over different users")
+                raise Corrupt(f"{run.path}: metrics were taken over different users", CURE)
         row[f"users.{metric}"] = part["value"].to_numpy(np.float32)
-    for column in run.rounds:
-        row[f"rounds.{column}"] = _list(column, run.rounds[column].to_numpy())
-    analysis = run.analysis  # of its other kinds, means and groups are in the summary
+    rounds = run.load("rounds")
+    for column in rounds:
+        row[f"rounds.{column}"] = _list(column, rounds[column].to_numpy())
+    analysis = run.load("analysis")  # of its other kinds, means and groups are in the summary
     analysis = analysis[analysis["kind"].isin(KINDS) & (item_analysis | ~analysis["kind"].isin(_PER_ITEM))]
     row["analysis.kind"] = analysis["kind"].map({kind: i for i, kind in enumerate(KINDS)}).to_numpy(np.int64)
     for column in ("block", "id"):
@@ -103,28 +111,6 @@ def _extra(settings: Mapping[str, Any], recorded: Iterable[str]) -> list[str]:
     return sorted(metric for metric in recorded if metric.partition("@")[0].rpartition(":")[2] in names)
 
 
-def _frame(row: Callable[[str], np.ndarray | None], columns: list[str], name: str) -> pd.DataFrame:
-    """One frame of a run, in the form it has in a full record."""
-    kept = {column.split(".", 1)[1]: values for column in columns
-            if column.startswith(f"{name}.") and (values := row(column)) is not None}
-    if name == "users":
-        extra = sorted(kept.keys() - {*METRICS, *_KEYS})
-        metrics = [metric for metric in (*METRICS, *extra) if metric in kept]
-        if not metrics:
-            return pd.DataFrame(columns=[*_KEYS, "metric", "value"]).astype({"metric": "category"})
-        ascending = sorted(metrics)
-        names = np.repeat([ascending.index(metric) for metric in metrics], [len(kept[metric]) for metric in metrics])
-        return pd.DataFrame({**{key: np.tile(kept[key], len(metrics)) for key in _KEYS if key in kept},
-                             "metric": pd.Categorical.from_codes(names, ascending),
-                             "value": np.concatenate([kept[metric] for metric in metrics]).astype(np.float64)})
-    frame = pd.DataFrame({column: values.astype(np.float64) if values.dtype == np.float32 else values
-                          for column, values in kept.items()})
-    if name == "analysis":
-        frame["kind"] = pd.Categorical.from_codes(frame["kind"], KINDS)
-        return frame[["block", "kind", "id", "value"]]
-    return frame
-
-
 def _table(rows: list[_Row]) -> pa.Table:
     columns = sorted({name for row in rows for name in row} - {"meta"})
     arrays = {"meta": pa.array([row["meta"] for row in rows])}
@@ -136,17 +122,48 @@ def _table(rows: list[_Row]) -> pa.Table:
 
 
 class _File:
-    """A file's columns, each decoded when it is first asked for: most commands need few of them."""
+    """A file's columns, each decoded when it is first asked for: most commands need few of them.
 
-    def __init__(self, content: bytes):
-        self._parquet = pq.ParquetFile(io.BytesIO(content))
-        self.columns = self._parquet.schema_arrow.names
+    Attributes:
+        metas: the content of each run's ``run.json``.
+
+    Raises:
+        Corrupt: if it holds no runs, or not so many.
+    """
+
+    def __init__(self, content: bytes, path: Path, runs: int):
+        self.path = path
         self._read: dict[str, pa.Table] = {}
+        with self._refusing():
+            self._parquet = pq.ParquetFile(io.BytesIO(content))
+            schema = self._parquet.schema_arrow
+        self.columns = schema.names
+        for name, kind in zip(schema.names, schema.types):
+            listed = pa.types.is_list(kind) and (pa.types.is_integer(kind.value_type)
+                                                 or pa.types.is_floating(kind.value_type))
+            if not (pa.types.is_string(kind) if name == "meta" else listed):
+                raise Corrupt(f"{path}, column '{name}': found {kind}, accepted: "
+                              f"{'texts' if name == 'meta' else 'lists of numbers'}", _CURE)
+        lines = self.column("meta").to_pylist()
+        if len(lines) != runs or None in lines:
+            raise Corrupt(f"{path}: found {len(lines)} runs, accepted: {runs}, as {INDEX} says", _CURE)
+        self.metas = [parse_meta(line, f"{path}, run {i}", _CURE) for i, line in enumerate(lines)]
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """What PyArrow cannot read is no file of ours."""
+        try:
+            yield
+        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+            raise Corrupt(f"{self.path}: is no Parquet file of runs ({' '.join(str(error).split())[:80]})",
+                          _CURE) from None
 
     def column(self, name: str) -> pa.ChunkedArray:
         """A column of the file, a value per run."""
         if name not in self._read:
-            self._read[name] = self._parquet.read(columns=[name])
+            with self._refusing():
+                self._read[name] = self._parquet.read(columns=[name])
+                self._read[name][name]
         return self._read[name][name]
 
     def values(self, row: int, column: str) -> np.ndarray | None:
@@ -159,6 +176,38 @@ class _File:
         return [{"meta": meta.as_py(), **{name: values for name in self.columns if name != "meta"
                                           if (values := self.values(i, name)) is not None}}
                 for i, meta in enumerate(self.column("meta"))]
+
+
+def _frame(file: _File, row: int, name: str) -> pd.DataFrame:
+    """One frame of a run, in the form it has in a full record; raises Corrupt if its columns are not of one length."""
+    kept = {column.split(".", 1)[1]: values for column in file.columns
+            if column.startswith(f"{name}.") and (values := file.values(row, column)) is not None}
+    lengths = {len(values) for values in kept.values()}
+    if len(lengths) > 1:
+        raise Corrupt(f"{file.path}, run {row}: found columns of {name} with {sorted(lengths)} values, accepted: "
+                      f"columns of one length", _CURE)
+    frame = _users(kept) if name == "users" else pd.DataFrame({
+        column: values.astype(np.float64) if values.dtype == np.float32 else values for column, values in kept.items()})
+    if name == "analysis":
+        codes = kept.get("kind", np.zeros(0, np.int64))
+        if not set(np.unique(codes)) <= set(range(len(KINDS))):
+            raise Corrupt(f"{file.path}, run {row}: found kinds of analysis that are not known", _CURE)
+        frame["kind"] = pd.Categorical.from_codes(codes.astype(np.int64), KINDS)
+    check_columns(frame, COLUMNS[name], file.path, _CURE)
+    return frame[["block", "kind", "id", "value"]] if name == "analysis" else frame
+
+
+def _users(kept: Mapping[str, np.ndarray]) -> pd.DataFrame:
+    """Per-user scores, given a list for each metric."""
+    extra = sorted(kept.keys() - {*METRICS, *_KEYS})
+    metrics = [metric for metric in (*METRICS, *extra) if metric in kept]
+    if not metrics:
+        return pd.DataFrame(columns=[*_KEYS, "metric", "value"]).astype({"metric": "category"})
+    ascending = sorted(metrics)
+    names = np.repeat([ascending.index(metric) for metric in metrics], [len(kept[metric]) for metric in metrics])
+    return pd.DataFrame({**{key: np.tile(kept[key], len(metrics)) for key in _KEYS if key in kept},
+                         "metric": pd.Categorical.from_codes(names, ascending),
+                         "value": np.concatenate([kept[metric] for metric in metrics]).astype(np.float64)})
 
 
 def _encoded(rows: list[_Row]) -> bytes:
@@ -179,47 +228,54 @@ def _files(rows: list[_Row]) -> list[tuple[int, bytes]]:
     return [*_files(rows[:half]), *_files(rows[half:])]
 
 
-def _contents(folder: Path) -> tuple[dict[str, Any], dict[str, _File]]:
-    """The index and the content of each file, verified."""
+def _read_index(folder: Path) -> dict[str, Any]:
+    """The index, with a fitting seal; raises Corrupt."""
     path = folder / INDEX
     try:
-        index = json.loads(path.read_text(encoding="utf-8"))
-        known, seal = index["format"], index["seal"]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"{path}: is not an index of compact records; restore it, or pack the runs again.") from None
-    if known != FORMAT:
-        raise UserError(f"{path}: has format {known!r}, this version of the suite reads {FORMAT}; pack the runs again.")
-    if seal != _seal(index):
-        raise UserError(f"{path}: has changed since it was packed; restore it, or pack the runs again.")
-    files = {}
-    for name, expected in index["files"].items():
-        _check_name(name, str(folder / INDEX))
-        refuse_link(folder / name)
-        try:
-            content = (folder / name).read_bytes()
-        except OSError as error:
-            raise UserError(f"{folder / name}: cannot be read ({error.strerror}); restore it, or pack the runs "
-                            f"again.") from None
-        if _hash(content) != expected["hash"]:
-            raise UserError(f"{folder / name}: has changed since it was packed; restore it, or pack the runs again.")
-        files[name] = _File(content)
-    return index, files
+        index = read_json(path, _INDEX, _CURE)
+    except FileNotFoundError:
+        raise Corrupt(f"{path}: is missing", _CURE) from None
+    if index["seal"] != _seal(index):
+        raise Corrupt(f"{path}: has changed since it was packed", _CURE)
+    for name in index["files"]:
+        _check_name(name, str(path))
+    return index
 
 
-def read(folder: Path) -> list[tuple[dict[str, Any], Callable[[str], pd.DataFrame]]]:
+def _read_file(path: Path, expected: Mapping[str, Any]) -> _File:
+    """A file of the index; raises Corrupt unless it is what was packed."""
+    refuse_link(path)
+    try:
+        content = read_bytes(path, _CURE)
+    except FileNotFoundError:
+        raise Corrupt(f"{path}: is missing", _CURE) from None
+    if _hash(content) != expected["hash"]:
+        raise Corrupt(f"{path}: has changed since it was packed", _CURE)
+    return _File(content, path, expected["runs"])
+
+
+def read(folder: Path, left_out: Callable[[Corrupt], None]
+         ) -> Iterator[tuple[dict[str, Any], Callable[[str], pd.DataFrame]]]:
     """All runs of a folder of compact records.
 
-    Returns:
-        Pairs of (content of ``run.json``, loader of the frame ``users``, ``rounds`` or ``analysis``).
+    Args:
+        left_out: told of each file that is not what was packed; its runs are left out.
 
-    Raises:
-        UserError: if a file is missing, was changed or is of another format.
+    Yields:
+        Pairs of (content of ``run.json``, loader of the frame ``users``, ``rounds`` or ``analysis``).
     """
-    runs = []
-    for file in _contents(folder)[1].values():
-        for i, meta in enumerate(file.column("meta").to_pylist()):
-            runs.append((json.loads(meta), partial(_frame, partial(file.values, i), file.columns)))
-    return runs
+    try:
+        index = _read_index(folder)
+    except Corrupt as error:
+        return left_out(error)
+    for name, expected in index["files"].items():
+        try:
+            file = _read_file(folder / name, expected)
+        except Corrupt as error:
+            left_out(error)
+            continue
+        for i, meta in enumerate(file.metas):
+            yield meta, partial(_frame, file, i)
 
 
 def _choice(row: _Row) -> tuple[int, str]:
@@ -259,14 +315,13 @@ def write(folder: Path, runs: Iterable[Run], command: str, item_analysis: Callab
     """
     commands, old_files, rows = {command}, set(), {}
     if is_compact(folder):
-        index, present = _contents(folder)
-        if index["schema"] != SCHEMA:
-            raise UserError(f"{folder / INDEX}: holds runs of schema version {index['schema']}, and these are of "
-                            f"{SCHEMA}; pack them into another folder.")
+        index = _read_index(folder)
         commands |= set(index["commands"])
-        old_files = set(present)
-        rows = {json.loads(row["meta"])["hash"]: row for file in present.values() for row in file.rows()}
-    for run in runs:
+        old_files = set(index["files"])
+        for name, expected in index["files"].items():
+            file = _read_file(folder / name, expected)
+            rows |= {meta["hash"]: row for meta, row in zip(file.metas, file.rows())}
+    for run in (run for run in runs if run.whole):
         row = _row(run, item_analysis(run))
         rows[run.hash] = min(rows.get(run.hash, row), row, key=_choice)
     groups, files = _groups(rows.values()), {}
@@ -283,6 +338,7 @@ def write(folder: Path, runs: Iterable[Run], command: str, item_analysis: Callab
         write_atomically(folder / INDEX, (json.dumps(index, indent=1) + "\n").encode())
         for name in old_files - set(files):
             (folder / name).unlink(missing_ok=True)
+        sweep(folder)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror}).") from None
     return index

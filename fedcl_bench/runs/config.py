@@ -98,6 +98,8 @@ class RunConfig:
             identity["metrics"] = own_metrics
         if with_method:
             identity["method"] = [self.method.name, self.method.digest]
+        else:
+            settings.pop("lr_later", None)
         return identity
 
     @cached_property
@@ -179,6 +181,12 @@ def _idle(settings: Mapping[str, Any]) -> dict[str, str]:
     for module in (stream, sampling, parts, ranking):
         idle |= module.idle_settings(settings)
     return idle
+
+
+def without_effect(parts: Iterable[Any], backbone: type) -> dict[str, str]:
+    """Settings that others, or the backbone, leave without effect, and why."""
+    parts = list(parts)
+    return {**backbone.ignored, **_idle(flat(parts)), **declared_idle(parts)}
 
 
 def refuse_idle(parts: Iterable[Any], overrides: Iterable[tuple[str, Mapping[str, Any]]],
@@ -294,7 +302,8 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
 # are left out of records and hashes, so that the records made before are still found.
 _LATER = {"upload_clip": 0.0, "upload_mechanism": "laplace", "evaluate_every": 1, "availability": "always",
           "client_dropout": 0.0, "stragglers": 0.0, "fold_in": 0, "fold_in_rounds": 20, "cold_start": "fold_in",
-          "extra_metrics": [], "topology": "federated", "padding": "none"}
+          "extra_metrics": [], "topology": "federated", "padding": "none", "lr_later": 0.0,
+          "repeated_positives": "every", "base_model": ""}
 
 
 def effective(parts: Iterable[Any], with_idle: bool = False) -> dict[str, Any]:

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping, Protocol
 
-import pandas as pd
-
 from ..errors import UserError
 from ..federation.parts import Progress
 from .config import RunConfig
+from .frames import read_frame
+from .run_json import read_run
 
 KINDS = ("tensorboard", "csv", "wandb")
 
@@ -208,8 +208,8 @@ class RunLog:
     def finish(self, record: Path) -> None:
         """Write what a finished record has and the log lacks: everything, if nothing had to be run."""
         if self._targets:
-            rounds = pd.read_parquet(record / "rounds.parquet").to_dict("records")
-            tests = pd.read_parquet(record / "metrics.parquet").to_dict("records")
+            files = (read_run(record) or {}).get("files", {})
+            rounds, tests = (read_frame(record, name, files).to_dict("records") for name in ("rounds", "metrics"))
             self._write(rounds, (Test(**{name: test[name] for name in Test.__dataclass_fields__}) for test in tests))
 
     def _write(self, curve: Iterable[Mapping[str, Any]], tests: Iterable[Test]) -> None:

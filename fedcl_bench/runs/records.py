@@ -2,7 +2,8 @@
 
 A run in progress keeps one ``checkpoint.pt``; a finished one has
 
-- ``run.json``        status, settings, environment, metrics, R[t, s], seconds, bytes, and the other files' hashes
+- ``run.json``        status, settings, environment, metrics, R[t, s], seconds, bytes, the other files' hashes, and a
+  seal over all of that
 - ``metrics.parquet`` trained block, tested block, metric, mean over users, users
 - ``rounds.parquet``  one row per round: loss, validation metric, participants, bytes, seconds
 - ``users.parquet``   trained block, tested block, user, metric, value
@@ -17,74 +18,42 @@ A run in progress keeps one ``checkpoint.pt``; a finished one has
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
-import pickle
 import platform
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, BinaryIO, Iterator, Sequence
+from typing import Any, Iterator, Sequence
 
 import numpy as np
 import pandas as pd
 import torch
 
-from ..errors import Busy, UserError
+from ..errors import Busy, Corrupt, UserError
 from ..evaluation.beyond import summarise
 from ..evaluation.continual import summaries
-from ..evaluation.ranking import UserScores
-from ..federation.parts import Best, Federation, Progress
-from ..files import replacing, write_atomically
+from ..federation.parts import Federation, Progress
+from ..files import replacing, sweep, write_atomically
 from ..method import Method
 from ..model import Snapshot
 from ..names import refuse_link
 from ..ops import kernels
 from ..ops.memory import peak_mib
+from ..schema import Wrong, fields_of, fitting, lists, mapping, read_bytes, text
 from ..stats import accounting
 from ..version import __version__
+from .checkpoints import digest_from, read_tensors, snapshot, tensor, unpack
 from .config import RunConfig
-from .faults import words
+from .frames import digest, read_content, read_frame
+from .run_json import CURE, FILES, NAME as RUN, SCHEMA, read_run, sealed
 
-FILES = ("metrics.parquet", "rounds.parquet", "users.parquet", "analysis.parquet")
 MODEL, MODEL_SUM = "model.pt", "model.pt.b2sum"
-SCHEMA = 2  # of a record's files; raised when their content changes
-_DIGEST = 32
-_SNAPSHOTS = "model", "previous"
+_MODEL_CURE = "Delete the file: no table needs it. Running the record again makes it."
+_NEAR = 1e-6  # of means that were added up in another order
 _ZIP = b"PK\x03\x04"  # how a file of torch.save begins; models of former versions begin with their hash
-
-
-class Corrupt(Exception):
-    """A record that exists and cannot be trusted."""
-
-
-def _digest(content: bytes | memoryview) -> bytes:
-    return hashlib.blake2b(content, digest_size=_DIGEST).digest()
-
-
-def _digest_from(file: BinaryIO, start: int) -> bytes:
-    """The hash of a file's content from ``start`` on, without a copy of it all in memory."""
-    file.seek(start)
-    digest = hashlib.blake2b(digest_size=_DIGEST)
-    while part := file.read(1 << 22):
-        digest.update(part)
-    return digest.digest()
-
-
-def _write_packed(path: Path, value: Any) -> None:
-    """Write tensors, numbers, texts and containers of them to a file that begins with the hash of the rest.
-
-    Checkpoints are replaced while a run may be killed, and two files are never replaced at once. So theirs is inside.
-    """
-    with replacing(path) as file:
-        file.write(bytes(_DIGEST))
-        torch.save(value, file)
-        digest = _digest_from(file, _DIGEST)
-        file.seek(0)
-        file.write(digest)
 
 
 def ranks_by_state(method: Method) -> bool:
@@ -104,83 +73,42 @@ def _write_model(folder: Path, progress: Progress, federation: Federation | None
                     "item_ids": stream.item_tokens.astype(str).tolist()}
     with replacing(folder / MODEL) as file:
         torch.save(content, file)
-        digest = _digest_from(file, 0)
-    write_atomically(folder / MODEL_SUM, f"{digest.hex()}  {MODEL}\n".encode())
+        checksum = digest_from(file, 0)
+    write_atomically(folder / MODEL_SUM, f"{checksum.hex()}  {MODEL}\n".encode())
 
 
 def _read_model(folder: Path, device: str) -> dict[str, Any]:
-    """The verified content of ``model.pt``. Raises Corrupt or FileNotFoundError."""
+    """The verified content of ``model.pt``. Raises Corrupt."""
     path = folder / MODEL
-    with open(path, "rb") as file:
-        if file.read(len(_ZIP)) != _ZIP:
-            return _unpack(path.read_bytes(), device)
-        try:
-            recorded = (folder / MODEL_SUM).read_text(encoding="utf-8").split()
-        except FileNotFoundError:
-            raise Corrupt(f"its checksum {MODEL_SUM} is missing") from None
-        if recorded[:1] != [_digest_from(file, 0).hex()]:
-            raise Corrupt("its hash does not match its content")
-        file.seek(0)
-        return _tensors(file, device)
-
-
-def _unpack(content: bytes, device: str) -> Any:
-    packed = memoryview(content)[_DIGEST:]
-    if _digest(packed) != content[:_DIGEST]:
-        raise Corrupt("its hash does not match its content")
-    return _tensors(io.BytesIO(packed), device)
-
-
-def _tensors(file: BinaryIO, device: str) -> Any:
-    """What ``torch.save`` wrote, if that is tensors, numbers, texts and containers of them. Raises Corrupt.
-
-    Anything else is pickled, and reading it would run code of whoever wrote it.
-    """
     try:
-        return torch.load(file, map_location=device, weights_only=True)
-    except (torch.OutOfMemoryError, MemoryError):
-        raise
-    except pickle.UnpicklingError:
-        raise Corrupt("holds more than tensors, numbers and texts, which the suite never writes and which could run "
-                      "code of others; delete the file") from None
-    except Exception as error:  # PyTorch raises whatever its readers do
-        raise Corrupt(f"is no file of tensors ({words(error)}); delete the file") from None
-
-
-def save_progress(path: Path, progress: Progress, elapsed: float) -> None:
-    """Write a checkpoint; ``elapsed`` is the wall time in seconds spent on the run so far."""
-    content = {f.name: getattr(progress, f.name) for f in fields(Progress)}
-    for name in _SNAPSHOTS:
-        content[name] = dict(vars(content[name]))
-    content["best"] = {**vars(progress.best), "model": dict(vars(progress.best.model))}
-    content["tests"] = [(t, s, scores.users, scores.values) for t, s, scores in progress.tests]
-    _write_packed(path, {"progress": content, "elapsed": elapsed})
-
-
-def load_progress(path: Path, device: str) -> tuple[Progress, float] | None:
-    """Read a checkpoint, or None if there is none.
-
-    Raises:
-        Corrupt: if the file is not what was written.
-    """
-    try:
-        content = path.read_bytes()
+        if not path.is_file():
+            raise Corrupt(f"{path}: is missing" if not path.exists() else f"{path}: is no file", _MODEL_CURE)
+        with open(path, "rb") as file:
+            if file.read(len(_ZIP)) != _ZIP:
+                return unpack(path.read_bytes(), path, device)
+            recorded = read_bytes(folder / MODEL_SUM, _MODEL_CURE).split()
+            if recorded[:1] != [digest_from(file, 0).hex().encode()]:
+                raise Corrupt(f"{path}: its hash does not match its content", _MODEL_CURE)
+            file.seek(0)
+            return read_tensors(file, path, device)
     except FileNotFoundError:
-        return None
-    try:
-        saved = _unpack(content, device)
-        progress = saved["progress"]
-        for name in _SNAPSHOTS:
-            progress[name] = Snapshot(**progress[name])
-        progress["best"] = Best(**{**progress["best"], "model": Snapshot(**progress["best"]["model"])})
-        progress["ways"] = tuple(progress["ways"])
-        progress["tests"] = tuple((t, s, UserScores(users, values)) for t, s, users, values in progress["tests"])
-        progress["analysis"] = tuple(map(tuple, progress["analysis"]))
-        return Progress(**progress), saved["elapsed"]
-    except Corrupt as error:
-        raise Corrupt(f"{path}: {error}") from None
-    except (TypeError, KeyError, ValueError) as error:  # written by another version of the suite
-        raise Corrupt(f"{path}: is not a checkpoint of this version ({error})") from None
+        raise Corrupt(f"{path}: its checksum {MODEL_SUM} is missing", _MODEL_CURE) from None
+    except OSError as error:
+        raise Corrupt(f"{path}: cannot be read ({error.strerror})", _MODEL_CURE) from None
+
+
+def _check_model(content: Any, field: str) -> None:
+    """Raise Wrong unless these can be the parts of a saved model: its rows have ids. State may lack new users."""
+    ids, state = lists(text), mapping(tensor)
+    fields_of({}, {"client_state": state, "server_state": state, "user_ids": ids, "item_ids": ids,
+                   **{f.name: state for f in fields(Snapshot)}})(content, field)
+    snapshot({f.name: content[f.name] for f in fields(Snapshot) if f.name in content}, field)
+    for of, kinds in (("user_ids", ("private", "memory", "client_state")), ("item_ids", ("public",))):
+        for kind in kinds if of in content else ():
+            for name, table in content.get(kind, {}).items():
+                count = len(content[of])
+                if not table.ndim or len(table) > count or (len(table) < count and kind != "client_state"):
+                    raise Wrong(f"{kind}.{name}", f"shape {tuple(table.shape)}", f"{count} rows, as {of}")
 
 
 def privacy_notes(config: RunConfig, rounds: int) -> list[str]:
@@ -319,6 +247,15 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
     }
 
 
+def _compare(content: dict[str, Any], means: pd.DataFrame, folder: Path) -> None:
+    """Raise Corrupt unless the numbers of a ``run.json`` without a seal are those of ``metrics.parquet``."""
+    recorded = {(row.trained_block, row.tested_block, row.metric): row.mean for row in means.itertuples()}
+    said = {(t, s, name): value for name, rows in content["matrix"].items() for t, row in enumerate(rows)
+            for s, value in enumerate(row)}
+    if recorded.keys() != said.keys() or any(abs(said[key] - recorded[key]) > _NEAR for key in said):
+        raise Corrupt(f"{folder / RUN}: field 'matrix' is not what metrics.parquet holds", CURE)
+
+
 @dataclass(frozen=True)
 class SavedModel:
     """What ``model.pt`` holds.
@@ -353,25 +290,14 @@ class Record:
         Raises:
             Corrupt: if a file is missing, half-written or changed since it was recorded.
         """
-        path = self.folder / "run.json"
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            status, files = content["status"], content.get("files", {})
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise Corrupt(f"{path}: is not a complete run record") from None
-        if content.get("schema", 1) != SCHEMA:
-            raise Corrupt(f"{path}: is a record of schema {content.get('schema', 1)}, this version reads {SCHEMA}")
-        for name in FILES if status == "finished" else ():
-            try:
-                digest = _digest((self.folder / name).read_bytes()).hex()
-            except OSError:
-                raise Corrupt(f"{self.folder / name}: is missing") from None
-            if files.get(name) != digest:
-                raise Corrupt(f"{self.folder / name}: has changed since it was recorded")
+        content = read_run(self.folder)
+        if content is None or content["status"] == "failed":
+            return content
+        files = content.get("files", {})
+        for name in FILES:
+            read_content(self.folder / name, files.get(name))
+        if "seal" not in content:
+            _compare(content, read_frame(self.folder, "metrics", files), self.folder)
         return content
 
     def finish(self, content: dict[str, Any], progress: Progress,
@@ -390,25 +316,38 @@ class Record:
         for name in FILES:
             write_atomically(self.folder / name, blobs[name])
         content = {"schema": SCHEMA, "status": "finished", **content,
-                   "files": {name: _digest(blobs[name]).hex() for name in FILES}}
-        write_atomically(self.folder / "run.json", json.dumps(content, indent=1).encode())
-        self.checkpoint.unlink(missing_ok=True)
-        for leftover in self.folder.glob(".*.*"):  # of a file that was being written when a process was killed
-            leftover.unlink()
+                   "files": {name: digest(blobs[name]) for name in FILES}}
+        content = sealed(content)
+        write_atomically(self.folder / RUN, json.dumps(content, indent=1).encode())
+        self.tidy()
         return content
+
+    def tidy(self) -> None:
+        """Remove what a process that was killed left beside a finished record."""
+        self.checkpoint.unlink(missing_ok=True)
+        sweep(self.folder)
 
     def fail(self, config: RunConfig, message: str) -> None:
         """Mark the run as failed."""
         content = {"schema": SCHEMA, "status": "failed", "error": message, "method": config.method.name,
                    "backbone": config.backbone.name, "dataset": config.source.name, "seed": config.seed,
                    "settings": config.settings, "hash": config.hash, "environment": environment(config.device)}
-        write_atomically(self.folder / "run.json", json.dumps(content, indent=1).encode())
+        write_atomically(self.folder / RUN, json.dumps(sealed(content), indent=1).encode())
 
     def clear(self) -> None:
-        """Remove everything of the run but the folder and its lock."""
-        for path in self.folder.iterdir():
-            if path.name != ".lock":
-                path.unlink()
+        """Remove the run's files, ``run.json`` first; whatever else is in the folder stays.
+
+        Raises:
+            UserError: before anything is removed, if a folder has the name of one of them.
+        """
+        paths = [self.folder / name for name in (RUN, *FILES, MODEL, MODEL_SUM, self.checkpoint.name)]
+        for path in paths:
+            if path.is_dir() and not path.is_symlink():
+                raise UserError(f"{path}: is a folder where the run has a file; nothing was removed. Move it away, and "
+                                f"give the same command again.")
+        for path in paths:
+            path.unlink(missing_ok=True)
+        sweep(self.folder)
 
     def set_aside(self) -> Path:
         """Move the record's files into a sibling folder and return it."""
@@ -427,13 +366,7 @@ class Record:
         Raises:
             Corrupt: if the file was deleted or has changed.
         """
-        path = self.folder / MODEL
-        try:
-            content = _read_model(self.folder, device)
-        except FileNotFoundError:
-            raise Corrupt(f"{path}: is missing") from None
-        except Corrupt as error:
-            raise Corrupt(f"{path}: {error}") from None
+        content = fitting(_read_model(self.folder, device), _check_model, str(self.folder / MODEL), _MODEL_CURE)
         tables = Snapshot(**{f.name: content.pop(f.name) for f in fields(Snapshot) if f.name in content})
         return SavedModel(tables, *(content.get(f.name) for f in fields(SavedModel)[1:]))
 
@@ -442,8 +375,8 @@ class Record:
         return self.saved_model(device).tables
 
     def users(self) -> pd.DataFrame:
-        """Per-user scores of a finished run."""
-        return pd.read_parquet(self.folder / "users.parquet")
+        """Per-user scores of a finished run; raises Corrupt."""
+        return read_frame(self.folder, "users", (read_run(self.folder) or {}).get("files", {}))
 
     @classmethod
     def of(cls, config: RunConfig, results: Path) -> "Record":

@@ -154,6 +154,12 @@ def _unfit(kind: str, cls: type) -> str:
         if not isinstance(text, str) or for_terminal(text) != text or attribute == "title" and not text.strip():
             return f"its {attribute} is {'missing' if text is None else shown(text)}, accepted: a printable text"
     try:
+        told = [text for name, values in getattr(cls, "readings", {}).items() for text in (name, *values.values())]
+        if not all(for_terminal(text) == text for text in told):
+            return "its readings hold a text that cannot be printed"
+    except (AttributeError, TypeError):
+        return "its readings are no mapping of settings to {value: whose reading it is}"
+    try:
         describe(getattr(cls, "Settings", NoSettings))
     except Exception as error:  # of fields without `setting`, of types that none of them may have, of names unknown
         return f"its Settings cannot be read ({words(error)}), accepted: a dataclass of fields setting(...)"

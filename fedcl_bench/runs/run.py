@@ -5,9 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Mapping
 
 import pandas as pd
+
+from ..errors import Corrupt
+
+
+def refuse(error: Corrupt) -> None:
+    """Raise what is wrong with a record."""
+    raise error
 
 
 @dataclass(frozen=True, eq=False)
@@ -15,22 +22,40 @@ class Run:
     """One finished run.
 
     Attributes:
-        meta: the content of ``run.json``.
+        head: names, seed, hash, settings, the number of blocks and the metrics' names: enough to choose runs by.
         path: the folder it was read from.
+        open: reads and verifies the record; returns the content of ``run.json``.
         load: reads one of the frames ``users``, ``rounds`` and ``analysis``; called once for each that is asked for.
+        left_out: told why, if the record is not what was written.
     """
 
-    meta: dict[str, Any]
+    head: Mapping[str, Any]
     path: Path
+    open: Callable[[], dict[str, Any]]
     load: Callable[[str], pd.DataFrame]
+    left_out: Callable[[Corrupt], None] = refuse
 
     @property
     def seed(self) -> int:
-        return self.meta["seed"]
+        return self.head["seed"]
 
     @property
     def hash(self) -> str:
-        return self.meta["hash"]
+        return self.head["hash"]
+
+    @cached_property
+    def meta(self) -> dict[str, Any]:
+        """The content of ``run.json``; raises Corrupt unless all of the record is what was written."""
+        return self.open()
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether the record is what was written. If not, who asked for the runs is told."""
+        try:
+            return bool(self.meta)
+        except Corrupt as error:
+            self.left_out(error)
+            return False
 
     @cached_property
     def users(self) -> pd.DataFrame:

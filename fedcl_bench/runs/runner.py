@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,17 +13,22 @@ import torch
 
 from ..client.out_of_memory import in_words
 from ..data.stream import Stream
-from ..errors import OutOfMemory, RunFailed, UserError, ran_out
+from ..errors import Corrupt, OutOfMemory, RunFailed, UserError, ran_out
 from ..federation.divergence import largest
-from ..federation.loop import run
+from ..federation.loop import from_base, run
 from ..federation.parts import Federation, Progress
 from ..federation.server import most_rounds
+from ..files import sweep
+from . import bases
+from .checkpoints import load_progress, save_progress
 from .config import RunConfig
 from .memory_plan import advice, require
-from .records import Corrupt, Record, load_progress, save_progress, summary
+from .records import Record, summary
 from .store import load_record, tested
 
+_Saved = tuple[Progress, float]  # and the seconds that it took so far
 SAVE_EVERY = 60.0  # seconds between checkpoints inside a block
+_SHARED = "shared"  # folder of block 0 of runs, for others
 LARGE = 1e18  # a parameter beyond is finite, but products of two are near the end of single precision
 
 
@@ -72,13 +79,14 @@ class Watch:
     stop: Callable[[], bool] = lambda: False
 
 
-def _load_or_set_aside(path: Path, device: str, warn: Callable[[str], None]) -> tuple[Progress, float] | None:
+def _load_or_set_aside(path: Path, federation: Federation, warn: Callable[[str], None]) -> _Saved | None:
     try:
-        return load_progress(path, device)
+        return load_progress(path, str(federation.device), federation)
     except Corrupt as error:
-        aside = path.with_suffix(".corrupt")
+        aside = next(aside for number in itertools.count() if not os.path.lexists(
+            aside := path.with_suffix(f".corrupt{number or ''}")))
         path.rename(aside)
-        warn(f"{error}; set aside as {aside.name}, starting afresh.")
+        warn(f"{error.wrong}; set aside as {aside.name}, starting afresh.")
         return None
 
 
@@ -109,26 +117,26 @@ class _Start:
     shared: bool = False
 
 
-def _resumed(config: RunConfig, record: Record, n_steps: int, watch: Watch) -> _Start | None:
+def _resumed(federation: Federation, record: Record, watch: Watch) -> _Start | None:
     """From the run's own checkpoint, if there is one."""
-    saved = _load_or_set_aside(record.checkpoint, config.device, watch.warn)
+    saved = _load_or_set_aside(record.checkpoint, federation, watch.warn)
     if saved is None:
         return None
     step, round_ = saved[0].step, saved[0].round
-    watch.note("all blocks are trained, writing the record." if step == n_steps else
+    watch.note("all blocks are trained, writing the record." if step == len(federation.stream.steps) else
                f"resuming in block {step}, after round {round_}." if round_ else
                f"resuming at the start of block {step}.")
     return _Start(*saved)
 
 
-def _from_base(config: RunConfig, base: Path | None, watch: Watch) -> _Start | None:
+def _from_base(federation: Federation, base: Path | None, watch: Watch) -> _Start | None:
     """From another run's block 0, if there is one and it may be shared."""
-    saved = base and _load_or_set_aside(base, config.device, watch.warn)
+    saved = base and _load_or_set_aside(base, federation, watch.warn)
     if not saved:
         return None
     progress, seconds = saved
     watch.note(f"block 0: from an earlier run with the same block 0 ({progress.round} rounds, best validation "
-               f"{config.evaluation.valid_metric} {progress.best_value:.4f})")
+               f"{federation.evaluation.valid_metric} {progress.best_value:.4f})")
     return _Start(progress, seconds, shared=True)
 
 
@@ -170,6 +178,17 @@ class _Saving:
         return progress
 
 
+def _tidy(record: Record, results: Path) -> None:
+    """Remove what a process that was killed left beside a finished record, unless somebody is at it."""
+    sweep(results / _SHARED)
+    if record.checkpoint.exists():
+        try:
+            with record.locked():
+                record.tidy()
+        except UserError:  # another process is at it, or it can only be read
+            pass
+
+
 def _warn_if_large(progress: Progress, warn: Callable[[str], None]) -> None:
     """Warn if a step that has just ended left parameters that are finite and yet no result of learning."""
     if (reached := largest(progress.model)) > LARGE:
@@ -197,6 +216,7 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
     began = time.perf_counter()
     record = Record.of(config, results)
     if not rerun and (done := _finished(record, lambda error: None)):
+        _tidy(record, results)
         return {**done, "record": str(record.folder), "reused": True}
     stream = load()
     federation = config.federation(stream)
@@ -205,14 +225,15 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
     with record.locked():
         if rerun:
             record.clear()
-        elif done := _finished(record, lambda error: watch.warn(f"{error}; set aside as {record.set_aside().name}, "
-                                                                f"running again.")):
+        elif done := _finished(record, lambda error: watch.warn(f"{error.wrong}; set aside as "
+                                                                f"{record.set_aside().name}, running again.")):
             return {**done, "record": str(record.folder), "reused": True}
         # In a stream of one step no method acts after it, so there is nothing to share it for.
         shares_base = config.method.cls.first_step > 0 and len(stream.steps) > 1
-        base = results / "shared" / f"{config.base_hash}.pt" if shares_base else None
-        start = _resumed(config, record, len(stream.steps), watch) or _from_base(
-            config, None if rerun else base, watch) or _Start()
+        base = results / _SHARED / f"{config.base_hash}.pt" if shares_base else None
+        start = _resumed(federation, record, watch) or (
+            _Start(from_base(federation, bases.load(federation, results))) if config.server.base_model else
+            _from_base(federation, None if rerun else base, watch)) or _Start()
         saving = _Saving(engine, record.checkpoint, base, start, began)
         try:
             progress = start.progress
@@ -225,6 +246,7 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
             interactions = [len(step.test.values) for step in stream.steps]
             content = record.finish(summary(config, progress, saving.elapsed(), start.shared, most, interactions),
                                     progress, federation)
+            sweep(results / _SHARED)
         except RunFailed as error:
             record.fail(config, str(error))
             raise RunFailed(f"{error}\nMarked as failed: {record.folder}") from None

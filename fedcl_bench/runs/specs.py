@@ -6,7 +6,6 @@ settings and the spec's own, so the same spec finds its records again.
 
 from __future__ import annotations
 
-import json
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, Iterable, Mapping
 from ..data.source import dataset_name, spelled as spelled_dataset
 from ..errors import UserError
 from ..files import shipped
+from ..schema import fields_of, lists, mapping, number, or_none, plain, read_json, text, whole
 from ..settings import declared_idle
 from .config import effective, resolve
 from .registry import Registry, spelled
@@ -93,6 +93,23 @@ def tuned_file(folder: Path, method: str, backbone: str, dataset: str) -> Path:
     return folder / f"{dataset_name(dataset)}-{backbone.replace(':', '-')}-{method}.json"
 
 
+_TRIAL = fields_of({"settings": mapping(plain), "value": or_none(number), "hash": text, "status": text}, {})
+_TUNED = fields_of({"settings": mapping(plain)}, {
+    **dict.fromkeys(("method", "backbone", "dataset", "sampler", "objective", "command"), text),
+    **dict.fromkeys(("budget", "seed", "grid_points"), whole()),
+    **dict.fromkeys(("inherited", "fixed"), mapping(plain)), "space": mapping(lists(plain)), "value": number,
+    "trials": lists(_TRIAL)})
+
+
+def read_tuned(path: Path) -> dict[str, Any]:
+    """The content of a file of tuned settings.
+
+    Raises:
+        Corrupt: if it is not one that `tune` writes. FileNotFoundError.
+    """
+    return read_json(path, _TUNED, "Delete it, and make it again with `run_bench.py tune`.")
+
+
 @dataclass(frozen=True)
 class Where:
     """Folders that options named; a command that is suggested names them again.
@@ -166,7 +183,7 @@ class Tuned:
         """
         path = self.file(method, backbone, dataset)
         try:
-            settings = json.loads(path.read_text(encoding="utf-8"))["settings"]
+            return read_tuned(path)["settings"]
         except FileNotFoundError:
             named = self.words[1:] and self.words[1] != str(SHIPPED_TUNED)  # by the user
             words = ["run_bench.py", "tune", "--methods", method, "--backbones", backbone, "--datasets", dataset,
@@ -174,11 +191,6 @@ class Tuned:
             files = " or ".join(str(tuned_file(folder, method, backbone, dataset)) for folder in self.folders)
             raise UserError(f"no tuned settings for {method} on {backbone}, {dataset}: no file {files}.\nMake it with: "
                             f"{shlex.join(words)}") from None
-        except (OSError, ValueError, KeyError, TypeError):
-            raise UserError(f"{path}: is not a file of `tune`.") from None
-        if not isinstance(settings, dict):
-            raise UserError(f"{path}: field 'settings' is {type(settings).__name__}, expected a mapping.")
-        return settings
 
     def used(self, specs: Iterable[RunSpec]) -> str:
         """A line that says which settings these specs have, for people."""

@@ -6,23 +6,27 @@ A results folder holds full records under ``runs/`` (``records.py``); a folder o
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Collection, Iterable, Mapping, Sequence
+from typing import Any, Callable, Collection, Iterable, Mapping, Sequence
 
 import pandas as pd
 
 from ..data.source import DatasetSource, dataset_name, load_config
-from ..errors import UserError
+from ..errors import Corrupt, UserError
 from ..settings import declared_idle
 from . import compact
 from .config import RunConfig, effective, resolve
-from .records import SCHEMA, Corrupt, Record
+from .frames import read_frame
+from .heads import INDEX, heads
+from .records import Record
 from .registry import Registry
-from .run import Run
+from .run import Run, refuse
+from .run_json import CURE, head_of, read_run
 from .specs import RunSpec, Tuned, seed_text
+
+LeftOut = Callable[[Corrupt], None]
 
 # Settings that say how numbers are taken, with the value of records from before the setting existed.
 PROTOCOL = {"stream": "blocks", "candidates": "all", "sampled_candidates": None, "candidate_lists": None}
@@ -33,34 +37,20 @@ def describe(meta: Mapping[str, Any]) -> str:
     return f"{meta['method']} on {meta['backbone']}, {meta['dataset']}, seed {meta['seed']}"
 
 
-def _check_schema(meta: Mapping[str, Any], path: Path) -> None:
-    schema = meta.get("schema", 1)
-    if schema != SCHEMA:
-        raise UserError(f"{path}: its schema version is {schema!r}, this version of the suite reads {SCHEMA}.\n"
-                        f"Run it again with this version, read it with the version that wrote it, or take it away.")
+def _open(folder: Path, head: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a record's ``run.json``; raises Corrupt unless all of the record is what was written."""
+    content = Record(folder).read()
+    if content is None or head_of(content) != head:
+        raise Corrupt(f"{folder}: has changed while it was read, or is not what {INDEX} says", CURE)
+    return content
 
 
-def _read_frame(folder: Path, name: str) -> pd.DataFrame:
-    return pd.read_parquet(folder / f"{name}.parquet")
+def _frame(folder: Path, name: str) -> pd.DataFrame:
+    return read_frame(folder, name, (read_run(folder) or {}).get("files", {}))
 
 
-def _read_full(folder: Path) -> Run | None:
-    """A run of a results folder, verified; None if it has not finished."""
-    path = folder / "run.json"
-    try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-        if meta["status"] != "finished":
-            return None
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"{path}: is not a complete run record; take its folder away, or run it again.") from None
-    _check_schema(meta, path)
-    try:
-        meta = Record(folder).read()
-    except Corrupt as error:
-        raise UserError(f"{error}; take its folder away, or run it again.") from None
-    return Run(meta, folder, partial(_read_frame, folder))
+def _of_record(folder: Path, head: Mapping[str, Any], left_out: LeftOut = refuse) -> Run:
+    return Run(head, folder, partial(_open, folder, head), partial(_frame, folder), left_out)
 
 
 def load_record(folder: Path) -> Run:
@@ -69,10 +59,10 @@ def load_record(folder: Path) -> Run:
     Raises:
         UserError: if it has not finished, is corrupt or is of another schema version.
     """
-    run = _read_full(folder)
-    if run is None:
+    content = Record(folder).read()
+    if content is None or content["status"] != "finished":
         raise UserError(f"{folder}: has no finished run; the command that began it goes on with it.")
-    return run
+    return Run(head_of(content), folder, partial(dict, content), partial(_frame, folder))
 
 
 def _folders(folder: Path) -> Iterable[Path]:
@@ -82,51 +72,55 @@ def _folders(folder: Path) -> Iterable[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir() and compact.is_compact(path))
 
 
-def load_runs(folder: Path) -> list[Run]:
+def load_runs(folder: Path, left_out: LeftOut | None = None) -> list[Run]:
     """All finished runs of a results folder, of a folder of compact records, or of a folder of such folders.
+
+    Args:
+        left_out: told why of each record that is not what was written, and that is left out. Records are then verified
+            when they are first used (``Run.whole``). None: all are verified now, and the first that is wrong is raised.
 
     Returns:
         One Run per hash, sorted by dataset, backbone, method, seed and hash.
 
     Raises:
-        UserError: if there is none, or one is corrupt or of another schema version.
+        UserError: if there is none.
     """
+    return load_all(folder, left_out)[0]
+
+
+def load_all(folder: Path, left_out: LeftOut | None = None) -> tuple[list[Run], list[Mapping[str, Any]]]:
+    """``load_runs``, and the heads of the runs that failed; compact records hold none of those."""
     if not folder.is_dir():
         raise UserError(f"records: no folder {folder}; name a results folder, or one of compact records.")
     runs: dict[str, Run] = {}
+    failed: list[Mapping[str, Any]] = []
+    tell, broken = left_out or refuse, []
+
+    def note(error: Corrupt) -> None:
+        broken.append(error)
+        tell(error)
     if (folder / "runs").is_dir():
-        for path in sorted((folder / "runs").iterdir()):
-            if path.is_dir() and ".corrupt" not in path.name and (run := _read_full(path)):
-                runs[run.hash] = run
+        for path, head in heads(folder, note):
+            if head["status"] == "failed":
+                failed.append(head)
+            else:
+                runs[head["hash"]] = _of_record(path, head, tell)
     else:
         for path in _folders(folder):
-            for meta, load in compact.read(path):
-                _check_schema(meta, path)
-                runs.setdefault(meta["hash"], Run(meta, path, load))
+            for meta, load in compact.read(path, note):
+                runs.setdefault(meta["hash"], Run(head_of(meta), path, partial(dict, meta), load, tell))
     if not runs:
-        failed = load_failed(folder)
         says = f"; {len(failed)} failed, as {describe(failed[0])}: {_why(failed[0])}" if failed else ""
+        says += f"; {len(broken)} cannot be used, as {broken[0].wrong}" if broken else ""
         raise UserError(f"records: no finished run in {folder}{says}.\nA results folder has runs/*/run.json, a folder "
                         f"of compact records {compact.INDEX}; name another folder.")
-    return sorted(runs.values(), key=lambda run: (run.meta["dataset"], run.meta["backbone"], run.meta["method"],
-                                                  run.seed, run.hash))
+    chosen = sorted(runs.values(), key=lambda run: (run.head["dataset"], run.head["backbone"], run.head["method"],
+                                                    run.seed, run.hash))
+    return [run for run in chosen if left_out or run.whole], failed
 
 
-def load_failed(folder: Path) -> list[dict[str, Any]]:
-    """The content of ``run.json`` of the runs of a results folder that failed; compact records hold none."""
-    failed = []
-    for path in sorted((folder / "runs").glob("*/run.json")):
-        try:
-            meta = json.loads(path.read_text(encoding="utf-8"))
-            if meta["status"] == "failed" and ".corrupt" not in path.parent.name:
-                failed.append(meta)
-        except (OSError, ValueError, KeyError, TypeError):  # `load_runs` says what is wrong with it
-            continue
-    return failed
-
-
-def _why(meta: Mapping[str, Any]) -> str:
-    return meta.get("error", "").partition("\n")[0].rstrip(".") or "no reason is recorded"
+def _why(head: Mapping[str, Any]) -> str:
+    return head["error"].partition("\n")[0].rstrip(".") or "no reason is recorded"
 
 
 def failure(failed: Iterable[Mapping[str, Any]], registry: Registry, spec: RunSpec, tuned: Tuned | None = None) -> str:
@@ -185,20 +179,19 @@ def matching(runs: Iterable[Run], registry: Registry, spec: RunSpec, tuned: Tune
     wanted_names = spec.method, spec.backbone, dataset_name(spec.dataset)
     seeds: dict[int, list[Run]] = defaultdict(list)
     for run in runs:
-        names = (run.meta["method"], run.meta["backbone"], run.meta["dataset"])
-        if (names == wanted_names
-                and comparable(run.meta["settings"], idle) == wanted):
+        names = (run.head["method"], run.head["backbone"], run.head["dataset"])
+        if names == wanted_names and comparable(run.head["settings"], idle) == wanted and run.whole:
             seeds[run.seed].append(run)
     chosen = []
     for seed in sorted(seeds):
         several = seeds[seed]
         if len(several) > 1:
-            several = [run for which in (0, 1) for run in sorted(several, key=lambda run: -len(run.meta["metrics"]))
-                       if _current_hashes(registry, spec, tuned, run.meta)[which:which + 1] == [run.hash]]
-            if len({(run.meta["device"], run.meta["data_fingerprint"]) for run in several}) == 1:
+            several = [run for which in (0, 1) for run in sorted(several, key=lambda run: -len(run.head["metrics"]))
+                       if _current_hashes(registry, spec, tuned, run.head)[which:which + 1] == [run.hash]]
+            if len({(run.head["device"], run.head["data_fingerprint"]) for run in several}) == 1:
                 several = several[:1]
         if len(several) != 1:
-            raise UserError(f"{len(seeds[seed])} records of {describe(seeds[seed][0].meta)} have the same settings: "
+            raise UserError(f"{len(seeds[seed])} records of {describe(seeds[seed][0].head)} have the same settings: "
                             f"{', '.join(run.hash[:12] for run in seeds[seed])} (other data, device or code).\n"
                             f"Take away all but one of them.")
         chosen += several
@@ -210,16 +203,16 @@ def one_data(runs: Iterable[Run]) -> None:
     """Raise UserError if runs of one dataset used different data files."""
     first: dict[str, Run] = {}
     for run in runs:
-        other = first.setdefault(run.meta["dataset"], run)
-        if other.meta["data_fingerprint"] != run.meta["data_fingerprint"]:
-            raise UserError(f"records of {run.meta['dataset']} come from different data files and are not comparable: "
-                            f"{describe(other.meta)} ({other.hash[:12]}) and {describe(run.meta)} ({run.hash[:12]}).\n"
+        other = first.setdefault(run.head["dataset"], run)
+        if other.head["data_fingerprint"] != run.head["data_fingerprint"]:
+            raise UserError(f"records of {run.head['dataset']} come from different data files and are not comparable: "
+                            f"{describe(other.head)} ({other.hash[:12]}) and {describe(run.head)} ({run.hash[:12]}).\n"
                             f"Take the records of one of the two files away.")
 
 
 def protocol(run: Run) -> tuple[tuple[str, Any], ...]:
     """How the run's numbers were taken: stream and candidates; settings that the run does not have are left out."""
-    values = {name: run.meta["settings"].get(name, old) for name, old in PROTOCOL.items()}
+    values = {name: run.head["settings"].get(name, old) for name, old in PROTOCOL.items()}
     return tuple((name, value) for name, value in values.items() if value is not None)
 
 
@@ -230,8 +223,8 @@ def one_protocol(runs: Iterable[Run], where: str) -> None:
         first = first or run
         if protocol(run) != protocol(first):
             words = [", ".join(f"{name}={value}" for name, value in protocol(r)) for r in (first, run)]
-            raise UserError(f"{where}: records of different protocols are not comparable: {describe(first.meta)} "
-                            f"({words[0]}) and {describe(run.meta)} ({words[1]}).\nPut them into separate ones.")
+            raise UserError(f"{where}: records of different protocols are not comparable: {describe(first.head)} "
+                            f"({words[0]}) and {describe(run.head)} ({words[1]}).\nPut them into separate ones.")
 
 
 def tested(run: Run) -> dict[str, Any]:
@@ -246,7 +239,7 @@ def tested(run: Run) -> dict[str, Any]:
 
 def incremental(run: Run) -> tuple[int, ...]:
     """Blocks 1, 2, ... of a run; block 0 if it has no other."""
-    return tuple(range(1, len(run.meta["rounds"]))) or (0,)
+    return tuple(range(1, run.head["blocks"])) or (0,)
 
 
 def user_scores(runs: Iterable[Run], metric: str, blocks: Sequence[int] | None = None) -> pd.Series:

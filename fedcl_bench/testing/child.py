@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ..federation.loop import run
-from ..runs.records import load_progress, save_progress
+from ..runs.checkpoints import load_progress, save_progress
 from ..runs.registry import Registry, load_file
 from .trials import Pair
 

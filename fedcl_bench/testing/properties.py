@@ -27,7 +27,7 @@ from ..federation.parts import Progress
 from ..layers import ITEM
 from ..model import Snapshot, score_users
 from ..recbole.parameters import PADDING
-from ..runs.records import load_progress, save_progress
+from ..runs.checkpoints import load_progress, save_progress
 from ..runs.registry import RECBOLE, Plugin
 from ..sequential import Dropout, Sequence, SequentialBackbone, SessionVectors
 from ..settings import checked
@@ -335,8 +335,8 @@ def resumes(pair: Pair) -> str:
         file = Path(folder) / "checkpoint.pt"
         for point in pair.points[:-1]:
             save_progress(file, point, 0.0)
-            restored, _ = load_progress(file, "cpu")
             f = pair.federation()
+            restored, _ = load_progress(file, "cpu", f)
             try:
                 end = finished(f, restored)
                 mismatch = runs_differ(last, end)

@@ -24,7 +24,7 @@ from fedcl_bench.api import running, seeds
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.recbole_files import bundled
-from fedcl_bench.runs import records
+from fedcl_bench.runs import checkpoints
 from fedcl_bench.runs.config import CORE_SETTINGS, make_config
 from fedcl_bench.runs.records import Record
 from fedcl_bench.runs.specs import RunSpec
@@ -404,7 +404,7 @@ def test_a_record_of_a_former_version(registry, tmp_path):
         found = fb.run(method, "fedmf", results=tmp_path, progress=False, **TINY)
         user, best = found.model().user_ids[0], found.recommend(found.model().user_ids[0])
         record = Record(found.folders[0])
-        records._write_packed(record.folder / "model.pt", dict(vars(record.model())))
+        checkpoints.write_packed(record.folder / "model.pt", dict(vars(record.model())))
         old = fb.load(record.folder)
         pd.testing.assert_frame_equal(old.users, found.users)
         if method == "ft":

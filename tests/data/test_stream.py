@@ -19,6 +19,7 @@ from fedcl_bench.data.source import configured, load_config
 from fedcl_bench.data.stream import (StreamSettings, block_of_rows, build_blocks, read_split_file, split_of_rows,
                                      statistics)
 from fedcl_bench.runs.config import make_config
+from fedcl_bench.testing.worlds import ragged
 
 FIELDS = {"user": "user_id", "item": "item_id", "time": "timestamp"}
 
@@ -173,6 +174,12 @@ def test_ragged_select(ml100k):
     row, item = train.select(users)
     for k, user in enumerate(users.tolist()):
         assert torch.equal(item[row == k], train.of(user))
+
+
+@given(lists=st.lists(st.lists(st.integers(0, 6), max_size=9), max_size=5))
+def test_ragged_distinct(lists):
+    found = ragged(*lists).distinct()
+    assert [found.of(user).tolist() for user in range(len(lists))] == [list(dict.fromkeys(items)) for items in lists]
 
 
 def test_recbole_is_imported_without_scikit_learn_and_its_metrics_still_work():

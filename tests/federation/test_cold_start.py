@@ -17,7 +17,8 @@ from fedcl_bench.federation.cold_start import notes, ranks_by, shown
 from fedcl_bench.federation.loop import run
 from fedcl_bench.model import score_users
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.records import load_progress, save_progress, summary
+from fedcl_bench.runs.checkpoints import load_progress, save_progress
+from fedcl_bench.runs.records import summary
 from fedcl_bench.sampling import LocalSettings
 from fedcl_bench.sizes import SIZES
 from fedcl_bench.testing.worlds import growing_stream, ragged
@@ -198,7 +199,8 @@ def test_resumed_anywhere(registry, stream, tmp_path, backbone, settings):
     whole = points(made(registry, stream, "f3crec", backbone, **settings))
     for middle in [p for p in whole if p.step > 0][::2]:
         save_progress(tmp_path / "checkpoint.pt", middle, 1.0)
-        restored, _ = load_progress(tmp_path / "checkpoint.pt", "cpu")
+        restored, _ = load_progress(tmp_path / "checkpoint.pt", "cpu",
+                                    made(registry, stream, "f3crec", backbone, **settings))
         again = [middle, *points(made(registry, stream, "f3crec", backbone, **settings), restored)][-1]
         same(again.model, whole[-1].model)
         assert [row["valid"] for row in again.curve] == [row["valid"] for row in whole[-1].curve]

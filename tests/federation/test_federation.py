@@ -162,6 +162,35 @@ def test_divergence_names_block_round_and_rate(federation):
             pass
 
 
+def test_later_blocks_may_have_another_learning_rate(federation, registry):
+    """Block 0 is that of a run without it, and is shared; later blocks are those of a run with that rate."""
+    def end(settings, progress=None):
+        *_, last = run(federation(rounds=2, lr=0.5, **settings), progress)
+        return last
+    first = next(progress for progress in run(federation(rounds=2, lr=0.5)) if progress.step == 1)
+    found, other = end({"lr_later": 0.1}), end({})
+    *_, expected = run(federation(rounds=2, lr=0.1), first)
+    for part in ("public", "private"):
+        for name, table in getattr(expected.model, part).items():
+            assert torch.equal(getattr(found.model, part)[name], table)
+            assert not torch.equal(getattr(other.model, part)[name], table)
+    configs = [make_config(registry, "kd", "fedmf", "ml-100k", overrides=[("test", {"lr_later": rate})])
+               for rate in (0.0, 0.1, 0.2)]
+    assert len({config.base_hash for config in configs}) == 1 and len({config.hash for config in configs}) == 3
+    assert configs[0].hash == make_config(registry, "kd", "fedmf", "ml-100k").hash
+    with pytest.raises(UserError, match="'lr_later'.*no effect with stream=static, which has one step"):
+        make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", {"lr_later": 0.1, "stream": "static"})])
+    with pytest.raises(RunFailed, match=r"block 1, round 1(.|\n)*lr_later=1e\+30(.|\n)*--set lr_later=1e\+29"):
+        end({"lr_later": 1e30}, first)
+
+
+def test_new_users_are_folded_in_at_the_rate_of_their_block(federation):
+    first = next(progress for progress in run(federation(rounds=1, fold_in=3)) if progress.step == 1)
+    ends = [next(iter(run(federation(rounds=1, fold_in=3, fold_in_rounds=1, **rate), first))).model.private[USER]
+            for rate in ({"lr_later": 0.1}, {"lr": 0.1}, {})]
+    assert torch.equal(ends[0], ends[1]) and not torch.equal(ends[0], ends[2])
+
+
 def test_continuing_from_any_progress(federation):
     """`run` resumed from each of its own yields ends in the same tables."""
     f = federation("f3crec", rounds=2)

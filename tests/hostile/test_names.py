@@ -4,10 +4,11 @@ import csv
 import io
 import json
 import shutil
-from dataclasses import replace
 
 import pytest
+from fabricate import alter
 from helpers import ROOT
+from synthetic import run_of
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.source import locate
@@ -80,7 +81,7 @@ def test_a_packed_file_that_is_a_link_is_not_followed(packed, tmp_path):
 @pytest.mark.parametrize("field", ["dataset", "backbone"])
 def test_a_record_cannot_make_pack_write_elsewhere(field, tmp_path):
     run = load_runs(PUBLISHED)[0]
-    run = replace(run, meta={**run.meta, field: "../../x"})
+    run = run_of({**run.meta, field: "../../x"}, run.path, run.load)
     with pytest.raises(UserError, match="record .*found the name '.*../../x"):
         compact.write(tmp_path / "a" / "b", [run], "a test", lambda run: False)
     assert not (tmp_path / "a").exists()
@@ -106,9 +107,8 @@ def test_what_a_record_says_is_text(tmp_path, monkeypatch, capsys):
     job = ["--method", "ft", "--backbone", "fedmf", "--set", "rounds=1", "--set", "k_core=80"]
     assert main(job) == 0
     (path,) = tmp_path.glob("results/runs/*/run.json")
-    content = json.loads(path.read_text())
-    content["privacy"]["notes"] = ["\x1b[2Jnothing [/b] is private"]
-    path.write_text(json.dumps(content))
+    privacy = json.loads(path.read_text())["privacy"]
+    alter(path.parent, privacy={**privacy, "notes": ["\x1b[2Jnothing [/b] is private"]})
     assert main(job) == 0
     out = capsys.readouterr().out
     assert "\\x1b[2Jnothing [/b] is private" in out and "\x1b" not in out

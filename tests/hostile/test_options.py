@@ -27,13 +27,16 @@ WORK = {
     "tables": ["--table", "1", "--records", RECORDS],
     "compare": ["ft", "kd", "--backbone", "fedmf", "--records", RECORDS],
     "figures": ["--figure", "4", "--records", RECORDS, "--out", "drawn", "--format", "png"],
+    "sensitivity": ["ft", "--backbone", "fedmf", "--dry-run", *JOB],
     "report": [RECORDS, "--out", "page.html"], "reproduction": ["--records", RECORDS, "--table", "1"],
     "audit": ["--method", "ft", "--backbone", "fedmf", "--rounds", "1", "--clients", "2", "--noise", "0", "--quiet",
               *JOB],
     "pack": ["--out", "packed", "--results", RECORDS], "list": [], "check": ["ft", "--with", "nobody"],
     "new-plugin": ["method", "mine", "--plugins", "mine"], "doctor": ["--quick"], "data show": ["mine.inter"],
     "data convert": ["made", "--csv", "table.csv", "--user", "u", "--item", "i", "--time", "t"],
-    "data download": ["ml-100k"], "data synth": ["made", "--users", "20"], "data prepare": ["mine.inter"]}
+    "data download": ["ml-100k"],
+    "base export": ["--backbone", "fedmf", "--out", "base.npz", *JOB], "base import": ["file"],
+    "data synth": ["made", "--users", "20"], "data prepare": ["mine.inter"]}
 VALUES = ("", " ", "-1", "0", "010", "1:30", "9" * 25, "1e400", "nan", "../x", "x" * 5000, "[/b]", "=1+1", "ä",
           "\udcff", "a\nb", "\x1b[2J", "{}", ",", "a,,b", "a=b", "=", "a=b=c", "lr=abc", "rounds=1", "split_file=[/b]",
           "split_file=[/b],x", "all", "%s%n", "1,2", "1-", "3-1", "ft:", "ft:x=", "f3crec:lr=x", "recbole:",

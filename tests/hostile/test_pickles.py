@@ -11,10 +11,11 @@ import torch
 import fedcl_bench as fb
 from fedcl_bench.data import prepared
 from fedcl_bench.data.datasets import build_stream
-from fedcl_bench.errors import UserError
-from fedcl_bench.runs import records
+from fedcl_bench.errors import Corrupt, UserError
+from fedcl_bench.runs import checkpoints
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.records import Corrupt, Record, load_progress
+from fedcl_bench.runs.checkpoints import load_progress
+from fedcl_bench.runs.records import Record
 from fedcl_bench.runs.runner import Watch, execute
 
 
@@ -37,15 +38,15 @@ def planted(path, witness):
 
 def test_a_pickle_is_no_model(tmp_path):
     planted(tmp_path / "model.pt", tmp_path / "witness")
-    with pytest.raises(Corrupt, match=r"model.pt: holds more than tensors.*delete the file"):
+    with pytest.raises(Corrupt, match=r"(?s)model.pt: holds more than tensors.*Delete the file"):
         Record(tmp_path).saved_model()
     assert not (tmp_path / "witness").exists()
 
 
 def test_a_pickle_is_no_checkpoint(tmp_path):
     path = tmp_path / "checkpoint.pt"
-    records._write_packed(path, {"progress": Planted(tmp_path / "witness")})
-    with pytest.raises(Corrupt, match=r"checkpoint.pt: holds more than tensors.*delete the file"):
+    checkpoints.write_packed(path, {"progress": Planted(tmp_path / "witness")})
+    with pytest.raises(Corrupt, match=r"(?s)checkpoint.pt: holds more than tensors.*Delete the file"):
         load_progress(path, "cpu")
     content = b"no zip at all"
     path.write_bytes(hashlib.blake2b(content, digest_size=32).digest() + content)
@@ -59,7 +60,7 @@ def test_shared_blocks_and_models_that_are_pickles_do_not_end_a_run(registry, tm
     stream, warnings = build_stream(config.source, config.stream), []
     base = tmp_path / "shared" / f"{config.base_hash}.pt"
     base.parent.mkdir()
-    records._write_packed(base, {"progress": Planted(tmp_path / "witness")})
+    checkpoints.write_packed(base, {"progress": Planted(tmp_path / "witness")})
     done = execute(config, lambda: stream, tmp_path, Watch(warn=warnings.append))
     assert done["status"] == "finished" and "holds more than tensors" in warnings[0] and str(base) in warnings[0]
     folder = shutil.copytree(done["record"], tmp_path / "copy")

@@ -28,7 +28,7 @@ from fedcl_bench.recbole import models
 from fedcl_bench.recbole.keyed_random import Keyed
 from fedcl_bench.recbole.parameters import Law
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.records import load_progress, save_progress
+from fedcl_bench.runs.checkpoints import load_progress, save_progress
 from fedcl_bench.runs.specs import RunSpec, tuned_file
 from fedcl_bench.sampling import LocalSettings, Needs, draw_negatives, make_chunks
 from fedcl_bench.testing.recbole_survey import SurveyedModel, markdown, survey, try_model
@@ -434,7 +434,7 @@ def test_blocks_bring_users_and_items_and_a_killed_run_goes_on(registry, tmp_pat
     assert last.model.n_items == later.n_items and last.model.n_users == later.n_users
     middle = next(p for p in points if p.step == 1 and p.round == 1 and not p.trained)
     save_progress(tmp_path / "checkpoint.pt", middle, 1.0)
-    restored, _ = load_progress(tmp_path / "checkpoint.pt", "cpu")
+    restored, _ = load_progress(tmp_path / "checkpoint.pt", "cpu", f)
     *_, again = run(small_federation(registry, stream, method, backbone_of(registry, name)), restored)
     for one, two in zip(again.model.tables(), last.model.tables(), strict=True):
         assert torch.equal(one, two)

@@ -13,9 +13,9 @@ from synthetic import SETTINGS, flat_runs, make_run
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.reports import scores
-from fedcl_bench.reports.draw import (COLUMN, PAGE, BarPanel, SettingPanel, critical_difference_diagram, early_curves,
-                                      forgetting_maps, improvement_bars, looks, save, sensitivity, user_histograms,
-                                      validation_curves)
+from fedcl_bench.reports.draw import (COLUMN, PAGE, BarPanel, SettingPanel, Swing, SwingPanel,
+                                      critical_difference_diagram, early_curves, forgetting_maps, improvement_bars,
+                                      looks, save, sensitivity, tornado, user_histograms, validation_curves)
 from fedcl_bench.reports.scores import Curve, Histogram, OverSeeds, improvement, mean_matrix, over_seeds, variations
 from fedcl_bench.runs.specs import RunSpec
 from fedcl_bench.runs.store import load_runs
@@ -72,6 +72,18 @@ def histograms(panels):
     return {f"TiSASRec, Retail{i}": {"f3crec": found, "ft": None if i == 2 else found} for i in range(panels)}
 
 
+READINGS = {"item_lr\nplain (paper)": -0.09, "inc_split\nrandom (paper)": 0.006,
+            "refresh_lists\nall (paper)": -0.0041, "kd_reduction\nsum (Eq. 5 as printed)": 0.0,
+            "init_from\nbest (the model tested)": None}
+
+
+def swings(lead):
+    """With a change far larger than the others, and one without records."""
+    bars = [None if change is None else Swing(change, 0.002 if i < 3 else None)
+            for i, change in enumerate(READINGS.values())]
+    return [SwingPanel("N@20", 0.1, bars), *([SwingPanel("lead over FT", 0.004, bars, zero=True)] if lead else [])]
+
+
 def grid_test(methods, rows=12):
     rng = np.random.default_rng(4)
     return friedman(np.linspace(0.1, 0.3, methods) + rng.normal(0, 0.03, (rows, methods)))
@@ -106,6 +118,8 @@ EVERY = {
                                                                    for i in range(7)}, 0.1,
                                                {i / 10: "48.4" for i in range(7)}, "ε at δ = 10$^{-5}$")],
                                  LOOK["f3crec"], "NDCG@10", "FCUCR on TiSASRec, RetailRocket"),
+    "tornado": lambda: tornado(list(READINGS), swings(True), "F3CRec on FedMF, ML-Latest-Small: one setting changed"),
+    "tornado of one panel": lambda: tornado(list(READINGS), swings(False), "FT on FedMF, ML-100K"),
     "ranks": lambda: critical_difference_diagram(list(LABELS.values()), grid_test(6),
                                                  "N@20 on 4 datasets × 3 backbones"),
     "three ranks": lambda: critical_difference_diagram(list(LABELS.values())[:3], grid_test(3, 2),
@@ -193,6 +207,24 @@ def test_setting_lines_are_the_numbers():
         assert [c.get_xdata().tolist() for c in crosses] == ([] if panel.name == "eps" else [[0.1]])
         chosen, = [line for line in axes.lines if line.get_gid() == "chosen"]
         assert chosen.get_xdata()[0] == panel.chosen and chosen.get_ydata()[0] == panel.points[panel.chosen].mean
+
+
+def test_swings_are_the_numbers():
+    """From the default's value; the one far longer than the others is cut, and says how long it is."""
+    figure = tornado(list(READINGS), swings(True), "title")
+    for axes, default in zip(figure.axes, (0.1, 0.004)):
+        low, high = axes.get_xlim()
+        found = {y: bar for y in range(5) for bar in axes.patches if bar.get_gid() == f"swing:{y}"}
+        assert sorted(found) == [0, 1, 2, 3]
+        for y, change in enumerate(list(READINGS.values())[1:4], start=1):
+            assert (found[y].get_x(), found[y].get_width()) == (default, pytest.approx(change))
+        assert low - default < found[0].get_width() == pytest.approx(-1.4 * 0.008) and high < default + 0.03  # cut
+        written = {t.get_gid(): t.get_text() for t in texts(figure) if t.axes is axes and t.get_gid()}
+        assert written == {"change:0": "-0.0900 ◂", "change:1": "+0.0060", "change:2": "-0.0041", "change:3": "+0.0000",
+                           "missing": " no record"}
+    assert len(artists(figure, "zero")) == 1 and figure.axes[0].get_ylim()[0] > 4  # the first on top
+    together = tornado(["a", "b"], [SwingPanel("N@20", 0.1, [Swing(0.09), Swing(-0.08)])], "title")
+    assert [bar.get_width() for bar in together.axes[0].patches] == pytest.approx([0.09, -0.08])
 
 
 def test_maps_are_the_numbers():

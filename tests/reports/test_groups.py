@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fabricate import fabricate, level
+from synthetic import run_of
 from test_report import Tree, rows_of, text_of
 
 import fedcl_bench as fb
@@ -82,7 +83,7 @@ def test_what_cannot_be_is_said(runs, registry, tmp_path):
                            (replace(layout, against="ft"), "tests are over all users")):
         with pytest.raises(UserError, match=message):
             build_any(wrong, source_of(runs, registry))
-    old = [replace(run, meta={k: v for k, v in run.meta.items() if k != "groups"}) for run in runs]
+    old = [run_of({k: v for k, v in run.meta.items() if k != "groups"}, run.path, run.load) for run in runs]
     with pytest.raises(UserError, match="none of the .* records has groups; they are of an older version"):
         build_any(layout, source_of(old, registry))
     mixed = [a if a.meta["method"] == "ft" else b for a, b in zip(runs, old)]
@@ -121,7 +122,7 @@ def test_on_the_page(runs, registry):
                 assert float(full) == pytest.approx(np.mean(means(variant.runs, group, metric)))
         users = cells[0].variants[0].meta["groups"]["new-users"]["users"]
         assert f"new-users: ndcg@20 ({sum(users[1:])} users)" in heads
-    old = [replace(run, meta={k: v for k, v in run.meta.items() if k != "groups"}) for run in runs]
+    old = [run_of({k: v for k, v in run.meta.items() if k != "groups"}, run.path, run.load) for run in runs]
     assert "Records of an older version, without groups: f3crec" in report(old, registry, "t")
 
 

@@ -7,7 +7,6 @@ import gzip
 import json
 import shutil
 import subprocess
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 from fabricate import USERS, fabricate, fabricate_methods, fabricate_sessions, level
 from scipy import stats
+from synthetic import run_of
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.reports import gathered
@@ -109,7 +109,7 @@ def evil(folder, registry):
         meta["method"] = {"kd": EVIL}.get(meta["method"], meta["method"])
         meta["dataset"] = {"lastfm-2k": EVIL}.get(meta["dataset"], meta["dataset"])
         meta["environment"] = {**meta["environment"], EVIL: EVIL}
-        runs.append(replace(run, meta=meta))
+        runs.append(run_of(meta, run.path, run.load))
     return report(runs, registry, EVIL)
 
 
@@ -213,7 +213,8 @@ def test_titles_name_every_setting_that_is_no_default(folder, registry):
     runs = [run for run in load_runs(folder) if run.meta["dataset"] == "lastfm-2k" and run.meta["method"] == "ft"]
 
     def changed(value, hash):
-        return [replace(run, meta={**run.meta, "hash": hash * 32, "settings": {**run.meta["settings"], "lr": value}})
+        return [run_of({**run.meta, "hash": hash * 32, "settings": {**run.meta["settings"], "lr": value}}, run.path,
+                       run.load)
                 for run in runs]
     default = runs[0].meta["settings"]["lr"]
     (cell,) = gathered.gather([*runs, *changed(7.0, "a"), *changed(8.0, "b")], registry)
@@ -227,11 +228,11 @@ def test_titles_name_every_setting_that_is_no_default(folder, registry):
 
 def test_a_second_record_of_a_seed_is_a_variant_of_its_own(folder, registry):
     runs = [run for run in load_runs(folder) if run.meta["dataset"] == "ml-100k" and run.meta["method"] == "kd"]
-    copy = replace(runs[0], meta={**runs[0].meta, "hash": "f" * 32})
+    copy = run_of({**runs[0].meta, "hash": "f" * 32}, runs[0].path, runs[0].load)
     (cell,) = gathered.gather([*runs, copy], registry)
     assert sorted(len(variant.runs) for variant in cell.variants) == [1, 3]
     assert len({variant.title for variant in cell.variants}) == 2
-    other = replace(runs[0], meta={**runs[0].meta, "hash": "e" * 32, "data_fingerprint": "other"})
+    other = run_of({**runs[0].meta, "hash": "e" * 32, "data_fingerprint": "other"}, runs[0].path, runs[0].load)
     assert len(gathered.gather([*runs, other], registry)) == 2  # other data: not compared
 
 
@@ -302,7 +303,7 @@ def test_axes_show_what_there_is(page, tmp_path):
 
 
 def test_environments_begin_with_what_tells_them_apart(folder, registry):
-    runs = [replace(run, meta={**run.meta, "environment": {**run.meta["environment"], "zeta": run.seed}})
+    runs = [run_of({**run.meta, "environment": {**run.meta["environment"], "zeta": run.seed}}, run.path, run.load)
             for run in load_runs(folder)]
     assert heads_of(Tree(report(runs, registry, "title")), "environments")[:2] == ["runs", "zeta"]
 

@@ -31,11 +31,12 @@ def rows_of(page: Path, heading: str) -> list[list[str]]:
 
 
 def published(registry, folder: str, paper: str, number: int, tuned: Path | None = None, **settings) -> dict:
-    """Our cells of a table, rebuilt from published records: (backbone, row, metric) and the dataset to (mean, std)."""
+    """Our cells of a table, rebuilt from published records: (dataset, backbone, row, metric) to (mean, std, mark)."""
     source = Source(load_runs(ROOT / "results/published" / folder), registry, Tuned.of(tuned, ROOT),
                     tuple(settings.items()), None)
     built = build(paper, papers.get(paper).TABLES[number], source)
-    return {(cell.key.dataset, cell.key.backbone, cell.key.row, cell.key.metric): (cell.mean, cell.std)
+    return {(cell.key.dataset, cell.key.backbone, cell.key.row, cell.key.metric): (
+                cell.mean, cell.std, " = FT" if cell.is_reference else "")
             for cell in built.cells() if cell.key.column in ("avg", "value") and cell.mean is not None}
 
 
@@ -51,9 +52,10 @@ def test_f3crecs_numbers_are_those_of_the_records(registry):
             if text == "–":  # one seed only
                 assert cells[dataset, backbone, method, "ndcg@20"][1] is None
                 continue
-            mean, std = (short(value, 4) for value in cells[dataset, backbone, method, "ndcg@20"])
+            *numbers, mark = cells[dataset, backbone, method, "ndcg@20"]
+            mean, std = (short(value, 4) for value in numbers)
             paper = printed[papers.Key(dataset, backbone, method, "ndcg@20", "avg")].value
-            assert text == f"{mean} ± {std} [{short(paper, 4)}]"
+            assert text == f"{mean} ± {std}{mark} [{short(paper, 4)}]"
 
 
 LINES = {"Fed-GRU4Rec": ("gru4rec", "ft"), "FCUCR on GRU4Rec": ("gru4rec", "fcucr"), "Fed-SASRec": ("sasrec", "ft"),

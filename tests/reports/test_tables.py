@@ -14,13 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fabricate import USERS, config_of, fabricate, level
+from helpers import ROOT
 from scipy import stats
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.errors import UserError
 from fedcl_bench.experiments import papers
 from fedcl_bench.experiments.papers import Key, f3crec, fcucr
-from fedcl_bench.reports import tables
+from fedcl_bench.reports import any_table, render, tables
 from fedcl_bench.reports.render import csv_text, latex, markdown
 from fedcl_bench.reports.tables import Source, build
 from fedcl_bench.runs import compact
@@ -55,6 +56,41 @@ def main_runs(registry, tmp_path_factory):
         for seed in range(3):
             fabricate(results, registry, RunSpec(method, "fedmf", "ml-100k"), seed, level(mean, noise=i))
     return results
+
+
+# Rows that are FT in effect
+
+
+def test_a_row_that_is_ft_in_effect_is_marked(registry, tmp_path):
+    """If no metric of any seed and block differs by .0001; in its average, with a note, in every form."""
+    for seed in range(2):
+        for method, more in (("ft", 0.0), ("kd", 4e-5), ("reg", 6e-5), ("f3crec", 2e-4 * seed)):  # R@20 is twice N@20
+            scores = level(0.1)
+            fabricate(tmp_path, registry, RunSpec(method, "fedmf", "ml-100k"), seed,
+                      lambda t, s, seed, more=more: scores(t, s, seed) + more)
+    built = table(2, tmp_path, registry)
+    marked = {c.key for c in built.cells() if c.is_reference}
+    assert marked == {Key("ml-100k", "fedmf", "kd", metric, "avg") for metric in ("ndcg@20", "recall@20")}
+    assert any("less than 0.0001 away from FT's" in note for note in built.notes)
+    text = render.ours(cell(built, "kd", "avg"))
+    assert text.endswith(" = FT") and text in markdown(built).replace("**", "").replace("<u>", "").replace("</u>", "")
+    assert "= FT" in latex(built) and "= FT" in render.terminal(built)
+    lines = {(line["row"], line["column"]): line["equals"] for line in csv.DictReader(io.StringIO(csv_text(built)))
+             if line["backbone"] == "fedmf" and line["dataset"] == "ml-100k"}
+    assert lines["kd", "avg"] == "ft" and lines["kd", "D1"] == lines["f3crec", "avg"] == lines["ft", "avg"] == ""
+    # A table without FT looks for its records too.
+    assert {c.key.row for c in table(3, tmp_path, registry).cells() if c.is_reference} == set()
+    layout = any_table.Layout(methods=("kd", "f3crec"), backbones=("fedmf",), datasets=("ml-100k",))
+    built = any_table.build_any(layout, source(load_runs(tmp_path), registry))
+    assert [c.key.row for c in built.cells() if c.is_reference] == ["kd"]
+    assert any(note.startswith("= FT") for note in built.notes)
+
+
+def test_published_rows_that_are_ft_in_effect(registry):
+    built = table(2, ROOT / "results/published/f3crec", registry, tuned=ROOT / "results/tuned")
+    marked = {(c.key.dataset, c.key.backbone, c.key.row) for c in built.cells() if c.is_reference}
+    assert marked == {("ml-100k", "fedncf", "f3crec"), ("ml-latest-small", "fedncf", "f3crec"),
+                      ("ml-latest-small", "pfedrec", "kd")}
 
 
 # The printed numbers
@@ -311,11 +347,10 @@ def test_missing_plugins_and_tuned_settings_are_named(registry, tmp_path):
 
 
 def test_records_of_fewer_blocks_are_not_averaged(registry, tmp_path):
-    folder = fabricate(tmp_path, registry, RunSpec("ft", "fedmf", "ml-100k"), 0, level(0.08))
-    content = json.loads((folder / "run.json").read_text())
-    content["metrics"]["ndcg@20"]["per_block"].pop()
-    (folder / "run.json").write_text(json.dumps(content))
-    built = table(2, tmp_path, registry)
+    fabricate(tmp_path, registry, RunSpec("ft", "fedmf", "ml-100k"), 0, level(0.08))
+    (run,) = load_runs(tmp_path)
+    run.meta["metrics"]["ndcg@20"]["per_block"].pop()
+    built = build("f3crec", f3crec.TABLES[2], source([run], registry))
     assert cell(built, "ft", "avg").mean is None
     assert any("its record has 3 blocks, the table is of D0-D3" in text for text in built.missing)
 

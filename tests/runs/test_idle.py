@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 import pytest
 import torch
-from fabricate import config_of, fabricate, level
+from fabricate import alter, config_of, fabricate, level
 from helpers import build, federation, finish
 
 from fedcl_bench.cli.main import main
@@ -125,9 +125,7 @@ def as_before(results, registry, spec: RunSpec, seed: int = 0, **idle) -> Record
     former = config_of(registry, spec, seed)
     folder = fabricate(results, registry, spec, seed, level(0.08))
     content = json.loads((folder / "run.json").read_text())
-    del content["idle_settings"]
-    content |= {"hash": former.former_hash, "settings": {**content["settings"], **idle}}
-    (folder / "run.json").write_text(json.dumps(content))
+    alter(folder, ["idle_settings"], hash=former.former_hash, settings={**content["settings"], **idle})
     return Record(folder.rename(folder.with_name(former.former_name)))
 
 

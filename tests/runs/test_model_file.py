@@ -12,9 +12,10 @@ import torch
 
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.model import Snapshot
-from fedcl_bench.runs import records
+from fedcl_bench.runs import checkpoints
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.records import Corrupt, Record
+from fedcl_bench.errors import Corrupt
+from fedcl_bench.runs.records import Record
 from fedcl_bench.runs.runner import execute
 
 
@@ -72,7 +73,7 @@ def test_one_of_a_former_version_is_read(folder):
     """There the checksum stood before the content, and there were neither ids nor state."""
     tables = Record(folder).model()
     (folder / "model.pt.b2sum").unlink()
-    records._write_packed(folder / "model.pt", dict(vars(tables)))
+    checkpoints.write_packed(folder / "model.pt", dict(vars(tables)))
     saved = Record(folder).saved_model()
     assert all(torch.equal(a, b) for a, b in zip(saved.tables.tables(), tables.tables()))
     assert saved.user_ids is saved.item_ids is saved.client_state is None

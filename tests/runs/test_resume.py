@@ -13,9 +13,10 @@ from helpers import ROOT, same_numbers
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.errors import UserError
-from fedcl_bench.runs import records, runner
+from fedcl_bench.runs import checkpoints, records, runner
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.runs.records import Corrupt, Record
+from fedcl_bench.errors import Corrupt
+from fedcl_bench.runs.records import Record
 from fedcl_bench.runs.runner import Interrupted, Watch, execute
 
 ROUNDS = 6
@@ -40,7 +41,7 @@ import os, signal, sys
 from pathlib import Path
 import torch
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.runs import records, runner
+from fedcl_bench.runs import checkpoints, records, runner
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
 
@@ -240,7 +241,7 @@ def test_checkpoint_of_another_version(uninterrupted, tmp_path, config, ml100k):
     """A checkpoint that is whole but has other fields is set aside too."""
     folder = tmp_path / "runs" / config().name
     folder.mkdir(parents=True)
-    records._write_packed(folder / "checkpoint.pt", {"progress": {"epoch": 3}, "elapsed": 1.0})
+    checkpoints.write_packed(folder / "checkpoint.pt", {"progress": {"epoch": 3}, "elapsed": 1.0})
     warnings = []
     execute(config(), lambda: ml100k, tmp_path, Watch(warn=warnings.append))
     assert len(warnings) == 1 and "not a checkpoint of this version" in warnings[0]

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from fabricate import fabricate, level
+from fabricate import alter, fabricate, level
 from helpers import ROOT
 
 from fedcl_bench.cli.main import main
@@ -80,7 +80,7 @@ def test_compact_records_hold_the_same(real, registry, tmp_path):
     small = load_runs(tmp_path / "c")
     assert [run.seed for run in matching(small, registry, REAL)] == [0, 1]
     for full, packed in zip(runs, small):
-        assert {k: v for k, v in full.meta.items() if k != "files"} == packed.meta
+        assert {k: v for k, v in full.meta.items() if k not in ("files", "seal")} == packed.meta
         keys = ["metric", "trained_block", "tested_block", "user"]
         kept = full.users[full.users["metric"].isin(compact.METRICS)]
         frames = [frame.astype({"metric": str}).sort_values(keys, ignore_index=True)[[*keys, "value"]]
@@ -194,15 +194,15 @@ def test_changed_compact_records_are_refused(three, tmp_path):
     for path, content, expected in (
             (data, good[data.name][:-10], "has changed since it was packed"),
             (data, good[data.name][:99] + b"\0" + good[data.name][100:], "has changed since it was packed"),
-            (index, good[index.name][:50], "is not an index of compact records"),
+            (index, good[index.name][:50], "is no JSON text"),
             (index, good[index.name].replace(b'"pack"', b'"other"'), "has changed since it was packed"),
-            (index, good[index.name].replace(b'"format": 1', b'"format": 9'), "has format 9, this version")):
+            (index, good[index.name].replace(b'"format": 1', b'"format": 9'),  "field 'format': found 9, accepted: 1")):
         assert content != good[path.name]
         path.write_bytes(content)
         assert expected in (text := message(lambda: load_runs(folder))) and str(path) in text
         path.write_bytes(good[path.name])
     data.unlink()
-    assert "cannot be read" in message(lambda: load_runs(folder))
+    assert "is missing" in message(lambda: load_runs(folder))
     assert message(lambda: pack(folder, load_runs(three)))  # nor is anything added to it
 
 
@@ -214,19 +214,18 @@ def test_changed_full_records_are_refused(three):
     assert "users.parquet: has changed" in message(lambda: load_runs(three))
     users.write_bytes(good)
     (folder / "run.json").write_text("{")
-    assert "run.json: is not a complete run record" in message(lambda: load_runs(three))
+    assert "run.json: is no JSON text" in message(lambda: load_runs(three))
 
 
 def test_other_schema_versions_are_named(three, tmp_path):
-    path = next((three / "runs").glob("f3crec*")) / "run.json"
-    content = json.loads(path.read_text())
+    folder = next((three / "runs").glob("f3crec*"))
     for version in (1, 99):
-        path.write_text(json.dumps({**content, "schema": version}))
+        alter(folder, schema=version)
         text = message(lambda: load_runs(three))
-        assert str(path) in text and f"schema version is {version}" in text and "Run it again" in text
-    del content["schema"]
-    path.write_text(json.dumps(content))
-    assert "schema version is 1" in message(lambda: load_runs(three))
+        assert str(folder / "run.json") in text and f"found {version}, accepted: 2, the version" in text
+        assert "run it again" in text
+    alter(folder, without=["schema"])
+    assert "found nothing, accepted: this field" in message(lambda: load_runs(three))
 
 
 def test_unfinished_failed_and_set_aside_runs_do_not_count(three):
@@ -237,7 +236,9 @@ def test_unfinished_failed_and_set_aside_runs_do_not_count(three):
     (runs / f"{folder.name}.corrupt1" / "run.json").write_text("{")
     failed = json.loads((folder / "run.json").read_text())
     (runs / "failed").mkdir()
-    (runs / "failed" / "run.json").write_text(json.dumps({**failed, "status": "failed"}))
+    kept = ("schema", "method", "backbone", "dataset", "seed", "settings", "hash", "environment")
+    (runs / "failed" / "run.json").write_text(json.dumps({**{name: failed[name] for name in kept}, "status": "failed",
+                                                          "error": "it diverged"}))
     assert len(load_runs(three)) == 3
 
 
@@ -262,11 +263,10 @@ def test_of_two_records_of_a_seed_the_one_of_the_present_code_is_taken(three, re
     older.mkdir()
     for path in folder.iterdir():
         (older / path.name).write_bytes(path.read_bytes())
-    content = json.loads((older / "run.json").read_text())
-    (older / "run.json").write_text(json.dumps({**content, "hash": "0" * 32}))
+    alter(older, hash="0" * 32)
     current = json.loads((folder / "run.json").read_text())["hash"]
     assert [run.hash for run in matching(load_runs(three), registry, spec)] == [current]
-    (folder / "run.json").write_text(json.dumps({**content, "hash": "1" * 32}))
+    alter(folder, hash="1" * 32)
     text = message(lambda: matching(load_runs(three), registry, spec))
     assert "2 records of f3crec on fedmf, ml-100k, seed 0" in text and "000000000000, 111111111111" in text
 
@@ -280,11 +280,11 @@ def test_other_data_is_refused(three, registry):
 def test_mixed_protocols_are_refused(three):
     runs = load_runs(three)
     one_protocol(runs, "Table 2")
-    runs[1].meta["settings"]["candidates"] = "all"  # the default of records from before the setting
+    runs[1].head["settings"]["candidates"] = "all"  # the default of records from before the setting
     one_protocol(runs, "Table 2")
     for name, value in (("candidates", "sampled"), ("stream", "static")):
         runs = load_runs(three)
-        runs[1].meta["settings"][name] = value
+        runs[1].head["settings"][name] = value
         text = message(lambda: one_protocol(runs, "Table 2"))
         assert text.startswith("Table 2: records of different protocols") and f"{name}={value}" in text
 

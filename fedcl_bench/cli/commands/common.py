@@ -7,17 +7,22 @@ import itertools
 import os
 import re
 import sys
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Iterable
+from typing import TYPE_CHECKING, Callable, Iterable, Iterator
 
 from ...api.stopping import stop_between_rounds as stop_between_rounds  # of all commands that run something
-from ...errors import UserError
-from ...names import shown
+from ...errors import Corrupt, UserError, unknown
+from ...names import for_terminal, shown
 from ...settings import LARGEST, LARGEST_SEED, MOST_SEEDS
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from ...runs.registry import Registry
     from ...runs.specs import RunSpec, Tuned, Where
+_SHOWN = 3  # records that are left out and named
+
 
 
 def add_plugins(parser: argparse.ArgumentParser) -> None:
@@ -93,6 +98,20 @@ def records_where(args: argparse.Namespace) -> Where:
     return Where.of_records(args.records, args.plugins, getattr(args, "data_dir", None))
 
 
+class LeftOut:
+    """Says on standard error which records are left out and why, the first few of them one by one."""
+
+    def __init__(self):
+        self._count = 0
+
+    def __call__(self, error: Corrupt) -> None:
+        self._count += 1
+        if self._count <= _SHOWN:
+            print(for_terminal(f"left out: {error.wrong}."), file=sys.stderr)
+        elif self._count == _SHOWN + 1:
+            print("left out: more records, for reasons like these.", file=sys.stderr)
+
+
 def say_tuned(tuned: Tuned | None, specs: Iterable[RunSpec], quiet: bool = False) -> None:
     """Say on standard error which tuned settings the specs have."""
     if tuned is not None and not quiet:
@@ -133,6 +152,51 @@ def add_by(parser: argparse._ActionsContainer, help: str) -> None:
     parser.add_argument("--by", type=names, action=Extend, default=(), metavar="GROUP,...",
                         help=f"{help}: new-users, old-users, least-active, most-active, worst-decile, new-items, "
                              f"old-items, popular-items, rare-items")
+
+
+def add_drawn(parser: argparse.ArgumentParser) -> None:
+    """``--out`` and ``--format`` of commands that draw figures."""
+    parser.add_argument("--out", type=Path, default=Path("results/figures"), metavar="DIR",
+                        help="default: ./results/figures")
+    parser.add_argument("--format", type=names, action=Extend, default=("png", "pdf"), metavar="A,B",
+                        help="png, pdf, svg; repeatable (default: png,pdf)")
+
+
+def check_formats(formats: Iterable[str]) -> None:
+    """Raise UserError for a format that figures cannot have."""
+    from ...reports.draw import FORMATS
+
+    for name in formats:
+        if name not in FORMATS:
+            raise unknown("format", name, FORMATS)
+
+
+def save_figure(file: str, figure: Figure, out: Path, formats: Iterable[str]) -> list[Path]:
+    """Write a figure in every format asked for; the paths.
+
+    Args:
+        file: its name without suffix.
+
+    Raises:
+        UserError: if a file cannot be written.
+    """
+    from ...reports.draw import save
+
+    paths = [out / f"{file}.{kind}" for kind in formats]
+    for path in paths:
+        with writing(path):
+            save(figure, path)
+    return paths
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """While a file that a command shows is written: its folder is made, and an error says what helps."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror}); use --out DIR.") from None
 
 
 def add_quiet(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError, unknown
-from .common import Extend, add_json, add_plugins, add_records, add_set, add_tuned, names, records_where, say_tuned
+from .common import (Extend, LeftOut, add_json, add_plugins, add_records, add_set, add_tuned, names, records_where,
+                     say_tuned)
 
 if TYPE_CHECKING:
     from ...reports.comparison import Comparison, GridRow
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     from ...reports.selection import checked_spec, find_all, parse_method
     from ...runs.registry import discover
     from ...runs.specs import RunSpec, Tuned
-    from ...runs.store import incremental, load_failed, load_runs
+    from ...runs.store import incremental, load_all
     from ...settings import parse_assignments
 
     registry = discover(args.plugins)
@@ -90,7 +91,8 @@ def run(args: argparse.Namespace) -> int:
         for text, (method, settings) in methods.items()} for backbone in args.backbones for dataset in datasets}
     blocks = None if args.blocks is None else parse_blocks(args.blocks)
     specs = [spec for row in cells.values() for spec in row.values()]
-    runs_of = find_all(load_runs(args.records), registry, specs, tuned, args.records, where, load_failed(args.records))
+    recorded, failed = load_all(args.records, LeftOut())
+    runs_of = find_all(recorded, registry, specs, tuned, args.records, where, failed)
     say_tuned(tuned, specs)
     runs = {cell: {text: runs_of[spec] for text, spec in row.items()} for cell, row in cells.items()}
     # The rows of a grid may have different numbers of blocks.

@@ -9,11 +9,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Callable
 
 from ...errors import UserError, unknown
-from .common import Extend, add_cells, add_plugins, add_records, add_set, add_tuned, names, records_where, say_tuned
+from .common import (Extend, LeftOut, add_cells, add_drawn, add_plugins, add_records, add_set, add_tuned, check_formats,
+                     names, records_where, save_figure, say_tuned)
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from ...reports.paper_figures import Drawn, Job
     from ...runs.run import Run
 
@@ -58,16 +57,13 @@ def add(commands) -> None:
     add_set(figures, "take the runs with this setting; repeatable")
     add_records(figures)
     add_tuned(figures)
-    figures.add_argument("--out", type=Path, default=Path("results/figures"), metavar="DIR",
-                         help="default: ./results/figures")
-    figures.add_argument("--format", type=names, action=Extend, default=("png", "pdf"), metavar="A,B",
-                         help="png, pdf, svg; repeatable (default: png,pdf)")
+    add_drawn(figures)
     add_plugins(figures)
 
 
 def _present(kind: str, asked: tuple[str, ...] | None, paper: ModuleType, runs: list[Run]) -> list[str]:
     """The datasets or backbones to draw: those asked for, or the paper's of which there are records, or any other."""
-    there = {run.meta[kind] for run in runs}
+    there = {run.head[kind] for run in runs}
     known = paper.DATASETS if kind == "dataset" else paper.BACKBONES
     for name in asked or ():
         if name not in {*known, *there}:
@@ -78,17 +74,14 @@ def _present(kind: str, asked: tuple[str, ...] | None, paper: ModuleType, runs: 
 def run(args: argparse.Namespace) -> int:
     from ...experiments import papers
     from ...reports import paper_figures, session_figures
-    from ...reports.draw import FORMATS
     from ...reports.paper_figures import Job
     from ...reports.selection import FOOTNOTE
     from ...runs.registry import discover
     from ...runs.specs import RunSpec, Tuned
-    from ...runs.store import load_failed, load_runs
+    from ...runs.store import load_all
     from ...settings import parse_assignments
 
-    for name in args.format:
-        if name not in FORMATS:
-            raise unknown("format", name, FORMATS)
+    check_formats(args.format)
     paper = papers.get(args.paper)
     makers = {"f3crec": paper_figures.MAKERS, "fcucr": session_figures.MAKERS}[args.paper]
     asked = [paper.FIGURE_ALIASES.get(name, name) for name in args.figure or ("all",)]
@@ -96,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         if name != "all" and name not in makers:
             raise unknown("figure", name, [*makers, *paper.FIGURE_ALIASES])
     wanted = list(makers) if "all" in asked else list(dict.fromkeys(asked))
-    registry, runs = discover(args.plugins), load_runs(args.records)
+    registry, (runs, failed) = discover(args.plugins), load_all(args.records, LeftOut())
     methods = list(dict.fromkeys(args.methods or (m for m in paper.METHODS if m in registry.names("method"))))
     for method in methods:
         registry.get("method", method)
@@ -105,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     job = Job(paper, args.paper, registry, runs, args.records, tuned,
               parse_assignments(args.assignments, "--set"), methods, _present("backbone", args.backbones, paper, runs),
               _present("dataset", args.datasets, paper, runs), args.metric or paper.METRIC, where,
-              load_failed(args.records))
+              failed)
     written, messages = _draw_all({name: makers[name] for name in wanted}, job, args)
     say_tuned(tuned, (RunSpec(*names) for names in product(methods, job.backbones, job.datasets)))
     for line in messages:
@@ -134,23 +127,9 @@ def _draw_all(makers: dict[str, Callable[[Job], Drawn]], job: Job,
                 if isinstance(drawn, str):
                     notes[drawn] = None
                 else:
-                    written += _saved(*drawn, args)
+                    written += save_figure(*drawn, args.out, args.format)
         except Skip as error:
             skipped.append(f"{'figure ' if name.isdecimal() else ''}{name}: not drawn: {error}")
     if not written:
         raise UserError("figures: " + "\n".join(skipped))
     return written, [*notes, *skipped]
-
-
-def _saved(file: str, figure: Figure, args: argparse.Namespace) -> list[Path]:
-    """Write a figure in every format asked for."""
-    from ...reports.draw import save
-
-    paths = [args.out / f"{file}.{kind}" for kind in args.format]
-    for path in paths:
-        try:
-            args.out.mkdir(parents=True, exist_ok=True)
-            save(figure, path)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be written ({error.strerror}); use --out DIR.") from None
-    return paths

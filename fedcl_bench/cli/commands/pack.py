@@ -39,13 +39,12 @@ def run(args: argparse.Namespace) -> int:
     from ...experiments import papers
     from ...reports.tables import find
     from ...runs.compact import INDEX, write
-    from ...runs.store import load_runs
 
     if not args.paper and (option := next((name for name in ("table", "figure", "datasets", "backbones")
                                            if getattr(args, name)), None)):
         raise UserError(f"--{option} has no effect without --paper, as --paper f3crec.")
-    runs = load_runs(args.results)
-    source = make_source(args, runs, args.results)
+    source = make_source(args, args.results)
+    runs = list(source.runs)
     paper, tables = chosen_tables(args)
     if args.paper:
         chosen = args.datasets, args.backbones

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterable, Mapping
 
 from . import common
-from .common import Extend, add_data_dir, add_plugins, add_set, add_tuned, names
+from .common import Extend, LeftOut, add_data_dir, add_plugins, add_set, add_tuned, names
 
 if TYPE_CHECKING:
     from ...experiments.papers import PaperTable
     from ...reports.tables import Source
-    from ...runs.run import Run
     from ...runs.specs import RunSpec
 
 
@@ -65,20 +64,21 @@ def chosen_tables(args: argparse.Namespace) -> tuple[str, list[PaperTable]]:
     return paper, tables
 
 
-def make_source(args: argparse.Namespace, runs: list[Run], records: Path) -> Source:
-    """Where the tables' numbers come from, as the options say; ``records`` is the folder that the runs are from."""
+def make_source(args: argparse.Namespace, records: Path, needs_runs: bool = True) -> Source:
+    """Where the tables' numbers come from, as the options say: the runs are those of the folder ``records``."""
     from ...reports.tables import Source
     from ...runs.registry import discover
     from ...runs.specs import Tuned, Where
-    from ...runs.store import load_failed
+    from ...runs.store import load_all
     from ...settings import parse_assignments
 
     assignments = parse_assignments(args.assignments, "--set")
     data_dir = getattr(args, "data_dir", None)
     where = Where.of_records(records, args.plugins, data_dir)
+    runs, failed = load_all(records, LeftOut()) if needs_runs else ([], [])
     return Source(runs, discover(args.plugins), Tuned.of(args.tuned, records, where), tuple(assignments.items()),
                   lambda dataset: _statistics(dataset, data_dir, assignments), where,
-                  load_failed(records) if runs else ())
+                  failed)
 
 
 def specs_of(tables: Iterable[PaperTable], args: argparse.Namespace) -> list[RunSpec]:

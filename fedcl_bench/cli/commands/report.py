@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .common import add_plugins
+from .common import LeftOut, add_plugins
 
 EXAMPLES = """\
 examples:
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from ...runs.registry import discover
     from ...runs.store import load_runs
 
-    runs = load_runs(args.records)
+    runs = [run for run in load_runs(args.records, LeftOut()) if run.whole]
     title = args.title or args.records.resolve().name
     content = report(runs, discover(args.plugins), title, args.plugins).encode(errors="backslashreplace")
     try:

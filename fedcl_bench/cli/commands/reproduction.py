@@ -38,10 +38,9 @@ def run(args: argparse.Namespace) -> int:
     from ...experiments import papers
     from ...reports.pages import FOLDER, write_page
     from ...reports.reproduction import page
-    from ...runs.store import load_runs
 
     paper, tables = chosen_tables(args)
-    source = make_source(args, load_runs(args.records), args.records)
+    source = make_source(args, args.records)
     say_tuned(source.tuned, specs_of(tables, args))
     # A page is published: its commands are to hold on any machine.
     general = replace(source, where=replace(source.where, data_dir=None))

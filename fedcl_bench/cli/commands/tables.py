@@ -109,13 +109,12 @@ def _own_table(args: argparse.Namespace) -> Table:
     """The table that the options lay out."""
     from ...errors import UserError
     from ...reports.any_table import Layout, build_any, split_methods
-    from ...runs.store import load_runs
 
     if args.table or args.add:
         given = "--table" if args.table else "--add"
         raise UserError(f"{given}: belongs to the tables of a paper, and --rows, --columns, --metrics, --methods, --by "
                         f"and --against to one of your own.\nLeave {given} out, and name methods with --methods.")
-    source = make_source(args, load_runs(args.records), args.records)
+    source = make_source(args, args.records)
     layout = Layout(args.rows or (tuple(d for d in ("method",) if d not in (args.columns or ()))),
                     args.columns or tuple(d for d in ("backbone", "dataset") if d not in (args.rows or ())),
                     split_methods(args.methods) if args.methods else (), args.backbones or (), args.datasets or (),
@@ -127,11 +126,9 @@ def _paper_tables(args: argparse.Namespace) -> list[Table]:
     """The tables of a paper that are asked for."""
     from ...errors import UserError, unknown
     from ...reports.tables import build
-    from ...runs.store import load_runs
 
     paper, chosen = chosen_tables(args)
-    needs_runs = any(table.row_spec for table in chosen)
-    source = make_source(args, load_runs(args.records) if needs_runs else [], args.records)
+    source = make_source(args, args.records, needs_runs=any(table.row_spec for table in chosen))
     for method in args.add:
         if method not in source.registry.names("method"):
             raise unknown("method (--add)", method, source.registry.names("method"))

@@ -12,7 +12,8 @@ from .definitions import Contrast, Key, Lead, PaperTable, Printed
 
 PAPERS: dict[str, ModuleType] = {"f3crec": f3crec, "fcucr": fcucr}
 
-__all__ = ["PAPERS", "Contrast", "Key", "Lead", "PaperTable", "Printed", "figure_specs", "get", "select", "specs"]
+__all__ = ["PAPERS", "Contrast", "Key", "Lead", "PaperTable", "Printed", "figure_specs", "get", "label", "select",
+           "specs"]
 
 
 def get(paper: str) -> ModuleType:
@@ -20,6 +21,11 @@ def get(paper: str) -> ModuleType:
     if paper not in PAPERS:
         raise unknown("paper", paper, PAPERS)
     return PAPERS[paper]
+
+
+def label(name: str) -> str:
+    """A method, backbone, dataset or metric as the papers call it; as it is if none of them knows it."""
+    return next((paper.LABELS[name] for paper in PAPERS.values() if name in paper.LABELS), name)
 
 
 def select(paper: str, tables: Iterable[int]) -> list[PaperTable]:

@@ -1,0 +1,94 @@
+"""Which readings a result hangs on: every setting that a paper and its code read differently, changed one at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Mapping
+
+from ..errors import PluginError
+from ..runs.config import resolve, without_effect
+from ..runs.registry import Registry
+from ..runs.specs import RunSpec, Tuned
+from ..settings import as_text, flat
+
+
+@dataclass(frozen=True)
+class Case:
+    """The runs of one reading, but for their seeds.
+
+    Attributes:
+        proposed, against: the method looked at, and the one that its lead is over, or None.
+        setting: the one setting in which it differs from the default case, which has none.
+        default, other: that setting's values there and here, each with whose reading it is, for people.
+    """
+
+    proposed: RunSpec
+    against: RunSpec | None
+    setting: str = ""
+    default: str = ""
+    other: str = ""
+
+    @property
+    def specs(self) -> list[RunSpec]:
+        """What is to be run."""
+        return [spec for spec in (self.proposed, self.against) if spec is not None]
+
+
+def cases(registry: Registry, proposed: RunSpec, against: RunSpec | None,
+          tuned: Tuned | None = None) -> tuple[list[Case], list[str]]:
+    """The default case, then one for each other value of each setting in ``readings`` of the method and the backbone.
+
+    A setting changes for both methods if both have it. One without effect beside the others is left out.
+
+    Returns:
+        The cases, and sentences on what is left out.
+
+    Raises:
+        UserError: for a setting or value that a run does not take.
+        PluginError: if a plugin reads a setting differently that no run of it has.
+    """
+    parts = resolve(registry, proposed.method, proposed.backbone, proposed.dataset, proposed.layers(tuned))
+    usual, idle = flat(parts), without_effect(parts, registry.get("backbone", proposed.backbone).cls)
+    result, notes = [Case(proposed, against)], []
+    for name, values in readings(registry, proposed).items():
+        if name not in usual:
+            raise PluginError(f"readings of {proposed.method} or {proposed.backbone} name '{name}', expected a setting "
+                              f"of their runs.")
+        if name in idle:
+            notes.append(f"{name} is left out, as it has no effect {idle[name]}.")
+            continue
+        specs = {value: [spec and _changed(registry, spec, name, value, tuned) for spec in (proposed, against)]
+                 for value in values}
+        taken = {value: settings_of(registry, of_both[0], tuned)[name] for value, of_both in specs.items()}
+        told = {shown_value(taken[value]): f"{shown_value(taken[value])} ({whose})" for value, whose in values.items()}
+        default = shown_value(usual[name])
+        result += [Case(*of_both, name, told.get(default, default), told[shown_value(taken[value])])
+                   for value, of_both in specs.items() if taken[value] != usual[name]]
+    return result, notes
+
+
+def readings(registry: Registry, spec: RunSpec) -> dict[str, Mapping[Any, str]]:
+    """Setting to its values with whose reading each is, as the spec's backbone and method declare; a setting of both
+    has the values of both."""
+    merged: dict[str, Mapping[Any, str]] = {}
+    for kind, name in (("method", spec.method), ("backbone", spec.backbone)):
+        for setting, values in registry.get(kind, name).cls.readings.items():
+            merged[setting] = {**merged.get(setting, {}), **values}
+    return merged
+
+
+def _changed(registry: Registry, spec: RunSpec, name: str, value: Any, tuned: Tuned | None) -> RunSpec:
+    """The spec with another value of a setting, if its runs have that setting."""
+    if name not in settings_of(registry, spec, tuned):
+        return spec
+    return replace(spec, settings=tuple({**dict(spec.settings), name: value}.items()))
+
+
+def settings_of(registry: Registry, spec: RunSpec, tuned: Tuned | None) -> dict[str, Any]:
+    """All settings of a spec's runs, those without effect too."""
+    return flat(resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned)))
+
+
+def shown_value(value: Any) -> str:
+    """A setting's value for people."""
+    return as_text(value).lower() if isinstance(value, bool) else as_text(value)

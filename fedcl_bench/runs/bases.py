@@ -1,0 +1,140 @@
+"""Block 0 as a file of tables, so that runs, and other programs, can start from the same model.
+
+The file is NumPy's ``.npz`` without pickled objects:
+
+- ``user_ids``, ``item_ids``  original ids as text, in the order of the rows
+- ``public/NAME``             public item tables, (items, ...)
+- ``private/NAME``            each client's own parameters, (users, ...)
+- ``dense/NAME``              public parameters without item rows
+
+Names and shapes are those of the backbone's tables in ``model.pt``. The order of the ids is free, and ids that block 0
+does not know are left out. An imported file is kept as ``shared/base-NAME.npz`` of a results folder, where NAME is the
+hash of its arrays. The setting ``base_model`` is that name, so it stands for the numbers in the run's hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from ..errors import UserError
+from ..federation.growth import grow
+from ..federation.parts import Federation
+from ..files import write_atomically
+from ..model import Snapshot
+
+KINDS = ("public", "private", "dense")
+_NAME = "[0-9a-f]{16}"
+
+
+def file_of(results: Path, name: str) -> Path:
+    """Where an imported base is kept."""
+    return results / "shared" / f"base-{name}.npz"
+
+
+def export(path: Path, model: Snapshot, user_ids: Sequence[str], item_ids: Sequence[str]) -> None:
+    """Write a base.
+
+    Raises:
+        UserError: for a backbone whose clients hold or are served tables of their own.
+    """
+    if model.local or model.served or model.memory:
+        raise UserError("base export: clients of this backbone hold item tables or a memory of their own, which a base "
+                        "has not; accepted: a backbone such as fedmf, fedncf or pfedrec.")
+    arrays = {f"{kind}/{name}": table.cpu().numpy() for kind in KINDS for name, table in getattr(model, kind).items()}
+    buffer = io.BytesIO()
+    np.savez(buffer, user_ids=np.asarray(user_ids, dtype=str)[:model.n_users],
+             item_ids=np.asarray(item_ids, dtype=str)[:model.n_items], **arrays)
+    write_atomically(path, buffer.getvalue())
+
+
+def keep(path: Path, results: Path) -> str:
+    """Copy a base into a results folder; its name, the value of ``base_model``. Raises UserError if it is none."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
+    arrays = _arrays(content, str(path))
+    for ids in ("user_ids", "item_ids"):
+        if ids not in arrays or arrays[ids].dtype.kind != "U" or arrays[ids].ndim != 1:
+            raise UserError(f"{path}: '{ids}' is missing or is no list of texts; docs/records.md has the format.")
+    name = _hash(arrays)
+    (results / "shared").mkdir(parents=True, exist_ok=True)
+    write_atomically(file_of(results, name), content)
+    return name
+
+
+def load(federation: Federation, results: Path) -> Snapshot:
+    """The model that ``base_model`` names, with its rows in the stream's order.
+
+    Raises:
+        UserError: if there is no such file, or it does not fit the backbone or block 0.
+    """
+    name = federation.server.base_model
+    path = file_of(results, name)
+    if not re.fullmatch(_NAME, name) or not path.is_file():
+        raise UserError(f"setting 'base_model': found '{name}', accepted: what `base import FILE` prints; {results} "
+                        f"has no base of this name.")
+    arrays, stream = _arrays(path.read_bytes(), str(path)), federation.stream
+    if _hash(arrays) != name:
+        raise UserError(f"{path}: is not what was imported under this name; import it again.")
+    step = stream.steps[0]
+    rows = {"private": _rows(arrays["user_ids"], stream.user_tokens[:step.n_users], "user", path),
+            "public": _rows(arrays["item_ids"], stream.item_tokens[:step.n_items], "item", path)}
+    fresh = grow(Snapshot({}, {}), federation.backbone, federation.seed, step,
+                 getattr(torch, federation.server.precision), federation.device)
+    return replace(fresh, **{kind: {name: _table(arrays, f"{kind}/{name}", rows.get(kind), table, path)
+                                    for name, table in getattr(fresh, kind).items()} for kind in KINDS})
+
+
+def _arrays(content: bytes, where: str) -> Mapping[str, np.ndarray]:
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (ValueError, OSError, EOFError, KeyError, AttributeError, zipfile.BadZipFile):
+        raise UserError(f"{where}: is no .npz file of tables without pickled objects; docs/records.md has the "
+                        f"format.") from None
+
+
+def _hash(arrays: Mapping[str, np.ndarray]) -> str:
+    """The name of a base: of its arrays, as the bytes of the file hold the time of writing too."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def _rows(ids: np.ndarray, wanted: Sequence, kind: str, path: Path) -> torch.Tensor:
+    """Where the rows of block 0 are in the file."""
+    row_of = {identity: row for row, identity in enumerate(ids.tolist())}
+    missing = [str(identity) for identity in wanted if str(identity) not in row_of]
+    if missing or len(row_of) != len(ids):
+        fault = f"{len(missing)} {kind}s of block 0 are not in it, as {missing[0]}" if missing else \
+            f"it has the same {kind} twice"
+        raise UserError(f"{path}: {fault}; accepted: every {kind} of block 0 once, with the ids of the data.")
+    return torch.tensor([row_of[str(identity)] for identity in wanted])
+
+
+def _table(arrays: Mapping[str, np.ndarray], name: str, rows: torch.Tensor | None, like: torch.Tensor,
+           path: Path) -> torch.Tensor:
+    """A table of the file in the form of the backbone's own."""
+    if name not in arrays or arrays[name].dtype.kind != "f":
+        raise UserError(f"{path}: the table '{name}' is missing or holds no numbers; it has "
+                        f"{', '.join(sorted(arrays))}.")
+    table = torch.from_numpy(arrays[name])
+    if rows is not None:
+        table = table[rows] if len(table) > int(rows.max()) else table[:0]
+    if table.shape != like.shape or not bool(table.isfinite().all()):
+        raise UserError(f"{path}: the table '{name}' is {tuple(arrays[name].shape)}, accepted: finite numbers, for "
+                        f"block 0 {tuple(like.shape)}.")
+    return table.to(like)

@@ -1,0 +1,184 @@
+"""``run.json``: what it must hold, the seal that covers it, and what of it is asked of every record.
+
+The seal is a checksum of all other fields. As these hold the checksums of the Parquet files, it covers a whole record
+but for the model, whose checksum lies beside it. Records of former versions have none; their numbers are compared with
+``metrics.parquet`` instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Mapping
+
+from ..errors import Corrupt
+from ..names import is_safe
+from ..schema import (Check, Wrong, fields_of, flag, lists, mapping, number, one_of, or_none, parsed_json, plain,
+                      read_json, text, whole)
+
+NAME = "run.json"
+SCHEMA = 2  # of a record's files; raised when their content changes
+FILES = ("metrics.parquet", "rounds.parquet", "users.parquet", "analysis.parquet")
+CURE = "Take its folder away, or run it again: the command that made it does."
+_COUNT = whole()
+
+
+def _name(value: Any, field: str) -> None:
+    """A name of a plugin or dataset, which becomes part of paths; RecBole's models have a colon in theirs."""
+    if not isinstance(value, str) or not is_safe(value.replace(":", "-"), 200):
+        raise Wrong(field, value, "a name of letters, digits, '.', '-' and '_'")
+
+
+def _hash(value: Any, field: str) -> None:
+    if not isinstance(value, str) or not 12 <= len(value) <= 128 or not value.isalnum() or not value.isascii():
+        raise Wrong(field, value, "a hash in hexadecimal digits")
+
+
+def _value(value: Any, field: str) -> None:
+    """A setting's value: what ``--set`` can write."""
+    if isinstance(value, dict):
+        raise Wrong(field, value, "a text, a number, true, false or a list of them")
+    plain(value, field)
+    for each in value if isinstance(value, list) else ():
+        _value(each, field)
+
+
+def _settings(value: Any, field: str) -> None:
+    """All settings that have an effect; some are looked at by name."""
+    fields_of({"valid_metric": text})(value, field)
+    mapping(_value)(value, field)
+    fields_of({}, {"split_file": or_none(text), "extra_metrics": lists(text)} | {
+        name: _value for name in value if name not in ("split_file", "extra_metrics")})(value, field)
+
+
+def _schema(value: Any, field: str) -> None:
+    if value != SCHEMA or isinstance(value, (bool, float)):
+        raise Wrong(field, value, f"{SCHEMA}, the version of records that this version of the suite reads")
+
+
+_RUN: dict[str, Check] = {"method": _name, "backbone": _name, "dataset": _name, "seed": _COUNT,
+                          "settings": _settings, "hash": _hash, "environment": mapping(plain)}
+_SEALED = {"schema": _schema, "seal": _hash}
+_CONTINUAL = fields_of(dict.fromkeys(("LA", "RA", "HM", "BWT", "forgetting"), or_none(number)), {})
+_MACHINE = fields_of({"processor": text, "torch": text, "python": text}, None)
+_FAILED = fields_of({"status": one_of("failed"), "error": text, **_RUN}, _SEALED)
+
+
+def _finished(blocks: int) -> Check:
+    """A finished run of so many blocks; most fields have a value per block."""
+    each, counts = lists(number, blocks), lists(_COUNT, blocks)
+    if_any = lists(or_none(number), blocks)
+
+    def group(value: Any, field: str) -> None:
+        fields_of({"users": counts})(value, field)
+        mapping(if_any)(value, field)
+        if len(value) < 2:
+            raise Wrong(field, value, "users and a metric of theirs")
+    per_block = fields_of({"per_block": each, "avg_incremental": or_none(number)})
+    asked = {"status": one_of("finished"), **_RUN, "device": text, "base_hash": _hash, "data_fingerprint": _hash,
+             "metrics": mapping(per_block), "matrix": mapping(lists(lists(number), blocks)),
+             "continual": mapping(_CONTINUAL),
+             "environment": _MACHINE, "rounds": counts, "best_round": counts,
+             "seconds": fields_of(dict.fromkeys(("total", "train", "evaluate"), number)),
+             "bytes": fields_of({"up_per_client_round": counts, "down_per_client_round": counts, "total_up": _COUNT,
+                                 "total_down": _COUNT}),
+             "privacy": mapping(plain), "peak_memory_mib": number, "block0_shared": flag}
+    later = {"idle_settings": mapping(text), "lists": mapping(if_any), "groups": mapping(group),
+             "tested": fields_of({"users": counts, "interactions": or_none(counts)}),
+             "nearly_best": fields_of({"share": number, "rounds": counts, "seconds": each, "bytes_up": counts,
+                                       "bytes_down": counts}),
+             "files": mapping(_hash), **_SEALED}
+    return fields_of(asked, later)
+
+
+def check(value: Any, field: str = "") -> None:
+    """Whether a value can be the content of ``run.json``: the fields, and their lengths against each other."""
+    fields_of({"schema": _schema, "status": one_of("finished", "failed")})(value, field)
+    if value["status"] == "failed":
+        return _FAILED(value, field)
+    lists(_COUNT)(value.get("rounds"), "rounds")
+    _finished(len(value["rounds"]))(value, field)
+    if not value["rounds"] or not value["metrics"]:
+        raise Wrong("metrics" if value["rounds"] else "rounds", None, "at least one")
+    _check_numbers(value)
+
+
+def _check_numbers(content: Mapping[str, Any]) -> None:
+    """Metrics, matrices and summaries are of the same metrics and blocks."""
+    for field in ("matrix", "continual"):
+        if content[field].keys() != content["metrics"].keys():
+            raise Wrong(field, ", ".join(content[field]), f"the metrics {', '.join(content['metrics'])}")
+    for name, rows in content["matrix"].items():
+        for t, row in enumerate(rows):
+            diagonal = content["metrics"][name]["per_block"][t]
+            if len(row) != t + 1 or (row[t] != diagonal and row[t] == row[t]):
+                raise Wrong(f"matrix.{name}[{t}]", row, f"{t + 1} numbers, the last {diagonal}")
+
+
+def seal_of(content: Mapping[str, Any]) -> str:
+    """The checksum of all fields but ``seal``."""
+    plainly = json.dumps({name: value for name, value in content.items() if name != "seal"}, sort_keys=True)
+    return hashlib.blake2b(plainly.encode(), digest_size=16).hexdigest()
+
+
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The content with its seal."""
+    return {**content, "seal": seal_of(json.loads(json.dumps(content)))}
+
+
+def read_run(folder: Path) -> dict[str, Any] | None:
+    """The content of a record's ``run.json``, checked and with a fitting seal if it has one; None if there is none.
+
+    Raises:
+        Corrupt: if it is not what a run wrote.
+    """
+    return _read(folder / NAME, check)
+
+
+def read_head(folder: Path) -> dict[str, Any] | None:
+    """The head of a record whose seal fits; the rest is checked when the record is used. Otherwise as ``read_run``."""
+    content = _read(folder / NAME, _check_for_head)
+    return content and head_of(content)
+
+
+def _check_for_head(value: Any, field: str) -> None:
+    """Whether a head can be made of a value."""
+    fields_of({"status": one_of("finished", "failed"), **_RUN})(value, field)
+    fields_of({"error": text} if value["status"] == "failed" else
+              {"rounds": lists(_COUNT), "metrics": mapping(_anything), "device": text, "data_fingerprint": _hash})(
+        value, field)
+
+
+def _anything(value: Any, field: str) -> None:
+    pass
+
+
+def _read(path: Path, known: Check) -> dict[str, Any] | None:
+    try:
+        content = read_json(path, known, CURE)
+    except FileNotFoundError:
+        return None
+    if "seal" in content and content["seal"] != seal_of(content):
+        raise Corrupt(f"{path}: has changed since it was recorded, its seal does not fit", CURE)
+    return content
+
+
+def parse_meta(line: str, where: str, cure: str) -> dict[str, Any]:
+    """The content of a ``run.json`` that compact records hold; raises Corrupt."""
+    return parsed_json(line, check, where, cure)
+
+
+def head_of(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a record says which run it is, and whether it fits a table: small, and asked of thousands of records."""
+    names = ("status", "method", "backbone", "dataset", "seed", "hash", "settings")
+    head = {name: content[name] for name in names}
+    if content["status"] == "failed":
+        return {**head, "error": content["error"]}
+    return {**head, "device": content["device"], "data_fingerprint": content["data_fingerprint"],
+            "blocks": len(content["rounds"]), "metrics": list(content["metrics"])}
+
+
+check_head = fields_of({"status": one_of("finished", "failed"), **{name: _RUN[name] for name in (
+    "method", "backbone", "dataset", "seed", "hash", "settings")}}, {
+    "error": text, "device": text, "data_fingerprint": _hash, "blocks": _COUNT, "metrics": lists(text)})

@@ -1,0 +1,99 @@
+"""A process that is killed at any point of what it writes leaves nothing behind, and its work is done again alike."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fabricate import fabricate, level
+from helpers import ROOT
+
+from fedcl_bench import files
+from fedcl_bench.cli.main import main
+from fedcl_bench.runs.specs import RunSpec
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("job, kills", [("run", 150), ("rerun", 45), ("pack", 99)])
+def test_killed_while_writing(job, kills, tmp_path):
+    here = Path(__file__).parent
+    done = subprocess.run([sys.executable, str(here / "killed.py"), job, str(tmp_path), str(kills)], cwd=ROOT,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(results) == kills or job == "pack" and len(results) > 8
+    wrong = [found for found in results if not (found["killed"] and found["ended"] and found["same"])
+             or found["left"] or found["missing"]]
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+def test_only_what_nobody_writes_is_swept(tmp_path):
+    dead, mine = tmp_path / ".run.json.abc.part", tmp_path / ".notes.txt"
+    dead.touch()
+    mine.touch()
+    with files.replacing(tmp_path / "run.json") as file:
+        file.write(b"new")
+        files.sweep(tmp_path)
+        assert len(list(tmp_path.glob(".run.json.*"))) == 1 and not dead.exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"run.json", ".notes.txt"}
+
+
+def test_a_stale_checkpoint_goes_and_a_folder_of_the_users_stays(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    job = ["--method", "ft", "--backbone", "fedmf", "--set", "rounds=1", "--set", "k_core=80", "--quiet"]
+    assert main(job) == 0
+    (folder,) = Path("results/runs").iterdir()
+    (folder / "checkpoint.pt").write_bytes(b"of a process that was killed")
+    Path("results/shared/.x.pt.abc.part").touch()
+    assert main(job) == 0
+    assert not (folder / "checkpoint.pt").exists() and len(list(Path("results/shared").iterdir())) == 1
+    (folder / "plots").mkdir()
+    (folder / "plots" / "mine.png").touch()
+    assert main([*job, "--rerun"]) == 0
+    assert (folder / "plots" / "mine.png").exists() and json.loads((folder / "run.json").read_text())["seal"]
+    (folder / "users.parquet").unlink()
+    (folder / "users.parquet").mkdir()
+    before = {path.name for path in folder.iterdir()}
+    capsys.readouterr()
+    assert main([*job, "--rerun"]) == 2
+    assert "nothing was removed" in capsys.readouterr().err and {path.name for path in folder.iterdir()} == before
+
+
+@pytest.fixture
+def two(registry, tmp_path):
+    for seed in (0, 1):
+        fabricate(tmp_path / "r", registry, RunSpec("ft", "fedmf", "ml-100k"), seed, level(0.08), users=8)
+    return sorted((tmp_path / "r" / "runs").iterdir())
+
+
+@pytest.mark.parametrize("before, after", [
+    ('"seed": 0', '"seed": 5'), ('"method": "ft"', '"method": "kd"'), ('"status": "finished"', '"status": "failed"'),
+    ('"per_block": [\n', '"per_block": [\n '), ("0.0", "0.9"), ('"lr": 0.1', '"lr": 0.2'), ('"seal"', '"sealed"')])
+def test_an_altered_record_is_left_out(before, after, two, tmp_path, capsys):
+    """White space changes no field."""
+    path = two[0] / "run.json"
+    text = path.read_text()
+    assert before in text or before.startswith('"lr"')
+    path.write_text(text.replace(before, after, 1))
+    same = json.loads(text) == json.loads(path.read_text())
+    assert main(["tables", "--methods", "ft", "--records", str(tmp_path / "r"), "--format", "csv"]) == 0
+    out, err = capsys.readouterr()
+    assert (",0 1," in out) == same and ("left out: " not in err) == same
+    assert main(["pack", "--results", str(tmp_path / "r"), "--out", str(tmp_path / "c")]) == 0
+    assert f"{1 + same} runs" in capsys.readouterr().out
+
+
+def test_records_of_before_seals_are_compared_with_their_metrics(two, tmp_path, capsys):
+    path = two[0] / "run.json"
+    content = json.loads(path.read_text())
+    del content["seal"]
+    words = ["tables", "--methods", "ft", "--records", str(tmp_path / "r"), "--format", "csv"]
+    path.write_text(json.dumps(content))
+    assert main(words) == 0 and ",0 1," in capsys.readouterr().out
+    content["metrics"]["ndcg@20"]["per_block"][1] = content["matrix"]["ndcg@20"][1][1] = 0.857
+    path.write_text(json.dumps(content))
+    assert main(words) == 0
+    out, err = capsys.readouterr()
+    assert ",0 1," not in out and "field 'matrix' is not what metrics.parquet holds" in err

@@ -1,0 +1,354 @@
+"""Every reader against real files made wrong: the same numbers, a record left out, or one error of a few lines.
+
+A part of the tries is made every time; `-m long` makes many more (`FUZZ=20000` says how many for each reader).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+
+import hypothesis
+import pandas as pd
+import pytest
+import torch
+from fabricate import fabricate, level
+from helpers import ROOT
+from hypothesis import given
+from hypothesis import strategies as st
+from mutations import INSTEAD, changed_bytes, changed_json, changed_value, in_place_of, refused, said
+
+import fedcl_bench as fb
+from fedcl_bench.audit import audit
+from fedcl_bench.data import prepared
+from fedcl_bench.data.datasets import build_stream
+from fedcl_bench.runs import compact, heads, run_json
+from fedcl_bench.runs.checkpoints import unpack, write_packed
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.frames import digest
+from fedcl_bench.runs.runner import Interrupted, Watch, execute
+from fedcl_bench.runs.specs import RunSpec, Tuned, read_tuned
+from fedcl_bench.runs.store import load_runs
+
+FEW, MANY = 3, int(os.environ.get("FUZZ", 400))
+JOB = {"rounds": 1, "k_core": 80}
+TABLE = ["tables", "--methods", "ft,f3crec", "--backbones", "fedmf", "--format", "csv", "--records"]
+COMPARE = ["compare", "f3crec", "ft", "--backbone", "fedmf", "--json", "--records"]
+
+
+@pytest.fixture(scope="module")
+def world(registry, tmp_path_factory):
+    """``results`` and ``compact`` with four made-up runs, and ``real`` with one that was trained and one half-way."""
+    folder = tmp_path_factory.mktemp("hostile")
+    for method, mean in (("ft", 0.08), ("f3crec", 0.09)):
+        for seed in (0, 1):
+            fabricate(folder / "results", registry, RunSpec(method, "fedmf", "ml-100k"), seed, level(mean), users=8)
+    compact.write(folder / "compact", load_runs(folder / "results"), "a test", lambda run: True)
+    config = make_config(registry, "kd", "fedmf", "ml-100k", overrides=[("a test", JOB)])
+    stream = build_stream(config.source, config.stream)
+    prepared.save(stream, folder / "prepared")
+    execute(config, lambda: stream, folder / "real")
+    with pytest.raises(Interrupted):
+        execute(config, lambda: stream, folder / "half", Watch(stop=lambda: True))
+    return folder
+
+
+def tries(count, *strategies):
+    """Run a test with so many draws."""
+    def decorate(test):
+        return hypothesis.settings(max_examples=count, suppress_health_check=list(hypothesis.HealthCheck))(
+            given(*strategies)(test))
+    return decorate
+
+
+def fuzz(count, strategy, check):
+    tries(count, strategy)(check)()
+
+
+def at(path, check):
+    """The check of one path, as hypothesis wants it."""
+    def check_there(change):
+        check(path, change)
+    return check_there
+
+
+lengths = pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.long)])
+
+
+def same_or_left_out(words, expected):
+    """A command says what it said, or refuses, or leaves something out and says so."""
+    status, out, lines = said(words)
+    assert status or out == expected or any(line.startswith("left out: ") for line in lines), out
+    return status
+
+
+def record_of(world):
+    return min((world / "results" / "runs").glob("f3crec*"))
+
+
+@lengths
+@pytest.mark.parametrize("name", [run_json.NAME, *run_json.FILES])
+def test_records(world, count, name):
+    """Bytes changed: what a record says is never believed beside its seal and checksums."""
+    path = record_of(world) / name
+    words = [*(TABLE if name == run_json.NAME else COMPARE), str(world / "results")]
+    expected = said(words)[1]
+
+    def check(change):
+        with in_place_of(path, change):
+            same_or_left_out(words, expected)
+    fuzz(count, changed_bytes(path.read_bytes()), check)
+    for change in INSTEAD[:3] if name == run_json.NAME else INSTEAD:  # without run.json a run has not ended
+        check(change)
+
+
+@lengths
+def test_records_sealed_by_somebody_else(world, count):
+    """A value of the wrong kind or length under a fitting seal: the seal is no signature, the schema still holds."""
+    path, words = record_of(world) / run_json.NAME, [*TABLE, str(world / "results")]
+
+    def check(change):
+        with in_place_of(path, change):
+            said(words)
+            said([*COMPARE, str(world / "results")])
+            refused(lambda: load_runs(world / "results"))
+    fuzz(count, changed_json(path.read_bytes(), run_json.sealed), check)
+
+
+@lengths
+def test_frames_with_fitting_checksums(world, count):
+    """A foreign table, or one without a column, under fitting checksums."""
+    folder = record_of(world)
+    content = json.loads((folder / run_json.NAME).read_text())
+
+    def check(name, column, how):
+        path = folder / f"{name}.parquet"
+        frame = pd.read_parquet(path)
+        column = frame.columns[column % len(frame.columns)]
+        changed = {"left out": frame.drop(columns=column), "empty": frame.iloc[:0], "texts": frame.assign(
+            **{column: "a text"}), "foreign": pd.DataFrame({"x": [1]}), "short": frame.iloc[:1],
+            "other": frame.assign(**{column: 99})}[how]
+        with in_place_of(path, lambda path: changed.to_parquet(path, index=False)):
+            files = {**content["files"], path.name: digest(path.read_bytes())}
+            text = json.dumps(run_json.sealed({**content, "files": files}))
+            with in_place_of(folder / run_json.NAME, text.encode()):
+                said([*COMPARE, str(world / "results")])
+                said(["pack", "--results", str(world / "results"), "--out", str(world / "packed")])
+                shutil.rmtree(world / "packed", ignore_errors=True)
+    tries(count, st.sampled_from(("users", "rounds", "analysis")), st.integers(0, 9), st.sampled_from(
+        ("left out", "empty", "texts", "foreign", "short", "other")))(check)()
+
+
+@lengths
+@pytest.mark.parametrize("name", ["index.json", "*.parquet"])
+def test_compact_records(world, count, name):
+    (path,) = (world / "compact").glob(name)
+    words = [*TABLE, str(world / "compact")]
+    expected = said(words)[1]
+
+    def check(change):
+        with in_place_of(path, change):
+            same_or_left_out(words, expected)
+    fuzz(count, changed_bytes(path.read_bytes()), check)
+    for change in INSTEAD:
+        check(change)
+
+
+@lengths
+def test_compact_records_sealed_by_somebody_else(world, count):
+    index = world / "compact" / compact.INDEX
+    (data,) = (world / "compact").glob("*.parquet")
+
+    def sealed(content):
+        return {**content, "seal": compact._seal(content)}
+
+    def check(change):
+        with in_place_of(index, change):
+            said([*TABLE, str(world / "compact")])
+    fuzz(count, changed_json(index.read_bytes(), sealed), check)
+    frame, content = pd.read_parquet(data), json.loads(index.read_text())
+
+    def check_rows(column, value):
+        changed = frame.copy()
+        column = changed.columns[column % len(changed.columns)]
+        changed[column] = [value] * len(changed)
+        try:
+            changed.to_parquet(data, index=False)
+        except Exception:  # not every value can be in such a file
+            return
+        content["files"][data.name]["hash"] = compact._hash(data.read_bytes())
+        with in_place_of(index, json.dumps(sealed(content)).encode()):
+            for words in (TABLE, COMPARE):
+                said([*words, str(world / "compact")])
+    with in_place_of(data, data.read_bytes()):
+        tries(count, st.integers(0, 99), st.sampled_from((None, "{}", "x", 1, [1], [0.5], [], [-1], [[1]], ["a"], [
+            10 ** 12])))(check_rows)()
+
+
+@lengths
+def test_the_index_of_heads(world, count, monkeypatch):
+    """It is not believed more than the records."""
+    monkeypatch.setattr(heads, "MANY", 1)
+    words = [*TABLE, str(world / "results")]
+    expected = said(words)[1]
+    path = world / "results" / heads.INDEX
+
+    def check(change):
+        with in_place_of(path, change):
+            assert said(words)[:2] == (0, expected)
+
+    def check_sealed(change):
+        with in_place_of(path, change):
+            said(words)
+    said(words)
+    fuzz(count, changed_bytes(path.read_bytes()), check)
+    fuzz(count, changed_json(path.read_bytes(), lambda value: {**value, "seal": run_json.seal_of(value)}), check_sealed)
+    for change in INSTEAD[1:]:
+        check(change)
+    path.unlink()
+
+
+@contextmanager
+def copied(folder, to):
+    shutil.rmtree(to, ignore_errors=True)
+    yield Path(shutil.copytree(folder, to))
+
+
+def resumed(registry, results):
+    """Warnings and numbers of the run of ``world``, gone on with in a results folder."""
+    config = make_config(registry, "kd", "fedmf", "ml-100k", overrides=[("a test", JOB)])
+    stream, warnings = build_stream(config.source, config.stream), []
+    done = execute(config, lambda: stream, results, Watch(warn=warnings.append))
+    return warnings, done["matrix"]
+
+
+@lengths
+@pytest.mark.parametrize("pattern", ["runs/*/checkpoint.pt", "shared/*.pt"])
+def test_checkpoints_and_shared_blocks(world, registry, tmp_path, count, pattern):
+    """Whatever is in their place, the run ends with its numbers; what was wrong is set aside and said."""
+    expected = resumed(registry, world / "real")[1]
+
+    def check(change):
+        with copied(world / "half", tmp_path / "copy") as results:
+            (path,) = results.glob(pattern)
+            if pattern.startswith("shared"):
+                next(results.glob("runs/*/checkpoint.pt")).unlink()
+            change(path) if callable(change) else path.write_bytes(change)
+            warnings, matrix = resumed(registry, results)
+            assert matrix == expected
+            assert all("set aside as" in line and len(line.splitlines()) == 1 for line in warnings)
+    (path,) = (world / "half").glob(pattern)
+    fuzz(min(count, 100) if count > FEW else 2, changed_bytes(path.read_bytes()), check)
+    for change in INSTEAD if count > FEW else INSTEAD[:1]:
+        check(change)
+
+
+@lengths
+def test_checkpoints_with_fitting_checksums(world, registry, tmp_path, count):
+    """Other shapes, types and fields: the run begins anew, or goes on with what fits; compiled code is never asked to
+    look up what is not there."""
+    (path,) = (world / "half").glob("runs/*/checkpoint.pt")
+    content = unpack(path.read_bytes(), path, "cpu")
+
+    def check(changed):
+        with copied(world / "half", tmp_path / "copy") as results:
+            write_packed(results / path.relative_to(world / "half"), changed)
+            refused(lambda: resumed(registry, results))
+    for spoil in (lambda tables: tables[:-1], lambda tables: tables[..., :3], lambda tables: tables.long(),
+                  lambda tables: tables.to_sparse(), lambda tables: tables.double()):
+        changed = unpack(path.read_bytes(), path, "cpu")
+        model = changed["progress"]["model"]["public"]
+        model.update({name: spoil(table) for name, table in model.items()})
+        with copied(world / "half", tmp_path / "copy") as results:
+            write_packed(results / path.relative_to(world / "half"), changed)
+            warnings, matrix = resumed(registry, results)
+            assert len(warnings) == 1 and "model.public.item_embedding.weight'" in warnings[0]
+            assert matrix == resumed(registry, world / "real")[1]
+    if count > FEW:
+        fuzz(min(count, 200), changed_value(content), check)
+
+
+@lengths
+def test_models(world, count):
+    (folder,) = (world / "real").glob("runs/*")
+
+    def recommended():
+        model = fb.load(folder).model()
+        return model.recommend(model.user_ids[0])
+    expected = recommended()
+
+    def check(name, change):
+        with in_place_of(folder / name, change):
+            wrong, again = refused(recommended)
+            assert wrong or again.equals(expected)
+    for name in ("model.pt", "model.pt.b2sum"):
+        fuzz(count if count > FEW else 3, changed_bytes((folder / name).read_bytes()), at(name, check))
+        for change in INSTEAD:
+            check(name, change)
+    content = torch.load(folder / "model.pt", weights_only=True)
+
+    def check_content(changed):
+        with in_place_of(folder / "model.pt", lambda path: torch.save(changed, path)):
+            checksum = digest((folder / "model.pt").read_bytes())
+            with in_place_of(folder / "model.pt.b2sum", f"{checksum}  model.pt\n".encode()):
+                refused(lambda: fb.load(folder).model().tables)
+    fuzz(count if count > FEW else 4, changed_value(content), check_content)
+
+
+@lengths
+def test_prepared_data(world, count):
+    expected = prepared.load(world / "prepared")
+
+    def check(path, change):
+        with in_place_of(path, change):
+            wrong, again = refused(lambda: prepared.load(world / "prepared"))
+            assert wrong or torch.equal(again.steps[0].train.values, expected.steps[0].train.values)
+    paths = sorted((world / "prepared").iterdir())
+    for path in paths if count > FEW else (paths[0], paths[-1]):
+        fuzz(count if count > FEW else 3, changed_bytes(path.read_bytes()), at(path, check))
+        for change in INSTEAD:
+            check(path, change)
+
+    def resealed(value):
+        value.pop("digest", None)
+        return {**value, "digest": prepared._digest_of(value)}
+    about = world / "prepared" / prepared._ABOUT
+
+    def check_about(change):
+        with in_place_of(about, change):
+            refused(lambda: prepared.load(world / "prepared"))
+    fuzz(count, changed_json(about.read_bytes(), resealed), check_about)
+
+
+@lengths
+def test_tuned_settings(world, tmp_path, count):
+    path = Path(shutil.copy(ROOT / "results" / "tuned" / "ml-100k-fedmf-ft.json", tmp_path))
+    tuned = Tuned((tmp_path,))
+    words = [*TABLE, str(world / "results"), "--tuned", str(tmp_path)]
+
+    def check(change):
+        with in_place_of(path, change):
+            refused(lambda: read_tuned(path) if path.exists() else None)
+            refused(lambda: tuned.settings("ft", "fedmf", "ml-100k"))
+            said(words)
+    fuzz(count, changed_bytes(path.read_bytes()), check)
+    fuzz(count, changed_json(path.read_bytes()), check)
+    for change in INSTEAD:
+        check(change)
+
+
+def test_kept_levels_of_audits(tmp_path, monkeypatch):
+    """A level that is not what was written is computed anew."""
+    frame = pd.DataFrame({name: [0.5, 0.25] for name in ("round", "user", "items", "positives", "touched",
+                                                         *audit.METRICS)})
+    monkeypatch.setattr(audit, "attacked", lambda level, stream: frame)
+    level_ = type("Level", (), {"file": "levels/x.parquet"})
+    assert [audit.level_clients(level_, tmp_path, lambda: None)[1] for _ in range(2)] == [False, True]
+    for wrong in (b"", b"PAR1", b"x" * 99):
+        (tmp_path / level_.file).write_bytes(wrong)
+        assert audit.level_clients(level_, tmp_path, lambda: None)[1] is False
+    frame.drop(columns="items").to_parquet(tmp_path / level_.file)
+    assert audit.level_clients(level_, tmp_path, lambda: None)[1] is False
