@@ -119,7 +119,7 @@ def _parts(value: Any, field: str, *checks: Any) -> None:
 
 def save_progress(path: Path, progress: Progress, elapsed: float) -> None:
     """Write a checkpoint; ``elapsed`` is the wall time in seconds spent on the run so far."""
-    content = {f.name: getattr(progress, f.name) for f in fields(Progress)}
+    content = {f.name: getattr(progress, f.name) for f in fields(Progress) if f.name != "under_way"}
     for name in _SNAPSHOTS:
         content[name] = dict(vars(content[name]))
     content["best"] = {**vars(progress.best), "model": dict(vars(progress.best.model))}
