@@ -54,7 +54,7 @@ def run(f: Federation, progress: Progress) -> Iterator[Progress]:
 
 
 def _after(f: Federation, step: Step, epoch: Epoch, progress: Progress, seconds: float) -> Progress:
-    """The progress after an epoch that took so many seconds: validated, and tested if it may be the best."""
+    """The progress after an epoch that took so many seconds, validated and tested; of the last, with the best's test."""
     model, key, began = epoch.trained(), epoch.draw, time.perf_counter()
     require_finite(epoch.loss, model, f, step.n_items, key)
     valid, tested = judge(f, progress, None), None
@@ -64,13 +64,14 @@ def _after(f: Federation, step: Step, epoch: Epoch, progress: Progress, seconds:
             scores = rank_samples(f.backbone, model, step.sessions["valid"], [k], [metric])
             valid, tested = judge(f, progress, scores.mean(f.evaluation.valid_metric)), _test(f, step, model)
     chosen = tested is not None and (valid.better or valid.equal or f.server.tested_round == "last")
+    best = Best(model, key.round) if chosen else progress.best
     curve = {} if tested is None else {f"test_{name}": tested.mean(name) for name in tested.values}
+    tests = ((0, 0, tested if chosen else _test(f, step, best.model)),) if valid.last else ()
     row = {"step": 0, "round": key.round, "participants": 1, "loss": epoch.loss, "valid": valid.value, "bytes_up": 0,
            "bytes_down": 0, "train_seconds": seconds, "evaluate_seconds": time.perf_counter() - began, **curve}
     return replace(progress, round=key.round + 1, trained=valid.last, model=model, server_state=epoch.state(),
-                   best=Best(model, key.round) if chosen else progress.best,
-                   best_value=valid.value if valid.better else progress.best_value, stale=valid.stale,
-                   curve=(*progress.curve, row), tests=((0, 0, tested),) if chosen else progress.tests)
+                   best=best, best_value=valid.value if valid.better else progress.best_value, stale=valid.stale,
+                   curve=(*progress.curve, row), tests=tests)
 
 
 def _test(f: Federation, step: Step, model: Snapshot) -> UserScores:
