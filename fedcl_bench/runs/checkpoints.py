@@ -160,7 +160,7 @@ def _check_run(progress: Progress, federation: Federation) -> None:
     begun = progress.round > 0 or progress.trained
     if progress.step + begun > len(steps):
         raise Wrong("step", progress.step, f"one of {len(steps)} blocks")
-    _check_rounds(progress, begun, early=federation.central)
+    _check_rounds(progress, begun)
     done = progress.step + begun
     for name, model, which in (("model", progress.model, done - 1), ("best.model", progress.best.model, done - 1),
                                ("previous", progress.previous, progress.step - 1)):
@@ -172,9 +172,8 @@ def _check_run(progress: Progress, federation: Federation) -> None:
             raise Wrong(f"client_state.{name}", f"shape {tuple(values.shape)}", f"at most {users} rows")
 
 
-def _check_rounds(progress: Progress, begun: bool, early: bool) -> None:
-    """The rounds and tests are those of the blocks that are done, and of the one that has begun; ``early``: it may be
-    tested before it is done."""
+def _check_rounds(progress: Progress, begun: bool) -> None:
+    """The rounds and tests are those of the blocks that are done, and of the one that has begun."""
     rounds: dict[int, list[int]] = {}
     for row in progress.curve:
         rounds.setdefault(row["step"], []).append(row["round"])
@@ -182,9 +181,9 @@ def _check_rounds(progress: Progress, begun: bool, early: bool) -> None:
         raise Wrong("curve", progress.curve, f"the rounds of {progress.step + begun} blocks")
     if progress.round and len(rounds[progress.step]) != progress.round:
         raise Wrong("round", progress.round, f"{len(rounds[progress.step])}, as the curve has")
-    tested = progress.step + (progress.trained or early and len(progress.tests) > 0)
-    if [(t, s) for t, s, _ in progress.tests] != [(t, s) for t in range(tested) for s in range(t + 1)]:
-        raise Wrong("tests", progress.tests, f"those of {tested} blocks")
+    tested = [(t, s) for t in range(progress.step + progress.trained) for s in range(t + 1)]
+    if [(t, s) for t, s, _ in progress.tests] != tested:
+        raise Wrong("tests", progress.tests, f"those of {progress.step + progress.trained} blocks")
 
 
 def _check_tables(field: str, model: Snapshot, federation: Federation, step: Step) -> None:
