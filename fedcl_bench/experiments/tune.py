@@ -21,9 +21,8 @@ from ..data.source import config_file, dataset_name, load_config
 from ..errors import Corrupt, UserError, unknown
 from ..files import sweep, write_atomically
 from ..runs.config import CORE_SETTINGS, effective, resolve
-from ..runs.frames import read_frame
+from ..runs.frames import read_columns
 from ..runs.registry import Registry
-from ..runs.run_json import read_run
 from ..runs.specs import RunSpec, Tuned, Where, read_tuned, tuned_file
 from ..settings import as_text, checked, search_space, unknown_setting
 from .grid import Outcome, Task, make_tasks, state
@@ -83,7 +82,7 @@ def validation_value(folder: Path) -> float:
 
     Block 0, which most methods share, counts only where there is no other block.
     """
-    curve = read_frame(folder, "rounds", (read_run(folder) or {}).get("files", {}))
+    curve = read_columns(folder, "rounds", ["step", "valid"])
     best = curve.groupby("step")["valid"].max()
     return float(best[best.index >= 1].mean() if len(best) > 1 else best.mean())
 

@@ -27,7 +27,7 @@ from ..evaluation.metrics import OF_EVERY_RUN
 from ..files import sweep, write_atomically
 from ..names import refuse_link, safe_name
 from ..schema import fields_of, lists, mapping, one_of, read_bytes, read_json, text, whole
-from .frames import COLUMNS, check_columns
+from .frames import COLUMNS, check_columns, check_rounds
 from .run_json import CURE, SCHEMA, parse_meta
 
 if TYPE_CHECKING:
@@ -194,6 +194,8 @@ def _frame(file: _File, row: int, name: str) -> pd.DataFrame:
             raise Corrupt(f"{file.path}, run {row}: found kinds of analysis that are not known", _CURE)
         frame["kind"] = pd.Categorical.from_codes(codes.astype(np.int64), KINDS)
     check_columns(frame, COLUMNS[name], file.path, _CURE)
+    if name == "rounds":
+        check_rounds(frame, file.metas[row]["rounds"], f"{file.path}, run {row}", _CURE)
     return frame[["block", "kind", "id", "value"]] if name == "analysis" else frame
 
 

@@ -57,10 +57,29 @@ def read_frame(folder: Path, name: str, files: Mapping[str, str]) -> pd.DataFram
     return frame
 
 
-def parsed(content: bytes, path: Path, cure: str) -> pd.DataFrame:
-    """The frame of a Parquet file's content; raises Corrupt."""
+def check_rounds(frame: pd.DataFrame, rounds: Sequence[int], where: str, cure: str) -> None:
+    """Raise Corrupt unless a frame has a row for each of so many rounds per block."""
+    steps = frame["step"].value_counts(sort=False)
+    if {step: count for step, count in steps.items()} != dict(enumerate(rounds)):
+        raise Corrupt(f"{where}: found {len(frame)} rounds, accepted: {', '.join(map(str, rounds))} of the blocks",
+                      cure)
+
+
+def read_columns(folder: Path, name: str, columns: list[str]) -> pd.DataFrame:
+    """Some columns of a frame of a record that was verified before, and nothing else; raises Corrupt."""
+    path = folder / f"{name}.parquet"
     try:
-        return pd.read_parquet(io.BytesIO(content))
+        frame = parsed(read_bytes(path, CURE), path, CURE, columns)
+    except FileNotFoundError:
+        raise Corrupt(f"{path}: is missing", CURE) from None
+    check_columns(frame, {column: COLUMNS[name][column] for column in columns}, path, CURE)
+    return frame
+
+
+def parsed(content: bytes, path: Path, cure: str, columns: list[str] | None = None) -> pd.DataFrame:
+    """The frame of a Parquet file's content, or some of its columns; raises Corrupt."""
+    try:
+        return pd.read_parquet(io.BytesIO(content), columns=columns)
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Corrupt(f"{path}: is no Parquet file ({' '.join(str(error).split())[:80]})", cure) from None
 

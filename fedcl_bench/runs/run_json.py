@@ -109,6 +109,9 @@ def _check_numbers(content: Mapping[str, Any]) -> None:
     for field in ("matrix", "continual"):
         if content[field].keys() != content["metrics"].keys():
             raise Wrong(field, ", ".join(content[field]), f"the metrics {', '.join(content['metrics'])}")
+    for t, (best, rounds) in enumerate(zip(content["best_round"], content["rounds"])):
+        if not 1 <= best <= rounds:
+            raise Wrong(f"best_round[{t}]", best, f"a round from 1 to {rounds}")
     for name, rows in content["matrix"].items():
         for t, row in enumerate(rows):
             diagonal = content["metrics"][name]["per_block"][t]
@@ -179,6 +182,13 @@ def head_of(content: Mapping[str, Any]) -> dict[str, Any]:
             "blocks": len(content["rounds"]), "metrics": list(content["metrics"])}
 
 
-check_head = fields_of({"status": one_of("finished", "failed"), **{name: _RUN[name] for name in (
-    "method", "backbone", "dataset", "seed", "hash", "settings")}}, {
-    "error": text, "device": text, "data_fingerprint": _hash, "blocks": _COUNT, "metrics": lists(text)})
+_NAMED = {name: _RUN[name] for name in ("method", "backbone", "dataset", "seed", "hash", "settings")}
+_HEADS = {"failed": fields_of({"status": text, **_NAMED, "error": text}, {}),
+          "finished": fields_of({"status": text, **_NAMED, "device": text, "data_fingerprint": _hash, "blocks": _COUNT,
+                                 "metrics": lists(text)}, {})}
+
+
+def check_head(value: Any, field: str) -> None:
+    """Whether a value can be what ``head_of`` returned."""
+    fields_of({"status": one_of(*_HEADS)})(value, field)
+    _HEADS[value["status"]](value, field)

@@ -18,7 +18,7 @@ from ..errors import Corrupt, UserError
 from ..settings import declared_idle
 from . import compact
 from .config import RunConfig, effective, resolve
-from .frames import read_frame
+from .frames import check_rounds, read_frame
 from .heads import INDEX, heads
 from .records import Record
 from .registry import Registry
@@ -46,7 +46,11 @@ def _open(folder: Path, head: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _frame(folder: Path, name: str) -> pd.DataFrame:
-    return read_frame(folder, name, (read_run(folder) or {}).get("files", {}))
+    content = read_run(folder) or {}
+    frame = read_frame(folder, name, content.get("files", {}))
+    if name == "rounds":
+        check_rounds(frame, content["rounds"], f"{folder / name}.parquet", CURE)
+    return frame
 
 
 def _of_record(folder: Path, head: Mapping[str, Any], left_out: LeftOut = refuse) -> Run:

@@ -115,6 +115,10 @@ def test_records_sealed_by_somebody_else(world, count):
             said(words)
             said([*COMPARE, str(world / "results")])
             refused(lambda: load_runs(world / "results"))
+            if count > FEW:
+                said(["report", str(world / "results"), "--out", str(world / "page.html")])
+                said(["figures", "--records", str(world / "results"), "--figure", "curves,forgetting", "--out",
+                      str(world / "figures"), "--format", "svg"])
     fuzz(count, changed_json(path.read_bytes(), run_json.sealed), check)
 
 
@@ -137,6 +141,9 @@ def test_frames_with_fitting_checksums(world, count):
             with in_place_of(folder / run_json.NAME, text.encode()):
                 said([*COMPARE, str(world / "results")])
                 said(["pack", "--results", str(world / "results"), "--out", str(world / "packed")])
+                if count > FEW:
+                    said(["figures", "--records", str(world / "results"), "--figure", "curves", "--out",
+                          str(world / "figures"), "--format", "svg"])
                 shutil.rmtree(world / "packed", ignore_errors=True)
     tries(count, st.sampled_from(("users", "rounds", "analysis")), st.integers(0, 9), st.sampled_from(
         ("left out", "empty", "texts", "foreign", "short", "other")))(check)()
