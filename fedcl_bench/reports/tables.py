@@ -422,6 +422,47 @@ def _starred(cells: dict[Key, Cell], table: PaperTable, ours: str, runs: Mapping
                 cells[key] = replace(cells[key], p=p, star=p <= STAR_LEVEL and difference > 0.0)
 
 
+def _best_backbone(cells: Mapping[Key, Cell], table: PaperTable, ours: str, dataset: str) -> str | None:
+    """The backbone on which the paper's method is best; None if it has no record."""
+    mine = [cell for key, cell in cells.items() if (key.dataset, key.row, key.metric, key.column)
+            == (dataset, ours, table.lead.metric, table.lead.column) and cell.mean is not None]
+    return max(mine, key=lambda cell: cell.mean).key.backbone if mine else None
+
+
+def _on_other_backbones(cells: Mapping[Key, Cell], ours: str, dataset: str) -> list[Key]:
+    """The cells with a number, but costs, of lines on backbones that the paper's method is not on."""
+    taken = {key.backbone for key in cells if key.row == ours}
+    return [key for key, cell in cells.items() if key.dataset == dataset and key.backbone not in taken
+            and key.metric not in _COSTS and cell.mean is not None]
+
+
+def _tested_across(cells: dict[Key, Cell], table: PaperTable, ours: str, runs: Mapping[tuple, list[Run]]) -> None:
+    """Test the paper's best line against those on backbones that its method is not on, each metric on its own."""
+    for dataset in table.datasets:
+        best = _best_backbone(cells, table, ours, dataset)
+        for key in _on_other_backbones(cells, ours, dataset) if best else ():
+            _, p, _ = user_test(runs[ours, best, dataset], runs[key.row, key.backbone, dataset], key.metric)
+            if not math.isnan(p):
+                cells[key] = replace(cells[key], p=p)
+
+
+def _notes_across(cells: Mapping[Key, Cell], table: PaperTable, ours: str, label: Callable[[str], str]) -> list[str]:
+    """The p of the tests of ``_tested_across``."""
+    notes = []
+    for dataset in table.datasets:
+        lines: dict[str, list[str]] = {}
+        for key in _on_other_backbones(cells, ours, dataset):
+            if cells[key].p is not None:
+                name = f"{label(key.row)} on {label(key.backbone)}"
+                lines.setdefault(name, []).append(f"{label(key.metric)} {p_text(cells[key].p)}")
+        if lines:
+            best = _best_backbone(cells, table, ours, dataset)
+            each = "; ".join(f"{name}: {', '.join(values)}" for name, values in lines.items())
+            notes.append(f"p of {label(ours)} on {label(best)}, its best line by {label(table.lead.metric)} on "
+                         f"{label(dataset)}, against lines on other backbones, two-sided. {each}.")
+    return notes
+
+
 def _ranked(cells: dict[Key, Cell], table: PaperTable) -> None:
     """Mark the best and the second of every comparison, by the numbers as they are shown."""
     groups: dict[Key, list[Cell]] = {}
@@ -515,6 +556,8 @@ def _cells(paper: str, definitions: Definitions, table: PaperTable, source: Sour
     _mark_reference(cells, table, source, runs)
     if table.lead:
         _starred(cells, table, definitions.OURS, runs)
+        if not table.panels:
+            _tested_across(cells, table, definitions.OURS, runs)
     if table.baseline:
         _tested(cells, table, runs)
     if table.best:
@@ -756,6 +799,7 @@ def _notes(cells: Mapping[Key, Cell], labels: _Labels) -> list[str]:
                      f"its settings the method is FT in effect.")
     if table.lead:
         notes += _test_notes(cells, table, labels.definitions.OURS, labels.of)
+        notes += [] if table.panels else _notes_across(cells, table, labels.definitions.OURS, labels.of)
     return notes
 
 
