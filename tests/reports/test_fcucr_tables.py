@@ -203,7 +203,7 @@ def test_star_is_against_the_same_backbone(runs, registry):
 
 
 def test_the_best_line_is_tested_against_those_on_other_backbones(runs, registry):
-    """FCUCR is best on TiSASRec, .28, of one seed; PFedRec, .19, has that seed. It has no star, as FCUCR is not on it."""
+    """FCUCR is best on TiSASRec, .28, of one seed, which PFedRec, .19, has too. A line of no FCUCR gets no star."""
     built = table(2, runs, registry, datasets=["xing"])
     mine, base = (user_scores([run for run in load_runs(runs) if run.meta["backbone"] == backbone], "ndcg@10")
                   for backbone in ("tisasrec", "pfedrec"))
