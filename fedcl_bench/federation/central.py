@@ -54,7 +54,7 @@ def run(f: Federation, progress: Progress) -> Iterator[Progress]:
 
 
 def _after(f: Federation, step: Step, epoch: Epoch, progress: Progress, seconds: float) -> Progress:
-    """The progress after an epoch of so many seconds, validated and tested; after the last, with the best one's test."""
+    """The progress after an epoch of so many seconds, validated and tested; after the last, with the best's test."""
     model, key, began = epoch.trained(), epoch.draw, time.perf_counter()
     require_finite(epoch.loss, model, f, step.n_items, key)
     valid, tested = judge(f, progress, None), None
