@@ -68,11 +68,11 @@ def from_base(f: Federation, model: Snapshot) -> Progress:
     opened = open_step(f, f.stream.steps[0], model)
     valid = validate(opened, model, Progress(), due=True)
     best = Best(model)
-    tests, _ = test(opened, best)
+    tests, lists = test(opened, best)
     row = {"step": 0, "round": 0, "participants": 0, "loss": 0.0, "valid": valid.value, "bytes_up": 0, "bytes_down": 0,
            "train_seconds": 0.0, "evaluate_seconds": 0.0, **f.backbone.diagnostics(model.public)}
     return Progress(round=1, trained=True, model=model, best=best, best_value=valid.value, curve=(row,),
-                    tests=tuple(tests), ways=("given",))
+                    tests=tuple(tests), analysis=tuple(lists), ways=("given",))
 
 
 def one_round(opened: OpenStep, group: Group, progress: Progress, observe: Observer | None) -> Progress:

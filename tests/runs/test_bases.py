@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from fedcl_bench.errors import UserError
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.runs import bases
 from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.store import load_record
 
 SMALL = ["--set", "rounds=2", "--set", "k_core=70", "--set", "init_from=best", "--set", "dim=4"]
 ITEM, USER = "public/item_embedding.weight", "private/user_embedding.weight"
@@ -58,7 +60,8 @@ def test_a_run_from_its_own_base_is_the_same_run(base, tmp_path, capsys):
     for file in (path, tmp_path / "other.npz"):
         name = imported(capsys, file, tmp_path)
         found = run_json(capsys, tmp_path, "--set", f"base_model={name}")
-        assert found["metrics"] == first["metrics"] and found["matrix"] == first["matrix"]
+        assert all(found[part] == first[part] for part in ("metrics", "matrix", "lists", "groups"))
+        assert load_record(Path(found["record"])).seed == 0  # it fits its schema
         assert found["rounds"] == [1, *first["rounds"][1:]] and found["best_round"][0] == 1
         assert found["settings"]["base_model"] == name and found["hash"] != first["hash"]
     np.savez(tmp_path / "again.npz", **arrays)  # other bytes, as they hold the time, and the same arrays
