@@ -57,6 +57,13 @@ def power_of_two(number: int) -> int:
     return 1 << max(number - 1, 0).bit_length()
 
 
+def find_keys(keys: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Where wanted keys (C, n) stand among each client's own, (C, N), ascending, and whether they do, both (C, n)."""
+    ascending = keys[0] if keys.stride(0) == 0 else keys  # one graph of all sessions would be copied for each
+    index = torch.searchsorted(ascending, wanted).clamp_(max=keys.shape[1] - 1)
+    return index, keys.gather(1, index) == wanted
+
+
 def first_positions(items: Tensor, real: Tensor) -> Tensor:
     """The first position at which the item of each position stands, and by which it is named, (C, L); 0 at padding.
 

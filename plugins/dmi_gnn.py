@@ -17,7 +17,8 @@ from fedcl_bench import SessionBackbone, SessionSettings, setting
 from fedcl_bench.functional import Pooling, linear
 from fedcl_bench.layers import ITEM, apply_linear
 from fedcl_bench.sequential import SessionVectors, Start
-from fedcl_bench.session_graph import attend_edges, first_positions, neighbours_in, power_of_two, session_edges
+from fedcl_bench.session_graph import (attend_edges, find_keys, first_positions, neighbours_in, power_of_two,
+                                       session_edges)
 
 _SLOPE = 0.2  # of leaky ReLUs
 
@@ -89,33 +90,27 @@ class DMIGNN(SessionBackbone):
     # What a client knows of its own clicks.
 
     def remember(self, step, memory):
-        """Of every user the items with neighbours, ascending, (users, n), -1 beyond; the neighbours, -1 beyond, and how
-        often they were, both (users, n, neighbours). Where n reaches the highest item, rows are those of items."""
+        """Of every user the items i with neighbours as keys -1 - i, ascending, (users, n); these, as 1 + j, and how
+        often they were, both (users, n, neighbours); 0 beyond."""
         most = self.settings.graph_neighbours
         if not most or not step.sessions:
             return {}
         owner, item, rank, near, count = neighbours_in(step, most)
         first = rank == 0
         number = np.cumsum(first) - 1  # of the (user, item)
-        before = np.searchsorted(owner[first], np.arange(step.n_users))
-        column = number - before[owner] if len(owner) else number
+        after = np.searchsorted(owner[first], owner, side="right")
+        column = after - 1 - number
         shape = step.n_users, self._most_items(step)
-        highest = int(step.sessions["train"].items.max()) + 1
-        by_item = highest <= shape[1]
-        if by_item:
-            shape, column = (step.n_users, highest), item
-        tables = {"graph neighbours": np.full((*shape, most), -1, np.int32),
-                  "graph counts": np.zeros((*shape, most), np.int32)}
-        if not by_item:
-            tables["graph items"] = np.full(shape, -1)
-            tables["graph items"][owner, column] = item
-        tables["graph neighbours"][owner, column, rank] = near
+        tables = {"graph items": np.zeros(shape, np.int64),
+                  **{name: np.zeros((*shape, most), np.int32) for name in ("graph neighbours", "graph counts")}}
+        tables["graph items"][owner, column] = -1 - item
+        tables["graph neighbours"][owner, column, rank] = 1 + near
         tables["graph counts"][owner, column, rank] = count
         device = step.sessions["train"].items.device
         return {name: torch.from_numpy(table).to(device) for name, table in tables.items()}
 
     def _most_items(self, step) -> int:
-        return power_of_two(int(step.train.lengths.max()))
+        return power_of_two(min(int(step.train.lengths.max()), step.n_items))
 
     def remembered_bytes(self, step):
         most = self.settings.graph_neighbours
@@ -123,15 +118,11 @@ class DMIGNN(SessionBackbone):
 
     def _in_graph(self, memory, items: Tensor) -> tuple[Tensor, Tensor]:
         """Neighbours of items (C, L) in their client's graph, -1 where there is none, and counts, both (C, L, n)."""
-        if "graph items" in memory:
-            same = items.unsqueeze(2) == memory["graph items"].unsqueeze(1)
-            known, column = (same & (items >= 0).unsqueeze(2)).max(2)
-        else:
-            highest = memory["graph counts"].shape[1] - 1
-            known, column = (items >= 0) & (items <= highest), items.clamp(0, highest)
+        column, known = find_keys(memory["graph items"], -1 - items)
+        known = (known & (items >= 0)).unsqueeze(2)
         index = column.unsqueeze(2).expand(-1, -1, self.settings.graph_neighbours)
         near, count = (memory[name].gather(1, index).long() for name in ("graph neighbours", "graph counts"))
-        return near.where(known.unsqueeze(2), -1), count * known.unsqueeze(2)
+        return near * known - 1, count * known
 
     def more_items(self, memory, sequence):
         if not self.settings.graph_neighbours:

@@ -18,8 +18,8 @@ from fedcl_bench.functional import Pooling, attention, linear
 from fedcl_bench.kmeans import k_means
 from fedcl_bench.layers import ITEM, apply_linear
 from fedcl_bench.sequential import SessionVectors, Start
-from fedcl_bench.session_graph import (MOST_NEIGHBOURS, attend_edges, first_positions, neighbours_in, power_of_two,
-                                       session_edges, step_cells, table_of_cells)
+from fedcl_bench.session_graph import (MOST_NEIGHBOURS, attend_edges, find_keys, first_positions, neighbours_in,
+                                       power_of_two, session_edges, step_cells, table_of_cells)
 
 _SCALE = 13.0  # of cosines
 _BUCKETS = 4  # of shares
@@ -189,10 +189,8 @@ class HearInt(SessionBackbone):
         """Of steps from a position to the next, and then of steps back, (C, 2 L - 2); 0: no neighbours."""
         a, b = items[:, :-1], items[:, 1:]
         keys = torch.cat([_pair_keys(a, b), _pair_keys(b, a)], 1)
-        pairs = memory["graph pairs"]
-        ascending = pairs[0] if pairs.stride(0) == 0 else pairs  # one graph of all sessions would be copied for each
-        index = torch.searchsorted(ascending, keys).clamp_(max=pairs.shape[1] - 1)
-        return memory["graph buckets"].gather(1, index) * (pairs.gather(1, index) == keys)
+        index, known = find_keys(memory["graph pairs"], keys)
+        return memory["graph buckets"].gather(1, index) * known
 
     def soft_attention(self, clients, h: Tensor, positions: Tensor, shown: Tensor) -> Tensor:
         """s, (C, 1, d)."""

@@ -21,7 +21,7 @@ from ..federation.parts import Best, Federation, Progress
 from ..model import Snapshot
 
 _PER_USER = ("private", "local", "served", "memory")  # parts of a snapshot
-# What a row ends with where it is shorter than those of another part: RecBole's id of no item, and no item.
+# What a row ends with where it is shorter than those of another part: RecBole's id of no item or no key; no item.
 _PADDING = {"memory": 0, "client_state": -1}
 
 
@@ -130,9 +130,11 @@ def _joined_rows(tables: Sequence[Tables], names: Sequence[Tensor], kind: str) -
 
 
 def _widened(name: str, table: Tensor, width: int, kind: str) -> Tensor:
-    if table.is_floating_point() or kind not in _PADDING or table.dim() != 2:
+    if table.is_floating_point() or kind not in _PADDING:
         raise UserError(f"--shards: rows of '{name}' differ in size between clients; leave --shards out.")
-    return torch.nn.functional.pad(table, (0, width - table.shape[1]), value=_PADDING[kind])
+    wider = table.new_full((len(table), width, *table.shape[2:]), _PADDING[kind])
+    wider[:, :table.shape[1]] = table
+    return wider
 
 
 def whole_progress(parts: Sequence[Progress], names: Sequence[Tensor], behind: Progress) -> Progress:

@@ -72,7 +72,7 @@ class World:
         self.items, self.sequence = window(self.sessions, torch.arange(self.clients), LONGEST)
         negatives = torch.randint(0, N_ITEMS, (self.clients, LONGEST), generator=generator)
         self.sampled = torch.cat([self.items, negatives.where(self.sequence.real, self.items[:, :1])], 1)
-        step = SimpleNamespace(sessions={"train": self.sessions}, n_users=self.clients,
+        step = SimpleNamespace(sessions={"train": self.sessions}, n_users=self.clients, n_items=N_ITEMS,
                                train=SimpleNamespace(lengths=torch.tensor(LENGTHS)))
         self.memory = backbone.remember(step, {})
         self.derived = {name: value.expand(self.clients, *value.shape) for name, value in
@@ -351,9 +351,9 @@ def test_a_graph_without_edges_and_items_it_has_not_seen(registry):
     """One client clicked one item alone, and its graph is empty; its session may have other items all the same."""
     backbone = make(registry, "dmi-gnn", dropout=1.0)
     sessions = Sessions(torch.tensor([0, 1]), torch.tensor([0, 3]), torch.tensor([4, 4, 4]), torch.arange(3.0))
-    memory = backbone.remember(SimpleNamespace(sessions={"train": sessions}, n_users=1, train=SimpleNamespace(
-        lengths=torch.tensor([3]))), {})
-    assert (memory["graph items"] == -1).all()
+    memory = backbone.remember(SimpleNamespace(sessions={"train": sessions}, n_users=1, n_items=N_ITEMS,
+                                               train=SimpleNamespace(lengths=torch.tensor([3]))), {})
+    assert (memory["graph items"] == 0).all()
     _, sequence = window(Sessions(sessions.of_user, sessions.start, torch.tensor([7, 4, 8]), sessions.times),
                          torch.tensor([0]), LONGEST)
     more = backbone.more_items(memory, sequence)
