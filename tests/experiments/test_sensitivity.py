@@ -182,6 +182,8 @@ def test_the_command(tmp_path, capsys, same_process):
 @pytest.mark.parametrize("words,message", [
     (["ft", "--backbone", "biasmf"], "neither ft nor biasmf names readings"),
     (["f3crec", "--backbone", "fedmf", "--format", "jpg"], "format 'jpg'"),
+    (["f3crec", "--backbone", "fedmf", "--metric", "ndgc@20"], "Did you mean 'ndcg@20'"),
+    (["f3crec", "--backbone", "fedmf", "--metric", "ndcg@7"], "unknown metric 'ndcg@7'"),
     (["f3crc", "--backbone", "fedmf"], "Did you mean 'f3crec'"),
     (["f3crec:etta=1", "--backbone", "fedmf"], "'etta'")])
 def test_mistakes(words, message, capsys):

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Sequence
 
-from ...errors import UserError
+from ...errors import UserError, unknown
 from .common import (add_device, add_drawn, add_pool, add_quiet, add_set, add_tuned_runs, check_formats, cores,
                      interrupted, results_where, save_figure, say_tuned, seeds, stop_between_rounds, writing)
 
@@ -61,7 +61,7 @@ def add(commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ...experiments import grid
-    from ...experiments.sensitivity import cases, settings_of
+    from ...experiments.sensitivity import cases
     from ...runs.config import resolve_device
     from ...runs.registry import discover
     from ...runs.specs import Tuned
@@ -72,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
     registry = discover(args.plugins)
     tuned = Tuned.of(args.tuned, args.results, results_where(args))
     proposed, against = _specs(registry, args, tuned)
+    metric = _metric(registry, proposed, tuned, args.metric)
     planned, left_out = cases(registry, proposed, against, tuned)
     if len(planned) == 1:
         raise UserError(f"sensitivity: neither {proposed.method} nor {proposed.backbone} names readings that have an "
@@ -94,9 +95,22 @@ def run(args: argparse.Namespace) -> int:
     if statuses != {"finished"} and not args.json:
         show_outcomes(outcomes, [o.task.command(args.results, args.data_dir, args.plugins) for o in outcomes],
                       sum(o.took or 0.0 for o in outcomes))
-    metric = args.metric or settings_of(registry, proposed, tuned)["valid_metric"]
     _show(_measured(planned, tasks, args.results, metric), args, metric, left_out)
     return 1 if statuses - {"finished"} else 0
+
+
+def _metric(registry: Registry, proposed: RunSpec, tuned: Tuned | None, asked: str | None) -> str:
+    """The metric to look at. Raises UserError, before anything is run, for one that the runs will not have."""
+    from ...evaluation.metrics import OF_EVERY_RUN
+    from ...experiments.sensitivity import settings_of
+
+    settings = settings_of(registry, proposed, tuned)
+    names = [*(cls.name for cls in OF_EVERY_RUN), *settings["extra_metrics"]]
+    known = {f"{ranked}{name}@{k}" for ranked in ("", "all:") for name in names for k in settings["topk"]}
+    metric = asked or settings["valid_metric"]
+    if metric not in known | {settings["valid_metric"]}:
+        raise unknown("metric", metric, (name for name in known if not name.startswith("all:")))
+    return metric
 
 
 def _specs(registry: Registry, args: argparse.Namespace, tuned: Tuned | None) -> tuple[RunSpec, RunSpec | None]:
