@@ -21,6 +21,7 @@ from ..model import Snapshot
 from ..sampling import LocalSettings
 from ..sequential import Dropout, Sequence, SequentialBackbone, SessionBackbone, SessionVectors, Targets
 from ..sizes import SIZES
+from .optim import BETA1, EPS
 from .sessions import window
 
 
@@ -107,7 +108,8 @@ class Epoch:
         rates = self.backbone.learning_rates(self.model.n_items, self.draw.round)
         groups = [{"params": [value], "lr": rates[name] * lr_factor} for name, value in self.parameters.items()]
         if s.optimiser == "adam":
-            return torch.optim.Adam(groups, betas=(0.9, s.adam_beta2), weight_decay=s.weight_decay, fused=True)
+            return torch.optim.Adam(groups, betas=(BETA1, s.adam_beta2), eps=EPS, weight_decay=s.weight_decay,
+                                    fused=True)
         return torch.optim.SGD(groups, lr=1.0, weight_decay=s.weight_decay, fused=True)
 
     def state(self) -> Tables:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from ..sampling import LocalSettings
 
 
+BETA1, EPS = 0.9, 1e-8  # of Adam, PyTorch's defaults
+
+
 class SGD:
     """Plain stochastic gradient descent without momentum."""
 
@@ -27,7 +30,7 @@ class SGD:
 class Adam:
     """Adam (Kingma & Ba, 2015) with PyTorch's defaults and formula."""
 
-    def __init__(self, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8):
+    def __init__(self, beta1: float = BETA1, beta2: float = 0.999, eps: float = EPS):
         self.beta1, self.beta2, self.eps = beta1, beta2, eps
         self.steps = 0
         self.moments: dict[str, tuple[Tensor, Tensor]] = {}
@@ -73,7 +76,7 @@ def stacked_optimiser(parameters: Mapping[str, Tensor], lr: Mapping[str, float],
     for name, end in zip(parameters, ends):
         by_rate.setdefault(lr[name], []).extend(end.parts)
     groups = [{"params": parts, "lr": rate} for rate, parts in by_rate.items()]
-    optimiser = (torch.optim.Adam(groups, betas=(0.9, settings.adam_beta2), fused=True)
+    optimiser = (torch.optim.Adam(groups, betas=(BETA1, settings.adam_beta2), eps=EPS, fused=True)
                  if settings.optimiser == "adam" else torch.optim.SGD(groups, fused=True))
 
     def step(gradients: Sequence[Tensor | None]) -> None:

@@ -15,8 +15,7 @@ from ..method import Method
 from ..ops import kernels
 from ..sampling import LocalSettings
 from ..sequential import Dropout, SequentialBackbone, SessionBackbone
-
-_BETA1, _EPS = 0.9, 1e-8  # as everywhere (see ``optim``)
+from .optim import BETA1, EPS
 
 
 def serve(backbone: SequentialBackbone, method: Method, settings: LocalSettings, public: Tables) -> bool:
@@ -66,7 +65,7 @@ class OwnTables:
             self.table, self._first, self._second = (before.new_empty(self.table.shape) for _ in range(3))
         self.steps += 1
         root = (1.0 - self.beta2 ** self.steps) ** -0.5
-        rule = (1.0 - _BETA1, self.beta2, 1.0 - self.beta2, self.rate / (1.0 - _BETA1 ** self.steps), root, _EPS)
+        rule = (1.0 - BETA1, self.beta2, 1.0 - self.beta2, self.rate / (1.0 - BETA1 ** self.steps), root, EPS)
         self._step = kernels.AdamStep(before, self.table, self._first, self._second, fresh, rule)
         self.of_scores, self._held = of_scores, held
         return kernels.cosine_adam(self._task, self._made, of_scores, self._step, held)

@@ -86,7 +86,7 @@ class FederationSettings:
 
 _OF_CLIENTS = ("client_ratio", "availability", "client_dropout", "stragglers", "upload_noise", "upload_mechanism",
                "upload_clip", "weighting", "reset_private", "init_from", "init", "fold_in", "fold_in_rounds",
-               "cold_start")
+               "cold_start", "base_model")
 
 
 def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:

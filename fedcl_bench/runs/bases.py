@@ -30,6 +30,7 @@ from ..federation.growth import grow
 from ..federation.parts import Federation
 from ..files import write_atomically
 from ..model import Snapshot
+from .config import SHARED
 
 KINDS = ("public", "private", "dense")
 _NAME = "[0-9a-f]{16}"
@@ -37,7 +38,7 @@ _NAME = "[0-9a-f]{16}"
 
 def file_of(results: Path, name: str) -> Path:
     """Where an imported base is kept."""
-    return results / "shared" / f"base-{name}.npz"
+    return results / SHARED / f"base-{name}.npz"
 
 
 def export(path: Path, model: Snapshot, user_ids: Sequence[str], item_ids: Sequence[str]) -> None:
@@ -67,7 +68,7 @@ def keep(path: Path, results: Path) -> str:
         if ids not in arrays or arrays[ids].dtype.kind != "U" or arrays[ids].ndim != 1:
             raise UserError(f"{path}: '{ids}' is missing or is no list of texts; docs/records.md has the format.")
     name = _hash(arrays)
-    (results / "shared").mkdir(parents=True, exist_ok=True)
+    (results / SHARED).mkdir(parents=True, exist_ok=True)
     write_atomically(file_of(results, name), content)
     return name
 

@@ -31,6 +31,7 @@ from .memory_plan import require_item_tables
 from .registry import Plugin, Registry
 
 _COLUMNS = ("USER_ID_FIELD", "ITEM_ID_FIELD", "TIME_FIELD")
+SHARED = "shared"  # folder of results whose files many runs begin with
 CORE_SETTINGS = (StreamSettings, LocalSettings, FederationSettings, EvaluationSettings)
 
 
@@ -117,6 +118,10 @@ class RunConfig:
         """Hash of everything that can change block 0 under a method that acts only from block 1 on."""
         return _hash(self._identity(with_method=False))
 
+    def base_file(self, results: Path) -> Path:
+        """Where block 0 lies for other runs."""
+        return results / SHARED / f"{self.base_hash}.pt"
+
     @property
     def name(self) -> str:
         """The run's folder: readable, then unique."""
@@ -186,7 +191,12 @@ def _idle(settings: Mapping[str, Any]) -> dict[str, str]:
 def without_effect(parts: Iterable[Any], backbone: type) -> dict[str, str]:
     """Settings that others, or the backbone, leave without effect, and why."""
     parts = list(parts)
-    return {**backbone.ignored, **_idle(flat(parts)), **declared_idle(parts)}
+    return {**_ignored(parts, backbone), **_idle(flat(parts)), **declared_idle(parts)}
+
+
+def _ignored(parts: Iterable[Any], backbone: type) -> Mapping[str, str]:
+    """What a backbone ignores is of a client's training in a round, which there is none of if one client holds all."""
+    return {} if stream.is_central(flat(parts)) else backbone.ignored
 
 
 def refuse_idle(parts: Iterable[Any], overrides: Iterable[tuple[str, Mapping[str, Any]]],
@@ -293,8 +303,7 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
                                   layers(dataset, overrides, backbone_plugin.cls, method_plugin.name),
                                   f"{method} on {backbone}"))
     parts = parts._replace(evaluation=_with_known_metrics(registry, parts.evaluation))
-    # What is ignored is of a client's training in a round, which there is none of.
-    refuse_idle(parts, overrides, {} if stream.is_central(flat(parts)) else backbone_plugin.cls.ignored)
+    refuse_idle(parts, overrides, _ignored(parts, backbone_plugin.cls))
     return parts
 
 

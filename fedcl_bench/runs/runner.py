@@ -21,14 +21,13 @@ from ..federation.server import most_rounds
 from ..files import sweep
 from . import bases
 from .checkpoints import load_progress, save_progress
-from .config import RunConfig
+from .config import SHARED, RunConfig
 from .memory_plan import advice, require
 from .records import Record, summary
 from .store import load_record, tested
 
 _Saved = tuple[Progress, float]  # and the seconds that it took so far
 SAVE_EVERY = 60.0  # seconds between checkpoints inside a block
-_SHARED = "shared"  # folder of block 0 of runs, for others
 LARGE = 1e18  # a parameter beyond is finite, but products of two are near the end of single precision
 
 
@@ -180,7 +179,7 @@ class _Saving:
 
 def _tidy(record: Record, results: Path) -> None:
     """Remove what a process that was killed left beside a finished record, unless somebody is at it."""
-    sweep(results / _SHARED)
+    sweep(results / SHARED)
     if record.checkpoint.exists():
         try:
             with record.locked():
@@ -230,7 +229,7 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
             return {**done, "record": str(record.folder), "reused": True}
         # In a stream of one step no method acts after it, so there is nothing to share it for.
         shares_base = config.method.cls.first_step > 0 and len(stream.steps) > 1
-        base = results / _SHARED / f"{config.base_hash}.pt" if shares_base else None
+        base = config.base_file(results) if shares_base else None
         start = _resumed(federation, record, watch) or (
             _Start(from_base(federation, bases.load(federation, results))) if config.server.base_model else
             _from_base(federation, None if rerun else base, watch)) or _Start()
@@ -246,7 +245,7 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
             interactions = [len(step.test.values) for step in stream.steps]
             content = record.finish(summary(config, progress, saving.elapsed(), start.shared, most, interactions),
                                     progress, federation)
-            sweep(results / _SHARED)
+            sweep(results / SHARED)
         except RunFailed as error:
             record.fail(config, str(error))
             raise RunFailed(f"{error}\nMarked as failed: {record.folder}") from None

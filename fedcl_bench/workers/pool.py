@@ -160,7 +160,7 @@ class Pool:
         return None
 
     def _has_base(self, task: Task) -> bool:
-        return (self.results / "shared" / f"{task.config.base_hash}.pt").exists()
+        return task.config.base_file(self.results).exists()
 
     def _give(self, task: Task, board: Board) -> None:
         spec = task.spec

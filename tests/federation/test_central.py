@@ -21,7 +21,7 @@ from fedcl_bench.errors import UserError
 from fedcl_bench.federation.growth import grow
 from fedcl_bench.federation.loop import run
 from fedcl_bench.model import Snapshot
-from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.config import make_config, resolve, without_effect
 from fedcl_bench.runs.runner import Interrupted, Watch, execute
 
 SMALL = {"max_length": 4, "dim": 6, "dropout": 0.0, "batch_size": 7, "rounds": 3, "topk": [3], "valid_metric": "mrr@3",
@@ -219,11 +219,19 @@ def test_what_makes_no_sense_is_refused(registry, log, changed, message):
 @pytest.mark.parametrize("setting, reason", [
     ("client_ratio=0.5", "with topology=central, where one client holds all sessions"),
     ("init=per_client", "with topology=central, where one client"),
+    ("base_model=0123456789abcdef", "with topology=central, where one client"),
     ("local_epochs=2", "with topology=central, where a round"),
     ("candidates=sampled", "with topology=central, where all items are ranked"), ("lr_decay=0.5", "with lr_step=0")])
 def test_settings_of_clients_have_no_effect(log, capsys, setting, reason):
     assert main(["--method", "ft", "--backbone", "gru4rec", "--dataset", "./log.inter", "--set", setting]) == 2
     assert reason in capsys.readouterr().err
+
+
+def test_batches_have_an_effect_only_here(registry, log):
+    """Elsewhere a client's session is its batch, so sequential backbones ignore their size."""
+    for topology, has_effect in (("central", True), ("federated", False)):
+        parts = resolve(registry, "ft", "sasrec", "./log.inter", [("test", {"topology": topology})])
+        assert ("batch_size" not in without_effect(parts, registry.get("backbone", "sasrec").cls)) == has_effect
 
 
 @pytest.mark.parametrize("setting", ["lr_step=2", "weight_decay=0.1", "train_share=0.5"])

@@ -73,7 +73,7 @@ def _export(args: argparse.Namespace) -> int:
     (task,) = make_tasks(discover(args.plugins), [spec], [args.seed], args.data_dir, tuned,
                          resolve_device(args.device or "cpu"))
     config = task.config
-    saved = load_progress(args.results / "shared" / f"{config.base_hash}.pt", "cpu")
+    saved = load_progress(config.base_file(args.results), "cpu")
     if saved is None:
         raise UserError(f"no block 0 of {task.label} in {args.results}.\nMake it with: "
                         f"{task.command(args.results, args.data_dir, args.plugins)}")
