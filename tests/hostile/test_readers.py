@@ -354,8 +354,17 @@ def test_kept_levels_of_audits(tmp_path, monkeypatch):
     monkeypatch.setattr(audit, "attacked", lambda level, stream: frame)
     level_ = type("Level", (), {"file": "levels/x.parquet"})
     assert [audit.level_clients(level_, tmp_path, lambda: None)[1] for _ in range(2)] == [False, True]
-    for wrong in (b"", b"PAR1", b"x" * 99):
-        (tmp_path / level_.file).write_bytes(wrong)
+    path, checksum = (tmp_path / f"{level_.file}{end}" for end in ("", ".b2sum"))
+    whole, flipped = path.read_bytes(), bytearray(path.read_bytes())
+    flipped[flipped.index(b"\0\0\0\0\0\0\xe0?") + 6] ^= 16  # 0.5, as it stands there
+    for wrong in (b"", b"PAR1", b"x" * 99, bytes(flipped)):
+        path.write_bytes(wrong)
         assert audit.level_clients(level_, tmp_path, lambda: None)[1] is False
-    frame.drop(columns="items").to_parquet(tmp_path / level_.file)
+    checksum.write_bytes(b"\xff")
     assert audit.level_clients(level_, tmp_path, lambda: None)[1] is False
+    checksum.unlink()
+    assert audit.level_clients(level_, tmp_path, lambda: None)[1] is False
+    frame.drop(columns="items").to_parquet(path)
+    checksum.write_text(f"{digest(path.read_bytes())}  x.parquet\n")
+    assert audit.level_clients(level_, tmp_path, lambda: None)[1] is False
+    assert path.read_bytes() == whole
