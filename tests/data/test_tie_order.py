@@ -93,6 +93,26 @@ def test_the_default_changes_no_name(registry):
             config(tie_order="numpy_avx512", **other)
 
 
+def test_last_fm_is_the_authors_row_by_row(registry, shared):
+    """Their order gives their Table 1, and the blocks that were made with NumPy's sort for AVX-512."""
+    expected = pd.read_csv(shared / "data" / "splits" / "lastfm-2k.f3crec_blocks.tsv", sep="\t")
+    config = make_config(registry, "ft", "fedmf", "lastfm-2k", data_dir=shared / "data" / "atomic")
+    stream = load_stream(config.source, config.stream)
+    for step, (_, block) in zip(stream.steps, expected.groupby("block"), strict=True):
+        assert step.interactions == len(block)
+        pairs = sorted((stream.user_tokens[user], stream.item_tokens[item])
+                       for split in ("train", "valid", "test") for user in range(step.n_users)
+                       for item in step.split(split).of(user).tolist())
+        assert pairs == sorted(zip(block.user.astype(str), block.item.astype(str)))
+        if step.index:  # which is split by time
+            for user, rows in block.groupby("user").item:
+                number = stream.user_tokens.tolist().index(str(user))
+                parts = [step.split(split).of(number).tolist() for split in ("train", "valid", "test")]
+                assert [stream.item_tokens[item] for part in parts for item in part] == rows.astype(str).tolist()
+    for tokens, column in ((stream.user_tokens, expected.user), (stream.item_tokens, expected.item)):
+        assert tokens.tolist() == column.drop_duplicates().astype(str).tolist()
+
+
 def test_movielens_is_the_authors_block_by_block(registry, shared):
     """Their files for ML-100K come out with NumPy's sort without AVX-512, ids and later splits included."""
     expected = pd.read_csv(shared / "data" / "splits" / "ml-100k.f3crec_authors.tsv", sep="\t")
