@@ -222,7 +222,8 @@ def layers(dataset: str, overrides: Iterable[tuple[str, Mapping[str, Any]]], bac
     which says what suits another one."""
     config, overrides = load_config(dataset), list(overrides)
     file = config_label(dataset)
-    of_dataset = [(file, config.settings), (file, config.method_settings.get(method, {}))]
+    of_dataset = [(file, config.settings), (file, config.backbone_settings.get(getattr(backbone, "name", None), {})),
+                  (file, config.method_settings.get(method, {}))]
     named = chosen = "blocks"
     topology = "federated"
     for _, layer in of_dataset:

@@ -165,8 +165,8 @@ def test_every_dataset_config_loads(registry):
         assert config.title and config.source.startswith("https://") and config.licence
         # Of sessions, only the authors' XING is known under settings that can be reproduced.
         assert config.expected or config.settings["stream"] == "sessions" and "Table 1" in config.notes
-        for method in config.method_settings:
-            registry.get("method", method)
+        for kind, settings in (("backbone", config.backbone_settings), ("method", config.method_settings)):
+            assert all(registry.get(kind, plugin) for plugin in settings)
 
 
 def test_ragged_select(ml100k):
