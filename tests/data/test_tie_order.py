@@ -17,10 +17,11 @@ from tie_worlds import digest_of, digests, numpy_order
 from fedcl_bench.data import prepared
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.recbole_files import Interactions
+from fedcl_bench.data.source import configured
 from fedcl_bench.data.stream import StreamSettings, build_blocks, build_static
 from fedcl_bench.data.tie_order import TIE_ORDERS, time_order
 from fedcl_bench.errors import UserError
-from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.config import make_config, resolve
 
 AVX512 = ("AVX512F", "AVX512CD", "AVX512_SKX", "AVX512_CLX", "AVX512_CNL", "AVX512_ICL")
 # What np.argsort of NumPy 1.26.4 gave for the worlds, with and without AVX-512.
@@ -91,6 +92,11 @@ def test_the_default_changes_no_name(registry):
     for other in ({"stream": "sessions"}, {"split_file": __file__}):
         with pytest.raises(UserError, match="'tie_order'.*no effect with"):
             config(tie_order="numpy_avx512", **other)
+
+
+def test_only_last_fm_has_another_order(registry):
+    orders = {name: resolve(registry, "ft", "fedmf", name).stream.tie_order for name in configured()}
+    assert {name: order for name, order in orders.items() if order != "file"} == {"lastfm-2k": "numpy_avx512"}
 
 
 def test_last_fm_is_the_authors_row_by_row(registry, shared):
