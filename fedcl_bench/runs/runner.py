@@ -234,8 +234,8 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
             _Start(from_base(federation, bases.load(federation, results))) if config.server.base_model else
             _from_base(federation, None if rerun else base, watch)) or _Start()
         saving = _Saving(engine, record.checkpoint, base, start, began)
+        progress = start.progress
         try:
-            progress = start.progress
             for progress in engine.run(federation, progress):
                 watch.progress(stream, progress)
                 progress = saving.after(progress, len(stream.steps), watch.stop)
@@ -247,7 +247,7 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
                                     progress, federation)
             sweep(results / SHARED)
         except RunFailed as error:
-            record.fail(config, str(error))
+            record.fail(config, str(error), progress.curve if progress else ())
             raise RunFailed(f"{error}\nMarked as failed: {record.folder}") from None
         except (OutOfMemory, RuntimeError, MemoryError) as error:
             if not (isinstance(error, OutOfMemory) or ran_out(error)):
