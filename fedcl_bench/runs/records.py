@@ -327,19 +327,16 @@ class Record:
         self.checkpoint.unlink(missing_ok=True)
         sweep(self.folder)
 
-    def fail(self, config: RunConfig, message: str, curve: Sequence[dict[str, Any]] = ()) -> None:
+    def fail(self, config: RunConfig, message: str, updates: Sequence[int] = ()) -> None:
         """Mark the run as failed.
 
         Args:
-            curve: one row per round that was done before.
+            updates: participants summed over the rounds that were done, per block.
         """
-        updates = [0] * (1 + max((row["step"] for row in curve), default=-1))
-        for row in curve:
-            updates[row["step"]] += int(row["participants"])
         content = {"schema": SCHEMA, "status": "failed", "error": message, "method": config.method.name,
                    "backbone": config.backbone.name, "dataset": config.source.name, "seed": config.seed,
                    "settings": config.settings, "hash": config.hash, "environment": environment(config.device),
-                   "client_updates": updates}
+                   "client_updates": list(updates)}
         write_atomically(self.folder / RUN, json.dumps(sealed(content), indent=1).encode())
 
     def clear(self) -> None:
