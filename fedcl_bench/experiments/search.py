@@ -20,7 +20,7 @@ from ..errors import UserError, unknown
 from ..runs.config import CORE_SETTINGS, effective, resolve
 from ..runs.registry import Registry
 from ..runs.specs import RunSpec
-from ..settings import as_text, checked, search_space
+from ..settings import as_text, checked, declared_idle, flat, search_space
 
 REFERENCE = "ft"  # the method whose backbone settings all others take over, and in whose runs budgets are counted
 SAMPLERS = ("tpe", "random", "grid")
@@ -149,6 +149,18 @@ def known_settings(registry: Registry, combination: Combination) -> set[str]:
     return {f.name for cls in classes for f in dataclasses.fields(cls)}
 
 
+def default_settings(registry: Registry, c: Combination, effort: Effort, inherited: Point) -> tuple[Point, Point]:
+    """All settings with an effect of a combination's run without any choice, and those that are fixed.
+
+    A fixed setting stays although its value is neutral, as the dataset's config may have another.
+    """
+    names = known_settings(registry, c)
+    fixed = {name: value for name, value in effort.fixed.items() if name in names}
+    parts = resolve(registry, c.method, c.backbone, c.dataset, [("tuned", inherited), ("--set", fixed)])
+    values, idle = flat(parts), declared_idle(parts)
+    return effective(parts), {name: values[name] for name in fixed if name not in idle}
+
+
 def make_search(registry: Registry, combination: Combination, effort: Effort, inherited: Point) -> Search:
     """Lay a search out.
 
@@ -156,15 +168,12 @@ def make_search(registry: Registry, combination: Combination, effort: Effort, in
         UserError: for bad settings, a grid larger than the budget with sampler ``grid``, or ``tpe`` without Optuna.
     """
     c = combination
-    names = known_settings(registry, c)
-    fixed = {name: value for name, value in effort.fixed.items() if name in names}
-    values = effective(resolve(registry, c.method, c.backbone, c.dataset, [("tuned", inherited), ("--set", fixed)]))
+    values, fixed = default_settings(registry, c, effort, inherited)
     space = {}
     for name, choices in searched(registry, c).items():
-        if name not in fixed and name in values:  # an idle one would give the same run again
+        if name not in effort.fixed and name in values:  # an idle one would give the same run again
             space[name] = choices if values[name] in choices else (values[name], *choices)
-    search = Search(c, effort, space, {name: values[name] for name in space}, inherited,
-                    {name: values[name] for name in fixed if name in values})
+    search = Search(c, effort, space, {name: values[name] for name in space}, inherited, fixed)
     if search.sampler == "grid" and not search.exhaustive:
         raise UserError(f"--sampler grid: {c} has {search.points} points, more than --budget {effort.budget}; "
                         f"use --sampler random, or --budget {search.points} for every method.")

@@ -20,11 +20,11 @@ from ..files import sweep, write_atomically
 from ..runs.frames import read_columns
 from ..runs.registry import Registry
 from ..runs.run_json import read_run
-from ..runs.specs import Tuned, Where, read_tuned, tuned_file
+from ..runs.specs import RunSpec, Tuned, Where, read_tuned, tuned_file
 from ..settings import unknown_setting
 from .grid import Outcome, Task, make_tasks, merged, state
-from .search import (REFERENCE, Allowance, Combination, Effort, Point, Run, Search, Steps, Trial, known_settings,
-                     make_search, steps)
+from .search import (REFERENCE, Allowance, Combination, Effort, Point, Run, Search, Steps, Trial, default_settings,
+                     known_settings, make_search, steps)
 
 ALIKE = 1e-4  # what no metric of a run that is FT in effect is away from FT's
 Runner = Callable[[list[Task]], list[Outcome]]
@@ -111,11 +111,12 @@ class Tuning:
 
     def references(self, search: Search) -> tuple[list[Task], list[Task]]:
         """Runs of FT on all seeds: with default settings, and with those that the combination inherits."""
-        names = known_settings(self.registry, replace(search.combination, method=REFERENCE))
-        fixed = {name: value for name, value in search.effort.fixed.items() if name in names}
-        specs = [replace(search.spec({}), method=REFERENCE, settings=tuple({**inherited, **fixed}.items()))
-                 for inherited in ({}, search.inherited)]
-        usual, best = (make_tasks(self.registry, [spec], search.effort.every_seed, self.data_dir) for spec in specs)
+        c = replace(search.combination, method=REFERENCE)
+        usual, best = [], []
+        for inherited, tasks in (({}, usual), (search.inherited, best)):
+            _, fixed = default_settings(self.registry, c, search.effort, inherited)
+            spec = RunSpec(c.method, c.backbone, c.dataset, tuple({**inherited, **fixed}.items()))
+            tasks += make_tasks(self.registry, [spec], search.effort.every_seed, self.data_dir)
         return usual, best
 
     def before(self, search: Search) -> dict[str, Any] | None:

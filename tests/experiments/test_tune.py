@@ -227,6 +227,14 @@ def test_a_fixed_setting_is_not_searched(searching):
     assert found[FT].status == "tuned"  # FT has no eps, and need not
 
 
+def test_a_fixed_setting_stays_where_its_value_is_neutral(registry):
+    """The dataset's config may have another, so it must be among the trials' settings."""
+    effort = Effort(fixed={"repeated_positives": "every", "lr": "0.5"})
+    assert search.make_search(registry, KD, effort, {}).fixed == {"repeated_positives": "every", "lr": 0.5}
+    idle = Effort(fixed={"eps": "0.001", "without": "arm"})  # the ablation has no eps
+    assert search.make_search(registry, F3CREC, idle, {}).fixed == {"without": "arm"}
+
+
 def test_a_dataset_has_its_own_space(registry):
     eps = {name: search.searched(registry, Combination("f3crec", "fedmf", name))["eps"]
            for name in ("ml-100k", "hetrec2011-ml", "lastfm-2k", "ml-latest-small")}
