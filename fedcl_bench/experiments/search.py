@@ -11,6 +11,7 @@ import json
 import math
 import random
 import shlex
+import zlib
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Generator, Iterator, Mapping, Protocol
@@ -26,6 +27,7 @@ REFERENCE = "ft"  # the method whose backbone settings all others take over, and
 SAMPLERS = ("tpe", "random", "grid")
 ETA = 3  # one of so many points goes on to the other seeds
 LEAST = 10  # a run counts a tenth of FT's default run at least, as it is also started and evaluated
+WORST = -1e30  # what the estimator is told of runs that diverged: below any metric
 Point = dict[str, Any]
 
 
@@ -201,6 +203,11 @@ class Sampler(Protocol):
         """The value of a proposed point on the first seed; None if it diverged."""
 
 
+def _identity(search: Search) -> bytes:
+    """What random numbers follow from."""
+    return f"{search.effort.seed} {search.combination}".encode()
+
+
 class Shuffled:
     """All points in random order, which follows from the seed and the combination alone."""
 
@@ -210,7 +217,7 @@ class Shuffled:
     @staticmethod
     def _in_order(search: Search) -> Iterator[Point]:
         yield search.default
-        generator = random.Random(f"{search.effort.seed} {search.combination}")
+        generator = random.Random(_identity(search))
         drawn: set[int] = set()
         while len(drawn) < search.points:
             number = generator.randrange(search.points)
@@ -247,7 +254,7 @@ class Tpe:
         effort = search.effort
         self._failed = optuna.trial.TrialState.FAIL
         self._study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(
-            seed=effort.seed, n_startup_trials=max(2, effort.budget // 3), constant_liar=effort.batch > 1))
+            seed=zlib.crc32(_identity(search)), n_startup_trials=max(2, effort.budget // 3), constant_liar=effort.batch > 1))
         self._numbers = {name for name, values in search.space.items() if all(type(v) in (int, float) for v in values)}
         self._values = {name: tuple(sorted(values)) if name in self._numbers else values
                         for name, values in search.space.items()}
@@ -289,7 +296,7 @@ class Tpe:
         return point
 
     def tell(self, point: Point, value: float | None) -> None:
-        self._study.tell(self._trials[_key(point)], -1.0 if value is None else value)  # no metric is below 0
+        self._study.tell(self._trials[_key(point)], WORST if value is None else value)
 
 
 def _key(point: Point) -> str:
