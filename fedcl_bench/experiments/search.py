@@ -254,7 +254,8 @@ class Tpe:
         effort = search.effort
         self._failed = optuna.trial.TrialState.FAIL
         self._study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(
-            seed=zlib.crc32(_identity(search)), n_startup_trials=max(2, effort.budget // 3), constant_liar=effort.batch > 1))
+            seed=zlib.crc32(_identity(search)), n_startup_trials=max(2, effort.budget // 3),
+            constant_liar=effort.batch > 1))
         self._numbers = {name for name, values in search.space.items() if all(type(v) in (int, float) for v in values)}
         self._values = {name: tuple(sorted(values)) if name in self._numbers else values
                         for name, values in search.space.items()}
