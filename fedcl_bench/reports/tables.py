@@ -20,6 +20,7 @@ from ..data.source import dataset_name
 from ..errors import UserError
 from ..evaluation.metrics import is_share
 from ..experiments.papers import Key, PaperTable, Printed, get
+from ..experiments.tune import ALIKE
 from ..runs.registry import Registry
 from ..runs.run import Run
 from ..runs.specs import RunSpec, Tuned, Where, expected_idle, expected_settings, seed_text
@@ -36,7 +37,6 @@ _COSTS = (SECONDS, UPLOAD)  # not per user, and not to be ranked
 DASH = "–"  # where there is nothing to show
 _STUB_HEADS = {"dataset": "dataset", "backbone": "backbone", "metric": "metric", "row": "", "column": ""}
 REFERENCE = "ft"  # the method that does nothing; what cannot be told from it is marked
-ALIKE = 1e-4  # what no metric of such a run is away from FT's
 _SUMMARIES = ("avg", "mean", "value")  # the columns that are marked, where a table has one
 GRID_SEEDS = 5  # of the command for a missing cell when no other cell says how many there are
 
