@@ -380,20 +380,28 @@ def _changed(cell: Cell, runs: Sequence[Run], base: Sequence[Run], base_name: st
                    seeds=tuple(run.seed for run in runs), records=tuple(run.hash for run in runs))
 
 
+def common_scores(a: Sequence[Run], b: Sequence[Run], metric: str,
+                  blocks: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """The scores of the users that both have, averaged over the seeds that both have and over blocks (as
+    ``user_scores`` takes them); shape (users,) each."""
+    a, b = _paired(a, b)
+    if not a:
+        return np.empty(0), np.empty(0)
+    first, second = user_scores(a, metric, blocks), user_scores(b, metric, blocks)
+    common = first.index.intersection(second.index)
+    return first[common].to_numpy(), second[common].to_numpy()
+
+
 def user_test(a: Sequence[Run], b: Sequence[Run], metric: str) -> tuple[float, float, int]:
     """Paired t-test over users of the seeds that both have.
 
     Returns:
         Mean difference a - b, two-sided p, number of users; p is nan with fewer than two.
     """
-    a, b = _paired(a, b)
-    if not a:
-        return float("nan"), float("nan"), 0
-    first, second = user_scores(a, metric), user_scores(b, metric)
-    common = first.index.intersection(second.index)
-    if len(common) < 2:
-        return float("nan"), float("nan"), len(common)
-    test = compare_paired(first[common], second[common], draws=1)  # the t-test alone
+    first, second = common_scores(a, b, metric)
+    if len(first) < 2:
+        return float("nan"), float("nan"), len(first)
+    test = compare_paired(first, second, draws=1)  # the t-test alone
     return test.difference, test.p, test.n
 
 
@@ -577,7 +585,7 @@ def _count_users(cells: dict[Key, Cell], runs: Iterable[Run]) -> None:
         group = split_group(key.metric)[1]
         if cell.mean is not None and group:
             cells[key] = replace(cell, users=_group_users(key, group, runs))
-        elif cell.mean is not None and (blocks := _blocks_of(key, len(counts[key.dataset]["users"]))):
+        elif cell.mean is not None and (blocks := blocks_behind(key, len(counts[key.dataset]["users"]))):
             users, interactions = (tuple(of_block[t] for t in blocks) if (of_block := counts[key.dataset][what]) else ()
                                    for what in ("users", "interactions"))
             cells[key] = replace(cell, users=users, interactions=interactions)
@@ -587,10 +595,10 @@ def _group_users(key: Key, group: str, runs: Iterable[Run]) -> tuple[int, ...]:
     """How many of a group each block has that a cell averages over, but for those with nobody."""
     users = next(users for run in runs if run.meta["dataset"] == key.dataset and (users := group_blocks(
         run, "users", group)))
-    return tuple(users[t] for t in _blocks_of(key, len(users)) if users[t])
+    return tuple(users[t] for t in blocks_behind(key, len(users)) if users[t])
 
 
-def _blocks_of(key: Key, count: int) -> tuple[int, ...]:
+def blocks_behind(key: Key, count: int) -> tuple[int, ...]:
     """The blocks whose tests a cell averages over; none where it is no mean over all of a test's users."""
     if key.metric in (*_COSTS, "item_rank_change", "degradation") or key.column in ("static", "dynamic"):
         return ()
