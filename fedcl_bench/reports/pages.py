@@ -12,6 +12,7 @@ from .standing import MARKS
 
 FOLDER = Path("results/pages")
 MODELS = "recbole-models.md"
+STANDING = "standing.md"
 _HEAD = """# Generated pages
 
 Written by `python run_bench.py reproduction` and `python run_bench.py list recbole`, this index included; not to be
@@ -71,6 +72,9 @@ def index(folder: Path) -> str:
     lines = [f"| page | paper | records | settings | changed | numbers | {' | '.join(MARKS.values())} | reproduced |",
              "|---|---|---|---|---|" + "--:|" * (len(MARKS) + 2), *(page.line() for page in pages), "", _LEGEND]
     text = _HEAD + "\n".join(lines) + "\n"
+    if (folder / STANDING).exists():
+        text += (f"\n[All papers on one page]({STANDING}): a square per number, reasons, and which differences could "
+                 f"have been seen.\n")
     models = folder / MODELS
     if models.exists():
         (counts,) = re.findall(r"^\d+ general and \d+ sequential models can be used: .*$",

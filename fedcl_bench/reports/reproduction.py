@@ -218,8 +218,8 @@ def page(paper: str, tables: Sequence[PaperTable], source: Source, made_by: str,
     for part in parts:
         if part.table.lead:
             lines += [f"## Does {labels[definitions.OURS]} lead {labels[definitions.BASELINE]}?", "",
-                      f"{part.table.lead.about} Rank agreement: Kendall's τ between the order of the methods here and in "
-                      f"the paper.", "", *_leads(paper, part, source), ""]
+                      f"{part.table.lead.about} Rank agreement: Kendall's τ between the order of the methods here and "
+                      f"in the paper.", "", *_leads(paper, part, source), ""]
     for contrast in definitions.CONTRASTS if source.tuned is None else ():  # settings are tuned under one of its values
         lines += _contrast(definitions, contrast, source, datasets, backbones)
     for part in parts:

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache, partial
 from types import ModuleType
-from typing import Iterable, Mapping, Sequence
+from typing import Callable, Iterable
 
 import numpy as np
+import pandas as pd
 from scipy import stats
 
 from ..experiments.papers import Key, PaperTable, get
-from ..runs.run import Run
+from ..runs.store import user_scores
 from ..stats.power import detectable
 from ..stats.significance import LEVEL, compare_paired
-from .tables import SECONDS, Cell, Source, blocks_behind, common_scores, find
+from .tables import SECONDS, Cell, Source, blocks_behind
 
 CONFIDENCE = 0.95
 MIN_SEEDS = 3
@@ -130,16 +132,24 @@ def _printed_difference(paper: ModuleType, table: PaperTable, cell: Cell) -> flo
     return cell.printed.value - base.value if base and base.value is not None else None
 
 
-def _against(cell: Cell, runs: Sequence[Run], base: Sequence[Run], printed: float) -> Against | None:
-    """The test of a cell's runs against FT's; None if its number is no mean over users, or too few are in common."""
-    blocks = blocks_behind(cell.key, runs[0].head["blocks"])
-    if not blocks:
+def _against(cell: Cell, base: Cell, printed: float, scores: Callable[[tuple[str, ...]], pd.Series]) -> Against | None:
+    """The test of a cell's runs against FT's; None if they have too little in common.
+
+    Args:
+        base: the cell of FT. scores: takes the hashes of runs, and averages the cell's metric over its blocks and them
+            as ``user_scores`` does.
+    """
+    common = {*cell.seeds} & {*base.seeds}
+    if not common:
         return None
-    first, second = common_scores(runs, base, cell.key.metric, blocks)
-    if len(first) < 2:
+    first, second = (scores(tuple(name for name, seed in zip(of.records, of.seeds) if seed in common))
+                     for of in (cell, base))
+    users = first.index.intersection(second.index)
+    if len(users) < 2:
         return None
-    test = compare_paired(first, second, draws=1)  # the t-test alone
-    return Against(test.difference, test.p, test.n, detectable(float(np.std(first - second, ddof=1)), test.n), printed)
+    a, b = first[users].to_numpy(), second[users].to_numpy()
+    test = compare_paired(a, b, draws=1)  # the t-test alone
+    return Against(test.difference, test.p, test.n, detectable(float(np.std(a - b, ddof=1)), test.n), printed)
 
 
 def judge(paper: str, table: PaperTable, cells: Iterable[Cell], source: Source) -> dict[Key, Judged]:
@@ -148,31 +158,29 @@ def judge(paper: str, table: PaperTable, cells: Iterable[Cell], source: Source) 
     Args:
         cells: of ``table``, as ``tables.build`` made them of ``source``.
     """
-    definitions, cells = get(paper), list(cells)
+    definitions, by_key = get(paper), {cell.key: cell for cell in cells}
     there = {run.head["dataset"] for run in source.runs}
-    as_ft = {key[:3] for key in (cell.key for cell in cells if cell.is_reference)}
-    runs: dict[tuple[str, str, str], list[Run]] = {}
-    if table.row_spec:
-        runs = {name: find(source, table.row_spec(*name))[0]
-                for name in {(cell.key.row, cell.key.backbone, cell.key.dataset) for cell in cells}}
+    runs = {run.hash: run for run in source.runs}
+    as_ft = {cell.key[:3] for cell in by_key.values() if cell.is_reference}
+
+    @cache
+    def scores(metric: str, blocks: tuple[int, ...], records: tuple[str, ...]) -> pd.Series:
+        return user_scores([runs[name] for name in records], metric, blocks)
     judged = {}
-    for cell in cells:
-        key = cell.key
-        mine, base = (runs.get((row, key.backbone, key.dataset)) for row in (key.row, definitions.BASELINE))
+    for key, cell in by_key.items():
         printed, against = _printed_difference(definitions, table, cell), None
-        if printed is not None and cell.mean is not None and mine and base:
-            against = _against(cell, mine, base, printed)
-        reason = IN_EFFECT if key[:3] in as_ft else _known(definitions, table, key, mine)
+        column = "avg" if key.column == "change" else key.column
+        base = by_key.get(key._replace(row=definitions.BASELINE, column=column))
+        head = runs[cell.records[0]].head if cell.records else {}
+        blocks = blocks_behind(key, head["blocks"]) if head else ()
+        if printed is not None and base and blocks:
+            against = _against(cell, base, printed, partial(scores, key.metric, blocks))
+        reason = IN_EFFECT if key[:3] in as_ft else "; ".join(
+            known.text for known in definitions.KNOWN if known.holds(table.number, key, head.get("settings", ())))
         no_data = "" if key.dataset in there else definitions.WITHOUT_DATA.get(key.dataset, "")
         if decided := standing(cell, definitions.PRINTED_RUNS, against, reason, no_data):
             judged[key] = Judged(cell, decided, against)
     return judged
-
-
-def _known(paper: ModuleType, table: PaperTable, key: Key, runs: Sequence[Run] | None) -> str:
-    """What is known of why a cell's runs give other numbers than printed; empty if nothing is."""
-    settings: Mapping = runs[0].head["settings"] if runs else {}
-    return "; ".join(known.text for known in paper.KNOWN if known.holds(table.number, key, settings))
 
 
 def rules(printed_runs: str) -> list[str]:
@@ -182,19 +190,19 @@ def rules(printed_runs: str) -> list[str]:
         printed_runs: of how many runs a printed number is the mean, in words.
     """
     return [
-        f"- {MARKS[REPRODUCED]} **reproduced**: the printed number lies where the mean of r more runs of ours would lie "
-        f"with {CONFIDENCE:.0%} probability, and near ours; r is how many runs are behind it ({printed_runs}). The "
-        f"first means |paper - m| ≤ t(.975, n-1) s √(1/r + 1/n), with m and s the mean and standard deviation of our n "
-        f"seeds, plus half a unit of the paper's last decimal. The second means |paper - m| ≤ {NEAR:.0%} of the "
+        f"- {MARKS[REPRODUCED]} **reproduced**: the printed number lies where the mean of r more runs of ours would "
+        f"lie with {CONFIDENCE:.0%} probability, and near ours; r is how many runs are behind it ({printed_runs}). The "
+        f"first means |paper - m| ≤ t(.975, n-1) s √(1/r + 1/n), with m and s the mean and standard deviation of our "
+        f"n seeds, plus half a unit of the paper's last decimal. The second means |paper - m| ≤ {NEAR:.0%} of the "
         f"paper's number, or {NEAR_POINTS:g} points for changes in percent. N@20 is also reproduced within "
         f"{f'{SAME:g}'[1:]} of ours. Statistics of data have no seeds: equal at the printed decimals.",
-        f"- {MARKS[DIRECTION]} **direction reproduced**: the number is not, but its row differs from FT in the direction "
-        f"that is printed, p < {f'{LEVEL:g}'[1:]}. The test is the two-sided paired t-test over users, each averaged "
-        f"over the cell's blocks and the seeds that both have. It is not corrected for the number of cells. Only tables "
-        f"that have FT have directions.",
+        f"- {MARKS[DIRECTION]} **direction reproduced**: the number is not, but its row differs from FT in the "
+        f"printed direction, p < {f'{LEVEL:g}'[1:]}. The test is the two-sided paired t-test over users, each averaged "
+        f"over the cell's blocks and the seeds that both have. It is not corrected for the number of cells. Only "
+        f"tables that have FT have directions.",
         f"- {MARKS[DIFFERS]} **not reproduced**: none of these, and outside the interval. What is known of the reason "
-        f"is said. Only the spread between training seeds counts; the split of the data is the same for all. One number "
-        f"in twenty would miss its interval by chance.",
+        f"is said. Only the spread between training seeds counts; the split of the data is the same for all. One "
+        f"number in twenty would miss its interval by chance.",
         f"- {MARKS[OPEN]} **open**: inside the interval but not near, so that our seeds vary too much to tell; or "
         f"nothing to compare: no record, fewer than {MIN_SEEDS} seeds, seconds of another machine.",
         f"- {MARKS[NO_DATA]} **data not available**: no published run on the dataset.",

@@ -380,28 +380,20 @@ def _changed(cell: Cell, runs: Sequence[Run], base: Sequence[Run], base_name: st
                    seeds=tuple(run.seed for run in runs), records=tuple(run.hash for run in runs))
 
 
-def common_scores(a: Sequence[Run], b: Sequence[Run], metric: str,
-                  blocks: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """The scores of the users that both have, averaged over the seeds that both have and over blocks (as
-    ``user_scores`` takes them); shape (users,) each."""
-    a, b = _paired(a, b)
-    if not a:
-        return np.empty(0), np.empty(0)
-    first, second = user_scores(a, metric, blocks), user_scores(b, metric, blocks)
-    common = first.index.intersection(second.index)
-    return first[common].to_numpy(), second[common].to_numpy()
-
-
 def user_test(a: Sequence[Run], b: Sequence[Run], metric: str) -> tuple[float, float, int]:
     """Paired t-test over users of the seeds that both have.
 
     Returns:
         Mean difference a - b, two-sided p, number of users; p is nan with fewer than two.
     """
-    first, second = common_scores(a, b, metric)
-    if len(first) < 2:
-        return float("nan"), float("nan"), len(first)
-    test = compare_paired(first, second, draws=1)  # the t-test alone
+    a, b = _paired(a, b)
+    if not a:
+        return float("nan"), float("nan"), 0
+    first, second = user_scores(a, metric), user_scores(b, metric)
+    common = first.index.intersection(second.index)
+    if len(common) < 2:
+        return float("nan"), float("nan"), len(common)
+    test = compare_paired(first[common], second[common], draws=1)  # the t-test alone
     return test.difference, test.p, test.n
 
 

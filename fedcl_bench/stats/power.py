@@ -41,7 +41,7 @@ def detectable(deviation: float, n: int, level: float = LEVEL, power: float = PO
     low, high = 0.0, 1.0  # effects; power grows from the level at 0 to 1
     while power_of_paired_t(high, n, level) < power:
         low, high = high, 2.0 * high
-    for _ in range(60):
+    for _ in range(40):
         middle = (low + high) / 2.0
         low, high = (middle, high) if power_of_paired_t(middle, n, level) < power else (low, middle)
     return high * deviation

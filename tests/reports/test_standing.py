@@ -13,9 +13,9 @@ from scipy import stats
 from fedcl_bench.experiments.papers import Key, Known, Printed, f3crec, fcucr
 from fedcl_bench.reports.standing import (DIFFERS, DIRECTION, IN_EFFECT, NO_DATA, OPEN, REPRODUCED, WIDE, Against,
                                           Standing, half_width, judge, standing)
-from fedcl_bench.reports.tables import Cell, Source, build, common_scores
+from fedcl_bench.reports.tables import Cell, Source, build
 from fedcl_bench.runs.specs import RunSpec
-from fedcl_bench.runs.store import load_runs
+from fedcl_bench.runs.store import load_runs, user_scores
 from fedcl_bench.stats.power import power_of_paired_t
 
 KEY = Key("ml-100k", "fedmf", "kd", "recall@20", "avg")
@@ -114,7 +114,8 @@ def source(registry, tmp_path_factory):
     for method, backbone, mean in (("ft", "fedmf", 0.06), ("kd", "fedmf", 0.065), ("f3crec", "fedmf", 0.06),
                                    ("rlp2", "pfedrec", 0.01)):
         for seed in range(3):
-            fabricate(folder, registry, RunSpec(method, backbone, "ml-100k"), seed, level(mean, gap=0.001, noise=method == "kd"))
+            fabricate(folder, registry, RunSpec(method, backbone, "ml-100k"), seed,
+                      level(mean, gap=0.001, noise=method == "kd"))
     return Source(load_runs(folder), registry, None, (), lambda dataset: {})
 
 
@@ -134,7 +135,7 @@ def test_rows_are_compared_with_ft_over_the_blocks_of_their_cell(source):
     key = Key("ml-100k", "fedmf", "kd", "ndcg@20", "D2")
     runs = {row: [run for run in source.runs if run.head["method"] == row and run.head["backbone"] == "fedmf"]
             for row in ("kd", "ft")}
-    scores = common_scores(runs["kd"], runs["ft"], "ndcg@20", (2,))
+    scores = [user_scores(runs[row], "ndcg@20", (2,)).to_numpy() for row in ("kd", "ft")]
     expected = stats.ttest_rel(*scores)
     against = found[key].against
     assert (against.users, against.difference) == (len(scores[0]), pytest.approx(np.mean(scores[0] - scores[1])))

@@ -95,7 +95,7 @@ class Reading:
 
     Attributes:
         title: what is special about it, in words.
-        folder: of its records, in the folder of published ones.
+        folder: of its records, in the folder of published ones; empty for all of these.
         tables: the numbers of those that it has runs of.
         tuned: the folder of its tuned settings below ``tuned`` beside the published records, which empty text names
             itself; None for the plugins' and datasets' defaults.

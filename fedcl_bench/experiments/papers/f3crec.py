@@ -38,16 +38,18 @@ LEAD = Lead("ndcg@20", "avg", ("D1", "D2", "D3"), "N@20, mean over D1-D3. Paper:
             "two-sided paired t-test over users, each averaged over D1-D3 and the seeds both have.")
 CONTRASTS: tuple[Contrast, ...] = ()
 READINGS = (  # the first that has a number of a cell decides its standing
+    Reading("the data", "", (1,)),
     Reading("released settings", "f3crec-released", (3, 4, 5, 6, 7, 8)),
-    Reading("settings tuned on validation", "f3crec", (1, 2, 3, 4, 5, 6, 7), tuned=""),
+    Reading("settings tuned on validation", "f3crec", (2, 3, 4, 5, 6, 7), tuned=""),
     Reading("released settings and split file", "f3crec-authors-split", (2,),
             settings=(("split_file", "splits/ml-100k.f3crec_authors.tsv"),)))
 SAME_LINE: dict[str, str] = {}
-WITHOUT_DATA = {"hetrec2011-ml": "no published run: its file was not on the machine that made them"}
+WITHOUT_DATA = {"hetrec2011-ml": "no published run on HetRec2011: its file was not on the machine"}
 KNOWN = (
-    Known("its times are months, and our rows of a month stand in another order than the authors', so other rows are "
-          "tested", datasets=("lastfm-2k",), until="tie_order"),
-    Known("its code was never released, so ours is a re-implementation from the description", rows=("rlp2", "spp")),
+    Known("the times of Last.FM 2K are months, and our rows of a month stand in another order than the authors', so "
+          "other rows are tested", datasets=("lastfm-2k",), until="tie_order"),
+    Known("the code of RLP2 and SPP was never released, so ours are re-implementations from the description",
+          rows=("rlp2", "spp")),
 )
 SEEDS = "Ours: mean ± sample standard deviation over seeds; in parentheses: the paper, one seed."
 

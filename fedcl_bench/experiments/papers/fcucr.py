@@ -45,16 +45,17 @@ LABELS = {
 }
 _TYPES = {"window": int, "transfer_interval": int}
 READINGS = (  # the first that has a number of a cell decides its standing
-    Reading("the released code's choices", "fcucr", (1, 2, 3, 4, 5), settings=(("patience", 0),)),
+    Reading("the data", "", (1,)),
+    Reading("the released code's choices", "fcucr", (2, 3, 4, 5), settings=(("patience", 0),)),
     Reading("the same with a common start", "fcucr", (2, 3), settings=(("patience", 0), ("init", "server"))),
     Reading("settings tuned on validation", "fcucr-tuned", (2,), tuned="fcucr", settings=(("patience", 5),)),
     Reading("settings tuned with a common start", "fcucr-tuned-server", (2,), tuned="fcucr-server",
             settings=(("patience", 5), ("init", "server"))))
 SAME_LINE = {BCE: BASELINE}  # rows that stand for one printed line
-WITHOUT_DATA = dict.fromkeys(("retailrocket", "lastfm-1k", "tmall"), "no published run: the paper does not say which of "
-                             "its users and sessions it keeps")
+WITHOUT_DATA = {name: f"no published run on {DATASETS[name]}: the paper does not say which of its users and sessions "
+                      f"it keeps" for name in ("retailrocket", "lastfm-1k", "tmall")}
 KNOWN = (
-    Known("the paper counts before items are left out that nobody trains on, which the authors' file has no trace of",
+    Known("the paper counts before items are left out that nobody trains on; the authors' file has no trace of these",
           tables=(1,), datasets=("xing",)),
     Known("the paper prints no settings of this baseline, so ours may be others", tables=(2,), backbones=tuple(STATIC)),
     Known("the paper does not say with which loss it trained this baseline; ours has one negative", tables=(2,),
