@@ -45,7 +45,9 @@ def folder_of(source: DatasetSource, settings: StreamSettings) -> Path:
     columns = {f.name: getattr(source.config, f.name) for f in fields(source.config)
                if f.name.endswith("_FIELD") or f.name in ("drop_events", "val_interval")}
     values = asdict(settings)
-    if settings.topology == "federated":  # as folders were named before there was another
+    if settings.tie_order == "file":  # as folders were named before there was another
+        del values["tie_order"]
+    if settings.topology == "federated":  # likewise
         values = {name: value for name, value in values.items() if name not in ("topology", *CENTRAL_ONLY)}
     text = json.dumps([NUMBERS_VERSION, source.fingerprint, columns, values], sort_keys=True)
     name = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()

@@ -52,7 +52,7 @@ class DatasetConfig:
         drop_events: rows with one of these values in the event column are left out of streams of sessions.
         val_interval: RecBole value filter, as ``{"rating": "(0,inf)"}``.
         settings: defaults of any run on this dataset.
-        method_settings: method name to defaults of that method on this dataset.
+        backbone_settings, method_settings: name to defaults of that backbone or method on this dataset.
         search: plugin name to setting to the values that `tune` tries on this dataset instead of the plugin's.
         expected: statistic (see ``statistics``) to its value per block under these settings.
     """
@@ -71,6 +71,7 @@ class DatasetConfig:
     drop_events: tuple[str, ...] = ()
     val_interval: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    backbone_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     method_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     search: Mapping[str, Mapping[str, list]] = field(default_factory=dict)
     expected: Mapping[str, list] = field(default_factory=dict)

@@ -395,6 +395,49 @@ def test_bases(world, registry, tmp_path, count):
             check(place, change)
 
 
+LOG = ["user_id:token\titem_id:token\ttimestamp:float\n",
+       *(f"{u}\t{(u * 7 + i) % 11}\t{1000 * u + i}\n" for u in range(8) for i in range(8))]
+CONFIG = """title: a log
+notes: of a user
+settings: {k_core: 0, blocks: 2}
+method_settings:
+  kd: {top_n: 5}
+search:
+  kd: {top_n: [5, 6]}
+val_interval: {timestamp: "[0,inf)"}
+"""
+
+
+@lengths
+@pytest.mark.parametrize("name", ["log.inter", "log.yaml", "log.csv"])
+def test_data_of_a_user(tmp_path, count, name):
+    """Numbers follow what stands there; whatever it is, the command ends as commands have to."""
+    files = {"log.inter": "".join(LOG), "log.yaml": CONFIG,
+             "log.csv": "".join(LOG).replace("\t", ",").replace(":token", "").replace(":float", "")}
+    for file, text in files.items():
+        (tmp_path / file).write_text(text)
+    path, log = tmp_path / name, str(tmp_path / "log.inter")
+    words = {"log.inter": [["data", log]], "log.csv": [[
+        "data", "convert", "mine", "--csv", str(path), "--user", "user_id", "--item", "item_id", "--time", "timestamp",
+        "--out", str(tmp_path / "out"), "--force"]],
+        "log.yaml": [["data", log], ["list", log], ["tune", "--methods", "kd", "--backbones", "fedmf", "--datasets",
+                                                    log, "--results", str(tmp_path / "r"), "--dry-run"]]}[name]
+
+    def check(change):
+        with in_place_of(path, change):
+            for command in words:
+                said(command)
+    for command in words:
+        assert said(command)[0] == 0
+    fuzz(count, changed_bytes(path.read_bytes()), check)
+    for change in INSTEAD:
+        check(change)
+    if name == "log.yaml":
+        config = {"settings": {"k_core": 0, "blocks": 2}, "method_settings": {"kd": {"top_n": 5}}, "title": "a log",
+                  "search": {"kd": {"top_n": [5, 6]}}, "val_interval": {"timestamp": "[0,inf)"}, "notes": "n"}
+        fuzz(count, changed_json(json.dumps(config).encode()), check)
+
+
 def test_kept_levels_of_audits(tmp_path, monkeypatch):
     """A level that is not what was written is computed anew."""
     frame = pd.DataFrame({name: [0.5, 0.25] for name in ("round", "user", "items", "positives", "touched",
