@@ -61,7 +61,8 @@ def entries(paper: str, source_of: Callable[[Reading], Source]) -> list[Entry]:
         source = source_of(reading)
         for number in reading.tables:
             table = definitions.TABLES[number]
-            for key, judged in judge(paper, table, build(paper, table, source).cells(), source).items():
+            built = build(paper, table, source, reading.datasets or None)
+            for key, judged in judge(paper, table, built.cells(), source).items():
                 place = key._replace(row=definitions.SAME_LINE.get(key.row, key.row))
                 result.append(Entry(paper, table, place, reading, judged))
     return result
@@ -145,7 +146,7 @@ def page(everything: Sequence[Entry], made_by: str, picture: str, table: str) ->
         f"[{table}]({table}) has them one by one: printed, ours, standing and reason.", "",
         f"![A square per printed number, coloured by its standing]({picture})", "", *rules(runs), "",
         "## Counts", "", *_counted(chosen), "", "## Which runs decide", "",
-        f"A paper can be read in several ways, and each was run. A number is judged by the first reading, in the order "
+        f"A paper can be read in several ways. These were run. A number is judged by the first reading, in the order "
         f"below, that has at least {MIN_SEEDS} seeds of it. The best of several is not taken: that would favour "
         f"agreement. The counts are those of each reading alone, of the numbers that it has.", "",
         *_by_reading(everything), "", "## Reasons", "", *_reasons(chosen), "",

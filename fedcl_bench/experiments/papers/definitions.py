@@ -100,6 +100,7 @@ class Reading:
         tuned: the folder of its tuned settings below ``tuned`` beside the published records, which empty text names
             itself; None for the plugins' and datasets' defaults.
         settings: what all of its runs were set to.
+        datasets: the only ones that it is of; empty for all.
     """
 
     title: str
@@ -107,6 +108,7 @@ class Reading:
     tables: tuple[int, ...]
     tuned: str | None = None
     settings: tuple[tuple[str, Any], ...] = ()
+    datasets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
