@@ -177,7 +177,7 @@ def baselines_and_ablations_of_fcucr(words, numbers):
     tasd, iupr = (of("sasrec", row, "3")[1] for row in ("without=tasd", "without=iupr"))
     return says(
         words, f"PFedRec has {pfedrec[0]} ({pfedrec[1]}), FedRAP {fedrap[0]} ({fedrap[1]}) and Fed-DMI-GNN {dmi[0]} "
-               f"({dmi[1]})", f"Fed-MiaSRec, {mia[0]} ({mia[1]})", f"all {items:,.0f}",
+               f"({dmi[1]})", f"Fed-MiaSRec is lower, {mia[0]} ({mia[1]})", f"all {items:,.0f}",
         f"prints {tasd} without TASD and {iupr} without IUPR")
 
 
