@@ -197,9 +197,19 @@ def load_config(name: str) -> DatasetConfig:
         if not isinstance(content.get(key, kind() if key == "raw" else ()), kind):
             raise UserError(f"{path}, field '{key}': found {content[key]!r}, accepted: {accepted}.")
     _check_intervals(content.get("val_interval", {}), str(path))
+    for key in ("backbone_settings", "method_settings", "search"):
+        _check_plugins(content.get(key, {}), f"{path}, field '{key}'")
     content["raw"] = _typed(Published, content.pop("raw", {}), f"{path}, raw")
     content["drop_events"] = tuple(str(event) for event in content.pop("drop_events", ()))
     return _typed(DatasetConfig, content, str(path))
+
+
+def _check_plugins(settings: Any, where: str) -> None:
+    """Raise UserError unless the settings of each plugin are a mapping."""
+    for plugin, values in settings.items() if isinstance(settings, dict) else ():
+        if not isinstance(plugin, str) or not isinstance(values, dict):
+            raise UserError(f"{where}, {shown(plugin)}: found {shown(values)}, accepted: a plugin's name with a mapping "
+                            f"of its settings.")
 
 
 def _check_intervals(intervals: Any, where: str) -> None:
