@@ -43,7 +43,8 @@ from fedcl_bench.settings import assemble, parse_assignments
 PAGES = [ROOT / "README.md", ROOT / "results/published/README.md", *sorted((ROOT / "results/pages").glob("*.md")),
          *sorted((ROOT / "docs").glob("*.md"))]
 # Their commands take seconds each, and tests of the commands run them too: on pages they run with `pytest -m long`.
-SLOW = ("docs/grid.md", "docs/plugins.md", "docs/privacy.md", "docs/tables.md", "results/published/README.md")
+SLOW = ("docs/findings.md", "docs/grid.md", "docs/plugins.md", "docs/privacy.md", "docs/tables.md",
+        "results/published/README.md")
 # Runs have a round a block, on the densest part of ML-100K.
 SMALL = ("--set", "rounds=1", "--set", "k_core=50")
 LANGUAGES = ("bash", "text", "python", "yaml", "toml")  # text is not to be typed
