@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import pickle
 from dataclasses import fields
 from pathlib import Path
@@ -181,6 +182,9 @@ def _check_rounds(progress: Progress, begun: bool) -> None:
         raise Wrong("curve", progress.curve, f"the rounds of {progress.step + begun} blocks")
     if progress.round and len(rounds[progress.step]) != progress.round:
         raise Wrong("round", progress.round, f"{len(rounds[progress.step])}, as the curve has")
+    validated = {row["step"] for row in progress.curve if not math.isnan(row["valid"])}
+    if not validated.issuperset(range(progress.step + progress.trained)):
+        raise Wrong("curve", progress.curve, "a validation in every block that was trained")
     tested = [(t, s) for t in range(progress.step + progress.trained) for s in range(t + 1)]
     if [(t, s) for t, s, _ in progress.tests] != tested:
         raise Wrong("tests", progress.tests, f"those of {progress.step + progress.trained} blocks")
