@@ -91,8 +91,8 @@ def ranks_of(scores: Tensor, items: Tensor) -> Tensor:
 class TopNSettings:
     """Settings of a method that distils top-N lists."""
 
-    lambda_kd: float = setting(0.1, "weight of the distillation loss", low=0.0,
-                               search=(1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0))
+    lambda_kd: float = setting(0.1, "weight of the distillation loss; at 1 KD diverges on FedMF", low=0.0,
+                               search=(1e-5, 1e-4, 1e-3, 1e-2, 1e-1))
     top_n: int = setting(30, "length N of each user's list", low=1, search=(30, 50))
     kd_reduction: str = setting("mean", "distillation over a list is averaged (released code) or summed (Eq. 5)",
                                 choices=("mean", "sum"))
@@ -116,9 +116,10 @@ class TopNDistillation(Method):
                 raise UserError(f"setting 'top_n': found {self.settings.top_n}, accepted: at most the number of items, "
                                 f"{step.n_items} in block {step.index}.")
 
-    def memory(self, n_users, n_items, number):
+    def memory(self, sizes):
         """Lists and the teacher's probabilities, also while new ones are made."""
-        return (2 * n_users * self.settings.top_n * (8 + number) if self.settings.lambda_kd > 0.0 else 0), 0
+        entries = sizes.step.n_users * self.settings.top_n if self.settings.lambda_kd > 0.0 else 0
+        return 2 * entries * (8 + sizes.number), 0
 
     def replayed_items(self, users, draw):
         if self.settings.lambda_kd == 0.0:

@@ -20,7 +20,7 @@ CANDIDATES = ("items", "labels", "weights")  # what is kept of a proxy's top ite
 @dataclass(frozen=True)
 class SPPSettings:
     lambda_replay: float = setting(0.01, "weight of the replay loss in a block's first round", low=0.0,
-                                   search=(0.001, 0.01, 0.1, 0.5))
+                                   search=(0.001, 0.01, 0.1))
     replay_reduction: str = setting("mean", "cross-entropies of a client's replayed items are averaged, like every "
                                     "other loss here, or summed (CCD); summed, FedMF diverges at its learning rate",
                                     choices=("mean", "sum"))
@@ -81,6 +81,16 @@ class SPP(Method):
     @property
     def _off(self) -> bool:
         return self.settings.lambda_replay == 0.0 or not (self.settings.stable_items or self.settings.plastic_items)
+
+    def memory(self, sizes):
+        """Two proxies of all parameters, the candidates of both, and what each client trained on."""
+        if self._off:
+            return 0, 0
+        step, top = sizes.step, min(self.settings.proxy_top, sizes.step.n_items)
+        per_client = sizes.private + step.n_items * sizes.personal
+        proxy = sizes.number * (step.n_items * sizes.public + step.n_users * per_client + sizes.dense)
+        candidates = step.n_users * top * (8 + 2 * sizes.number)
+        return 2 * (proxy + candidates) + 8 * step.n_users * int(step.train.lengths.max()), 0
 
     def begin_step(self, step, model, backbone):
         if self._off:

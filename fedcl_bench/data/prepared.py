@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator, Mapping
@@ -25,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ..errors import Corrupt, UserError
+from ..files import folder_beside
 from ..schema import fields_of, lists, mapping, one_of, plain, read_json, text, whole
 from ..version import NUMBERS_VERSION
 from .stream import CENTRAL_ONLY, Ragged, Sessions, Step, Stream, StreamSettings
@@ -45,7 +45,9 @@ def folder_of(source: DatasetSource, settings: StreamSettings) -> Path:
     columns = {f.name: getattr(source.config, f.name) for f in fields(source.config)
                if f.name.endswith("_FIELD") or f.name in ("drop_events", "val_interval")}
     values = asdict(settings)
-    if settings.topology == "federated":  # as folders were named before there was another
+    if settings.tie_order == "file":  # as folders were named before there was another
+        del values["tie_order"]
+    if settings.topology == "federated":  # likewise
         values = {name: value for name, value in values.items() if name not in ("topology", *CENTRAL_ONLY)}
     text = json.dumps([NUMBERS_VERSION, source.fingerprint, columns, values], sort_keys=True)
     name = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
@@ -61,8 +63,8 @@ def save(stream: Stream, folder: Path) -> int:
     about = {"steps": [{name: getattr(step, name) for name in _NUMBERS} | {"sessions": list(step.sessions)}
                        for step in stream.steps], "unfiltered": dict(stream.unfiltered), "digests": {}}
     try:
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as beside:
-            whole = Path(beside) / "whole"
+        with folder_beside(folder) as beside:
+            whole = beside / "whole"
             whole.mkdir()
             for name, values in _arrays(stream):
                 np.save(whole / f"{name}.npy", values)
