@@ -198,6 +198,8 @@ def _check_tables(field: str, model: Snapshot, federation: Federation, step: Ste
         if table is None or tuple(table.shape) != shape or table.dtype != dtype:
             raise Wrong(f"{field}.{kind}.{name}", "no table" if table is None else
                         f"{table.dtype} of shape {tuple(table.shape)}", f"{dtype} of shape {shape}")
+        if kind == "private" and name in model.start and model.start[name].shape != shape[1:]:
+            raise Wrong(f"{field}.start.{name}", f"shape {tuple(model.start[name].shape)}", f"shape {shape[1:]}")
     for kind in ("private", "memory"):
         for name, table in getattr(model, kind).items():
             if not table.ndim or len(table) != step.n_users:
