@@ -61,7 +61,7 @@ def entries(paper: str, source_of: Callable[[Reading], Source]) -> list[Entry]:
         source = source_of(reading)
         for number in reading.tables:
             table = definitions.TABLES[number]
-            built = build(paper, table, source, reading.datasets or None)
+            built = build(paper, table, source)
             for key, judged in judge(paper, table, built.cells(), source).items():
                 place = key._replace(row=definitions.SAME_LINE.get(key.row, key.row))
                 result.append(Entry(paper, table, place, reading, judged))

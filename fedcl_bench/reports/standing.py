@@ -176,7 +176,7 @@ def judge(paper: str, table: PaperTable, cells: Iterable[Cell], source: Source) 
         if printed is not None and base and blocks:
             against = _against(cell, base, printed, partial(scores, key.metric, blocks))
         reason = IN_EFFECT if key[:3] in as_ft else "; ".join(
-            known.text for known in definitions.KNOWN if known.holds(table.number, key, head.get("settings", ())))
+            known.text for known in definitions.KNOWN if known.holds(table.number, key))
         no_data = "" if key.dataset in there else definitions.WITHOUT_DATA.get(key.dataset, "")
         if decided := standing(cell, definitions.PRINTED_RUNS, against, reason, no_data):
             judged[key] = Judged(cell, decided, against)

@@ -98,13 +98,12 @@ def test_statistics_must_be_equal():
 
 
 def test_what_is_known_is_of_some_cells():
-    known = Known("a reason", tables=(2,), rows=("kd",), until="mended")
-    assert known.holds(2, KEY, {"lr": 1.0}) and not known.holds(2, KEY, {"lr": 1.0, "mended": True})
-    assert not known.holds(3, KEY, ()) and not known.holds(2, KEY._replace(row="ft"), ())
-    assert Known("another").holds(3, KEY, ())
+    known = Known("a reason", tables=(2,), rows=("kd",))
+    assert known.holds(2, KEY) and not known.holds(3, KEY) and not known.holds(2, KEY._replace(row="ft"))
+    assert Known("another").holds(3, KEY)
     for paper in (f3crec, fcucr):
         for known in paper.KNOWN:
-            assert any(known.holds(table.number, key, ()) for table in paper.TABLES.values() for key in table.keys())
+            assert any(known.holds(table.number, key) for table in paper.TABLES.values() for key in table.keys())
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import csv
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Callable, Collection, Iterator, NamedTuple
+from typing import Any, Callable, Iterator, NamedTuple
 
 from ...runs.specs import RunSpec
 
@@ -100,7 +100,6 @@ class Reading:
         tuned: the folder of its tuned settings below ``tuned`` beside the published records, which empty text names
             itself; None for the plugins' and datasets' defaults.
         settings: what all of its runs were set to.
-        datasets: the only ones that it is of; empty for all.
     """
 
     title: str
@@ -108,7 +107,6 @@ class Reading:
     tables: tuple[int, ...]
     tuned: str | None = None
     settings: tuple[tuple[str, Any], ...] = ()
-    datasets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,6 @@ class Known:
     Attributes:
         text: part of a sentence.
         tables, datasets, backbones, rows: of the cells that it is about; empty for any.
-        until: a setting; records that have it were made after the reason was taken away.
     """
 
     text: str
@@ -126,13 +123,12 @@ class Known:
     datasets: tuple[str, ...] = ()
     backbones: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
-    until: str = ""
 
-    def holds(self, table: int, key: Key, settings: Collection[str]) -> bool:
-        """Whether it is about a cell of runs that have these settings."""
+    def holds(self, table: int, key: Key) -> bool:
+        """Whether it is about a cell."""
         about = ((self.tables, table), (self.datasets, key.dataset), (self.backbones, key.backbone),
                  (self.rows, key.row))
-        return self.until not in settings and all(not names or name in names for names, name in about)
+        return all(not names or name in names for names, name in about)
 
 
 @dataclass(frozen=True)
