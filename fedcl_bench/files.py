@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import glob
 import io
 import os
+import shutil
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,8 +100,13 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 def _temporary(path: Path) -> tuple[int, str]:
     """A new file beside ``path``, open and locked as long as it is: one without a lock was left by a process that died,
     and ``sweep`` removes it."""
+    return _locked(lambda: tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_PART))
+
+
+def _locked(make: Callable[[], tuple[int | None, str]]) -> tuple[int | None, str]:
+    """What is made, open and with a lock; made again if somebody swept it before it was locked."""
     while True:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_PART)
+        handle, name = make()
         if fcntl is None:
             return handle, name
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -111,17 +118,48 @@ def _temporary(path: Path) -> tuple[int, str]:
 def sweep(folder: Path) -> None:
     """Remove the files in a folder that were being written when a process was killed, and no others."""
     for path in folder.glob(f".*{_PART}") if fcntl else ():
-        try:
-            handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
-        except OSError:  # somebody is writing it
-            pass
-        finally:
+        if not path.is_dir():
+            _remove_if_free(path, os.O_RDWR | os.O_NONBLOCK, Path.unlink)
+
+
+def _remove_if_free(path: Path, how: int, remove: Callable[[Path], Any]) -> None:
+    """Remove what nobody has a lock on."""
+    try:
+        handle = os.open(path, how | os.O_NOFOLLOW)
+    except OSError:
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        remove(path)
+    except OSError:  # somebody is writing it
+        pass
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def folder_beside(path: Path) -> Iterator[Path]:
+    """An empty folder next to ``path`` in which to make what takes its place; it is gone at the end. Those that killed
+    processes left for the same path go first.
+
+    Raises:
+        OSError: if it cannot be made.
+    """
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*{_PART}") if fcntl else ():
+        if left.is_dir():
+            _remove_if_free(left, os.O_RDONLY | os.O_DIRECTORY, shutil.rmtree)
+    handle, folder = _locked(lambda: _open_folder(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.",
+                                                                   suffix=_PART)))
+    try:
+        yield Path(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if handle is not None:
             os.close(handle)
+
+
+def _open_folder(name: str) -> tuple[int | None, str]:
+    return os.open(name, os.O_RDONLY) if fcntl else None, name
 
 
 # Of errors: the disk, the user's share of it, or the size that a file may have (``ulimit -f``) is exhausted.

@@ -19,7 +19,7 @@ from torch import Tensor
 from .backbone import Backbone
 from .data.stream import Step, Stream
 from .draws import DrawKey, Tables
-from .model import Snapshot
+from .model import Snapshot, StepSizes
 
 if TYPE_CHECKING:
     from .views import Local, LocalBatch, LocalSessions
@@ -96,12 +96,12 @@ class Method:
         """
         return {}
 
-    def memory(self, n_users: int, n_items: int, number: int) -> tuple[int, int]:
+    def memory(self, sizes: StepSizes) -> tuple[int, int]:
         """Bytes that the method holds in a step besides parameters, for the plan that is made before a run: of all
         clients and the server together, and of each thread that trains.
 
         Args:
-            number: bytes of a parameter.
+            sizes: the step, the backbone, and how many numbers its tables have.
         """
         return 0, 0
 

@@ -75,10 +75,11 @@ class F3CRec(TopNDistillation):
             settings = replace(settings, beta=0.0)
         super().__init__(settings)
 
-    def memory(self, n_users, n_items, number):
+    def memory(self, sizes):
         """And scores of all items, which shifts of preference take."""
         ranks = self.settings.lambda_kd > 0.0 and self.settings.without != "arm"
-        return super().memory(n_users, n_items, number)[0], number * ranks * min(SIZES.ranked_scores, n_users * n_items)
+        scores = min(SIZES.ranked_scores, sizes.step.n_users * sizes.step.n_items)
+        return super().memory(sizes)[0], sizes.number * ranks * scores
 
     def chosen(self, batch, known, lists):
         """Adaptive replay memory: a uniform sample of the list, as large as Eqs. 2-4 say."""

@@ -27,7 +27,7 @@ from ..errors import Corrupt
 from ..files import write_atomically
 from ..model import Snapshot
 from ..runs.config import RunConfig
-from ..runs.frames import check_columns, parsed
+from ..runs.frames import check_columns, digest, parsed
 from ..runs.records import method_uploads
 from ..schema import read_bytes
 from ..stats import accounting
@@ -116,18 +116,21 @@ def _chosen(level: Level, stream: Stream, round_: int) -> Tensor:
 def level_clients(level: Level, folder: Path, load: Callable[[], Stream], **options) -> tuple[pd.DataFrame, bool]:
     """``attacked``, or what an earlier audit in this folder found; and whether it was that."""
     path = folder / level.file
-    if path.is_file():
-        try:
-            frame = parsed(read_bytes(path, ""), path, "")
+    checksum = path.with_name(f"{path.name}.b2sum")
+    try:
+        content = read_bytes(path, "")
+        if read_bytes(checksum, "").decode(errors="replace").split()[:1] == [digest(content)]:
+            frame = parsed(content, path, "")
             check_columns(frame, ("round", "user", "items", "positives", "touched", *METRICS), path, "")
             return frame, True
-        except Corrupt:  # not what was written: made anew
-            pass
+    except (FileNotFoundError, Corrupt):  # not there, or not what was written: made anew
+        pass
     frame = attacked(level, load(), **options)
     path.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     frame.to_parquet(buffer, index=False)
     write_atomically(path, buffer.getvalue())
+    write_atomically(checksum, f"{digest(buffer.getvalue())}  {path.name}\n".encode())
     return frame, False
 
 

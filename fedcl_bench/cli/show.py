@@ -204,8 +204,9 @@ def show_dataset(name: str, config: DatasetConfig, path: Path) -> None:
     for label in ("source", "licence", "notes"):
         if getattr(config, label):
             console.print(f"{label}: {getattr(config, label)}", markup=False)
-    for label, values in [("settings", config.settings), *((f"settings for {method}", values)
-                                                          for method, values in config.method_settings.items()),
+    of_plugins = {**config.backbone_settings, **config.method_settings}
+    for label, values in [("settings", config.settings), *((f"settings for {plugin}", values)
+                                                          for plugin, values in of_plugins.items()),
                           *((f"search of {name}", values) for name, values in config.search.items())]:
         if values:
             console.print(f"{label}: {', '.join(f'{k}={v}' for k, v in values.items())}", markup=False)

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from .. import sampling
-from ..backbone import Backbone
-from ..data.stream import Step
-from ..draws import Tables
-from ..model import Snapshot
+from ..model import StepSizes
 from ..ops import kernels
 from ..sampling import LocalSettings
 from ..sequential import SequentialBackbone
@@ -25,51 +22,23 @@ _SESSION_ACTIVATIONS = 48  # vectors per position and layer that a sequential ba
 
 
 @dataclass(frozen=True)
-class StepLoad:
+class StepLoad(StepSizes):
     """What decides how much memory a step needs.
 
     Attributes:
-        model: tables of one user and one item.
-        personal: numbers of personal item tables per user and item.
         way: how clients are trained.
-        number: bytes of a parameter.
         threads: that train and evaluate at the same time.
     """
 
-    backbone: Backbone
     local: LocalSettings
-    step: Step
-    model: Snapshot
-    personal: int
     way: Way
-    number: int
     threads: int
     device: torch.device
-
-    @property
-    def public(self) -> int:
-        """Public parameters per item."""
-        return numbers(self.model.public)
-
-    @property
-    def private(self) -> int:
-        """Private parameters per user."""
-        return numbers(self.model.private)
-
-    @property
-    def dense(self) -> int:
-        """Public parameters without item rows."""
-        return numbers(self.model.dense)
 
     @property
     def row(self) -> int:
         """Numbers per item that one client holds in training."""
         return self.public + self.personal
-
-
-def numbers(tables: Tables) -> int:
-    """How many numbers tables hold."""
-    return sum(table.numel() for table in tables.values())
 
 
 def lists(load: StepLoad) -> int:

@@ -11,7 +11,7 @@ import urllib.request
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Callable, Sequence
+from typing import Callable, Iterable, Sequence
 
 from ..errors import UserError
 from ..files import bar
@@ -82,16 +82,21 @@ def digest(path: Path, algorithm: str) -> str:
 def _require_size(label: str, members: Sequence[zipfile.ZipInfo], folder: Path) -> None:
     """Raise UserError if members would unpack to more than is believable or than fits; no more is ever written than
     their entries say."""
+    require_ratio(label, members, "If you trust it, unpack it yourself and name the folder with --raw.")
+    needed, free = sum(member.file_size for member in members), shutil.disk_usage(folder).free
+    if needed > free:
+        raise UserError(f"{label}: would unpack to {needed:,} bytes, and {folder} has {free:,} left; choose another "
+                        f"with TMPDIR=DIR.")
+
+
+def require_ratio(label: str, members: Iterable[zipfile.ZipInfo], cure: str) -> None:
+    """Raise UserError if a member would grow beyond what tables of numbers grow to."""
     for member in members:
         if member.file_size > MOST or (member.file_size > _ANY_RATIO
                                        and member.file_size > RATIO * member.compress_size):
             raise UserError(f"{label}: {shown(member.filename)} would unpack from {member.compress_size:,} to "
                             f"{member.file_size:,} bytes, accepted: at most {RATIO} times its size and {MOST >> 30} "
-                            f"GiB.\nIf you trust it, unpack it yourself and name the folder with --raw.")
-    needed, free = sum(member.file_size for member in members), shutil.disk_usage(folder).free
-    if needed > free:
-        raise UserError(f"{label}: would unpack to {needed:,} bytes, and {folder} has {free:,} left; choose another "
-                        f"with TMPDIR=DIR.")
+                            f"GiB.\n{cure}")
 
 
 def unpack(path: Path, label: str, folder: Path, wanted: Callable[[str], bool]) -> None:

@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator, Mapping
@@ -25,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ..errors import Corrupt, UserError
+from ..files import folder_beside
 from ..schema import fields_of, lists, mapping, one_of, plain, read_json, text, whole
 from ..version import NUMBERS_VERSION
 from .stream import CENTRAL_ONLY, DOMAINS_ONLY, Ragged, Sessions, Step, Stream, StreamSettings
@@ -47,7 +47,9 @@ def folder_of(source: DatasetSource, settings: StreamSettings) -> Path:
         columns = {part.name: _columns(part.config) for part in source.parts}
     values, domains = asdict(settings), settings.stream == "domains"
     left_out = () if domains else DOMAINS_ONLY
-    if domains or settings.topology == "federated":  # as folders were named before there was another
+    if settings.tie_order == "file":  # as folders were named before there was another
+        left_out += ("tie_order",)
+    if domains or settings.topology == "federated":  # likewise
         left_out += ("topology", *CENTRAL_ONLY)
     values = {name: value for name, value in values.items() if name not in left_out}
     text = json.dumps([NUMBERS_VERSION, source.fingerprint, columns, values], sort_keys=True)
@@ -71,8 +73,8 @@ def save(stream: Stream, folder: Path) -> int:
                        for step in stream.steps], "unfiltered": dict(stream.unfiltered), "digests": {}}
     about |= {"domains": list(stream.domains)} if stream.domains else {}
     try:
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as beside:
-            whole = Path(beside) / "whole"
+        with folder_beside(folder) as beside:
+            whole = beside / "whole"
             whole.mkdir()
             for name, values in _arrays(stream):
                 np.save(whole / f"{name}.npy", values)

@@ -54,7 +54,7 @@ class DatasetConfig:
         drop_events: rows with one of these values in the event column are left out of streams of sessions.
         val_interval: RecBole value filter, as ``{"rating": "(0,inf)"}``.
         settings: defaults of any run on this dataset.
-        method_settings: method name to defaults of that method on this dataset.
+        backbone_settings, method_settings: name to defaults of that backbone or method on this dataset.
         search: plugin name to setting to the values that `tune` tries on this dataset instead of the plugin's.
         expected: statistic (see ``statistics``) to its value per block under these settings.
     """
@@ -73,6 +73,7 @@ class DatasetConfig:
     drop_events: tuple[str, ...] = ()
     val_interval: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    backbone_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     method_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     search: Mapping[str, Mapping[str, list]] = field(default_factory=dict)
     expected: Mapping[str, list] = field(default_factory=dict)
@@ -234,9 +235,19 @@ def load_config(name: str) -> DatasetConfig:
         if not isinstance(content.get(key, kind() if key == "raw" else ()), kind):
             raise UserError(f"{path}, field '{key}': found {content[key]!r}, accepted: {accepted}.")
     _check_intervals(content.get("val_interval", {}), str(path))
+    for key in ("backbone_settings", "method_settings", "search"):
+        _check_plugins(content.get(key, {}), f"{path}, field '{key}'")
     content["raw"] = _typed(Published, content.pop("raw", {}), f"{path}, raw")
     content["drop_events"] = tuple(str(event) for event in content.pop("drop_events", ()))
     return _typed(DatasetConfig, content, str(path))
+
+
+def _check_plugins(settings: Any, where: str) -> None:
+    """Raise UserError unless the settings of each plugin are a mapping."""
+    for plugin, values in settings.items() if isinstance(settings, dict) else ():
+        if not isinstance(plugin, str) or not isinstance(values, dict):
+            raise UserError(f"{where}, {shown(plugin)}: found {shown(values)}, accepted: a plugin's name with a mapping "
+                            f"of its settings.")
 
 
 def _check_intervals(intervals: Any, where: str) -> None:

@@ -20,6 +20,7 @@ from .. import draws
 from ..errors import UserError
 from ..settings import setting
 from .recbole_files import SPLITS, Interactions, check_splits, read_table
+from .tie_order import TIE_ORDERS, time_order
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,9 @@ class StreamSettings:
                              "or the paper's random", choices=("chronological", "random"))
     split_seed: int = setting(0, "seed of random splits and of pilots; the same for every run seed, so runs test "
                               "alike", low=0)
+    tie_order: str = setting("file", "rows of equal time stand as in the file, or as released code that sorts with "
+                             "NumPy left them: by its quicksort, or by the one of 1.25 and 1.26 for AVX-512",
+                             choices=TIE_ORDERS)
     split_file: str = setting("", "take blocks and splits from this tab-separated file (block, user, item, split)")
     session_from: str = setting("gap", "a user's sessions are cut where it was inactive for longer than session_gap, "
                                 "or are those of the dataset's session column", choices=("gap", "column"))
@@ -97,8 +101,9 @@ def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     """Settings without effect, and why, given the values of all settings."""
     stream = settings["stream"]
     if settings["split_file"]:
-        return dict.fromkeys(("stream", "min_interactions", "k_core", "topology", *_BLOCKS_ONLY, *_SESSIONS_ONLY,
-                              *CENTRAL_ONLY, *DOMAINS_ONLY), "with 'split_file', which says the blocks and splits")
+        return dict.fromkeys(("stream", "min_interactions", "k_core", "tie_order", "topology", *_BLOCKS_ONLY,
+                              *_SESSIONS_ONLY, *CENTRAL_ONLY, *DOMAINS_ONLY),
+                             "with 'split_file', which says the blocks and splits")
     idle = {} if stream == "sessions" else dict.fromkeys(_SESSIONS_ONLY, f"with stream={stream}")
     if stream not in ("sessions", "domains"):
         idle["topology"] = f"with stream={stream}"
@@ -113,9 +118,11 @@ def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     idle |= dict.fromkeys(_BLOCKS_ONLY, f"with stream={stream}, which has one step and a fixed split")
     if stream == "domains":
         idle["min_interactions"] = "with stream=domains; use k_core"
+        idle["tie_order"] = "with stream=domains, where rows of equal time keep the order of the file"
         idle.pop("split_seed" if settings["pilot_users"] else "", None)
     if stream == "sessions":
         idle["min_interactions"] = "with stream=sessions; use min_sessions"
+        idle["tie_order"] = "with stream=sessions, where rows of equal time keep the order of the file"
         if settings["session_from"] == "column":
             idle["session_gap"] = "with session_from=column"
         if settings["session_split"] == "column":
@@ -399,9 +406,9 @@ def _assemble(user: np.ndarray, item: np.ndarray, block: np.ndarray, split: np.n
 def build_blocks(data: Interactions, settings: StreamSettings, name: str) -> Stream:
     """Cut interactions into blocks by count in time order and split each block per user (F3CRec, section 5.1).
 
-    Rows of equal time keep the order of the file. Raises UserError if a block has no training interaction.
+    Rows of equal time stand as ``tie_order`` says. Raises UserError if a block has no training interaction.
     """
-    order = np.argsort(data.time, kind="stable")
+    order = time_order(data.time, settings.tie_order)
     user, old_user = first_appearance(data.user[order])
     item, old_item = first_appearance(data.item[order])
     block = block_of_rows(len(user), settings.blocks, settings.base_share)
@@ -416,14 +423,14 @@ def build_blocks(data: Interactions, settings: StreamSettings, name: str) -> Str
 def build_static(data: Interactions, settings: StreamSettings, name: str) -> Stream:
     """One step with a leave-one-out split per user: the latest interaction is test, the one before it valid.
 
-    Rows of equal time keep the order of the file. Users with fewer than 3 interactions only train. Raises UserError if
+    Rows of equal time stand as ``tie_order`` says. Users with fewer than 3 interactions only train. Raises UserError if
     nobody is left.
     """
     rows = np.flatnonzero(np.bincount(data.user)[data.user] >= settings.min_interactions)
     if len(rows) == 0:
         raise UserError(f"{name}: no user has {settings.min_interactions} interactions; lower it with "
                         f"--set min_interactions=N.")
-    order = rows[np.argsort(data.time[rows], kind="stable")]
+    order = rows[time_order(data.time[rows], settings.tie_order)]
     user, old_user = first_appearance(data.user[order])
     item, old_item = first_appearance(data.item[order])
     count = np.bincount(user)[user]

@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 import os
 import shutil
-import tempfile
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,6 +30,7 @@ import torch
 
 from .. import draws
 from ..errors import UserError
+from ..files import folder_beside
 from ..parallel import in_order, workers
 from .stream import Ragged, Step, StreamSettings
 
@@ -260,17 +260,17 @@ def write(world: World, path: Path, rows_at_once: int = ROWS_AT_ONCE,
     total, seen = 0, np.zeros(world.items, dtype=bool)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        with folder_beside(path) as folder:
             for _, rows in all_interactions(world, rows_at_once):
-                _sort_in(rows, Path(folder), parts)
+                _sort_in(rows, folder, parts)
                 total += len(rows.user)
                 seen[rows.item] = True
                 done(len(rows.user))
-            whole = Path(folder) / path.name
+            whole = folder / path.name
             with open(whole, "wb") as file:
                 file.write(b"user_id:token\titem_id:token\ttimestamp:float\n")
                 for part in range(parts):
-                    done(_write_part(Path(folder) / str(part), file))
+                    done(_write_part(folder / str(part), file))
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(whole, path)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ..client.footprint import StepLoad, numbers
+from ..client.footprint import StepLoad
 from ..client.ways import choose_way
 from ..data.stream import Step
-from ..model import Snapshot
+from ..model import Snapshot, numbers
 from ..sizes import SIZES
 from .parts import Federation
 
@@ -24,9 +24,8 @@ def load_of(f: Federation, step: Step, threads: int) -> StepLoad:
     backbone, first, acting = f.backbone, range(1), f.acting_in(step)
     public, private = backbone.new_rows(f.seed, first, first)
     model = Snapshot(public, private | acting.new_private(f.seed, first, backbone), backbone.new_dense(f.seed))
-    return StepLoad(backbone, f.local, step, model, numbers(backbone.new_personal(f.seed, first)),
-                    choose_way(backbone, acting, model, f.local, bool(step.sessions)),
-                    number_of(f), threads, f.device)
+    return StepLoad(backbone, step, model, numbers(backbone.new_personal(f.seed, first)), number_of(f), f.local,
+                    choose_way(backbone, acting, model, f.local, bool(step.sessions)), threads, f.device)
 
 
 def number_of(f: Federation) -> int:

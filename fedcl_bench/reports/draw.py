@@ -11,12 +11,15 @@ import functools
 import io
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import matplotlib
 import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axis import Tick
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from ..files import write_atomically
@@ -91,9 +94,20 @@ def save(figure: Figure, path: Path) -> None:
     kind = path.suffix[1:]
     metadata = {"png": {"Software": None}, "pdf": {"CreationDate": None, "Producer": None, "Creator": None},
                 "svg": {"Date": None, "Creator": None}}[kind]
+    for text in _texts(figure):
+        text.set_parse_math(False)  # a dollar sign in somebody's title is a dollar sign
     buffer = io.BytesIO()
     figure.savefig(buffer, format=kind, metadata=metadata)
     write_atomically(path, buffer.getvalue())
+
+
+def _texts(artist: Artist) -> Iterator[Text]:
+    """All texts but those at ticks, which matplotlib writes as formulas."""
+    for child in artist.get_children():
+        if isinstance(child, Text):
+            yield child
+        elif not isinstance(child, Tick):
+            yield from _texts(child)
 
 
 def _grid(rows: int, columns: int, height: float, **options) -> tuple[Figure, np.ndarray]:
@@ -185,7 +199,7 @@ class SettingPanel:
     above_label: str = ""
 
 
-_SETTING_NAMES = {"eps": "ε", "lambda_kd": "λ$_{KD}$", "beta": "β", "neighbours": "k, prototypes retrieved",
+_SETTING_NAMES = {"eps": "ε", "lambda_kd": "λ_KD", "beta": "β", "neighbours": "k, prototypes retrieved",
                   "lambda_tasd": "λ of time-aware self-distillation",
                   "prototype_noise": "standard deviation of the noise on prototypes"}
 
@@ -571,7 +585,7 @@ def audit_curves(content: Mapping[str, Any], title: str) -> Figure:
     attacks = {"size": "#0072B2", "direction": "#D55E00"}
     lines = ("-", "--", ":", "-.")
     for axes, metric, label, floors in ((grid[0, 0], "auc", "AUC", [(chance["auc"], "by chance")]),
-                                        (grid[0, 1], "precision", "precision at n$_+$",
+                                        (grid[0, 1], "precision", "precision at n₊",
                                          [(chance["precision"], "by chance"),
                                           (chance["precision_touched"], "by chance among changed rows")])):
         for i, number in enumerate(content["rounds"]):

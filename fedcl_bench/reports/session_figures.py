@@ -91,7 +91,7 @@ def _probability(job: Job) -> Drawn:
 def _noise(job: Job) -> Drawn:
     def text(deviation: float) -> str:
         return f"{gaussian_epsilon(deviation, DELTA):.1f}" if deviation else "∞"
-    return sensitivity("noise", job, text, "ε at δ = 10$^{-5}$")
+    return sensitivity("noise", job, text, "ε at δ = 10⁻⁵")
 
 
 MAKERS = {"early": _early, "probability": _probability, "k": partial(sensitivity, "k"),

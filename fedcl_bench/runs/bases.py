@@ -25,15 +25,18 @@ from typing import Mapping, Sequence
 import numpy as np
 import torch
 
-from ..errors import UserError
+from ..data.archives import require_ratio
+from ..errors import Corrupt, UserError
 from ..federation.growth import grow
 from ..federation.parts import Federation
 from ..files import write_atomically
 from ..model import Snapshot
+from ..schema import read_bytes
 from .config import SHARED
 
 KINDS = ("public", "private", "dense")
 _NAME = "[0-9a-f]{16}"
+_CURE = "docs/records.md has the format; `base export` writes it."
 
 
 def file_of(results: Path, name: str) -> Path:
@@ -60,9 +63,9 @@ def export(path: Path, model: Snapshot, user_ids: Sequence[str], item_ids: Seque
 def keep(path: Path, results: Path) -> str:
     """Copy a base into a results folder; its name, the value of ``base_model``. Raises UserError if it is none."""
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
+        content = read_bytes(path, _CURE)
+    except FileNotFoundError:
+        raise UserError(f"{path}: is not there; make it with `base export`.") from None
     arrays = _arrays(content, str(path))
     for ids in ("user_ids", "item_ids"):
         if ids not in arrays or arrays[ids].dtype.kind != "U" or arrays[ids].ndim != 1:
@@ -81,10 +84,10 @@ def load(federation: Federation, results: Path) -> Snapshot:
     """
     name = federation.server.base_model
     path = file_of(results, name)
-    if not re.fullmatch(_NAME, name) or not path.is_file():
+    if not re.fullmatch(_NAME, name) or not path.exists():
         raise UserError(f"setting 'base_model': found '{name}', accepted: what `base import FILE` prints; {results} "
                         f"has no base of this name.")
-    arrays, stream = _arrays(path.read_bytes(), str(path)), federation.stream
+    arrays, stream = _arrays(read_bytes(path, _CURE), str(path)), federation.stream
     if _hash(arrays) != name:
         raise UserError(f"{path}: is not what was imported under this name; import it again.")
     step = stream.steps[0]
@@ -98,11 +101,14 @@ def load(federation: Federation, results: Path) -> Snapshot:
 
 def _arrays(content: bytes, where: str) -> Mapping[str, np.ndarray]:
     try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            require_ratio(where, archive.infolist(), _CURE)
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
-    except (ValueError, OSError, EOFError, KeyError, AttributeError, zipfile.BadZipFile):
-        raise UserError(f"{where}: is no .npz file of tables without pickled objects; docs/records.md has the "
-                        f"format.") from None
+    except UserError:
+        raise
+    except Exception:  # NumPy and zlib raise whatever their readers do
+        raise Corrupt(f"{where}: is no .npz file of tables without pickled objects", _CURE) from None
 
 
 def _hash(arrays: Mapping[str, np.ndarray]) -> str:

@@ -235,7 +235,8 @@ def layers(dataset: str, overrides: Iterable[tuple[str, Mapping[str, Any]]], bac
     which says what suits another one."""
     config, overrides = load_config(dataset), list(overrides)
     file = config_label(dataset)
-    of_dataset = [(file, config.settings), (file, config.method_settings.get(method, {}))]
+    of_dataset = [(file, config.settings), (file, config.backbone_settings.get(getattr(backbone, "name", None), {})),
+                  (file, config.method_settings.get(method, {}))]
     named = chosen = "blocks"
     topology = "federated"
     for _, layer in of_dataset:
@@ -327,7 +328,7 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
 _LATER = {"upload_clip": 0.0, "upload_mechanism": "laplace", "evaluate_every": 1, "availability": "always",
           "client_dropout": 0.0, "stragglers": 0.0, "fold_in": 0, "fold_in_rounds": 20, "cold_start": "fold_in",
           "extra_metrics": [], "topology": "federated", "padding": "none", "lr_later": 0.0,
-          "repeated_positives": "every", "base_model": ""}
+          "repeated_positives": "every", "base_model": "", "tie_order": "file"}
 
 
 def effective(parts: Iterable[Any], with_idle: bool = False) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def _of_step(f: Federation, step: Step, threads: int) -> MemoryPlan:
     if f.central:
         return MemoryPlan({**federation.of_one_client(f, step), "process": _PROCESS * threads})
     load = federation.load_of(f, step, threads)
-    state, working = f.acting_in(step).memory(step.n_users, step.n_items, load.number)
+    state, working = f.acting_in(step).memory(load)
     phases = {"training": client.training(load) + threads * working, "uploads": federation.uploads(load),
               "evaluation": evaluation.scores(load)}
     largest = max(phases, key=phases.get)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers import build, finish, one_step, train_once
 
+from fedcl_bench.data.source import configured
 from fedcl_bench.data.stream import Stream
 from fedcl_bench.errors import UserError
 from fedcl_bench.federation.growth import grow
@@ -13,7 +14,7 @@ from fedcl_bench.federation.parts import Federation, FederationSettings
 from fedcl_bench.evaluation.ranking import EvaluationSettings
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
-from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.config import make_config, resolve
 from fedcl_bench.sampling import LocalSettings
 from fedcl_bench.testing.worlds import ragged
 
@@ -43,6 +44,12 @@ def test_the_default_changes_no_name(registry):
     assert config().hash.startswith("02797fc01971")
     with pytest.raises(UserError, match="'repeated_positives'.*no effect with stream=sessions"):
         config(stream="sessions", repeated_positives="once")
+
+
+def test_of_last_fm_each_counts_once(registry):
+    """As the released code does on the one dataset of its paper that has repeated pairs."""
+    hows = {name: resolve(registry, "ft", "fedmf", name).local.repeated_positives for name in configured()}
+    assert {name for name, how in hows.items() if how == "once"} == {"lastfm-2k"}
 
 
 def test_a_whole_run(registry):

@@ -43,7 +43,8 @@ def test_expected_counts_agree_with_the_paper(shared):
     table = pd.read_csv(shared / "paper_tables" / "f3crec_table1.csv")
     names = {"# of accumulated users": "accumulated_users", "# of accumulated items": "accumulated_items",
              "# of interactions": "interactions", "sparsity (%)": "sparsity"}
-    papers = {"ml-100k": "ML-100K", "ml-latest-small": "ML-Latest-Small", "hetrec2011-ml": "HetRec2011"}
+    papers = {"ml-100k": "ML-100K", "ml-latest-small": "ML-Latest-Small", "hetrec2011-ml": "HetRec2011",
+              "lastfm-2k": "Lastfm-2K"}
     for dataset, paper in papers.items():
         rows = table[table.dataset == paper]
         for metric, name in names.items():
@@ -164,8 +165,8 @@ def test_every_dataset_config_loads(registry):
         assert config.title and config.source.startswith("https://") and config.licence
         # Of sessions, only the authors' XING is known under settings that can be reproduced.
         assert config.expected or config.settings["stream"] == "sessions" and "Table 1" in config.notes
-        for method in config.method_settings:
-            registry.get("method", method)
+        for kind, settings in (("backbone", config.backbone_settings), ("method", config.method_settings)):
+            assert all(registry.get(kind, plugin) for plugin in settings)
 
 
 def test_ragged_select(ml100k):

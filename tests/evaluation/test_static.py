@@ -421,12 +421,16 @@ def test_order_of_defaults():
 def test_a_config_that_names_the_stream_has_the_last_word(monkeypatch):
     """Over the stream's values; not if another stream is chosen, and not over blocks from a file."""
     named = replace(load_config("ml-100k"), settings={"stream": "static", "rounds": 7, "topk": (5,)},
-                    method_settings={"kd": {"patience": 3}})
+                    backbone_settings={"own": {"topk": (6,), "patience": 2}}, method_settings={"kd": {"patience": 3}})
     monkeypatch.setattr(config, "load_config", lambda name: named)
 
-    def merged(**user):
-        found = layers("ml-100k", [("user", user)], method="kd")
+    class Own(Backbone):
+        name = "own"
+
+    def merged(backbone=None, **user):
+        found = layers("ml-100k", [("user", user)], backbone, "kd")
         return {name: value for _, layer in found for name, value in layer.items()}
+    assert (merged(Own)["topk"], merged(Own)["patience"], merged(Own)["rounds"]) == ((6,), 3, 7)
     assert {name: merged()[name] for name in ("rounds", "topk", "patience", "candidates")} == {
         "rounds": 7, "topk": (5,), "patience": 3, "candidates": "sampled"}
     assert {name: merged(stream="sessions")[name] for name in ("rounds", "topk", "patience", "sampled_candidates")} == {

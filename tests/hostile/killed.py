@@ -18,10 +18,12 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import torch
 
 from fedcl_bench import files
+from fedcl_bench.data import prepared
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.runs import compact, runner
 from fedcl_bench.runs.config import make_config
@@ -29,7 +31,7 @@ from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.store import load_runs
 
 CALLS = ((os, "replace"), (os, "fsync"), (os, "unlink"), (os, "mkdir"), (os, "rename"), (os, "chmod"),
-         (tempfile, "mkstemp"), (files._Watched, "write"))
+         (tempfile, "mkstemp"), (tempfile, "mkdtemp"), (np, "save"), (shutil, "rmtree"), (files._Watched, "write"))
 
 
 class Points:
@@ -74,6 +76,12 @@ def state_of_pack(folder: Path) -> dict:
             "files": sorted((path.name, hashlib.blake2b(path.read_bytes()).hexdigest()) for path in folder.iterdir())}
 
 
+def state_of_prepared(folder: Path) -> dict:
+    stream = prepared.load(folder)
+    return {"numbers": [step.train.values.sum().item() for step in stream.steps],
+            "files": sorted(str(path.relative_to(folder.parent)) for path in folder.parent.rglob("*"))}
+
+
 def in_child(work) -> tuple[int, str]:
     """The exit status of work in a process of its own, and what it returned."""
     there, here = os.pipe()
@@ -112,6 +120,9 @@ def main(job: str, folder: Path, kills: int) -> None:
         def work():
             compact.write(results / "packed", load_runs(before), "a test", lambda run: True)
         state = partial(state_of_pack, results / "packed")
+    if job == "prepare":
+        work = partial(prepared.save, stream, results / "prepared")
+        state = partial(state_of_prepared, results / "prepared")
 
     def counted():
         points = Points(None)

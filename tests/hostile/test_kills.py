@@ -16,14 +16,14 @@ from fedcl_bench.runs.specs import RunSpec
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("job, kills", [("run", 150), ("rerun", 45), ("pack", 99)])
+@pytest.mark.parametrize("job, kills", [("run", 150), ("rerun", 45), ("pack", 99), ("prepare", 99)])
 def test_killed_while_writing(job, kills, tmp_path):
     here = Path(__file__).parent
     done = subprocess.run([sys.executable, str(here / "killed.py"), job, str(tmp_path), str(kills)], cwd=ROOT,
                           env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     results = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(results) == kills or job == "pack" and len(results) > 8
+    assert len(results) == kills or job in ("pack", "prepare") and len(results) > 8
     wrong = [found for found in results if not (found["killed"] and found["ended"] and found["same"])
              or found["left"] or found["missing"]]
     assert not wrong, "\n".join(map(str, wrong))
@@ -38,6 +38,17 @@ def test_only_what_nobody_writes_is_swept(tmp_path):
         files.sweep(tmp_path)
         assert len(list(tmp_path.glob(".run.json.*"))) == 1 and not dead.exists()
     assert {path.name for path in tmp_path.iterdir()} == {"run.json", ".notes.txt"}
+
+
+def test_folders_of_dead_processes_go_and_others_stay(tmp_path):
+    """Of the same path alone, and not while somebody fills them."""
+    for name in (".prepared.dead.part", ".other.dead.part", ".prepared.mine"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    with files.folder_beside(tmp_path / "prepared") as first:
+        with files.folder_beside(tmp_path / "prepared") as second:
+            assert first.is_dir() and second.is_dir() and first != second
+    assert {path.name for path in tmp_path.iterdir()} == {".other.dead.part", ".prepared.mine"}
 
 
 def test_a_stale_checkpoint_goes_and_a_folder_of_the_users_stays(tmp_path, monkeypatch, capsys):

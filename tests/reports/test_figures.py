@@ -116,7 +116,7 @@ EVERY = {
     "three histograms": lambda: user_histograms(histograms(3), LOOK, "predicted probability of the test target"),
     "noise": lambda: sensitivity([SettingPanel("prototype_noise", {i / 10: OverSeeds(0.2, 0.01, 5) if i else None
                                                                    for i in range(7)}, 0.1,
-                                               {i / 10: "48.4" for i in range(7)}, "ε at δ = 10$^{-5}$")],
+                                               {i / 10: "48.4" for i in range(7)}, "ε at δ = 10⁻⁵")],
                                  LOOK["f3crec"], "NDCG@10", "FCUCR on TiSASRec, RetailRocket"),
     "tornado": lambda: tornado(list(READINGS), swings(True), "F3CRec on FedMF, ML-Latest-Small: one setting changed"),
     "tornado of one panel": lambda: tornado(list(READINGS), swings(False), "FT on FedMF, ML-100K"),
@@ -171,6 +171,14 @@ def test_the_users_matplotlibrc_changes_nothing(tmp_path):
         save(EVERY["ranks"](), tmp_path / "b.svg")
         assert matplotlib.rcParams["font.size"] == 20
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["FT $x^$", "$\\frac{", "a$b"])
+def test_dollar_signs_are_no_formulas(name, tmp_path):
+    """In legends and titles, which may hold a user's words."""
+    save(validation_curves({"ft": curves(0)[:1]}, looks({"ft": name}), "N@20", f"of {name}"), tmp_path / "a.svg")
+    save(sensitivity(settings((0.1, 0.5)), looks({"ft": name})["ft"], "N@20", f"{name}, of 1"), tmp_path / "b.png")
+    assert f">of {name}<" in (tmp_path / "a.svg").read_text() or f"of {name} -->" in (tmp_path / "a.svg").read_text()
 
 
 def test_bars_are_the_numbers():

@@ -41,7 +41,9 @@ def published(registry, folder: str, paper: str, number: int, tuned: Path | None
 
 
 def test_f3crecs_numbers_are_those_of_the_records(registry):
-    cells = published(registry, "f3crec", "f3crec", 2, ROOT / "results/tuned")
+    # Last.FM 2K's records were made with its former defaults; on the other datasets these are today's too.
+    cells = published(registry, "f3crec", "f3crec", 2, ROOT / "results/tuned", tie_order="file",
+                      repeated_positives="every")
     names = {"ML-100K": "ml-100k", "ML-Latest-Small": "ml-latest-small", "Last.FM 2K": "lastfm-2k"}
     printed = papers.get("f3crec").printed()[2]
     rows = rows_of(PAGE, "| dataset | backbone | FT |")

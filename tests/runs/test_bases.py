@@ -90,8 +90,10 @@ def test_what_is_no_base_is_not_imported(tmp_path, capsys):
     (tmp_path / "text.npz").write_text("no zip")
     np.savez(tmp_path / "pickled.npz", user_ids=np.array([{}], dtype=object), item_ids=np.array(["1"]))
     np.savez(tmp_path / "nameless.npz", table=np.zeros((2, 2)))
+    np.savez_compressed(tmp_path / "swollen.npz", table=np.zeros(10 ** 6))
     for file, message in (("text.npz", "is no .npz file"), ("pickled.npz", "is no .npz file of tables without pickled"),
-                          ("nameless.npz", "'user_ids' is missing"), ("absent.npz", "cannot be read")):
+                          ("nameless.npz", "'user_ids' is missing"), ("absent.npz", "is not there"),
+                          ("swollen.npz", "would unpack from")):
         assert main(["base", "import", str(tmp_path / file), "--results", str(tmp_path)]) == 2
         assert message in capsys.readouterr().err
     assert not (tmp_path / "shared").exists()

@@ -9,17 +9,24 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers import build
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.client.lists import BatchView
 from fedcl_bench.distillation import ranks_of
 from fedcl_bench.errors import UserError
+from fedcl_bench.evaluation.ranking import EvaluationSettings
+from fedcl_bench.federation.footprint import load_of
+from fedcl_bench.federation.loop import run
+from fedcl_bench.federation.parts import Federation, FederationSettings
 from fedcl_bench.ops import memory
 from fedcl_bench.ops.memory import Available, available
 from fedcl_bench.runs import memory_plan
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.memory_plan import plan, require
+from fedcl_bench.sampling import LocalSettings
 from fedcl_bench.sizes import SIZES
+from fedcl_bench.testing.worlds import session_log, session_stream
 
 CPU = torch.device("cpu")
 LAST, BEFORE = (943, 1152), (827, 1148)  # users and items of ML-100K's blocks 3 and 2
@@ -63,6 +70,37 @@ def test_every_kind_of_backbone_has_a_plan(registry, ml100k, name):
     parts = plan(federation(registry, ml100k, name), 2).parts
     assert all(isinstance(value, int) and value >= 0 for value in parts.values())
     assert parts["tables"] >= 12 * 1152
+
+
+def held(f):
+    """Bytes of what a method holds at the end of a run beside the model's own tables, and how much it planned."""
+    *_, progress = run(f)
+    of_model = {id(table) for table in progress.model.tables()}
+    state = [*progress.client_state.values(), *progress.server_state.values()]
+    took = sum(values.numel() * values.element_size() for values in state if id(values) not in of_model)
+    step = f.stream.steps[-1]
+    return took, f.acting_in(step).memory(load_of(f, step, 1))[0]
+
+
+@pytest.mark.parametrize("backbone", ["fedmf", "fedncf"])
+@pytest.mark.parametrize("method", ["kd", "f3crec", "rlp2", "spp", "reg"])
+def test_what_methods_keep_is_planned(registry, ml100k, method, backbone):
+    """At least what they hold at the end, and not much more than twice it, as new state is made beside the old."""
+    config = make_config(registry, method, backbone, "ml-100k", overrides=[("test", {"rounds": 1, "patience": 0})])
+    took, planned = held(config.federation(ml100k))
+    assert took <= planned <= 3 * took
+
+
+@pytest.mark.parametrize("settings", [{}, {"teacher": "previous"}, {"window": 1}])
+def test_what_fcucr_keeps_is_planned(registry, settings):
+    stream = session_stream(session_log(40), 40)
+    f = Federation(stream, build(registry, "backbone", "sasrec", dim=32, max_length=20),
+                   build(registry, "method", "fcucr", **settings), LocalSettings("adam", local_epochs=1, negatives=1),
+                   FederationSettings(rounds=3, patience=0, tested_round="last"),
+                   EvaluationSettings(topk=(3,), valid_metric="hit@3", candidates="sampled", sampled_candidates=10), 5)
+    f.check()
+    took, planned = held(f)
+    assert took <= planned <= 6 * took
 
 
 MEASURE = """

@@ -5,10 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import shutil
+import subprocess
+import sys
 from contextlib import contextmanager
 
 import pytest
 import torch
+from helpers import ROOT
 
 from fedcl_bench.cli import main as command
 from fedcl_bench.cli.main import main
@@ -91,3 +95,38 @@ def test_no_memory_before_a_run(monkeypatch, capsys, error):
     assert main(["list"]) == 2
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith("run_bench.py: out of memory (") and said[1].startswith("What helps: ")
+
+
+ON_FULL_DISKS = """
+import contextlib, io, subprocess, sys
+from fedcl_bench.cli.main import main
+disk, sizes = sys.argv[1], sys.argv[2:]
+run = ["--method", "kd", "--backbone", "fedmf", "--results", disk + "/results", "--quiet", "--set", "k_core=70"]
+run += [word for text in ("rounds=1", "dim=8", "blocks=2") for word in ("--set", text)]
+for size in sizes:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", disk], check=True)
+    messages = io.StringIO()
+    with contextlib.redirect_stderr(messages), contextlib.redirect_stdout(io.StringIO()):
+        status = main(run)
+    print(size, status, messages.getvalue().replace("\\n", "|"))
+    subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert main(run) == 0  # there is room again
+    subprocess.run(["umount", disk], check=True)
+"""
+
+
+@pytest.mark.skipif(subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/tmp"],
+                                   capture_output=True).returncode != 0 if shutil.which("unshare") else True,
+                    reason="needs to mount a file system of its own")
+@pytest.mark.parametrize("sizes", [[8, 64], pytest.param(list(range(4, 260, 8)), marks=pytest.mark.long)])
+def test_a_run_on_a_disk_that_is_full(sizes, tmp_path):
+    """At whichever file it fills: two lines that name the path, and the run goes on when there is room."""
+    done = subprocess.run(["unshare", "-rm", sys.executable, "-c", ON_FULL_DISKS, str(tmp_path), *map(str, sizes)],
+                          cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for line in done.stdout.splitlines():
+        size, status, messages = line.split(" ", 2)
+        said = messages.rstrip("|").split("|")
+        assert not messages if status == "0" else (status, len(said)) == ("2", 2) and "no space left at" in said[0], line
+    assert len(done.stdout.splitlines()) == len(sizes)

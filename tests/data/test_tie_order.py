@@ -1,0 +1,133 @@
+"""Rows of equal time in the order that NumPy's unstable sorts leave, on any processor."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+from helpers import ROOT
+from hypothesis import given, strategies as st
+from tie_worlds import digest_of, digests, numpy_order
+
+from fedcl_bench.data import prepared
+from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.data.recbole_files import Interactions
+from fedcl_bench.data.source import configured
+from fedcl_bench.data.stream import StreamSettings, build_blocks, build_static
+from fedcl_bench.data.tie_order import TIE_ORDERS, time_order
+from fedcl_bench.errors import UserError
+from fedcl_bench.runs.config import make_config, resolve
+
+AVX512 = ("AVX512F", "AVX512CD", "AVX512_SKX", "AVX512_CLX", "AVX512_CNL", "AVX512_ICL")
+# What np.argsort of NumPy 1.26.4 gave for the worlds, with and without AVX-512.
+DIGESTS = {"numpy_quicksort": "b53d10b4e8fb44da", "numpy_avx512": "8b3dca3bbb3592d8"}
+
+
+def test_the_order_is_the_same_on_every_processor():
+    assert digests() == DIGESTS
+
+
+def test_the_order_is_numpys():
+    if not numpy_order():
+        pytest.skip("NumPy's std::sort is not the GNU library's here")
+    assert digest_of(np.argsort) == DIGESTS[numpy_order()]
+
+
+def test_without_avx512():
+    """NumPy then sorts otherwise, and both orders stay."""
+    done = subprocess.run([sys.executable, "-W", "ignore", "tests/tie_worlds.py"], capture_output=True, text=True,
+                          cwd=ROOT, check=True, env={**os.environ, "PYTHONPATH": str(ROOT),
+                                                     "NPY_DISABLE_CPU_FEATURES": " ".join(AVX512)})
+    assert json.loads(done.stdout) == ["numpy_quicksort", DIGESTS["numpy_quicksort"], DIGESTS]
+
+
+@given(st.data())
+def test_any_times(data):
+    """Ascending, every row once; and as NumPy has it here."""
+    distinct = data.draw(st.integers(1, 40))
+    times = np.array(data.draw(st.lists(st.integers(0, distinct), max_size=400)), dtype=np.float64)
+    for tie_order in TIE_ORDERS:
+        order = time_order(times, tie_order)
+        assert np.array_equal(np.sort(order), np.arange(len(times))) and (np.diff(times[order]) >= 0).all()
+        if tie_order == numpy_order():
+            assert np.array_equal(order, np.argsort(times))
+
+
+def test_where_introsort_would_give_up():
+    rising = np.arange(15_000)
+    with pytest.raises(UserError, match="gives up on .* rows.*\n.*--set tie_order=file"):
+        time_order(np.concatenate([rising, rising[::-1]]), "numpy_quicksort")
+
+
+@pytest.mark.parametrize("build", [build_blocks, build_static])
+def test_streams_take_the_order(build):
+    """As if the rows had stood in the file in that order."""
+    rows = 3000
+    user, item, time = np.arange(rows) % 60, np.arange(rows) * 7 % 97, np.arange(rows) * 11 % 13 * 1.0
+    names = [np.array([str(i) for i in range(n)]) for n in (60, 97)]
+
+    def built(order, tie_order):
+        data = Interactions(user[order], item[order], time[order], *names)
+        stream = build(data, StreamSettings(tie_order=tie_order), "w")
+        return [stream.user_tokens.tolist(), stream.item_tokens.tolist(),
+                [[step.split(split).values.tolist() for split in ("train", "valid", "test")] for step in stream.steps]]
+    given_order = np.arange(rows)
+    streams = [built(given_order, tie_order) for tie_order in TIE_ORDERS]
+    assert streams == [built(time_order(time, tie_order), "file") for tie_order in TIE_ORDERS]
+    assert all(streams[0] != stream for stream in streams[1:])
+
+
+def test_the_default_changes_no_name(registry):
+    def config(**settings):
+        return make_config(registry, "f3crec", "fedmf", "ml-100k", overrides=[("test", settings)])
+    hashes = [config(tie_order=tie_order).hash for tie_order in TIE_ORDERS]
+    assert config().hash == hashes[0] and len(set(hashes)) == 3
+    folders = [prepared.folder_of(config().source, StreamSettings(tie_order=tie_order)) for tie_order in TIE_ORDERS]
+    assert len(set(folders)) == 3 and folders[0].name == "ml-100k.stream-77b93167181e"
+    for other in ({"stream": "sessions"}, {"split_file": __file__}):
+        with pytest.raises(UserError, match="'tie_order'.*no effect with"):
+            config(tie_order="numpy_avx512", **other)
+
+
+def test_only_last_fm_has_another_order(registry):
+    orders = {name: resolve(registry, "ft", "fedmf", name).stream.tie_order for name in configured()}
+    assert {name: order for name, order in orders.items() if order != "file"} == {"lastfm-2k": "numpy_avx512"}
+
+
+def test_last_fm_is_the_authors_row_by_row(registry, shared):
+    """Their order gives their Table 1, and the blocks that were made with NumPy's sort for AVX-512."""
+    expected = pd.read_csv(shared / "data" / "splits" / "lastfm-2k.f3crec_blocks.tsv", sep="\t")
+    config = make_config(registry, "ft", "fedmf", "lastfm-2k", data_dir=shared / "data" / "atomic")
+    stream = load_stream(config.source, config.stream)
+    for step, (_, block) in zip(stream.steps, expected.groupby("block"), strict=True):
+        assert step.interactions == len(block)
+        pairs = sorted((stream.user_tokens[user], stream.item_tokens[item])
+                       for split in ("train", "valid", "test") for user in range(step.n_users)
+                       for item in step.split(split).of(user).tolist())
+        assert pairs == sorted(zip(block.user.astype(str), block.item.astype(str)))
+        if step.index:  # which is split by time
+            for user, rows in block.groupby("user").item:
+                number = stream.user_tokens.tolist().index(str(user))
+                parts = [step.split(split).of(number).tolist() for split in ("train", "valid", "test")]
+                assert [stream.item_tokens[item] for part in parts for item in part] == rows.astype(str).tolist()
+    for tokens, column in ((stream.user_tokens, expected.user), (stream.item_tokens, expected.item)):
+        assert tokens.tolist() == column.drop_duplicates().astype(str).tolist()
+
+
+def test_movielens_is_the_authors_block_by_block(registry, shared):
+    """Their files for ML-100K come out with NumPy's sort without AVX-512, ids and later splits included."""
+    expected = pd.read_csv(shared / "data" / "splits" / "ml-100k.f3crec_authors.tsv", sep="\t")
+    config = make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", {"tie_order": "numpy_quicksort"})])
+    for step in load_stream(config.source, config.stream).steps:
+        block = expected[expected.block == step.index]
+        splits = {split: {(user, item) for user in range(step.n_users) for item in step.split(split).of(user).tolist()}
+                  for split in ("train", "valid", "test")}
+        assert set().union(*splits.values()) == set(zip(block.user, block.item))
+        if step.index:  # the base block is split at random
+            for split, rows in block.groupby("split"):
+                assert splits[split] == set(zip(rows.user, rows.item))
