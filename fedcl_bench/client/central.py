@@ -66,8 +66,12 @@ def score(backbone: SequentialBackbone, session: SessionVectors, rows: Tensor) -
         (which samples, (n,); their scores, (n, items)).
     """
     order = session.mask.sum(1).argsort(stable=True)
-    for chosen in order.split(SIZES.central_scored):
-        vectors, mask = session.vectors[chosen], session.mask[chosen]
+    vectors, mask = session.vectors, session.mask
+    if type(backbone).session_scores is SequentialBackbone.session_scores:  # which looks at the last position alone
+        vectors, mask = vectors[:, -1:], mask[:, -1:]
+    # Looked up at once, as the gradient of each look-up is as large as all vectors.
+    pieces = (each.split(SIZES.central_scored) for each in (order, vectors[order], mask[order]))
+    for chosen, vectors, mask in zip(*pieces):
         if not backbone.positionwise:  # whose score may be of the last position, whatever the mask
             used = mask.any(0)
             vectors, mask = vectors[:, used], mask[:, used]
