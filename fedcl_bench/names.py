@@ -15,6 +15,8 @@ from .errors import UserError
 LONGEST = 100  # characters of a dataset's name, or of several joined ones
 JOIN = "+"  # between the datasets of a run, each of which is a domain
 LONGEST_IN_RECORD = 200
+ACCEPTED_IN_RECORD = (f"at most {LONGEST_IN_RECORD} letters, digits, '.', '-', '_', ':' and '{JOIN}', with a letter or "
+                      f"digit first")
 LONGEST_OF_PLUGIN = 40  # a record's folder is named by two plugins, a dataset, seed and hash, in 255 bytes at most
 _NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._-]*")
 ACCEPTED = "letters, digits, '.', '-' and '_', with a letter or digit first"

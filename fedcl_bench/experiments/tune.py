@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Generator, Iterable, Mapping, Sequence
 
-from ..data.source import config_file, dataset_name, load_config
+from ..data.source import config_file, dataset_name, load_config, parts_of
 from ..errors import Corrupt, UserError, unknown
 from ..files import sweep, write_atomically
 from ..runs.config import CORE_SETTINGS, effective, resolve
@@ -77,14 +77,17 @@ class Result:
     error: str = ""
 
 
-def validation_value(folder: Path) -> float:
+def validation_value(folder: Path, domains: bool = False) -> float:
     """The objective of a finished run: the mean over blocks 1.. of the best validation value of each.
 
     Block 0, which most methods share, counts only where there is no other block.
+
+    Args:
+        domains: the blocks are domains, all of which count.
     """
     curve = read_columns(folder, "rounds", ["step", "valid"])
     best = curve.groupby("step")["valid"].max()
-    return float(best[best.index >= 1].mean() if len(best) > 1 else best.mean())
+    return float(best[best.index >= 1].mean() if len(best) > 1 and not domains else best.mean())
 
 
 def searched(registry: Registry, combination: Combination) -> dict[str, tuple]:
@@ -261,7 +264,8 @@ class _Trials:
         values = []
         for point, outcome in zip(self.batch, outcomes):
             finished = outcome.status == "finished"
-            values.append(validation_value(outcome.task.record(results).folder) if finished else None)
+            values.append(validation_value(outcome.task.record(results).folder, outcome.task.config.is_domains)
+                          if finished else None)
             self.done.append({"settings": point, "value": values[-1], "hash": outcome.task.config.hash,
                               "status": outcome.status})
             if outcome.status in ("stopped", "waiting"):
@@ -282,7 +286,9 @@ def content_of(search: Search, trials: list[dict[str, Any]], metric: str) -> dic
         return None
     best = max(finished, key=lambda trial: trial["value"])
     return {**search.head(), "settings": {**search.inherited, **best["settings"]},
-            "objective": f"best validation {metric}, mean over blocks 1.. where there is more than one",
+            "objective": f"best validation {metric}, mean over "
+                         + ("domains" if len(parts_of(search.combination.dataset)) > 1 else
+                            "blocks 1.. where there is more than one"),
             "value": best["value"], "trials": trials, "command": search.command()}
 
 

@@ -261,6 +261,9 @@ def build_any(layout: Layout, source: Source) -> Table:
     several = {len(incremental(run)) for of_row in runs.values() for run in of_row} - {1}
     about = ["Mean ± sample standard deviation over seeds of the metric on the block just trained"
              + (f", averaged over the {'domains' if names else 'blocks but block 0'}." if several else ".")]
+    if users := {str(run.head["settings"]["pilot_users"]) for of_row in runs.values() for run in of_row
+                 if run.head["settings"].get("pilot_users")}:
+        about.append(f"Of pilots with {', '.join(sorted(users))} users of each domain; not comparable with all users.")
     about += [f"{group}: {GROUPS[group]}." for group in layout.by]
     if layout.by and several:
         about.append("Blocks without anybody of a group are left out of its average.")

@@ -67,6 +67,11 @@ def test_the_value_is_the_mean_of_the_best_of_blocks_1_on(tmp_path):
     assert tune.validation_value(tmp_path / "b") == 0.7
 
 
+def test_the_value_of_domains_is_the_mean_of_all(tmp_path):
+    write_curve(tmp_path / "a", b0=[0.9, 0.2], b1=[0.1, 0.3])
+    assert tune.validation_value(tmp_path / "a", domains=True) == pytest.approx((0.9 + 0.3) / 2)
+
+
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
     """A real search by the command line, in which every read of a table is noted."""

@@ -368,6 +368,31 @@ def test_topologies_stand_in_one_table_and_test(shops, capsys):
                      "--metric", "recall@3", *same]) == 0
 
 
+def test_compact_records_hold_domains(shops, capsys):
+    assert main(command("--quiet", "--set", "pilot_users=10", "--set", "pilot_core=1")) == 0
+    assert main(["pack", "--results", "results", "--out", "packed"]) == 0
+    capsys.readouterr()
+    assert main(["tables", "--records", "packed", "--rows", "method", "--columns", "block", "--metrics", "recall@3",
+                 "--set", "rounds=2", "--set", "dim=4", "--set", "topk=3", "--set", "valid_metric=recall@3", "--set",
+                 "pilot_users=10", "--set", "pilot_core=1"]) == 0
+    table = capsys.readouterr().out
+    assert "| books | games | mean |" in table and "Of pilots with 10 users of each domain" in table
+
+
+def test_tuning_looks_at_every_domain(shops, capsys):
+    small = [word for value in ("rounds=1", "dim=4", "topk=3", "valid_metric=recall@3") for word in ("--set", value)]
+    assert main(["tune", "--methods", "ft", "--backbones", "gru4rec", "--datasets", "books+games", "--budget", "2",
+                 *small]) == 0
+    kept = json.loads(Path("results/my-tuned/books+games-gru4rec-ft.json").read_text())
+    best = {}
+    for trial in kept["trials"]:
+        (folder,) = Path("results/runs").glob(f"*-{trial['hash'][:12]}")
+        curve = pd.read_parquet(folder / "rounds.parquet")
+        best[trial["hash"]] = curve.groupby("step")["valid"].max().mean()
+        assert trial["value"] == pytest.approx(best[trial["hash"]])
+    assert kept["value"] == pytest.approx(max(best.values())) and kept["objective"].endswith("mean over domains")
+
+
 def test_its_model_recommends_a_domains_own_items(shops):
     results = fb.run("ft", "sasrec", "books+games", rounds=1, dim=4, topk=[3], valid_metric="recall@3", batch_size=7,
                      progress=False)
