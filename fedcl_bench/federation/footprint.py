@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..client.footprint import StepLoad
+from ..client.footprint import StepLoad, encoded
 from ..client.ways import choose_way
 from ..data.stream import Step
 from ..model import Snapshot, numbers
@@ -65,7 +65,8 @@ def uploads(load: StepLoad) -> int:
 
 def of_one_client(f: Federation, step: Step) -> dict[str, int]:
     """What training takes with ``topology=central``: tables before and after, in the best round and at the optimiser,
-    gradients and moments; scores of a batch with what they are pooled from, and what is kept to differentiate them."""
+    gradients and moments; of a batch what the encoder keeps, scores with what they are pooled from, and what is kept to
+    differentiate them."""
     return _in_epochs(f, step.n_items, step.n_items, 1)
 
 
@@ -84,7 +85,7 @@ def _in_epochs(f: Federation, items: int, scored: int, copies: int) -> dict[str,
     vectors = min(backbone.n_vectors, _VECTORS_OF_SAMPLE) if not backbone.positionwise else 1
     samples = max(local.batch_size, SIZES.central_scored)
     return {"tables": number * parameters * (4 + of_optimiser) + 8 * _DRAWN * items * public,
-            "training": number * samples * scored * (3 + vectors)}
+            "training": number * samples * (scored * (3 + vectors) + encoded(backbone))}
 
 
 def _snapshot(load: StepLoad, users: int, items: int) -> int:
