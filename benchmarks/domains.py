@@ -92,7 +92,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     print(heading())
-    print("| backbone | domain | samples | samples per second | RecBole's | seconds of an epoch |\n|---|---|--:|--:|--:|--:|")
+    print("| backbone | domain | samples | samples per second | RecBole's | seconds of an epoch |")
+    print("|---|---|--:|--:|--:|--:|")
     for name in OURS:
         for called, domain, speed in ours(args.domains, args.data_dir, name, args.batches):
             beside = f"{recbole(RECBOLE[name], domain, args.batches):,.0f}" if name in RECBOLE else ""

@@ -91,8 +91,8 @@ def ranks_of(scores: Tensor, items: Tensor) -> Tensor:
 class TopNSettings:
     """Settings of a method that distils top-N lists."""
 
-    lambda_kd: float = setting(0.1, "weight of the distillation loss", low=0.0,
-                               search=(1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0))
+    lambda_kd: float = setting(0.1, "weight of the distillation loss; at 1 KD diverges on FedMF", low=0.0,
+                               search=(1e-5, 1e-4, 1e-3, 1e-2, 1e-1))
     top_n: int = setting(30, "length N of each user's list", low=1, search=(30, 50))
     kd_reduction: str = setting("mean", "distillation over a list is averaged (released code) or summed (Eq. 5)",
                                 choices=("mean", "sum"))

@@ -37,7 +37,7 @@ def setting(default, help: str, *, low=None, high=None, above=None, below=None, 
         help: one line; shown by ``run_bench.py list NAME``.
         low, high: inclusive bounds of a number; above, below: exclusive ones.
         choices: the accepted values of a named choice.
-        search: the values searched in the paper.
+        search: the values that ``tune`` tries: the paper's, without those that diverge.
     """
     return dataclasses.field(default=default, metadata=dict(
         help=help, low=low, high=high, above=above, below=below, choices=choices, search=search))
@@ -255,7 +255,7 @@ def search_space(cls: type) -> dict[str, tuple]:
 
 
 def describe(cls: type) -> list[tuple[str, str, str, str]]:
-    """Rows (name, default, accepted values or the paper's search, help) of one settings class."""
+    """Rows (name, default, accepted values or those that are searched, help) of one settings class."""
     hints = typing.get_type_hints(cls)
     rows = []
     for field in dataclasses.fields(cls):

@@ -9,8 +9,8 @@ from fedcl_bench import Method, setting
 
 @dataclass(frozen=True)
 class RegSettings:
-    lambda_reg: float = setting(1e-5, "weight of the penalty", low=0.0,
-                                search=(1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0))
+    lambda_reg: float = setting(1e-5, "weight of the penalty; from 1e-3 on it diverges on most data", low=0.0,
+                                search=(1e-7, 1e-6, 1e-5, 1e-4))
     reg_reduction: str = setting("sum", "squared differences are summed (default of the released helper) or averaged",
                                  choices=("sum", "mean"))
 

@@ -20,7 +20,7 @@ CANDIDATES = ("items", "labels", "weights")  # what is kept of a proxy's top ite
 @dataclass(frozen=True)
 class SPPSettings:
     lambda_replay: float = setting(0.01, "weight of the replay loss in a block's first round", low=0.0,
-                                   search=(0.001, 0.01, 0.1, 0.5))
+                                   search=(0.001, 0.01, 0.1))
     replay_reduction: str = setting("mean", "cross-entropies of a client's replayed items are averaged, like every "
                                     "other loss here, or summed (CCD); summed, FedMF diverges at its learning rate",
                                     choices=("mean", "sum"))

@@ -27,11 +27,12 @@ from matplotlib import image
 
 from fedcl_bench.cli import commands, main
 from fedcl_bench.cli.commands.grid import _given
+from fedcl_bench.cli.commands.tune import effort_of
 from fedcl_bench.data.convert import FORMATS
 from fedcl_bench.data.recbole_files import bundled
 from fedcl_bench.data.source import load_config
 from fedcl_bench.errors import UserError
-from fedcl_bench.experiments import grid, papers, sensitivity, tune
+from fedcl_bench.experiments import grid, papers, search, sensitivity
 from fedcl_bench.runs import config
 from fedcl_bench.runs.records import Record
 from fedcl_bench.runs.registry import Registry, discover
@@ -42,7 +43,8 @@ from fedcl_bench.settings import assemble, parse_assignments
 PAGES = [ROOT / "README.md", ROOT / "results/published/README.md", *sorted((ROOT / "results/pages").glob("*.md")),
          *sorted((ROOT / "docs").glob("*.md"))]
 # Their commands take seconds each, and tests of the commands run them too: on pages they run with `pytest -m long`.
-SLOW = ("docs/grid.md", "docs/plugins.md", "docs/privacy.md", "docs/tables.md", "results/published/README.md")
+SLOW = ("docs/findings.md", "docs/grid.md", "docs/plugins.md", "docs/privacy.md", "docs/tables.md",
+        "results/published/README.md")
 # Runs have a round a block, on the densest part of ML-100K.
 SMALL = ("--set", "rounds=1", "--set", "k_core=50")
 LANGUAGES = ("bash", "text", "python", "yaml", "toml")  # text is not to be typed
@@ -195,9 +197,9 @@ def tune_command(words, args, capsys):
         assert "Searches: " in capsys.readouterr().out
     else:
         registry = discover(args.plugins)
-        effort = tune.Effort(args.budget, args.sampler, args.seed, 1, parse_assignments(args.assignments, "--set"))
         for spec in specs:
-            tune.make_search(registry, tune.Combination(spec.method, spec.backbone, spec.dataset), effort, {})
+            search.make_search(registry, search.Combination(spec.method, spec.backbone, spec.dataset),
+                               effort_of(args), {})
 
 
 def sensitivity_command(words, args, capsys):

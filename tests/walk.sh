@@ -155,7 +155,8 @@ refused "grid --methods reg --backbones fedmf --datasets shop" \
     compare my-ewc reg --backbone fedmf --dataset shop --plugins my_plugins "${QUICK[@]}"
 
 step "Tune it on validation data, with the same budget for both"
-bench tune --methods ft,my-ewc --backbones fedmf --datasets shop --plugins my_plugins --budget 3 "${QUICK[@]}"
+bench tune --methods ft,my-ewc --backbones fedmf --datasets shop --plugins my_plugins --budget 3 \
+    --seeds 1 --sampler random "${QUICK[@]}"
 says '^ my-ewc +fedmf +shop'
 holds results/my-tuned/shop-fedmf-my-ewc.json '"decay"'
 bench --method my-ewc --backbone fedmf --dataset shop --plugins my_plugins "${QUICK[@]}" --tuned

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ..data.source import dataset_name
 from ..experiments.grid import Outcome, State, Task
-from ..experiments.tune import Outlook, Result
+from ..experiments.tune import ALIKE, Outlook, Result
 from ..names import for_terminal
 from ..runs.specs import seed_text
 from ..settings import as_text
@@ -137,36 +137,48 @@ def as_json(outcomes: Sequence[Outcome], results: Path, seconds: float) -> dict[
 
 
 def show_outlook(rows: Sequence[Outlook]) -> None:
-    """A row per search: what it searches, with the number of values, its trials and how many of them have a record."""
-    table = plain_table("method", "backbone", "dataset", "searched", "fixed", "points", "trials", "finished", "")
+    """A row per search: what it searches, with the number of values, the runs it has, and the share of its budget that
+    they took."""
+    table = plain_table("method", "backbone", "dataset", "searched", "fixed", "points", "runs done", "spent", "")
     for row in rows:
         head, search = row.search.head(), row.search
         searched = ", ".join(f"{name} ({len(values)})" for name, values in search.space.items())
         fixed = ", ".join(f"{name}={as_text(value)}" for name, value in search.fixed.items())
-        finished = "?" if row.finished is None else str(row.finished)
-        table.add_row(head["method"], head["backbone"], head["dataset"], searched, fixed, str(search.points),
-                      str(row.trials), finished, "as before" if row.kept else "")
+        done = ("?", "?") if row.runs is None else (str(row.runs), f"{row.spent:.0%}")
+        table.add_row(head["method"], head["backbone"], head["dataset"], searched, fixed, str(search.points), *done,
+                      "as before" if row.kept else "")
     print_table(table)
-    new = [row for row in rows if not row.kept]
-    print(f"Searches: {len(new)} with {sum(row.trials for row in new)} trials to come, {len(rows) - len(new)} done "
-          f"before and kept. `list NAME` shows the values."
-          + (" ?: the points hang on what is tried before." if any(row.finished is None for row in rows) else ""))
+    new, effort = [row for row in rows if not row.kept], rows[0].search.effort
+    print(f"Searches: {len(new)} to do, {len(rows) - len(new)} done before and kept. The budget of each is the "
+          f"client-updates of {effort.budget} trials of FT on {seed_words(effort.seeds)}. `list NAME` shows the values."
+          + (" ?: the points hang on what is tried before." if any(row.runs is None for row in rows) else ""))
+
+
+def seed_words(count: int) -> str:
+    """A number of seeds, for people."""
+    return "1 seed" if count == 1 else f"{count} seeds"
 
 
 def show_tuned(results: Sequence[Result], files: Sequence[str]) -> None:
     """What was chosen for every combination, from how many points, and where it is kept."""
-    table = plain_table("method", "backbone", "dataset", "chosen", "validation", "trials", "of points", "")
+    table = plain_table("method", "backbone", "dataset", "chosen", "validation", "FT", "tried", "of points", "spent",
+                        "")
     for result in results:
         c, content = result.combination, result.content
         if content:
             chosen = ", ".join(f"{name}={as_text(value)}" for name, value in content["settings"].items())
-            table.add_row(c.method, c.backbone, dataset_name(c.dataset), chosen, f"{content['value']:.4f}",
-                          str(len(content["trials"])), str(content["grid_points"]),
+            mark, updates = " = FT" if content.get("ft_in_effect") else "", content["client_updates"]
+            table.add_row(c.method, c.backbone, dataset_name(c.dataset), chosen, f"{content['value']:.4f}{mark}",
+                          f"{content['ft_value']:.4f}" if "ft_value" in content else "", str(len(content["trials"])),
+                          str(content["grid_points"]), f"{updates['spent'] / updates['budget']:.0%}",
                           "as before" if result.status == "kept" else "")
     print_table(table)
     done = [(result, file) for result, file in zip(results, files) if result.content]
     if done:
-        print(f"validation: {done[0][0].content['objective']}")
+        print(f"validation: {done[0][0].content['objective']}; FT: of FT with the same backbone settings.\n"
+              f"spent: of the budget of client-updates, which is the same for all methods on a backbone and dataset.")
+    if any(result.content.get("ft_in_effect") for result, _ in done):
+        print(f"= FT: no block's validation is {ALIKE:.4f} away from FT's on any seed: FT in effect.")
     for result, file in done:
         print(f"settings: {file}")
     for result in results:

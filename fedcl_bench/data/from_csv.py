@@ -197,7 +197,7 @@ def _first_lines(path: Path) -> list[str]:
             text = stream.read(_HEAD).decode("utf-8-sig", errors="replace")
     except (OSError, pa.ArrowInvalid) as error:
         raise UserError(f"{path}: cannot be read ({_reason(error)}).") from None
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [line for line in re.split("[\r\n]+", text) if line.strip()]  # str.splitlines knows more ends than a table
     if not lines:
         raise UserError(f"{path}: is empty; expected a line of columns, then one interaction per line.")
     return lines
@@ -225,7 +225,7 @@ def _pieces(path: Path, layout: Layout, columns: Columns) -> Iterator[pa.RecordB
             for piece in reader.open_csv(stream, read, parse, convert):
                 yield piece
                 advance(PIECE)
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
         separator = SEPARATORS[layout.separator]
         raise UserError(f"{path}: cannot be read as a table ({_reason(error)}).\nExpected: UTF-8 text with "
                         f"{len(layout.columns)} fields per line, separated by {separator}.") from None

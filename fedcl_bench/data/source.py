@@ -246,8 +246,8 @@ def _check_plugins(settings: Any, where: str) -> None:
     """Raise UserError unless the settings of each plugin are a mapping."""
     for plugin, values in settings.items() if isinstance(settings, dict) else ():
         if not isinstance(plugin, str) or not isinstance(values, dict):
-            raise UserError(f"{where}, {shown(plugin)}: found {shown(values)}, accepted: a plugin's name with a mapping "
-                            f"of its settings.")
+            raise UserError(f"{where}, {shown(plugin)}: found {shown(values)}, accepted: a plugin's name with a "
+                            f"mapping of its settings.")
 
 
 def _check_intervals(intervals: Any, where: str) -> None:

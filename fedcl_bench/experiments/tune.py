@@ -1,65 +1,34 @@
-"""Search for settings on validation data, with the same number of trials for every method.
+"""Search for settings on validation data, with the same budget of client-updates for every method.
 
 FT searches the backbone's settings (the learning rate); every other method takes those over and searches its own. A
-trial is an ordinary run, and its value is read from the validation column of ``rounds.parquet`` and nothing else, so no
-test score can choose a setting.
+trial is an ordinary run per seed, and its value is read from the validation column of ``rounds.parquet`` and nothing
+else, so no test score can choose a setting.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import json
-import math
-import random
-import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Callable, Generator, Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
-from ..data.source import config_file, dataset_name, load_config, parts_of
-from ..errors import Corrupt, UserError, unknown
+from ..data.source import dataset_name
+from ..errors import Corrupt, UserError
 from ..files import sweep, write_atomically
-from ..runs.config import CORE_SETTINGS, effective, resolve
+from ..runs.config import RunConfig
 from ..runs.frames import read_columns
 from ..runs.registry import Registry
+from ..runs.run_json import read_run
 from ..runs.specs import RunSpec, Tuned, Where, read_tuned, tuned_file
-from ..settings import as_text, checked, search_space, unknown_setting
-from .grid import Outcome, Task, make_tasks, state
+from ..settings import unknown_setting
+from .grid import Outcome, Task, make_tasks, merged, state
+from .search import (REFERENCE, Allowance, Combination, Effort, Point, Run, Search, Steps, Trial, default_settings,
+                     known_settings, make_search, steps)
 
-REFERENCE = "ft"  # the method whose backbone settings all others take over
-SAMPLERS = ("random", "grid", "tpe")
-Point = dict[str, Any]
-Proposals = Generator[list[Point], list[float | None], None]  # yields points, is sent their values
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How hard to search, the same for every combination.
-
-    Attributes:
-        budget: trials per combination. seed: of the trials and of the sampler.
-        batch: points that ``tpe`` proposes before it sees their values; it does not concern the other samplers.
-        fixed: settings of all trials.
-    """
-
-    budget: int = 12
-    sampler: str = "random"
-    seed: int = 0
-    batch: int = 1
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Combination:
-    """What is tuned on its own."""
-
-    method: str
-    backbone: str
-    dataset: str
-
-    def __str__(self) -> str:
-        return f"{self.method} on {self.backbone}, {dataset_name(self.dataset)}"
+ALIKE = 1e-4  # what no metric of a run that is FT in effect is away from FT's
+Runner = Callable[[list[Task]], list[Outcome]]
 
 
 @dataclass(frozen=True)
@@ -77,230 +46,30 @@ class Result:
     error: str = ""
 
 
-def validation_value(folder: Path, domains: bool = False) -> float:
-    """The objective of a finished run: the mean over blocks 1.. of the best validation value of each.
+def finished_run(task: Task, folder: Path) -> Run:
+    """What a search reads of a finished run's record.
 
-    Block 0, which most methods share, counts only where there is no other block.
-
-    Args:
-        domains: the blocks are domains, all of which count.
+    Block 0, which most methods share, counts only where there is no other block, and where the blocks are domains.
     """
-    curve = read_columns(folder, "rounds", ["step", "valid"])
-    best = curve.groupby("step")["valid"].max()
-    return float(best[best.index >= 1].mean() if len(best) > 1 and not domains else best.mean())
+    curve = read_columns(folder, "rounds", ["step", "valid", "participants"])
+    curve = curve[curve["step"] >= (0 if task.config.is_domains else min(1, curve["step"].max()))]
+    best = tuple(float(value) for value in curve.groupby("step")["valid"].max())
+    return Run(task.config.seed, task.config.hash, best, int(curve["participants"].sum()))
 
 
-def searched(registry: Registry, combination: Combination) -> dict[str, tuple]:
-    """The settings that a combination searches and their values: the plugin's, or the dataset's where it has some.
-
-    Raises:
-        UserError: if the dataset's config searches a setting the plugin lacks, or a value it refuses.
-    """
-    name = combination.backbone if combination.method == REFERENCE else combination.method
-    cls = registry.get("backbone" if combination.method == REFERENCE else "method", name).cls.Settings
-    path, known = config_file(combination.dataset), [f.name for f in dataclasses.fields(cls)]
-    spaces = {setting: (values, "search values of the plugin") for setting, values in search_space(cls).items()}
-    for setting, values in load_config(combination.dataset).search.get(name, {}).items():
-        if setting not in known:
-            raise unknown(f"setting in {path}, field 'search', {name}", setting, known)
-        if not isinstance(values, list) or not values:
-            raise UserError(f"{path}, field 'search', {name}, {setting}: found {values!r}, accepted: a list of values.")
-        spaces[setting] = values, f"{path}, field 'search'"
-    return {setting: tuple(dict.fromkeys(checked(cls, setting, value, origin) for value in values))
-            for setting, (values, origin) in spaces.items()}
+def _blocks(config: RunConfig) -> str:
+    """The blocks that count, in words."""
+    return "domains" if config.is_domains else "blocks 1.. where there is more than one"
 
 
-@dataclass(frozen=True)
-class Search:
-    """The search of one combination, before its first trial.
-
-    Attributes:
-        space: setting to its values; the default is always among them.
-        default: the point without any choice.
-        inherited: FT's tuned backbone settings (empty for FT itself).
-        fixed: settings of all trials that this combination knows.
-    """
-
-    combination: Combination
-    effort: Effort
-    space: Mapping[str, tuple]
-    default: Point
-    inherited: Point
-    fixed: Point
-
-    @property
-    def points(self) -> int:
-        """Size of the whole grid."""
-        return math.prod(map(len, self.space.values()))
-
-    @property
-    def exhaustive(self) -> bool:
-        """Whether the budget is enough for every point."""
-        return self.points <= self.effort.budget
-
-    def head(self) -> dict[str, Any]:
-        """What identifies the search in its file; equal heads mean equal searches."""
-        effort, c = self.effort, self.combination
-        return {"method": c.method, "backbone": c.backbone, "dataset": dataset_name(c.dataset), "budget": effort.budget,
-                "sampler": "all points" if self.exhaustive else effort.sampler, "seed": effort.seed,
-                "grid_points": self.points, "space": {name: list(values) for name, values in self.space.items()},
-                "inherited": self.inherited, "fixed": self.fixed}
-
-    def spec(self, point: Point) -> RunSpec:
-        """The run of a trial."""
-        c = self.combination
-        return RunSpec(c.method, c.backbone, c.dataset, tuple({**self.inherited, **self.fixed, **point}.items()))
-
-    def command(self) -> str:
-        """The command that repeats this search."""
-        effort, c = self.effort, self.combination
-        words = ["run_bench.py", "tune", "--methods", c.method, "--backbones", c.backbone, "--datasets", c.dataset,
-                 "--budget", str(effort.budget), "--sampler", effort.sampler, "--seed", str(effort.seed)]
-        words += ["--jobs", str(effort.batch)] if effort.sampler == "tpe" and not self.exhaustive else []
-        for name, value in self.fixed.items():
-            words += ["--set", f"{name}={as_text(value)}"]
-        return shlex.join(words)
-
-
-def _knows(registry: Registry, combination: Combination) -> set[str]:
-    classes = [*CORE_SETTINGS, registry.get("backbone", combination.backbone).cls.Settings,
-               registry.get("method", combination.method).cls.Settings]
-    return {f.name for cls in classes for f in dataclasses.fields(cls)}
-
-
-def make_search(registry: Registry, combination: Combination, effort: Effort, inherited: Point) -> Search:
-    """Lay a search out. Raises UserError for bad settings, or a grid larger than the budget with sampler ``grid``."""
-    c = combination
-    fixed = {name: value for name, value in effort.fixed.items() if name in _knows(registry, c)}
-    values = effective(resolve(registry, c.method, c.backbone, c.dataset, [("tuned", inherited), ("--set", fixed)]))
-    space = {}
-    for name, choices in searched(registry, c).items():
-        if name not in fixed and name in values:  # an idle one would give the same run again
-            space[name] = choices if values[name] in choices else (values[name], *choices)
-    search = Search(c, effort, space, {name: values[name] for name in space}, inherited,
-                    {name: values[name] for name in fixed if name in values})
-    if effort.sampler == "grid" and not search.exhaustive:
-        raise UserError(f"--sampler grid: {c} has {search.points} points, more than --budget {effort.budget}; "
-                        f"use --sampler random, or --budget {search.points} for every method.")
-    return search
-
-
-def proposals(search: Search) -> Proposals:
-    """The points of a search, the default first."""
-    effort, names = search.effort, list(search.space)
-    grid = [search.space[name] for name in names]
-    if not search.exhaustive and effort.sampler == "tpe":
-        yield from _tpe(search)
-    elif search.exhaustive:
-        others = (dict(zip(names, values)) for values in itertools.product(*grid))
-        yield [search.default, *(point for point in others if point != search.default)]
-    else:
-        generator = random.Random(f"{effort.seed} {search.combination}")
-        points = [search.default]
-        for number in generator.sample(range(search.points), effort.budget):  # one to spare for the default
-            point = {}
-            for name, values in zip(names, grid):
-                number, index = divmod(number, len(values))
-                point[name] = values[index]
-            points += [point] if point != search.default else []
-        yield points[:effort.budget]
-
-
-def _tpe(search: Search) -> Proposals:
-    """Optuna's tree-structured Parzen estimator over the same points; a point proposed twice is not counted again."""
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    effort = search.effort
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(
-        seed=effort.seed, n_startup_trials=max(2, effort.budget // 3), constant_liar=effort.batch > 1))
-    study.enqueue_trial(search.default)
-    known: dict[str, float] = {}
-    while len(known) < effort.budget:
-        batch: dict[str, tuple[Point, list]] = {}
-        for _ in range(50 * effort.batch):  # enough to find new points unless the sampler is sure of itself
-            if len(batch) >= min(effort.batch, effort.budget - len(known)):
-                break
-            trial = study.ask()
-            point = {name: trial.suggest_categorical(name, values) for name, values in search.space.items()}
-            key = json.dumps(point, sort_keys=True)
-            if key in known:
-                study.tell(trial, known[key])
-            else:
-                batch.setdefault(key, (point, []))[1].append(trial)
-        if not batch:
-            return
-        values = yield [point for point, _ in batch.values()]
-        for (key, (_, trials)), value in zip(batch.items(), values):
-            known[key] = -1.0 if value is None else value  # a validation metric is never below 0
-            for trial in trials:
-                study.tell(trial, known[key])
-
-
-def require_sampler(sampler: str) -> None:
-    """Raise UserError if the sampler's package is missing."""
-    if sampler == "tpe":
-        try:
-            import optuna  # noqa: F401
-        except ModuleNotFoundError:
-            raise UserError("--sampler tpe needs Optuna: python -m pip install 'optuna>=3' (or '.[tune]'); "
-                            "--sampler random needs nothing.") from None
-
-
-@dataclass
-class _Trials:
-    """A search under way."""
-
-    search: Search
-    source: Proposals
-    batch: list[Point]
-    done: list[dict[str, Any]] = field(default_factory=list)
-    error: str = ""
-    stopped: bool = False
-    ended: bool = False
-
-    def take(self, outcomes: Sequence[Outcome], results: Path) -> None:
-        """Read the values of a batch and ask for the next one."""
-        values = []
-        for point, outcome in zip(self.batch, outcomes):
-            finished = outcome.status == "finished"
-            values.append(validation_value(outcome.task.record(results).folder, outcome.task.config.is_domains)
-                          if finished else None)
-            self.done.append({"settings": point, "value": values[-1], "hash": outcome.task.config.hash,
-                              "status": outcome.status})
-            if outcome.status in ("stopped", "waiting"):
-                self.stopped = True
-            elif not finished and outcome.status != "failed":
-                self.error = f"{outcome.task.label}: {outcome.status}: {outcome.error}"
-        try:
-            self.batch = [] if self.stopped or self.error else self.source.send(values)
-        except StopIteration:
-            self.batch = []
-        self.ended = not self.batch
-
-
-def content_of(search: Search, trials: list[dict[str, Any]], metric: str) -> dict[str, Any] | None:
-    """The file of a search whose trials are done; None if none of them finished. Of equal values the first one wins."""
-    finished = [trial for trial in trials if trial["value"] is not None]
-    if not finished:
-        return None
-    best = max(finished, key=lambda trial: trial["value"])
-    return {**search.head(), "settings": {**search.inherited, **best["settings"]},
-            "objective": f"best validation {metric}, mean over "
-                         + ("domains" if len(parts_of(search.combination.dataset)) > 1 else
-                            "blocks 1.. where there is more than one"),
-            "value": best["value"], "trials": trials, "command": search.command()}
-
-
-def _same_search(path: Path, search: Search) -> dict[str, Any] | None:
-    """The content of a file that an equal search left, or None."""
+def failed_run(task: Task, folder: Path) -> Run:
+    """What a search reads of the record of a run that diverged; those of former versions do not say what was done."""
     try:
-        content = read_tuned(path)
-    except (FileNotFoundError, Corrupt):
-        return None
-    head = json.loads(json.dumps(search.head()))
-    same = all(content.get(name) == value for name, value in head.items())
-    return content if same and {"value", "trials", "command", "objective"} <= content.keys() else None
+        updates = (read_run(folder) or {}).get("client_updates", ())
+    except Corrupt:
+        updates = ()
+    counted = updates if task.config.is_domains else updates[1:] or updates
+    return Run(task.config.seed, task.config.hash, (), sum(counted))
 
 
 @dataclass(frozen=True)
@@ -343,17 +112,146 @@ class Tuning:
         """FT's tuned settings of the combination's backbone; for another method than FT."""
         return self._tuned.settings(REFERENCE, c.backbone, c.dataset)
 
-    def tasks(self, search: Search, points: Iterable[Point]) -> list[Task]:
-        """The trials of some points."""
-        return make_tasks(self.registry, map(search.spec, points), [self.effort.seed], self.data_dir)
+    def tasks(self, search: Search, points: Iterable[tuple[Point, int]]) -> list[Task]:
+        """The runs of points, each on a seed."""
+        return [make_tasks(self.registry, [search.spec(point)], [seed], self.data_dir)[0] for point, seed in points]
+
+    def references(self, search: Search) -> tuple[list[Task], list[Task]]:
+        """Runs of FT on all seeds: with default settings, and with those that the combination inherits."""
+        c = replace(search.combination, method=REFERENCE)
+        usual, best = [], []
+        for inherited, tasks in (({}, usual), (search.inherited, best)):
+            _, fixed = default_settings(self.registry, c, search.effort, inherited)
+            spec = RunSpec(c.method, c.backbone, c.dataset, tuple({**inherited, **fixed}.items()))
+            tasks += make_tasks(self.registry, [spec], search.effort.every_seed, self.data_dir)
+        return usual, best
 
     def before(self, search: Search) -> dict[str, Any] | None:
         """The content of the file that an equal search left, if it is to be kept."""
         return None if self.again else _same_search(self.kept_file(search.combination), search)
 
+    def run_of(self, outcome: Outcome) -> Run:
+        """What a search reads of a run that finished or diverged."""
+        read = finished_run if outcome.status == "finished" else failed_run
+        return read(outcome.task, outcome.task.record(self.results).folder)
 
-def tune(tuning: Tuning, combinations: Iterable[Combination],
-         run: Callable[[list[Task]], list[Outcome]]) -> list[Result]:
+
+def _same_search(path: Path, search: Search) -> dict[str, Any] | None:
+    """The content of a file that an equal search left, or None."""
+    try:
+        content = read_tuned(path)
+    except (FileNotFoundError, Corrupt):
+        return None
+    head = json.loads(json.dumps(search.head()))
+    same = all(content.get(name) == value for name, value in head.items())
+    return content if same and {"value", "trials", "command", "objective", "client_updates"} <= content.keys() else None
+
+
+@dataclass
+class _UnderWay:
+    """A search that goes on in steps: FT's runs first, by which its budget is counted, then its trials.
+
+    Attributes:
+        usual, best: FT's runs on all seeds, with default and with inherited settings.
+        asked: the runs of the present step, none at the end.
+        trials: those that have runs. reference: what became of ``best``.
+        done: runs of trials that ended, the unfinished step's too.
+        problem: status and error of a result without a choice.
+    """
+
+    tuning: Tuning
+    search: Search
+    usual: list[Task]
+    best: list[Task]
+    asked: list[Task]
+    trials: list[Trial] = field(default_factory=list)
+    allowance: Allowance | None = None
+    reference: list[Run] = field(default_factory=list)
+    done: int = 0
+    problem: tuple[str, str] | None = None
+    _steps: Steps | None = None
+
+    @classmethod
+    def begin(cls, tuning: Tuning, search: Search) -> _UnderWay:
+        """A search before its first step."""
+        references = tuning.references(search)
+        return cls(tuning, search, *references, merged(references))
+
+    def take(self, outcomes: Mapping[str, Outcome]) -> None:
+        """Read what became of the runs of this step, by their hash, and ask for those of the next."""
+        mine = [outcomes[task.config.hash] for task in self.asked]
+        ended = [outcome for outcome in mine if outcome.status in ("finished", "failed")]
+        self.done += len(ended) if self._steps else 0
+        self.asked = []
+        if len(ended) < len(mine):
+            self.problem = self._unfinished(mine)
+        elif self._steps is None:
+            self._start(outcomes)
+        else:
+            self._go_on([self.tuning.run_of(outcome) for outcome in mine])
+
+    @staticmethod
+    def _unfinished(outcomes: Sequence[Outcome]) -> tuple[str, str]:
+        """Runs that neither finished nor diverged leave nothing to choose from."""
+        lost = next((o for o in outcomes if o.status in ("error", "busy")), None)
+        stopped = any(outcome.status in ("stopped", "waiting") for outcome in outcomes)
+        return ("stopped", "interrupted") if stopped else (
+            "failed", f"{lost.task.label}: {lost.status}: {lost.error}")
+
+    def _start(self, outcomes: Mapping[str, Outcome]) -> None:
+        """The first step of trials, once FT's runs are there."""
+        usual, best = ([outcomes[task.config.hash] for task in tasks] for tasks in (self.usual, self.best))
+        for outcome in [*usual, *best]:
+            if outcome.status == "failed":
+                self.problem = "failed", (f"the budget is counted in runs of FT, and one failed: {outcome.task.label}: "
+                                          f"{outcome.error}")
+                return
+        self.allowance = Allowance.of(self.search.effort, [self.tuning.run_of(outcome) for outcome in usual])
+        self.reference = [self.tuning.run_of(outcome) for outcome in best]
+        self._steps = steps(self.search, self.allowance, self.trials)
+        self.asked = self.tuning.tasks(self.search, next(self._steps))
+
+    def _go_on(self, runs: list[Run]) -> None:
+        try:
+            self.asked = self.tuning.tasks(self.search, self._steps.send(runs))
+        except StopIteration:
+            pass
+
+    def content(self) -> dict[str, Any] | None:
+        """The file of a search that has ended; None if no trial finished. Of equal values the first one wins."""
+        search, seeds = self.search, self.search.effort.seeds
+        finished = [trial for trial in self.trials if trial.value(seeds) is not None]
+        if not finished:
+            return None
+        best = max(finished, key=lambda trial: trial.value(seeds))
+        metric = self.usual[0].config.evaluation.valid_metric
+        content = {**search.head(), "settings": {**search.inherited, **best.point},
+                   "objective": f"best validation {metric}, mean over {_blocks(self.usual[0].config)}, and over seeds",
+                   "value": best.value(seeds),
+                   "client_updates": {"budget": self.allowance.updates, "spent": self.allowance.spent(self.trials)},
+                   "trials": [_as_json(trial, seeds) for trial in self.trials], "command": search.command()}
+        if search.sampler == "tpe":
+            content["optuna"] = version("optuna")  # others may propose other points
+        if search.combination.method != REFERENCE:
+            content["ft_value"] = fmean(run.value for run in self.reference)
+            content["ft_in_effect"] = alike(best.runs, self.reference)
+        return content
+
+
+def alike(mine: Sequence[Run], reference: Sequence[Run]) -> bool:
+    """Whether no block's best validation value of any seed differs by ``ALIKE`` or more."""
+    return all(abs(a - b) < ALIKE for run, other in zip(mine, reference) for a, b in zip(run.best, other.best))
+
+
+def _as_json(trial: Trial, seeds: int) -> dict[str, Any]:
+    """A trial as the file holds it; its value is the mean over all seeds."""
+    status = "failed" if trial.diverged else "finished" if len(trial.runs) == seeds else "first seed only"
+    return {"settings": trial.point, "value": trial.value(seeds), "status": status,
+            "runs": [{"seed": run.seed, "value": run.value, "client_updates": run.updates, "hash": run.hash}
+                     for run in trial.runs]}
+
+
+def tune(tuning: Tuning, combinations: Iterable[Combination], run: Runner) -> list[Result]:
     """Tune combinations and write a file for each; FT goes first where a method needs its backbone settings.
 
     Args:
@@ -384,30 +282,74 @@ def _in_order(tuning: Tuning, combinations: Iterable[Combination]) -> tuple[list
     """
     wanted = list(dict.fromkeys(combinations))
     references = [Combination(REFERENCE, c.backbone, c.dataset) for c in wanted]
-    known = set().union(*(_knows(tuning.registry, c) for c in wanted))
+    known = set().union(*(known_settings(tuning.registry, c) for c in wanted))
     for name in tuning.effort.fixed:
         if name not in known:
             raise unknown_setting("setting (--set)", name, known)
     first = [c for c in dict.fromkeys(references) if c in wanted or not tuning.kept_file(c).exists()]
     for c in [*first, *wanted]:
         search = tuning.search(c, {})
-        tuning.tasks(search, [search.default])
+        tuning.tasks(search, [(search.default, tuning.effort.seed)])
+        tuning.references(search)
     return first, wanted
+
+
+def _stage(tuning: Tuning, combinations: list[tuple[Combination, Point]], run: Runner) -> list[Result]:
+    """Search combinations that do not depend on each other, the runs of all of them together."""
+    done: list[Result] = []
+    under_way: list[_UnderWay] = []
+    for combination, inherited in combinations:
+        search = tuning.search(combination, inherited)
+        if content := tuning.before(search):
+            done.append(Result(combination, "kept", content))
+        else:
+            under_way.append(_UnderWay.begin(tuning, search))
+    while asking := [searching for searching in under_way if searching.asked]:
+        _step(asking, run)
+        done += [_ended(searching) for searching in asking if not searching.asked]
+    return done
+
+
+def _step(asking: list[_UnderWay], run: Runner) -> None:
+    """Do what searches ask for, every run once."""
+    outcomes = {o.task.config.hash: o for o in run(merged(searching.asked for searching in asking))}
+    for searching in asking:
+        searching.take(outcomes)
+
+
+def _ended(searching: _UnderWay) -> Result:
+    """Write the file of a search, if its trials allow it."""
+    c, tuning = searching.search.combination, searching.tuning
+    if searching.problem:
+        status, error = searching.problem
+        return Result(c, status, error=error)
+    content = searching.content()
+    if content is None:
+        return Result(c, "failed", error="no trial finished: every one of them diverged")
+    try:
+        tuning.folder.mkdir(parents=True, exist_ok=True)
+        sweep(tuning.folder)
+        write_atomically(tuning.file(c), json.dumps(content, indent=1).encode())
+    except OSError as error:
+        raise UserError(f"{tuning.folder}: cannot be written ({error.strerror}); choose another with --results "
+                        f"DIR.") from None
+    return Result(c, "tuned", content)
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """What a search would do.
+    """How far a search is.
 
     Attributes:
-        trials: how many there are. finished: how many of them have a record; None if the points are not known yet, as
-            FT's choice is not, or as the sampler goes by what it has seen.
+        runs: those of its trials that have a record, up to the first step that lacks one; None if the points are not
+            known yet, as FT's choice is not.
+        spent: the share of the budget that they took.
         kept: an equal search was done before and would be kept.
     """
 
     search: Search
-    trials: int
-    finished: int | None
+    runs: int | None
+    spent: float
     kept: bool
 
 
@@ -419,54 +361,26 @@ def outlook(tuning: Tuning, combinations: Iterable[Combination]) -> list[Outlook
         reference = rows.get(Combination(REFERENCE, c.backbone, c.dataset))
         waits = c.method != REFERENCE and reference is not None and not reference.kept
         search = tuning.search(c, {} if c.method == REFERENCE or waits else tuning.inherited(c))
-        kept = not waits and tuning.before(search) is not None
-        finished = None
-        if not waits and (search.exhaustive or tuning.effort.sampler != "tpe"):
-            tasks = tuning.tasks(search, next(proposals(search)))
-            finished = sum(state(task, tuning.results).name == "finished" for task in tasks)
-        rows[c] = Outlook(search, min(search.points, tuning.effort.budget), finished, kept)
+        if waits:
+            rows[c] = Outlook(search, None, 0.0, False)
+        elif content := tuning.before(search):
+            spent = content["client_updates"]["spent"] / content["client_updates"]["budget"]
+            rows[c] = Outlook(search, sum(len(trial["runs"]) for trial in content["trials"]), spent, True)
+        else:
+            rows[c] = _so_far(tuning, search)
     return list(rows.values())
 
 
-def _stage(tuning: Tuning, combinations: list[tuple[Combination, Point]],
-           run: Callable[[list[Task]], list[Outcome]]) -> list[Result]:
-    """Search combinations that do not depend on each other, the trials of all of them together."""
-    done: list[Result] = []
-    under_way: list[_Trials] = []
-    for combination, inherited in combinations:
-        search = tuning.search(combination, inherited)
-        if content := tuning.before(search):
-            done.append(Result(combination, "kept", content))
-        else:
-            source = proposals(search)
-            under_way.append(_Trials(search, source, next(source)))
-    metrics: dict[Combination, str] = {}
-    while batches := [trials for trials in under_way if not trials.ended]:
-        tasks = []
-        for trials in batches:
-            tasks.append(tuning.tasks(trials.search, trials.batch))
-            metrics[trials.search.combination] = tasks[-1][0].config.evaluation.valid_metric
-        outcomes = {o.task.config.hash: o for o in run(list(itertools.chain.from_iterable(tasks)))}
-        for trials, mine in zip(batches, tasks):
-            trials.take([outcomes[task.config.hash] for task in mine], tuning.results)
-            if trials.ended:
-                done.append(_ended(trials, metrics[trials.search.combination], tuning))
-    return done
+def _so_far(tuning: Tuning, search: Search) -> Outlook:
+    """The search as far as records go."""
+    def look(tasks: list[Task]) -> list[Outcome]:
+        states = [state(task, tuning.results) for task in tasks]
+        return [Outcome(task, s.name if s.name in ("finished", "failed") else "waiting", error=s.error)
+                for task, s in zip(tasks, states)]
 
-
-def _ended(trials: _Trials, metric: str, tuning: Tuning) -> Result:
-    """Write the file of a search, if its trials allow it."""
-    c = trials.search.combination
-    if trials.stopped:
-        return Result(c, "stopped", error="interrupted")
-    content = None if trials.error else content_of(trials.search, trials.done, metric)
-    if content is None:
-        return Result(c, "failed", error=trials.error or "no trial finished: every one of them diverged")
-    try:
-        tuning.folder.mkdir(parents=True, exist_ok=True)
-        sweep(tuning.folder)
-        write_atomically(tuning.file(c), json.dumps(content, indent=1).encode())
-    except OSError as error:
-        raise UserError(f"{tuning.folder}: cannot be written ({error.strerror}); choose another with --results "
-                        f"DIR.") from None
-    return Result(c, "tuned", content)
+    searching = _UnderWay.begin(tuning, search)
+    while searching.asked:
+        _step([searching], look)
+    allowance = searching.allowance
+    return Outlook(search, searching.done, allowance.spent(searching.trials) / allowance.updates if allowance else 0.0,
+                   False)

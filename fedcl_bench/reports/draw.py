@@ -73,7 +73,7 @@ def looks(labels: Mapping[str, str]) -> dict[str, Look]:
             for name, label in labels.items()}
 
 
-def _styled(draw: Callable) -> Callable:
+def styled(draw: Callable) -> Callable:
     """Draw or save with our style and matplotlib's own defaults, whatever the user's matplotlibrc says."""
     @functools.wraps(draw)
     def drawn(*args, **options):
@@ -84,7 +84,7 @@ def _styled(draw: Callable) -> Callable:
     return drawn
 
 
-@_styled
+@styled
 def save(figure: Figure, path: Path) -> None:
     """Write a figure in the format that the path ends in; the same figure gives the same bytes.
 
@@ -131,7 +131,7 @@ class BarPanel:
     paper: Mapping[str, float | None]
 
 
-@_styled
+@styled
 def improvement_bars(rows: Sequence[Sequence[BarPanel]], look: Mapping[str, Look], base: str, metric: str) -> Figure:
     """F3CRec's Figure 3: bars of the improvement over a base method, with a whisker of one standard deviation over
     seeds and an outlined diamond where the paper's number is.
@@ -204,7 +204,7 @@ _SETTING_NAMES = {"eps": "ε", "lambda_kd": "λ_KD", "beta": "β", "neighbours":
                   "prototype_noise": "standard deviation of the noise on prototypes"}
 
 
-@_styled
+@styled
 def sensitivity(panels: Sequence[SettingPanel], look: Look, metric: str, title: str) -> Figure:
     """F3CRec's Figure 4, FCUCR's sensitivity and noise curves: the metric for each value of each setting.
 
@@ -256,7 +256,7 @@ def _draw_setting(axes, panel: SettingPanel, look: Look) -> None:
     axes.margins(y=0.12)
 
 
-@_styled
+@styled
 def forgetting_maps(matrices: Mapping[str, np.ndarray | None], look: Mapping[str, Look], metric: str,
                     title: str) -> Figure:
     """R[t, s] of every method: rows are the block trained last, columns the block tested; 6 panels a row.
@@ -322,7 +322,7 @@ def _note_missing(figure: Figure, lacking: Sequence[str]) -> None:
         figure.supxlabel(text, x=0.01, ha="left", fontsize=7, color=GREY)
 
 
-@_styled
+@styled
 def early_curves(panels: Mapping[str, Mapping[str, Curve | None]], look: Mapping[str, Look], metric: str) -> Figure:
     """FCUCR's Figure 2a: how well each client's first session is still predicted after every round.
 
@@ -354,7 +354,7 @@ def early_curves(panels: Mapping[str, Mapping[str, Curve | None]], look: Mapping
     return figure
 
 
-@_styled
+@styled
 def user_histograms(panels: Mapping[str, Mapping[str, Histogram | None]], look: Mapping[str, Look],
                     axis: str) -> Figure:
     """FCUCR's Figure 2b and c: the share of the users in each range of a value, one variant over the other.
@@ -406,7 +406,7 @@ def _draw_best(axes, curve: Curve, name: str, style: Look) -> None:
               gid=f"best:{name}")
 
 
-@_styled
+@styled
 def validation_curves(curves: Mapping[str, Sequence[Curve] | None], look: Mapping[str, Look], metric: str,
                       title: str) -> Figure:
     """The validation metric over the rounds: mean and band of one standard deviation over seeds.
@@ -513,7 +513,7 @@ class SwingPanel:
     zero: bool = False
 
 
-@_styled
+@styled
 def tornado(labels: Sequence[str], panels: Sequence[SwingPanel], title: str) -> Figure:
     """How far each of several changes moves each of several numbers from its default, which is the vertical line.
 
@@ -572,7 +572,7 @@ def _draw_swing(axes, y: int, default: float, swing: Swing | None, reach: float)
                   bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4})  # over the line at 0
 
 
-@_styled
+@styled
 def audit_curves(content: Mapping[str, Any], title: str) -> Figure:
     """AUC and precision of the attacks on clients' uploads over the noise on them, a marker and line per attacked
     round; whiskers are 95 % intervals over clients.
@@ -621,7 +621,7 @@ def audit_curves(content: Mapping[str, Any], title: str) -> Figure:
 _RANK_LINE = dict(color="black", linewidth=0.8, solid_capstyle="butt")
 
 
-@_styled
+@styled
 def critical_difference_diagram(labels: Sequence[str], test: FriedmanComparison, title: str) -> Figure:
     """Average ranks on an axis, best on the left; a bar joins methods that do not differ (Demšar 2006, Figure 1).
 

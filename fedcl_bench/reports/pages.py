@@ -1,4 +1,4 @@
-"""The index of ``results/pages``: what each generated page is about, and how many printed numbers agree."""
+"""The index of ``results/pages``: what each generated page is about, and the standings of its printed numbers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..files import write_atomically
-from .reproduction import MARKS
+from .standing import MARKS
 
 FOLDER = Path("results/pages")
 MODELS = "recbole-models.md"
+STANDING = "standing.md"
 _HEAD = """# Generated pages
 
 Written by `python run_bench.py reproduction` and `python run_bench.py list recbole`, this index included; not to be
@@ -19,12 +20,11 @@ edited.
 
 ## Printed numbers beside ours
 
-A page has every number that a paper's tables print, our number beside it, and one of five marks. The page says how each
-mark is decided.
+A page has every number that a paper's tables print, our number beside it, and one of five marks for its standing. The
+page says how each is decided.
 
 """
-_LEGEND = ("✓ reproduced, ~ inconclusive, ▲ ours is higher, ▼ ours is lower, ? cannot be checked. "
-           "Agree: ✓ among the numbers that can be checked.")
+_LEGEND = ", ".join(f"{mark} {kind}" for kind, mark in MARKS.items()) + ". Reproduced: ✓ among all numbers."
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,10 @@ class Reproduction:
 
     def line(self) -> str:
         """The page's row in the index."""
-        checked = sum(self.counts) - self.counts[-1]
-        agree = f"{self.counts[0] / checked:.0%}" if checked else "–"
+        reproduced = f"{self.counts[0] / sum(self.counts):.0%}"
         return (f"| [{self.name.removesuffix('.md')}]({self.name}) | {self.title} | {self._option('--records')} | "
                 f"{'tuned' if '--tuned' in self.command else 'released'} | {self._option('--set') or '–'} | "
-                f"{sum(self.counts)} | {' | '.join(map(str, self.counts))} | {agree} |")
+                f"{sum(self.counts)} | {' | '.join(map(str, self.counts))} | {reproduced} |")
 
     def _option(self, option: str) -> str:
         """The values of an option of the command."""
@@ -70,9 +69,12 @@ def read_reproduction(page: Path) -> Reproduction | None:
 def index(folder: Path) -> str:
     """The index of a folder's pages as Markdown."""
     pages = [page for path in sorted(folder.glob("*.md")) if (page := read_reproduction(path))]
-    lines = [f"| page | paper | records | settings | changed | numbers | {' | '.join(MARKS.values())} | agree |",
+    lines = [f"| page | paper | records | settings | changed | numbers | {' | '.join(MARKS.values())} | reproduced |",
              "|---|---|---|---|---|" + "--:|" * (len(MARKS) + 2), *(page.line() for page in pages), "", _LEGEND]
     text = _HEAD + "\n".join(lines) + "\n"
+    if (folder / STANDING).exists():
+        text += (f"\n[All papers on one page]({STANDING}): a square per number, reasons, and which differences could "
+                 f"have been seen.\n")
     models = folder / MODELS
     if models.exists():
         (counts,) = re.findall(r"^\d+ general and \d+ sequential models can be used: .*$",

@@ -1,4 +1,4 @@
-"""The reproduction page: every printed number of a paper beside ours, and whether they agree."""
+"""The reproduction page: every printed number of a paper beside ours, with its standing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import product
 from types import ModuleType
-from typing import Iterable, Sequence
+from typing import Iterable, Mapping, Sequence
 
 from scipy import stats
 
@@ -16,112 +16,56 @@ from ..names import for_markdown
 from ..runs.run import Run
 from ..runs.specs import seed_text
 from .render import ours, printed
-from .tables import (DAGGER, DASH, SECONDS, Cell, Source, Table, averaged, build, command, find, measure, p_text,
-                     user_test)
-
-CONFIDENCE = 0.95
-MIN_SEEDS = 3
-# How near a number inside the interval must be: a share of the paper's, or points for changes in percent. Beyond that
-# the interval is too wide to speak of a reproduction.
-NEAR, NEAR_POINTS = 0.1, 5.0
-MARKS = {"reproduced": "✓", "inconclusive": "~", "higher": "▲", "lower": "▼", "unchecked": "?"}
+from .standing import MARKS, Judged, Standing, half_width, judge, printed_lead, rules
+from .tables import DAGGER, DASH, Cell, Source, Table, averaged, build, command, find, measure, p_text, user_test
 
 
 @dataclass(frozen=True)
-class Status:
-    """What became of one printed number.
+class Part:
+    """A table of the paper, rebuilt, with the standings of its cells."""
 
-    Attributes:
-        kind: ``reproduced``; ``inconclusive``: far, but inside our interval; ``higher`` or ``lower``: ours differs; or
-            ``unchecked``.
-        reason: why it cannot be checked.
-    """
-
-    kind: str
-    reason: str = ""
+    table: PaperTable
+    built: Table
+    judged: Mapping[Key, Judged]
 
 
-def half_width(std: float, seeds: int, printed_runs: int = 1) -> float:
-    """Half the width of the interval in which the mean of m more runs lies with 95 % probability, if runs with other
-    seeds are normal: t(.975, n - 1) s sqrt(1/m + 1/n)."""
-    return (float(stats.t.ppf(0.5 + CONFIDENCE / 2, seeds - 1)) * std
-            * math.sqrt(1.0 / printed_runs + 1.0 / seeds))
-
-
-def status(cell: Cell, printed_runs: int = 1) -> Status | None:
-    """Whether a cell is reproduced; None if the paper prints nothing there.
-
-    Args:
-        printed_runs: how many runs the printed number is the mean of.
-    """
-    if cell.printed is None:
-        return None
-    if cell.printed.value is None:
-        return Status("unchecked", "the paper's run went out of memory")
-    if cell.contradiction:
-        return Status("unchecked", cell.contradiction)
-    if cell.mean is None:
-        return Status("unchecked", cell.missing)
-    if cell.key.metric == SECONDS:
-        return Status("unchecked", "seconds depend on the machine")
-    allowed = 0.5 * 10.0 ** -cell.decimals * (1.0 + 1e-9)  # the paper's rounding
-    if cell.seeds:
-        if len(cell.seeds) < MIN_SEEDS:
-            return Status("unchecked", f"fewer than {MIN_SEEDS} seeds")
-        allowed += half_width(cell.std, len(cell.seeds), printed_runs)
-    difference = cell.mean - cell.printed.value
-    if abs(difference) <= allowed:
-        near = NEAR_POINTS if cell.key.column == "change" else NEAR * abs(cell.printed.value)
-        return Status("reproduced" if abs(difference) <= near else "inconclusive")
-    return Status("higher" if difference > 0 else "lower")
-
-
-def _cell(cell: Cell | None, reasons: dict[str, int], printed_runs: int) -> str:
+def _cell(cell: Cell | None, judged: Mapping[Key, Judged], reasons: dict[Standing, int]) -> str:
     """A cell in the form: mark, ours, (paper), difference, number of the reason."""
-    judged = status(cell, printed_runs) if cell is not None else None
-    if judged is None:
+    if cell is None or cell.key not in judged:
         return "" if cell is None or cell.mean is None else f"{ours(cell)} (not printed)"
-    text = f"{MARKS[judged.kind]} {ours(cell)} ({printed(cell)})"
+    standing = judged[cell.key].standing
+    text = f"{MARKS[standing.kind]} {ours(cell)} ({printed(cell)})"
     if cell.mean is not None and cell.printed.value is not None:
         text += f" {cell.mean - cell.printed.value:+,.{cell.decimals}f}"
-    if judged.reason:
-        text += f" <sup>{reasons.setdefault(judged.reason, len(reasons) + 1)}</sup>"
+    if standing.reason:
+        text += f" <sup>{reasons.setdefault(standing, len(reasons) + 1)}</sup>"
     return text
 
 
-def _counted(cells: Iterable[Cell], printed_runs: int) -> Counter:
-    return Counter(judged.kind for cell in cells if (judged := status(cell, printed_runs)))
-
-
-def _summary(tables: Sequence[Table], printed_runs: int) -> list[str]:
-    lines = ["| table | numbers | reproduced | inconclusive | ours higher | ours lower | cannot be checked |",
-             "|---|" + "--:|" * 6]
-    for table in tables:
-        counts = _counted(table.cells(), printed_runs)
+def _summary(parts: Sequence[Part]) -> list[str]:
+    lines = [f"| table | numbers | {' | '.join(MARKS)} |", "|---|" + "--:|" * (1 + len(MARKS))]
+    for part in parts:
+        counts = Counter(judged.standing.kind for judged in part.judged.values())
         numbers = [sum(counts.values()), *(counts[kind] for kind in MARKS)]
-        lines.append(f"| {table.number} {table.title} | {' | '.join(map(str, numbers))} |")
+        lines.append(f"| {part.built.number} {part.built.title} | {' | '.join(map(str, numbers))} |")
     return lines
 
 
-def _leads(paper: str, table: PaperTable, built: Table, source: Source) -> list[str]:
+def _leads(paper: str, part: Part, source: Source) -> list[str]:
     """Per dataset and backbone: does the paper's method lead the baseline, and do the methods rank alike?"""
     definitions = get(paper)
     ours_, base = definitions.OURS, definitions.BASELINE
     names = f"{definitions.LABELS[ours_]} - {definitions.LABELS[base]}"
     lines = [f"| dataset | backbone | {names}: ours | paper | p per user | users | seeds in which it leads | as in the "
              "paper | rank agreement |", "|---|---|--:|--:|--:|--:|--:|---|---|"]
-    printed_, cells, lead = definitions.printed()[table.number], {cell.key: cell for cell in built.cells()}, table.lead
+    table, cells, lead = part.table, {cell.key: cell for cell in part.built.cells()}, part.table.lead
     pairs = dict.fromkeys((key.dataset, key.backbone) for key in cells)
     for dataset, backbone in pairs:
         if Key(dataset, backbone, ours_, lead.metric, lead.column) not in cells:
             continue
-
-        def mean_of_paper(key: Key) -> float | None:
-            values = [printed_[key._replace(column=column)].value for column in lead.printed]
-            return None if None in values else sum(values) / len(values)
         compared = [key for key in cells if key.dataset == dataset and (key.backbone == backbone or not table.panels)
                     and (key.metric, key.column) == (lead.metric, lead.column)]
-        theirs = {key: mean for key in compared if (mean := mean_of_paper(key)) is not None}
+        theirs = {key: mean for key in compared if (mean := printed_lead(definitions, table, key)) is not None}
         mine = {key: cells[key].mean for key in theirs if cells[key].mean is not None}
         line_start = f"| {definitions.LABELS[dataset]} | {definitions.LABELS[backbone]} |"
         pair = [Key(dataset, backbone, row, lead.metric, lead.column) for row in (ours_, base)]
@@ -148,9 +92,9 @@ def _leads(paper: str, table: PaperTable, built: Table, source: Source) -> list[
     return lines
 
 
-def _section(paper: str, table: PaperTable, built: Table, source: Source) -> list[str]:
-    """One table: a part per dataset and panel, with commands and records."""
-    definitions = get(paper)
+def _section(paper: str, part: Part, source: Source) -> list[str]:
+    """One table, dataset by dataset and panel by panel, with commands and records."""
+    definitions, table, built = get(paper), part.table, part.built
 
     def label(name: str) -> str:
         return definitions.label(table.number, name)
@@ -165,15 +109,15 @@ def _section(paper: str, table: PaperTable, built: Table, source: Source) -> lis
     metrics_across = several and table.columns == ("value",)
     heads = [label(metric) for metric in table.metrics] if metrics_across else [label(name) for name in table.columns]
     stubs = ["", *(["metric"] if several and not metrics_across else [])]
-    parts: dict[tuple[str, str], list[Cell]] = {}
+    panels: dict[tuple[str, str], list[Cell]] = {}
     for key, cell in cells.items():
-        parts.setdefault((key.dataset, key.backbone if table.panels else ""), []).append(cell)
-    for (dataset, backbone), here in parts.items():
-        counts = _counted(here, definitions.PRINTED_RUNS)
+        panels.setdefault((key.dataset, key.backbone if table.panels else ""), []).append(cell)
+    for (dataset, backbone), here in panels.items():
+        counts = Counter(part.judged[cell.key].standing.kind for cell in here if cell.key in part.judged)
         title = " on ".join(filter(None, map(label, (dataset, backbone)))) if table.row_spec else label(dataset)
         words = ", ".join(f"{counts[kind]} {MARKS[kind]}" for kind in MARKS if counts[kind])
         lines += [f"### {title}", "", f"{words}.", ""]
-        reasons: dict[str, int] = {}
+        reasons: dict[Standing, int] = {}
         lines += [f"| {' | '.join([*stubs, *heads])} |", "|" + "---|" * len([*stubs, *heads])]
         across = [{"metric": name} for name in table.metrics] if metrics_across else [
             {"column": name} for name in table.columns]
@@ -182,12 +126,12 @@ def _section(paper: str, table: PaperTable, built: Table, source: Source) -> lis
             if combination[:2] not in present:
                 continue
             first = Key(dataset, *combination, table.columns[0])
-            shown = [_cell(cells.get(first._replace(**part)), reasons, definitions.PRINTED_RUNS) for part in across]
+            shown = [_cell(cells.get(first._replace(**names)), part.judged, reasons) for names in across]
             stub = [name(first) + (DAGGER if first.row in built.daggers else ""),
                     *([label(first.metric)] if len(stubs) > 1 else [])]
             lines.append(f"| {' | '.join([*stub, *shown])} |")
-        lines += ["", *(f"- <sup>{i}</sup> Cannot be checked: {for_markdown(reason)}."
-                        for reason, i in reasons.items())]
+        lines += ["", *(f"- <sup>{i}</sup> {standing.kind.capitalize()}: {for_markdown(standing.reason)}."
+                        for standing, i in reasons.items())]
         if table.row_spec:
             records = {name(cell.key): cell for cell in here if cell.records and cell.key.column != "change"}
             seeds = max((len(cell.seeds) for cell in here), default=0) or 5
@@ -197,11 +141,6 @@ def _section(paper: str, table: PaperTable, built: Table, source: Source) -> lis
                       f"{' '.join(name[:8] for name in cell.records)}" for row, cell in records.items()]
         lines.append("")
     return lines
-
-
-def _of(runs: int) -> tuple[str, str, str]:
-    """A printed number of so many runs, in the words and the formula of the page."""
-    return ("one seed", "one more run", "1") if runs == 1 else (f"{runs} runs", f"the mean of {runs} more", f"1/{runs}")
 
 
 def _contrast(definitions: ModuleType, contrast: Contrast, source: Source, datasets: Iterable[str] | None,
@@ -262,9 +201,10 @@ def page(paper: str, tables: Sequence[PaperTable], source: Source, made_by: str,
     """
     definitions = get(paper)
     runs = definitions.PRINTED_RUNS
-    built = [(table, rebuilt) for table in tables if (rebuilt := build(paper, table, source, datasets, backbones))]
+    parts = [Part(table, built, judge(paper, table, built.cells(), source)) for table in tables
+             if (built := build(paper, table, source, datasets, backbones))]
     factors = ", ".join(f"{half_width(1.0, n, runs):.2f} s for n = {n}" for n in (3, 5, 10))
-    used = {name for _, rebuilt in built for cell in rebuilt.cells() for name in cell.records}
+    used = {name for part in parts for cell in part.built.cells() for name in cell.records}
     machines = Counter(f"{run.meta['environment']['processor']}, torch {run.meta['environment']['torch']}, Python "
                        f"{run.meta['environment']['python']}" for run in source.runs if run.hash in used)
     made_on = "; ".join(f"{count} on {name}" for name, count in sorted(machines.items()))
@@ -273,28 +213,15 @@ def page(paper: str, tables: Sequence[PaperTable], source: Source, made_by: str,
         f"{len(used)} runs: {made_on}." if used else "No runs.", "",
         "Every printed number stands beside ours: mark, our mean ± sample standard deviation over seeds, (the "
         "paper's), difference ours - paper.", "",
-        f"- {MARKS['reproduced']} **reproduced**: the paper's number, which is of {_of(runs)[0]}, lies where "
-        f"{_of(runs)[1]} of ours would lie with {CONFIDENCE:.0%} probability, and near ours. The first means "
-        f"|paper - m| ≤ t(.975, n-1) s √({_of(runs)[2]} + 1/n), with m and s the mean and standard deviation of our n "
-        f"seeds, plus half a unit of the paper's last decimal; that is {factors}. The second means "
-        f"|paper - m| ≤ {NEAR:.0%} of the paper's number, or {NEAR_POINTS:g} points for changes in percent. Table 1 "
-        f"has no seeds: equal at the printed decimals.",
-        f"- {MARKS['inconclusive']} **inconclusive**: inside the interval but not near. Our seeds vary too much to "
-        f"tell.",
-        f"- {MARKS['higher']} **differs**, ours is higher. {MARKS['lower']} **differs**, ours is lower. Only the "
-        f"spread between training seeds counts; the split of the data is the same for all. One number in twenty "
-        f"would miss its interval by chance.",
-        f"- {MARKS['unchecked']} **cannot be checked**, with the reason: no record, no data, fewer than {MIN_SEEDS} "
-        f"seeds, or the paper contradicts itself there.", "",
-        "## Summary", "", *_summary([rebuilt for _, rebuilt in built], runs), ""]
+        *rules(f"here {runs}, so that the interval is {factors}"), "", "## Summary", "", *_summary(parts), ""]
     labels = definitions.LABELS
-    for table, rebuilt in built:
-        if table.lead:
+    for part in parts:
+        if part.table.lead:
             lines += [f"## Does {labels[definitions.OURS]} lead {labels[definitions.BASELINE]}?", "",
-                      f"{table.lead.about} Rank agreement: Kendall's τ between the order of the methods here and in "
-                      f"the paper.", "", *_leads(paper, table, rebuilt, source), ""]
+                      f"{part.table.lead.about} Rank agreement: Kendall's τ between the order of the methods here and "
+                      f"in the paper.", "", *_leads(paper, part, source), ""]
     for contrast in definitions.CONTRASTS if source.tuned is None else ():  # settings are tuned under one of its values
         lines += _contrast(definitions, contrast, source, datasets, backbones)
-    for table, rebuilt in built:
-        lines += _section(paper, table, rebuilt, source)
+    for part in parts:
+        lines += _section(paper, part, source)
     return "\n".join(lines).rstrip("\n") + "\n"

@@ -20,6 +20,7 @@ from ..data.source import dataset_name
 from ..errors import UserError
 from ..evaluation.metrics import is_share
 from ..experiments.papers import Key, PaperTable, Printed, get
+from ..experiments.tune import ALIKE
 from ..runs.registry import Registry
 from ..runs.run import Run
 from ..runs.specs import RunSpec, Tuned, Where, expected_idle, expected_settings, seed_text
@@ -36,7 +37,6 @@ _COSTS = (SECONDS, UPLOAD)  # not per user, and not to be ranked
 DASH = "–"  # where there is nothing to show
 _STUB_HEADS = {"dataset": "dataset", "backbone": "backbone", "metric": "metric", "row": "", "column": ""}
 REFERENCE = "ft"  # the method that does nothing; what cannot be told from it is marked
-ALIKE = 1e-4  # what no metric of such a run is away from FT's
 _SUMMARIES = ("avg", "mean", "value")  # the columns that are marked, where a table has one
 GRID_SEEDS = 5  # of the command for a missing cell when no other cell says how many there are
 
@@ -577,7 +577,7 @@ def _count_users(cells: dict[Key, Cell], runs: Iterable[Run]) -> None:
         group = split_group(key.metric)[1]
         if cell.mean is not None and group:
             cells[key] = replace(cell, users=_group_users(key, group, runs))
-        elif cell.mean is not None and (blocks := _blocks_of(key, len(counts[key.dataset]["users"]))):
+        elif cell.mean is not None and (blocks := blocks_behind(key, len(counts[key.dataset]["users"]))):
             users, interactions = (tuple(of_block[t] for t in blocks) if (of_block := counts[key.dataset][what]) else ()
                                    for what in ("users", "interactions"))
             cells[key] = replace(cell, users=users, interactions=interactions)
@@ -587,10 +587,10 @@ def _group_users(key: Key, group: str, runs: Iterable[Run]) -> tuple[int, ...]:
     """How many of a group each block has that a cell averages over, but for those with nobody."""
     users = next(users for run in runs if run.meta["dataset"] == key.dataset and (users := group_blocks(
         run, "users", group)))
-    return tuple(users[t] for t in _blocks_of(key, len(users)) if users[t])
+    return tuple(users[t] for t in blocks_behind(key, len(users)) if users[t])
 
 
-def _blocks_of(key: Key, count: int) -> tuple[int, ...]:
+def blocks_behind(key: Key, count: int) -> tuple[int, ...]:
     """The blocks whose tests a cell averages over; none where it is no mean over all of a test's users."""
     if key.metric in (*_COSTS, "item_rank_change", "degradation") or key.column in ("static", "dynamic"):
         return ()

@@ -103,12 +103,20 @@ def _arrays(content: bytes, where: str) -> Mapping[str, np.ndarray]:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             require_ratio(where, archive.infolist(), _CURE)
-        with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+            return {name.removesuffix(".npy"): _array(archive.read(name)) for name in archive.namelist()}
     except UserError:
         raise
     except Exception:  # NumPy and zlib raise whatever their readers do
         raise Corrupt(f"{where}: is no .npz file of tables without pickled objects", _CURE) from None
+
+
+def _array(content: bytes) -> np.ndarray:
+    """A member, which has been read to its end, so that the archive has compared its checksum."""
+    file = io.BytesIO(content)
+    array = np.load(file, allow_pickle=False)
+    if file.read(1):
+        raise ValueError("more bytes than the array has")
+    return array
 
 
 def _hash(arrays: Mapping[str, np.ndarray]) -> str:

@@ -342,11 +342,16 @@ class Record:
         self.checkpoint.unlink(missing_ok=True)
         sweep(self.folder)
 
-    def fail(self, config: RunConfig, message: str) -> None:
-        """Mark the run as failed."""
+    def fail(self, config: RunConfig, message: str, updates: Sequence[int] = ()) -> None:
+        """Mark the run as failed.
+
+        Args:
+            updates: participants summed over the rounds that were done, per block.
+        """
         content = {"schema": SCHEMA, "status": "failed", "error": message, "method": config.method.name,
                    "backbone": config.backbone.name, "dataset": config.source.name, "seed": config.seed,
-                   "settings": config.settings, "hash": config.hash, "environment": environment(config.device)}
+                   "settings": config.settings, "hash": config.hash, "environment": environment(config.device),
+                   "client_updates": list(updates)}
         write_atomically(self.folder / RUN, json.dumps(sealed(content), indent=1).encode())
 
     def clear(self) -> None:

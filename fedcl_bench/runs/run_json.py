@@ -62,7 +62,7 @@ _RUN: dict[str, Check] = {"method": _name, "backbone": _name, "dataset": _name, 
 _SEALED = {"schema": _schema, "seal": _hash}
 _CONTINUAL = fields_of(dict.fromkeys(("LA", "RA", "HM", "BWT", "forgetting"), or_none(number)), {})
 _MACHINE = fields_of({"processor": text, "torch": text, "python": text}, None)
-_FAILED = fields_of({"status": one_of("failed"), "error": text, **_RUN}, _SEALED)
+_FAILED = fields_of({"status": one_of("failed"), "error": text, **_RUN}, {"client_updates": lists(_COUNT), **_SEALED})
 
 
 def _finished(blocks: int) -> Check:

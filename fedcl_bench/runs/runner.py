@@ -197,6 +197,12 @@ def _warn_if_large(progress: Progress, warn: Callable[[str], None]) -> None:
              f"and its numbers mean little; a smaller lr may help.")
 
 
+def _client_updates(progress: Progress | None, n_steps: int) -> list[int]:
+    """Participants summed over the rounds so far, per block."""
+    rows = progress.curve if progress else ()
+    return [sum(int(row["participants"]) for row in rows if row["step"] == step) for step in range(n_steps)]
+
+
 def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch: Watch = Watch(), *,
             rerun: bool = False, engine: Engine = Here()) -> dict[str, Any]:
     """Run a configuration, or return its record if it is already finished.
@@ -236,8 +242,8 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
             _Start(from_base(federation, bases.load(federation, results))) if config.server.base_model else
             _from_base(federation, None if rerun else base, watch)) or _Start()
         saving = _Saving(engine, record.checkpoint, base, start, began)
+        progress = start.progress
         try:
-            progress = start.progress
             for progress in engine.run(federation, progress):
                 watch.progress(stream, progress)
                 progress = saving.after(progress, stream, watch.stop)
@@ -249,7 +255,7 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
                                     progress, federation)
             sweep(results / SHARED)
         except RunFailed as error:
-            record.fail(config, str(error))
+            record.fail(config, str(error), _client_updates(progress, len(stream.steps)))
             raise RunFailed(f"{error}\nMarked as failed: {record.folder}") from None
         except (OutOfMemory, RuntimeError, MemoryError) as error:
             if not (isinstance(error, OutOfMemory) or ran_out(error)):

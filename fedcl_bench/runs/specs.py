@@ -14,7 +14,7 @@ from typing import Any, Iterable, Mapping
 from ..data.source import dataset_name, spelled as spelled_dataset
 from ..errors import UserError
 from ..files import shipped
-from ..schema import fields_of, lists, mapping, number, or_none, plain, read_json, text, whole
+from ..schema import fields_of, flag, lists, mapping, number, or_none, plain, read_json, text, whole
 from ..settings import declared_idle
 from .config import effective, resolve
 from .registry import Registry, spelled
@@ -93,10 +93,14 @@ def tuned_file(folder: Path, method: str, backbone: str, dataset: str) -> Path:
     return folder / f"{dataset_name(dataset)}-{backbone.replace(':', '-')}-{method}.json"
 
 
-_TRIAL = fields_of({"settings": mapping(plain), "value": or_none(number), "hash": text, "status": text}, {})
+_TRIED = fields_of({"seed": whole(), "value": or_none(number), "client_updates": whole(), "hash": text}, {})
+_TRIAL = fields_of({"settings": mapping(plain), "value": or_none(number), "status": text},
+                   {"hash": text, "runs": lists(_TRIED)})  # former versions had one run of each trial
 _TUNED = fields_of({"settings": mapping(plain)}, {
-    **dict.fromkeys(("method", "backbone", "dataset", "sampler", "objective", "command"), text),
-    **dict.fromkeys(("budget", "seed", "grid_points"), whole()),
+    **dict.fromkeys(("method", "backbone", "dataset", "sampler", "objective", "command", "optuna"), text),
+    **dict.fromkeys(("budget", "seeds", "seed", "batch", "grid_points"), whole()),
+    "client_updates": fields_of(dict.fromkeys(("budget", "spent"), whole()), {}),
+    "ft_value": number, "ft_in_effect": flag,
     **dict.fromkeys(("inherited", "fixed"), mapping(plain)), "space": mapping(lists(plain)), "value": number,
     "trials": lists(_TRIAL)})
 

@@ -295,6 +295,18 @@ def test_divergence_stops_the_run_and_marks_the_record(capsys):
     refused(capsys, *RUN, "--set", "lr=1e12", "--set", "init_std=1e10", status=1)  # a failed record is no result
 
 
+def test_a_failed_record_counts_what_its_clients_did(capsys):
+    job = ["--set", "rounds=3", "--set", "patience=0"]
+    assert main(["--method", "reg", "--backbone", "fedmf", *job, "--set", "lambda_reg=1e3"]) == 1
+    capsys.readouterr()
+    done, _ = run_json(capsys, "--method", "ft", "--backbone", "fedmf", *job)
+    rounds = pd.read_parquet(Path(done["record"]) / "rounds.parquet")
+    failed = json.loads(next(Path("results/runs").glob("reg*/run.json")).read_text())
+    full, part, *none = failed["client_updates"]  # block 0 is FT's, and in block 1 it diverges
+    assert full == rounds[rounds.step == 0].participants.sum() and none == [0, 0]
+    assert part < rounds[rounds.step == 1].participants.sum()
+
+
 def test_a_federated_recommender_as_method_is_ft_on_it(capsys):
     alone, _ = run_json(capsys, "--method", "pfedrec", *QUICK)
     assert (alone["method"], alone["backbone"]) == ("ft", "pfedrec")

@@ -411,13 +411,12 @@ def test_tuning_looks_at_every_domain(shops, capsys):
     assert main(["tune", "--methods", "ft", "--backbones", "gru4rec", "--datasets", "books+games", "--budget", "2",
                  *small]) == 0
     kept = json.loads(Path("results/my-tuned/books+games-gru4rec-ft.json").read_text())
-    best = {}
     for trial in kept["trials"]:
-        (folder,) = Path("results/runs").glob(f"*-{trial['hash'][:12]}")
-        curve = pd.read_parquet(folder / "rounds.parquet")
-        best[trial["hash"]] = curve.groupby("step")["valid"].max().mean()
-        assert trial["value"] == pytest.approx(best[trial["hash"]])
-    assert kept["value"] == pytest.approx(max(best.values())) and kept["objective"].endswith("mean over domains")
+        for tried in trial["runs"]:
+            (folder,) = Path("results/runs").glob(f"*-{tried['hash'][:12]}")
+            curve = pd.read_parquet(folder / "rounds.parquet")
+            assert tried["value"] == pytest.approx(curve.groupby("step")["valid"].max().mean())
+    assert "mean over domains" in kept["objective"]
 
 
 def test_its_model_recommends_a_domains_own_items(shops):

@@ -117,7 +117,7 @@ def test_noise_has_an_axis_of_epsilon(drawn):
     (above,) = axes.child_axes
     FigureCanvasAgg(found["noise-xing-sasrec-hit10"]).draw()
     assert [text.get_text() for text in above.get_xticklabels()] == ["∞", "48.4", "24.2", "16.1", "12.1", "9.7", "8.1"]
-    assert above.get_xlabel() == "ε at δ = 10$^{-5}$"
+    assert above.get_xlabel() == "ε at δ = 10⁻⁵"
 
 
 def test_everything_that_the_records_allow(drawn):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -16,8 +15,8 @@ from fedcl_bench.errors import UserError
 from fedcl_bench.experiments import papers
 from fedcl_bench.experiments.papers import Key, Printed, fcucr
 from fedcl_bench.reports.render import csv_text, latex, markdown
-from fedcl_bench.reports.reproduction import Status, half_width, page, status
-from fedcl_bench.reports.tables import Cell, Source, build
+from fedcl_bench.reports.reproduction import page
+from fedcl_bench.reports.tables import Source, build
 from fedcl_bench.runs import compact
 from fedcl_bench.runs.specs import RunSpec, Tuned, expected_settings
 from fedcl_bench.runs.store import load_runs, user_scores
@@ -296,18 +295,6 @@ def test_latex_and_csv(runs, registry):
 
 # The page
 
-def test_interval_of_a_mean_of_runs():
-    """A printed mean of m runs lies nearer to ours than one more run does: s sqrt(1/m + 1/n)."""
-    assert half_width(0.01, 5, 5) == pytest.approx(2.7764451051977987 * 0.01 * math.sqrt(0.4))
-    key = Key("xing", "sasrec", "fcucr", "hit@10", "value")
-    found = Cell(key, 4, mean=0.30, std=0.01, seeds=(0, 1, 2, 3, 4), printed=Printed("0.2800"))
-    assert status(found) == Status("reproduced") and status(found, 5) == Status("higher")
-    assert status(replace(found, printed=Printed("0.2830")), 5) == Status("reproduced")
-    seconds = replace(found, key=key._replace(metric="round_seconds"), mean=1.5, printed=Printed("672"))
-    assert status(seconds) == Status("unchecked", "seconds depend on the machine")
-    assert status(replace(seconds, mean=None, missing="no record")).reason == "no record"
-
-
 def make(folder, registry, numbers=(2, 3, 4, 5), **options):
     only = {name: options.pop(name) for name in ("datasets", "backbones") if name in options}
     return page("fcucr", [fcucr.TABLES[n] for n in numbers], source(folder, registry, **options), "COMMAND", **only)
@@ -322,7 +309,7 @@ def test_page_has_every_printed_number(runs, registry):
             shown = f"({int(printed.text):,})" if key.metric == "round_seconds" else f"({printed.text})"
             assert shown in part, key
     assert "| 2 Main comparison | 120 |" in text and "| 4 Rounds whose" in text
-    assert "which is of 5 runs" in text and "√(1/5 + 1/n)" in text
+    assert "(here 5, so that the interval is 3.14 s for n = 3" in text
 
 
 def test_page_says_who_leads(runs, registry):

@@ -128,5 +128,6 @@ def test_a_run_on_a_disk_that_is_full(sizes, tmp_path):
     for line in done.stdout.splitlines():
         size, status, messages = line.split(" ", 2)
         said = messages.rstrip("|").split("|")
-        assert not messages if status == "0" else (status, len(said)) == ("2", 2) and "no space left at" in said[0], line
+        refused = (status, len(said)) == ("2", 2) and "no space left at" in said[0]
+        assert not messages if status == "0" else refused, line
     assert len(done.stdout.splitlines()) == len(sizes)

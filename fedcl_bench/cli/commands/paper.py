@@ -77,7 +77,7 @@ def make_source(args: argparse.Namespace, records: Path, needs_runs: bool = True
     where = Where.of_records(records, args.plugins, data_dir)
     runs, failed = load_all(records, LeftOut()) if needs_runs else ([], [])
     return Source(runs, discover(args.plugins), Tuned.of(args.tuned, records, where), tuple(assignments.items()),
-                  lambda dataset: _statistics(dataset, data_dir, assignments), where,
+                  lambda dataset: statistics_of(dataset, data_dir, assignments), where,
                   failed)
 
 
@@ -88,7 +88,7 @@ def specs_of(tables: Iterable[PaperTable], args: argparse.Namespace) -> list[Run
             and (args.backbones is None or spec.backbone in args.backbones)]
 
 
-def _statistics(dataset: str, data_dir: Path | None, assignments: Mapping[str, Any]) -> Mapping[str, list]:
+def statistics_of(dataset: str, data_dir: Path | None, assignments: Mapping[str, Any]) -> Mapping[str, list]:
     """Statistics of a dataset that is on this machine; UserError if it is not."""
     from dataclasses import fields
 

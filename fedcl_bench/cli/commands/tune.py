@@ -6,23 +6,28 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...errors import UserError
 from .common import (add_cells, add_paper, add_pool, add_quiet, add_set, cores, interrupted, results_where,
-                     seed, stop_between_rounds, whole)
+                     seed, seeds, stop_between_rounds, whole)
+
+if TYPE_CHECKING:
+    from ...experiments.search import Effort
 
 MAIN_TABLE = 2  # of both papers: the comparison of all methods on all backbones and datasets
 
 EXAMPLES = """\
 examples:
   run_bench.py tune --methods ft,reg,kd,f3crec --backbones fedmf
-  run_bench.py tune --methods f3crec --backbones fedmf --budget 24 --sampler tpe
+  run_bench.py tune --methods f3crec --backbones fedmf --budget 12 --seeds 1 --sampler random
   run_bench.py tune --paper f3crec --datasets ml-100k        every method and backbone of the paper
   run_bench.py tune --paper f3crec --datasets ml-100k --dry-run                  what would be tried
   run_bench.py grid --methods ft,f3crec --backbones fedmf --seeds 5 --tuned      runs with what was chosen
 
 FT searches the backbone's settings (the learning rate); all other methods take those over and search their own
-(`list NAME` shows the values). Every method has the same number of trials, and only validation data is looked at.
+(`list NAME` shows the values). Every method has the same budget of client-updates, and only validation data is looked
+at. The better third of the points is tried on all seeds. The same command goes on after Ctrl-C.
 Exit status: 0 all tuned, 1 a search failed, 2 something to fix in the command or the data, 130 interrupted.
 """
 
@@ -35,12 +40,19 @@ def add(commands) -> None:
     add_cells(tune)
     add_paper(tune, "the methods and backbones of a paper's table",
               f"numbers of the tables, as 2 or 2,3; repeatable (default: {MAIN_TABLE})")
-    tune.add_argument("--budget", type=whole(1, 100_000), default=12, metavar="N",
-                      help="trials per method, backbone and dataset (default: 12)")
-    tune.add_argument("--sampler", choices=("random", "grid", "tpe"), default="random",
-                      help="which points are tried if there are more than the budget: random ones without repetition, "
-                           "only whole grids (refused if larger than the budget), or Optuna's TPE (default: random)")
-    tune.add_argument("--seed", type=seed, default=0, metavar="N", help="seed of trials and sampler (default: 0)")
+    tune.add_argument("--budget", type=whole(1, 100_000), default=24, metavar="N",
+                      help="client-updates per method, backbone and dataset: as many as N trials of FT's default "
+                           "settings take on all seeds (default: 24)")
+    tune.add_argument("--seeds", type=seeds, default=2, metavar="K",
+                      help="seeds of a trial; only the better third of the points gets past the first (default: 2)")
+    tune.add_argument("--sampler", choices=("tpe", "random", "grid"), default="tpe",
+                      help="which points are tried if there are more than the budget: Optuna's TPE, random ones "
+                           "without repetition, or only whole grids (refused if larger than the budget; default: tpe)")
+    tune.add_argument("--seed", type=seed, default=0, metavar="N",
+                      help="first seed of trials, and seed of the sampler (default: 0)")
+    tune.add_argument("--batch", type=whole(1, 1024), default=4, metavar="N",
+                      help="runs of a search at a time; which points are tried depends on it, and not on --jobs "
+                           "(default: 4)")
     add_set(tune, "a setting of all trials, which is then not searched; repeatable")
     tune.add_argument("--tuned", type=Path, metavar="DIR",
                       help="folder of what is chosen (default: my-tuned/ in the results folder)")
@@ -49,7 +61,7 @@ def add(commands) -> None:
                            "or a folder of it with --tuned)")
     tune.add_argument("--again", action="store_true", help="search again even if an equal search was done")
     tune.add_argument("--dry-run", action="store_true",
-                      help="show which trials there are and how many of them have records")
+                      help="show which searches there are and how much of each is done")
     add_pool(tune)
     add_quiet(tune)
 
@@ -76,31 +88,39 @@ def _folders(args: argparse.Namespace) -> tuple[Path, Path | None]:
     return folder, None if args.tuned else shipped_tuned()
 
 
+def effort_of(args: argparse.Namespace) -> Effort:
+    """How hard the command line asks to search."""
+    from ...experiments.search import Effort
+    from ...settings import parse_assignments
+
+    return Effort(args.budget, args.seeds, args.sampler, args.seed, args.batch,
+                  parse_assignments(args.assignments, "--set"))
+
+
 def run(args: argparse.Namespace) -> int:
     from ...experiments import tune
     from ...experiments.grid import Part
+    from ...experiments.search import Combination
     from ...runs.registry import discover
     from ...runs.specs import spelled_spec
-    from ...settings import parse_assignments
     from ...workers.pool import Pool
     from ..grid_view import View, show_outlook, show_tuned
 
-    tune.require_sampler(args.sampler)
     if args.table and not args.paper:
         raise UserError("--table is a paper's; say which with --paper.")
     part = Part(args.methods, args.backbones, args.datasets, paper=args.paper,
                 tables=tuple(args.table or [MAIN_TABLE]) if args.paper else ())
     registry = discover(args.plugins)
     specs = [spelled_spec(registry, spec, args.data_dir) for spec in part.specs()]
-    combinations = [tune.Combination(spec.method, spec.backbone, spec.dataset) for spec in specs]
-    effort = tune.Effort(args.budget, args.sampler, args.seed, args.jobs, parse_assignments(args.assignments, "--set"))
+    combinations = [Combination(spec.method, spec.backbone, spec.dataset) for spec in specs]
     folder, below = _folders(args)
-    tuning = tune.Tuning(registry, effort, folder, args.results, args.data_dir, args.again, below, results_where(args))
+    tuning = tune.Tuning(registry, effort_of(args), folder, args.results, args.data_dir, args.again, below,
+                         results_where(args))
     if args.dry_run:
         rows = tune.outlook(tuning, combinations)
         if args.json:
-            json.dump([{**row.search.head(), "trials": row.trials, "finished": row.finished, "kept": row.kept}
-                       for row in rows], sys.stdout, allow_nan=False)
+            json.dump([{**row.search.head(), "runs": row.runs, "spent": row.spent, "kept": row.kept} for row in rows],
+                      sys.stdout, allow_nan=False)
             print()
         else:
             show_outlook(rows)

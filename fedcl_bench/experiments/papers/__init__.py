@@ -8,12 +8,12 @@ from typing import Iterable
 from ...errors import unknown
 from ...runs.specs import RunSpec
 from . import f3crec, fcucr
-from .definitions import Contrast, Key, Lead, PaperTable, Printed
+from .definitions import Contrast, Key, Known, Lead, PaperTable, Printed, Reading
 
 PAPERS: dict[str, ModuleType] = {"f3crec": f3crec, "fcucr": fcucr}
 
-__all__ = ["PAPERS", "Contrast", "Key", "Lead", "PaperTable", "Printed", "figure_specs", "get", "label", "select",
-           "specs"]
+__all__ = ["PAPERS", "Contrast", "Key", "Known", "Lead", "PaperTable", "Printed", "Reading", "figure_specs", "get",
+           "label", "select", "specs"]
 
 
 def get(paper: str) -> ModuleType:

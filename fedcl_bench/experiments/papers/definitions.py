@@ -6,7 +6,7 @@ import csv
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Callable, Iterator, NamedTuple
+from typing import Any, Callable, Collection, Iterator, NamedTuple
 
 from ...runs.specs import RunSpec
 
@@ -87,6 +87,52 @@ class Contrast:
     rows: tuple[str, ...]
     metrics: tuple[str, ...]
     text: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One way in which a paper's runs were made again, and where their records were published.
+
+    Attributes:
+        title: what is special about it, in words.
+        folder: of its records, in the folder of published ones; empty for all of these.
+        tables: the numbers of those that it has runs of.
+        tuned: the folder of its tuned settings below ``tuned`` beside the published records, which empty text names
+            itself; None for the plugins' and datasets' defaults.
+        settings: what all of its runs were set to.
+        datasets: the only ones that it is of; empty for all.
+    """
+
+    title: str
+    folder: str
+    tables: tuple[int, ...]
+    tuned: str | None = None
+    settings: tuple[tuple[str, Any], ...] = ()
+    datasets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of why numbers come out otherwise than printed. Only what was found, or is not in the paper.
+
+    Attributes:
+        text: part of a sentence.
+        tables, datasets, backbones, rows: of the cells that it is about; empty for any.
+        until: a setting; records that have it were made after the reason was taken away.
+    """
+
+    text: str
+    tables: tuple[int, ...] = ()
+    datasets: tuple[str, ...] = ()
+    backbones: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
+    until: str = ""
+
+    def holds(self, table: int, key: Key, settings: Collection[str]) -> bool:
+        """Whether it is about a cell of runs that have these settings."""
+        about = ((self.tables, table), (self.datasets, key.dataset), (self.backbones, key.backbone),
+                 (self.rows, key.row))
+        return self.until not in settings and all(not names or name in names for names, name in about)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from ...runs.specs import RunSpec
-from .definitions import Contrast, Key, Lead, PaperTable, Printed, read_printed
+from .definitions import Contrast, Key, Known, Lead, PaperTable, Printed, Reading, read_printed
 
 TITLE = "F3CRec (Lim et al., CIKM 2025)"
 OURS = "f3crec"  # the paper's own method
@@ -37,6 +37,22 @@ STATISTICS = ("accumulated_users", "accumulated_items", "interactions", "sparsit
 LEAD = Lead("ndcg@20", "avg", ("D1", "D2", "D3"), "N@20, mean over D1-D3. Paper: the mean of its printed D1-D3. p: "
             "two-sided paired t-test over users, each averaged over D1-D3 and the seeds both have.")
 CONTRASTS: tuple[Contrast, ...] = ()
+READINGS = (  # the first that has a number of a cell decides its standing
+    Reading("the data", "", (1,)),
+    Reading("released settings", "f3crec-released", (3, 4, 5, 6, 7, 8)),
+    Reading("settings tuned on validation", "f3crec", (2, 3, 4, 5, 6, 7), tuned=""),
+    Reading("settings tuned on validation, rows of equal time in the order of the file", "f3crec", (2,), tuned="",
+            settings=(("tie_order", "file"), ("repeated_positives", "every")), datasets=("lastfm-2k",)),
+    Reading("released settings and split file", "f3crec-authors-split", (2,),
+            settings=(("split_file", "splits/ml-100k.f3crec_authors.tsv"),)))
+SAME_LINE: dict[str, str] = {}
+WITHOUT_DATA = {"hetrec2011-ml": "no published run on HetRec2011: its file was not on the machine"}
+KNOWN = (
+    Known("the times of Last.FM 2K are months, and our rows of a month stand in another order than the authors', so "
+          "other rows are tested", datasets=("lastfm-2k",), until="tie_order"),
+    Known("the code of RLP2 and SPP was never released, so ours are re-implementations from the description",
+          rows=("rlp2", "spp")),
+)
 SEEDS = "Ours: mean ± sample standard deviation over seeds; in parentheses: the paper, one seed."
 
 

@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 
 from ...runs.specs import RunSpec
-from .definitions import Contrast, Key, Lead, PaperTable, Printed, read_printed
+from .definitions import Contrast, Key, Known, Lead, PaperTable, Printed, Reading, read_printed
 
 TITLE = "FCUCR (Zhang et al., WWW 2026)"
 OURS = "fcucr"  # the paper's own method
@@ -44,6 +44,23 @@ LABELS = {
     "users": "Users", "items": "Items", "sessions": "Sessions", "average_length": "Averaged Length",
 }
 _TYPES = {"window": int, "transfer_interval": int}
+READINGS = (  # the first that has a number of a cell decides its standing
+    Reading("the data", "", (1,)),
+    Reading("the released code's choices", "fcucr", (2, 3, 4, 5), settings=(("patience", 0),)),
+    Reading("the same with a common start", "fcucr", (2, 3), settings=(("patience", 0), ("init", "server"))),
+    Reading("settings tuned on validation", "fcucr-tuned", (2,), tuned="fcucr", settings=(("patience", 5),)),
+    Reading("settings tuned with a common start", "fcucr-tuned-server", (2,), tuned="fcucr-server",
+            settings=(("patience", 5), ("init", "server"))))
+SAME_LINE = {BCE: BASELINE}  # rows that stand for one printed line
+WITHOUT_DATA = {name: f"no published run on {DATASETS[name]}: the paper does not say which of its users and sessions "
+                      f"it keeps" for name in ("retailrocket", "lastfm-1k", "tmall")}
+KNOWN = (
+    Known("the paper counts before items are left out that nobody trains on; the authors' file has no trace of these",
+          tables=(1,), datasets=("xing",)),
+    Known("the paper prints no settings of this baseline, so ours may be others", tables=(2,), backbones=tuple(STATIC)),
+    Known("the paper does not say with which loss it trained this baseline; ours has one negative", tables=(2,),
+          backbones=tuple(WHOLE_SESSIONS), rows=(BCE,)),
+)
 
 
 def label(table: int, name: str) -> str:
