@@ -6,6 +6,8 @@ The file is NumPy's ``.npz`` without pickled objects:
 - ``public/NAME``             public item tables, (items, ...)
 - ``private/NAME``            each client's own parameters, (users, ...)
 - ``dense/NAME``              public parameters without item rows
+- ``start/NAME``              optional: private parameters of one client, (...), as every new client begins with them,
+                              and with ``reset_private`` every client of a block
 
 Names and shapes are those of the backbone's tables in ``model.pt``. The order of the ids is free, and ids that block 0
 does not know are left out. An imported file is kept as ``shared/base-NAME.npz`` of a results folder, where NAME is the
@@ -25,7 +27,9 @@ from typing import Mapping, Sequence
 import numpy as np
 import torch
 
+from ..backbone import Backbone
 from ..data.archives import require_ratio
+from ..draws import Tables
 from ..errors import Corrupt, UserError
 from ..federation.growth import grow
 from ..federation.parts import Federation
@@ -34,7 +38,7 @@ from ..model import Snapshot
 from ..schema import read_bytes
 from .config import SHARED
 
-KINDS = ("public", "private", "dense")
+KINDS, START = ("public", "private", "dense"), "start"
 _NAME = "[0-9a-f]{16}"
 _CURE = "docs/records.md has the format; `base export` writes it."
 
@@ -42,6 +46,14 @@ _CURE = "docs/records.md has the format; `base export` writes it."
 def file_of(results: Path, name: str) -> Path:
     """Where an imported base is kept."""
     return results / SHARED / f"base-{name}.npz"
+
+
+def common_start(backbone: Backbone, seed: int, model: Snapshot) -> Tables:
+    """The private parameters that every new client begins with, where they are the same for all: those of
+    ``model.start``, or else the backbone's."""
+    drawn = {name: rows for name, rows in backbone.new_rows(seed, range(2), range(0))[1].items()
+             if torch.equal(rows[0], rows[1])}
+    return {**{name: rows[0].to(model.private[name]) for name, rows in drawn.items()}, **model.start}
 
 
 def export(path: Path, model: Snapshot, user_ids: Sequence[str], item_ids: Sequence[str]) -> None:
@@ -53,7 +65,8 @@ def export(path: Path, model: Snapshot, user_ids: Sequence[str], item_ids: Seque
     if model.local or model.served or model.memory:
         raise UserError("base export: clients of this backbone hold item tables or a memory of their own, which a base "
                         "has not; accepted: a backbone such as fedmf, fedncf or pfedrec.")
-    arrays = {f"{kind}/{name}": table.cpu().numpy() for kind in KINDS for name, table in getattr(model, kind).items()}
+    arrays = {f"{kind}/{name}": table.cpu().numpy() for kind in (*KINDS, START)
+              for name, table in getattr(model, kind).items()}
     buffer = io.BytesIO()
     np.savez(buffer, user_ids=np.asarray(user_ids, dtype=str)[:model.n_users],
              item_ids=np.asarray(item_ids, dtype=str)[:model.n_items], **arrays)
@@ -95,8 +108,10 @@ def load(federation: Federation, results: Path) -> Snapshot:
             "public": _rows(arrays["item_ids"], stream.item_tokens[:step.n_items], "item", path)}
     fresh = grow(Snapshot({}, {}), federation.backbone, federation.seed, step,
                  getattr(torch, federation.server.precision), federation.device)
-    return replace(fresh, **{kind: {name: _table(arrays, f"{kind}/{name}", rows.get(kind), table, path)
-                                    for name, table in getattr(fresh, kind).items()} for kind in KINDS})
+    tables = {kind: {name: _table(arrays, f"{kind}/{name}", rows.get(kind), table, path)
+                     for name, table in getattr(fresh, kind).items()} for kind in KINDS}
+    return replace(fresh, **tables, start=_start(arrays, federation.backbone.new_rows(0, range(1), range(0))[1],
+                                                 fresh.private, path))
 
 
 def _arrays(content: bytes, where: str) -> Mapping[str, np.ndarray]:
@@ -138,6 +153,16 @@ def _rows(ids: np.ndarray, wanted: Sequence, kind: str, path: Path) -> torch.Ten
             f"it has the same {kind} twice"
         raise UserError(f"{path}: {fault}; accepted: every {kind} of block 0 once, with the ids of the data.")
     return torch.tensor([row_of[str(identity)] for identity in wanted])
+
+
+def _start(arrays: Mapping[str, np.ndarray], rows: Tables, private: Tables, path: Path) -> Tables:
+    """What the file says that new clients begin with; ``rows``: what the backbone does, each (1, ...)."""
+    given = [name.partition("/")[2] for name in arrays if name.startswith(f"{START}/")]
+    for name in given:
+        if name not in rows:
+            raise UserError(f"{path}: the table '{START}/{name}' is none of this backbone's; accepted: "
+                            f"{', '.join(f'{START}/{known}' for known in sorted(rows)) or 'none'}.")
+    return {name: _table(arrays, f"{START}/{name}", None, private[name][0], path) for name in given}
 
 
 def _table(arrays: Mapping[str, np.ndarray], name: str, rows: torch.Tensor | None, like: torch.Tensor,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import pickle
 from dataclasses import fields
 from pathlib import Path
@@ -210,6 +211,9 @@ def _check_rounds(progress: Progress, begun: bool) -> None:
         raise Wrong("curve", progress.curve, f"the rounds of {progress.step + begun} blocks")
     if progress.round and len(rounds[progress.step]) != progress.round:
         raise Wrong("round", progress.round, f"{len(rounds[progress.step])}, as the curve has")
+    validated = {row["step"] for row in progress.curve if not math.isnan(row["valid"])}
+    if not validated.issuperset(range(progress.step + progress.trained)):
+        raise Wrong("curve", progress.curve, "a validation in every block that was trained")
     tested = [(t, s) for t in range(progress.step + progress.trained) for s in range(t + 1)]
     if [(t, s) for t, s, _ in progress.tests] != tested:
         raise Wrong("tests", progress.tests, f"those of {progress.step + progress.trained} blocks")
@@ -225,6 +229,8 @@ def _check_tables(field: str, model: Snapshot, federation: Federation, step: Ste
         if table is None or tuple(table.shape) != shape or table.dtype != dtype:
             raise Wrong(f"{field}.{kind}.{name}", "no table" if table is None else
                         f"{table.dtype} of shape {tuple(table.shape)}", f"{dtype} of shape {shape}")
+        if kind == "private" and name in model.start and model.start[name].shape != shape[1:]:
+            raise Wrong(f"{field}.start.{name}", f"shape {tuple(model.start[name].shape)}", f"shape {shape[1:]}")
     for kind in ("private", "memory"):
         for name, table in getattr(model, kind).items():
             if not table.ndim or len(table) != step.n_users:

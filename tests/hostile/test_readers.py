@@ -293,6 +293,13 @@ def test_checkpoints_with_fitting_checksums(world, registry, tmp_path, count):
             warnings, matrix = resumed(registry, results)
             assert len(warnings) == 1 and "model.public.item_embedding.weight'" in warnings[0]
             assert matrix == resumed(registry, world / "real")[1]
+    changed = unpack(path.read_bytes(), path, "cpu")
+    for row in changed["progress"]["curve"]:
+        row["valid"] = float("nan")
+    with copied(world / "half", tmp_path / "copy") as results:
+        write_packed(results / path.relative_to(world / "half"), changed)
+        (warning,), _ = resumed(registry, results)
+        assert "a validation in every block" in warning
     if count > FEW:
         fuzz(min(count, 200), changed_value(content), check)
 

@@ -9,11 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.errors import UserError
+from fedcl_bench.errors import Corrupt, UserError
+from fedcl_bench.federation import loop
+from fedcl_bench.federation.growth import grow
+from fedcl_bench.federation.steps import begin_step
 from fedcl_bench.method import Method, NoSettings
+from fedcl_bench.model import Snapshot
 from fedcl_bench.runs import bases
+from fedcl_bench.runs.checkpoints import load_progress, save_progress
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.store import load_record
 
@@ -68,6 +74,38 @@ def test_a_run_from_its_own_base_is_the_same_run(base, tmp_path, capsys):
     assert imported(capsys, tmp_path / "again.npz", tmp_path) == imported(capsys, path, tmp_path) != name
 
 
+def test_clients_begin_with_the_start_of_the_file(registry, ml100k, tmp_path):
+    """New ones, and with reset_private all of a block, whatever the run's own seed draws."""
+    def parts(seed):
+        overrides = [("test", {"dim": 4, "base_model": name})]
+        return make_config(registry, "ft", "fedncf", "ml-100k", seed, overrides).federation(ml100k)
+    name = ""
+    first, step = parts(0), ml100k.steps[0]
+    model = grow(Snapshot({}, {}), first.backbone, 0, step, torch.float32, first.device)
+    model = replace(model, start=bases.common_start(first.backbone, 0, model))
+    assert set(model.start) == set(model.private)
+    model = replace(model, private={table: rows + 1 for table, rows in model.private.items()})
+    bases.export(tmp_path / "base.npz", model, ml100k.user_tokens, ml100k.item_tokens)
+    name = bases.keep(tmp_path / "base.npz", tmp_path)
+    other = parts(1)
+    progress = loop.from_base(other, bases.load(other, tmp_path))
+    progress, saved = replace(progress, step=1, round=0, trained=False), tmp_path / "checkpoint.pt"
+    begun = begin_step(other, ml100k.steps[1], progress).model
+    save_progress(saved, progress, 0.0)
+    read = load_progress(saved, "cpu", other)[0].model.start
+    assert read.keys() == model.start.keys() and all(torch.equal(read[table], model.start[table]) for table in read)
+    save_progress(saved, replace(progress, model=replace(model, start={"predictor.0.bias": torch.zeros(7)})), 0.0)
+    with pytest.raises(Corrupt, match=r"model.start.predictor.0.bias"):
+        load_progress(saved, "cpu", other)
+    trains = ml100k.steps[1].train.lengths > 0
+    assert bool(trains[:step.n_users].any()) and not bool(trains[:step.n_users].all())
+    for table, rows in begun.private.items():
+        assert torch.equal(rows[trains], model.start[table].expand_as(rows[trains]))
+        assert torch.equal(rows[:step.n_users][~trains[:step.n_users]], model.private[table][~trains[:step.n_users]])
+    fedmf = registry.get("backbone", "fedmf").cls
+    assert not bases.common_start(fedmf(fedmf.Settings()), 0, replace(model, start={}))  # its users begin differently
+
+
 @pytest.mark.parametrize("change,message", [
     ({"user_ids": lambda ids: ids[1:]}, "1 users of block 0 are not in it, as"),
     ({"item_ids": lambda ids: np.append(ids, ids[:1])}, "it has the same item twice"),
@@ -75,10 +113,12 @@ def test_a_run_from_its_own_base_is_the_same_run(base, tmp_path, capsys):
     ({ITEM: lambda table: table[:5]}, "'public/item_embedding.weight' is"),
     ({USER: lambda table: table * np.nan}, "finite numbers"),
     ({USER: lambda table: table.astype(int)}, "is missing or holds no numbers"),
-    ({USER: None}, "'private/user_embedding.weight' is missing")])
+    ({USER: None}, "'private/user_embedding.weight' is missing"),
+    ({"start/user_embedding.weight": lambda _: np.zeros(3)}, r"is \(3,\), accepted: finite numbers, .* \(4,\)"),
+    ({"start/bias": lambda _: np.zeros(3)}, "'start/bias' is none of this backbone's; accepted: start/user_embedding")])
 def test_what_does_not_fit_is_refused(base, tmp_path, capsys, change, message):
     with np.load(base[1]) as file:
-        arrays = dict(file)
+        arrays = {**dict.fromkeys(change), **file}
     arrays = {name: change[name](array) if change.get(name) else array for name, array in arrays.items()
               if change.get(name, 1) is not None}
     np.savez(tmp_path / "changed.npz", **arrays)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from ...errors import UserError
@@ -79,10 +80,12 @@ def _export(args: argparse.Namespace) -> int:
                         f"{task.command(args.results, args.data_dir, args.plugins)}")
     progress, stream = saved[0], load_stream(config.source, config.stream)
     model = progress.model if config.server.init_from == "last" else progress.best.model
+    backbone = config.backbone.cls(config.backbone_settings)
+    model = replace(model, start=bases.common_start(backbone, config.seed, model))
     try:
         bases.export(args.out, model, stream.user_tokens, stream.item_tokens)
     except OSError as error:
         raise UserError(f"{args.out}: cannot be written ({error.strerror}).") from None
     print(f"{args.out}: {model.n_users} users, {model.n_items} items, "
-          f"{', '.join(f'{kind}/{name}' for kind in bases.KINDS for name in getattr(model, kind))}")
+          f"{', '.join(f'{kind}/{name}' for kind in (*bases.KINDS, bases.START) for name in getattr(model, kind))}")
     return 0
