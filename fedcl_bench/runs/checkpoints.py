@@ -172,6 +172,8 @@ def _check_domains(progress: Progress, federation: Federation) -> None:
     if len(tested) != len(progress.tests) or tested != sorted(set(tested) & set(rounds)) or (
             (progress.trained or progress.step) and len(tested) < len(steps)):
         raise Wrong("tests", progress.tests, f"those of {len(steps)} domains")
+    if not {row["step"] for row in progress.curve if not math.isnan(row["valid"])}.issuperset(tested):
+        raise Wrong("curve", progress.curve, "a validation in every domain that was tested")
     for field, model in (("model", progress.model), ("best.model", progress.best.model)):
         _check_tables(field, model, federation, steps[-1], len(steps))
     item_rows = {name for kind, name in _shapes(federation.backbone, 1, 1) if kind == "public"}
