@@ -69,7 +69,7 @@ class Backbone:
         defaults: values of the run's other settings that belong to this backbone's paper; a dataset's config and the
             user lie over them.
         static_defaults, session_defaults: the same for the static stream, or a stream of sessions, only.
-        central_defaults: the same with ``topology=central``.
+        central_defaults: the same with ``topology=central``, and of domains.
         ignored: the run's settings that have no effect with this backbone, and why; a user who sets one is told.
         readings: settings that a paper and its code read differently (see ``Method``).
         factor_names: for a backbone whose logits are inner products of item rows and a private parameter, plus a

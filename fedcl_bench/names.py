@@ -12,7 +12,11 @@ from pathlib import Path
 
 from .errors import UserError
 
-LONGEST = 100  # characters of a dataset's name
+LONGEST = 100  # characters of a dataset's name, or of several joined ones
+JOIN = "+"  # between the datasets of a run, each of which is a domain
+LONGEST_IN_RECORD = 200
+ACCEPTED_IN_RECORD = (f"at most {LONGEST_IN_RECORD} letters, digits, '.', '-', '_', ':' and '{JOIN}', with a letter or "
+                      f"digit first")
 LONGEST_OF_PLUGIN = 40  # a record's folder is named by two plugins, a dataset, seed and hash, in 255 bytes at most
 _NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._-]*")
 ACCEPTED = "letters, digits, '.', '-' and '_', with a letter or digit first"
@@ -27,6 +31,13 @@ _FORMULA = ("=", "+", "-", "@")  # what a spreadsheet takes for the beginning of
 def is_safe(name: object, longest: int = LONGEST) -> bool:
     """Whether a name may be part of a file's name: it means the same everywhere, and nothing but itself."""
     return isinstance(name, str) and len(name) <= longest and _NAME.fullmatch(name) is not None
+
+
+def is_safe_in_record(name: object) -> bool:
+    """Whether a name may be that of a record's plugin or dataset: RecBole's models have a colon in theirs, and several
+    datasets are joined."""
+    return isinstance(name, str) and len(name) <= LONGEST_IN_RECORD and all(
+        is_safe(part.replace(":", "-"), LONGEST_IN_RECORD) for part in name.split(JOIN))
 
 
 def safe_name(name: str, where: str, longest: int = LONGEST) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import draws
-from .data.stream import Ragged, Step, is_central
+from .data.stream import Ragged, Step, how_in_epochs, in_epochs
 from .errors import UserError
 from .ops import kernels
 from .settings import setting
@@ -39,9 +39,9 @@ class LocalSettings:
                                  "never has in any split of it", choices=("untrained", "untouched"))
     negative_draw: str = setting("repeated", "negatives of a positive are drawn with replacement, or all different",
                                  choices=("repeated", "distinct"))
-    weight_decay: float = setting(0.0, "with topology=central: the optimiser adds so much of a parameter to its "
+    weight_decay: float = setting(0.0, "where a round is an epoch: the optimiser adds so much of a parameter to its "
                                   "gradient", low=0.0)
-    lr_step: int = setting(0, "with topology=central: learning rates fall after every so many epochs; 0: never", low=0)
+    lr_step: int = setting(0, "there, learning rates fall after every so many epochs; 0: never", low=0)
     lr_decay: float = setting(0.1, "what they are then multiplied with", above=0.0, high=1.0)
 
 
@@ -52,14 +52,16 @@ def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
         idle["lr_later"] = f"with stream={settings['stream']}, which has one step"
         if settings["stream"] == "sessions":
             idle["repeated_positives"] = "with stream=sessions, whose clients train on a session a round"
-    if not is_central(settings):
+    if settings["stream"] == "domains" and not settings["split_file"]:
+        idle["repeated_positives"] = "with stream=domains, which trains on every interaction in its order"
+    if not in_epochs(settings):
         return idle | dict.fromkeys(("weight_decay", "lr_step", "lr_decay"),
-                                    "without topology=central on a stream of sessions")
+                                    "without topology=central on a stream of sessions, or stream=domains")
     if not settings["lr_step"]:
         idle["lr_decay"] = "with lr_step=0"
     return idle | dict.fromkeys(("local_epochs", "tolerance", "negatives", "negative_pool", "negative_draw"),
-                                "with topology=central, where a round is an epoch over all samples and its loss "
-                                "concerns all items")
+                                f"with {how_in_epochs(settings)}, where a round is an epoch over all samples and its "
+                                f"loss concerns all items")
 
 
 @dataclass(frozen=True)

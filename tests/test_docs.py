@@ -40,8 +40,8 @@ from fedcl_bench.runs.runner import execute
 from fedcl_bench.runs.specs import RunSpec, Tuned
 from fedcl_bench.settings import assemble, parse_assignments
 
-PAGES = [ROOT / "README.md", ROOT / "results/published/README.md", *sorted((ROOT / "results/pages").glob("*.md")),
-         *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *(ROOT / "results" / part / "README.md" for part in ("published", "domains")),
+         *sorted((ROOT / "results/pages").glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 # Their commands take seconds each, and tests of the commands run them too: on pages they run with `pytest -m long`.
 SLOW = ("docs/findings.md", "docs/grid.md", "docs/plugins.md", "docs/privacy.md", "docs/tables.md",
         "results/published/README.md")
@@ -101,7 +101,7 @@ def name_of(page: Path) -> str:
 def place(tmp_path_factory):
     """Make the folder of a page: published records and tuned settings, and the runs that earlier pages made."""
     common = tmp_path_factory.mktemp("common")
-    for part in ("published", "tuned"):
+    for part in ("published", "tuned", "domains"):
         shutil.copytree(ROOT / "results" / part, common / part)
     for part in ("runs", "shared"):
         (common / part).mkdir()

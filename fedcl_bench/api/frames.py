@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ..runs.run import Run
+from ..runs.store import domains_of
 
 _TEST = ["trained_block", "tested_block"]
 
@@ -74,6 +75,8 @@ def table(result: dict) -> pd.DataFrame:
     several = len(result["seeds"]) > 1
     blocks = len(result["rounds"])
     columns = [f"block {t}" for t in range(blocks)] + ([f"avg 1-{blocks - 1}"] if blocks > 1 else [])
+    if names := domains_of(result):
+        columns = [*names, "mean"]
 
     def cell(mean: float, deviation: float) -> str:
         return f"{mean:.4f} ± {deviation:.4f}" if several else f"{mean:.4f}"

@@ -12,10 +12,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from ..client.central import samples_at
+from ..client.silo import Domain
 from ..data.datasets import load_stream
 from ..data.stream import Stream
 from ..draws import DrawKey
 from ..errors import Corrupt, UserError, unknown
+from ..evaluation.central import scores_after
 from ..evaluation.sessions import SessionTask, session_scores
 from ..federation.cold_start import ranks_by
 from ..model import Snapshot, score_users
@@ -98,11 +101,14 @@ class Model:
     def scores(self, user: str | int) -> np.ndarray:
         """Scores of all items for a user, as the model was tested: (items,), in the order of ``item_ids``.
 
-        A sequential model scores what follows the user's test session without its last item.
+        A sequential model scores what follows the user's test session without its last item. In a stream of domains,
+        items of others than the user's have -inf.
 
         Raises:
             UserError: for an unknown user, one without test session, or data or plugins that are missing.
         """
+        if self.stream.domains:
+            return self._scores_in_domain(user)
         users = torch.tensor([self.row(user)])
         federation = self.config.federation(self.stream)
         step, backbone = self.stream.steps[-1], federation.backbone
@@ -124,6 +130,22 @@ class Model:
             else:
                 scores = ranking.rescore(users, score_users(backbone, self.tables, users), self.tables, backbone)
         return scores[0].double().numpy()
+
+    def _scores_in_domain(self, user: str | int) -> np.ndarray:
+        """``scores`` in a stream of domains, by the model of the user's."""
+        row, backbone = self.row(user), self.config.federation(self.stream).backbone
+        number = next(number for number, step in enumerate(self.stream.steps) if row < step.n_users)
+        domain = Domain.of(self.stream.steps[number], backbone)
+        sessions = domain.step.sessions["test"]
+        first, end = sessions.of_user[row - domain.users.start:][:2]
+        if first == end:
+            raise UserError(f"user '{user}' has too few items to be tested on; users who are tested are in `.users`.")
+        scores = np.full(len(self.item_ids), -np.inf)
+        with torch.no_grad():
+            _, sequence = samples_at(backbone, sessions, first[None])
+            (_, of_items), = scores_after(backbone, domain.model(self.tables), sequence)
+        scores[domain.rows] = of_items[0].double().numpy()
+        return scores
 
     def _round(self) -> int:
         """The round of the last block whose model was tested, from 0."""

@@ -15,7 +15,7 @@ from ..runs.config import RunConfig, make_config
 from ..runs.registry import Registry
 from ..runs.run import Run
 from ..runs.specs import RunSpec
-from ..runs.store import describe
+from ..runs.store import describe, domains_of
 
 
 def located(dataset: str, data_dir: str | Path | None) -> tuple[str, Path | None]:
@@ -60,8 +60,10 @@ class Origin:
             UserError: if a plugin or the data is missing, or the data is another than the run's.
         """
         meta = run.meta
-        ignored = self.registry.get("backbone", meta["backbone"]).cls.ignored  # stand in records with their defaults
-        settings = {name: value for name, value in meta["settings"].items() if name not in ignored}
+        settings = meta["settings"]
+        if not domains_of(meta):  # elsewhere what a backbone ignores stands in records with its defaults
+            ignored = self.registry.get("backbone", meta["backbone"]).cls.ignored
+            settings = {name: value for name, value in settings.items() if name not in ignored}
         split_file = settings.get("split_file")
         if not split_file and file_there(meta["dataset"], self.data_dir) is None:
             raise UserError(f"{describe(meta)}: found no data of it in {self.data_dir or Path('data')}.\n"

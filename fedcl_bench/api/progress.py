@@ -53,6 +53,8 @@ class Display:
         """Show the state after a round; does nothing for the call after a whole step."""
         if progress.under_way:
             return self._update_round(progress)
+        if stream.domains:
+            return self._update_domains(stream, progress)
         if self._quiet or not progress.curve or (progress.round == 0 and not progress.trained):
             return
         step, rounds = progress.step, self._config.server.rounds
@@ -82,14 +84,40 @@ class Display:
                                 f"in round {progress.best_round(step, self._config.server.best_round)}"
                                 + ("; tested is the last" if self._config.server.tested_round == "last" else ""))
 
+    def _update_domains(self, stream: Stream, progress: Progress) -> None:
+        """Show the state of all domains after a round, and each one's best round when all have ended."""
+        if self._quiet or not progress.curve or progress.step:
+            return
+        if self._block is None:
+            self._begin_domains()
+        metric = self._config.evaluation.valid_metric
+        last = {row["step"]: row["valid"] for row in progress.curve if not math.isnan(row["valid"])}
+        self._bar.update(self._task, completed=progress.round, status=f"validation {metric} " + ", ".join(
+            f"{name} {last[number]:.4f}" for number, name in enumerate(stream.domains) if number in last))
+        for number, name in enumerate(stream.domains) if progress.trained else ():
+            rows = [row for row in progress.curve if row["step"] == number]
+            best = progress.best_round(number, self._config.server.best_round)
+            seconds = sum(row["train_seconds"] + row["evaluate_seconds"] for row in rows)
+            self._console.print(f"  {name}: {len(rows)} rounds in {seconds:.1f} s, best validation {metric} "
+                                f"{rows[best - 1]['valid']:.4f} in round {best}"
+                                + ("; tested is the last" if self._config.server.tested_round == "last" else ""))
+
+    def _begin_domains(self) -> None:
+        self._block, self._began, self._first = 0, time.perf_counter(), 0
+        if self._verbose:
+            self._console.print(f"  topology {self._config.stream.topology}: {MEANING['domains']}")
+        self._task = self._bar.add_task("  domains", total=self._config.server.rounds, status="")
+
     def _update_round(self, progress: Progress) -> None:
         """Show how far a long round has come."""
         if self._quiet:
             return
         step, rounds = progress.step, self._config.server.rounds
+        if self._config.is_domains and self._block is None:
+            self._begin_domains()
         if self._block != step:
             self._block, self._began, self._first = step, time.perf_counter(), progress.round
             self._task = self._bar.add_task(f"  block {step}", total=rounds, status="")
-        best = f", best validation {progress.best_value:.4f}" if progress.curve else ""
+        best = f", best validation {progress.best_value:.4f}" if progress.curve and not self._config.is_domains else ""
         self._bar.update(self._task, completed=progress.round, status=f"round {progress.round + 1}: "
                          f"{progress.under_way:.0%}{best}")

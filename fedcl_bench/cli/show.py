@@ -17,6 +17,7 @@ from ..evaluation.metrics import OF_EVERY_RUN, is_share
 from ..names import for_terminal
 from ..runs.config import RunConfig
 from ..runs.registry import Plugin
+from ..runs.store import domains_of
 from ..settings import as_text, describe, flat
 from ..stats.significance import FEW_USERS, interval_of_mean
 
@@ -89,10 +90,15 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
     several = "seeds" in result
     seeds = f"seeds {result['seeds'][0]}-{result['seeds'][-1]}, mean ± std" if several else f"seed {result['seed']}"
     columns = [f"block {t}" for t in range(blocks)] + ([f"avg 1-{blocks - 1}"] if blocks > 1 else [])
+    if names := domains_of(result):
+        columns = [*names, "mean"]
     mark = " (re-implemented from its description)" if config.method.cls.reimplementation else ""
     print(f"{config.method.name}{mark} on {config.backbone.name}, {config.source.name}, {seeds}")
     if config.evaluation.candidates == "sampled":
         print(f"ranked among {config.evaluation.sampled_candidates} sampled items: not comparable with full ranking")
+    if config.stream.pilot_users and config.is_domains:
+        print(f"a pilot: {config.stream.pilot_users:,} users of each domain, {config.stream.pilot_core}-core; not "
+              f"comparable with all users")
     table = plain_table("test metric", *columns)
     for name, values in result["metrics"].items():
         numbers = values["per_block"] + ([values["avg_incremental"]] if blocks > 1 else [])
@@ -108,7 +114,7 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
     print_table(table)
     for note in few_users(result):
         print(note)
-    if blocks > 1:
+    if blocks > 1 and not config.is_domains:
         metric = config.evaluation.valid_metric
         parts = [f"{name} {value:.4f}" for name, value in result["continual"][metric].items() if value is not None]
         print(f"{metric} over R[t,s]: {', '.join(parts)}")
@@ -125,8 +131,9 @@ def show_result(config: RunConfig, result: Mapping[str, Any]) -> None:
 
 
 def few_users(result: Mapping[str, Any]) -> list[str]:
-    """What the 95 % intervals are of means over fewer users than ``FEW_USERS``, a sentence per block."""
-    return [f"block {block} has {intervals(users, means)}" for block, users in enumerate(result["tested"]["users"])
+    """What the 95 % intervals are of means over fewer users than ``FEW_USERS``, a sentence per block or domain."""
+    names = domains_of(result) or [f"block {block}" for block in range(len(result["rounds"]))]
+    return [f"{names[block]} has {intervals(users, means)}" for block, users in enumerate(result["tested"]["users"])
             if users < FEW_USERS
             for means in [{name: values["per_block"][block] for name, values in result["metrics"].items()
                            if is_share(name)}]]
@@ -217,6 +224,7 @@ _LABELS |= {f"{prefix}{name}": f"{label}{' before the item filter' if prefix els
             for prefix in ("", "unfiltered_")
             for name, label in (("users", "Users"), ("items", "Items"), ("sessions", "Sessions"),
                                 ("average_length", "Averaged Length"))}
+_LABELS["samples"] = "training samples"
 _LABELS |= {f"{split}_{what}": f"{split} {label}" for split in ("train", "valid", "test")
             for what, label in (("rows", "interactions"), ("sessions", "sessions"))}
 
@@ -226,6 +234,7 @@ def show_statistics(source: DatasetSource, settings: StreamSettings, counts: Map
     """A stream's statistics (see ``datasets.statistics``) beside the expected ones; exit status 1 if one is missed."""
     of_sessions = "train_sessions" in counts
     columns = ["value"] if of_sessions else [f"D{t}" for t in range(len(counts["interactions"]))]
+    columns = [part.name for part in source.parts] or columns
     table = plain_table(source.name, *columns, *(["expected"] if expected else []))
     differs = []
     for name, values in counts.items():
@@ -238,7 +247,8 @@ def show_statistics(source: DatasetSource, settings: StreamSettings, counts: Map
                 differs.append(name)
         table.add_row(_LABELS[name], *row)
     print_table(table)
-    print(f"file: {source.path}")
+    for part in source.parts or (source,):
+        print(f"file: {part.path}")
     if settings.split_file:
         print("blocks and splits as the file says")
     else:

@@ -1,13 +1,14 @@
-"""Training of one client that holds all sessions, as session recommenders are trained in their own papers.
+"""Training of a client that holds many users' sessions, as session recommenders are trained in their own papers.
 
-A sample is a beginning of a session, whose last item is to be predicted among all items. A mini-batch is many samples
-that share all parameters, and one optimiser takes a step for each.
+It holds all sessions, or is a domain. A sample is a beginning of a session, whose last item is to be predicted among
+all items, or all of its domain. A mini-batch is many samples that share all parameters, and one optimiser takes a step
+for each.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Callable, Iterator, Sequence as Several
 
 import torch
 from torch import Tensor
@@ -65,8 +66,12 @@ def score(backbone: SequentialBackbone, session: SessionVectors, rows: Tensor) -
         (which samples, (n,); their scores, (n, items)).
     """
     order = session.mask.sum(1).argsort(stable=True)
-    for chosen in order.split(SIZES.central_scored):
-        vectors, mask = session.vectors[chosen], session.mask[chosen]
+    vectors, mask = session.vectors, session.mask
+    if type(backbone).session_scores is SequentialBackbone.session_scores:  # which looks at the last position alone
+        vectors, mask = vectors[:, -1:], mask[:, -1:]
+    # Looked up at once, as the gradient of each look-up is as large as all vectors.
+    pieces = (each.split(SIZES.central_scored) for each in (order, vectors[order], mask[order]))
+    for chosen, vectors, mask in zip(*pieces):
         if not backbone.positionwise:  # whose score may be of the last position, whatever the mask
             used = mask.any(0)
             vectors, mask = vectors[:, used], mask[:, used]
@@ -74,6 +79,39 @@ def score(backbone: SequentialBackbone, session: SessionVectors, rows: Tensor) -
         contract.check_tensor(backbone, "session_scores", scores, (len(chosen), len(rows)),
                               "(C, n): a score per client and item")
         yield chosen, scores
+
+
+@dataclass(frozen=True)
+class SampleSet:
+    """Samples and the items that each of them predicts its last one among.
+
+    Attributes:
+        samples: whose items are numbered from 0.
+        rows: those of its items in the item tables; None: all.
+        memory: what the backbone remembers of these samples' sessions.
+    """
+
+    samples: Prefixes
+    rows: slice | None = None
+    memory: Tables = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A part of an epoch's samples.
+
+    Attributes:
+        first: the number of its first sample among those of all parts.
+        derived: what the backbone makes of its items' rows before the epoch.
+    """
+
+    part: SampleSet
+    first: int
+    derived: Tables
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.part.samples.end)
 
 
 class Epoch:
@@ -90,7 +128,7 @@ class Epoch:
         self.backbone, self.settings, self.draw = backbone, settings, draw
         public, dense = ({name: value.detach().clone().requires_grad_() for name, value in kind.items()}
                          for kind in (model.public, model.dense))
-        self.model, self.derived = replace(model, public=public, dense=dense), backbone.derive(model.public, draw)
+        self.model = replace(model, public=public, dense=dense)
         self.parameters = public | dense
         self.optimiser = self._optimiser()
         for name, value in self.parameters.items():
@@ -123,36 +161,54 @@ class Epoch:
             kind: {name: value.detach() for name, value in getattr(self.model, kind).items()}
             for kind in ("public", "dense")})
 
-    def batches(self, samples: Prefixes) -> Iterator[float]:
-        """Train on all samples in random order; yields after each batch the share that is done."""
-        count, device = len(samples.end), samples.end.device
-        index = torch.arange(count, device=device)
+    def batches(self, parts: Several[SampleSet]) -> Iterator[float]:
+        """Train on the samples of all parts in random order; yields after each batch the share that is done."""
+        tasks, count = [], 0
+        for each in parts:
+            received = {name: table.detach() for name, table in self._rows(each).items()}
+            tasks.append(_Task(each, count, self.backbone.derive(received, self.draw)))
+            count += len(each.samples.end)
+        index = torch.arange(count, device=parts[0].samples.end.device)
         key = draws.client_keys(draws.key(self.draw.seed, "order of samples", self.draw.round), index[:1])
         order = draws.sort_keys(draws.bits(key, index)).argsort()
-        total = torch.zeros((), dtype=torch.float64, device=device)
+        total = torch.zeros((), dtype=torch.float64, device=index.device)
         for number, chosen in enumerate(order.split(self.settings.batch_size)):
-            total += self._step(samples, chosen, replace(self.draw, batch=number)) * len(chosen)
+            total += self._step(tasks, chosen, replace(self.draw, batch=number)) * len(chosen)
             self.done += len(chosen)
             yield self.done / count
         self.loss = float(total) / count
 
-    def _step(self, samples: Prefixes, chosen: Tensor, draw: DrawKey) -> Tensor:
+    def _rows(self, part: SampleSet) -> Tables:
+        """The rows of a part's items."""
+        public, rows = self.model.public, part.rows
+        return public if rows is None else {name: table[rows] for name, table in public.items()}
+
+    def _step(self, tasks: list[_Task], chosen: Tensor, draw: DrawKey) -> Tensor:
         """One batch; returns its mean loss."""
-        loss = self.losses(samples, chosen, draw).mean()
+        losses = []
+        for task in tasks:
+            numbers = ((chosen >= task.first) & (chosen < task.end)).nonzero().flatten() if len(tasks) > 1 else \
+                torch.arange(len(chosen), device=chosen.device)
+            if len(numbers):
+                losses.append(self._losses(task, chosen[numbers] - task.first, numbers, draw))
+        loss = torch.cat(losses).mean()
         contract.require_gradient(self.backbone, loss)
         self.optimiser.zero_grad()
         loss.backward()
         self.optimiser.step()
         return loss.detach().double()
 
-    def losses(self, samples: Prefixes, chosen: Tensor, draw: DrawKey) -> Tensor:
-        """The loss of each sample of a batch, in some order, (n,)."""
-        items, sequence = samples_at(self.backbone, samples, chosen)
-        numbers = torch.arange(len(chosen), device=chosen.device)
-        dropout = Dropout(draw.clients("dropout", numbers))
-        session = encode(self.backbone, self.model, sequence, dropout, self.derived)
-        table = self.model.public[ITEM]
-        factor = Dropout(draw.clients("dropout of items", numbers[:1])).of_rows(
+    def _losses(self, task: _Task, chosen: Tensor, numbers: Tensor, draw: DrawKey) -> Tensor:
+        """The loss of each sample of a batch that is of one part, in some order, (n,).
+
+        Args:
+            chosen: numbers of the samples in the part; numbers: theirs in the batch.
+        """
+        model = replace(self.model, public=self._rows(task.part), memory=task.part.memory)
+        items, sequence = samples_at(self.backbone, task.part.samples, chosen)
+        session = encode(self.backbone, model, sequence, Dropout(draw.clients("dropout", numbers)), task.derived)
+        table = model.public[ITEM]
+        factor = Dropout(draw.clients("dropout of items", numbers.new_zeros(1))).of_rows(
             torch.arange(len(table), device=table.device), table.shape[1], self.backbone.candidate_dropout, table.dtype)
         rows = table if factor is None else table * factor[0]
         loss = _loss_of(self.backbone, table)

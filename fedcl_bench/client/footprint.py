@@ -114,18 +114,23 @@ def _session_chunks(load: StepLoad) -> int:
     settings, step, threads = load.backbone.settings, load.step, load.threads
     length, dim = settings.max_length, settings.dim
     clients = min(clients_at_once(load.backbone, step.n_items), step.n_users)
-    layers = getattr(settings, "layers", 1)
     more = load.backbone.n_more_items
     rows, made = (3 * length + more) * load.public, more * dim * _MORE_ACTIVATIONS
     if load.backbone.whole_tables:
         rows = step.n_items * load.public
         made += _TABLES_ON_THE_WAY * rows + 4 * step.n_items * load.backbone.n_vectors
     parameters = (load.private + load.dense + rows) * 5 + made  # value, gradient, moments, moved
-    activations = length * (dim + length) * _SESSION_ACTIVATIONS * layers
-    chunk = load.number * clients * (parameters + activations)
+    chunk = load.number * clients * (parameters + encoded(load.backbone))
     waiting = load.number * clients * (load.dense + rows)
     local_rows = 16 * min(SIZES.slot_table, clients * step.n_items)
     return threads * (chunk + local_rows) + _waiting(threads) * waiting
+
+
+def encoded(backbone: SequentialBackbone) -> int:
+    """Numbers that a sequential backbone keeps of a sequence for its gradient."""
+    settings = backbone.settings
+    length = settings.max_length
+    return length * (settings.dim + length) * _SESSION_ACTIVATIONS * getattr(settings, "layers", 1)
 
 
 def _waiting(threads: int) -> int:

@@ -24,7 +24,8 @@ MEANING = {"fused": "the whole round of a chunk is one compiled call",
            "given": "by nobody, as the model was imported",
            "rows": "the item rows a client looks up",
            "sessions": "the item rows of a session, and the encoder",
-           "central": "one client holds all sessions and trains on mini-batches of their prefixes"}
+           "central": "one client holds all sessions and trains on mini-batches of their prefixes",
+           "domains": "mini-batches of a domain's histories, or of all domains' with topology=central"}
 
 
 class Layout(NamedTuple):

@@ -18,17 +18,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import Callable, Iterable, Iterator, Mapping
+from typing import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ..errors import UserError, unknown
 from ..files import bar, write_atomically
 from ..names import shown
 from . import archives, hdf
+from .parquet import column_rows
 from .session_sets import TEST, TRAIN, pickled_rows, table_rows
 from .source import Published, load_config
 
 # Kinds of fields: what is accepted, and how to say so. Fields of kind TEXT are not looked at.
-ID, WHOLE, NUMBER, FLAG, TEXT = "id", "whole", "number", "flag", "text"
+ID, WHOLE, NUMBER, FLAG, TEXT, CODE = "id", "whole", "number", "flag", "text", "code"
 LISTENER, ISO_TIME, DAY, SHOP_EVENT = "listener", "iso time", "day", "shop event"
 
 
@@ -83,6 +84,7 @@ _KINDS = {ID: (_matches("[0-9]{1,18}"), "an id, which is a whole number"),
           WHOLE: (_matches("-?[0-9]{1,18}"), "a whole number"),
           NUMBER: (_matches(r"-?[0-9]{1,18}(\.[0-9]{1,18})?"), "a number"),
           FLAG: (_matches("[01]"), "0 or 1"),
+          CODE: (_matches(r"[!-~]([ -~]*[!-~])?"), "an id of letters, digits and signs"),
           LISTENER: (_matches("user_[0-9]{6}"), "a user as user_000639"),
           ISO_TIME: (_reads(from_iso), "a time as 2009-04-08T01:57:47Z"),
           DAY: (_reads(from_day), "a day as 0829, month before day"),
@@ -129,7 +131,8 @@ class Format:
         columns: header field of the ``.inter`` file to the table's column, or to several of which the first that is
             not empty counts; user and item come first. Rows where all of those are empty are left out.
         items: the tables that describe items; empty if there is no ``.item`` file.
-        describe: rows of those tables to rows of (id, title, genres separated by spaces).
+        describe: rows of those tables to rows of an id and ``described``.
+        described: what the ``.item`` file has besides ids; genres are separated by spaces.
         time: turns a time into the seconds of atomic files.
         distinct: whether rows that are alike in ``columns`` count once, at the first one's place.
         more: tables whose rows follow those of interactions, with the same columns.
@@ -141,7 +144,8 @@ class Format:
     interactions: Table
     columns: Mapping[str, str | tuple[str, ...]]
     items: tuple[Table, ...] = ()
-    describe: Callable[..., Iterable[tuple[str, str, str]]] | None = None
+    describe: Callable[..., Iterable[Sequence[str]]] | None = None
+    described: tuple[str, ...] = ("title", "genres")
     time: Callable[[str], str] = str
     distinct: bool = False
     more: tuple[Table, ...] = ()
@@ -190,7 +194,29 @@ def _session_set() -> Format:
                   more=(of("test", "txt", pickled_rows, TEST),), otherwise=tables)
 
 
+def _domain(time: str, described: Mapping[str, str]) -> Format:
+    """A domain: tables of its interactions in each user's order, and of its items' texts.
+
+    Args:
+        time: the column that orders a user's interactions.
+        described: columns of the items' table to what they are called in the ``.item`` file; none: it has no texts.
+    """
+    def of(stem: str, columns: Mapping[str, str]) -> Table:
+        return Table(f"{stem}.parquet", columns, header=False, reader=partial(column_rows, columns=list(columns)))
+
+    inter = of("inter", {"user_id": CODE, "item_id": CODE, time: WHOLE})
+    columns = {"user_id:token": "user_id", "item_id:token": "item_id", "timestamp:float": time}
+    if not described:
+        return Format(inter, columns)
+    items = of("item", {"item_id": CODE, **dict.fromkeys(described, TEXT)})
+    return Format(inter, columns, (items,), describe=iter, described=tuple(described.values()))
+
+
 FORMATS = {
+    "amazon-arts": _domain("order", {"title": "title"}),
+    "amazon-pantry": _domain("order", {"title": "title", "brand": "brand"}),
+    "amazon-instruments-dated": _domain("timestamp", {}),
+    "online-retail-ffmsr": _domain("timestamp", {"text": "title"}),
     "session-diginetica": _session_set(),
     "session-retailrocket": _session_set(),
     "ml-100k": Format(
@@ -591,10 +617,10 @@ def _items(format: Format, files: list[RawFile]) -> tuple[bytes, int]:
     """The ``.item`` file, quoted as RecBole's reader expects it, and the number of items in it."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, delimiter="\t", lineterminator="\n")
-    writer.writerow(("item_id:token", "title:token_seq", "genres:token_seq"))
+    writer.writerow(("item_id:token", *(f"{name}:token_seq" for name in format.described)))
     count = 0
-    for item, title, genres in format.describe(*(read_rows(file) for file in files)):
-        writer.writerow((item, clean(title), clean(genres)))
+    for item, *texts in format.describe(*(read_rows(file) for file in files)):
+        writer.writerow((item, *map(clean, texts)))
         count += 1
     return buffer.getvalue().encode(), count
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from . import prepared, sessions, stream as blocks
-from .recbole_files import load_interactions
-from .source import DatasetSource, session_columns
+from . import domains, prepared, sessions, stream as blocks
+from .recbole_files import Interactions, load_interactions
+from .source import DatasetConfig, DatasetSource, session_columns
 from .stream import Stream, StreamSettings, build_blocks, build_static, read_split_file
 
 
@@ -22,14 +22,25 @@ def build_stream(source: DatasetSource, settings: StreamSettings) -> Stream:
     """The dataset's stream from its file of interactions; raises as ``load_stream``."""
     if settings.split_file:
         return read_split_file(source.path)
+    if source.parts:
+        return domains.build_domains([(part.name, _interactions(part, settings)) for part in source.parts], settings)
     config = source.config
-    names = {"user": config.USER_ID_FIELD, "item": config.ITEM_ID_FIELD, "time": config.TIME_FIELD}
     if settings.stream == "sessions":
-        data = load_interactions(source.path, settings.k_core, {**names, **session_columns(source, settings)},
+        data = load_interactions(source.path, settings.k_core, {**_names(config), **session_columns(source, settings)},
                                  config.val_interval, config.drop_events)
         return sessions.build_sessions(data, settings, str(source.path))
-    data = load_interactions(source.path, settings.k_core, names, config.val_interval)
-    return (build_static if settings.stream == "static" else build_blocks)(data, settings, source.name)
+    build = build_static if settings.stream == "static" else build_blocks
+    return build(_interactions(source, settings), settings, source.name)
+
+
+def _names(config: DatasetConfig) -> dict[str, str]:
+    """The columns that every stream reads."""
+    return {"user": config.USER_ID_FIELD, "item": config.ITEM_ID_FIELD, "time": config.TIME_FIELD}
+
+
+def _interactions(source: DatasetSource, settings: StreamSettings) -> Interactions:
+    """The rows of one dataset after its filters."""
+    return load_interactions(source.path, settings.k_core, _names(source.config), source.config.val_interval)
 
 
 def thin_note(stream: Stream, settings: StreamSettings) -> str:
@@ -49,6 +60,9 @@ def thin_note(stream: Stream, settings: StreamSettings) -> str:
 
 
 def statistics(stream: Stream) -> dict[str, list[float]]:
-    """A stream's statistics in the layout of its paper's Table 1: one value per block, or one in all of sessions."""
+    """A stream's statistics in the layout of its paper's Table 1: one value per block or domain, or one in all of
+    sessions."""
+    if stream.domains:
+        return domains.statistics(stream)
     return (sessions if stream.steps[0].sessions else blocks).statistics(stream)
 

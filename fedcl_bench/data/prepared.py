@@ -27,31 +27,40 @@ from ..errors import Corrupt, UserError
 from ..files import folder_beside
 from ..schema import fields_of, lists, mapping, one_of, plain, read_json, text, whole
 from ..version import NUMBERS_VERSION
-from .stream import CENTRAL_ONLY, Ragged, Sessions, Step, Stream, StreamSettings
+from .stream import CENTRAL_ONLY, DOMAINS_ONLY, Ragged, Sessions, Step, Stream, StreamSettings
 
 if TYPE_CHECKING:
-    from .source import DatasetSource
+    from .source import DatasetConfig, DatasetSource
 
 _SPLITS = ("train", "valid", "test")
 _NUMBERS = ("index", "n_users", "n_items", "old_users", "old_items", "interactions")
 _ABOUT = "stream.json"
 _STEP = fields_of({**dict.fromkeys(_NUMBERS, whole()), "sessions": lists(one_of(*_SPLITS))}, {})
 _CONTENT = fields_of({"steps": lists(_STEP), "unfiltered": mapping(plain), "digests": mapping(text), "digest": text},
-                     {})
+                     {"domains": lists(text)})
 
 
 def folder_of(source: DatasetSource, settings: StreamSettings) -> Path:
     """Where the stream of a dataset under some settings is kept, whether it is there or not."""
-    columns = {f.name: getattr(source.config, f.name) for f in fields(source.config)
-               if f.name.endswith("_FIELD") or f.name in ("drop_events", "val_interval")}
-    values = asdict(settings)
+    columns = _columns(source.config)
+    if source.parts:
+        columns = {part.name: _columns(part.config) for part in source.parts}
+    values, domains = asdict(settings), settings.stream == "domains"
+    left_out = () if domains else DOMAINS_ONLY
     if settings.tie_order == "file":  # as folders were named before there was another
-        del values["tie_order"]
-    if settings.topology == "federated":  # likewise
-        values = {name: value for name, value in values.items() if name not in ("topology", *CENTRAL_ONLY)}
+        left_out += ("tie_order",)
+    if domains or settings.topology == "federated":  # likewise
+        left_out += ("topology", *CENTRAL_ONLY)
+    values = {name: value for name, value in values.items() if name not in left_out}
     text = json.dumps([NUMBERS_VERSION, source.fingerprint, columns, values], sort_keys=True)
     name = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
-    return source.path.parent / f"{source.path.stem}.stream-{name}"
+    return source.path.parent / f"{source.name if source.parts else source.path.stem}.stream-{name}"
+
+
+def _columns(config: DatasetConfig) -> dict[str, Any]:
+    """What a dataset's config says of the columns to read and the rows to keep."""
+    return {f.name: getattr(config, f.name) for f in fields(config)
+            if f.name.endswith("_FIELD") or f.name in ("drop_events", "val_interval")}
 
 
 def save(stream: Stream, folder: Path) -> int:
@@ -62,6 +71,7 @@ def save(stream: Stream, folder: Path) -> int:
     """
     about = {"steps": [{name: getattr(step, name) for name in _NUMBERS} | {"sessions": list(step.sessions)}
                        for step in stream.steps], "unfiltered": dict(stream.unfiltered), "digests": {}}
+    about |= {"domains": list(stream.domains)} if stream.domains else {}
     try:
         with folder_beside(folder) as beside:
             whole = beside / "whole"
@@ -105,7 +115,7 @@ def load(folder: Path) -> Stream:
         about = _read_about(folder)
         steps = tuple(_read_step(folder, about["digests"], step) for step in about["steps"])
         stream = Stream(steps, *(_array(folder, about["digests"], name) for name in ("users", "items")),
-                        about["unfiltered"])
+                        about["unfiltered"], tuple(about.get("domains", ())))
         _check_steps(stream)
         return stream
     except _Damaged as error:
@@ -209,5 +219,7 @@ def _check_steps(stream: Stream) -> None:
                 or step.n_items < before[1]):
             raise _Damaged(_ABOUT, f"step {number} does not follow the one before")
         before = step.n_users, step.n_items
+    if stream.domains and len(stream.domains) != len(stream.steps):
+        raise _Damaged(_ABOUT, f"names {len(stream.domains)} domains of {len(stream.steps)} steps")
     if not stream.steps or before != (len(stream.user_tokens), len(stream.item_tokens)):
         raise _Damaged(_ABOUT, "the last step does not have the users and items that have names")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Iterator
 
 from ..errors import UserError
+from .parquet import read_parquet
 
 _PLAIN = {"PROTO", "FRAME", "MARK", "EMPTY_LIST", "APPEND", "APPENDS", "BININT", "BININT1", "BININT2", "BINPUT",
           "LONG_BINPUT", "MEMOIZE", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "STOP"}
@@ -92,11 +93,7 @@ def table_rows(path: Path, label: str, split: str) -> Iterator[tuple[int, list[s
     """
     import pandas as pd
 
-    try:
-        frame = pd.read_parquet(path)
-    except Exception as error:  # pyarrow raises errors of several families
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{label}: cannot be read as a Parquet table ({reason[:100]}).") from None
+    frame = read_parquet(path, label)
     for name in ("session", "item_id"):
         if name not in frame or not pd.api.types.is_integer_dtype(frame[name]):
             raise UserError(f"{label}: has no column '{name}' of whole numbers; expected session, item_id.")

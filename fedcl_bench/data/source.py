@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import os
 import re
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -12,7 +14,7 @@ import yaml
 
 from ..errors import UserError, unknown
 from ..files import shipped
-from ..names import for_terminal, safe_name, shown
+from ..names import JOIN, LONGEST, for_terminal, safe_name, shown
 from .plain_yaml import parsed
 
 if TYPE_CHECKING:
@@ -77,6 +79,13 @@ class DatasetConfig:
     expected: Mapping[str, list] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class JoinedConfig(DatasetConfig):
+    """Of several datasets in one run; ``parts`` are the names of all and their configs, in order."""
+
+    parts: Mapping[str, DatasetConfig] = field(default_factory=dict)
+
+
 def configured() -> dict[str, Path]:
     """Name of every dataset with a shipped config file, and the file."""
     return {path.stem: path for path in sorted(shipped("dataset_configs").glob("*.yaml"))}
@@ -93,14 +102,32 @@ def is_path(dataset: str) -> bool:
     return "/" in dataset or "\\" in dataset or dataset.endswith(".inter") or dataset in (".", "..", "~")
 
 
+def parts_of(dataset: str) -> list[str]:
+    """The datasets that are joined by ``+``, or the only one; a path that exists is one."""
+    there = is_path(dataset) and os.path.exists(os.path.expanduser(dataset))
+    return [dataset] if there else dataset.split(JOIN)
+
+
 def dataset_name(dataset: str) -> str:
-    """The name of a dataset that is given by its name or as a path: of a path the stem of its atomic file.
+    """The name of a dataset that is given by its name or as a path: of a path the stem of its atomic file; of several
+    their names, joined.
 
     Folders of records and files of settings are called by it.
 
     Raises:
-        UserError: if the path leads to no atomic file, or its name is not safe.
+        UserError: if the path leads to no atomic file, its name is not safe, or one of several is there twice.
     """
+    names = [_single_name(part) for part in parts_of(dataset)]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"dataset {shown(dataset)}: found {twice[0]} {names.count(twice[0])} times, accepted: each "
+                        f"domain once.")
+    if len(names) > 1 and len(JOIN.join(names)) > LONGEST:
+        raise UserError(f"dataset {shown(dataset)}: the joined names have {len(JOIN.join(names))} characters, "
+                        f"accepted: at most {LONGEST}; give the files shorter names.")
+    return JOIN.join(names)
+
+
+def _single_name(dataset: str) -> str:
     if is_path(dataset):
         return safe_name(_atomic_file(dataset).stem, f"dataset {dataset}")
     return safe_name(dataset, "dataset")
@@ -136,7 +163,9 @@ def spelled(dataset: str, data_dir: Path | None = None) -> str:
     Raises:
         UserError: as ``dataset_name``.
     """
-    name = dataset_name(dataset)
+    name, parts = dataset_name(dataset), parts_of(dataset)
+    if len(parts) > 1:
+        return JOIN.join(spelled(part, data_dir) for part in parts)
     if is_path(dataset):
         return str(_atomic_file(dataset))
     folder = data_dir or Path("data")
@@ -149,8 +178,10 @@ def spelled(dataset: str, data_dir: Path | None = None) -> str:
 
 def config_file(dataset: str) -> Path | None:
     """The YAML file of a dataset: beside its data (in ``./data`` if it is given by its name), in
-    ``./dataset_configs``, or shipped; None if it has none."""
+    ``./dataset_configs``, or shipped; None if it has none, as several that are joined."""
     name = dataset_name(dataset)
+    if len(parts_of(dataset)) > 1:
+        return None
     beside = [_atomic_file(dataset).parent] if is_path(dataset) else [Path("data", name), Path("data")]
     for folder in (*beside, Path("dataset_configs")):
         path = folder / f"{name}.yaml"
@@ -162,11 +193,13 @@ def config_file(dataset: str) -> Path | None:
 def config_label(dataset: str) -> str:
     """What messages call ``config_file``."""
     name, path = dataset_name(dataset), config_file(dataset)
+    if len(parts_of(dataset)) > 1:
+        return f"dataset {name}"
     return f"dataset_configs/{name}.yaml" if path == configured().get(name) else str(path)
 
 
 def unfiltered(dataset: str) -> dict[str, int]:
-    """The defaults of a dataset that is not shipped: like RecBole's, all its rows are kept."""
+    """The defaults of a dataset that is not shipped: like RecBole's, all its rows are kept; so are those of several."""
     return {} if dataset_name(dataset) in configured() else {"k_core": 0}
 
 
@@ -186,10 +219,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def load_config(name: str) -> DatasetConfig:
     """The config of a dataset, given by its name or as a path, or RecBole's usual field names if it has none.
 
+    That of several has their columns; their other settings are for runs of them alone.
+
     Raises:
         UserError: for an unknown field, or a value of another type.
     """
-    path = config_file(name)
+    path, parts = config_file(name), parts_of(name)
+    if len(parts) > 1:
+        return JoinedConfig(title=f"{len(parts)} domains", settings={"stream": "domains"},
+                            parts={dataset_name(part): load_config(part) for part in parts})
     if path is None:
         return DatasetConfig()
     content = read_yaml(path)
@@ -269,7 +307,10 @@ def find_file(name: str, data_dir: Path | None) -> Path:
 
 
 def file_there(name: str, data_dir: Path | None) -> Path | None:
-    """As ``find_file``, but None if there is no file of this name."""
+    """As ``find_file``, but None if there is no file of this name; of several the first one's, if all have one."""
+    if len(parts := parts_of(name)) > 1:
+        paths = [file_there(part, data_dir) for part in parts]
+        return paths[0] if all(paths) else None
     if is_path(name):
         return _atomic_file(name)
     path = _file_in(data_dir or Path("data"), name)
@@ -286,12 +327,18 @@ def _file_in(folder: Path, name: str) -> Path | None:
 
 @dataclass(frozen=True)
 class DatasetSource:
-    """The file a stream is built from, and the hash of its bytes."""
+    """The file a stream is built from, and the hash of its bytes.
+
+    Attributes:
+        path: of several datasets, that of the first.
+        parts: the several datasets; empty if there is one.
+    """
 
     name: str
     config: DatasetConfig
     path: Path
     fingerprint: str
+    parts: tuple["DatasetSource", ...] = ()
 
 
 def locate(name: str, data_dir: Path | None, settings: StreamSettings) -> DatasetSource:
@@ -301,11 +348,34 @@ def locate(name: str, data_dir: Path | None, settings: StreamSettings) -> Datase
         name: a name, or a path (see ``spelled``).
 
     Raises:
-        UserError: if it cannot be found or read, or its name is not safe.
+        UserError: if it cannot be found or read, its name is not safe, or several domains and the stream do not go
+            together.
     """
+    config = load_config(name)
+    if isinstance(config, JoinedConfig):
+        return _locate_parts(name, config, data_dir, settings)
+    if settings.stream == "domains" and not settings.split_file:
+        raise UserError(f"dataset {dataset_name(name)}: found one domain, accepted with stream=domains: several "
+                        f"datasets joined by {JOIN}, as {dataset_name(name)}{JOIN}OTHER.")
+    return _locate_alone(name, config, data_dir, settings)
+
+
+def _locate_parts(name: str, config: JoinedConfig, data_dir: Path | None, settings: StreamSettings) -> DatasetSource:
+    """The files of several datasets; their fingerprint is a hash of their names and fingerprints."""
+    wrong = ("split_file", settings.split_file) if settings.split_file else ("stream", settings.stream)
+    if wrong != ("stream", "domains"):
+        raise UserError(f"setting '{wrong[0]}': found {wrong[1]} with the {len(config.parts)} datasets "
+                        f"{', '.join(config.parts)}, accepted: stream=domains and no split_file; or name one dataset.")
+    parts = tuple(_locate_alone(part, of_part, data_dir, settings)
+                  for part, of_part in zip(parts_of(name), config.parts.values()))
+    text = "\n".join(f"{part.name} {part.fingerprint}" for part in parts)
+    digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return DatasetSource(dataset_name(name), config, parts[0].path, digest, parts)
+
+
+def _locate_alone(name: str, config: DatasetConfig, data_dir: Path | None, settings: StreamSettings) -> DatasetSource:
     from .stream import fingerprint
 
-    config = load_config(name)
     if settings.split_file:
         if data_dir is not None:
             raise UserError("--data-dir has no effect with 'split_file', which holds the data; leave one of the two "

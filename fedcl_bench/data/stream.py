@@ -25,11 +25,12 @@ from .tie_order import TIE_ORDERS, time_order
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """How interactions become blocks and splits (F3CRec, section 5.1), or one static leave-one-out split."""
+    """How interactions become blocks and splits (F3CRec, section 5.1), sessions, or leave-one-out splits."""
 
     stream: str = setting("blocks", "time blocks (F3CRec); one step in which each user's latest interaction is test "
-                          "and the one before it valid (PFedRec, FedRAP, GPFedRec); or sessions, of which each client "
-                          "trains on its next one in every round (FCUCR)", choices=("blocks", "static", "sessions"))
+                          "and the one before it valid (PFedRec, FedRAP, GPFedRec); sessions, of which each client "
+                          "trains on its next one in every round (FCUCR); or several datasets as domains, each split "
+                          "so (FFMSR)", choices=("blocks", "static", "sessions", "domains"))
     min_interactions: int = setting(0, "in a static stream, users with fewer interactions are left out (FedRAP: 10)",
                                     low=0)
     k_core: int = setting(10, "users and items keep at least this many interactions; 0: all, as for datasets that are "
@@ -39,7 +40,8 @@ class StreamSettings:
     base_split: str = setting("random", "per-user split of the base block", choices=("random", "chronological"))
     inc_split: str = setting("chronological", "per-user split of later blocks: the released code's chronological, "
                              "or the paper's random", choices=("chronological", "random"))
-    split_seed: int = setting(0, "seed of random splits; the same for every run seed, so runs test alike", low=0)
+    split_seed: int = setting(0, "seed of random splits and of pilots; the same for every run seed, so runs test "
+                              "alike", low=0)
     tie_order: str = setting("file", "rows of equal time stand as in the file, or as released code that sorts with "
                              "NumPy left them: by its quicksort, or by the one of 1.25 and 1.26 for AVX-512",
                              choices=TIE_ORDERS)
@@ -52,17 +54,27 @@ class StreamSettings:
     min_session_length: int = setting(2, "sessions with fewer interactions are left out", low=2)
     min_sessions: int = setting(3, "users with fewer sessions are left out", low=3)
     topology: str = setting("federated", "of a stream of sessions: a client per user; or central: one holds all "
-                            "sessions and trains on mini-batches of them, as session recommenders' own papers do",
-                            choices=("federated", "central"))
+                            "sessions and trains on mini-batches of them, as session recommenders' own papers do. Of "
+                            "domains, each of which is a client: they average what is public; local: each trains "
+                            "alone; or central: one model is trained on all of them",
+                            choices=("federated", "local", "central"))
     train_share: float = setting(1.0, "share of the training sessions that are used, the most recent ones", above=0.0,
                                  high=1.0)
     valid_share: float = setting(0.1, "share of those, the most recent ones, that validate instead where the data has "
                                  "no validation sessions", above=0.0, below=1.0)
+    pilot_users: int = setting(0, "of each domain so many users are drawn, for a pilot whose numbers compare with no "
+                               "others; 0: all users", low=0)
+    pilot_core: int = setting(5, "users and items of a pilot keep at least this many interactions", low=0)
+
+    def __post_init__(self):
+        if self.topology == "local" and self.stream == "sessions":
+            raise UserError("setting 'topology': found local, accepted: federated or central with stream=sessions.")
 
 
 _BLOCKS_ONLY = ("blocks", "base_share", "base_split", "inc_split", "split_seed")
-_SESSIONS_ONLY = ("session_from", "session_gap", "session_split", "min_session_length", "min_sessions", "topology")
+_SESSIONS_ONLY = ("session_from", "session_gap", "session_split", "min_session_length", "min_sessions")
 CENTRAL_ONLY = ("train_share", "valid_share")
+DOMAINS_ONLY = ("pilot_users", "pilot_core")
 
 
 def is_central(settings: Mapping[str, Any]) -> bool:
@@ -70,18 +82,44 @@ def is_central(settings: Mapping[str, Any]) -> bool:
     return settings["topology"] == "central" and settings["stream"] == "sessions" and not settings["split_file"]
 
 
+def is_domains(settings: Mapping[str, Any]) -> bool:
+    """Whether the clients are domains, given the values of all settings."""
+    return settings["stream"] == "domains" and not settings["split_file"]
+
+
+def in_epochs(settings: Mapping[str, Any]) -> bool:
+    """Whether a client holds many users' interactions and trains on mini-batches of them, given all settings."""
+    return is_central(settings) or is_domains(settings)
+
+
+def how_in_epochs(settings: Mapping[str, Any]) -> str:
+    """The setting by which they do, for messages."""
+    return "stream=domains" if is_domains(settings) else "topology=central"
+
+
 def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     """Settings without effect, and why, given the values of all settings."""
     stream = settings["stream"]
     if settings["split_file"]:
-        return dict.fromkeys(("stream", "min_interactions", "k_core", "tie_order", *_BLOCKS_ONLY, *_SESSIONS_ONLY,
-                              *CENTRAL_ONLY), "with 'split_file', which says the blocks and splits")
+        return dict.fromkeys(("stream", "min_interactions", "k_core", "tie_order", "topology", *_BLOCKS_ONLY,
+                              *_SESSIONS_ONLY, *CENTRAL_ONLY, *DOMAINS_ONLY),
+                             "with 'split_file', which says the blocks and splits")
     idle = {} if stream == "sessions" else dict.fromkeys(_SESSIONS_ONLY, f"with stream={stream}")
+    if stream not in ("sessions", "domains"):
+        idle["topology"] = f"with stream={stream}"
+    if stream != "domains":
+        idle |= dict.fromkeys(DOMAINS_ONLY, f"with stream={stream}")
+    elif not settings["pilot_users"]:
+        idle["pilot_core"] = "without pilot_users"
     if not is_central(settings):
         idle |= dict.fromkeys(CENTRAL_ONLY, "without topology=central on a stream of sessions")
     if stream == "blocks":
         return {**idle, "min_interactions": "with stream=blocks; use k_core"}
     idle |= dict.fromkeys(_BLOCKS_ONLY, f"with stream={stream}, which has one step and a fixed split")
+    if stream == "domains":
+        idle["min_interactions"] = "with stream=domains; use k_core"
+        idle["tie_order"] = "with stream=domains, where rows of equal time keep the order of the file"
+        idle.pop("split_seed" if settings["pilot_users"] else "", None)
     if stream == "sessions":
         idle["min_interactions"] = "with stream=sessions; use min_sessions"
         idle["tie_order"] = "with stream=sessions, where rows of equal time keep the order of the file"
@@ -248,7 +286,7 @@ class Step:
     """One step of a stream: a block, or all of it.
 
     Attributes:
-        index: t.
+        index: t; of domains, the number of the domain, whose users and items are in no other one.
         n_users, n_items: users and items seen in blocks 0..t (accumulated).
         old_users, old_items: the same before block t (0 for t = 0).
         interactions: rows of the block.
@@ -256,7 +294,7 @@ class Step:
             training sessions; the last item of its validation and of its test session, if it has one.
         sessions: in a stream of sessions, those of ``train``, ``valid`` and ``test``; each user has at most one session
             in each of the last two, which includes the item to find. With ``topology=central`` the one user there is
-            has all of them.
+            has all of them. In a domain, a user's session for each is all up to that item.
     """
 
     index: int
@@ -285,12 +323,18 @@ class Stream:
 
     ``unfiltered`` has, for sessions of which the last ones are for testing, ``users``, ``items``, ``sessions`` and
     ``average_length`` before items without training session are left out, as the paper's Table 1 counts them.
+    ``domains`` are the names of the domains that the steps are, if they are; ids then begin with the domain's name.
     """
 
     steps: tuple[Step, ...]
     user_tokens: np.ndarray
     item_tokens: np.ndarray
     unfiltered: Mapping[str, float] = field(default_factory=dict)
+    domains: tuple[str, ...] = ()
+
+    def name_of(self, step: int) -> str:
+        """What messages call a step."""
+        return f"domain '{self.domains[step]}'" if self.domains else f"block {step}"
 
 
 def _ragged(user: np.ndarray, item: np.ndarray, n_users: int) -> Ragged:

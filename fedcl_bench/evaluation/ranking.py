@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import contract, draws
 from ..backbone import Backbone
-from ..data.stream import Ragged, Step, is_central
+from ..data.stream import Ragged, Step, how_in_epochs, in_epochs, is_domains
 from ..errors import UserError
 from ..method import Method
 from ..metric import Catalogue, Metric, RankedLists
@@ -47,6 +47,8 @@ class EvaluationSettings:
                                   choices=("once", "redraw"))
     early_session: bool = setting(False, "in every validation, also find the last item of each client's first training "
                                   "session: its forgetting curve (FCUCR, Figure 2a)")
+    mask_history: bool = setting(False, "of a stream of domains: items that a user has had before are not recommended; "
+                                 "RecBole recommends them to sequential models")
 
 
 def parse_metric(text: str) -> tuple[str, int]:
@@ -76,14 +78,18 @@ class UserScores:
         return float(self.values[metric].mean())
 
 
+_NOT_MASKED = {"mask_history": "without stream=domains"}
+
+
 def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     """Settings without effect, and why, given the values of all settings."""
-    idle = {}
-    if is_central(settings):
-        return dict.fromkeys(("candidates", "sampled_candidates", "candidate_lists", "candidate_draw", "early_session"),
-                             "with topology=central, where all items are ranked")
+    if in_epochs(settings):
+        idle = dict.fromkeys(("candidates", "sampled_candidates", "candidate_lists", "candidate_draw", "early_session"),
+                             f"with {how_in_epochs(settings)}, where all items are ranked")
+        return idle if is_domains(settings) else {**idle, **_NOT_MASKED}
+    idle = dict(_NOT_MASKED)
     if settings["candidates"] == "all":
-        idle = dict.fromkeys(("sampled_candidates", "candidate_lists", "candidate_draw"), "with candidates=all")
+        idle |= dict.fromkeys(("sampled_candidates", "candidate_lists", "candidate_draw"), "with candidates=all")
     if settings["stream"] == "sessions" and not settings["split_file"]:
         return {**idle, "candidate_lists": "with stream=sessions, where validation and test have different ones"}
     return {**idle, **dict.fromkeys(("candidate_draw", "early_session"), "without stream=sessions")}

@@ -17,6 +17,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 from ..data.source import dataset_name
 from ..errors import Corrupt, UserError
 from ..files import sweep, write_atomically
+from ..runs.config import RunConfig
 from ..runs.frames import read_columns
 from ..runs.registry import Registry
 from ..runs.run_json import read_run
@@ -48,12 +49,17 @@ class Result:
 def finished_run(task: Task, folder: Path) -> Run:
     """What a search reads of a finished run's record.
 
-    Block 0, which most methods share, counts only where there is no other block.
+    Block 0, which most methods share, counts only where there is no other block, and where the blocks are domains.
     """
     curve = read_columns(folder, "rounds", ["step", "valid", "participants"])
-    curve = curve[curve["step"] >= min(1, curve["step"].max())]
+    curve = curve[curve["step"] >= (0 if task.config.is_domains else min(1, curve["step"].max()))]
     best = tuple(float(value) for value in curve.groupby("step")["valid"].max())
     return Run(task.config.seed, task.config.hash, best, int(curve["participants"].sum()))
+
+
+def _blocks(config: RunConfig) -> str:
+    """The blocks that count, in words."""
+    return "domains" if config.is_domains else "blocks 1.. where there is more than one"
 
 
 def failed_run(task: Task, folder: Path) -> Run:
@@ -62,7 +68,8 @@ def failed_run(task: Task, folder: Path) -> Run:
         updates = (read_run(folder) or {}).get("client_updates", ())
     except Corrupt:
         updates = ()
-    return Run(task.config.seed, task.config.hash, (), sum(updates[1:] or updates))
+    counted = updates if task.config.is_domains else updates[1:] or updates
+    return Run(task.config.seed, task.config.hash, (), sum(counted))
 
 
 @dataclass(frozen=True)
@@ -219,8 +226,8 @@ class _UnderWay:
         best = max(finished, key=lambda trial: trial.value(seeds))
         metric = self.usual[0].config.evaluation.valid_metric
         content = {**search.head(), "settings": {**search.inherited, **best.point},
-                   "objective": f"best validation {metric}, mean over blocks 1.. where there is more than one, and "
-                                f"over seeds", "value": best.value(seeds),
+                   "objective": f"best validation {metric}, mean over {_blocks(self.usual[0].config)}, and over seeds",
+                   "value": best.value(seeds),
                    "client_updates": {"budget": self.allowance.updates, "spent": self.allowance.spent(self.trials)},
                    "trials": [_as_json(trial, seeds) for trial in self.trials], "command": search.command()}
         if search.sampler == "tpe":

@@ -12,7 +12,7 @@ from typing import Iterator
 
 import torch
 
-from ..client.central import Epoch
+from ..client.central import Epoch, SampleSet
 from ..data.stream import Step
 from ..draws import DrawKey
 from ..evaluation.beyond import catalogue_of
@@ -24,7 +24,7 @@ from .growth import grow
 from .parts import Best, Federation, Progress
 from .validation import is_due, judge
 
-_TOLD_EVERY = 1.0  # seconds between two signs of life within an epoch
+TOLD_EVERY = 1.0  # seconds between two signs of life within an epoch
 
 
 def run(f: Federation, progress: Progress) -> Iterator[Progress]:
@@ -44,8 +44,8 @@ def run(f: Federation, progress: Progress) -> Iterator[Progress]:
     while not progress.trained:
         began = told = time.perf_counter()
         epoch = Epoch(f.backbone, f.local, progress.model, progress.server_state, DrawKey(f.seed, 0, progress.round))
-        for share in epoch.batches(samples):
-            if time.perf_counter() - told > _TOLD_EVERY:
+        for share in epoch.batches([SampleSet(samples, memory=progress.model.memory)]):
+            if time.perf_counter() - told > TOLD_EVERY:
                 yield replace(progress, under_way=share)
                 told = time.perf_counter()
         progress = _after(f, step, epoch, progress, time.perf_counter() - began)
@@ -60,7 +60,7 @@ def _after(f: Federation, step: Step, epoch: Epoch, progress: Progress, seconds:
     valid, tested = judge(f, progress, None), None
     if is_due(f, key.round):
         metric, k = f.validation
-        with naming(key):
+        with naming(f, key):
             scores = rank_samples(f.backbone, model, step.sessions["valid"], [k], [metric])
             valid, tested = judge(f, progress, scores.mean(f.evaluation.valid_metric)), _test(f, step, model)
     chosen = tested is not None and (valid.better or valid.equal or f.server.tested_round == "last")

@@ -16,12 +16,12 @@ from .parts import Federation
 
 
 @contextmanager
-def naming(key: DrawKey) -> Iterator[None]:
-    """Put block and round before what a failure in the ranking says."""
+def naming(f: Federation, key: DrawKey) -> Iterator[None]:
+    """Put block or domain, and round before what a failure in the ranking says."""
     try:
         yield
     except RunFailed as error:
-        raise RunFailed(f"block {key.step}, round {key.round + 1}: {error}") from None
+        raise RunFailed(f"{f.stream.name_of(key.step)}, round {key.round + 1}: {error}") from None
 
 
 def require_finite(loss: float, model: Snapshot, f: Federation, n_items: int, key: DrawKey) -> None:
@@ -33,9 +33,9 @@ def require_finite(loss: float, model: Snapshot, f: Federation, n_items: int, ke
         rates = ", ".join(f"{part} {rate:g}" for part, rate in backbone.learning_rates(n_items, key.round).items())
         others = _raised(backbone.settings, f.method.settings, f.server, f.local)
         less = f", or less of what is above its default: {others}" if others else ""
-        raise RunFailed(f"training diverged in block {key.step}, round {key.round + 1}: the loss ({loss:g}) or a "
-                        f"parameter is not finite.\n{name}={lr:g} (learning rates: {rates}); try a smaller one with "
-                        f"--set {name}={lr / 10:g}{less}.")
+        raise RunFailed(f"training diverged in {f.stream.name_of(key.step)}, round {key.round + 1}: the loss "
+                        f"({loss:g}) or a parameter is not finite.\n{name}={lr:g} (learning rates: {rates}); try a "
+                        f"smaller one with --set {name}={lr / 10:g}{less}.")
 
 
 def _raised(*parts: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..client.footprint import StepLoad
+from ..client.footprint import StepLoad, encoded
 from ..client.ways import choose_way
 from ..data.stream import Step
 from ..model import Snapshot, numbers
@@ -65,15 +65,27 @@ def uploads(load: StepLoad) -> int:
 
 def of_one_client(f: Federation, step: Step) -> dict[str, int]:
     """What training takes with ``topology=central``: tables before and after, in the best round and at the optimiser,
-    gradients and moments; scores of a batch with what they are pooled from, and what is kept to differentiate them."""
+    gradients and moments; of a batch what the encoder keeps, scores with what they are pooled from, and what is kept to
+    differentiate them."""
+    return _in_epochs(f, step.n_items, step.n_items, 1)
+
+
+def of_domains(f: Federation) -> dict[str, int]:
+    """The same for a stream of domains, one of which trains at a time, or all in the same batches."""
+    steps = f.stream.steps
+    return _in_epochs(f, steps[-1].n_items, max(step.n_items - step.old_items for step in steps), len(steps))
+
+
+def _in_epochs(f: Federation, items: int, scored: int, copies: int) -> dict[str, int]:
+    """Of so many items, of which a sample scores so many; with so many copies of dense parameters."""
     backbone, local, number = f.backbone, f.local, number_of(f)
     public = numbers(backbone.new_rows(f.seed, range(0), range(1))[0])
-    parameters = step.n_items * public + numbers(backbone.new_dense(f.seed))
+    parameters = items * public + copies * numbers(backbone.new_dense(f.seed))
     of_optimiser = 4 + 2 * (local.optimiser == "adam")
     vectors = min(backbone.n_vectors, _VECTORS_OF_SAMPLE) if not backbone.positionwise else 1
     samples = max(local.batch_size, SIZES.central_scored)
-    return {"tables": number * parameters * (4 + of_optimiser) + 8 * _DRAWN * step.n_items * public,
-            "training": number * samples * step.n_items * (3 + vectors)}
+    return {"tables": number * parameters * (4 + of_optimiser) + 8 * _DRAWN * items * public,
+            "training": number * samples * (scored * (3 + vectors) + encoded(backbone))}
 
 
 def _snapshot(load: StepLoad, users: int, items: int) -> int:

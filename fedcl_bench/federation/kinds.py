@@ -33,17 +33,25 @@ def check(backbone: Backbone, method: Method, sessions: bool, local: LocalSettin
                         f"backbones can start at the clients.")
 
 
-def check_central(backbone: Backbone, method: Method) -> None:
-    """Raise UserError unless the two go with ``topology=central``."""
+def check_in_epochs(backbone: Backbone, method: Method, domains: bool) -> None:
+    """Raise UserError unless the two go with clients that train in epochs of mini-batches.
+
+    Args:
+        domains: these are domains, and not one client that holds all sessions.
+    """
     if not _is_sequential(type(backbone)):
-        raise Misfit(f"setting 'topology': found central, accepted: federated with backbone '{backbone.name}', which "
-                     f"is not sequential.", "backbone", _is_sequential)
+        said = (f"backbone '{backbone.name}' is not sequential, and domains are sequences of items of many users"
+                if domains else f"setting 'topology': found central, accepted: federated with backbone "
+                                f"'{backbone.name}', which is not sequential")
+        raise Misfit(f"{said}.", "backbone", _is_sequential)
     if does_something(method):
-        raise Misfit(f"method '{method.name}' is about many clients, and with topology=central one holds all sessions.",
-                     "method", lambda cls: not does_something(cls))
+        said = ("clients of one user each, and here each is a domain of many" if domains else
+                "many clients, and with topology=central one holds all sessions")
+        raise Misfit(f"method '{method.name}' is about {said}.", "method", lambda cls: not does_something(cls))
     if getattr(backbone.settings, "loss", "cross_entropy") != "cross_entropy":
         raise UserError(f"setting 'loss': found {backbone.settings.loss}, accepted: cross_entropy with "
-                        f"topology=central, as in the papers of session recommenders.")
+                        f"{'stream=domains' if domains else 'topology=central'}, as in the papers of "
+                        f"{'cross-domain' if domains else 'session'} recommenders.")
 
 
 def check_vectors(backbone: Backbone) -> None:

@@ -18,7 +18,7 @@ from ..evaluation.drift import analyse
 from ..model import Snapshot
 from ..ops.memory import keep_freed_blocks
 from ..parallel import workers
-from . import central, server
+from . import central, server, silos
 from .divergence import naming, require_finite
 from .parts import Best, Federation, Progress
 from .round import train_clients
@@ -44,6 +44,9 @@ def run(federation: Federation, progress: Progress | None = None, observe: Obser
     keep_freed_blocks()
     if federation.central:  # its batches are large enough for PyTorch's own threads
         yield from central.run(federation, progress or Progress())
+        return
+    if federation.stream.domains:
+        yield from silos.run(federation, progress or Progress())
         return
     with workers():
         yield from _steps(federation, progress or Progress(), observe)
@@ -98,7 +101,7 @@ def one_round(opened: OpenStep, group: Group, progress: Progress, observe: Obser
     require_finite(loss, model, f, opened.step.n_items, key)
 
     # 4. The model is validated, and tested if this is the step's last round.
-    with naming(key):
+    with naming(f, key):
         valid = validate(opened, model, progress, due)
         now = Best(model, key.round, dict(f.method.client_state), dict(f.method.server_state))
         best = now if valid.better or valid.equal or f.server.tested_round == "last" else progress.best

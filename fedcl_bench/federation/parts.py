@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import contract
 from ..backbone import Backbone
-from ..data.stream import Step, Stream, is_central
+from ..data.stream import Step, Stream, is_central, is_domains
 from ..errors import UserError
 from ..evaluation.ranking import DEFAULT, EvaluationSettings, UserScores, parse_metric
 from ..method import Method, NoSettings
@@ -98,6 +98,14 @@ def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
         idle["stragglers"] = "with local_epochs=1"
     if is_central(settings):
         return idle | dict.fromkeys(_OF_CLIENTS, "with topology=central, where one client holds all sessions")
+    if is_domains(settings):
+        idle |= dict.fromkeys(_OF_CLIENTS, "with stream=domains, whose domains take part in every round and send what "
+                              "they trained")
+        if settings["topology"] == "federated":
+            del idle["weighting"]
+        else:
+            idle["weighting"] = f"with topology={settings['topology']}, where nothing is averaged"
+        return idle
     if settings["stream"] != "sessions" or settings["split_file"]:
         idle |= dict.fromkeys(("init", "tested_round"), "without stream=sessions")
     if settings["stream"] != "blocks" and not settings["split_file"]:
@@ -173,7 +181,8 @@ class Federation:
 
     Attributes:
         metrics: of its tests; the one that validates is among them.
-        central: one client holds all sessions (see ``central.py``).
+        topology: of a stream of sessions, ``central`` if one client holds all of them (see ``central.py``); of domains
+            as the setting says (see ``silos.py``).
     """
 
     stream: Stream
@@ -186,7 +195,12 @@ class Federation:
     device: torch.device = torch.device("cpu")
     population: Population = Population()
     metrics: tuple[Metric, ...] = DEFAULT
-    central: bool = False
+    topology: str = "federated"
+
+    @property
+    def central(self) -> bool:
+        """Whether one client holds all sessions."""
+        return self.topology == "central" and not self.stream.domains
 
     @property
     def validation(self) -> tuple[Metric, int]:
@@ -212,6 +226,8 @@ class Federation:
 
     def check(self) -> None:
         """Raise UserError if a setting does not fit the data."""
+        if self.stream.domains:
+            return self._check_domains()
         longest = self.topk[-1]
         for step in self.stream.steps:
             if longest > step.n_items:
@@ -236,10 +252,19 @@ class Federation:
         contract.check_declaration(self.backbone)
         self.method.check(self.stream)
 
+    def _check_domains(self) -> None:
+        """Every domain must have enough items for the lists."""
+        self.check_kinds()
+        for name, step in zip(self.stream.domains, self.stream.steps):
+            if self.topk[-1] > step.n_items - step.old_items:
+                raise UserError(f"setting 'topk'/'valid_metric': found {self.topk[-1]}, accepted: at most the number "
+                                f"of items, {step.n_items - step.old_items} in domain '{name}'.")
+        contract.check_declaration(self.backbone)
+
     def check_kinds(self) -> None:
         """Raise UserError unless backbone, method and stream go together; see ``kinds.py``."""
-        if self.central:
-            return kinds.check_central(self.backbone, self.method)
+        if self.central or self.stream.domains:
+            return kinds.check_in_epochs(self.backbone, self.method, bool(self.stream.domains))
         kinds.check(self.backbone, self.method, bool(self.stream.steps[0].sessions), self.local, self.server.init)
         if self.server.fold_in and self.server.cold_start == "mean":
             kinds.check_vectors(self.backbone)

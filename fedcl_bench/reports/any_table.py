@@ -15,7 +15,7 @@ from ..experiments.papers import Key, PaperTable, Printed, get
 from ..runs.registry import spelled
 from ..runs.run import Run
 from ..runs.specs import RunSpec
-from ..runs.store import incremental
+from ..runs.store import domains_of, incremental
 from .scores import check_metric, same_tests
 from .selection import checked_spec, command_for, parse_method
 from .tables import STAR_LEVEL, Cell, Source, Table, filled, find
@@ -248,6 +248,8 @@ def build_any(layout: Layout, source: Source) -> Table:
     """
     layout = _completed(layout, source)
     titles = {text: RunSpec(*_named(text)).title for text in layout.methods}
+    names = domains_of(source.runs[0].head) if len(layout.datasets) == 1 else []
+    titles |= {f"block{t}": name for t, name in enumerate(names)}
     called = _Called(layout.paper, titles)
     table = _table(layout, source, max(run.head["blocks"] for run in source.runs))
     runs = {name: find(replace(source, assignments=()), table.row_spec(*name))[0] for name in table.run_names()}
@@ -258,7 +260,10 @@ def build_any(layout: Layout, source: Source) -> Table:
                    lambda specs: command_for(specs, source.tuned, source.where))
     several = {len(incremental(run)) for of_row in runs.values() for run in of_row} - {1}
     about = ["Mean ± sample standard deviation over seeds of the metric on the block just trained"
-             + (", averaged over the blocks but block 0." if several else ".")]
+             + (f", averaged over the {'domains' if names else 'blocks but block 0'}." if several else ".")]
+    if users := {str(run.head["settings"]["pilot_users"]) for of_row in runs.values() for run in of_row
+                 if run.head["settings"].get("pilot_users")}:
+        about.append(f"Of pilots with {', '.join(sorted(users))} users of each domain; not comparable with all users.")
     about += [f"{group}: {GROUPS[group]}." for group in layout.by]
     if layout.by and several:
         about.append("Blocks without anybody of a group are left out of its average.")

@@ -21,6 +21,7 @@ from ..errors import UserError
 from ..evaluation.metrics import is_share
 from ..experiments.papers import Key, PaperTable, Printed, get
 from ..experiments.tune import ALIKE
+from ..names import JOIN
 from ..runs.registry import Registry
 from ..runs.run import Run
 from ..runs.specs import RunSpec, Tuned, Where, expected_idle, expected_settings, seed_text
@@ -597,7 +598,7 @@ def blocks_behind(key: Key, count: int) -> tuple[int, ...]:
     if key.column == "value":
         return (0,)
     if key.column == "mean":
-        return tuple(range(1, count)) or (0,)
+        return tuple(range(0 if JOIN in key.dataset else 1, count)) or (0,)  # all domains count
     if key.column in ("avg", "change"):
         return tuple(range(1, count))
     return (int(key.column.removeprefix("block").removeprefix("D")),)

@@ -155,8 +155,39 @@ def load_progress(path: Path, device: str, federation: Federation | None = None)
     return progress, saved["elapsed"]
 
 
+def _check_domains(progress: Progress, federation: Federation) -> None:
+    """Raise Wrong unless the progress can be one of a stream of domains: each has its rows, and its copy of dense
+    parameters; the rounds of each follow one another, and each that has ended is tested."""
+    steps = federation.stream.steps
+    if progress.step not in (0, len(steps)) or progress.trained and progress.step:
+        raise Wrong("step", progress.step, f"0, or {len(steps)} once all domains have ended")
+    rounds: dict[int, list[int]] = {}
+    for row in progress.curve:
+        rounds.setdefault(row["step"], []).append(row["round"])
+    if set(rounds) != set(range(len(steps) if progress.round or progress.step else 0)) or any(
+            of != list(range(len(of))) for of in rounds.values()) or (
+            not progress.step and max(map(len, rounds.values()), default=0) != progress.round):
+        raise Wrong("curve", progress.curve, f"{progress.round} rounds of {len(steps)} domains")
+    tested = [t for t, s, _ in progress.tests if t == s]
+    if len(tested) != len(progress.tests) or tested != sorted(set(tested) & set(rounds)) or (
+            (progress.trained or progress.step) and len(tested) < len(steps)):
+        raise Wrong("tests", progress.tests, f"those of {len(steps)} domains")
+    if not {row["step"] for row in progress.curve if not math.isnan(row["valid"])}.issuperset(tested):
+        raise Wrong("curve", progress.curve, "a validation in every domain that was tested")
+    for field, model in (("model", progress.model), ("best.model", progress.best.model)):
+        _check_tables(field, model, federation, steps[-1], len(steps))
+    item_rows = {name for kind, name in _shapes(federation.backbone, 1, 1) if kind == "public"}
+    for name, values in progress.server_state.items():
+        part, _, parameter = name.partition(" of ")
+        rows = steps[-1].n_items if parameter in item_rows and part != "step" else len(steps)
+        if not values.ndim or len(values) != rows:
+            raise Wrong(f"server_state.{name}", f"shape {tuple(values.shape)}", f"{rows} rows")
+
+
 def _check_run(progress: Progress, federation: Federation) -> None:
     """Raise Wrong unless a run's progress can be one of these parts."""
+    if federation.stream.domains:
+        return _check_domains(progress, federation)
     steps = federation.stream.steps
     begun = progress.round > 0 or progress.trained
     if progress.step + begun > len(steps):
@@ -190,10 +221,12 @@ def _check_rounds(progress: Progress, begun: bool) -> None:
         raise Wrong("tests", progress.tests, f"those of {progress.step + progress.trained} blocks")
 
 
-def _check_tables(field: str, model: Snapshot, federation: Federation, step: Step) -> None:
-    """Every table has the rows of a step's users and items, and the backbone's have its widths."""
+def _check_tables(field: str, model: Snapshot, federation: Federation, step: Step, domains: int = 0) -> None:
+    """Every table has the rows of a step's users and items, and the backbone's have its widths; of so many domains
+    each has a copy of dense parameters."""
     dtype = getattr(torch, federation.server.precision)
     for (kind, name), shape in _shapes(federation.backbone, step.n_users, step.n_items).items():
+        shape = (domains, *shape) if domains and kind == "dense" else shape
         table = getattr(model, kind).get(name)
         if table is None or tuple(table.shape) != shape or table.dtype != dtype:
             raise Wrong(f"{field}.{kind}.{name}", "no table" if table is None else

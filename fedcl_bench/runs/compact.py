@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from ..errors import Corrupt, UserError
 from ..evaluation.metrics import OF_EVERY_RUN
 from ..files import sweep, write_atomically
-from ..names import refuse_link, safe_name
+from ..names import ACCEPTED_IN_RECORD, is_safe_in_record, refuse_link, shown
 from ..schema import fields_of, lists, mapping, one_of, read_bytes, read_json, text, whole
 from .frames import COLUMNS, check_columns, check_rounds
 from .run_json import CURE, SCHEMA, parse_meta
@@ -59,8 +59,9 @@ def _hash(content: bytes) -> str:
 
 
 def _check_name(name: str, where: str) -> None:
-    """Raise UserError unless a file's name is safe; RecBole's models have a colon in theirs."""
-    safe_name(name.replace(":", "-"), where, 200)
+    """Raise UserError unless a file's name is safe."""
+    if not is_safe_in_record(name):
+        raise UserError(f"{where}: found the name {shown(name)}, accepted: {ACCEPTED_IN_RECORD}.")
 
 
 def _seal(index: Mapping[str, Any]) -> str:

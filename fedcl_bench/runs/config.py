@@ -14,8 +14,8 @@ import torch
 
 from .. import sampling
 from ..data import stream
-from ..data.source import (DatasetConfig, DatasetSource, config_label, load_config, locate, session_columns, spelled,
-                           unfiltered)
+from ..data.source import (DatasetConfig, DatasetSource, JoinedConfig, config_label, load_config, locate,
+                           session_columns, spelled, unfiltered)
 from ..data.stream import Stream, StreamSettings
 from ..errors import Misfit, UserError
 from ..evaluation import ranking
@@ -80,6 +80,11 @@ class RunConfig:
         """Whether one client holds all sessions."""
         return stream.is_central(flat([self.stream]))
 
+    @property
+    def is_domains(self) -> bool:
+        """Whether the clients are domains."""
+        return stream.is_domains(flat([self.stream]))
+
     def _parts(self, with_method: bool) -> list[Any]:
         parts = [self.stream, self.local, self.server, self.evaluation, self.backbone_settings]
         return parts + ([self.method_settings] if with_method else [])
@@ -93,6 +98,9 @@ class RunConfig:
         columns = [getattr(self.source.config, name) for name in _COLUMNS]
         if columns != [getattr(DatasetConfig, name) for name in _COLUMNS] and not self.stream.split_file:
             identity["columns"] = columns
+        if isinstance(self.source.config, JoinedConfig):
+            identity["domains"] = {name: [[getattr(part, column) for column in _COLUMNS], dict(part.val_interval)]
+                                   for name, part in self.source.config.parts.items()}
         if self.stream.stream == "sessions" and not self.stream.split_file:
             identity["sessions"] = [session_columns(self.source, self.stream), list(self.source.config.drop_events)]
         if own_metrics := [[plugin.name, plugin.digest] for plugin in self.metrics if plugin.digest]:
@@ -140,7 +148,8 @@ class RunConfig:
         """The run's parts over a loaded stream."""
         return Federation(stream, self.backbone.cls(self.backbone_settings), self.method.cls(self.method_settings),
                           self.local, self.server, self.evaluation, self.seed, torch.device(self.device),
-                          metrics=metrics_of(self.registry, self.evaluation), central=self.is_central)
+                          metrics=metrics_of(self.registry, self.evaluation),
+                          topology=self.stream.topology if self.is_central or self.is_domains else "federated")
 
     def check(self, federation: Federation) -> None:
         """Raise UserError if the run's parts do not go together, or do not fit the data or into memory at all."""
@@ -179,6 +188,10 @@ SESSION_DEFAULTS = {"k_core": 0, "candidates": "sampled", "sampled_candidates": 
 CENTRAL_DEFAULTS = {"candidates": "all", "topk": (20,), "valid_metric": "mrr@20", "batch_size": 100, "rounds": 20,
                     "patience": 3}
 
+# Those of domains (FFMSR). Rounds are not printed; RecBole's default is as many epochs.
+DOMAIN_DEFAULTS = {"topk": (10, 50), "valid_metric": "recall@10", "valid_decimals": 17, "batch_size": 1024,
+                   "rounds": 300, "patience": 10}
+
 
 def _idle(settings: Mapping[str, Any]) -> dict[str, str]:
     """Settings without effect, and why."""
@@ -195,8 +208,8 @@ def without_effect(parts: Iterable[Any], backbone: type) -> dict[str, str]:
 
 
 def _ignored(parts: Iterable[Any], backbone: type) -> Mapping[str, str]:
-    """What a backbone ignores is of a client's training in a round, which there is none of if one client holds all."""
-    return {} if stream.is_central(flat(parts)) else backbone.ignored
+    """What a backbone ignores is of a user's training in a round, which there is none of where clients hold many."""
+    return {} if stream.in_epochs(flat(parts)) else backbone.ignored
 
 
 def refuse_idle(parts: Iterable[Any], overrides: Iterable[tuple[str, Mapping[str, Any]]],
@@ -234,9 +247,11 @@ def layers(dataset: str, overrides: Iterable[tuple[str, Mapping[str, Any]]], bac
         topology = layer.get("topology", topology)
     if any(layer.get("split_file") for _, layer in [*of_dataset, *overrides]):
         chosen = "blocks"  # the file says the blocks
-    of_stream = [(f"stream={chosen}", {"static": STATIC_DEFAULTS, "sessions": SESSION_DEFAULTS}.get(chosen, {}))]
+    of_stream = [(f"stream={chosen}", {"static": STATIC_DEFAULTS, "sessions": SESSION_DEFAULTS,
+                                       "domains": DOMAIN_DEFAULTS}.get(chosen, {}))]
     if backbone is not None:
-        defaults = {"static": backbone.static_defaults, "sessions": backbone.session_defaults}.get(chosen, {})
+        defaults = {"static": backbone.static_defaults, "sessions": backbone.session_defaults,
+                    "domains": backbone.central_defaults}.get(chosen, {})
         of_stream.append((f"backbone {backbone.name}", defaults))
     if chosen == "sessions" and topology == "central":
         of_stream.append(("topology=central", CENTRAL_DEFAULTS))

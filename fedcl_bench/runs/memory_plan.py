@@ -44,6 +44,8 @@ def plan(f: Federation, threads: int) -> MemoryPlan:
         threads: that train and evaluate at the same time (``--threads``).
     """
     threads = threads if f.device.type == "cpu" else 1
+    if f.stream.domains:
+        return MemoryPlan({**federation.of_domains(f), "process": _PROCESS * threads})
     return max((_of_step(f, step, threads) for step in f.stream.steps), key=lambda plan: plan.total)
 
 

@@ -32,6 +32,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from ..draws import Tables
 from ..errors import Busy, Corrupt, UserError
 from ..evaluation.beyond import summarise
 from ..evaluation.continual import summaries
@@ -163,13 +164,17 @@ def _tables(progress: Progress) -> dict[str, pd.DataFrame]:
             "rounds.parquet": pd.DataFrame(list(progress.curve)), "users.parquet": every}
 
 
-def matrices(progress: Progress) -> dict[str, np.ndarray]:
-    """R[t, s] of every metric, nan above the diagonal."""
+def matrices(progress: Progress, domains: bool = False) -> dict[str, np.ndarray]:
+    """R[t, s] of every metric, nan above the diagonal.
+
+    Args:
+        domains: the steps are domains, which are tested once: with a model of their own, whatever comes after.
+    """
     steps = 1 + max(t for t, _, _ in progress.tests)
     result = {metric: np.full((steps, steps), np.nan) for metric in progress.tests[0][2].values}
     for t, s, scores in progress.tests:
         for metric in result:
-            result[metric][t, s] = scores.mean(metric)
+            result[metric][t:steps if domains else t + 1, s] = scores.mean(metric)
     return result
 
 
@@ -214,10 +219,11 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
     asked = curve["participants"] + curve.get("dropped", 0)  # who fails has received the model
     notes = privacy_notes(config, len(curve) if most_rounds is None else most_rounds)
     metrics, matrix, continual = {}, {}, {}
-    for name, r in matrices(progress).items():
+    averaged = slice(None if config.is_domains else 1, None)
+    for name, r in matrices(progress, config.is_domains).items():
         diagonal = [float(x) for x in np.diag(r)]
         metrics[name] = {"per_block": diagonal,
-                         "avg_incremental": float(np.mean(diagonal[1:])) if len(diagonal) > 1 else None}
+                         "avg_incremental": float(np.mean(diagonal[averaged])) if len(diagonal) > 1 else None}
         matrix[name] = [[float(r[t, s]) for s in range(t + 1)] for t in range(len(r))]
         continual[name] = summaries(r)
     return {
@@ -238,13 +244,22 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
                   "total_up": int((curve["bytes_up"] * curve["participants"]).sum()),
                   "total_down": int((curve["bytes_down"] * asked + curve.get("bytes_down_new", 0)).sum())},
         "nearly_best": nearly_best(curve),
-        "privacy": {"uploaded": [] if config.is_central else [
-                        *progress.best.model.public, *progress.best.model.dense, *method_uploads(config)],
-                    "kept_at_client": [*progress.best.model.private, *progress.client_state],
+        "privacy": {**_who_has(config, progress.best.model, progress.client_state),
                     "upload_noise": config.server.upload_noise, "notes": notes},
         "hash": config.hash, "base_hash": config.base_hash, "data_fingerprint": config.source.fingerprint,
         "environment": {**environment(config.device), "ways": list(progress.ways)},
     }
+
+
+def _who_has(config: RunConfig, model: Snapshot, state: Tables) -> dict[str, list[str]]:
+    """What clients upload, and what they keep; where there is no server, neither."""
+    if config.is_central or (config.is_domains and config.stream.topology == "central"):
+        return {"uploaded": [], "kept_at_client": []}
+    if config.is_domains:
+        shared = [*model.dense] if config.stream.topology == "federated" else []
+        return {"uploaded": shared, "kept_at_client": [*model.public, *({} if shared else model.dense)]}
+    return {"uploaded": [*model.public, *model.dense, *method_uploads(config)],
+            "kept_at_client": [*model.private, *state]}
 
 
 def _compare(content: dict[str, Any], means: pd.DataFrame, folder: Path) -> None:

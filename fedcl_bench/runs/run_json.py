@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Mapping
 
 from ..errors import Corrupt
-from ..names import is_safe
+from ..names import ACCEPTED_IN_RECORD, is_safe_in_record
 from ..schema import (Check, Wrong, fields_of, flag, lists, mapping, number, one_of, or_none, parsed_json, plain,
                       read_json, text, whole)
 
@@ -25,9 +25,9 @@ _COUNT = whole()
 
 
 def _name(value: Any, field: str) -> None:
-    """A name of a plugin or dataset, which becomes part of paths; RecBole's models have a colon in theirs."""
-    if not isinstance(value, str) or not is_safe(value.replace(":", "-"), 200):
-        raise Wrong(field, value, "a name of letters, digits, '.', '-' and '_'")
+    """A name of a plugin or dataset, which becomes part of paths."""
+    if not is_safe_in_record(value):
+        raise Wrong(field, value, ACCEPTED_IN_RECORD)
 
 
 def _hash(value: Any, field: str) -> None:

@@ -121,9 +121,10 @@ def _resumed(federation: Federation, record: Record, watch: Watch) -> _Start | N
     saved = _load_or_set_aside(record.checkpoint, federation, watch.warn)
     if saved is None:
         return None
-    step, round_ = saved[0].step, saved[0].round
-    watch.note("all blocks are trained, writing the record." if step == len(federation.stream.steps) else
-               f"resuming in block {step}, after round {round_}." if round_ else
+    step, round_, domains = saved[0].step, saved[0].round, federation.stream.domains
+    watch.note(f"all {'domains' if domains else 'blocks'} are trained, writing the record."
+               if step == len(federation.stream.steps) else
+               f"resuming {'' if domains else f'in block {step}, '}after round {round_}." if round_ else
                f"resuming at the start of block {step}.")
     return _Start(*saved)
 
@@ -156,7 +157,7 @@ class _Saving:
         """Seconds that the run took so far, with those before it was resumed."""
         return self.seconds + time.perf_counter() - self.began
 
-    def after(self, progress: Progress, n_steps: int, stop: Callable[[], bool]) -> Progress:
+    def after(self, progress: Progress, stream: Stream, stop: Callable[[], bool]) -> Progress:
         """Save a round's progress if it is time to; raises Interrupted if the run is asked to stop before its end.
 
         Returns:
@@ -171,9 +172,10 @@ class _Saving:
             progress = self.engine.whole(progress)
             save_progress(self.checkpoint, progress, self.elapsed())
             self.step, self.last_saved = progress.step, time.perf_counter()
-        if asked and progress.step < n_steps:
-            where = f"after round {progress.round} of" if progress.round else "at the start of"
-            raise Interrupted(f"stopped {where} block {progress.step}; the same command goes on from there.")
+        if asked and progress.step < len(stream.steps):
+            where = f"after round {progress.round}" if progress.round else "at the start"
+            where += "" if stream.domains else f" of block {progress.step}"
+            raise Interrupted(f"stopped {where}; the same command goes on from there.")
         return progress
 
 
@@ -233,8 +235,8 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
         elif done := _finished(record, lambda error: watch.warn(f"{error.wrong}; set aside as "
                                                                 f"{record.set_aside().name}, running again.")):
             return {**done, "record": str(record.folder), "reused": True}
-        # In a stream of one step no method acts after it, so there is nothing to share it for.
-        shares_base = config.method.cls.first_step > 0 and len(stream.steps) > 1
+        # In a stream of one step, or of domains, no method acts after it, so there is nothing to share it for.
+        shares_base = config.method.cls.first_step > 0 and len(stream.steps) > 1 and not stream.domains
         base = config.base_file(results) if shares_base else None
         start = _resumed(federation, record, watch) or (
             _Start(from_base(federation, bases.load(federation, results))) if config.server.base_model else
@@ -244,7 +246,7 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
         try:
             for progress in engine.run(federation, progress):
                 watch.progress(stream, progress)
-                progress = saving.after(progress, len(stream.steps), watch.stop)
+                progress = saving.after(progress, stream, watch.stop)
                 if progress.round == 0:  # a step has ended
                     _warn_if_large(progress, watch.warn)
             most = most_rounds(stream, progress.curve, config.server.attendance, config.seed)

@@ -15,6 +15,7 @@ import pandas as pd
 
 from ..data.source import DatasetSource, dataset_name, load_config
 from ..errors import Corrupt, UserError
+from ..names import JOIN
 from ..settings import declared_idle
 from . import compact
 from .config import RunConfig, effective, resolve
@@ -29,7 +30,13 @@ from .specs import RunSpec, Tuned, seed_text
 LeftOut = Callable[[Corrupt], None]
 
 # Settings that say how numbers are taken, with the value of records from before the setting existed.
-PROTOCOL = {"stream": "blocks", "candidates": "all", "sampled_candidates": None, "candidate_lists": None}
+PROTOCOL = {"stream": "blocks", "candidates": "all", "sampled_candidates": None, "candidate_lists": None,
+            "mask_history": None, "pilot_users": None}
+
+
+def domains_of(head: Mapping[str, Any]) -> list[str]:
+    """The names of a run's domains, given its record or the head of it; none if its blocks are blocks."""
+    return head["dataset"].split(JOIN) if head["settings"].get("stream") == "domains" else []
 
 
 def describe(meta: Mapping[str, Any]) -> str:
@@ -242,8 +249,8 @@ def tested(run: Run) -> dict[str, Any]:
 
 
 def incremental(run: Run) -> tuple[int, ...]:
-    """Blocks 1, 2, ... of a run; block 0 if it has no other."""
-    return tuple(range(1, run.head["blocks"])) or (0,)
+    """Blocks 1, 2, ... of a run; block 0 if it has no other; all domains of one whose blocks are these."""
+    return tuple(range(0 if domains_of(run.head) else 1, run.head["blocks"])) or (0,)
 
 
 def user_scores(runs: Iterable[Run], metric: str, blocks: Sequence[int] | None = None) -> pd.Series:

@@ -29,6 +29,9 @@ def check_divisible(federation: Federation) -> None:
     """Raise UserError for a backbone or method whose server looks at more of its clients than sums."""
     backbone, method = federation.backbone, federation.method
     spread = "--shards: the clients of a run are spread over workers and send sums;"
+    if federation.stream.domains:
+        raise UserError(f"{spread} a domain is one client, whose training is not divided.\nLeave --shards out (`grid "
+                        f"--ray` spreads whole runs).")
     if federation.central:
         raise UserError(f"{spread} with topology=central there is one.\nLeave --shards out (`grid --ray` spreads whole "
                         f"runs).")

@@ -72,7 +72,7 @@ def runs_of(content):
 
 def test_the_value_is_the_mean_of_the_best_of_blocks_1_on(tmp_path):
     """The folder has no other file, so nothing else can be read. Client-updates are of the same blocks."""
-    task = SimpleNamespace(config=SimpleNamespace(seed=3, hash="h"))
+    task = SimpleNamespace(config=SimpleNamespace(seed=3, hash="h", is_domains=False))
     write_curve(tmp_path / "a", b0=[0.9], b1=[0.1, 0.3, 0.2], b2=[0.5, 0.1])
     run = tune.finished_run(task, tmp_path / "a")
     assert run == Run(3, "h", (0.3, 0.5), 25) and run.value == pytest.approx((0.3 + 0.5) / 2)
@@ -89,6 +89,12 @@ def test_a_failed_run_costs_what_was_done(tmp_path, registry):
         task.record(tmp_path).fail(task.config, "diverged", updates)
         run = tune.failed_run(task, folder)
         assert (run.updates, run.value) == (counted, None)
+
+
+def test_the_value_of_domains_is_the_mean_of_all(tmp_path):
+    task = SimpleNamespace(config=SimpleNamespace(seed=3, hash="h", is_domains=True))
+    write_curve(tmp_path / "a", b0=[0.9, 0.2], b1=[0.1, 0.3])
+    assert tune.finished_run(task, tmp_path / "a") == Run(3, "h", (0.9, 0.3), 20)
 
 
 @pytest.fixture(scope="module")

@@ -156,7 +156,7 @@ def test_an_epoch_that_is_interrupted_is_trained_anew(registry, log, tmp_path):
     stream = load_stream(config.source, config.stream)
     whole = execute(config, lambda: stream, tmp_path / "whole")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedcl_bench.federation.central._TOLD_EVERY", 0.0)
+        patch.setattr("fedcl_bench.federation.central.TOLD_EVERY", 0.0)
         told = []
 
         def stopping(_, progress):

@@ -1,0 +1,105 @@
+"""Mini-batches of domains: samples per second of a processor's time, and RecBole's modules on the same batches.
+
+    python benchmarks/domains.py --data-dir DIR [--domains online-retail-ffmsr+amazon-pantry] [--batches 4]
+
+One thread, float32, with the optimiser's steps. Time of the processor and not of the clock, as others may be at work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any, Callable, Iterator
+
+import torch
+from machine import heading
+from torch import Tensor
+
+from fedcl_bench.client.central import Epoch
+from fedcl_bench.client.silo import Domain
+from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.draws import DrawKey
+from fedcl_bench.federation.silos import Silos
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.registry import discover
+
+OURS = {"sasrec": {}, "sasrec as RecBole's": {"architecture": "recbole", "layers": 2, "heads": 2, "dim": 64},
+        "gru4rec as RecBole's": {"dim": 64, "hidden_size": 128}}
+RECBOLE = {"sasrec as RecBole's": "SASRec", "gru4rec as RecBole's": "GRU4Rec"}
+
+
+def per_second(step: Callable[[], Any], batches: int, size: int) -> float:
+    """Samples per second of batches, after one that is not counted."""
+    step()
+    began = time.process_time()
+    for _ in range(batches):
+        step()
+    return batches * size / (time.process_time() - began)
+
+
+def ours(dataset: str, data_dir: Path, name: str, batches: int) -> Iterator[tuple[str, Domain, float]]:
+    """Name, domain and speed of each domain."""
+    config = make_config(discover(), "ft", name.split()[0], dataset, 0, [("benchmark", OURS[name])], data_dir)
+    f = config.federation(load_stream(config.source, config.stream))
+    silos = Silos.of(f)
+    start = silos.start()
+    for silo in silos.models:
+        trained = Epoch(f.backbone, f.local, silo.model(start), {}, DrawKey(silo.seed, 0)).batches(silo.parts)
+        domain, = silo.domains
+        yield f.stream.domains[domain.number], domain, per_second(lambda: next(trained), batches, f.local.batch_size)
+
+
+def recbole(name: str, domain: Domain, batches: int, size: int = 1024, length: int = 50) -> float:
+    """Speed of RecBole's module with its own settings, on random samples of a domain."""
+    from fedcl_bench.data.recbole_files import _fenced
+
+    class Items:
+        def num(self, _field: str) -> int:
+            return domain.step.n_items + 1
+
+    with _fenced():
+        from recbole.config import Config
+        from recbole.model import sequential_recommender
+
+        module = getattr(sequential_recommender, name)(Config(model=name, dataset="ml-100k", config_dict={
+            "train_neg_sample_args": None, "MAX_ITEM_LIST_LENGTH": length, "use_gpu": False}), Items())
+    torch.autograd.set_detect_anomaly(False)  # RecBole turns it on
+    optimiser, generator = torch.optim.Adam(module.parameters(), lr=0.001), torch.Generator().manual_seed(0)
+
+    def batch() -> dict[str, Tensor]:
+        chosen = torch.randint(len(domain.samples.end), (size,), generator=generator)
+        items, _, real = domain.samples.tail(chosen, length + 1)
+        held = real[:, :-1].sum(1)
+        column = torch.arange(length)
+        of_column = (column + length - held[:, None]).clamp(max=length - 1)
+        sequence = (items[:, :-1].gather(1, of_column) + 1) * (column < held[:, None])
+        return {module.ITEM_SEQ: sequence, module.ITEM_SEQ_LEN: held, module.POS_ITEM_ID: items[:, -1] + 1}
+
+    def step() -> None:
+        optimiser.zero_grad()
+        module.calculate_loss(batch()).backward()
+        optimiser.step()
+
+    return per_second(step, batches, size)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--domains", default="online-retail-ffmsr+amazon-pantry")
+    parser.add_argument("--batches", type=int, default=4)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    print(heading())
+    print("| backbone | domain | samples | samples per second | RecBole's | seconds of an epoch |")
+    print("|---|---|--:|--:|--:|--:|")
+    for name in OURS:
+        for called, domain, speed in ours(args.domains, args.data_dir, name, args.batches):
+            beside = f"{recbole(RECBOLE[name], domain, args.batches):,.0f}" if name in RECBOLE else ""
+            count = len(domain.samples.end)
+            print(f"| {name} | {called} | {count:,} | {speed:,.0f} | {beside} | {count / speed:,.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Domains as clients: what each holds, and which of a run's parameters are those of whom.
+
+A run keeps all parameters in one snapshot: item tables with the rows of all domains, one after the other, and of every
+dense parameter a copy per domain, (domains, ...). Nothing of a domain's items is ever in another one's part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Sequence
+
+import torch
+from torch import Tensor
+
+from .. import draws
+from ..data.stream import Prefixes, Ragged, Sessions, Step
+from ..draws import Tables
+from ..model import Snapshot
+from ..sequential import SequentialBackbone
+from .central import SampleSet
+
+
+@dataclass(frozen=True)
+class Domain:
+    """What a domain holds.
+
+    Attributes:
+        number: its place among all domains.
+        step: its interactions, users and items numbered from 0.
+        rows: those of its items in the item tables.
+        users: the ids of its users among those of all domains.
+        samples: every beginning of its training histories.
+        memory: what the backbone remembers of these.
+    """
+
+    number: int
+    step: Step
+    rows: slice
+    users: range
+    samples: Prefixes
+    memory: Tables
+
+    @classmethod
+    def of(cls, step: Step, backbone: SequentialBackbone) -> "Domain":
+        """The domain that is a stream's step."""
+        own = _numbered_from_zero(step)
+        return cls(step.index, own, slice(step.old_items, step.n_items), range(step.old_users, step.n_users),
+                   own.sessions["train"].prefixes(), backbone.remember(as_one_client(own), {}))
+
+    def model(self, whole: Snapshot) -> Snapshot:
+        """Its part of all parameters."""
+        return replace(Silo((self,), 0).model(whole), memory=self.memory)
+
+
+def _numbered_from_zero(step: Step) -> Step:
+    """A domain's step without the users and items of the domains before it."""
+    def lists(all_users: Ragged) -> Ragged:
+        return Ragged(all_users.indptr[step.old_users:], all_users.values - step.old_items)
+
+    sessions = {name: Sessions(split.of_user[step.old_users:], split.start, split.items - step.old_items, split.times)
+                for name, split in step.sessions.items()}
+    return Step(0, step.n_users - step.old_users, step.n_items - step.old_items, 0, 0, step.interactions,
+                lists(step.train), lists(step.valid), lists(step.test), sessions)
+
+
+def as_one_client(step: Step) -> Step:
+    """The same interactions, all of one user."""
+    def lists(of_users: Ragged) -> Ragged:
+        return Ragged(of_users.indptr[[0, -1]], of_users.values)
+
+    sessions = {name: replace(split, of_user=split.of_user[[0, -1]]) for name, split in step.sessions.items()}
+    return replace(step, n_users=1, train=lists(step.train), valid=lists(step.valid), test=lists(step.test),
+                   sessions=sessions)
+
+
+@dataclass(frozen=True)
+class Silo:
+    """One model that is trained by itself within a round, and the domains whose samples it is trained on.
+
+    Attributes:
+        domains: one, or all that are pooled, in their order.
+        seed: of the order of its samples and its dropout.
+    """
+
+    domains: tuple[Domain, ...]
+    seed: int
+
+    @classmethod
+    def alone(cls, domain: Domain, seed: int) -> "Silo":
+        """A domain that trains a model of its own; its draws are no other domain's.
+
+        Args:
+            seed: of the run.
+        """
+        return cls((domain,), draws.key(seed, "domain", domain.number) >> 1)
+
+    @property
+    def parts(self) -> list[SampleSet]:
+        """Its samples; each predicts its last item among those of its own domain."""
+        if len(self.domains) == 1:
+            return [SampleSet(self.domains[0].samples, memory=self.domains[0].memory)]
+        return [SampleSet(domain.samples, domain.rows, domain.memory) for domain in self.domains]
+
+    @property
+    def rows(self) -> slice:
+        """Those of its items in the item tables."""
+        return slice(self.domains[0].rows.start, self.domains[-1].rows.stop)
+
+    def model(self, whole: Snapshot) -> Snapshot:
+        """Its part of all parameters; pooled domains have the same dense ones."""
+        return Snapshot({name: table[self.rows] for name, table in whole.public.items()}, {},
+                        {name: copies[self.domains[0].number] for name, copies in whole.dense.items()})
+
+    def state(self, whole: Tables, model: Snapshot) -> Tables:
+        """Its part of what all optimisers remember (see ``joined_states``)."""
+        return {name: values[self.rows] if _has_rows(name, model) else values[self.domains[0].number]
+                for name, values in whole.items()}
+
+
+def _has_rows(state: str, model: Snapshot) -> bool:
+    """Whether what an optimiser remembers by this name has a row per item."""
+    part, _, parameter = state.partition(" of ")
+    return parameter in model.public and part != "step"
+
+
+def _copied(silos: Sequence[Silo], values: Sequence[Tensor]) -> Tensor:
+    """A value per silo as one per domain, (domains, ...)."""
+    return torch.stack([value for silo, value in zip(silos, values) for _ in silo.domains])
+
+
+def joined(silos: Sequence[Silo], models: Sequence[Snapshot]) -> Snapshot:
+    """All parameters, given those of each silo; silos in the order of their domains."""
+    first = models[0]
+    return Snapshot({name: torch.cat([model.public[name] for model in models]) for name in first.public}, {},
+                    {name: _copied(silos, [model.dense[name] for model in models]) for name in first.dense})
+
+
+def joined_states(silos: Sequence[Silo], states: Sequence[Tables], model: Snapshot) -> Tables:
+    """What all optimisers remember: of item tables the rows of all domains, of anything else a value per domain.
+
+    Args:
+        states: of each silo, as ``Epoch.state`` gives them.
+        model: whose parameters they are of.
+    """
+    return {name: torch.cat([state[name] for state in states]) if _has_rows(name, model) else
+            _copied(silos, [state[name] for state in states]) for name in states[0]}
+
+
+def averaged(dense: Tables, weights: Tensor) -> Tables:
+    """The mean of each dense parameter over the domains, for all of them (FedAvg, McMahan et al., 2017).
+
+    Args:
+        dense: (domains, ...) each.
+        weights: of the domains, which add up to 1, float64 of shape (domains,).
+    """
+    means = {name: torch.tensordot(weights, copies.double(), dims=1) for name, copies in dense.items()}
+    return {name: mean.to(dense[name].dtype).expand_as(dense[name]).clone() for name, mean in means.items()}

@@ -1,0 +1,112 @@
+"""Several datasets in one run, each of which is a domain with users and items of its own (FFMSR and its baselines).
+
+Users are matched nowhere, also where two domains have the same id. In each domain a user's last interaction is for
+testing and the one before it for validation; every beginning of what comes before them is a training sample.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Sequence
+
+import numpy as np
+import torch
+
+from .. import draws
+from ..errors import UserError
+from .recbole_files import Interactions
+from .stream import Ragged, Sessions, Step, Stream, StreamSettings, first_appearance
+
+_TESTED = 3  # interactions of a user of whom something is validated and tested
+_HELD_OUT = {"train": 2, "valid": 1, "test": 0}  # of a user's last interactions, so many are not in a split's history
+
+
+def build_domains(parts: Sequence[tuple[str, Interactions]], settings: StreamSettings) -> Stream:
+    """A step per domain, in the order of ``parts``; its users and items are numbered after those of the ones before,
+    by first appearance in the file.
+
+    Interactions of a user with equal times keep the order of the file. A user with fewer than 3 interactions trains
+    alone. Every item of a domain can be found, also one that nobody trains on.
+
+    Args:
+        parts: name and rows of each dataset.
+
+    Raises:
+        UserError: if a pilot leaves nothing of a domain, or nobody of one can be tested or trained on.
+    """
+    steps: list[Step] = []
+    users, items = [], []
+    for name, data in parts:
+        data = _pilot(name, data, settings) if settings.pilot_users else data
+        before = (steps[-1].n_users, steps[-1].n_items) if steps else (0, 0)
+        steps.append(_step(name, data, len(steps), *before))
+        users.append(np.char.add(f"{name}:", data.user_tokens.astype(str)))
+        items.append(np.char.add(f"{name}:", data.item_tokens.astype(str)))
+    return Stream(tuple(steps), np.concatenate(users), np.concatenate(items), domains=tuple(name for name, _ in parts))
+
+
+def _pilot(name: str, data: Interactions, settings: StreamSettings) -> Interactions:
+    """Users drawn by the domain's name and ``split_seed``, and of their interactions the core."""
+    count = len(data.user_tokens)
+    keys = draws.row_keys(draws.key(settings.split_seed, f"pilot {name}"), torch.arange(count))
+    chosen = draws.sort_keys(keys).argsort()[:settings.pilot_users].numpy()
+    rows = np.flatnonzero(np.isin(data.user, chosen))
+    while len(rows):
+        enough = np.ones(len(rows), dtype=bool)
+        for ids in (data.user[rows], data.item[rows]):
+            enough &= np.bincount(ids)[ids] >= settings.pilot_core
+        if enough.all():
+            break
+        rows = rows[enough]
+    if not len(rows):
+        raise UserError(f"domain '{name}': no item is left of a pilot of {min(settings.pilot_users, count):,} users in "
+                        f"which users and items have {settings.pilot_core} interactions; raise it with --set "
+                        f"pilot_users=N, or lower the other with --set pilot_core=N.")
+    user, old_user = first_appearance(data.user[rows])
+    item, old_item = first_appearance(data.item[rows])
+    return replace(data, user=user, item=item, time=data.time[rows], user_tokens=data.user_tokens[old_user],
+                   item_tokens=data.item_tokens[old_item])
+
+
+def _step(name: str, data: Interactions, index: int, old_users: int, old_items: int) -> Step:
+    """One domain's step after so many users and items of others."""
+    order = np.lexsort((data.time, data.user))  # stable
+    user, count = data.user[order], np.bincount(data.user)
+    later = np.cumsum(count)[user] - 1 - np.arange(len(user))  # how many of the user's rows come after each
+    tested = count[user] >= _TESTED
+    n_users = old_users + len(count)
+    sessions = {}
+    for split, held_out in _HELD_OUT.items():
+        rows = (tested & (later >= held_out)) | (~tested if split == "train" else False)
+        sessions[split] = _sessions(order[rows], user[rows], data, old_users, old_items)
+    if not tested.any():
+        raise UserError(f"domain '{name}': no user has {_TESTED} interactions, of which the last is for testing and "
+                        f"the one before it for validation; found at most {count.max()}.")
+    if not len(sessions["train"].prefixes().end):
+        raise UserError(f"domain '{name}': nobody has 2 interactions to train on beside those that are held out.")
+    train = sessions["train"]
+    lists = [Ragged(train.start[train.of_user], train.items),
+             *(Ragged(last.of_user, last.items[last.start[1:] - 1]) for last in (sessions["valid"], sessions["test"]))]
+    return Step(index, n_users, old_items + len(data.item_tokens), old_users, old_items, len(user), *lists, sessions)
+
+
+def _sessions(rows: np.ndarray, user: np.ndarray, data: Interactions, old_users: int, old_items: int) -> Sessions:
+    """The chosen rows of each user, which stand together, as one session."""
+    count = np.bincount(user, minlength=len(data.user_tokens))
+    of_user = np.concatenate([np.zeros(old_users + 1, np.int64), np.cumsum(count > 0)])
+    start = np.concatenate([[0], np.cumsum(count[count > 0])])
+    return Sessions(*map(torch.from_numpy, (of_user, start, old_items + data.item[rows], data.time[rows])))
+
+
+def statistics(stream: Stream) -> dict[str, list[float]]:
+    """Per domain: users, items, interactions and their mean per user (FFMSR, Table 2), training samples, and users who
+    are validated and tested."""
+    counts: dict[str, list[float]] = {name: [] for name in ("users", "items", "interactions", "average_length",
+                                                            "samples", "valid", "test")}
+    for step in stream.steps:
+        users = step.n_users - step.old_users
+        values = (users, step.n_items - step.old_items, step.interactions, round(step.interactions / users, 2),
+                  len(step.sessions["train"].prefixes().end), len(step.valid.values), len(step.test.values))
+        for name, value in zip(counts, values):
+            counts[name].append(value)
+    return counts

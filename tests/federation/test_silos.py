@@ -1,0 +1,455 @@
+"""Domains as clients: equal to plain modules under torch.optim on the same mini-batches under every topology, resumed
+to the bit, and nothing of a domain's items at another."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from helpers import same_numbers
+from oracle import stream as numbers
+from test_central import BACKBONES, Plain, cut
+
+import fedcl_bench as fb
+from fedcl_bench.cli.main import main
+from fedcl_bench.client.central import Epoch
+from fedcl_bench.client.silo import as_one_client
+from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.draws import DrawKey
+from fedcl_bench.errors import Corrupt, UserError
+from fedcl_bench.evaluation.central import rank_samples
+from fedcl_bench.federation.loop import run
+from fedcl_bench.federation.silos import Silos
+from fedcl_bench.layers import ITEM
+from fedcl_bench.runs.checkpoints import load_progress, save_progress
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.memory_plan import plan
+from fedcl_bench.runs.records import Record
+from fedcl_bench.runs.runner import Interrupted, Watch, execute
+
+SMALL = {"max_length": 4, "dim": 6, "dropout": 0.0, "batch_size": 7, "rounds": 3, "topk": [3], "valid_metric": "mrr@3",
+         "precision": "float64", "lr": 0.01}
+TOPOLOGIES = ("federated", "local", "central")
+
+
+def lay(name, seed, users, items):
+    """Histories that go round the items, so that there is something to learn."""
+    generator, rows = np.random.default_rng(seed), []
+    for user in range(users):
+        first, stride = generator.integers(items), 1 + user % 2
+        rows += [f"u{user}\ti{(first + stride * place) % items}\t{place}\n"
+                 for place in range(generator.integers(3, 8))]
+    Path("data", name).mkdir(parents=True, exist_ok=True)
+    Path("data", name, f"{name}.inter").write_text("user_id:token\titem_id:token\ttimestamp:float\n" + "".join(rows))
+
+
+@pytest.fixture
+def shops(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lay("books", 1, 20, 15)
+    lay("games", 2, 12, 11)
+
+
+def configured(registry, topology="federated", name="sasrec", seed=0, **settings):
+    overrides = {**SMALL, **BACKBONES.get(name, {}), "topology": topology, **settings}
+    return make_config(registry, "ft", name.split(",")[0], "books+games", seed, [("test", overrides)])
+
+
+def federation_of(config):
+    f = config.federation(load_stream(config.source, config.stream))
+    config.check(f)
+    return f
+
+
+class PlainDomains:
+    """A module for each domain, trained sample by sample; they share an optimiser where their dense parameters are one.
+
+    The modules of pooled domains have copies of these, which get the sum of their gradients.
+    """
+
+    def __init__(self, f, name):
+        silos = Silos.of(f)
+        start = silos.start()
+        self.f, self.pooled = f, f.topology == "central"
+        self.plain = []
+        for domain in silos.domains:
+            seed = f.seed if self.pooled else silos.models[domain.number].seed
+            parts = SimpleNamespace(backbone=f.backbone, local=f.local, seed=seed,
+                                    stream=SimpleNamespace(steps=[as_one_client(domain.step)]))
+            self.plain.append(Plain(parts, name.split(",")[0], domain.model(start)))
+        self.dense = [name for name in self.plain[0].module.names if name != ITEM]
+        self.sizes = [len(plain.samples) for plain in self.plain]
+        first, others = self.plain[0].module, [plain.module for plain in self.plain[1:]]
+        self.shared = [first.names[name][0] for name in self.dense]
+        tables = [module.get_parameter(module.names[ITEM][0]) for module in others]
+        kind = torch.optim.Adam if f.local.optimiser == "adam" else torch.optim.SGD
+        self.optimiser = kind([*first.parameters(), *tables], lr=f.backbone.settings.lr,
+                              weight_decay=f.local.weight_decay)
+
+    def round(self, number):
+        """The loss of each domain."""
+        if self.pooled:
+            return [self._pooled_epoch(number)] * len(self.plain)
+        losses = [plain.epoch(number) for plain in self.plain]
+        if self.f.topology == "federated":
+            self._average()
+        return losses
+
+    @torch.no_grad()
+    def _average(self):
+        sizes = [sum(len(sample) for sample in cut(plain.f.stream.steps[0].sessions["train"])) for plain in self.plain]
+        weights = [size / sum(sizes) if self.f.server.weighting == "interactions" else 1 / len(sizes) for size in sizes]
+        for parameter in self.shared:
+            copies = [plain.module.get_parameter(parameter) for plain in self.plain]
+            mean = sum(weight * copy for weight, copy in zip(weights, copies))
+            for copy in copies:
+                copy.copy_(mean)
+
+    def _pooled_epoch(self, number):
+        every = [(plain, sample) for plain in self.plain for sample in plain.samples]
+        key = numbers(self.f.seed, "order of samples", number, 0)
+        order, total = sorted(range(len(every)), key=lambda i: key(i) >> 1), 0.0
+        for at in range(0, len(order), self.f.local.batch_size):
+            for plain in self.plain:
+                plain.module.zero_grad()
+            batch = [every[i] for i in order[at:at + self.f.local.batch_size]]
+            losses = torch.stack([plain.loss(sample) for plain, sample in batch])
+            losses.mean().backward()
+            self._step()
+            total += losses.detach().sum().item()
+        return total / len(order)
+
+    @torch.no_grad()
+    def _step(self):
+        for parameter in self.shared:
+            copies = [plain.module.get_parameter(parameter) for plain in self.plain]
+            copies[0].grad = sum(torch.zeros_like(copy) if copy.grad is None else copy.grad for copy in copies)
+        for plain in self.plain:
+            table = plain.module.get_parameter(plain.module.names[ITEM][0])
+            table.grad = torch.zeros_like(table) if table.grad is None else table.grad  # Adam moves it all the same
+        self.optimiser.step()
+        for parameter in self.shared:
+            for plain in self.plain[1:]:
+                plain.module.get_parameter(parameter).copy_(self.plain[0].module.get_parameter(parameter))
+
+
+_SGD = {"optimiser": "sgd", "weight_decay": 0.01, "lr": 0.05}
+CASES = [(topology, name, more, near) for topology in TOPOLOGIES
+         for name, more, near in (("sasrec", _SGD, 1e-9), ("sasrec, recbole", {}, 1e-6), ("gru4rec", {}, 1e-6),
+                                  ("dmi-gnn", _SGD, 1e-9), ("miasrec", _SGD, 1e-9))]
+CASES.append(("federated", "gru4rec", {"weighting": "interactions"}, 1e-6))
+
+
+@pytest.mark.parametrize("topology, name, more, near", CASES, ids=str)
+def test_equals_plain_modules_on_the_same_batches(registry, shops, topology, name, more, near):
+    """Adam divides gradients by their size, so it makes rounding of the smallest large."""
+    f = federation_of(configured(registry, topology, name, **more))
+    plain, domains, rounds = PlainDomains(f, name), Silos.of(f).domains, 0
+    for progress in run(f):
+        if progress.under_way or progress.step:
+            continue
+        rows = progress.curve[-2:]
+        assert [row["step"] for row in rows] == [0, 1]
+        assert [row["loss"] for row in rows] == pytest.approx(plain.round(rounds), rel=near)
+        rounds += 1
+        for domain, of_domain, row in zip(domains, plain.plain, rows):
+            theirs, model = of_domain.module.tables(), domain.model(progress.model)
+            for table, value in {**model.public, **model.dense}.items():
+                torch.testing.assert_close(value, theirs[table], rtol=near, atol=near,
+                                           msg=lambda m: f"{rounds} {domain.number} {table} {m}")
+            ranks = of_domain.ranks("valid")
+            assert row["valid"] == pytest.approx((1.0 / (ranks + 1)).where(ranks < 3, 0.0).mean().item(), abs=1e-6)
+            hits = (of_domain.ranks("test") < 3).double()
+            if progress.best_round(domain.number, "first") == rounds:
+                best = {**(best if domain.number or rounds > 1 else {}), domain.number: hits}
+    assert rounds == 3
+    for domain, _, scores in progress.tests:
+        assert scores.values["hit@3"].tolist() == best[domain].tolist()
+        assert scores.users.tolist() == list(domains[domain].users)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_a_round_that_is_interrupted_is_trained_anew(registry, shops, tmp_path, topology):
+    """Stopped in every round, within and after it, the run gives the numbers of an uninterrupted one."""
+    config = configured(registry, topology, dropout=0.3, precision="float32", rounds=2)
+    stream = load_stream(config.source, config.stream)
+    whole = execute(config, lambda: stream, tmp_path / "whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedcl_bench.federation.silos.TOLD_EVERY", 0.0)
+        told = []
+
+        def stopping(_, progress):
+            told.append((progress.round, progress.under_way))
+        for number in range(2):
+            for stop in (lambda: len(told) == 3, lambda: told[-1][1] > 0.8, lambda: told[-1][1] == 0.0):
+                told.clear()
+                with pytest.raises(Interrupted, match=r"^stopped (after round \d|at the start);"):
+                    execute(config, lambda: stream, tmp_path / "parts", Watch(stopping, stop=stop))
+                assert told[0][0] == number
+        parts = execute(config, lambda: stream, tmp_path / "parts")
+    same_numbers(whole, parts)
+    left, right = (Record(Path(each["record"])).model() for each in (whole, parts))
+    assert all(torch.equal(left.dense[name], right.dense[name]) for name in left.dense)
+
+
+def test_a_domain_alone_ends_and_chooses_by_itself(registry, shops):
+    """Each stops once its own validation gets no better, and is tested with its own best round."""
+    f = federation_of(configured(registry, "local", rounds=40, patience=3, lr=0.02))
+    seen = [progress for progress in run(f) if not progress.under_way]
+    last = seen[-1]
+    rounds = [sum(row["step"] == number for row in last.curve) for number in (0, 1)]
+    assert len(set(rounds)) == 2 and max(rounds) < 40
+    for domain, count, (_, _, scores) in zip(Silos.of(f).domains, rounds, last.tests):
+        best = last.best_round(domain.number, "first")
+        assert count == best + 3
+        model = domain.model(seen[best - 1].model)
+        tested = rank_samples(f.backbone, model, domain.step.sessions["test"], [3], f.metrics)
+        assert tested.values["mrr@3"].tolist() == scores.values["mrr@3"].tolist()
+        chosen = domain.model(last.best.model)
+        assert all(torch.equal(chosen.dense[name], model.dense[name]) for name in model.dense)
+        assert torch.equal(chosen.public[ITEM], model.public[ITEM])
+
+
+def test_shared_training_goes_on_until_all_would_end(registry, shops):
+    f = federation_of(configured(registry, "federated", rounds=40, patience=2, lr=0.03))
+    last = list(run(f))[-1]
+    counts = [sum(row["step"] == number for row in last.curve) for number in (0, 1)]
+    stale = [counts[number] - last.best_round(number, "first") for number in (0, 1)]
+    assert counts[0] == counts[1] < 40 and min(stale) >= 2
+
+
+def test_another_domains_data_changes_nothing_of_one_alone(registry, shops):
+    def tested(topology):
+        last = list(run(federation_of(configured(registry, topology))))[-1]
+        return [row["loss"] for row in last.curve if row["step"] == 0], last.tests[0][2].values["mrr@3"].tolist()
+
+    before = {topology: tested(topology) for topology in TOPOLOGIES}
+    lay("games", 3, 12, 11)
+    assert tested("local") == before["local"]
+    assert all(tested(topology)[0] != before[topology][0] for topology in ("federated", "central"))
+
+
+def test_items_of_two_domains_never_share_a_row(registry, shops):
+    """In the pooled model too, a domain's samples have no gradient for another one's items."""
+    f = federation_of(configured(registry, "central", optimiser="sgd", rounds=1))
+    start = Silos.of(f).start()
+    domain = Silos.of(f).domains[0]
+    lay("games", 3, 12, 11)
+    other = federation_of(configured(registry, "central", optimiser="sgd", rounds=1, lr=1e-9))
+    assert torch.equal(Silos.of(other).start().public[ITEM][domain.rows], start.public[ITEM][domain.rows])
+    assert not torch.equal(start.public[ITEM][:11], start.public[ITEM][15:])
+    assert all(torch.equal(copies[0], copies[1]) for copies in start.dense.values())
+
+
+def test_the_record_says_what_was_shared(registry, shops, tmp_path):
+    results = {}
+    for topology in TOPOLOGIES:
+        config = configured(registry, topology, topk=[3, 5], rounds=2)
+        results[topology] = execute(config, lambda: load_stream(config.source, config.stream), tmp_path / "results")
+    result = results["federated"]
+    folder = Path(result["record"])
+    rounds, users = pd.read_parquet(folder / "rounds.parquet"), pd.read_parquet(folder / "users.parquet")
+    assert list(zip(rounds["step"], rounds["round"])) == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    model = Record(folder).model()
+    sent = sum(copies[0].numel() * 8 for copies in model.dense.values())
+    assert (rounds[["bytes_up", "bytes_down"]] == sent).all(None) and result["bytes"]["total_up"] == 4 * sent
+    assert result["privacy"]["uploaded"] == list(model.dense) and result["privacy"]["kept_at_client"] == [ITEM]
+    assert results["local"]["privacy"]["uploaded"] == [] and results["local"]["bytes"]["total_up"] == 0
+    assert results["central"]["privacy"]["kept_at_client"] == [] and results["central"]["bytes"]["total_down"] == 0
+    assert result["dataset"] == "books+games" and result["rounds"] == [2, 2]
+    assert result["tested"] == {"users": [20, 12], "interactions": [20, 12]}
+    for metric, values in result["metrics"].items():
+        of_users = users[users["metric"] == metric].groupby("tested_block")["value"].mean()
+        assert values["per_block"] == pytest.approx(of_users.tolist(), abs=1e-12)
+        assert values["avg_incremental"] == pytest.approx(np.mean(values["per_block"]), abs=1e-12)
+        assert result["continual"][metric]["BWT"] == result["continual"][metric]["forgetting"] == 0.0
+    assert set(users["user"][users["tested_block"] == 1]) == set(range(20, 32))
+    assert len(set(result["hash"] for result in results.values())) == 3
+    assert not {"local_epochs", "client_ratio", "negatives", "candidates", "upload_noise"} & set(result["settings"])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_history_is_ranked_unless_it_is_masked(registry, shops, masked):
+    f = federation_of(configured(registry, "local", rounds=1, mask_history=masked))
+    last = list(run(f))[-1]
+    differ = 0
+    for domain, (_, _, scores) in zip(Silos.of(f).domains, last.tests):
+        plain = PlainDomains(f, "sasrec").plain[domain.number]
+        model = domain.model(last.best.model)
+        plain.module.load(model.public, model.dense)
+        for user, session in enumerate(cut(domain.step.sessions["test"])):
+            each = plain.module.scores(plain.outputs(session)).detach()
+            *history, target = [item for item, _ in session]
+            left_out = {*history} - {target} if masked else set()
+            rank = sum(bool(each[item] >= each[target]) for item in range(len(each)) if item not in left_out) - 1
+            differ += rank != int((each >= each[target]).sum()) - 1
+            assert scores.values["mrr@3"][user] == pytest.approx(1 / (rank + 1) if rank < 3 else 0.0)
+    assert (differ > 0) == masked
+
+
+def test_metrics_of_items_count_the_domains_users(registry, shops, tmp_path):
+    config = configured(registry, "federated", extra_metrics=["novelty", "popularity"], rounds=1)
+    result = execute(config, lambda: load_stream(config.source, config.stream), tmp_path / "results")
+    assert all(0.0 < value < 20.0 for value in result["metrics"]["popularity@3"]["per_block"])
+    assert all(value > 0.5 for value in result["metrics"]["novelty@3"]["per_block"])
+
+
+def test_a_checkpoint_of_other_data_is_not_gone_on_from(registry, shops, tmp_path):
+    f = federation_of(configured(registry))
+    progress = next(progress for progress in run(f) if progress.round)
+    save_progress(tmp_path / "kept.pt", progress, 1.0)
+    assert load_progress(tmp_path / "kept.pt", "cpu", f)[0].round == 1
+    lay("games", 2, 12, 10)
+    with pytest.raises(Corrupt, match="is of another run: field 'model.public.item_embedding.weight'"):
+        load_progress(tmp_path / "kept.pt", "cpu", federation_of(configured(registry)))
+
+
+@pytest.mark.parametrize("change, field", [
+    (lambda p: {"step": 1}, "step"), (lambda p: {"step": 0}, "curve"), (lambda p: {"tests": p.tests[:1]}, "tests"),
+    (lambda p: {"tests": p.tests[::-1]}, "tests"), (lambda p: {"curve": p.curve[:-1] + p.curve[:1]}, "curve"),
+    (lambda p: {"curve": tuple({**row, "valid": float("nan")} if row["step"] else row for row in p.curve)}, "curve"),
+    (lambda p: {"server_state": {name: values[:-1] for name, values in p.server_state.items()}}, "server_state"),
+    (lambda p: {"best": replace(p.best, model=replace(p.best.model, dense={}))}, "best.model.dense")])
+def test_what_is_no_progress_of_domains_is_refused(registry, shops, tmp_path, change, field):
+    f = federation_of(configured(registry, rounds=2))
+    *_, last = run(f)
+    save_progress(tmp_path / "kept.pt", last, 1.0)
+    assert load_progress(tmp_path / "kept.pt", "cpu", f)[0].step == 2
+    save_progress(tmp_path / "kept.pt", replace(last, **change(last)), 1.0)
+    with pytest.raises(Corrupt, match=f"is of another run: field '{field}"):
+        load_progress(tmp_path / "kept.pt", "cpu", f)
+
+
+@pytest.mark.parametrize("name, more", [
+    ("sasrec", {}), ("sasrec", {"architecture": "recbole", "layers": 2, "heads": 2, "inner_size": 64}),
+    ("gru4rec", {"layers": 2}), ("miasrec", {"heads": 2})], ids=str)
+def test_the_plan_counts_what_a_batch_keeps(registry, shops, name, more):
+    """What is kept for the gradient of one batch of 100 samples, each number once."""
+    f = federation_of(make_config(registry, "ft", name, "books+games", 0, [("test", {
+        "batch_size": 100, "max_length": 20, "dim": 32, "topk": [3], "valid_metric": "mrr@3", **more})]))
+    silos, kept = Silos.of(f), {}
+    silo = max(silos.models, key=lambda silo: len(silo.domains[0].samples.end))
+    epoch = Epoch(f.backbone, f.local, silo.model(silos.start()), {}, DrawKey(silo.seed, 0))
+
+    def keep(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        next(epoch.batches(silo.parts))
+    share = min(100, len(silo.domains[0].samples.end)) / 100
+    assert sum(kept.values()) <= share * plan(f, 1).parts["training"] <= 12 * sum(kept.values())
+    more = federation_of(make_config(registry, "ft", name, "books+games", 0, [("test", {
+        "batch_size": 200, "max_length": 20, "dim": 32, "topk": [3], "valid_metric": "mrr@3", **more})]))
+    assert plan(more, 1).parts["training"] == 2 * plan(f, 1).parts["training"]
+
+
+@pytest.mark.parametrize("changed, message", [
+    ({"method": "kd"}, "method 'kd' is about clients of one user each"),
+    ({"backbone": "fedmf"}, "backbone 'fedmf' is not sequential"),
+    ({"backbone": "miasrec", "loss": "bce"}, "accepted: cross_entropy with stream=domains"),
+    ({"topk": [12]}, "found 12, accepted: at most the number of items, 11 in domain 'games'")])
+def test_what_makes_no_sense_is_refused(registry, shops, changed, message):
+    names = {"method": "ft", "backbone": "sasrec", **changed}
+    settings = {name: value for name, value in {"topk": [3], "valid_metric": "mrr@3", **changed}.items()
+                if name not in ("method", "backbone")}
+    with pytest.raises(UserError, match=message):
+        federation_of(make_config(registry, names["method"], names["backbone"], "books+games", 0, [("test", settings)]))
+
+
+@pytest.mark.parametrize("setting, reason", [
+    ("client_ratio=0.5", "with stream=domains, whose domains take part"),
+    ("upload_noise=0.1", "with stream=domains, whose domains take part"),
+    ("local_epochs=2", "with stream=domains, where a round is"),
+    ("candidates=sampled", "with stream=domains, where all items are ranked"), ("lr_decay=0.5", "with lr_step=0"),
+    ("session_gap=5", "with stream=domains"), ("train_share=0.5", "without topology=central on a stream of sessions")])
+def test_settings_of_other_clients_have_no_effect(shops, capsys, setting, reason):
+    assert main(["--method", "ft", "--backbone", "gru4rec", "--dataset", "books+games", "--set", setting]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def command(*more):
+    settings = [word for value in ("rounds=2", "dim=4", "topk=3", "valid_metric=recall@3") for word in ("--set", value)]
+    return ["--method", "ft", "--backbone", "sasrec", "--dataset", "books+games", *settings, *more]
+
+
+def test_it_runs_from_the_command_line(shops, capsys):
+    assert main(command("-v", "--set", "pilot_users=10", "--set", "pilot_core=1")) == 0
+    printed = capsys.readouterr()
+    assert "a pilot: 10 users of each domain, 1-core; not comparable with all users" in printed.out
+    header = next(line for line in printed.out.splitlines() if "test metric" in line)
+    assert header.split() == ["test", "metric", "books", "games", "mean"]
+    assert "over R[t,s]" not in printed.out and "books has only 10 test users" in printed.out
+    assert "books: 2 rounds in" in printed.err and "topology federated" in printed.err
+    assert main(command("--set", "pilot_users=10", "--set", "pilot_core=1", "--json")) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["reused"] and result["settings"]["pilot_users"] == 10
+
+
+def test_topologies_stand_in_one_table_and_test(shops, capsys):
+    for topology in TOPOLOGIES:
+        assert main(command("--quiet", "--set", f"topology={topology}")) == 0
+    capsys.readouterr()
+    same = ["--records", "results", "--set", "rounds=2", "--set", "dim=4", "--set", "topk=3", "--set",
+            "valid_metric=recall@3"]
+    methods = ["ft", "ft:topology=local", "ft:topology=central"]
+    assert main(["tables", "--methods", ",".join(methods), "--rows", "method", "--columns", "block", "--metrics",
+                 "recall@3", "--backbones", "sasrec", "--datasets", "books+games", *same]) == 0
+    table = capsys.readouterr().out
+    assert "| books | games | mean |" in table and "averaged over the domains" in table and "(games)" in table
+    assert main(["compare", *methods, "--backbone", "sasrec", "--dataset", "books+games", "--metric", "recall@3",
+                 *same]) == 0
+    assert "blocks 0, 1" in capsys.readouterr().out
+    assert main(command("--quiet", "--set", "mask_history=true")) == 0
+    with pytest.raises(AssertionError):  # another protocol
+        assert main(["compare", "ft", "ft:mask_history=true", "--backbone", "sasrec", "--dataset", "books+games",
+                     "--metric", "recall@3", *same]) == 0
+
+
+def test_compact_records_hold_domains(shops, capsys):
+    assert main(command("--quiet", "--set", "pilot_users=10", "--set", "pilot_core=1")) == 0
+    assert main(["pack", "--results", "results", "--out", "packed"]) == 0
+    capsys.readouterr()
+    assert main(["tables", "--records", "packed", "--rows", "method", "--columns", "block", "--metrics", "recall@3",
+                 "--set", "rounds=2", "--set", "dim=4", "--set", "topk=3", "--set", "valid_metric=recall@3", "--set",
+                 "pilot_users=10", "--set", "pilot_core=1"]) == 0
+    table = capsys.readouterr().out
+    assert "| books | games | mean |" in table and "Of pilots with 10 users of each domain" in table
+
+
+def test_tuning_looks_at_every_domain(shops, capsys):
+    small = [word for value in ("rounds=1", "dim=4", "topk=3", "valid_metric=recall@3") for word in ("--set", value)]
+    assert main(["tune", "--methods", "ft", "--backbones", "gru4rec", "--datasets", "books+games", "--budget", "2",
+                 *small]) == 0
+    kept = json.loads(Path("results/my-tuned/books+games-gru4rec-ft.json").read_text())
+    for trial in kept["trials"]:
+        for tried in trial["runs"]:
+            (folder,) = Path("results/runs").glob(f"*-{tried['hash'][:12]}")
+            curve = pd.read_parquet(folder / "rounds.parquet")
+            assert tried["value"] == pytest.approx(curve.groupby("step")["valid"].max().mean())
+    assert "mean over domains" in kept["objective"]
+
+
+def test_its_model_recommends_a_domains_own_items(shops):
+    results = fb.run("ft", "sasrec", "books+games", rounds=1, dim=4, topk=[3], valid_metric="recall@3", batch_size=7,
+                     progress=False)
+    assert "books" in results.table().columns[0]
+    model = fb.load("results", data_dir="data").model()
+    scores = model.scores("games:u3")
+    assert np.isinf(scores[:15]).all() and np.isfinite(scores[15:]).all()
+    best = model.recommend("games:u3", 4, mask_seen=False)
+    assert best["item"].str.startswith("games:").all() and len(best) == 4
+    assert results.users["user"].str.startswith(("books:", "games:")).all()
+
+
+def test_shards_are_refused(registry, shops):
+    from fedcl_bench.workers.partition import check
+
+    with pytest.raises(UserError, match="a domain is one client, whose training is not divided"):
+        check(federation_of(configured(registry)), 2)
