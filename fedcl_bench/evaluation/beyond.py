@@ -8,7 +8,7 @@ is our choice.
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Sequence
+from typing import Any, Collection, Iterable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -186,6 +186,12 @@ def summarise(tests: Iterable[tuple[int, int, UserScores]], analysis: Analysis, 
             for metric, of_users in values.items():
                 rows[metric].append(float(of_users.mean()) if len(of_users) else None)
     return {"lists": lists, "groups": groups}
+
+
+def missing_of_lists(kinds: Collection[str]) -> list[str]:
+    """The kinds that ``summary`` needs besides these of a block; none where nothing is known of its lists."""
+    needed = {RECOMMENDED, "interactions", *_OF_LISTS}
+    return sorted(needed.difference(kinds)) if needed.intersection(kinds) else []
 
 
 def _groups(kinds: dict[str, pd.Series], scores: UserScores, k: int) -> dict[str, dict[str, pd.Series]]:

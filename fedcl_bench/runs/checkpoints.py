@@ -20,6 +20,7 @@ from torch import Tensor
 from ..backbone import Backbone
 from ..data.stream import Step
 from ..errors import Corrupt
+from ..evaluation.beyond import missing_of_lists
 from ..evaluation.ranking import UserScores
 from ..federation.parts import Best, Federation, Progress
 from ..files import replacing
@@ -219,6 +220,19 @@ def _check_rounds(progress: Progress, begun: bool) -> None:
     tested = [(t, s) for t in range(progress.step + progress.trained) for s in range(t + 1)]
     if [(t, s) for t, s, _ in progress.tests] != tested:
         raise Wrong("tests", progress.tests, f"those of {progress.step + progress.trained} blocks")
+    _check_analysis(progress, progress.step + begun)
+
+
+def _check_analysis(progress: Progress, blocks: int) -> None:
+    """What is known of a block's lists is whole; it is added in the block's last round, with its tests."""
+    kinds: dict[int, list[str]] = {t: [] for t in range(blocks)}
+    for t, kind, *_ in progress.analysis:
+        if t not in kinds:
+            raise Wrong("analysis", t, f"one of {blocks} blocks")
+        kinds[t].append(kind)
+    for of_block in kinds.values():
+        if missing := missing_of_lists(of_block):
+            raise Wrong("analysis", ", ".join(of_block), f"{', '.join(missing)} too")
 
 
 def _check_tables(field: str, model: Snapshot, federation: Federation, step: Step, domains: int = 0) -> None:

@@ -169,8 +169,8 @@ def test_of_earlier_blocks_and_in_pieces(mine, monkeypatch):
 def test_few_users_have_intervals_of_shares_alone():
     """A mean beyond [0, 1] is no share, so it has no interval of one."""
     values = {"per_block": [0.5], "avg_incremental": None}
-    text, = few_users({"tested": {"users": [3]}, "metrics": {"ndcg@20": values, "all:hit@20": values,
-                                                             "novelty@20": {"per_block": [2.8]}}})
+    text, = few_users({"settings": {"stream": "blocks"}, "rounds": [1], "tested": {"users": [3]}, "metrics": {
+        "ndcg@20": values, "all:hit@20": values, "novelty@20": {"per_block": [2.8]}}})
     assert "ndcg@20 0." in text and "all:hit@20 0." in text and "novelty" not in text
 
 

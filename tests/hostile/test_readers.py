@@ -300,6 +300,15 @@ def test_checkpoints_with_fitting_checksums(world, registry, tmp_path, count):
         write_packed(results / path.relative_to(world / "half"), changed)
         (warning,), _ = resumed(registry, results)
         assert "a validation in every block" in warning
+    for spoil in (lambda part: (part[0], "another", *part[2:]), lambda part: (7, *part[1:])):
+        changed = unpack(path.read_bytes(), path, "cpu")
+        parts = changed["progress"]["analysis"]
+        changed["progress"]["analysis"] = tuple(
+            spoil(part) if part[1] == "recommended" else part for part in parts)
+        with copied(world / "half", tmp_path / "copy") as results:
+            write_packed(results / path.relative_to(world / "half"), changed)
+            (warning,), _ = resumed(registry, results)
+            assert "field 'analysis'" in warning
     if count > FEW:
         fuzz(min(count, 200), changed_value(content), check)
 
