@@ -188,10 +188,11 @@ def summarise(tests: Iterable[tuple[int, int, UserScores]], analysis: Analysis, 
     return {"lists": lists, "groups": groups}
 
 
-def missing_of_lists(kinds: Collection[str]) -> list[str]:
-    """The kinds that ``summary`` needs besides these of a block; none where nothing is known of its lists."""
-    needed = {RECOMMENDED, "interactions", *_OF_LISTS}
-    return sorted(needed.difference(kinds)) if needed.intersection(kinds) else []
+def missing_of_lists(blocks: Iterable[Collection[str]]) -> list[str]:
+    """The kinds that ``summary`` needs besides those of some blocks, of which each has the same or none."""
+    there = [{RECOMMENDED, *OF_BLOCKS}.intersection(kinds) for kinds in blocks]
+    needed = {RECOMMENDED, "interactions", *_OF_LISTS}.union(*there)
+    return sorted(set().union(*(needed - kinds for kinds in there if kinds)))
 
 
 def _groups(kinds: dict[str, pd.Series], scores: UserScores, k: int) -> dict[str, dict[str, pd.Series]]:

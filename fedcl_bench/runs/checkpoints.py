@@ -22,6 +22,7 @@ from ..data.stream import Step
 from ..errors import Corrupt
 from ..evaluation.beyond import missing_of_lists
 from ..evaluation.ranking import UserScores
+from ..evaluation.sessions import FULL
 from ..federation.parts import Best, Federation, Progress
 from ..files import replacing
 from ..model import Snapshot
@@ -194,6 +195,7 @@ def _check_run(progress: Progress, federation: Federation) -> None:
     if progress.step + begun > len(steps):
         raise Wrong("step", progress.step, f"one of {len(steps)} blocks")
     _check_rounds(progress, begun)
+    _check_metrics(progress, federation)
     done = progress.step + begun
     for name, model, which in (("model", progress.model, done - 1), ("best.model", progress.best.model, done - 1),
                                ("previous", progress.previous, progress.step - 1)):
@@ -223,6 +225,19 @@ def _check_rounds(progress: Progress, begun: bool) -> None:
     _check_analysis(progress, progress.step + begun)
 
 
+def _check_metrics(progress: Progress, federation: Federation) -> None:
+    """Tests have the run's metrics of users, and no others than the run's."""
+    names = {metric.of_items: set() for metric in federation.metrics} | {False: set()}
+    for metric in federation.metrics:
+        names[metric.of_items].update(f"{metric.name}@{k}" for k in federation.topk)
+    known = set().union(*names.values())
+    for at, (_, _, scores) in enumerate(progress.tests):
+        if wrong := {name for name in scores.values if name.removeprefix(FULL) not in known}:
+            raise Wrong(f"tests[{at}]", ", ".join(sorted(wrong)), "metrics of the run")
+        if missing := names[False] - set(scores.values):
+            raise Wrong(f"tests[{at}]", "no such metrics", ", ".join(sorted(missing)))
+
+
 def _check_analysis(progress: Progress, blocks: int) -> None:
     """What is known of a block's lists is whole; it is added in the block's last round, with its tests."""
     kinds: dict[int, list[str]] = {t: [] for t in range(blocks)}
@@ -230,9 +245,8 @@ def _check_analysis(progress: Progress, blocks: int) -> None:
         if t not in kinds:
             raise Wrong("analysis", t, f"one of {blocks} blocks")
         kinds[t].append(kind)
-    for of_block in kinds.values():
-        if missing := missing_of_lists(of_block):
-            raise Wrong("analysis", ", ".join(of_block), f"{', '.join(missing)} too")
+    if missing := missing_of_lists(kinds.values()):
+        raise Wrong("analysis", "blocks without them", f"{', '.join(missing)} in every block")
 
 
 def _check_tables(field: str, model: Snapshot, federation: Federation, step: Step, domains: int = 0) -> None:
