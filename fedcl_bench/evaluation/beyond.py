@@ -191,7 +191,7 @@ def summarise(tests: Iterable[tuple[int, int, UserScores]], analysis: Analysis, 
 def missing_of_lists(blocks: Iterable[Collection[str]]) -> list[str]:
     """The kinds that ``summary`` needs besides those of some blocks, of which each has the same or none."""
     there = [{RECOMMENDED, *OF_BLOCKS}.intersection(kinds) for kinds in blocks]
-    needed = {RECOMMENDED, "interactions", *_OF_LISTS}.union(*there)
+    needed = ({RECOMMENDED, *OF_BLOCKS} - {"known"}).union(*there)  # which sessions do not have
     return sorted(set().union(*(needed - kinds for kinds in there if kinds)))
 
 
