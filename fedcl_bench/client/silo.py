@@ -43,9 +43,9 @@ class Domain:
     @classmethod
     def of(cls, step: Step, backbone: SequentialBackbone) -> "Domain":
         """The domain that is a stream's step."""
-        own = _numbered_from_zero(step)
-        return cls(step.index, own, slice(step.old_items, step.n_items), range(step.old_users, step.n_users),
-                   own.sessions["train"].prefixes(), backbone.remember(as_one_client(own), {}))
+        numbered = _numbered_from_zero(step)
+        return cls(step.index, numbered, slice(step.old_items, step.n_items), range(step.old_users, step.n_users),
+                   numbered.sessions["train"].prefixes(), backbone.remember(as_one_client(numbered), {}))
 
     def model(self, whole: Snapshot) -> Snapshot:
         """Its part of all parameters."""

@@ -192,16 +192,16 @@ def _networks(times: np.ndarray, rows: np.ndarray, parts: Parts) -> None:
     start, end = np.array(parts, dtype=np.int64).reshape(-1, 2).T
     for first in range(0, len(parts), _NETWORKS_AT_A_TIME):
         several = slice(first, first + _NETWORKS_AT_A_TIME)
-        place = start[several, None] + np.arange(_NETWORK)
-        real = place < end[several, None]
-        row = np.where(real, rows[np.minimum(place, len(rows) - 1)], 0)
+        position = start[several, None] + np.arange(_NETWORK)
+        real = position < end[several, None]
+        row = np.where(real, rows[np.minimum(position, len(rows) - 1)], 0)
         value = np.where(real, times[row], np.inf)
         for left, right in _comparisons():
             swap = value[:, left] > value[:, right]
             for array in (value, row):
                 a, b = array[:, left], array[:, right]
                 array[:, left], array[:, right] = np.where(swap, b, a), np.where(swap, a, b)
-        rows[place[real]] = row[real]
+        rows[position[real]] = row[real]
 
 
 def _comparisons() -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -209,14 +209,14 @@ def _comparisons() -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
     Sorted stretches of equal width are merged: the second is compared in reverse, then halves with one another.
     """
-    place = np.arange(_NETWORK)
+    position = np.arange(_NETWORK)
     width = 2
     while width <= _NETWORK:
-        other = place ^ (width - 1)
-        yield place[place < other], other[place < other]
+        other = position ^ (width - 1)
+        yield position[position < other], other[position < other]
         half = width // 4
         while half:
-            other = place ^ half
-            yield place[place < other], other[place < other]
+            other = position ^ half
+            yield position[position < other], other[position < other]
             half //= 2
         width *= 2

@@ -183,11 +183,11 @@ def _validate(f: Federation, domain: Domain, model: Snapshot, progress: Progress
 
 def _test(f: Federation, domain: Domain, model: Snapshot) -> UserScores:
     """The scores of a domain's users, by their ids among those of all domains."""
-    sessions, own = domain.step.sessions["test"], domain.model(model)
+    sessions, part = domain.step.sessions["test"], domain.model(model)
     of_items = any(metric.of_items for metric in f.metrics)
     with naming(f, DrawKey(f.seed, domain.number)):
-        scores = rank_samples(f.backbone, own, sessions, f.topk, f.metrics,
-                              catalogue_of([domain.step], own) if of_items else None, f.evaluation.mask_history)
+        scores = rank_samples(f.backbone, part, sessions, f.topk, f.metrics,
+                              catalogue_of([domain.step], part) if of_items else None, f.evaluation.mask_history)
     users = torch.arange(domain.users.start, domain.users.stop, device=f.device)
     return replace(scores, users=users.repeat_interleave(sessions.count)[scores.users])
 

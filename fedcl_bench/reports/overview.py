@@ -63,8 +63,8 @@ def entries(paper: str, source_of: Callable[[Reading], Source]) -> list[Entry]:
             table = definitions.TABLES[number]
             built = build(paper, table, source)
             for key, judged in judge(paper, table, built.cells(), source).items():
-                place = key._replace(row=definitions.SAME_LINE.get(key.row, key.row))
-                result.append(Entry(paper, table, place, reading, judged))
+                line = key._replace(row=definitions.SAME_LINE.get(key.row, key.row))
+                result.append(Entry(paper, table, line, reading, judged))
     return result
 
 
@@ -194,12 +194,12 @@ def _reason(entry: Entry) -> str:
 
 
 def _reasons(chosen: Sequence[Entry]) -> Iterator[str]:
-    found = Counter((entry.judged.standing.kind, PAPERS[entry.paper].LABELS[PAPERS[entry.paper].OURS], _reason(entry))
+    count = Counter((entry.judged.standing.kind, PAPERS[entry.paper].LABELS[PAPERS[entry.paper].OURS], _reason(entry))
                     for entry in chosen)
     yield _row(["standing", "paper", "reason, as far as it is known", "numbers"])
     yield "|---|---|---|--:|"
     order = list(MARKS)
-    for (kind, paper, reason), number in sorted(found.items(), key=lambda item: (
+    for (kind, paper, reason), number in sorted(count.items(), key=lambda item: (
             order.index(item[0][0]), item[0][1], -item[1], item[0][2])):
         if reason:
             yield _row([kind, paper, for_markdown(reason), number])
