@@ -1,0 +1,178 @@
+"""A recommender of one domain as an ordinary PyTorch module, and what a method does with such recommenders.
+
+A domain is a client with many users (FFMSR, PFCR, FedDCSR). It trains its module in mini-batches with an optimiser that
+goes on from round to round, so the module is written as everybody writes one. What leaves a domain is what its method
+uploads, and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .backbone import Backbone, BackboneSettings
+from .draws import DrawKey, Tables
+from .method import Method
+from .settings import setting
+
+
+@dataclass(frozen=True)
+class Histories:
+    """B samples of one domain: the last items before the one to find, the first of them first, then padding.
+
+    Attributes:
+        items: numbers of the domain's items from 0, and -1 at padding, int64 of shape (B, L).
+        lengths: how many of them are no padding, int64 of shape (B,), at least 1.
+        users: numbers of the domain's users from 0, int64 of shape (B,).
+    """
+
+    items: Tensor
+    lengths: Tensor
+    users: Tensor
+
+    @property
+    def real(self) -> Tensor:
+        """Where there is an item, bool of shape (B, L)."""
+        return self.items >= 0
+
+    def last(self, values: Tensor) -> Tensor:
+        """Of values (B, L, d) those at each sample's last item, (B, d)."""
+        return values[torch.arange(len(values), device=values.device), self.lengths - 1]
+
+
+@dataclass(frozen=True)
+class DomainData:
+    """What a domain knows before it trains.
+
+    Attributes:
+        n_users, n_items: of the domain.
+        features: what its items' texts say, float32 of shape (items, layers, d_W), zeros for items without text; None
+            for a backbone that does not ask for it.
+        histories: the training items of every user, in time order, for modules that look at all of them: int64 values
+            and where each user's begin and end, (users + 1,).
+    """
+
+    n_users: int
+    n_items: int
+    features: Tensor | None
+    histories: tuple[Tensor, Tensor]
+
+
+class DomainModule(nn.Module):
+    """Base class of the modules; subclasses implement ``scores`` and ``loss``.
+
+    Its parameters and persistent buffers are what a run carries from round to round and saves. Whatever can be made
+    anew from ``DomainData``, as the features, is a buffer with ``persistent=False``. Random numbers are PyTorch's own:
+    the engine seeds them before a module is made and before each batch.
+
+    Attributes:
+        rows: names of those parameters and buffers that have a row per item of the domain, (items, ...). They belong
+            to the domain alone; all others have the same shape in every domain.
+    """
+
+    rows: ClassVar[tuple[str, ...]] = ()
+
+    def begin_stage(self, stage: str) -> None:
+        """Before the first round of a stage of the method, also when a run is resumed within it."""
+
+    def loss(self, batch: Histories, targets: Tensor) -> Tensor:
+        """Mean loss of a batch, a scalar.
+
+        Args:
+            targets: the number of each sample's next item, int64 of shape (B,).
+        """
+        return nn.functional.cross_entropy(self.scores(batch), targets)
+
+    def scores(self, batch: Histories) -> Tensor:
+        """What all items of the domain are ranked by, (B, items)."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ModuleSettings(BackboneSettings):
+    """Settings that every backbone of domains has, with FFMSR's values."""
+
+    lr: float = setting(0.001, "learning rate of all parameters", above=0.0, search=(0.0003, 0.001, 0.003))
+    dim: int = setting(300, "length d of item vectors and representations", low=1)
+    max_length: int = setting(50, "a history's last max_length items are encoded", low=1)
+
+
+class ModuleBackbone(Backbone):
+    """Base class of backbones that are PyTorch modules; for streams of domains alone.
+
+    Subclasses set ``name``, ``title``, ``reference`` and ``Settings`` and implement ``module``.
+
+    Attributes:
+        needs_features: the module reads what items' texts say.
+        exchanges: what of it methods can exchange, by the names that those know, as ``semantics`` (FFMSR).
+    """
+
+    Settings: ClassVar[type] = ModuleSettings
+    needs_features: ClassVar[bool] = False
+    exchanges: ClassVar[frozenset[str]] = frozenset()
+    central_defaults = {"optimiser": "adam", "adam_beta2": 0.999}
+
+    def module(self, data: DomainData) -> DomainModule:
+        """An untrained module of a domain."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A phase of a method's training.
+
+    Attributes:
+        name: what its module is told by ``begin_stage``, and a record's rounds say.
+        rounds: how many there are; None: until the validation of each domain ends it (``patience``), at most ``rounds``
+            of the run's settings.
+        exchanges: whether the server aggregates what is uploaded after every round.
+        trained: beginnings of the names of the parameters that it trains; empty: all.
+        from_best: it starts from the best round of the stage before, and not from its last.
+        new_optimiser: the optimiser forgets what it remembers from the stage before.
+    """
+
+    name: str
+    rounds: int | None = None
+    exchanges: bool = True
+    trained: tuple[str, ...] = ()
+    from_best: bool = False
+    new_optimiser: bool = False
+
+
+class DomainMethod(Method):
+    """Base class of methods whose clients are domains with modules; by itself it is FedAvg of what has no item rows.
+
+    ``stages`` says the phases. In each round a domain trains an epoch and makes its ``upload``; the server makes of all
+    uploads what each domain receives, which replaces its parameters and buffers of those names.
+
+    Attributes:
+        needs: what a backbone must exchange (see ``ModuleBackbone.exchanges``); empty: nothing.
+    """
+
+    needs: ClassVar[str] = ""
+
+    def stages(self) -> Sequence[Stage]:
+        """The phases in order; the last one's best round is tested."""
+        return (Stage("train"),)
+
+    def upload(self, module: DomainModule, draw: DrawKey) -> Tables:
+        """At a domain: what it sends after its epoch.
+
+        Args:
+            module: trained, in training mode, under no_grad.
+        """
+        return {name: value for name, value in module.named_parameters() if name not in module.rows}
+
+    def aggregate(self, uploads: Sequence[Tables], weights: Tensor, draw: DrawKey) -> Sequence[Tables]:
+        """At the server: what each domain receives, given what they sent, in the same order.
+
+        Args:
+            weights: of the domains in a mean, which add up to 1, float64 of shape (domains,).
+            draw: names its random numbers.
+        """
+        means = {name: sum(w * sent[name].double() for w, sent in zip(weights, uploads)).to(first.dtype)
+                 for name, first in uploads[0].items()}
+        return [means] * len(uploads)
