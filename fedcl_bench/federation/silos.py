@@ -29,7 +29,7 @@ from ..client.silo import Domain, Silo, as_one_client, joined, joined_states
 from ..domain_module import DomainMethod, DomainModule, ModuleBackbone, Stage
 from ..draws import DrawKey, Tables
 from ..evaluation.beyond import catalogue_of
-from ..evaluation.central import Ranking, rank_by_module, rank_samples
+from ..evaluation.central import Ranking, rank_by_module, rank_samples, scores_by_module
 from ..evaluation.ranking import UserScores
 from ..method import NoSettings
 from ..model import Snapshot
@@ -215,9 +215,12 @@ def _entered(phase: Phase, progress: Progress) -> Progress:
     for silo in phase.silos.models:
         if silo.domains[0].module is None:
             continue
-        for module in _loaded(phase, silo, model):
-            with torch.no_grad():
+        for domain, module in zip(silo.domains, _loaded(phase, silo, model)):
+            with torch.no_grad(), modules.seeded(silo.seed, "stage", phase.number, device=phase.silos.federation.device):
                 module.enter_stage(phase.stage.name)
+                first = torch.zeros(1, dtype=torch.int64, device=phase.silos.federation.device)
+                scores_by_module(phase.silos.federation.backbone, module, domain.step.n_items,
+                                 domain.step.sessions["valid"], first)  # before anybody trains, for their shape
     if phase.silos.domains[0].module is not None:
         model = joined(phase.silos.models, [silo.exported() for silo in phase.silos.models])
     return replace(progress, model=model, server_state={} if phase.stage.new_optimiser else progress.server_state)

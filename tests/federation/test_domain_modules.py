@@ -253,8 +253,7 @@ def test_a_finished_model_scores_as_it_was_tested(known, shops, tmp_path):
     result = execute(config, lambda: load_stream(config.source, config.stream), tmp_path / "results")
     users = pd.read_parquet(Path(result["record"]) / "users.parquet")
     hits = users[users["metric"] == "hit@3"].set_index("user")["value"]
-    run_ = fb.load(tmp_path / "results", plugins=[Path(config.backbone.path).parent])[0]
-    model = run_.model()
+    model = fb.load(tmp_path / "results", plugins=[Path(config.backbone.path).parent]).model()
     f = federation_of(config)
     for step in f.stream.steps:
         for user in range(step.old_users, step.n_users):
