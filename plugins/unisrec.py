@@ -26,6 +26,8 @@ class UniSRecSettings(CosineSettings):
 
 
 class UniSRecModule(CosineModule):
+    """Adapted texts and rows of items, and a Transformer over histories of such."""
+
     def __init__(self, settings: UniSRecSettings, texts):
         """
         Args:
@@ -66,6 +68,12 @@ class UniSRec(ModuleBackbone):
     Settings = UniSRecSettings
     needs_features = True
     readings = {"adapter_draws": {"click": "UniSRec's code", "item": "once per batch, to save time"}}
+
+    def bytes_of(self, n_items, samples, number):
+        s = self.settings
+        tables, training = super().bytes_of(n_items, samples, number)
+        clicks = samples * s.max_length if s.adapter_draws == "click" else n_items
+        return tables, training + number * clicks * s.experts * 3 * s.dim  # texts are about as long as vectors
 
     def module(self, data):
         return UniSRecModule(self.settings, data.features.mean(1))
