@@ -15,8 +15,8 @@ from fedcl_bench.settings import setting
 
 @dataclass(frozen=True)
 class UniSRecSettings(CosineSettings):
-    ids: bool = setting(True, "items have rows of their own beside their texts (transductive); false: their texts alone "
-                        "(inductive)")
+    ids: bool = setting(True, "items have rows of their own beside their texts (transductive); false: their texts "
+                        "alone (inductive)")
     experts: int = setting(8, "experts G of the adapter", low=1)
     adapter_dropout: float = setting(0.2, "share of an encoding's numbers that each expert drops in training", low=0.0,
                                      below=1.0)
