@@ -88,7 +88,16 @@ class Items:
     def padded(self, values: Tensor, padding: Tensor | None = None) -> Tensor:
         """Values (n, d) as (B, L, d), with ``padding`` (d,) between, or zeros."""
         padding = values.new_zeros(values.shape[1]) if padding is None else padding
-        return padding.expand(*self.real.shape, -1).masked_scatter(self.real.unsqueeze(2), values)
+        rows = padding.expand(self.real.numel(), -1).index_copy(0, self._places, values)
+        return rows.unflatten(0, self.real.shape)
+
+    def unpadded(self, values: Tensor) -> Tensor:
+        """Values (B, L, d) as (n, d)."""
+        return values.flatten(0, 1).index_select(0, self._places)
+
+    @property
+    def _places(self) -> Tensor:
+        return self.real.flatten().nonzero().flatten()
 
 
 class Attention(nn.Module):
@@ -128,9 +137,9 @@ class Attention(nn.Module):
         keys_values = items.padded(F.linear(x, *of_both), of_both[1])
         parts = (items.padded(F.linear(query, *of_query)), *keys_values.split(d, dim=2))
         query, keys, values = (each.unflatten(2, (self.heads, -1)).transpose(1, 2) for each in parts)
-        mixed = F.scaled_dot_product_attention(query, keys, values, is_causal=True,
-                                               dropout_p=self.dropout if self.training else 0.0)
-        return mixed.transpose(1, 2)[items.real].flatten(1)
+        attended = F.scaled_dot_product_attention(query, keys, values, is_causal=True,
+                                                  dropout_p=self.dropout if self.training else 0.0)
+        return items.unpadded(attended.transpose(1, 2).flatten(2))
 
 
 class Gaussian(NamedTuple):
