@@ -13,14 +13,16 @@ import torch
 from torch import Tensor
 
 from ..client.central import samples_at
+from ..client.modules import load
 from ..client.silo import Domain
 from ..data.datasets import load_stream
 from ..data.stream import Stream
 from ..draws import DrawKey
 from ..errors import Corrupt, UserError, unknown
-from ..evaluation.central import scores_after
+from ..evaluation.central import scores_after, scores_by_module
 from ..evaluation.sessions import SessionTask, session_scores
 from ..federation.cold_start import ranks_by
+from ..federation.silos import stages_of
 from ..model import Snapshot, score_users
 from ..runs.config import RunConfig
 from ..runs.records import Record, SavedModel, ranks_by_state
@@ -133,17 +135,24 @@ class Model:
 
     def _scores_in_domain(self, user: str | int) -> np.ndarray:
         """``scores`` in a stream of domains, by the model of the user's."""
-        row, backbone = self.row(user), self.config.federation(self.stream).backbone
+        row, federation = self.row(user), self.config.federation(self.stream)
+        backbone = federation.backbone
         number = next(number for number, step in enumerate(self.stream.steps) if row < step.n_users)
-        domain = Domain.of(self.stream.steps[number], backbone)
+        features = self.stream.features[number] if self.stream.features else None
+        domain = Domain.of(self.stream.steps[number], backbone, self.config.seed, features)
         sessions = domain.step.sessions["test"]
         first, end = sessions.of_user[row - domain.users.start:][:2]
         if first == end:
             raise UserError(f"user '{user}' has too few items to be tested on; users who are tested are in `.users`.")
         scores = np.full(len(self.item_ids), -np.inf)
-        with torch.no_grad():
-            _, sequence = samples_at(backbone, sessions, first[None])
-            (_, of_items), = scores_after(backbone, domain.model(self.tables), sequence)
+        if domain.module is not None:
+            load(domain.module, domain.model(self.tables))
+            domain.module.stage = stages_of(federation)[-1].name
+            _, of_items = scores_by_module(backbone, domain.module, domain.step.n_items, sessions, first[None])
+        else:
+            with torch.no_grad():
+                _, sequence = samples_at(backbone, sessions, first[None])
+                (_, of_items), = scores_after(backbone, domain.model(self.tables), sequence)
         scores[domain.rows] = of_items[0].double().numpy()
         return scores
 

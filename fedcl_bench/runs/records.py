@@ -181,6 +181,13 @@ def matrices(progress: Progress, domains: bool = False) -> dict[str, np.ndarray]
 NEARLY = 0.95
 
 
+def last_stage(curve: pd.DataFrame) -> pd.DataFrame:
+    """The rounds, of which only those of a method's last stage count as validated, whose best is tested."""
+    if "stage" not in curve:
+        return curve
+    return curve.assign(valid=curve["valid"].where(curve["stage"] == curve["stage"].max()))
+
+
 def nearly_best(curve: pd.DataFrame) -> dict[str, Any]:
     """What it takes to come to ``NEARLY`` of each block's best validation metric.
 
@@ -192,7 +199,7 @@ def nearly_best(curve: pd.DataFrame) -> dict[str, Any]:
         clients, up to that round.
     """
     result: dict[str, Any] = {"share": NEARLY, "rounds": [], "seconds": [], "bytes_up": [], "bytes_down": []}
-    for _, block in curve.groupby("step"):
+    for _, block in last_stage(curve).groupby("step"):
         valid = block["valid"].to_numpy()
         first = int(np.argmax(valid >= NEARLY * np.nanmax(valid))) + 1  # nan is not
         rows = block.iloc[:first]
@@ -257,6 +264,8 @@ def _who_has(config: RunConfig, model: Snapshot, state: Tables) -> dict[str, lis
         return {"uploaded": [], "kept_at_client": []}
     if config.is_domains:
         shared = [*model.dense] if config.stream.topology == "federated" else []
+        if shared and getattr(config.method.cls, "sent", ()):
+            return {"uploaded": [*config.method.cls.sent], "kept_at_client": [*model.public, *model.dense]}
         return {"uploaded": shared, "kept_at_client": [*model.public, *({} if shared else model.dense)]}
     return {"uploaded": [*model.public, *model.dense, *method_uploads(config)],
             "kept_at_client": [*model.private, *state]}
