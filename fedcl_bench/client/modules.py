@@ -52,9 +52,9 @@ def load(module: DomainModule, part: Snapshot | Tables) -> None:
     given, own = part.public | part.dense if isinstance(part, Snapshot) else part, carried(module)
     for name, value in given.items():
         if name not in own or own[name].shape != value.shape:
-            raise UserError(f"parameter '{name}' of shape {tuple(value.shape)}: the module has "
-                            f"{f'one of shape {tuple(own[name].shape)}' if name in own else 'none of that name'}. Delete "
-                            f"the run's checkpoint if the plugin has changed.")
+            ours = f"one of shape {tuple(own[name].shape)}" if name in own else "none of that name"
+            raise UserError(f"parameter '{name}' of shape {tuple(value.shape)}: the module has {ours}.\n"
+                            f"Delete the run's checkpoint if the plugin has changed.")
         own[name].copy_(value)
 
 
@@ -63,9 +63,9 @@ def check(backbone: ModuleBackbone, module: DomainModule, n_items: int) -> None:
     tables = carried(module)
     for name in module.rows:
         if name not in tables or not tables[name].dim() or len(tables[name]) != n_items:
-            raise PluginError(f"backbone '{backbone.name}': rows names '{name}', "
-                              f"{f'of shape {tuple(tables[name].shape)}' if name in tables else 'which does not exist'};"
-                              f"\nexpected a parameter or persistent buffer of shape ({n_items}, ...) = (items, ...).")
+            what = f"of shape {tuple(tables[name].shape)}" if name in tables else "which does not exist"
+            raise PluginError(f"backbone '{backbone.name}': rows names '{name}', {what};\n"
+                              f"expected a parameter or persistent buffer of shape ({n_items}, ...) = (items, ...).")
     if not any(value.requires_grad for value in tables.values()):
         raise PluginError(f"backbone '{backbone.name}': its module has no parameter to train.")
 

@@ -20,8 +20,8 @@ def check(backbone: Backbone, method: Method, sessions: bool, local: LocalSettin
         init: who starts the public parameters, ``server`` or ``per_client``.
     """
     if isinstance(backbone, ModuleBackbone):
-        raise Misfit(f"backbone '{backbone.name}' is one of domains; name two or more, as in --dataset A+B.", "backbone",
-                     lambda cls: not issubclass(cls, ModuleBackbone))
+        raise Misfit(f"backbone '{backbone.name}' is one of domains; name two or more, as in --dataset A+B.",
+                     "backbone", lambda cls: not issubclass(cls, ModuleBackbone))
     if isinstance(method, DomainMethod):
         raise Misfit(f"method '{method.name}' is one of domains; name two or more, as in --dataset A+B.", "method",
                      lambda cls: not issubclass(cls, DomainMethod))

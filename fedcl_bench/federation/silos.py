@@ -1,7 +1,7 @@
 """Training of domains: each is a client that trains epochs of mini-batches, and a round is an epoch at every one.
 
-- ``federated``: after a round every domain sends what its method uploads, and gets what the server makes of it. By FedAvg
-  that is the mean of the dense parameters. Item tables stay where the items are.
+- ``federated``: after a round every domain sends what its method uploads, and gets what the server makes of it. By
+  FedAvg that is the mean of the dense parameters. Item tables stay where the items are.
 - ``local``: nothing is sent; each domain trains until its own validation ends it.
 - ``central``: one model is trained on the samples of all domains; each has its own item rows in it.
 
@@ -53,13 +53,17 @@ class Silos:
 
     @classmethod
     def of(cls, f: Federation) -> "Silos":
-        features = f.stream.features or (None,) * len(f.stream.steps)
-        domains = tuple(Domain.of(step.to(f.device), f.backbone, f.seed, of_items)
-                        for step, of_items in zip(f.stream.steps, features))
-        for domain in domains:
-            if domain.module is not None:
-                domain.module.to(getattr(torch, f.server.precision))
         method = f.method if isinstance(f.method, DomainMethod) else DomainMethod(NoSettings())
+        domains = tuple(Domain.of(step.to(f.device), f.backbone) for step in f.stream.steps)
+        if isinstance(f.backbone, ModuleBackbone):
+            features = f.stream.features or (None,) * len(domains)
+            known = [domain.data(of_items) for domain, of_items in zip(domains, features)]
+            groups = [[each] for each in known] if f.topology == "local" else [known]
+            prepared = [data for group in groups for data in f.backbone.prepared(group)]
+            domains = tuple(domain.with_module(f.backbone, method, data, f.seed)
+                            for domain, data in zip(domains, prepared, strict=True))
+            for domain in domains:
+                domain.module.to(getattr(torch, f.server.precision))
         return cls(f, domains, method, stages_of(f))
 
     @property
@@ -150,8 +154,8 @@ class Phase:
         return replace(f, server=replace(f.server, rounds=self.stage.rounds, patience=0))
 
     def standing(self, domain: Domain) -> Progress:
-        """What ``judge`` asks for, of one domain: its rounds in the stage, the best validation and the rounds since, and
-        whether it has ended."""
+        """What ``judge`` asks for, of one domain: its rounds in the stage, the best validation and the rounds since,
+        and whether it has ended."""
         standing = Progress()
         for row in self.rows:
             if row["step"] == domain.number:
@@ -212,18 +216,21 @@ def run(f: Federation, progress: Progress) -> Iterator[Progress]:
 def _entered(phase: Phase, progress: Progress) -> Progress:
     """The progress with what a stage begins from."""
     model = progress.best.model if phase.stage.from_best and phase.number else progress.model
-    for silo in phase.silos.models:
-        if silo.domains[0].module is None:
-            continue
-        for domain, module in zip(silo.domains, _loaded(phase, silo, model)):
-            with torch.no_grad(), modules.seeded(silo.seed, "stage", phase.number, device=phase.silos.federation.device):
-                module.enter_stage(phase.stage.name)
-                first = torch.zeros(1, dtype=torch.int64, device=phase.silos.federation.device)
-                scores_by_module(phase.silos.federation.backbone, module, domain.step.n_items,
-                                 domain.step.sessions["valid"], first)  # before anybody trains, for their shape
     if phase.silos.domains[0].module is not None:
+        for silo in phase.silos.models:
+            _enter(phase, silo, model)
         model = joined(phase.silos.models, [silo.exported() for silo in phase.silos.models])
     return replace(progress, model=model, server_state={} if phase.stage.new_optimiser else progress.server_state)
+
+
+def _enter(phase: Phase, silo: Silo, model: Snapshot) -> None:
+    """Let a silo's modules begin a stage, and look at the shape of their scores before anybody trains."""
+    f = phase.silos.federation
+    for domain, module in zip(silo.domains, _loaded(phase, silo, model)):
+        with torch.no_grad(), modules.seeded(silo.seed, "stage", phase.number, device=f.device):
+            module.enter_stage(phase.stage.name)
+            first = torch.zeros(1, dtype=torch.int64, device=f.device)
+            scores_by_module(f.backbone, module, domain.step.n_items, domain.step.sessions["valid"], first)
 
 
 def _loaded(phase: Phase, silo: Silo, whole: Snapshot) -> list[DomainModule]:
@@ -283,8 +290,8 @@ def _after(phase: Phase, epochs: dict[int, tuple[MiniBatches, float]], progress:
 
 def _trained(phase: Phase, epochs: dict[int, tuple[MiniBatches, float]], progress: Progress
              ) -> tuple[Snapshot, Tables, dict[int, tuple[int, int]]]:
-    """After a round: all parameters, what the optimisers remember, and the bytes that each domain sent and got. Those of
-    a silo that has ended stay."""
+    """After a round: all parameters, what the optimisers remember, and the bytes that each domain sent and got. Those
+    of a silo that has ended stay."""
     silos, models, states = phase.silos, [], []
     for silo in silos.models:
         epoch, _ = epochs.get(silo.domains[0].number, (None, 0.0))
@@ -317,8 +324,8 @@ def _exchanged(phase: Phase, models: Sequence[Snapshot], progress: Progress
     downloads = silos.method.aggregate(uploads, silos.weights(), DrawKey(silos.federation.seed, 0, progress.round))
     for silo, model, upload, download in zip(silos.models, models, uploads, downloads, strict=True):
         contract.check_download(silos.method, model, download)
-        changed.append(replace(model, public={**model.public, **{n: v for n, v in download.items() if n in model.public}},
-                               dense={**model.dense, **{n: v for n, v in download.items() if n in model.dense}}))
+        changed.append(replace(model, **{kind: {name: download.get(name, value) for name, value in
+                                                getattr(model, kind).items()} for kind in ("public", "dense")}))
         sent[silo.domains[0].number] = _bytes(upload), _bytes(download)
     return changed, sent
 

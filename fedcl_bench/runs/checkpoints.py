@@ -199,8 +199,8 @@ def _fits(done: int, rounds: list[int], federation: Federation) -> bool:
 
 
 def _check_of_modules(field: str, model: Snapshot, items: int, domains: int) -> None:
-    """Every table of modules has the rows of all domains' items, or a copy per domain. What the modules hold is compared
-    when they are made."""
+    """Every table of modules has the rows of all domains' items, or a copy per domain. Their other lengths are compared
+    when the modules are made."""
     for kind, rows in (("public", items), ("dense", domains)):
         for name, table in getattr(model, kind).items():
             if not table.ndim or len(table) != rows:

@@ -1,5 +1,5 @@
-"""Domains whose recommenders are plain PyTorch modules: equal to a loop that anybody would write, resumed to the bit, in
-stages, with what a method uploads and receives."""
+"""Domains whose recommenders are plain PyTorch modules: equal to a loop that anybody would write, resumed to the bit,
+in stages, with what a method uploads and receives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.runner import Interrupted, Watch, execute
 
 PLUGINS = '''
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -43,6 +43,7 @@ class Pooled(DomainModule):
         self.mix = nn.Sequential(nn.Dropout(settings.dropout), nn.Linear(settings.dim, settings.dim), nn.Tanh())
         self.late = nn.Linear(settings.dim, settings.dim, bias=False)
         self.register_buffer("hints", torch.zeros(data.n_items, 2))
+        self.codes, self.wrapped = data.codes, False
 
     def enter_stage(self, stage):
         if stage == "alone":
@@ -50,7 +51,7 @@ class Pooled(DomainModule):
 
     def scores(self, batch):
         rows = self.items(batch.items.clamp(min=0)) * batch.real.unsqueeze(2)
-        vector = self.mix(rows.sum(1) / batch.lengths.unsqueeze(1)) + self.items(batch.last(batch.items.unsqueeze(2))[:, 0])
+        vector = self.mix(rows.sum(1) / batch.lengths.unsqueeze(1)) + batch.last(rows)
         if self.stage == "alone":
             vector = self.late(vector)
         return vector @ self.items.weight.T + self.hints.sum(1)
@@ -65,6 +66,9 @@ class PooledBackbone(ModuleBackbone):
     name, title, reference, Settings = "pooled", "Mean of items", "", PooledSettings
     exchanges = frozenset({"hints"})
 
+    def prepared(self, domains):
+        return [replace(data, codes=torch.tensor([each.n_items for each in domains])) for data in domains]
+
     def module(self, data):
         return Pooled(data, self.settings)
 
@@ -76,6 +80,11 @@ class Hints(DomainMethod):
     def stages(self):
         return (Stage("together", rounds=2, trained=("items", "mix")),
                 Stage("alone", exchanges=False, new_optimiser=True))
+
+    def module(self, backbone, data):
+        module = backbone.module(data)
+        module.wrapped = True
+        return module
 
     def upload(self, module, draw):
         return {"sizes": module.items.weight.norm(dim=1) + 0.0 * torch.rand(len(module.hints))}
@@ -248,6 +257,14 @@ def test_stages_train_send_and_end_as_they_say(known, shops, tmp_path):
     assert "late.weight" in result["privacy"]["kept_at_client"]
 
 
+@pytest.mark.parametrize("method, topology, known_together", [
+    ("ft", "local", [[15], [11]]), ("ft", "central", [[15, 11]] * 2), ("hints", "federated", [[15, 11]] * 2)])
+def test_domains_that_train_together_are_prepared_together(known, shops, method, topology, known_together):
+    made = [domain.module for domain in Silos.of(federation_of(configured(known, method, topology=topology))).domains]
+    assert [module.codes.tolist() for module in made] == known_together
+    assert [module.wrapped for module in made] == [method == "hints"] * 2
+
+
 def test_a_finished_model_scores_as_it_was_tested(known, shops, tmp_path):
     config = configured(known, "hints", topk=[1, 3])
     result = execute(config, lambda: load_stream(config.source, config.stream), tmp_path / "results")
@@ -267,9 +284,9 @@ def test_a_finished_model_scores_as_it_was_tested(known, shops, tmp_path):
     (("return {\"sizes\": module", "return {\"secret\": module"), "sends 'secret', which is not declared"),
     (('[{"hints": torch.stack', '[{"mints": torch.stack'), "answers 'mints', .*expected one of"),
     (('rows = ("items.weight", "hints")', 'rows = ("items.weight", "hint")'), "names 'hint', which does not exist"),
-    (('rows = ("items.weight", "hints")', 'rows = ("items.weight", "mix.1.bias")'), r"expected a parameter .*\(15, ...\)"),
-    (("return vector @ self.items.weight.T + self.hints.sum(1)", "return vector"), r"expected a floating tensor of shape"),
-    (('trained=("items", "mix")', 'trained=("item_", "mixed")'), "none of its parameters begins with 'item_' or 'mixed'"),
+    (('rows = ("items.weight", "hints")', 'rows = ("items.weight", "mix.1.bias")'), r"a parameter .*\(15, ...\)"),
+    (("return vector @ self.items.weight.T + self.hints.sum(1)", "return vector"), "expected a floating tensor"),
+    (('trained=("items", "mix")', 'trained=("item_", "mixed")'), "none of its parameters begins with 'item_' or"),
 ])
 def test_broken_plugins_are_named(shops, tmp_path, change, said):
     assert change[0] in PLUGINS
