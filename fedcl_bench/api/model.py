@@ -90,7 +90,7 @@ class Model:
     @cached_property
     def stream(self) -> Stream:
         """The run's data; raises as ``config``."""
-        return load_stream(self.config.source, self.config.stream)
+        return load_stream(self.config.source, self.config.stream, self.config.features)
 
     def row(self, user: str | int) -> int:
         """The row of a user, by its original id; raises UserError for one that is not in the data."""
