@@ -77,12 +77,15 @@ class DomainModule(nn.Module):
         rows: names of those parameters and buffers that have a row per item of the domain, (items, ...). They belong
             to the domain alone; all others have the same shape in every domain.
         fixed_length: histories are padded to ``max_length``, also where all of a batch are shorter.
+        by_sample: the loss is a mean over samples of what each has alone, so that those of a batch that have similar
+            lengths may be trained together, with little padding.
         stage: the name of the method's stage that it trains in, or is ranked after.
     """
 
     rows: ClassVar[tuple[str, ...]] = ()
 
     fixed_length: ClassVar[bool] = False
+    by_sample: ClassVar[bool] = False
     stage: str = ""
 
     def enter_stage(self, stage: str) -> None:

@@ -91,6 +91,7 @@ class GRU4Rec(SequentialBackbone):
     reference = ("Tan, Xu & Liu, Improved Recurrent Neural Networks for Session-based Recommendations, DLRS 2016, as "
                  "in RecBole 1.2.0, with the start of FCUCR's released code (WWW 2026)")
     Settings = GRU4RecSettings
+    pads = False
 
     def dense_starts(self):
         d, h = self.settings.dim, self.settings.hidden_size or self.settings.dim

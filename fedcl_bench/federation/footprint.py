@@ -90,8 +90,9 @@ def _in_epochs(f: Federation, items: int, scored: int, copies: int) -> dict[str,
     of_optimiser = 4 + 2 * (local.optimiser == "adam")
     vectors = min(backbone.n_vectors, _VECTORS_OF_SAMPLE) if not backbone.positionwise else 1
     samples = max(local.batch_size, SIZES.central_scored)
+    longest = max(int(step.sessions["train"].lengths.max()) for step in f.stream.steps)
     return {"tables": number * parameters * (4 + of_optimiser) + 8 * _DRAWN * items * public,
-            "training": number * samples * (scored * (3 + vectors) + encoded(backbone))}
+            "training": number * samples * (scored * (3 + vectors) + encoded(backbone, longest))}
 
 
 def _snapshot(load: StepLoad, users: int, items: int) -> int:
