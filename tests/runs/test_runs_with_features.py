@@ -109,6 +109,13 @@ def test_a_run_reads_texts_and_its_record_says_so(capsys):
     assert scores[:8].isfinite().all() and scores[:8].unique().numel() > 1
 
 
+def test_a_record_is_not_used_with_other_texts():
+    assert run("--set", "encoder=tfidf") == 0
+    lay("games", 6, untold=(0,))
+    with pytest.raises(UserError, match="found other texts of items, .* another model under encoder 'tfidf'"):
+        fb.load("results", plugins=["plugins"]).model().scores("books:u1")
+
+
 def test_a_record_without_fitting_features_is_refused():
     run("--set", "encoder=tfidf")
     (path,) = Path("results/runs").glob("*/run.json")
