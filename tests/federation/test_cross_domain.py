@@ -105,3 +105,21 @@ def test_ccdr_asks_for_texts(registry, shops):
     Path("data", "games", "games.item").unlink()
     with pytest.raises(UserError, match="games"):
         progresses(configured(registry, "ft", "ccdr", **CCDR))
+
+
+def test_recguru_trains_in_stages_with_a_decoder_per_domain(registry, shops):
+    config = configured(registry, "ft", "recguru", topology="central", layers=1, head_size=4, inner_size=5,
+                        pretrain_rounds=2, align_rounds=1)
+    seen = progresses(config)
+    assert is_resumed_to_the_bit(seen, config)
+    assert [row["stage"] for row in seen[-1].curve if row["step"] == 0] == [0, 0, 1, 2, 2, 2]
+
+    def moved(number, name):
+        before, after = (seen[n].model.dense[name] for n in (number - 1, number))
+        return not torch.equal(before, after)
+    discriminator = "discriminator.0.weight"
+    assert [moved(n, discriminator) for n in (1, 2, 3)] == [False, True, False]
+    for number in (0, 1):
+        assert [moved(n, f"recommenders.{number}.blocks.0.inner.weight") for n in (1, 2, 3)] == [False, False, True]
+    assert not torch.equal(*seen[-1].model.dense["decoders.0.blocks.0.inner.weight"][0:1],
+                           seen[-1].model.dense["decoders.1.blocks.0.inner.weight"][0])
