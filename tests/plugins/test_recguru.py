@@ -225,6 +225,23 @@ def test_stages_are_of_so_many_rounds(registry):
         ("reconstruct", 4, False), ("align", 6, True), ("recommend", None, True)]
 
 
+def test_the_planned_memory_is_about_what_it_takes(registry):
+    backbone = build(registry, "backbone", "recguru", max_length=10)
+    data = replace(DomainData(3, 50, None, (torch.zeros(0), torch.zeros(4))), count=3)
+    module, kept = backbone.module(data), {}
+    module.stage = "recommend"
+
+    def keep(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        module.loss(batch_of(*[[*range(10)]] * 20), torch.arange(20))
+    tables, training = backbone.bytes_of(50, 20, 4)
+    numbers = sum(value.numel() for value in module.parameters())
+    assert 0.8 < tables / (4 * numbers) < 1.2
+    assert 0.6 < training / (sum(kept.values()) - 4 * numbers) < 1.6
+
+
 def test_padding_is_never_seen(registry):
     _, (module, _) = make(registry, "recommend")
     alone, wide = batch_of([0, 1]), batch_of([0, 1], [1, 2, 3, 4, 5])
