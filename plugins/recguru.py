@@ -25,8 +25,8 @@ class RecGURUSettings(ModuleSettings):
     head_size: int = setting(32, "length of a head's queries, keys and values", low=1)
     inner_size: int = setting(512, "length of the feed-forward parts' hidden layer", low=1)
     dropout: float = setting(0.5, "share of values that are dropped in training", low=0.0, below=1.0)
-    pretrain_rounds: int = setting(10, "rounds of reconstruction alone", low=1)
-    align_rounds: int = setting(10, "rounds of reconstruction against the discriminator", low=1)
+    pretrain_rounds: int = setting(2, "rounds of reconstruction alone", low=1)
+    align_rounds: int = setting(2, "rounds of reconstruction against the discriminator", low=1)
     adversary: str = setting("wasserstein", "what the discriminator and the encoder make of its outputs",
                              choices=("wasserstein", "cross_entropy"))
     adversary_weight: float = setting(1.0, "of both", low=0.0, search=(0.1, 1.0))
