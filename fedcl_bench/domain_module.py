@@ -57,6 +57,7 @@ class DomainData:
         histories: the training items of every user, in time order, for modules that look at all of them: int64 values
             and where each user's begin and end, (users + 1,).
         codes: of a backbone that makes discrete ones of texts (see ``ModuleBackbone.prepared``), int64 (items, codes).
+        number, count: its place among the domains that train together, and their number, if ``prepared`` says so.
     """
 
     n_users: int
@@ -64,6 +65,8 @@ class DomainData:
     features: Tensor | None
     histories: tuple[Tensor, Tensor]
     codes: Tensor | None = None
+    number: int = 0
+    count: int = 1
 
 
 class DomainModule(nn.Module):
