@@ -175,7 +175,7 @@ def _current_hashes(registry: Registry, spec: RunSpec, tuned: Tuned | None,
     except UserError:  # a metric that is not installed
         return []
     source = DatasetSource(dataset_name(spec.dataset), load_config(spec.dataset), Path(), meta["data_fingerprint"])
-    features = meta.get("features") and FeatureSource("", 0, 0, False, meta["features"]["fingerprint"])
+    features = meta.get("features") and FeatureSource("", 0, 0, meta["features"]["fingerprint"])
     config = RunConfig(source, registry.get("backbone", spec.backbone), registry.get("method", spec.method), *parts,
                        meta["seed"], meta["device"], registry, features)
     return [config.hash, config.former_hash]
