@@ -13,7 +13,7 @@ import torch
 
 from ..client.modules import carried, histories, load
 from ..data.stream import Stream
-from ..domain_module import DomainMethod
+from ..domain_module import DomainData, DomainMethod
 from ..draws import DrawKey, Tables
 from ..federation.loop import run
 from ..federation.parts import Federation, Progress
@@ -70,16 +70,26 @@ def every_parameter_trained(pair: Pair) -> str:
 def other_domains(pair: Pair) -> str:
     """(a) With the same answers of the server, a domain trains and ranks alike whatever the other domains hold."""
     answers: list[Any] = []
-    mine = _followed(pair.federation(), lambda made, number: answers.append(made) or made)
+    known: list[DomainData] = []
+    f = pair.federation()
+    _preparing(f, lambda made: known.extend(made) or made)
+    mine = _followed(f, lambda made, number: answers.append(made) or made)
     elsewhere = domain_stream([seed if number == _MINE else _OTHER for number, seed in enumerate(DOMAINS)])
-    theirs = _followed(pair.federation(elsewhere), lambda made, number: [
-        answers[number][_MINE], *made[1:]] if number < len(answers) else made)
+    f = pair.federation(elsewhere)
+    _preparing(f, lambda made: [known[_MINE], *made[1:]])
+    theirs = _followed(f, lambda made, number: [answers[number][_MINE], *made[1:]] if number < len(answers) else made)
     for number, (left, right) in enumerate(zip(mine, theirs)):
         if mismatch := tables_differ(left, right):
             raise Violated(f"round {number + 1}, other domains with other interactions and features: {mismatch} in the "
                            f"first domain, whom the server answered the same; does a class or module keep something of "
                            f"another domain?")
     return f"{min(len(mine), len(theirs))} rounds are the same when the other domains hold other things"
+
+
+def _preparing(f: Federation, answered: Callable[[list[DomainData]], list[DomainData]]) -> None:
+    """Let what is made of the texts of domains that train together be what ``answered`` makes of it."""
+    prepared = f.backbone.prepared
+    f.backbone.prepared = lambda domains: answered(list(prepared(domains))) if len(domains) > 1 else prepared(domains)
 
 
 def _followed(f: Federation, answered: Callable[[Any, int], Any]) -> list[Tables]:

@@ -15,8 +15,8 @@ from fedcl_bench.federation.silos import Silos
 from fedcl_bench.runs.config import make_config
 
 TABLE = "content.code_table"
-SMALL = {"max_length": 4, "dim": 6, "heads": 2, "inner_size": 5, "batch_size": 16, "rounds": 3, "patience": 2, "topk": [3],
-         "valid_metric": "mrr@3", "precision": "float64", "lr": 0.01, "encoder": "tfidf", "text_dim": 8}
+SMALL = {"max_length": 4, "dim": 6, "heads": 2, "inner_size": 5, "batch_size": 16, "rounds": 3, "patience": 2,
+         "topk": [3], "valid_metric": "mrr@3", "precision": "float64", "lr": 0.01, "encoder": "tfidf", "text_dim": 8}
 WORDS = "red blue green small large round flat old new soft hard warm cold light dark".split()
 CODED = {"codes": 4, "centroids": 6}
 STILL = {"dropout": 0.0, "attention_dropout": 0.0}
