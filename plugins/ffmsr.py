@@ -34,7 +34,7 @@ class FFMSRBackboneSettings(SemanticSettings, EncoderSettings):
     similarity: str = setting("dot", "logits are inner products (Eq. 22), or cosines by a temperature (released code)",
                               choices=("dot", "cosine"))
     temperature: float = setting(0.07, "of cosines", above=0.0)
-    candidates: str = setting("plain", "an item to find is e + t (Eq. 23), or w e + t + w' f with a second gate w' "
+    item_vectors: str = setting("plain", "an item to find is e + t (Eq. 23), or w e + t + w' f with a second gate w' "
                               "(released code)", choices=("plain", "gated"))
     orthogonality: str = setting("products", "L_orth is the sum of |t_i e_i| (Eq. 25), or the mean square of what the "
                                  "normalised tables' columns correlate (released code)",
@@ -126,7 +126,7 @@ class FFMSRModule(SemanticModule):
         self.items = nn.Embedding(data.n_items, d)
         self.positions = nn.Embedding(s.max_length, d)
         self.gate = None if s.without == "gate" else nn.Linear(d, 1, bias=False)
-        self.cluster_gate = nn.Linear(d, 1, bias=False) if s.clustered and s.candidates == "gated" else None
+        self.cluster_gate = nn.Linear(d, 1, bias=False) if s.clustered and s.item_vectors == "gated" else None
         for part in (self.items, self.positions, self.gate, self.cluster_gate):
             if part is not None:
                 nn.init.normal_(part.weight, std=0.02)
@@ -170,7 +170,7 @@ class FFMSRModule(SemanticModule):
     def logits(self, batch, items: Items) -> Tensor:
         """Of all items, (B, items), Eqs. (22)-(23)."""
         to_find = items.ids + items.texts
-        if self.settings.candidates == "gated":
+        if self.settings.item_vectors == "gated":
             to_find = items.gated + items.texts
             if items.clusters is not None:
                 to_find = to_find + torch.sigmoid(self.cluster_gate(items.clusters)) * items.clusters
@@ -211,7 +211,7 @@ class FFMSRBackbone(ModuleBackbone):
                 "fusion_layers": {2: "Eq. 7", 3: "released code"},
                 "positions": {"after_filters": "Eqs. 18-19", "before_filters": "released code"},
                 "similarity": {"dot": "Eq. 22", "cosine": "released code"},
-                "candidates": {"plain": "Eq. 23", "gated": "released code"},
+                "item_vectors": {"plain": "Eq. 23", "gated": "released code"},
                 "orthogonality": {"products": "Eq. 25", "correlation": "released code"},
                 "cluster_loss": {True: "Eq. 28", False: "released command"},
                 "padding_row": {False: "paper", True: "released code"}}

@@ -17,7 +17,7 @@ from fedcl_bench.semantics import CENTROIDS, FourierFilter
 ITEMS, LAYERS, WIDTH = 7, 3, 6
 SMALL = {"dim": 4, "max_length": 6, "layers": 2, "heads": 2, "inner_size": 5, "experts": 3, "dropout": 0.0,
          "attention_dropout": 0.0, "adapter_dropout": 0.0, "filter_dropout": 0.0, "input_dropout": 0.0}
-RELEASED = {"fusion_layers": 3, "positions": "before_filters", "similarity": "cosine", "candidates": "gated",
+RELEASED = {"fusion_layers": 3, "positions": "before_filters", "similarity": "cosine", "item_vectors": "gated",
             "orthogonality": "correlation", "padding_row": True}
 ABLATIONS = ["semantic-fusion", "adaptation-filter", "encoder-filter", "orthogonality", "gate"]
 WORLDS = [{}, RELEASED, {"layer_adapters": "each", "max_length": 5}, {"cluster_loss": False}, {"filter_layers": 0},
@@ -153,7 +153,7 @@ class Oracle:
         h, result = self.represented(history), []
         for item in self.items:
             to_find = item.id + item.text
-            if self.s.candidates == "gated":
+            if self.s.item_vectors == "gated":
                 to_find = item.gated + item.text
                 if item.clustered is not None:
                     gate = sigmoid(self.p["cluster_gate.weight"][0] @ item.clustered)
