@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from fedcl_bench import draws, setting
 from fedcl_bench.clustering import ALGORITHMS, Clustering, Lloyd, cluster
-from fedcl_bench.domain_layers import EncoderSettings, TransformerEncoder
+from fedcl_bench.domain_layers import EncoderSettings, TransformerEncoder, by_length
 from fedcl_bench.domain_module import DomainMethod, ModuleBackbone, Stage
 from fedcl_bench.semantics import (CENTROIDS, SEMANTICS, ClusterStream, FourierFilter, SemanticModule, SemanticSettings,
                                    TextFusion)
@@ -151,21 +151,29 @@ class FFMSRModule(SemanticModule):
         return Items(ids, self.texts(ids), clusters, gated)
 
     def representations(self, batch, items: Items) -> Tensor:
-        """h of each history, (B, d), Eqs. (12)-(14) and (17)-(21)."""
-        def of_histories(vectors: Tensor) -> Tensor:
-            rows = vectors if self.padding else F.pad(vectors, (0, 0, 0, 1))
-            return F.embedding(numbers, rows)
+        """h of each history, (B, d)."""
+        def with_padding(vectors: Tensor) -> Tensor:
+            return vectors if self.padding else F.pad(vectors, (0, 0, 0, 1))
 
-        numbers = F.pad(batch.items, (0, self.settings.max_length - batch.items.shape[1]), value=-1) % (
-            self.items.num_embeddings + 1)  # padding has the row after the items
-        x = of_histories(items.gated + items.texts)
-        if items.clusters is not None:
-            x = x + self.clusters.filter(of_histories(items.clusters))
+        plain = with_padding(items.gated + items.texts)
+        clusters = None if items.clusters is None else with_padding(items.clusters)
+        return by_length(batch, lambda piece: self.represented(piece, plain, clusters))
+
+    def represented(self, batch, plain: Tensor, clusters: Tensor | None) -> Tensor:
+        """h of each history, (B, d), Eqs. (12)-(14) and (17)-(21).
+
+        Args:
+            plain, clusters: e' + t and f of all items, (items + 1, d), the last for padding.
+        """
+        numbers = F.pad(batch.items, (0, self.settings.max_length - batch.items.shape[1]), value=-1) % len(plain)
+        x = F.embedding(numbers, plain)
+        if clusters is not None:
+            x = x + self.clusters.filter(F.embedding(numbers, clusters))
         if self.settings.positions == "before_filters":
             x = self.filters(self.drop(self.norm(x + self.positions.weight)))
         else:
             x = self.drop(self.filters(x) + self.positions.weight)
-        return self.encoder.last(x, batch.lengths)
+        return self.encoder.last(x[:, :batch.items.shape[1]], batch.lengths)
 
     def logits(self, batch, items: Items) -> Tensor:
         """Of all items, (B, items), Eqs. (22)-(23)."""
@@ -235,8 +243,8 @@ class FFMSRSettings:
                               "points that are drawn with replacement", choices=ALGORITHMS)
     centroid: str = setting("weighted", "of K-means: the mean with weights 1 / distance (Algorithm 1), or the plain "
                             "mean (released code)", choices=("weighted", "plain"))
-    upload_mode: str = setting("training", "encodings are mixed with the noise and dropout of training (released code), "
-                               "or without", choices=("training", "evaluation"))
+    upload_mode: str = setting("training", "encodings are mixed with the noise and dropout of training (released "
+                               "code), or without", choices=("training", "evaluation"))
     keep_optimiser: bool = setting(False, "Adam's moments of the first stage go on in the second; the released code "
                                    "begins anew")
 

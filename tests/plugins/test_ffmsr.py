@@ -275,7 +275,8 @@ def test_training_reaches_every_parameter(registry):
 
 
 def test_a_gradient_of_each_loss_is_that_of_its_numbers(registry):
-    products, correlation = (getattr(module_of(registry, "method", "ffmsr"), name) for name in ("products", "correlation"))
+    plugin = module_of(registry, "method", "ffmsr")
+    products, correlation = plugin.products, plugin.correlation
     t = torch.tensor([[1.0, 2.0], [3.0, -1.0]], dtype=torch.float64, requires_grad=True)
     e = torch.tensor([[2.0, 1.0], [1.0, 5.0]], dtype=torch.float64)
     loss = products(t, e)
