@@ -56,12 +56,14 @@ class DomainData:
             for a backbone that does not ask for it.
         histories: the training items of every user, in time order, for modules that look at all of them: int64 values
             and where each user's begin and end, (users + 1,).
+        codes: of a backbone that makes discrete ones of texts (see ``ModuleBackbone.prepared``), int64 (items, codes).
     """
 
     n_users: int
     n_items: int
     features: Tensor | None
     histories: tuple[Tensor, Tensor]
+    codes: Tensor | None = None
 
 
 class DomainModule(nn.Module):
@@ -117,11 +119,17 @@ class TextSettings(ModuleSettings):
                            "NAME.npz, NAME.parquet or NAME.npy hold the vectors of domain NAME")
     text_layers: int = setting(0, "the encoder's last so many layers are taken; 0: 3 of a language model (FFMSR), and "
                                "all that another encoder has", low=0, high=100)
+    text_pooling: str = setting("own", "which vector of a language model's layer stands for a text: cls, that of the "
+                                "first token (FFMSR, UniSRec); mean, of all tokens; own: what the model says that it "
+                                "was trained for, else cls", choices=("own", "cls", "mean"))
     text_dim: int = setting(256, "length d_W of tfidf's vectors", low=1, high=4096)
 
     def idle_settings(self) -> dict[str, str]:
-        """Language models and given vectors have a length of their own."""
-        return {} if self.encoder == "tfidf" else {"text_dim": "without encoder=tfidf"}
+        """Language models and given vectors have a length of their own; the other encoders have no tokens."""
+        if self.encoder == "tfidf":
+            return {"text_pooling": "with encoder=tfidf"}
+        idle = {"text_dim": "without encoder=tfidf"}
+        return idle | ({"text_pooling": "with given vectors"} if self.encoder.startswith("given:") else {})
 
 
 class ModuleBackbone(Backbone):
@@ -140,6 +148,14 @@ class ModuleBackbone(Backbone):
     exchanges: ClassVar[frozenset[str]] = frozenset()
     topologies: ClassVar[tuple[str, ...]] = TOPOLOGIES
     central_defaults = {"optimiser": "adam", "adam_beta2": 0.999}
+
+    def prepared(self, domains: Sequence[DomainData]) -> Sequence[DomainData]:
+        """Before modules are made: the same with what is made of all domains' item texts together, which are no secret.
+
+        Args:
+            domains: those that train together, in their order; with ``topology=local`` each comes alone.
+        """
+        return domains
 
     def module(self, data: DomainData) -> DomainModule:
         """An untrained module of a domain."""
@@ -216,6 +232,10 @@ class DomainMethod(Method):
     def stages(self) -> Sequence[Stage]:
         """The phases in order, the last one's best round is tested; empty: the backbone's."""
         return ()
+
+    def module(self, backbone: ModuleBackbone, data: DomainData) -> DomainModule:
+        """An untrained module of a domain: the backbone's, or one that has more around it."""
+        return backbone.module(data)
 
     def upload(self, module: DomainModule, draw: DrawKey) -> Tables:
         """At a domain: what it sends after its epoch.

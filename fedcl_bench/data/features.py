@@ -58,7 +58,6 @@ class FeatureSource:
         encoder: ``tfidf``, ``given:FOLDER``, the name of a packaged language model or the folder of another.
         layers: how many; 0: as many as there are, but 3 of a language model.
         dim: length of the vectors of ``tfidf``.
-        alike: all domains need vectors of one shape, as they train parameters together.
         fingerprint: of all that decides the features beside the interactions and settings.
         model: the language model, if it is one.
     """
@@ -66,7 +65,6 @@ class FeatureSource:
     encoder: str
     layers: int
     dim: int
-    alike: bool
     fingerprint: str
     model: LanguageModel | None = None
 
@@ -77,36 +75,40 @@ def short_name(encoder: str) -> str:
     return kind + (Path(encoder.removeprefix(kind)).name or encoder)
 
 
-def locate_features(source: DatasetSource, encoder: str, layers: int, dim: int, alike: bool) -> FeatureSource:
-    """Find what makes the features of a dataset's domains, and hash it; arguments as ``FeatureSource`` has them.
+def locate_features(source: DatasetSource, encoder: str, layers: int, dim: int, pooling: str = "own") -> FeatureSource:
+    """Find what makes the features of a dataset's domains, and hash it.
+
+    Args:
+        encoder, layers, dim: as ``FeatureSource`` has them.
+        pooling: of a language model, as in ``language_models.located``.
 
     Raises:
         UserError: for an unknown encoder or one that is not installed, layers that it has not, and a domain without a
             file of texts or vectors.
     """
-    model = _model(encoder)
+    model = _model(encoder, pooling)
     most = model.layers if model else 1 if encoder == TFIDF else None
     if most is not None and layers > most:
         raise UserError(f"setting 'text_layers': found {layers}, accepted: at most {most}, the layers of encoder "
                         f"'{encoder}', or 0.")
     files = [[fingerprint(path) for path in _files(encoder, part)] for part in source.parts]
-    return FeatureSource(encoder, layers, dim, alike, _hash([_kind(encoder, model), files]), model)
+    return FeatureSource(encoder, layers, dim, _hash([_kind(encoder, model), files]), model)
 
 
 def _kind(encoder: str, model: LanguageModel | None) -> str:
     """What stands for an encoder in hashes, wherever its files lie."""
-    return model.digest if model else encoder.partition(":")[0]
+    return f"{model.digest} {model.pooling}" if model else encoder.partition(":")[0]
 
 
-def _model(encoder: str) -> LanguageModel | None:
+def _model(encoder: str, pooling: str) -> LanguageModel | None:
     """The language model that an encoder is; None for the other kinds."""
     if encoder == TFIDF or encoder.startswith(GIVEN):
         return None
     if encoder in PACKAGED:
-        return language_models.packaged(encoder)
+        return language_models.packaged(encoder, pooling)
     folder = Path(encoder).expanduser()
     if folder.is_dir() and encoder:
-        return language_models.located(encoder, folder)
+        return language_models.located(encoder, folder, pooling)
     if "/" in encoder or os.sep in encoder:
         raise UserError(f"encoder '{encoder}': there is no folder of this name.\nModels are never fetched: put the "
                         f"model's files in a folder and name that, or take one of {TFIDF}, {', '.join(PACKAGED)}.")
@@ -136,16 +138,15 @@ def load_features(features: FeatureSource, source: DatasetSource, stream: Stream
     are in memory alone.
 
     Raises:
-        UserError: for wrong files, a domain none of whose items has a text, and vectors of different shapes of domains
-            that train together.
+        UserError: for wrong files, a domain none of whose items has a text, and vectors of different shapes.
     """
     made = tuple(_of_domain(features, part, items, hearing) for part, items in zip(source.parts, _items(stream)))
     for part, vectors in zip(source.parts, made):
-        if features.alike and vectors.shape[1:] != made[0].shape[1:]:
+        if vectors.shape[1:] != made[0].shape[1:]:
             words = ["{} layers of {} numbers".format(*shape[1:]) for shape in (made[0].shape, vectors.shape)]
             raise UserError(f"domains '{source.parts[0].name}' and '{part.name}': their items' vectors have {words[0]} "
-                            f"and {words[1]}, accepted: the same in all domains.\nEncode all of them alike, or train "
-                            f"each alone with --set topology=local.")
+                            f"and {words[1]}, accepted: the same in all domains.\nEncode all of them alike: what reads "
+                            f"them has the same shape in every domain.")
     return made
 
 

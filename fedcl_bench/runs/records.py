@@ -32,6 +32,8 @@ import numpy as np
 import pandas as pd
 import torch
 
+from ..data.features import silent
+from ..data.stream import Stream
 from ..draws import Tables
 from ..errors import Busy, Corrupt, UserError
 from ..evaluation.beyond import summarise
@@ -256,6 +258,19 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
         "hash": config.hash, "base_hash": config.base_hash, "data_fingerprint": config.source.fingerprint,
         "environment": {**environment(config.device), "ways": list(progress.ways)},
     }
+
+
+def of_features(config: RunConfig, stream: Stream) -> dict[str, Any]:
+    """What a record says of the features of a run's items, per domain; nothing if it has none.
+
+    ``silent`` are the items without a text or vector, whose features are zeros.
+    """
+    if config.features is None:
+        return {}
+    each = stream.features
+    return {"features": {"fingerprint": config.features.fingerprint, "items": [len(vectors) for vectors in each],
+                         "silent": [silent(vectors) for vectors in each], "layers": [v.shape[1] for v in each],
+                         "dim": [v.shape[2] for v in each]}}
 
 
 def _who_has(config: RunConfig, model: Snapshot, state: Tables) -> dict[str, list[str]]:

