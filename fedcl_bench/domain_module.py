@@ -221,7 +221,7 @@ class DomainMethod(Method):
 
     Attributes:
         needs: what a backbone must exchange (see ``ModuleBackbone.exchanges``); empty: nothing.
-        sent: names of all that domains upload; empty: all that has no item rows. Records say so.
+        sent: beginnings of the names of all that domains upload; empty: all that has no item rows. Records say so.
         topologies: under which it is a method.
     """
 

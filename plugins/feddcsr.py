@@ -379,6 +379,7 @@ class FedDCSR(DomainMethod):
     title = "domains average a shared encoder and shared representations"
     reference = FedDCSRBackbone.reference
     needs = "shared representations"
+    sent = (SENT, "anchor")
 
     def upload(self, module, draw):
         return {name: value for name, value in module.named_parameters() if name.startswith(SENT)} | {

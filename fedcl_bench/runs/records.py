@@ -279,8 +279,11 @@ def _who_has(config: RunConfig, model: Snapshot, state: Tables) -> dict[str, lis
         return {"uploaded": [], "kept_at_client": []}
     if config.is_domains:
         shared = [*model.dense] if config.stream.topology == "federated" else []
-        if shared and getattr(config.method.cls, "sent", ()):
-            return {"uploaded": [*config.method.cls.sent], "kept_at_client": [*model.public, *model.dense]}
+        if shared and (sent := getattr(config.method.cls, "sent", ())):
+            uploaded = [name for name in model.dense if name.startswith(sent)]
+            others = [name for name in sent if not any(each.startswith(name) for each in uploaded)]
+            return {"uploaded": [*uploaded, *others],
+                    "kept_at_client": [*model.public, *(name for name in model.dense if name not in uploaded)]}
         return {"uploaded": shared, "kept_at_client": [*model.public, *({} if shared else model.dense)]}
     return {"uploaded": [*model.public, *model.dense, *method_uploads(config)],
             "kept_at_client": [*model.private, *state]}

@@ -36,6 +36,7 @@ ROUNDS = 2
 _COMMON = {"rounds": ROUNDS, "patience": 0, "precision": "float64", "topk": "3,5", "valid_metric": "ndcg@5"}
 _STREAMS = {"blocks": {}, "sessions": {"stream": "sessions", "sampled_candidates": 10},
             "domains": {"stream": "domains", "batch_size": 16}}
+_WIDTH = {"domains": {"dim": 8}}  # of several heads
 # Sizes, where a plugin has them under the usual names.
 _SMALL = {"dim": 6, "hidden": "8", "max_length": 5, "head_size": 5, "hidden_size": 6, "top_n": 8}
 TOLERANCE = 1e-8
@@ -88,7 +89,8 @@ class Pair:
     def parts(self, **settings) -> AllSettings:
         """The pair's settings: small sizes where the plugins have them, and those given."""
         known = {f.name for cls in (self.method_cls, self.backbone_cls) for f in dataclasses.fields(cls.Settings)}
-        small = {name: value for name, value in _SMALL.items() if name in known - set(self.backbone_cls.ignored)}
+        sizes = {**_SMALL, **_WIDTH.get(self.kind, {})}
+        small = {name: value for name, value in sizes.items() if name in known - set(self.backbone_cls.ignored)}
         return resolve(self.registry, self.method, self.backbone, "ml-100k", [
             ("check", {**_COMMON, **_STREAMS[self.kind], **self._topology(), **small, **self.settings, **settings})])
 

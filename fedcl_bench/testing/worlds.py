@@ -101,26 +101,25 @@ def session_stream(log: list, n_items: int) -> Stream:
     return Stream((step,), np.arange(len(log)).astype(str), np.arange(n_items).astype(str))
 
 
-def domain_stream(seeds: Sequence[int], ends: int | None = None) -> Stream:
+def domain_stream(seeds: Sequence[int], other_ends: int = 0) -> Stream:
     """Domains of 13, 17 and 19 users and as many items and more, each of its own seed, with features of items.
 
     Args:
-        ends: seed of other items to find in validation and test.
+        other_ends: so many of each user's last items are others: 1, those to find in the test; 2, in validation too.
     """
     parts, features = [], []
     for number, seed in enumerate(seeds):
         rng, users, items = np.random.default_rng([seed, number]), (13, 17, 19)[number], (23, 20, 29)[number]
         lists = [rng.integers(0, items, rng.integers(3, 9)) for _ in range(users)]
         lists[0] = np.concatenate([rng.permutation(items), lists[0][:2]])  # all items are there
-        if ends is not None:
-            other = np.random.default_rng([ends, number])
-            lists = [np.concatenate([each[:-2], other.integers(0, items, 2)]) for each in lists]
+        if other_ends:
+            lists = [np.concatenate([each[:-other_ends], rng.integers(0, items, other_ends)]) for each in lists]
         user, item = np.repeat(np.arange(users), list(map(len, lists))), np.concatenate(lists)
         tokens = (np.array([f"{what}{i}" for i in range(count)]) for what, count in (("u", users), ("i", items)))
         parts.append((f"d{number}", Interactions(user, item, np.arange(len(user), dtype=float), *tokens)))
-        features.append(torch.from_numpy(rng.normal(size=(items, 2, 8)).astype(np.float32)))
-    stream = build_domains(parts, StreamSettings(stream="domains"))
-    return replace(stream, features=tuple(features))
+        normal = np.random.default_rng([seed, number, 1]).normal(size=(items, 2, 8))
+        features.append(torch.from_numpy(normal.astype(np.float32)))
+    return replace(build_domains(parts, StreamSettings(stream="domains")), features=tuple(features))
 
 
 def with_other_data(step: Step, users: Tensor | None = None, splits: tuple[str, ...] = SPLITS, seed: int = 7,

@@ -83,7 +83,7 @@ BACKBONES = [
 DOMAINS = [
     (domain_cheaters.KeepsInTheClass, "(a) other clients' data", "does a class or module keep something"),
     (domain_cheaters.NeverTrains, "trains every parameter", "no training changes idle"),
-    (domain_cheaters.MisnamesRows, "runs", "rows names 'mix.bias', of shape (6,)"),
+    (domain_cheaters.MisnamesRows, "runs", "rows names 'mix.bias', of shape (8,)"),
     (domain_cheaters.LeavesAnItemOut, "runs", "(B, items): of all of the domain"),
     (domain_cheaters.UploadsUsers, "(b) uploads", "a row for each of the domain's 13 users"),
     (domain_cheaters.UploadsUndeclared, "runs", "sends 'mix.bias', which is not declared"),
