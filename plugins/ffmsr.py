@@ -5,7 +5,7 @@ The numbers of equations are the paper's. Where the released code differs, a set
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +13,15 @@ from torch.nn import functional as F
 
 from fedcl_bench import draws, setting
 from fedcl_bench.clustering import ALGORITHMS, Clustering, Lloyd, cluster
+from fedcl_bench.codes import of_texts
 from fedcl_bench.domain_layers import EncoderSettings, TransformerEncoder, by_length
 from fedcl_bench.domain_module import DomainMethod, ModuleBackbone, Stage
 from fedcl_bench.semantics import (CENTROIDS, SEMANTICS, ClusterStream, FourierFilter, SemanticModule, SemanticSettings,
                                    TextFusion)
 
 FINETUNE = "finetune"
+_WIDTH = 768  # numbers of a language model's encoding, about
+_KEPT_BY_FILTER = 6  # numbers of each number of a position that a filter layer keeps until it is differentiated
 _REFERENCE = ("Lu, Guo, Yu, Cheng, Han & Zhu, Federated Semantic Learning for Privacy-preserving Cross-domain "
               "Recommendation, 2025")
 
@@ -43,6 +46,10 @@ class FFMSRBackboneSettings(SemanticSettings, EncoderSettings):
                                  "command leaves it out")
     padding_row: bool = setting(False, "padding is an item without text and with e = 0, which passes the adapters and "
                                 "is in the softmax (released code)")
+    text: str = setting("fusion", "t_i is the fusion of the language model's layers, or the mean of the vectors of its "
+                        "codes (FFMSR-PQ of Table 6)", choices=("fusion", "pq"))
+    codes: int = setting(32, "codes per item with text=pq", low=1)
+    code_values: int = setting(256, "values that such a code can have", low=2, high=65536)
     without: str = setting("none", "ablation of Table 4: semantic-fusion = nothing that servers cluster, "
                            "adaptation-filter = Eqs. 12-14, encoder-filter = Eq. 18, orthogonality = Eqs. 25 and 27, "
                            "gate = Eq. 16", choices=("none", "semantic-fusion", "adaptation-filter", "encoder-filter",
@@ -51,7 +58,7 @@ class FFMSRBackboneSettings(SemanticSettings, EncoderSettings):
     @property
     def clustered(self) -> bool:
         """Whether there is a stream of what a server clusters."""
-        return self.without != "semantic-fusion"
+        return self.without != "semantic-fusion" and self.text == "fusion"
 
     def idle_settings(self):
         idle = super().idle_settings()
@@ -63,7 +70,9 @@ class FFMSRBackboneSettings(SemanticSettings, EncoderSettings):
             idle |= dict.fromkeys(("orthogonality", "cluster_loss"), "with without=orthogonality")
         if self.without == "semantic-fusion":
             idle["cluster_loss"] = "with without=semantic-fusion"
-        return idle
+        names = ("codes", "code_values") if self.text == "fusion" else (
+            "experts", "adapter_dropout", "layer_adapters", "fusion_layers", "cluster_loss")
+        return {**idle, **dict.fromkeys(names, f"with text={self.text}")}
 
 
 @dataclass(frozen=True)
@@ -93,6 +102,26 @@ class FilterLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(x + self.drop(self.filter(x)))
+
+
+class CodedTexts(nn.Module):
+    """t_i is the mean of the vectors of an item's codes, as in PFCR (FFMSR-PQ); padding has zeros."""
+
+    def __init__(self, codes: Tensor, padding: int, settings: FFMSRBackboneSettings):
+        """
+        Args:
+            codes: int64 (items, m).
+            padding: rows of zeros after the items.
+        """
+        super().__init__()
+        self.padding = padding
+        first = settings.code_values * torch.arange(codes.shape[1], device=codes.device)
+        self.register_buffer("rows", codes + first, persistent=False)
+        self.table = nn.Parameter(torch.randn(settings.codes * settings.code_values, settings.dim) * 0.02)
+
+    def forward(self, _ids: Tensor) -> Tensor:
+        """(items, d)."""
+        return F.pad(F.embedding_bag(self.rows, self.table, mode="mean"), (0, 0, 0, self.padding))
 
 
 def products(first: Tensor, second: Tensor) -> Tensor:
@@ -130,7 +159,8 @@ class FFMSRModule(SemanticModule):
         for part in (self.items, self.positions, self.gate, self.cluster_gate):
             if part is not None:
                 nn.init.normal_(part.weight, std=0.02)
-        self.texts = TextFusion(F.pad(data.features, (0, 0, 0, 0, 0, self.padding)), d, s)
+        self.texts = TextFusion(F.pad(data.features, (0, 0, 0, 0, 0, self.padding)), d, s) \
+            if s.text == "fusion" else CodedTexts(data.codes, self.padding, s)
         self.rows = ("items.weight",)
         if s.clustered:
             self.rows += (CENTROIDS,)
@@ -229,8 +259,24 @@ class FFMSRBackbone(ModuleBackbone):
         if not settings.clustered:
             self.exchanges = frozenset()
 
+    def prepared(self, domains):
+        if self.settings.text == "fusion":
+            return domains
+        texts = [data.features[:, -1] for data in domains]
+        quantiser = of_texts(torch.cat(texts), self.settings.codes, self.settings.code_values)
+        return [replace(data, codes=quantiser.encode(text)) for data, text in zip(domains, texts)]
+
     def module(self, data):
         return FFMSRModule(data, self.settings)
+
+    def bytes_of(self, n_items, samples, number):
+        """Also the encodings, each expert's copy of them in training, and the values of filters."""
+        s = self.settings
+        tables, training = super().bytes_of(n_items, samples, number)
+        width = s.text_dim if s.encoder == "tfidf" else _WIDTH
+        encodings = n_items * ((s.text_layers or 3) + s.clustered) * width if s.text == "fusion" else 0
+        filtered = samples * s.max_length * s.dim * _KEPT_BY_FILTER * (s.filter_layers + s.clustered)
+        return tables + number * encodings, training + number * (2 * s.experts * encodings + filtered)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers import build, module_of
 
+from fedcl_bench.codes import of_texts
 from fedcl_bench.domain_module import DomainData, Histories
 from fedcl_bench.draws import DrawKey
 from fedcl_bench.semantics import CENTROIDS, FourierFilter
@@ -309,6 +310,22 @@ def test_each_dropout_acts_in_training_alone(registry, name):
 def test_ablations_remove_their_part_alone(registry, part, names):
     whole, rest = (set(make(registry, **options).state_dict()) for options in ({}, {"without": part}))
     assert rest == {name for name in whole if not name.startswith(names)} if names else rest == whole
+
+
+def test_coded_texts_are_means_of_their_codes_vectors(registry):
+    torch.manual_seed(0)
+    backbone = build(registry, "backbone", "ffmsr", **{**SMALL, "text": "pq", "codes": 3, "code_values": 4,
+                                                       "padding_row": True})
+    data = DomainData(3, ITEMS, torch.randn(ITEMS, LAYERS, WIDTH), (torch.zeros(0), torch.zeros(4)))
+    data, = backbone.prepared([data])
+    module, quantiser = backbone.module(data), of_texts(data.features[:, -1], 3, 4)
+    assert torch.equal(data.codes, quantiser.encode(data.features[:, -1])) and backbone.exchanges == frozenset()
+    assert module.rows == ("items.weight",) and not any("clusters" in name for name in module.state_dict())
+    vectors = module.texts(module.items.weight)
+    expected = [sum(module.texts.table[4 * k + code] for k, code in enumerate(codes)) / 3 for codes in data.codes]
+    torch.testing.assert_close(vectors, torch.stack([*expected, torch.zeros(4)]))
+    module.loss(batch_of(), torch.tensor(TARGETS)).backward()
+    assert module.texts.table.grad.any(1).sum() == len((data.codes + 4 * torch.arange(3)).unique())
 
 
 # The method.
