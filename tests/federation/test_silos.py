@@ -23,7 +23,7 @@ from fedcl_bench.client.silo import as_one_client
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.draws import DrawKey
 from fedcl_bench.errors import Corrupt, UserError
-from fedcl_bench.evaluation.central import rank_samples
+from fedcl_bench.evaluation.central import Ranking, rank_samples
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.silos import Silos
 from fedcl_bench.layers import ITEM
@@ -209,7 +209,7 @@ def test_a_domain_alone_ends_and_chooses_by_itself(registry, shops):
         best = last.best_round(domain.number, "first")
         assert count == best + 3
         model = domain.model(seen[best - 1].model)
-        tested = rank_samples(f.backbone, model, domain.step.sessions["test"], [3], f.metrics)
+        tested = rank_samples(f.backbone, model, domain.step.sessions["test"], Ranking([3], f.metrics))
         assert tested.values["mrr@3"].tolist() == scores.values["mrr@3"].tolist()
         chosen = domain.model(last.best.model)
         assert all(torch.equal(chosen.dense[name], model.dense[name]) for name in model.dense)
