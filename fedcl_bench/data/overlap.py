@@ -73,5 +73,6 @@ def shared_users(source: DatasetSource, stream: Stream) -> dict[tuple[str, str],
         users = range(step.old_users, step.n_users)
         tokens = (stream.user_tokens[user].removeprefix(f"{part.name}:") for user in users)
         numbers[part.name] = {persons[token]: user for user, token in zip(users, tokens) if token in persons}
-    return {(a, b): np.array([(user, numbers[b][person]) for person, user in numbers[a].items() if person in numbers[b]],
-                             dtype=np.int64).reshape(-1, 2) for a, b in itertools.combinations(numbers, 2)}
+    pairs = {(a, b): [(user, numbers[b][person]) for person, user in numbers[a].items() if person in numbers[b]]
+             for a, b in itertools.combinations(numbers, 2)}
+    return {names: np.array(users, dtype=np.int64).reshape(-1, 2) for names, users in pairs.items()}
