@@ -395,6 +395,20 @@ def test_it_runs_from_the_command_line(shops, capsys):
     assert result["reused"] and result["settings"]["pilot_users"] == 10
 
 
+def test_pairs_of_domains_stand_in_one_table(shops, capsys):
+    """Those of several pairs are called by their number, and the mean is that of the domains."""
+    lay("tea", 3, 12, 11)
+    for pair in ("books+games", "books+tea"):
+        assert main(command("--quiet", "--dataset", pair)) == 0
+    capsys.readouterr()
+    assert main(["tables", "--rows", "method", "--columns", "dataset,block", "--metrics", "recall@3", "--backbones",
+                 "sasrec", "--set", "rounds=2", "--set", "dim=4", "--set", "topk=3", "--set",
+                 "valid_metric=recall@3"]) == 0
+    table = capsys.readouterr().out
+    assert "| books+games domain 1 |" in table and "| books+tea mean |" in table
+    assert "averaged over the domains" in table and "block 0" not in table
+
+
 def test_topologies_stand_in_one_table_and_test(shops, capsys):
     for topology in TOPOLOGIES:
         assert main(command("--quiet", "--set", f"topology={topology}")) == 0
