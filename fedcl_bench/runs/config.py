@@ -59,6 +59,8 @@ class RunConfig:
     def __post_init__(self):
         if not 0 <= self.seed <= LARGEST_SEED:
             raise UserError(f"found the seed {shown(self.seed)}, accepted: seeds from 0 to {LARGEST_SEED}.")
+        if self.is_domains:
+            object.__setattr__(self, "backbone", self.backbone.of_domains())
 
     @property
     def settings(self) -> dict[str, Any]:
