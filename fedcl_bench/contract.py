@@ -106,10 +106,10 @@ def checked_aggregate(method: Any, public: Tables) -> Tables:
 
 
 def check_domain_upload(method: Any, upload: Any, declared: Iterable[str]) -> None:
-    """Raise PluginError unless a domain uploads tensors under declared names."""
+    """Raise PluginError unless a domain uploads tensors under names with declared beginnings."""
     if not isinstance(upload, Mapping) or not all(isinstance(value, Tensor) for value in upload.values()):
         raise PluginError(f"{_named(method, 'upload')} returned {_shown(upload)},\nexpected a dictionary of tensors.")
-    if undeclared := [name for name in upload if name not in declared]:
+    if undeclared := [name for name in upload if not name.startswith(tuple(declared))]:
         raise PluginError(f"{_named(method, 'upload')} sends '{undeclared[0]}', which is not declared;\n"
                           f"expected: {', '.join(declared)} (`sent` of the method names what is sent).")
 

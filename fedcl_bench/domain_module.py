@@ -56,12 +56,14 @@ class DomainData:
             for a backbone that does not ask for it.
         histories: the training items of every user, in time order, for modules that look at all of them: int64 values
             and where each user's begin and end, (users + 1,).
+        codes: of a backbone that makes discrete ones of texts (see ``ModuleBackbone.prepared``), int64 (items, codes).
     """
 
     n_users: int
     n_items: int
     features: Tensor | None
     histories: tuple[Tensor, Tensor]
+    codes: Tensor | None = None
 
 
 class DomainModule(nn.Module):
@@ -141,6 +143,14 @@ class ModuleBackbone(Backbone):
     topologies: ClassVar[tuple[str, ...]] = TOPOLOGIES
     central_defaults = {"optimiser": "adam", "adam_beta2": 0.999}
 
+    def prepared(self, domains: Sequence[DomainData]) -> Sequence[DomainData]:
+        """Before modules are made: the same with what is made of all domains' item texts together, which are no secret.
+
+        Args:
+            domains: those that train together, in their order; with ``topology=local`` each comes alone.
+        """
+        return domains
+
     def module(self, data: DomainData) -> DomainModule:
         """An untrained module of a domain."""
         raise NotImplementedError
@@ -205,7 +215,7 @@ class DomainMethod(Method):
 
     Attributes:
         needs: what a backbone must exchange (see ``ModuleBackbone.exchanges``); empty: nothing.
-        sent: names of all that domains upload; empty: all that has no item rows. Records say so.
+        sent: beginnings of the names of all that domains upload; empty: all that has no item rows. Records say so.
         topologies: under which it is a method.
     """
 
@@ -216,6 +226,10 @@ class DomainMethod(Method):
     def stages(self) -> Sequence[Stage]:
         """The phases in order, the last one's best round is tested; empty: the backbone's."""
         return ()
+
+    def module(self, backbone: ModuleBackbone, data: DomainData) -> DomainModule:
+        """An untrained module of a domain: the backbone's, or one that has more around it."""
+        return backbone.module(data)
 
     def upload(self, module: DomainModule, draw: DrawKey) -> Tables:
         """At a domain: what it sends after its epoch.

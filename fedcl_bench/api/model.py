@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ..client.central import samples_at
 from ..client.modules import load
-from ..client.silo import Domain
 from ..data.datasets import load_stream
 from ..data.stream import Stream
 from ..draws import DrawKey
@@ -22,7 +21,7 @@ from ..errors import Corrupt, UserError, unknown
 from ..evaluation.central import scores_after, scores_by_module
 from ..evaluation.sessions import SessionTask, session_scores
 from ..federation.cold_start import ranks_by
-from ..federation.silos import stages_of
+from ..federation.silos import Silos
 from ..model import Snapshot, score_users
 from ..runs.config import RunConfig
 from ..runs.records import Record, SavedModel, ranks_by_state
@@ -91,7 +90,7 @@ class Model:
     @cached_property
     def stream(self) -> Stream:
         """The run's data; raises as ``config``."""
-        return load_stream(self.config.source, self.config.stream)
+        return load_stream(self.config.source, self.config.stream, self.config.features)
 
     def row(self, user: str | int) -> int:
         """The row of a user, by its original id; raises UserError for one that is not in the data."""
@@ -133,13 +132,16 @@ class Model:
                 scores = ranking.rescore(users, score_users(backbone, self.tables, users), self.tables, backbone)
         return scores[0].double().numpy()
 
+    @cached_property
+    def _silos(self) -> Silos:
+        """Of a stream of domains, untrained."""
+        return Silos.of(self.config.federation(self.stream))
+
     def _scores_in_domain(self, user: str | int) -> np.ndarray:
         """``scores`` in a stream of domains, by the model of the user's."""
-        row, federation = self.row(user), self.config.federation(self.stream)
-        backbone = federation.backbone
+        row, backbone = self.row(user), self._silos.federation.backbone
         number = next(number for number, step in enumerate(self.stream.steps) if row < step.n_users)
-        features = self.stream.features[number] if self.stream.features else None
-        domain = Domain.of(self.stream.steps[number], backbone, self.config.seed, features)
+        domain = self._silos.domains[number]
         sessions = domain.step.sessions["test"]
         first, end = sessions.of_user[row - domain.users.start:][:2]
         if first == end:
@@ -147,7 +149,7 @@ class Model:
         scores = np.full(len(self.item_ids), -np.inf)
         if domain.module is not None:
             load(domain.module, domain.model(self.tables))
-            domain.module.stage = stages_of(federation)[-1].name
+            domain.module.stage = self._silos.stages[-1].name
             _, of_items = scores_by_module(backbone, domain.module, domain.step.n_items, sessions, first[None])
         else:
             with torch.no_grad():

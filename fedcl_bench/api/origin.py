@@ -78,7 +78,7 @@ class Origin:
     def stream(self, run: Run) -> Stream:
         """The data of a run, in its blocks and splits; raises as ``config``."""
         config = self.config(run)
-        return load_stream(config.source, config.stream)
+        return load_stream(config.source, config.stream, config.features)
 
     def call(self, spec: RunSpec, settings: Mapping[str, Any]) -> str:
         """The call that makes the runs of a spec beside these, for messages."""

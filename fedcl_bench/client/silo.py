@@ -15,7 +15,7 @@ from torch import Tensor
 from .. import draws
 from ..backbone import Backbone
 from ..data.stream import Prefixes, Ragged, Sessions, Step
-from ..domain_module import DomainData, DomainModule, ModuleBackbone
+from ..domain_module import DomainData, DomainMethod, DomainModule, ModuleBackbone
 from ..draws import Tables
 from ..model import Snapshot
 from ..sequential import SequentialBackbone
@@ -46,28 +46,35 @@ class Domain:
     module: DomainModule | None = None
 
     @classmethod
-    def of(cls, step: Step, backbone: Backbone, seed: int, features: Tensor | None = None) -> "Domain":
-        """The domain that is a stream's step, its parameters untrained.
-
-        Args:
-            seed: of the run.
-            features: of its items, for backbones that need them.
-        """
+    def of(cls, step: Step, backbone: Backbone) -> "Domain":
+        """The domain that is a stream's step, without a module."""
         numbered = _numbered_from_zero(step)
         domain = cls(step.index, numbered, slice(step.old_items, step.n_items), range(step.old_users, step.n_users),
                      numbered.sessions["train"].prefixes())
         if isinstance(backbone, SequentialBackbone):
             return replace(domain, memory=backbone.remember(as_one_client(numbered), {}))
-        return replace(domain, module=domain._made(backbone, seed, features))
+        return domain
 
-    def _made(self, backbone: ModuleBackbone, seed: int, features: Tensor | None) -> DomainModule:
-        step = self.step
-        data = DomainData(step.n_users, step.n_items, features, (step.train.values, step.train.indptr))
-        device = step.train.values.device
+    def data(self, features: Tensor | None) -> DomainData:
+        """What it knows before it trains.
+
+        Args:
+            features: of its items, for backbones that need them.
+        """
+        return DomainData(self.step.n_users, self.step.n_items, features,
+                          (self.step.train.values, self.step.train.indptr))
+
+    def with_module(self, backbone: ModuleBackbone, method: DomainMethod, data: DomainData, seed: int) -> "Domain":
+        """The same with an untrained module.
+
+        Args:
+            seed: of the run.
+        """
+        device = self.step.train.values.device
         with modules.seeded(Silo.alone(self, seed).seed, "init", device=device):
-            module = backbone.module(data).to(device)
-        modules.check(backbone, module, step.n_items)
-        return module
+            module = method.module(backbone, data).to(device)
+        modules.check(backbone, module, self.step.n_items)
+        return replace(self, module=module)
 
     def model(self, whole: Snapshot) -> Snapshot:
         """Its part of all parameters."""

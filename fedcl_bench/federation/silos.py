@@ -53,13 +53,17 @@ class Silos:
 
     @classmethod
     def of(cls, f: Federation) -> "Silos":
-        features = f.stream.features or (None,) * len(f.stream.steps)
-        domains = tuple(Domain.of(step.to(f.device), f.backbone, f.seed, of_items)
-                        for step, of_items in zip(f.stream.steps, features))
-        for domain in domains:
-            if domain.module is not None:
-                domain.module.to(getattr(torch, f.server.precision))
         method = f.method if isinstance(f.method, DomainMethod) else DomainMethod(NoSettings())
+        domains = tuple(Domain.of(step.to(f.device), f.backbone) for step in f.stream.steps)
+        if isinstance(f.backbone, ModuleBackbone):
+            features = f.stream.features or (None,) * len(domains)
+            known = [domain.data(of_items) for domain, of_items in zip(domains, features)]
+            groups = [[each] for each in known] if f.topology == "local" else [known]
+            prepared = [data for group in groups for data in f.backbone.prepared(group)]
+            domains = tuple(domain.with_module(f.backbone, method, data, f.seed)
+                            for domain, data in zip(domains, prepared, strict=True))
+            for domain in domains:
+                domain.module.to(getattr(torch, f.server.precision))
         return cls(f, domains, method, stages_of(f))
 
     @property

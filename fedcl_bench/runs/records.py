@@ -32,6 +32,8 @@ import numpy as np
 import pandas as pd
 import torch
 
+from ..data.features import silent
+from ..data.stream import Stream
 from ..draws import Tables
 from ..errors import Busy, Corrupt, UserError
 from ..evaluation.beyond import summarise
@@ -258,14 +260,30 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
     }
 
 
+def of_features(config: RunConfig, stream: Stream) -> dict[str, Any]:
+    """What a record says of the features of a run's items, per domain; nothing if it has none.
+
+    ``silent`` are the items without a text or vector, whose features are zeros.
+    """
+    if config.features is None:
+        return {}
+    each = stream.features
+    return {"features": {"fingerprint": config.features.fingerprint, "items": [len(vectors) for vectors in each],
+                         "silent": [silent(vectors) for vectors in each], "layers": [v.shape[1] for v in each],
+                         "dim": [v.shape[2] for v in each]}}
+
+
 def _who_has(config: RunConfig, model: Snapshot, state: Tables) -> dict[str, list[str]]:
     """What clients upload, and what they keep; where there is no server, neither."""
     if config.is_central or (config.is_domains and config.stream.topology == "central"):
         return {"uploaded": [], "kept_at_client": []}
     if config.is_domains:
         shared = [*model.dense] if config.stream.topology == "federated" else []
-        if shared and getattr(config.method.cls, "sent", ()):
-            return {"uploaded": [*config.method.cls.sent], "kept_at_client": [*model.public, *model.dense]}
+        if shared and (sent := getattr(config.method.cls, "sent", ())):
+            uploaded = [name for name in model.dense if name.startswith(sent)]
+            others = [name for name in sent if not any(each.startswith(name) for each in uploaded)]
+            return {"uploaded": [*uploaded, *others],
+                    "kept_at_client": [*model.public, *(name for name in model.dense if name not in uploaded)]}
         return {"uploaded": shared, "kept_at_client": [*model.public, *({} if shared else model.dense)]}
     return {"uploaded": [*model.public, *model.dense, *method_uploads(config)],
             "kept_at_client": [*model.private, *state]}

@@ -110,9 +110,9 @@ def _stream(config: Any, dataset: str, streams: OrderedDict[Any, Any]) -> Any:
     """The stream of a configuration, perhaps an earlier job's."""
     from ..data.datasets import load_stream
 
-    key = (dataset, config.source.fingerprint, config.stream)
+    key = (dataset, config.source.fingerprint, config.stream, config.features)
     if key not in streams:
-        streams[key] = load_stream(config.source, config.stream)
+        streams[key] = load_stream(config.source, config.stream, config.features)
     streams.move_to_end(key)
     while len(streams) > STREAMS:
         streams.popitem(last=False)

@@ -24,7 +24,7 @@ from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.runner import Interrupted, Watch, execute
 
 PLUGINS = '''
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -43,6 +43,7 @@ class Pooled(DomainModule):
         self.mix = nn.Sequential(nn.Dropout(settings.dropout), nn.Linear(settings.dim, settings.dim), nn.Tanh())
         self.late = nn.Linear(settings.dim, settings.dim, bias=False)
         self.register_buffer("hints", torch.zeros(data.n_items, 2))
+        self.codes, self.wrapped = data.codes, False
 
     def enter_stage(self, stage):
         if stage == "alone":
@@ -65,6 +66,9 @@ class PooledBackbone(ModuleBackbone):
     name, title, reference, Settings = "pooled", "Mean of items", "", PooledSettings
     exchanges = frozenset({"hints"})
 
+    def prepared(self, domains):
+        return [replace(data, codes=torch.tensor([each.n_items for each in domains])) for data in domains]
+
     def module(self, data):
         return Pooled(data, self.settings)
 
@@ -76,6 +80,11 @@ class Hints(DomainMethod):
     def stages(self):
         return (Stage("together", rounds=2, trained=("items", "mix")),
                 Stage("alone", exchanges=False, new_optimiser=True))
+
+    def module(self, backbone, data):
+        module = backbone.module(data)
+        module.wrapped = True
+        return module
 
     def upload(self, module, draw):
         return {"sizes": module.items.weight.norm(dim=1) + 0.0 * torch.rand(len(module.hints))}
@@ -246,6 +255,14 @@ def test_stages_train_send_and_end_as_they_say(known, shops, tmp_path):
         assert result["best_round"][step] == 2 + last.index(max(last)) + 1
     assert result["privacy"]["uploaded"] == ["sizes"]
     assert "late.weight" in result["privacy"]["kept_at_client"]
+
+
+@pytest.mark.parametrize("method, topology, known_together", [
+    ("ft", "local", [[15], [11]]), ("ft", "central", [[15, 11]] * 2), ("hints", "federated", [[15, 11]] * 2)])
+def test_domains_that_train_together_are_prepared_together(known, shops, method, topology, known_together):
+    made = [domain.module for domain in Silos.of(federation_of(configured(known, method, topology=topology))).domains]
+    assert [module.codes.tolist() for module in made] == known_together
+    assert [module.wrapped for module in made] == [method == "hints"] * 2
 
 
 def test_a_finished_model_scores_as_it_was_tested(known, shops, tmp_path):

@@ -145,11 +145,14 @@ def _located(args: argparse.Namespace):
 
 def _show(args: argparse.Namespace) -> int:
     from ...data.datasets import load_stream, statistics, thin_note
+    from ...data.features import texts_of
     from ..show import show_statistics
 
     source, settings = _located(args)
     stream = load_stream(source, settings)
     status = show_statistics(source, settings, statistics(stream), {} if args.assignments else source.config.expected)
+    for name, texts in texts_of(source, stream).items():
+        print(f"note: {sum(map(bool, texts)):,} of {len(texts):,} items of {name} have a text")
     if text := thin_note(stream, settings):
         print(f"note: {text}")
     return status
