@@ -213,10 +213,30 @@ class RecBoleTextSettings(RecBoleSettings, TextSettings):
     """The same of a model that reads what items' texts say, which it does in streams of domains."""
 
 
+@dataclass(frozen=True)
+class FDSASettings(RecBoleTextSettings):
+    """The same of a baseline of UniSRec."""
+
+    item_text: str = setting("vectors", "an item's feature is what its text says (vectors), or frozen normal numbers "
+                             "(noise)", choices=("vectors", "noise"))
+
+
+@dataclass(frozen=True)
+class S3RecSettings(FDSASettings):
+    """The same with pre-training."""
+
+    pretrain_rounds: int = setting(500, "rounds of pre-training (RecBole's pretrain_epochs; UniSRec: 300)", low=1)
+
+
+_OF_TEXT = {"FDSA": FDSASettings, "S3Rec": S3RecSettings}
+_READINGS = {"item_text": {"vectors": "UniSRec's paper", "noise": "UniSRec's released FDSA and S3Rec, whose initial "
+                           "weights are drawn over the vectors"}}
+
+
 @functools.cache
 def backbone_class(name: str) -> type[RecBoleBackbone]:
     """The backbone of RecBole's model ``name``."""
-    kind = RecBoleTextSettings if name in READS_TEXT else RecBoleSettings
+    kind = _OF_TEXT.get(name, RecBoleTextSettings if name in READS_TEXT else RecBoleSettings)
     settings = type(f"{name}Settings", (kind,), {"NAME": name, "__module__": __name__})
     ignored = {}
     if not _sizes(name):
@@ -226,6 +246,7 @@ def backbone_class(name: str) -> type[RecBoleBackbone]:
     return type(name, (RecBoleBackbone,), {
         "name": f"{PREFIX}{name}", "title": f"RecBole 1.2.0's {models.names()[name]} recommender {name}",
         "reference": "Zhao et al., RecBole 2.0, CIKM 2022", "Settings": settings, "ignored": ignored,
+        "readings": _READINGS if name in _OF_TEXT else {},
         "__module__": __name__})
 
 

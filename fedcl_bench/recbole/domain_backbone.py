@@ -12,6 +12,7 @@ from typing import Sequence
 
 import torch
 
+from ..backbone import Backbone
 from ..domain_module import DomainData, ModuleBackbone, Stage
 from ..errors import UserError
 from . import models
@@ -74,19 +75,27 @@ class RecBoleDomainBackbone(ModuleBackbone):
 
     def module(self, data: DomainData) -> RecBoleModule:
         """RecBole's model of a domain; raises UserError for one that has too few items for RecBole's masks."""
-        if models.defaults(self.settings.NAME).get("transform"):
+        if models.defaults(self.settings.NAME).get("transform") and data.n_items <= self.settings.max_length:
             _require_unseen(data)
+        if getattr(self.settings, "item_text", "vectors") == "noise":
+            data = replace(data, features=_noise(data.features))
         return made(self.settings.NAME, self._values, self.settings.max_length, data, self.design)
 
     def stages(self) -> Sequence[Stage]:
         if self.settings.NAME != "S3Rec":
             return super().stages()
-        rounds = self._values.get("pretrain_epochs", hyper_parameters("S3Rec")["pretrain_epochs"])
-        return Stage(PRETRAIN, rounds=rounds), Stage("finetune", new_optimiser=True)
+        return Stage(PRETRAIN, rounds=self.settings.pretrain_rounds), Stage("finetune", new_optimiser=True)
+
+
+def _noise(features: torch.Tensor) -> torch.Tensor:
+    """What UniSRec's released baselines read: numbers with the law of all their initial weights, N(0, .02^2)."""
+    numbers = torch.randn(features.shape, generator=torch.Generator().manual_seed(0))
+    return (0.02 * numbers).to(features)
 
 
 def _require_unseen(data: DomainData) -> None:
-    """RecBole's masking looks for an item that a history has not, without an end where there is none."""
+    """RecBole's masking looks for an item that a history has not, without an end where there is none; raises
+    UserError."""
     values, bounds = data.histories
     users = torch.arange(data.n_users, device=values.device).repeat_interleave(bounds.diff())
     different = torch.unique(users * data.n_items + values) // data.n_items
@@ -96,9 +105,10 @@ def _require_unseen(data: DomainData) -> None:
 
 
 @functools.cache
-def domain_backbone_class(name: str, settings: type) -> type[RecBoleDomainBackbone]:
-    """What stands for RecBole's model ``name`` in streams of domains, with the settings that it has anywhere."""
+def domain_backbone_class(name: str, cls: type[Backbone]) -> type[RecBoleDomainBackbone]:
+    """What stands for RecBole's model ``name`` in streams of domains, with the settings of ``cls``, which it is in
+    others."""
     return type(name, (RecBoleDomainBackbone,), {
         "name": f"{PREFIX}{name}", "title": f"RecBole 1.2.0's sequential recommender {name}, of a domain",
-        "reference": "Zhao et al., RecBole 2.0, CIKM 2022", "Settings": settings,
+        "reference": "Zhao et al., RecBole 2.0, CIKM 2022", "Settings": cls.Settings, "readings": cls.readings,
         "needs_features": name in READS_TEXT, "__module__": __name__})

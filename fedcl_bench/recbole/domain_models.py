@@ -21,8 +21,8 @@ from .text_models import TEXT, TextEmbedding, TextPretraining, TextTable, of_ids
 # Hyper-parameters that models read and RecBole's files lack; FEARec has no contrast unless one is named.
 _MORE: dict[str, dict[str, Any]] = {"FEARec": {"contrast": None, "tau": 1.0, "sim": "dot"}}
 # Those that the stages of training and the texts decide.
-_DECIDED = {"train_stage", "pre_model_path", "save_step", "item_attribute", "selected_features", "pooling_mode",
-            "transform"}
+_DECIDED = {"train_stage", "pre_model_path", "pretrain_epochs", "save_step", "item_attribute", "selected_features",
+            "pooling_mode", "transform"}
 
 
 def hyper_parameters(name: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.overrides import TorchFunctionMode
 
 from ..domain_module import DomainData, DomainModule, Histories
 from .domain_models import Stub, build, configuration
@@ -98,7 +99,7 @@ class RecBoleModule(DomainModule):
         if hasattr(self.model, "train_stage"):
             self._set_stage()
         draws = self.design.draws or self.stage == PRETRAIN
-        with parametrize.cached(), _seeded() if draws else contextlib.nullcontext():
+        with self._called(), _seeded() if draws else contextlib.nullcontext():
             interaction = self.interaction(fields)
             if self.transform is not None:
                 interaction = self.transform(self.stub, interaction)
@@ -117,9 +118,16 @@ class RecBoleModule(DomainModule):
 
     def scores(self, batch):
         """What RecBole's ``full_sort_predict`` returns of the domain's items, (B, items)."""
-        with parametrize.cached():
+        with self._called():
             scores = self.model.full_sort_predict(self.interaction(self._fields(batch)))
         return scores.view(len(batch.lengths), -1)[:, 1:1 + self.n_items]
+
+    @contextlib.contextmanager
+    def _called(self) -> Iterator[None]:
+        """Tables are put together once, and what RecBole makes on the way has the parameters' precision."""
+        double = next(self.parameters()).dtype == torch.float64
+        with parametrize.cached(), _in_double() if double else contextlib.nullcontext():
+            yield
 
     def interaction(self, fields: dict[str, Tensor]):
         """RecBole's batch."""
@@ -130,6 +138,27 @@ class RecBoleModule(DomainModule):
     def _fields(self, batch: Histories) -> dict[str, Tensor]:
         """RecBole's fields of histories: ids from 1, 0 at padding."""
         return {USER: batch.users + 1, SEQUENCE: batch.items + 1, LENGTH: batch.lengths}
+
+
+class _Wide(TorchFunctionMode):
+    """Makes complex numbers in double precision that are asked for in single."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        wide = {torch.cfloat: torch.cdouble}
+        return func(*args, **{name: wide.get(value, value) if isinstance(value, torch.dtype) else value
+                              for name, value in (kwargs or {}).items()})
+
+
+@contextlib.contextmanager
+def _in_double() -> Iterator[None]:
+    """New tensors of RecBole's code have double precision."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Wide():
+            yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _bpr_loss() -> nn.Module:

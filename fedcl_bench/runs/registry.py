@@ -187,7 +187,7 @@ def _recbole(name: str, domains: bool = False) -> Plugin:
     if domains:
         from ..recbole.domain_backbone import domain_backbone_class
 
-        cls = domain_backbone_class(cls.Settings.NAME, cls.Settings)
+        cls = domain_backbone_class(cls.Settings.NAME, cls)
     return Plugin("backbone", name, cls, Path(backbone.__file__), backbone.digest(identity, domains))
 
 

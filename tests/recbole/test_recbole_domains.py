@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import random
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,6 +34,8 @@ from fedcl_bench.recbole.domain_networks import MASKED, PRETRAIN
 from fedcl_bench.recbole.same_target import SameTarget
 from fedcl_bench.recbole.text_models import TextTable, attribute_loss, of_ids
 from fedcl_bench.runs.config import make_config
+from fedcl_bench.testing import check_plugin
+from fedcl_bench.testing.report import assert_passed
 
 WIDTH, SEED = 6, 5
 NO_DROPOUT = {"SASRec": ("hidden_dropout_prob", "attn_dropout_prob"), "BERT4Rec": ("hidden_dropout_prob",
@@ -48,8 +49,10 @@ SMALL = {"max_length": WIDTH, "dim": 8, "batch_size": 16, "rounds": 2, "topk": [
 @pytest.fixture
 def shops(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    lay("books", 1, 20, 15)
-    lay("games", 2, 12, 11)
+    for number, shop, users, items in ((1, "books", 20, 15), (2, "games", 12, 11)):
+        lay(shop, number, users, items)
+        Path(f"data/{shop}/{shop}.item").write_text("item_id:token\ttitle:token_seq\n" + "".join(
+            f"i{k}\t{shop} number {k} colour {k % 3}\n" for k in range(items)))
 
 
 def without_dropout(name: str, **more) -> str:
@@ -58,17 +61,14 @@ def without_dropout(name: str, **more) -> str:
 
 
 def configured(registry, name, method="ft", **settings):
-    return make_config(registry, method, f"recbole:{name}", "books+games", 0, [("test", {**SMALL, **settings})])
+    of_text = {"encoder": "tfidf", "text_dim": 4} if name in models.READS_TEXT else {}
+    return make_config(registry, method, f"recbole:{name}", "books+games", 0, [("test", {**SMALL, **of_text,
+                                                                                         **settings})])
 
 
-def federation_of(config, features=False):
-    """A run's parts over the shops, whose items' texts say random vectors."""
-    f = config.federation(load_stream(config.source, config.stream))
-    if features:
-        of_items = tuple(torch.randn(step.n_items - step.old_items, 2, 5, generator=torch.Generator().manual_seed(k))
-                         for k, step in enumerate(f.stream.steps))
-        f = replace(f, stream=replace(f.stream, features=of_items))
-    return f
+def federation_of(config):
+    """A run's parts over the shops."""
+    return config.federation(load_stream(config.source, config.stream, config.features))
 
 
 def module_of(registry, name, data: DomainData, **settings):
@@ -421,13 +421,41 @@ def test_attribute_loss_is_binary_cross_entropy(monkeypatch):
 
 def test_s3rec_is_pretrained_then_finetuned(registry, shops):
     """As many rounds as its file says or the user, and cross-entropy over the items after them."""
-    f = federation_of(configured(registry, "S3Rec", model="{pretrain_epochs: 2}"), features=True)
+    f = federation_of(configured(registry, "S3Rec", pretrain_rounds=2))
     assert [stage.rounds for stage in f.backbone.stages()] == [2, None]
     *_, progress = run(f)
     rows = [row for row in progress.curve if row["step"] == 0]
     assert [row["stage"] for row in rows] == [0, 0, 1, 1] and rows[0]["loss"] > 50.0 > rows[2]["loss"]
-    usual = federation_of(configured(registry, "S3Rec"), features=True)
-    assert usual.backbone.stages()[0].rounds == 500  # RecBole's file
+    usual = federation_of(configured(registry, "S3Rec"))
+    assert usual.backbone.stages()[0].rounds == models.defaults("S3Rec")["pretrain_epochs"]
+
+
+@pytest.mark.parametrize("name", ["FDSA", "S3Rec"])
+def test_noise_stands_for_texts_as_in_unisrecs_baselines(registry, shops, name):
+    data = made_up()
+    of_texts, of_noise = (dict(module_of(registry, name, data, item_text=each).named_buffers())
+                          for each in ("vectors", "noise"))
+    key, = of_texts
+    torch.testing.assert_close(of_texts[key][1:], data.features[:, -1])
+    assert 0.015 < float(of_noise[key][1:].std()) < 0.025 and not of_noise[key][0].any()
+
+
+def test_runs_read_texts_and_tables_know_them(registry, shops, capsys):
+    """From the items' texts to a table of the record, by commands."""
+    settings = [part for key, value in {**SMALL, "topk": 3, "encoder": "tfidf", "text_dim": 4}.items()
+                for part in ("--set", f"{key}={value}")]
+    assert main(["run", "--method", "ft", "--backbone", "recbole:FDSA", "--dataset", "books+games", *settings]) == 0
+    capsys.readouterr()
+    assert main(["tables", "--methods", "ft", "--backbones", "recbole:FDSA", "--rows", "backbone", "--columns", "block",
+                 "--metrics", "recall@3", "--datasets", "books+games", *settings]) == 0
+    assert "| recbole:FDSA |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["FEARec", "BERT4Rec", "S3Rec"])
+def test_check_runs_models_in_double_precision(registry, name):
+    """For which RecBole's code is not written."""
+    plugin = registry.get("backbone", f"recbole:{name}").of_domains()
+    assert_passed(check_plugin(registry, plugin, process=False, only=["resumes"]))
 
 
 # --------------------------------------------------------------------------------------------------------- bad input
