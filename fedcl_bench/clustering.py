@@ -24,16 +24,17 @@ class Lloyd:
     Attributes:
         iterations: at most so many.
         tolerance: it ends when the lengths that the centroids moved add up to no more; None: after all iterations.
-        weighted: a new centroid is the mean with weights 1 / (||x - c|| + epsilon), c being the last centroid (FFMSR,
-            Algorithm 1). Where c is a point itself, a small epsilon leaves it there.
-        epsilon: of those weights, in units of the distances.
+        weighted: a new centroid is the mean with weights 1 / (||x - c|| + epsilon s), c being the last centroid (FFMSR,
+            Algorithm 1), and s the root mean square distance of all points from their mean.
+        epsilon: of those weights. The first centroids are points, whose own weights are 1 / (epsilon s): a very small
+            one leaves each there for ever.
         recomputed: the centroids that are returned are plain means of the last clusters.
     """
 
     iterations: int = 300
     tolerance: float | None = 1e-4
     weighted: bool = False
-    epsilon: float = 1e-8
+    epsilon: float = 0.1
     recomputed: bool = False
 
 
@@ -126,13 +127,19 @@ def far_apart(points: Tensor, count: int, key: int) -> Tensor:
 def lloyd(points: Tensor, centroids: Tensor, how: Lloyd) -> Clusters:
     """K-means from given centroids (k, d)."""
     tiles = points.split(SIZES.clustered)
+    epsilon = how.epsilon * _spread(points) if how.weighted else None
     for _ in range(how.iterations):
-        _, sums, weights = _assigned(tiles, centroids, how.epsilon if how.weighted else None)
+        _, sums, weights = _assigned(tiles, centroids, epsilon)
         before, centroids = centroids, _means(sums, weights, centroids)
         if how.tolerance is not None and float((centroids - before).norm(dim=1).sum()) <= how.tolerance:
             break
     nearest, sums, counts = _assigned(tiles, centroids, None)
     return nearest, _means(sums, counts, centroids) if how.recomputed else centroids
+
+
+def _spread(points: Tensor) -> float:
+    """The root mean square distance of points from their mean; 1 if they are all the same."""
+    return float(points.var(0, correction=0).sum().sqrt()) or 1.0
 
 
 def _means(sums: Tensor, weights: Tensor, before: Tensor) -> Tensor:
@@ -144,7 +151,7 @@ def _assigned(tiles: tuple[Tensor, ...], centroids: Tensor, epsilon: float | Non
     (k,).
 
     Args:
-        epsilon: see ``Lloyd``; None: all weights are 1.
+        epsilon: of the weights, in units of distances; None: all weights are 1.
     """
     half = -0.5 * centroids.square().sum(1)
 

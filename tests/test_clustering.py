@@ -55,6 +55,7 @@ def test_k_means_equals_a_plain_loop(count, iterations, monkeypatch):
 def plain_lloyd(points: np.ndarray, centroids: np.ndarray, how: Lloyd) -> tuple[list[int], np.ndarray]:
     """FFMSR's Algorithm 1 from line "repeat", point by point."""
     centroids = centroids.copy()
+    spread = np.sqrt(((points - points.mean(0)) ** 2).sum(1).mean())
 
     def nearest(x):
         return int(np.argmin([((x - c) ** 2).sum() for c in centroids]))
@@ -63,7 +64,7 @@ def plain_lloyd(points: np.ndarray, centroids: np.ndarray, how: Lloyd) -> tuple[
         before, of = centroids.copy(), [nearest(x) for x in points]
         for j in range(len(centroids)):
             members = [x for x, k in zip(points, of) if k == j]
-            weights = [1 / (np.sqrt(((x - before[j]) ** 2).sum()) + how.epsilon) if how.weighted else 1.0
+            weights = [1 / (np.sqrt(((x - before[j]) ** 2).sum()) + how.epsilon * spread) if how.weighted else 1.0
                        for x in members]
             if members:
                 centroids[j] = sum(w * x for w, x in zip(weights, members)) / sum(weights)
@@ -92,6 +93,19 @@ def test_weights_are_inverse_distances():
     assert lloyd(points, centroid, Lloyd(1, weighted=True, epsilon=1e-12))[1].item() == pytest.approx(1.0)
     assert lloyd(points, centroid, Lloyd(1))[1].item() == 2.0
     assert lloyd(points, centroid, Lloyd(1, weighted=True, epsilon=1e-12, recomputed=True))[1].item() == 2.0
+
+
+def test_weighted_centroids_leave_the_points_that_they_begin_with():
+    """By default, and so they end nearer to their points; with an epsilon of 0 in effect they would stay."""
+    points = torch.randn(300, 4, generator=torch.Generator().manual_seed(5))
+    first = far_apart(points, 5, 1)
+
+    def error(how):
+        found, centroids = lloyd(points, first, how)
+        return float((points - centroids[found]).square().sum())
+
+    assert torch.allclose(lloyd(points, first, Lloyd(weighted=True, epsilon=1e-9))[1], first, atol=1e-4)
+    assert error(Lloyd(weighted=True)) < 0.8 * error(Lloyd(0)) and error(Lloyd(weighted=True)) > error(Lloyd())
 
 
 @settings(max_examples=60, deadline=None)
