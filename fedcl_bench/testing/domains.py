@@ -15,7 +15,7 @@ from torch import Tensor
 from ..client.modules import carried, histories
 from ..client.silo import Silo
 from ..data.stream import Stream
-from ..domain_module import DomainMethod, DomainModule
+from ..domain_module import DomainData, DomainMethod, DomainModule
 from ..draws import DrawKey, Tables
 from ..federation.loop import run
 from ..federation.parts import Federation, Progress
@@ -83,16 +83,26 @@ def other_domains(pair: Pair) -> str:
     if pair.federation().topology == "central":
         raise Inapplicable("with topology=central all domains' samples are in one place")
     answers: list[Any] = []
-    mine = _followed(pair.federation(), lambda made, number: answers.append(made) or made)
+    known: list[DomainData] = []
+    f = pair.federation()
+    _preparing(f, lambda made: known.extend(made) or made)
+    mine = _followed(f, lambda made, number: answers.append(made) or made)
     elsewhere = domain_stream([seed if number == _MINE else _OTHER for number, seed in enumerate(DOMAINS)])
-    theirs = _followed(pair.federation(elsewhere), lambda made, number: [
-        answers[number][_MINE], *made[1:]] if number < len(answers) else made)
+    f = pair.federation(elsewhere)
+    _preparing(f, lambda made: [known[_MINE], *made[1:]])
+    theirs = _followed(f, lambda made, number: [answers[number][_MINE], *made[1:]] if number < len(answers) else made)
     for number, (left, right) in enumerate(zip(mine, theirs)):
         if mismatch := tables_differ(left, right):
             raise Violated(f"round {number + 1}, other domains with other interactions and features: {mismatch} in the "
                            f"first domain, whom the server answered the same; does a class or module keep something of "
                            f"another domain?")
     return f"{min(len(mine), len(theirs))} rounds are the same when the other domains hold other things"
+
+
+def _preparing(f: Federation, answered: Callable[[list[DomainData]], list[DomainData]]) -> None:
+    """Let what is made of the texts of domains that train together be what ``answered`` makes of it."""
+    prepared = f.backbone.prepared
+    f.backbone.prepared = lambda domains: answered(list(prepared(domains))) if len(domains) > 1 else prepared(domains)
 
 
 def _followed(f: Federation, answered: Callable[[Any, int], Any]) -> list[Tables]:
