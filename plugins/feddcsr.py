@@ -385,7 +385,8 @@ class FedDCSR(DomainMethod):
 
     name = "feddcsr"
     title = "domains average a shared encoder and shared representations"
-    reference = FedDCSRBackbone.reference
+    reference = ("Zhang et al., FedDCSR: Federated Cross-domain Sequential Recommendation via Disentangled "
+                 "Representation Learning, SDM 2024")
     needs = "shared representations"
     sent = (SENT, "anchor")
 
