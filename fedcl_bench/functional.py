@@ -73,6 +73,8 @@ def shared(parameter: Tensor) -> Tensor | None:
     whole = parameter._base
     if parameter.stride(0) or whole is None or whole.dim() != parameter.dim() - 1:
         return None
+    if whole.requires_grad != parameter.requires_grad:  # the gradient is to be that of clients' copies
+        return None
     first, between = divmod(parameter.storage_offset() - whole.storage_offset(), whole.stride(0) or 1)
     if between or parameter.stride()[1:] != whole.stride() or parameter.shape[2:] != whole.shape[1:]:
         return None

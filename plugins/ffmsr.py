@@ -22,8 +22,6 @@ from fedcl_bench.semantics import (CENTROIDS, SEMANTICS, ClusterStream, FourierF
 FINETUNE = "finetune"
 _WIDTH = 768  # numbers of a language model's encoding, about
 _KEPT_BY_FILTER = 6  # numbers of each number of a position that a filter layer keeps until it is differentiated
-_REFERENCE = ("Lu, Guo, Yu, Cheng, Han & Zhu, Federated Semantic Learning for Privacy-preserving Cross-domain "
-              "Recommendation, 2025")
 
 
 @dataclass(frozen=True)
@@ -241,7 +239,8 @@ class FFMSRBackbone(ModuleBackbone):
 
     name = "ffmsr"
     title = "fused text layers, ID embeddings and filtered centroids, for domains"
-    reference = _REFERENCE
+    reference = ("Lu, Guo, Yu, Cheng, Han & Zhu, Federated Semantic Learning for Privacy-preserving Cross-domain "
+                 "Recommendation, 2025")
     Settings = FFMSRBackboneSettings
     needs_features = True
     exchanges = frozenset({SEMANTICS})
@@ -304,7 +303,8 @@ class FFMSR(DomainMethod):
 
     name = "ffmsr"
     title = "clusters of items' fused texts at the server, then training alone, for domains"
-    reference = _REFERENCE
+    reference = ("Lu, Guo, Yu, Cheng, Han & Zhu, Federated Semantic Learning for Privacy-preserving Cross-domain "
+                 "Recommendation, 2025")
     Settings = FFMSRSettings
     needs = SEMANTICS
     sent = ("semantics",)

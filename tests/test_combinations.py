@@ -10,6 +10,7 @@ import torch
 from helpers import SMALL, STABLE
 
 from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.domain_module import DomainMethod, ModuleBackbone
 from fedcl_bench.evaluation import beyond
 from fedcl_bench.federation.loop import run
 from fedcl_bench.runs.config import make_config
@@ -19,8 +20,9 @@ from fedcl_bench.sequential import SequentialBackbone
 
 NAMES = discover()
 BACKBONES = [name for name in NAMES.names("backbone")
-             if not issubclass(NAMES.get("backbone", name).cls, SequentialBackbone)]
-METHODS = [name for name in NAMES.names("method") if not NAMES.get("method", name).cls.needs_sequential]
+             if not issubclass(NAMES.get("backbone", name).cls, (SequentialBackbone, ModuleBackbone))]
+METHODS = [name for name in NAMES.names("method") if not NAMES.get("method", name).cls.needs_sequential
+           and not issubclass(NAMES.get("method", name).cls, DomainMethod)]
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +31,11 @@ def stream():
     return load_stream(config.source, config.stream)
 
 
-def test_what_fits_blocks_is_all_that_does_not_need_sessions():
-    sequential = set(NAMES.names("backbone")) - set(BACKBONES)
-    assert sequential == {"dmi-gnn", "gru4rec", "hearint", "miasrec", "sasrec", "tisasrec"}
-    assert set(NAMES.names("method")) - set(METHODS) == {"fcucr"}
+def test_what_fits_blocks_is_all_that_needs_neither_sessions_nor_domains():
+    others = set(NAMES.names("backbone")) - set(BACKBONES)
+    assert others == {"dmi-gnn", "gru4rec", "hearint", "miasrec", "sasrec", "tisasrec",  # sessions
+                      "ccdr", "feddcsr", "ffmsr", "recguru", "unisrec", "vqrec"}  # domains
+    assert set(NAMES.names("method")) - set(METHODS) == {"fcucr", "feddcsr", "ffmsr", "pfcr"}
 
 
 def same(a, b):

@@ -75,7 +75,8 @@ class Origin:
                             f"Name the folder of its data: data_dir=DIR.")
         if config.features and config.features.fingerprint != meta["features"]["fingerprint"]:
             raise UserError(f"{describe(meta)}: found other texts of items, given vectors or another model under "
-                            f"encoder '{config.features.encoder}' than the run was made with.\nPut back those that it had.")
+                            f"encoder '{config.features.encoder}' than the run was made with.\n"
+                            f"Put back those that it had.")
         return config
 
     def stream(self, run: Run) -> Stream:

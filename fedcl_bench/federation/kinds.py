@@ -65,6 +65,16 @@ def check_in_epochs(backbone: Backbone, method: Method, domains: bool, topology:
                         f"{'cross-domain' if domains else 'session'} recommenders.")
 
 
+def check_classes(backbone: type, method: type) -> None:
+    """Raise UserError if a method of clients of one user each is to act on a backbone of domains.
+
+    It is asked before their settings are looked at, of which two of one name need not go together then.
+    """
+    if issubclass(backbone, ModuleBackbone) and does_something(method) and not issubclass(method, DomainMethod):
+        raise Misfit(f"method '{method.name}' is about clients of one user each, and '{backbone.name}' is for domains "
+                     f"of many.", "method", lambda cls: not does_something(cls) or issubclass(cls, DomainMethod))
+
+
 def _check_modules(backbone: Backbone, method: Method, topology: str) -> None:
     """Raise UserError unless a backbone and a method of domains go together under a topology."""
     needs, ours = getattr(method, "needs", ""), isinstance(method, DomainMethod)
@@ -72,9 +82,7 @@ def _check_modules(backbone: Backbone, method: Method, topology: str) -> None:
         what = f"exchanges {needs} of items" if needs else "is about modules of domains"
         raise Misfit(f"method '{method.name}' {what}, which '{backbone.name}' has none of.", "backbone",
                      lambda cls: issubclass(cls, ModuleBackbone) and (not needs or needs in cls.exchanges))
-    if not ours and does_something(method):
-        raise Misfit(f"method '{method.name}' is about clients of one user each, and here each is a domain of many.",
-                     "method", lambda cls: not does_something(cls) or issubclass(cls, DomainMethod))
+    check_classes(type(backbone), type(method))
     for kind, plugin in (("method", method), ("backbone", backbone)):
         accepted = getattr(plugin, "topologies", None)
         if accepted and topology not in accepted:

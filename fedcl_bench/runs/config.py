@@ -23,7 +23,7 @@ from ..domain_module import ModuleBackbone
 from ..errors import Misfit, UserError
 from ..evaluation import ranking
 from ..evaluation.ranking import DEFAULT, EvaluationSettings, parse_metric
-from ..federation import parts
+from ..federation import kinds, parts
 from ..federation.parts import Federation, FederationSettings
 from ..metric import Metric
 from ..names import shown
@@ -323,6 +323,10 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
     """The settings of a combination, without looking at its data. Arguments and errors as for ``make_config``."""
     method_plugin, backbone_plugin = registry.get("method", method), registry.get("backbone", backbone)
     overrides = list(overrides)
+    try:
+        kinds.check_classes(backbone_plugin.cls, method_plugin.cls)
+    except Misfit as error:
+        raise registry.naming(error) from None
     parts = AllSettings(*assemble([*CORE_SETTINGS, backbone_plugin.cls.Settings, method_plugin.cls.Settings],
                                   layers(dataset, overrides, backbone_plugin.cls, method_plugin.name),
                                   f"{method} on {backbone}"))

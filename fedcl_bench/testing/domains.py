@@ -142,7 +142,8 @@ def uploads(pair: Pair) -> str:
                 raise Violated(f"upload: '{name}' has the shape {tuple(value.shape)}, a row for each of the domain's "
                                f"{domain.step.n_users} users; what users did stays at the domain")
             if name in kept and name not in pair.method_cls.sent:
-                raise Violated(f"upload: '{name}' is the domain's own table of its items; name it in `sent`, or keep it")
+                raise Violated(f"upload: '{name}' is the domain's own table of its items; name it in `sent`, or keep "
+                               f"it")
     return f"{', '.join(sent[0])} of {len(sent)} domains; nothing has a row per user"
 
 
