@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcl_bench import draws, setting
+from fedcl_bench import DomainModule, ModuleBackbone, TextSettings, draws, setting
 from fedcl_bench.clustering import Clustering, cluster
-from fedcl_bench.domain_module import DomainData, DomainModule, Histories, ModuleBackbone, TextSettings
+from fedcl_bench.domain_module import DomainData, Histories
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcl_bench import draws, setting
+from fedcl_bench import DomainMethod, ModuleBackbone, Stage, draws, setting
 from fedcl_bench.clustering import ALGORITHMS, Clustering, Lloyd, cluster
 from fedcl_bench.codes import of_texts
 from fedcl_bench.domain_layers import EncoderSettings, TransformerEncoder, by_length
-from fedcl_bench.domain_module import DomainMethod, ModuleBackbone, Stage
 from fedcl_bench.semantics import (CENTROIDS, SEMANTICS, ClusterStream, FourierFilter, SemanticModule, SemanticSettings,
                                    TextFusion)
 

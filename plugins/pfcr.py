@@ -9,13 +9,11 @@ from typing import Iterable
 import torch
 from torch import Tensor, nn
 
-from fedcl_bench import draws
+from fedcl_bench import DomainMethod, DomainModule, Stage, UserError, draws, setting
 from fedcl_bench.cosine_module import CosineModule, cosines, rows_at
 from fedcl_bench.domain_layers import TransformerEncoder
-from fedcl_bench.domain_module import DomainMethod, DomainModule, Histories, Stage
-from fedcl_bench.errors import UserError
+from fedcl_bench.domain_module import Histories
 from fedcl_bench.randomised_response import budget, estimated, kept_share, randomise, shifted_share
-from fedcl_bench.settings import setting
 
 FEDERATED, SINGLE, PROMPTED = "fed_pretrain", "single_train", "prompt_finetune"
 TABLE = "content.code_table"

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcl_bench import setting
-from fedcl_bench.domain_module import DomainData, DomainModule, Histories, ModuleBackbone, ModuleSettings, Stage
+from fedcl_bench import DomainModule, ModuleBackbone, ModuleSettings, Stage, setting
+from fedcl_bench.domain_module import DomainData, Histories
 
 RECONSTRUCT, ALIGN, RECOMMEND = "reconstruct", "align", "recommend"
 

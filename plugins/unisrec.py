@@ -9,8 +9,7 @@ from torch import nn
 
 from fedcl_bench.cosine_module import CosineModule, CosineSettings, rows_at
 from fedcl_bench.domain_layers import MoEAdapter
-from fedcl_bench.domain_module import ModuleBackbone
-from fedcl_bench.settings import setting
+from fedcl_bench import ModuleBackbone, setting
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from fedcl_bench.codes import of_texts
 from fedcl_bench.cosine_module import CosineModule, CosineSettings
-from fedcl_bench.domain_module import DomainData, ModuleBackbone, Stage
-from fedcl_bench.settings import setting
+from fedcl_bench import ModuleBackbone, Stage, setting
+from fedcl_bench.domain_module import DomainData
 
 PERMUTATION = "permutation"  # the stage that trains which vector each code has
 _CERTAIN = 60.0  # beside zeros, no Gumbel noise makes another entry the largest

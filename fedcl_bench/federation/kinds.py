@@ -66,22 +66,23 @@ def check_in_epochs(backbone: Backbone, method: Method, domains: bool, topology:
 
 
 def check_classes(backbone: type, method: type) -> None:
-    """Raise UserError if a method of clients of one user each is to act on a backbone of domains.
+    """Raise UserError if of a backbone and a method one is for domains, and the other cannot go with it.
 
     It is asked before their settings are looked at, of which two of one name need not go together then.
     """
-    if issubclass(backbone, ModuleBackbone) and does_something(method) and not issubclass(method, DomainMethod):
+    if issubclass(method, DomainMethod):
+        needs = method.needs
+        if not issubclass(backbone, ModuleBackbone) or (needs and needs not in backbone.exchanges):
+            what = f"exchanges {needs} of items" if needs else "is about modules of domains"
+            raise Misfit(f"method '{method.name}' {what}, which '{backbone.name}' has none of.", "backbone",
+                         lambda cls: issubclass(cls, ModuleBackbone) and (not needs or needs in cls.exchanges))
+    elif issubclass(backbone, ModuleBackbone) and does_something(method):
         raise Misfit(f"method '{method.name}' is about clients of one user each, and '{backbone.name}' is for domains "
                      f"of many.", "method", lambda cls: not does_something(cls) or issubclass(cls, DomainMethod))
 
 
 def _check_modules(backbone: Backbone, method: Method, topology: str) -> None:
     """Raise UserError unless a backbone and a method of domains go together under a topology."""
-    needs, ours = getattr(method, "needs", ""), isinstance(method, DomainMethod)
-    if ours and (not isinstance(backbone, ModuleBackbone) or (needs and needs not in backbone.exchanges)):
-        what = f"exchanges {needs} of items" if needs else "is about modules of domains"
-        raise Misfit(f"method '{method.name}' {what}, which '{backbone.name}' has none of.", "backbone",
-                     lambda cls: issubclass(cls, ModuleBackbone) and (not needs or needs in cls.exchanges))
     check_classes(type(backbone), type(method))
     for kind, plugin in (("method", method), ("backbone", backbone)):
         accepted = getattr(plugin, "topologies", None)

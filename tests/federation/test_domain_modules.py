@@ -257,7 +257,7 @@ def test_stages_train_send_and_end_as_they_say(known, shops, tmp_path):
         last = of_step[of_step["stage"] == 1]["valid"].tolist()
         assert len(last) == last.index(max(last)) + 3
         assert result["best_round"][step] == 2 + last.index(max(last)) + 1
-    assert result["privacy"]["uploaded"] == ["sizes"]
+    assert result["privacy"]["uploaded"] == ["sizes", "features"]  # which `prepared` reads of all domains
     assert "late.weight" in result["privacy"]["kept_at_client"]
 
 
@@ -305,10 +305,11 @@ def test_what_does_not_go_together_is_refused(known, shops):
     for method, backbone, settings, said in (
             ("hints", "pooled", {"topology": "local"}, "found local, accepted: federated with method 'hints'"),
             ("hints", "sasrec", {}, "(?s)exchanges hints of items, which 'sasrec' has none of.*that fit: .*pooled"),
+            ("hints", "fedmf", {}, "(?s)exchanges hints of items, which 'fedmf' has none of"),
             ("f3crec", "pooled", {}, "(?s)is about clients of one user each.*that fit: .*ft, .*hints")):
         with pytest.raises(UserError, match=said):
             federation_of(configured(known, method, backbone, **settings))
-    for method, backbone in (("ft", "pooled"), ("hints", "fedmf")):
-        config = make_config(known, method, backbone, "ml-100k")
+    for method in ("ft", "hints"):
+        config = make_config(known, method, "pooled", "ml-100k")
         with pytest.raises(UserError, match="is one of domains; name two or more, as in --dataset A.B"):
             config.check(config.federation(load_stream(config.source, config.stream)))
