@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,6 +76,17 @@ def fit(vectors: Tensor, codes: int, centroids: int, key: int, rotate: bool = Tr
             quantiser = _turned(centred, quantiser)
         rotated = _rotated(centred, quantiser.rotation.T)
         return replace(quantiser, centroids=_clusters(rotated, quantiser.centroids, _AFTER)[1])
+
+
+_fitted: dict[tuple[Any, ...], Quantiser] = {}  # in this process: it takes a minute, and all seeds have the same
+
+
+def of_texts(vectors: Tensor, codes: int, centroids: int) -> Quantiser:
+    """The rotated quantiser of these encodings of texts, whatever the run's seed; arguments as of ``fit``."""
+    content = hashlib.blake2b(vectors.numpy().tobytes()).hexdigest(), vectors.shape, codes, centroids
+    if content not in _fitted:
+        _fitted[content] = fit(vectors, codes, min(centroids, len(vectors)), draws.key(0, "codes of texts"))
+    return _fitted[content]
 
 
 def _turned(centred: Tensor, quantiser: Quantiser) -> Quantiser:

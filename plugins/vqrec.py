@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcl_bench import draws
-from fedcl_bench.codes import Quantiser, fit
+from fedcl_bench.codes import of_texts
 from fedcl_bench.cosine_module import CosineModule, CosineSettings
 from fedcl_bench.domain_module import DomainData, ModuleBackbone, Stage
 from fedcl_bench.settings import setting
@@ -104,9 +101,6 @@ def gumbel_sinkhorn(raw: Tensor, iterations: int, temperature: float, noise: boo
     return logs.exp()
 
 
-_fitted: dict[tuple[Any, ...], Quantiser] = {}  # in this process: it takes a minute, and all seeds have the same
-
-
 class VQRec(ModuleBackbone):
     """v_i = mean_j E_j[c_ij] for the item's codes c_i; scores are cos(h, v_i) / .07, h is SASRec's encoder on v.
 
@@ -138,17 +132,10 @@ class VQRec(ModuleBackbone):
     def prepared(self, domains):
         texts = [data.features.mean(1) for data in domains]
         coded = [self._coded(data) for data in domains]
-        quantiser = self._quantiser(torch.cat([text[rows] for text, rows in zip(texts, coded)]))
+        known = torch.cat([text[rows] for text, rows in zip(texts, coded)])
+        quantiser = of_texts(known, self.settings.codes, self.settings.centroids)
         return [replace(data, codes=quantiser.encode(text).where(rows[:, None], -1))
                 for data, text, rows in zip(domains, texts, coded)]
-
-    def _quantiser(self, texts: Tensor) -> Quantiser:
-        """The one of these encodings, (n, d_W), whatever the run's seed."""
-        m, k = self.settings.codes, min(self.settings.centroids, len(texts))
-        content = hashlib.blake2b(texts.numpy().tobytes()).hexdigest(), texts.shape, m, k
-        if content not in _fitted:
-            _fitted[content] = fit(texts, m, k, draws.key(0, "codes of texts"))
-        return _fitted[content]
 
     def _coded(self, data: DomainData) -> Tensor:
         """Which of a domain's items have codes, bool (items,)."""
