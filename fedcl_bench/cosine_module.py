@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .domain_layers import EncoderSettings, TransformerEncoder
+from .domain_layers import EncoderSettings, TransformerEncoder, by_length
 from .domain_module import DomainModule, Histories, TextSettings
 from .settings import setting
 
@@ -64,7 +64,7 @@ class CosineModule(DomainModule):
         Args:
             vectors: of all items, (items, d).
         """
-        return self.history(rows_at(batch.items, vectors), batch.lengths)
+        return by_length(batch, lambda piece: self.history(rows_at(piece.items, vectors), piece.lengths))
 
     def scores(self, batch: Histories) -> Tensor:
         vectors = self.vectors()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedcl_bench import DomainMethod, DomainModule, Stage, UserError, draws, setting
 from fedcl_bench.cosine_module import CosineModule, cosines, rows_at
-from fedcl_bench.domain_layers import TransformerEncoder
+from fedcl_bench.domain_layers import TransformerEncoder, by_length
 from fedcl_bench.domain_module import Histories
 from fedcl_bench.randomised_response import budget, estimated, kept_share, randomise, shifted_share
 
@@ -110,7 +110,7 @@ class PromptedModule(DomainModule):
         content = self.content.represent(batch, vectors)
         parts = [content]
         if self.settings.prompt in ("full", "ids"):
-            parts.insert(0, self._of_rows(batch))
+            parts.insert(0, by_length(batch, self._of_rows))
         if self.settings.prompt != "ids":
             parts.insert(0, self.attention(content, self.prompts, self.prompts, need_weights=False)[0])
         return sum(parts) if self.settings.prompt == "light" else self.drop(self.norm(self.joint(torch.cat(parts, 1))))

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fedcl_bench.cosine_module import CosineModule, CosineSettings, rows_at
-from fedcl_bench.domain_layers import MoEAdapter
+from fedcl_bench.domain_layers import MoEAdapter, by_length
 from fedcl_bench import ModuleBackbone, setting
 
 
@@ -46,9 +46,13 @@ class UniSRecModule(CosineModule):
     def represent(self, batch, vectors):
         if not (self.training and self.per_click):
             return super().represent(batch, vectors)
+        return by_length(batch, self._of_clicks)
+
+    def _of_clicks(self, batch):
+        """What users are looking for, each click adapted by itself, (B, d)."""
         # Padding is left out: every click that is adapted costs as much as an item.
         clicked = self.adapter(self.texts[batch.items[batch.real]])
-        rows = vectors.new_zeros(*batch.items.shape, vectors.shape[1])
+        rows = clicked.new_zeros(*batch.items.shape, clicked.shape[1])
         rows[batch.real] = clicked
         return self.history(rows if self.items is None else rows + rows_at(batch.items, self.items), batch.lengths)
 

@@ -12,6 +12,7 @@ from test_silos import lay
 
 import fedcl_bench as fb
 from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.federation import cold_start
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.silos import Silos
 from fedcl_bench.runs.config import make_config
@@ -60,7 +61,9 @@ def pfcr(registry, **settings):
     ("unisrec", {"experts": 2}), ("vqrec", {**CODED, "permutation_rounds": 1})])
 @pytest.mark.parametrize("topology", ["federated", "local", "central"])
 def test_each_trains_under_each_topology(registry, shops, backbone, options, topology):
-    progress = rounds_of(federation_of(registry, "ft", backbone, topology=topology, **options))[-1]
+    f = federation_of(registry, "ft", backbone, topology=topology, **options)
+    assert cold_start.notes(f) == []  # which asks other backbones for their private tables
+    progress = rounds_of(f)[-1]
     assert len(progress.tests) == 2 and all(row["loss"] == row["loss"] for row in progress.curve)
     for name, copies in progress.model.dense.items():
         if name != "permutation":  # of which nothing is left
