@@ -57,6 +57,7 @@ class DomainData:
         histories: the training items of every user, in time order, for modules that look at all of them: int64 values
             and where each user's begin and end, (users + 1,).
         codes: of a backbone that makes discrete ones of texts (see ``ModuleBackbone.prepared``), int64 (items, codes).
+        number, count: its place among the domains that train together, and their number, if ``prepared`` says so.
     """
 
     n_users: int
@@ -64,6 +65,8 @@ class DomainData:
     features: Tensor | None
     histories: tuple[Tensor, Tensor]
     codes: Tensor | None = None
+    number: int = 0
+    count: int = 1
 
 
 class DomainModule(nn.Module):
@@ -77,12 +80,15 @@ class DomainModule(nn.Module):
         rows: names of those parameters and buffers that have a row per item of the domain, (items, ...). They belong
             to the domain alone; all others have the same shape in every domain.
         fixed_length: histories are padded to ``max_length``, also where all of a batch are shorter.
+        by_sample: the loss is a mean over samples of what each has alone, so that those of a batch that have similar
+            lengths may be trained together, with little padding.
         stage: the name of the method's stage that it trains in, or is ranked after.
     """
 
     rows: ClassVar[tuple[str, ...]] = ()
 
     fixed_length: ClassVar[bool] = False
+    by_sample: ClassVar[bool] = False
     stage: str = ""
 
     def enter_stage(self, stage: str) -> None:

@@ -13,6 +13,7 @@ from fedcl_bench import draws
 from fedcl_bench.cosine_module import CosineModule, cosines, rows_at
 from fedcl_bench.domain_layers import TransformerEncoder
 from fedcl_bench.domain_module import DomainMethod, DomainModule, Histories, Stage
+from fedcl_bench.errors import UserError
 from fedcl_bench.randomised_response import budget, estimated, kept_share, randomise, shifted_share
 from fedcl_bench.settings import setting
 
@@ -57,8 +58,14 @@ class PromptedModule(DomainModule):
         """
         Args:
             sizes: the backbone's settings.
+
+        Raises:
+            UserError: if ``prompt_heads`` does not divide ``dim``.
         """
         super().__init__()
+        if settings.prompt != "ids" and sizes.dim % settings.prompt_heads:
+            raise UserError(f"setting 'prompt_heads': found {settings.prompt_heads}, accepted: a divisor of dim, which "
+                            f"is {sizes.dim}.")
         d, self.settings, self.content = sizes.dim, settings, content
         self.rows = tuple(f"content.{name}" for name in content.rows)
         self.received: Tensor | None = None

@@ -105,7 +105,7 @@ class VQRec(ModuleBackbone):
     """v_i = mean_j E_j[c_ij] for the item's codes c_i; scores are cos(h, v_i) / .07, h is SASRec's encoder on v.
 
     Codes come from optimised product quantisation of the texts' encodings (Ge et al., CVPR 2013), by one quantiser for
-    all domains that train together. With random start there is a first stage: as in the fine-tuning script of
+    all domains that train together. From a random start there is a first stage: as in the fine-tuning script of
     VQ-Rec, nothing but a permutation of each code's vectors is trained, and then fixed. Row 0 of each of the released
     code's tables, which stands for padding, is left out.
     """
@@ -118,9 +118,10 @@ class VQRec(ModuleBackbone):
     needs_features = True
     exchanges = frozenset({"codes"})
     readings = {"coded": {"trained": "VQ-Rec's released index", "all": "PFCR's"},
-                "permutation_gradient": {"straight_through": "the paper", "released": "VQ-Rec's code"},
+                "permutation_gradient": {"straight_through": "a permutation that is learned, as described",
+                                         "released": "VQ-Rec's code"},
                 "permutation_rounds": {5: "VQ-Rec's code", 0: "PFCR's code"},
-                "frozen_encoder": {True: "VQ-Rec's code, also without pre-training", False: "the paper"}}
+                "frozen_encoder": {True: "VQ-Rec's code, also without pre-training", False: "trained from scratch"}}
 
     def stages(self):
         train = Stage("train", trained=("code_table", "history.norm") if self.settings.frozen_encoder else

