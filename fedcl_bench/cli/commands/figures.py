@@ -83,7 +83,10 @@ def run(args: argparse.Namespace) -> int:
 
     check_formats(args.format)
     paper = papers.get(args.paper)
-    makers = {"f3crec": paper_figures.MAKERS, "fcucr": session_figures.MAKERS}[args.paper]
+    of_papers = {"f3crec": paper_figures.MAKERS, "fcucr": session_figures.MAKERS}
+    if args.paper not in of_papers:
+        raise UserError(f"--paper: found '{args.paper}', which has tables alone; accepted: {', '.join(of_papers)}.")
+    makers = of_papers[args.paper]
     asked = [paper.FIGURE_ALIASES.get(name, name) for name in args.figure or ("all",)]
     for name in asked:
         if name != "all" and name not in makers:

@@ -25,8 +25,8 @@ def _table_numbers(text: str) -> tuple[int | str, ...]:
 
 def add_tables(parser: argparse.ArgumentParser, default: str) -> None:
     """``--paper`` and ``--table``; ``default`` says in words what is taken without them."""
-    parser.add_argument("--paper", metavar="NAME", help="whose tables: f3crec (default) or fcucr" if default == "all"
-                        else "only the runs that this paper's tables need, as f3crec")
+    parser.add_argument("--paper", metavar="NAME", help="whose tables: f3crec (default), fcucr or ffmsr"
+                        if default == "all" else "only the runs that this paper's tables need, as f3crec")
     parser.add_argument("--table", nargs="+", action=Extend, type=_table_numbers, metavar="N",
                         help=f"numbers of tables, as 2 3 or 2,3, or all (default: {default})")
 

@@ -7,10 +7,10 @@ from typing import Iterable
 
 from ...errors import unknown
 from ...runs.specs import RunSpec
-from . import f3crec, fcucr
+from . import f3crec, fcucr, ffmsr
 from .definitions import Contrast, Key, Known, Lead, PaperTable, Printed, Reading
 
-PAPERS: dict[str, ModuleType] = {"f3crec": f3crec, "fcucr": fcucr}
+PAPERS: dict[str, ModuleType] = {"f3crec": f3crec, "fcucr": fcucr, "ffmsr": ffmsr}
 
 __all__ = ["PAPERS", "Contrast", "Key", "Known", "Lead", "PaperTable", "Printed", "Reading", "figure_specs", "get",
            "label", "select", "specs"]

@@ -1,0 +1,115 @@
+"""FFMSR (Lu et al., 2025): Tables 2-4, 6 and 7, whose numbers are those of two domains that train in one run.
+
+The printed numbers are in ``ffmsr.csv``. Column D0 is the first domain of a dataset's name, D1 the second. Table 5 puts
+FFMSR's parts into other recommenders, which is not there yet. Table 8 leaves out users whom Office and Arts share, by
+ids of the publishers that no released file has.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any, Callable
+
+from ...runs.specs import RunSpec
+from .definitions import Contrast, Key, Known, PaperTable, Printed, Reading, read_printed
+
+TITLE = "FFMSR (Lu et al., 2025)"
+OURS = "ffmsr"  # the paper's own method
+BASELINE = "ft"
+METRIC = "recall@10"  # of figures, unless another is asked for
+PRINTED_RUNS = 1  # runs behind a printed number; the paper does not say
+PAGE = "reproduction-ffmsr.md"
+DATASETS = {"amazon-office+amazon-arts": "Office-Arts", "online-retail-ffmsr+amazon-pantry": "OnlineRetail-Pantry"}
+LOCAL = {"recbole:SASRec": "SASRec", "recbole:BERT4Rec": "BERT4Rec", "recbole:FEARec": "FEARec",
+         "recbole:FDSA": "FDSA", "recbole:S3Rec": "S3Rec", "unisrec": "UniSRec"}
+CENTRAL = {"ccdr": "CCDR", "recguru": "RecGURU"}
+FEDERATED = {"feddcsr": "feddcsr", "vqrec": "pfcr", "ffmsr": "ffmsr"}  # a backbone's own method
+METHODS = {"ft": "alone or pooled", "feddcsr": "FedDCSR", "pfcr": "PFCR", "ffmsr": "FFMSR"}
+ABLATIONS = {"without=semantic-fusion": "w/o semantic fusion", "without=adaptation-filter": "w/o adaptation filter",
+             "without=encoder-filter": "w/o encoder filter", "without=orthogonality": "w/o orthogonal losses",
+             "without=gate": "w/o gating"}
+CLUSTERINGS = {"clustering=agglomerative": "Agglomerative", "clustering=birch": "Birch",
+               "clustering=kmeans": "K-means", "clustering=kmeans++": "K-means++"}
+ALONE = ("without=semantic-fusion", "text=pq")  # rows for which nothing is sent
+_K = {"online-retail-ffmsr+amazon-pantry": 90}  # of Office and Arts the default
+STATISTICS = ("users", "items", "interactions", "average_length")
+_METRICS, _DOMAINS = ("recall@10", "recall@50", "ndcg@10", "ndcg@50"), ("D0", "D1")
+LABELS = {
+    **DATASETS, **LOCAL, **CENTRAL, "feddcsr": "FedDCSR", "vqrec": "VQ-Rec", "ffmsr": "FFMSR", **METHODS, **ABLATIONS,
+    **CLUSTERINGS, "text=pq": "FFMSR-PQ", "D0": "first domain", "D1": "second domain", "recall@10": "R@10",
+    "recall@50": "R@50", "ndcg@10": "N@10", "ndcg@50": "N@50", "users": "#Users", "items": "#Items",
+    "interactions": "#Inters.", "average_length": "Avg. n",
+}
+READINGS: tuple[Reading, ...] = ()  # none published yet
+SAME_LINE: dict[str, str] = {}
+WITHOUT_DATA: dict[str, str] = {}
+KNOWN = (
+    Known("the released code chooses the tested round by the test; ours by the validation", tables=(3, 4, 6, 7)),
+    Known("the shipped files are cut at histories of 51 interactions", tables=(2,)),
+)
+
+
+def label(table: int, name: str) -> str:
+    """A name as the paper prints it, or what it stands for."""
+    if table == 6 and name == "without=semantic-fusion":
+        return "FFMSR-Origin"
+    return LABELS.get(name, name)
+
+
+def row_spec(row: str, backbone: str, dataset: str) -> RunSpec:
+    """The run of a row: a baseline alone or pooled, a method, or FFMSR with one setting changed."""
+    settings: tuple[tuple[str, Any], ...] = ()
+    if row == "ft":
+        return RunSpec("ft", backbone, dataset, (("topology", "central" if backbone in CENTRAL else "local"),))
+    if "=" in row:
+        settings = (tuple(row.split("=", 1)),)
+    if row in ALONE:
+        return RunSpec("ft", backbone, dataset, (("topology", "local"), *settings))
+    if row in ("clustering=kmeans", "clustering=kmeans++"):  # FFMSR's own row has weighted means
+        settings += (("centroid", "plain"),)
+    method = row if row in METHODS else OURS
+    if method == OURS and dataset in _K:
+        settings += (("clusters", _K[dataset]),)
+    return RunSpec(method, backbone, dataset, settings)
+
+
+_SEEDS = "Ours: mean ± sample standard deviation over seeds; in parentheses: the paper."
+_DOMAIN_NOTE = "First and second domain: in the order of the dataset's name. All items of the domain are ranked."
+
+
+def _variants(number: int, title: str, rows: tuple[str, ...]) -> PaperTable:
+    return PaperTable(number, title, tuple(DATASETS), ("ffmsr",), rows, _METRICS, _DOMAINS, ("dataset", "row"),
+                      ("column", "metric"), row_spec, best="max", notes=(_SEEDS, _DOMAIN_NOTE))
+
+
+TABLES = {table.number: table for table in (
+    PaperTable(2, "Data statistics", tuple(DATASETS), ("",), STATISTICS, ("",), _DOMAINS, ("dataset", "column"),
+               ("row",), None, notes=("Ours; in parentheses: the paper.",)),
+    PaperTable(3, "Main comparison", tuple(DATASETS), (*LOCAL, *CENTRAL, *FEDERATED), tuple(METHODS), _METRICS,
+               _DOMAINS, ("dataset", "backbone", "row"), ("column", "metric"), row_spec, best="max",
+               only=(*product((*LOCAL, *CENTRAL), ["ft"]), *FEDERATED.items()),
+               notes=(_SEEDS, _DOMAIN_NOTE, "CCDR and RecGURU pool the domains' samples; VQ-Rec under PFCR is the "
+                      "paper's PFCR.")),
+    _variants(4, "Ablation", (*ABLATIONS, OURS)),
+    _variants(6, "Fusion of layers or codes of texts, alone", ALONE),
+    _variants(7, "Clusterings", (*CLUSTERINGS, OURS)),
+)}
+
+
+@cache
+def printed() -> dict[int, dict[Key, Printed]]:
+    """The numbers the paper prints, by table."""
+    return read_printed(Path(__file__).with_name("ffmsr.csv"))
+
+
+def inconsistencies() -> dict[tuple[int, Key], str]:
+    """Cells whose printed number contradicts another printed one: none. Tables 4 and 7 repeat FFMSR's numbers as Table
+    3 has them, and Table 6 those of Table 4 without semantic fusion."""
+    return {}
+
+
+FIGURES: dict[str, Callable[[], list[RunSpec]]] = {}
+FIGURE_ALIASES: dict[str, str] = {}
+CONTRASTS: tuple[Contrast, ...] = ()
