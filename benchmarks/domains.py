@@ -17,6 +17,7 @@ from machine import heading
 from torch import Tensor
 
 from fedcl_bench.client.central import Epoch
+from fedcl_bench.client.modules import ModuleEpoch
 from fedcl_bench.client.silo import Domain
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.draws import DrawKey
@@ -25,8 +26,9 @@ from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
 
 OURS = {"sasrec": {}, "sasrec as RecBole's": {"architecture": "recbole", "layers": 2, "heads": 2, "dim": 64},
-        "gru4rec as RecBole's": {"dim": 64, "hidden_size": 128}}
-RECBOLE = {"sasrec as RecBole's": "SASRec", "gru4rec as RecBole's": "GRU4Rec"}
+        "gru4rec as RecBole's": {"dim": 64, "hidden_size": 128}, "recbole:SASRec": {}, "recbole:GRU4Rec": {}}
+RECBOLE = {"sasrec as RecBole's": "SASRec", "gru4rec as RecBole's": "GRU4Rec", "recbole:SASRec": "SASRec",
+           "recbole:GRU4Rec": "GRU4Rec"}
 
 
 def per_second(step: Callable[[], Any], batches: int, size: int) -> float:
@@ -45,8 +47,12 @@ def ours(dataset: str, data_dir: Path, name: str, batches: int) -> Iterator[tupl
     silos = Silos.of(f)
     start = silos.start()
     for silo in silos.models:
-        trained = Epoch(f.backbone, f.local, silo.model(start), {}, DrawKey(silo.seed, 0)).batches(silo.parts)
         domain, = silo.domains
+        if domain.module is None:
+            trained = Epoch(f.backbone, f.local, silo.model(start), {}, DrawKey(silo.seed, 0)).batches(silo.parts)
+        else:
+            trained = ModuleEpoch(f.backbone, f.local, [domain.module], (), {}, DrawKey(silo.seed, 0)).batches(
+                [domain.samples])
         yield f.stream.domains[domain.number], domain, per_second(lambda: next(trained), batches, f.local.batch_size)
 
 
@@ -89,12 +95,13 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--domains", default="online-retail-ffmsr+amazon-pantry")
     parser.add_argument("--batches", type=int, default=4)
+    parser.add_argument("--names", nargs="+", choices=OURS, default=list(OURS), metavar="NAME")
     args = parser.parse_args()
     torch.set_num_threads(1)
     print(heading())
     print("| backbone | domain | samples | samples per second | RecBole's | seconds of an epoch |")
     print("|---|---|--:|--:|--:|--:|")
-    for name in OURS:
+    for name in args.names:
         for called, domain, speed in ours(args.domains, args.data_dir, name, args.batches):
             beside = f"{recbole(RECBOLE[name], domain, args.batches):,.0f}" if name in RECBOLE else ""
             count = len(domain.samples.end)

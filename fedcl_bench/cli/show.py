@@ -150,8 +150,9 @@ def show_survey(surveyed: Iterable[SurveyedModel]) -> None:
     """Which RecBole models can be backbones."""
     console = _console()
     for model in surveyed:
-        console.print(f"  {model.name:<12}{model.kind:<12}{model.status}{': ' + model.why if model.why else ''}",
-                      markup=False)
+        in_domains = f"; by domains: {model.domains}" if model.domains else ""
+        console.print(f"  {model.name:<12}{model.kind:<12}{model.status}{': ' + model.why if model.why else ''}"
+                      f"{in_domains}", markup=False)
     console.print("\n`list recbole:NAME` shows a model's settings.", markup=False)
 
 

@@ -73,7 +73,8 @@ def _tried(name: str, values: Mapping[str, Any], width: int) -> Design:
     negatives, draws = _look_at_loss(module, batch, targets)
     _look_at_scores(module, batch)
     module.design = Design(parameters, negatives, draws)
-    return replace(module.design, fixed_length=not _can_be_shorter(module, width))
+    shorter = _can_be_shorter(module, width)
+    return replace(module.design, fixed_length=not shorter, divides=shorter and not draws and _divides(module, width))
 
 
 def _parameters(build: Callable[[int, int], nn.Module]) -> tuple[Parameter, ...]:
@@ -151,6 +152,16 @@ def _look_at_scores(module: RecBoleModule, batch: Histories) -> None:
     if scores.shape != (len(batch.lengths), _ITEMS):
         raise Refused(f"gives scores of shape {tuple(scores.shape)} for {len(batch.lengths)} histories and {_ITEMS} "
                       f"items")
+
+
+def _divides(module: RecBoleModule, width: int) -> bool:
+    """Whether the loss of a batch is the mean of those of its samples; without dropout, in training mode."""
+    batch, targets = _batch(torch.arange(_USERS) % min(_LONGEST, width) + 1, width)
+    with torch.no_grad():
+        whole = module.train().loss(batch, targets)
+        alone = [module.loss(Histories(batch.items[k:k + 2], batch.lengths[k:k + 2], batch.users[k:k + 2]),
+                             targets[k:k + 2]) * len(targets[k:k + 2]) for k in range(0, _USERS, 2)]
+    return torch.allclose(whole, sum(alone) / _USERS, rtol=1e-4, atol=1e-5)
 
 
 def _can_be_shorter(module: RecBoleModule, width: int) -> bool:

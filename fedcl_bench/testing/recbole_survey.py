@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Iterable
 
 import torch
@@ -15,6 +15,7 @@ from ..federation.parts import Federation, FederationSettings
 from ..method import Method, NoSettings
 from ..recbole import models
 from ..recbole.backbone import RecBoleBackbone, backbone_class
+from ..recbole.domain_backbone import refusal
 from ..sampling import LocalSettings
 from .worlds import growing_stream
 
@@ -32,6 +33,7 @@ class SurveyedModel:
         why: the operators that vmap does not take, or the reason of the refusal; empty if vectorised.
         samples: what a sample of its loss is.
         private: parameters that stay at the client.
+        domains: whether domains can train it, or why not; empty for general models, which read no sequences.
     """
 
     name: str
@@ -40,9 +42,19 @@ class SurveyedModel:
     why: str = ""
     samples: str = ""
     private: tuple[str, ...] = ()
+    domains: str = ""
 
 
 def try_model(name: str, stream: Stream) -> SurveyedModel:
+    """Try one model with RecBole's own hyper-parameters, at clients of one user each and, if sequential, at domains."""
+    if models.names()[name] == "general":
+        return _with_clients(name, stream)
+    why = refusal(name)
+    usable = "yes, reading texts" if name in models.READS_TEXT else "yes"
+    return replace(_with_clients(name, stream), domains=f"refused: {why}" if why else usable)
+
+
+def _with_clients(name: str, stream: Stream) -> SurveyedModel:
     """Build, check and train one model with RecBole's own hyper-parameters for two blocks of one round."""
     kind, cls = models.names()[name], backbone_class(name)
     try:
@@ -84,11 +96,13 @@ recommender of RecBole {version}, tried on two made-up blocks with its own hyper
   are the same, a round takes longer.
 - **refused**: the model cannot be trained at clients that see only their own interactions, or keeps state outside its
   parameters.
+- **by domains**: whether domains of many users can train a sequential model, by RecBole's own loss in mini-batches
+  ([domains.md](../../docs/domains.md)).
 
 {counts}
 
-| model | kind | as a backbone | a sample of its loss | private |
-|---|---|---|---|---|
+| model | kind | as a backbone | a sample of its loss | private | by domains |
+|---|---|---|---|---|---|
 """
 
 
@@ -102,7 +116,9 @@ def markdown(surveyed: Iterable[SurveyedModel]) -> str:
     usable = {kind: sum(model.kind == kind and model.status != "refused" for model in surveyed)
               for kind in ("general", "sequential")}
     counts = (f"{usable['general']} general and {usable['sequential']} sequential models can be used: "
-              f"{count['vectorised']} vectorised, {count['one by one']} one by one. {count['refused']} are refused.")
+              f"{count['vectorised']} vectorised, {count['one by one']} one by one. {count['refused']} are refused.\n"
+              f"Domains can train {sum(model.domains.startswith('yes') for model in surveyed)} sequential models.")
     lines = [f"| {model.name} | {model.kind} | {model.status}{': ' + model.why if model.why else ''} | "
-             f"{model.samples} | {', '.join(f'`{name}`' for name in model.private)} |" for model in surveyed]
+             f"{model.samples} | {', '.join(f'`{name}`' for name in model.private)} | {model.domains} |"
+             for model in surveyed]
     return _HEAD.format(version=recbole.__version__, counts=counts) + "\n".join(lines) + "\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,7 +31,7 @@ from fedcl_bench.federation.silos import Silos
 from fedcl_bench.recbole import models
 from fedcl_bench.recbole.domain_backbone import refusal
 from fedcl_bench.recbole.domain_models import Stub, configuration
-from fedcl_bench.recbole.domain_networks import MASKED, PRETRAIN
+from fedcl_bench.recbole.domain_networks import MASKED, PRETRAIN, by_length
 from fedcl_bench.recbole.same_target import SameTarget
 from fedcl_bench.recbole.text_models import TextTable, attribute_loss, of_ids
 from fedcl_bench.runs.config import make_config
@@ -173,11 +174,13 @@ def test_training_and_test_are_those_of_recboles_trainer(registry, shops, monkey
         optimiser.step()
     assert len(batches) == 2 * -(-len(domain.samples.end) // 16)
     for key, value in recbole_parameters(module).items():
+        if key.endswith("key.bias"):  # has no gradient, as softmax does not see it; Adam takes rounding for one
+            continue
         expected = dict(recbole.model.named_parameters())[key].detach()
         if key in _item_tables(module):
             order = torch.cat([torch.zeros(1, dtype=torch.int64), ids, torch.arange(len(ids) + 1, len(expected))])
             expected = expected[order]
-        torch.testing.assert_close(value, expected, rtol=1e-4, atol=2e-5)
+        torch.testing.assert_close(value, expected, rtol=1e-4, atol=2e-4)  # a step is up to 1e-2
     scores = rank_by_module(f.backbone, module.eval(), domain.step.n_items, domain.step.sessions["test"],
                             Ranking([3, 5], DEFAULT, None, False))
     for metric, value in recbole.evaluate().items():
@@ -229,6 +232,32 @@ def test_batches_draw_the_dropout_that_recboles_model_draws(registry, shops):
     expected = bare.calculate_loss(Interaction({"item_id_list": batch.items + 1, "item_length": batch.lengths,
                                                 "item_id": targets + 1, "user_id": batch.users + 1}))
     assert torch.equal(loss, expected)
+
+
+@pytest.mark.parametrize("name", ["SASRec", "GRU4Rec", "NARM", "FDSA", "SRGNN"])
+def test_histories_of_similar_lengths_together_are_the_same_batch(registry, shops, name):
+    """Loss and gradients; where all are as long nothing is divided."""
+    data = made_up()
+    module = module_of(registry, name, data, model=without_dropout(name)).train()
+    assert module.design.divides and not module.design.fixed_length
+    batch, targets = some_batch(data, size=24)
+    groups = by_length(batch.lengths)
+    assert len(groups) == 6 and torch.cat(groups).sort().values.tolist() == list(range(24))
+    assert by_length(torch.full((24,), WIDTH))[0].tolist() == list(range(24))
+    results = []
+    for divides in (True, False):
+        module.design = replace(module.design, divides=divides)
+        module.zero_grad()
+        loss = module.loss(batch, targets)
+        loss.backward()
+        results.append([loss.detach(), *(p.grad for p in module.parameters() if p.grad is not None)])
+    for divided, whole in zip(*results, strict=True):
+        torch.testing.assert_close(divided, whole, rtol=1e-4, atol=1e-5)
+
+
+def test_losses_that_look_at_the_whole_batch_are_not_divided(registry, shops):
+    for name in ("BERT4Rec", "FEARec"):
+        assert not module_of(registry, name, made_up()).design.divides
 
 
 # ------------------------------------------------------------------------------------------------------- which models
