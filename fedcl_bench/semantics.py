@@ -33,7 +33,7 @@ class SemanticSettings(TextSettings):
                                      below=1.0)
     layer_adapters: str = setting("shared", "one adapter for all layers of the language model (released code), or one "
                                   "for each", choices=("shared", "each"))
-    fusion_layers: int = setting(2, "layers of the network that weighs the language model's layers: 2 (Eq. 7), or 3, "
+    fusion_layers: int = setting(3, "layers of the network that weighs the language model's layers: 2 (Eq. 7), or 3, "
                                  "the second of 16 numbers (released code)", choices=(2, 3))
 
 

@@ -18,12 +18,13 @@ from fedcl_bench.semantics import CENTROIDS, FourierFilter
 ITEMS, LAYERS, WIDTH = 7, 3, 6
 SMALL = {"dim": 4, "max_length": 6, "layers": 2, "heads": 2, "inner_size": 5, "experts": 3, "dropout": 0.0,
          "attention_dropout": 0.0, "adapter_dropout": 0.0, "filter_dropout": 0.0, "input_dropout": 0.0}
-RELEASED = {"fusion_layers": 3, "positions": "before_filters", "similarity": "cosine", "item_vectors": "gated",
-            "orthogonality": "correlation", "padding_row": True}
+EQUATIONS = {"fusion_layers": 2, "positions": "after_filters", "similarity": "dot", "item_vectors": "plain",
+             "orthogonality": "products"}
+RELEASED = {"padding_row": True}
 ABLATIONS = ["semantic-fusion", "adaptation-filter", "encoder-filter", "orthogonality", "gate"]
-WORLDS = [{}, RELEASED, {"layer_adapters": "each", "max_length": 5}, {"cluster_loss": False}, {"filter_layers": 0},
-          *({"without": part} for part in ABLATIONS), *({**RELEASED, "without": part} for part in ABLATIONS),
-          *({name: value} for name, value in RELEASED.items())]
+WORLDS = [{}, EQUATIONS, {"layer_adapters": "each", "max_length": 5}, {"cluster_loss": False}, {"filter_layers": 0},
+          *({"without": part, **RELEASED} for part in ABLATIONS), *({**EQUATIONS, "without": part} for part in ABLATIONS),
+          RELEASED, *({name: value} for name, value in EQUATIONS.items())]
 HISTORIES = [[3, 1, 4], [2], [6, 5, 3, 5, 0]]
 TARGETS = [1, 6, 0]
 
@@ -199,7 +200,7 @@ def test_network_follows_the_equations(registry, options):
 
 
 @pytest.mark.parametrize("name, value", [("layer_adapters", "each"), ("cluster_loss", False), ("filter_layers", 0),
-                                         *RELEASED.items()])
+                                         ("padding_row", True), *EQUATIONS.items()])
 def test_each_reading_changes_the_loss(registry, name, value):
     losses = []
     for options in ({}, {name: value}):
@@ -228,7 +229,7 @@ def test_filter_of_ones_changes_nothing_and_of_zeros_leaves_nothing(length):
 
 
 def test_zero_weights_remove_the_stream_of_clusters(registry):
-    module, other = make(registry), make(registry, without="semantic-fusion")
+    module, other = (make(registry, item_vectors="plain", **more) for more in ({}, {"without": "semantic-fusion"}))
     other.load_state_dict(module.state_dict(), strict=False)
     assert not torch.allclose(module.scores(batch_of()), other.scores(batch_of()))
     with torch.no_grad():
@@ -305,7 +306,7 @@ def test_each_dropout_acts_in_training_alone(registry, name):
 
 
 @pytest.mark.parametrize("part, names", [
-    ("semantic-fusion", ("clusters.",)), ("adaptation-filter", ("clusters.filter.",)),
+    ("semantic-fusion", ("clusters.", "cluster_gate.")), ("adaptation-filter", ("clusters.filter.",)),
     ("encoder-filter", ("filters.",)), ("orthogonality", ()), ("gate", ("gate.",))])
 def test_ablations_remove_their_part_alone(registry, part, names):
     whole, rest = (set(make(registry, **options).state_dict()) for options in ({}, {"without": part}))
