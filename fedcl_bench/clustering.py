@@ -74,7 +74,7 @@ def cluster(points: Tensor, count: int, how: Clustering, key: int) -> Clusters:
         return agglomerative(points, count)
     if how.algorithm == "birch":
         return birch(points, count, how.birch_threshold)
-    with _threads():
+    with threads():
         first = drawn_with_replacement if how.algorithm == "kmeans" else far_apart
         return lloyd(points, first(points, min(count, len(points)), key), how.lloyd)
 
@@ -84,7 +84,7 @@ def k_means(points: Tensor, count: int, iterations: int, key: int) -> Clusters:
     return lloyd(points, drawn(points, count, key), Lloyd(iterations, tolerance=None))
 
 
-def _threads() -> AbstractContextManager:
+def threads() -> AbstractContextManager:
     """Threads for ``in_order``, unless somebody has given them already."""
     return workers() if torch.get_num_threads() > 1 else nullcontext()
 

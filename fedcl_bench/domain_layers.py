@@ -6,14 +6,17 @@ Both are plain modules. Their dropout and noise are PyTorch's own, and act in tr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .domain_module import ModuleSettings
+from .domain_module import Histories, ModuleSettings
 from .layers import check_heads
 from .settings import setting
+
+_PIECE = 128  # samples that a processor encodes together
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,20 @@ def normal_start(module: nn.Module, std: float = 0.02) -> None:
             nn.init.normal_(part.weight, std=std)
         if isinstance(part, nn.Linear) and part.bias is not None:
             nn.init.zeros_(part.bias)
+
+
+def by_length(batch: Histories, encode: Callable[[Histories], Tensor]) -> Tensor:
+    """What ``encode`` makes of all samples, (B, d), in pieces of samples of about one length.
+
+    Pieces are as long as their longest history, so that little padding is encoded, and on a processor so small that
+    what is made of them stays in its cache.
+    """
+    order = batch.lengths.argsort()
+    pieces = []
+    for chosen in order.split(len(order) if batch.lengths.is_cuda else _PIECE):
+        lengths = batch.lengths[chosen]
+        pieces.append(encode(Histories(batch.items[chosen, :int(lengths[-1])], lengths, batch.users[chosen])))
+    return torch.cat(pieces)[order.argsort()]
 
 
 class TransformerLayer(nn.Module):

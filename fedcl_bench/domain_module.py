@@ -57,6 +57,7 @@ class DomainData:
         histories: the training items of every user, in time order, for modules that look at all of them: int64 values
             and where each user's begin and end, (users + 1,).
         codes: of a backbone that makes discrete ones of texts (see ``ModuleBackbone.prepared``), int64 (items, codes).
+        number, count: its place among the domains that train together, and their number, if ``prepared`` says so.
     """
 
     n_users: int
@@ -64,6 +65,8 @@ class DomainData:
     features: Tensor | None
     histories: tuple[Tensor, Tensor]
     codes: Tensor | None = None
+    number: int = 0
+    count: int = 1
 
 
 class DomainModule(nn.Module):
@@ -77,12 +80,15 @@ class DomainModule(nn.Module):
         rows: names of those parameters and buffers that have a row per item of the domain, (items, ...). They belong
             to the domain alone; all others have the same shape in every domain.
         fixed_length: histories are padded to ``max_length``, also where all of a batch are shorter.
+        by_sample: the loss is a mean over samples of what each has alone, so that those of a batch that have similar
+            lengths may be trained together, with little padding.
         stage: the name of the method's stage that it trains in, or is ranked after.
     """
 
     rows: ClassVar[tuple[str, ...]] = ()
 
     fixed_length: ClassVar[bool] = False
+    by_sample: ClassVar[bool] = False
     stage: str = ""
 
     def enter_stage(self, stage: str) -> None:
@@ -119,11 +125,17 @@ class TextSettings(ModuleSettings):
                            "NAME.npz, NAME.parquet or NAME.npy hold the vectors of domain NAME")
     text_layers: int = setting(0, "the encoder's last so many layers are taken; 0: 3 of a language model (FFMSR), and "
                                "all that another encoder has", low=0, high=100)
+    text_pooling: str = setting("own", "which vector of a language model's layer stands for a text: cls, that of the "
+                                "first token (FFMSR, UniSRec); mean, of all tokens; own: what the model says that it "
+                                "was trained for, else cls", choices=("own", "cls", "mean"))
     text_dim: int = setting(256, "length d_W of tfidf's vectors", low=1, high=4096)
 
     def idle_settings(self) -> dict[str, str]:
-        """Language models and given vectors have a length of their own."""
-        return {} if self.encoder == "tfidf" else {"text_dim": "without encoder=tfidf"}
+        """Language models and given vectors have a length of their own; the other encoders have no tokens."""
+        if self.encoder == "tfidf":
+            return {"text_pooling": "with encoder=tfidf"}
+        idle = {"text_dim": "without encoder=tfidf"}
+        return idle | ({"text_pooling": "with given vectors"} if self.encoder.startswith("given:") else {})
 
 
 class ModuleBackbone(Backbone):

@@ -5,7 +5,7 @@ The numbers of equations are the paper's. Where the released code differs, a set
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +13,15 @@ from torch.nn import functional as F
 
 from fedcl_bench import draws, setting
 from fedcl_bench.clustering import ALGORITHMS, Clustering, Lloyd, cluster
-from fedcl_bench.domain_layers import EncoderSettings, TransformerEncoder
+from fedcl_bench.codes import of_texts
+from fedcl_bench.domain_layers import EncoderSettings, TransformerEncoder, by_length
 from fedcl_bench.domain_module import DomainMethod, ModuleBackbone, Stage
 from fedcl_bench.semantics import (CENTROIDS, SEMANTICS, ClusterStream, FourierFilter, SemanticModule, SemanticSettings,
                                    TextFusion)
 
 FINETUNE = "finetune"
+_WIDTH = 768  # numbers of a language model's encoding, about
+_KEPT_BY_FILTER = 6  # numbers of each number of a position that a filter layer keeps until it is differentiated
 _REFERENCE = ("Lu, Guo, Yu, Cheng, Han & Zhu, Federated Semantic Learning for Privacy-preserving Cross-domain "
               "Recommendation, 2025")
 
@@ -34,7 +37,7 @@ class FFMSRBackboneSettings(SemanticSettings, EncoderSettings):
     similarity: str = setting("dot", "logits are inner products (Eq. 22), or cosines by a temperature (released code)",
                               choices=("dot", "cosine"))
     temperature: float = setting(0.07, "of cosines", above=0.0)
-    candidates: str = setting("plain", "an item to find is e + t (Eq. 23), or w e + t + w' f with a second gate w' "
+    item_vectors: str = setting("plain", "an item to find is e + t (Eq. 23), or w e + t + w' f with a second gate w' "
                               "(released code)", choices=("plain", "gated"))
     orthogonality: str = setting("products", "L_orth is the sum of |t_i e_i| (Eq. 25), or the mean square of what the "
                                  "normalised tables' columns correlate (released code)",
@@ -43,6 +46,10 @@ class FFMSRBackboneSettings(SemanticSettings, EncoderSettings):
                                  "command leaves it out")
     padding_row: bool = setting(False, "padding is an item without text and with e = 0, which passes the adapters and "
                                 "is in the softmax (released code)")
+    text: str = setting("fusion", "t_i is the fusion of the language model's layers, or the mean of the vectors of its "
+                        "codes (FFMSR-PQ of Table 6)", choices=("fusion", "pq"))
+    codes: int = setting(32, "codes per item with text=pq", low=1)
+    code_values: int = setting(256, "values that such a code can have", low=2, high=65536)
     without: str = setting("none", "ablation of Table 4: semantic-fusion = nothing that servers cluster, "
                            "adaptation-filter = Eqs. 12-14, encoder-filter = Eq. 18, orthogonality = Eqs. 25 and 27, "
                            "gate = Eq. 16", choices=("none", "semantic-fusion", "adaptation-filter", "encoder-filter",
@@ -51,7 +58,7 @@ class FFMSRBackboneSettings(SemanticSettings, EncoderSettings):
     @property
     def clustered(self) -> bool:
         """Whether there is a stream of what a server clusters."""
-        return self.without != "semantic-fusion"
+        return self.without != "semantic-fusion" and self.text == "fusion"
 
     def idle_settings(self):
         idle = super().idle_settings()
@@ -63,7 +70,9 @@ class FFMSRBackboneSettings(SemanticSettings, EncoderSettings):
             idle |= dict.fromkeys(("orthogonality", "cluster_loss"), "with without=orthogonality")
         if self.without == "semantic-fusion":
             idle["cluster_loss"] = "with without=semantic-fusion"
-        return idle
+        names = ("codes", "code_values") if self.text == "fusion" else (
+            "experts", "adapter_dropout", "layer_adapters", "fusion_layers", "cluster_loss")
+        return {**idle, **dict.fromkeys(names, f"with text={self.text}")}
 
 
 @dataclass(frozen=True)
@@ -93,6 +102,26 @@ class FilterLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(x + self.drop(self.filter(x)))
+
+
+class CodedTexts(nn.Module):
+    """t_i is the mean of the vectors of an item's codes, as in PFCR (FFMSR-PQ); padding has zeros."""
+
+    def __init__(self, codes: Tensor, padding: int, settings: FFMSRBackboneSettings):
+        """
+        Args:
+            codes: int64 (items, m).
+            padding: rows of zeros after the items.
+        """
+        super().__init__()
+        self.padding = padding
+        first = settings.code_values * torch.arange(codes.shape[1], device=codes.device)
+        self.register_buffer("rows", codes + first, persistent=False)
+        self.table = nn.Parameter(torch.randn(settings.codes * settings.code_values, settings.dim) * 0.02)
+
+    def forward(self, _ids: Tensor) -> Tensor:
+        """(items, d)."""
+        return F.pad(F.embedding_bag(self.rows, self.table, mode="mean"), (0, 0, 0, self.padding))
 
 
 def products(first: Tensor, second: Tensor) -> Tensor:
@@ -126,11 +155,12 @@ class FFMSRModule(SemanticModule):
         self.items = nn.Embedding(data.n_items, d)
         self.positions = nn.Embedding(s.max_length, d)
         self.gate = None if s.without == "gate" else nn.Linear(d, 1, bias=False)
-        self.cluster_gate = nn.Linear(d, 1, bias=False) if s.clustered and s.candidates == "gated" else None
+        self.cluster_gate = nn.Linear(d, 1, bias=False) if s.clustered and s.item_vectors == "gated" else None
         for part in (self.items, self.positions, self.gate, self.cluster_gate):
             if part is not None:
                 nn.init.normal_(part.weight, std=0.02)
-        self.texts = TextFusion(F.pad(data.features, (0, 0, 0, 0, 0, self.padding)), d, s)
+        self.texts = TextFusion(F.pad(data.features, (0, 0, 0, 0, 0, self.padding)), d, s) \
+            if s.text == "fusion" else CodedTexts(data.codes, self.padding, s)
         self.rows = ("items.weight",)
         if s.clustered:
             self.rows += (CENTROIDS,)
@@ -151,26 +181,34 @@ class FFMSRModule(SemanticModule):
         return Items(ids, self.texts(ids), clusters, gated)
 
     def representations(self, batch, items: Items) -> Tensor:
-        """h of each history, (B, d), Eqs. (12)-(14) and (17)-(21)."""
-        def of_histories(vectors: Tensor) -> Tensor:
-            rows = vectors if self.padding else F.pad(vectors, (0, 0, 0, 1))
-            return F.embedding(numbers, rows)
+        """h of each history, (B, d)."""
+        def with_padding(vectors: Tensor) -> Tensor:
+            return vectors if self.padding else F.pad(vectors, (0, 0, 0, 1))
 
-        numbers = F.pad(batch.items, (0, self.settings.max_length - batch.items.shape[1]), value=-1) % (
-            self.items.num_embeddings + 1)  # padding has the row after the items
-        x = of_histories(items.gated + items.texts)
-        if items.clusters is not None:
-            x = x + self.clusters.filter(of_histories(items.clusters))
+        plain = with_padding(items.gated + items.texts)
+        clusters = None if items.clusters is None else with_padding(items.clusters)
+        return by_length(batch, lambda piece: self.represented(piece, plain, clusters))
+
+    def represented(self, batch, plain: Tensor, clusters: Tensor | None) -> Tensor:
+        """h of each history, (B, d), Eqs. (12)-(14) and (17)-(21).
+
+        Args:
+            plain, clusters: e' + t and f of all items, (items + 1, d), the last for padding.
+        """
+        numbers = F.pad(batch.items, (0, self.settings.max_length - batch.items.shape[1]), value=-1) % len(plain)
+        x = F.embedding(numbers, plain)
+        if clusters is not None:
+            x = x + self.clusters.filter(F.embedding(numbers, clusters))
         if self.settings.positions == "before_filters":
             x = self.filters(self.drop(self.norm(x + self.positions.weight)))
         else:
             x = self.drop(self.filters(x) + self.positions.weight)
-        return self.encoder.last(x, batch.lengths)
+        return self.encoder.last(x[:, :batch.items.shape[1]], batch.lengths)
 
     def logits(self, batch, items: Items) -> Tensor:
         """Of all items, (B, items), Eqs. (22)-(23)."""
         to_find = items.ids + items.texts
-        if self.settings.candidates == "gated":
+        if self.settings.item_vectors == "gated":
             to_find = items.gated + items.texts
             if items.clusters is not None:
                 to_find = to_find + torch.sigmoid(self.cluster_gate(items.clusters)) * items.clusters
@@ -211,7 +249,7 @@ class FFMSRBackbone(ModuleBackbone):
                 "fusion_layers": {2: "Eq. 7", 3: "released code"},
                 "positions": {"after_filters": "Eqs. 18-19", "before_filters": "released code"},
                 "similarity": {"dot": "Eq. 22", "cosine": "released code"},
-                "candidates": {"plain": "Eq. 23", "gated": "released code"},
+                "item_vectors": {"plain": "Eq. 23", "gated": "released code"},
                 "orthogonality": {"products": "Eq. 25", "correlation": "released code"},
                 "cluster_loss": {True: "Eq. 28", False: "released command"},
                 "padding_row": {False: "paper", True: "released code"}}
@@ -221,8 +259,24 @@ class FFMSRBackbone(ModuleBackbone):
         if not settings.clustered:
             self.exchanges = frozenset()
 
+    def prepared(self, domains):
+        if self.settings.text == "fusion":
+            return domains
+        texts = [data.features[:, -1] for data in domains]
+        quantiser = of_texts(torch.cat(texts), self.settings.codes, self.settings.code_values)
+        return [replace(data, codes=quantiser.encode(text)) for data, text in zip(domains, texts)]
+
     def module(self, data):
         return FFMSRModule(data, self.settings)
+
+    def bytes_of(self, n_items, samples, number):
+        """Also the encodings, each expert's copy of them in training, and the values of filters."""
+        s = self.settings
+        tables, training = super().bytes_of(n_items, samples, number)
+        width = s.text_dim if s.encoder == "tfidf" else _WIDTH
+        encodings = n_items * ((s.text_layers or 3) + s.clustered) * width if s.text == "fusion" else 0
+        filtered = samples * s.max_length * s.dim * _KEPT_BY_FILTER * (s.filter_layers + s.clustered)
+        return tables + number * encodings, training + number * (2 * s.experts * encodings + filtered)
 
 
 @dataclass(frozen=True)
@@ -235,8 +289,8 @@ class FFMSRSettings:
                               "points that are drawn with replacement", choices=ALGORITHMS)
     centroid: str = setting("weighted", "of K-means: the mean with weights 1 / distance (Algorithm 1), or the plain "
                             "mean (released code)", choices=("weighted", "plain"))
-    upload_mode: str = setting("training", "encodings are mixed with the noise and dropout of training (released code), "
-                               "or without", choices=("training", "evaluation"))
+    upload_mode: str = setting("training", "encodings are mixed with the noise and dropout of training (released "
+                               "code), or without", choices=("training", "evaluation"))
     keep_optimiser: bool = setting(False, "Adam's moments of the first stage go on in the second; the released code "
                                    "begins anew")
 

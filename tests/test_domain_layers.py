@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedcl_bench.domain_layers import EncoderSettings, MoEAdapter, TransformerEncoder, normal_start
+from fedcl_bench.domain_layers import EncoderSettings, MoEAdapter, TransformerEncoder, by_length, normal_start
+from fedcl_bench.domain_module import Histories
 from fedcl_bench.errors import UserError
 
 _SIZES = EncoderSettings(dim=12, layers=3, heads=3, inner_size=7)
@@ -112,3 +113,20 @@ def test_gradient_reaches_every_part_of_the_adapter():
     adapter = _adapter()
     adapter(torch.randn(7, 6, dtype=torch.float64)).square().sum().backward()
     assert all(value.grad.abs().sum() > 0 for value in adapter.parameters())
+
+
+def test_pieces_of_one_length_are_encoded_as_the_whole_batch():
+    torch.manual_seed(0)
+    lengths = torch.randint(1, 9, (300,))
+    items = torch.randint(0, 20, (300, 9)).where(torch.arange(9) < lengths[:, None], -1)
+    batch, encoder = Histories(items, lengths, torch.arange(300)), TransformerEncoder(_SIZES).double().eval()
+    table, seen = torch.randn(21, _SIZES.dim, dtype=torch.float64), []
+
+    def encode(piece):
+        seen.append(piece)
+        return encoder.last(table[piece.items], piece.lengths) + piece.users.unsqueeze(1)
+
+    whole = encoder.last(table[items], lengths) + torch.arange(300)[:, None]
+    torch.testing.assert_close(by_length(batch, encode), whole)
+    assert len(seen) == 3 and all(piece.items.shape[1] == piece.lengths.max() for piece in seen)
+    assert seen[0].items.shape[1] < seen[-1].items.shape[1] == 8

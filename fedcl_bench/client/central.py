@@ -27,13 +27,9 @@ from .sessions import window
 
 
 def samples_at(backbone: SequentialBackbone, samples: Sessions | Prefixes, chosen: Tensor) -> tuple[Tensor, Sequence]:
-    """``window`` of some samples, without columns that are padding in all of them.
-
-    A backbone with a representation at every position keeps those, as FCUCR's SASRec attends to padding; so does one
-    that has vectors of padding.
-    """
+    """``window`` of some samples, without columns that are padding in all of them, unless the backbone ``pads``."""
     items, sequence = window(samples, chosen, backbone.settings.max_length)
-    if backbone.positionwise or backbone.pads:
+    if backbone.pads:
         return items, sequence
     first = sequence.real.shape[1] - int(sequence.real.sum(1).max())
     return items[:, first:], Sequence(sequence.real[:, first:], sequence.times[:, first:], sequence.items[:, first:])
@@ -151,17 +147,28 @@ class Epoch(MiniBatches):
             chosen: numbers of the samples in the part; numbers: theirs in the batch.
         """
         model = replace(self.model, public=self._rows(task.part), memory=task.part.memory)
-        items, sequence = samples_at(self.backbone, task.part.samples, chosen)
-        session = encode(self.backbone, model, sequence, Dropout(draw.clients("dropout", numbers)), task.derived)
         table = model.public[ITEM]
         factor = Dropout(draw.clients("dropout of items", numbers.new_zeros(1))).of_rows(
             torch.arange(len(table), device=table.device), table.shape[1], self.backbone.candidate_dropout, table.dtype)
         rows = table if factor is None else table * factor[0]
-        loss = _loss_of(self.backbone, table)
-        return torch.cat([loss(SessionVectors(session.vectors[part], session.mask[part],
-                                              {name: term[part] for name, term in session.terms.items()}),
-                               items[part], sequence.real[part], scores)
-                          for part, scores in score(self.backbone, session, rows)])
+        loss, losses = _loss_of(self.backbone, table), []
+        for group in self._groups(task.part.samples, chosen):
+            items, sequence = samples_at(self.backbone, task.part.samples, chosen[group])
+            session = encode(self.backbone, model, sequence, Dropout(draw.clients("dropout", numbers[group])),
+                             task.derived)
+            losses += [loss(SessionVectors(session.vectors[part], session.mask[part],
+                                           {name: term[part] for name, term in session.terms.items()}),
+                            items[part], sequence.real[part], scores)
+                       for part, scores in score(self.backbone, session, rows)]
+        return torch.cat(losses)
+
+    def _groups(self, samples: Prefixes, chosen: Tensor) -> Several[Tensor]:
+        """The samples of a batch by their number in it, those of similar lengths together, so that little is padding;
+        all at once where they are few, or the backbone ``pads``."""
+        if self.backbone.pads or len(chosen) <= SIZES.central_encoded:
+            return [torch.arange(len(chosen), device=chosen.device)]
+        lengths = samples.end[chosen] - samples.first[chosen]
+        return lengths.argsort(stable=True).split(SIZES.central_encoded)
 
 
 def _loss_of(backbone: SequentialBackbone, table: Tensor

@@ -19,6 +19,7 @@ from ..draws import DrawKey, Tables
 from ..errors import PluginError, UserError
 from ..model import Snapshot
 from ..sampling import LocalSettings
+from ..sizes import SIZES
 from .mini_batches import MiniBatches
 
 
@@ -170,16 +171,30 @@ class ModuleEpoch(MiniBatches):
         return self.passed([len(each.end) for each in samples], samples[0].end.device)
 
     def batch_loss(self, pieces, draw):
-        length = self.backbone.settings.max_length
-        chosen = [histories(self._samples[number], own, length, self.modules[number].fixed_length)
-                  for number, (own, _) in pieces.items()]
-        modules, batches, targets = [self.modules[number] for number in pieces], *zip(*chosen)
-        with seeded(draw.seed, "module", draw.step, draw.round, draw.batch, device=targets[0].device):
-            loss = modules[0].loss(batches[0], targets[0]) if len(self.modules) == 1 else \
-                self.backbone.joint_loss(modules, batches, targets)
+        with seeded(draw.seed, "module", draw.step, draw.round, draw.batch, device=self._samples[0].end.device):
+            if len(self.modules) == 1:
+                loss = self._alone(*pieces[0])
+            else:
+                modules = [self.modules[number] for number in pieces]
+                batches, targets = zip(*(self._histories(number, chosen) for number, (chosen, _) in pieces.items()))
+                loss = self.backbone.joint_loss(modules, batches, targets)
         contract.check_tensor(self.backbone, "loss", loss, (), "a scalar: the mean loss of a batch")
         contract.require_gradient(self.backbone, loss)
         return loss
+
+
+    def _histories(self, number: int, chosen: Tensor) -> tuple[Histories, Tensor]:
+        module, length = self.modules[number], self.backbone.settings.max_length
+        return histories(self._samples[number], chosen, length, module.fixed_length)
+
+    def _alone(self, chosen: Tensor, _: Tensor) -> Tensor:
+        """The loss of a domain's own batch."""
+        module, samples = self.modules[0], self._samples[0]
+        if not module.by_sample or module.fixed_length or len(chosen) <= SIZES.central_encoded:
+            return module.loss(*self._histories(0, chosen))
+        order = (samples.end[chosen] - samples.first[chosen]).argsort(stable=True)
+        return sum(module.loss(*self._histories(0, chosen[group])) * (len(group) / len(chosen))
+                   for group in order.split(SIZES.central_encoded))
 
 
 def _of(number: int, name: str) -> str:

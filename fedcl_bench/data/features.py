@@ -75,14 +75,18 @@ def short_name(encoder: str) -> str:
     return kind + (Path(encoder.removeprefix(kind)).name or encoder)
 
 
-def locate_features(source: DatasetSource, encoder: str, layers: int, dim: int) -> FeatureSource:
-    """Find what makes the features of a dataset's domains, and hash it; arguments as ``FeatureSource`` has them.
+def locate_features(source: DatasetSource, encoder: str, layers: int, dim: int, pooling: str = "own") -> FeatureSource:
+    """Find what makes the features of a dataset's domains, and hash it.
+
+    Args:
+        encoder, layers, dim: as ``FeatureSource`` has them.
+        pooling: of a language model, as in ``language_models.located``.
 
     Raises:
         UserError: for an unknown encoder or one that is not installed, layers that it has not, and a domain without a
             file of texts or vectors.
     """
-    model = _model(encoder)
+    model = _model(encoder, pooling)
     most = model.layers if model else 1 if encoder == TFIDF else None
     if most is not None and layers > most:
         raise UserError(f"setting 'text_layers': found {layers}, accepted: at most {most}, the layers of encoder "
@@ -93,18 +97,18 @@ def locate_features(source: DatasetSource, encoder: str, layers: int, dim: int) 
 
 def _kind(encoder: str, model: LanguageModel | None) -> str:
     """What stands for an encoder in hashes, wherever its files lie."""
-    return model.digest if model else encoder.partition(":")[0]
+    return f"{model.digest} {model.pooling}" if model else encoder.partition(":")[0]
 
 
-def _model(encoder: str) -> LanguageModel | None:
+def _model(encoder: str, pooling: str) -> LanguageModel | None:
     """The language model that an encoder is; None for the other kinds."""
     if encoder == TFIDF or encoder.startswith(GIVEN):
         return None
     if encoder in PACKAGED:
-        return language_models.packaged(encoder)
+        return language_models.packaged(encoder, pooling)
     folder = Path(encoder).expanduser()
     if folder.is_dir() and encoder:
-        return language_models.located(encoder, folder)
+        return language_models.located(encoder, folder, pooling)
     if "/" in encoder or os.sep in encoder:
         raise UserError(f"encoder '{encoder}': there is no folder of this name.\nModels are never fetched: put the "
                         f"model's files in a folder and name that, or take one of {TFIDF}, {', '.join(PACKAGED)}.")

