@@ -97,7 +97,7 @@ recommender of RecBole {version}, tried on two made-up blocks with its own hyper
 - **refused**: the model cannot be trained at clients that see only their own interactions, or keeps state outside its
   parameters.
 - **by domains**: whether domains of many users can train a sequential model, by RecBole's own loss in mini-batches
-  ([domains.md](../../docs/domains.md)).
+  ([domain_methods.md](../../docs/domain_methods.md#recboles-own-models)).
 
 {counts}
 
