@@ -27,19 +27,20 @@ def show_listing(cards: Iterable[Card], titles: Mapping[str, str], broken: Mappi
     """
     console = Console(highlight=False, soft_wrap=True, markup=False)
     cards = sorted(cards, key=lambda card: card.name)
+    width = 2 + max(16, *(len(name) for name in (*(card.name for card in cards), *titles, *broken)))
     for kind in ("method", "backbone", "metric"):
         console.print(f"{kind}s", style="bold")
         for card in cards:
             if card.kind == kind:
                 mark = " [re-implementation]" if card.reimplementation else ""
-                console.print(f"  {card.name:<18}{card.title}{mark}", markup=False)
+                console.print(f"  {card.name:<{width}}{card.title}{mark}", markup=False)
         if kind == "backbone":
-            console.print(f"  {RECBOLE + 'NAME':<18}RecBole's own models; `list recbole` shows which", markup=False)
+            console.print(f"  {RECBOLE + 'NAME':<{width}}RecBole's own models; `list recbole` shows which", markup=False)
     console.print("datasets", style="bold")
     for name, title in titles.items():
-        console.print(f"  {name:<18}{title}", markup=False)
+        console.print(f"  {name:<{width}}{title}", markup=False)
     if broken:
         console.print("cannot be loaded", style="bold")
         for name, error in broken.items():
-            console.print(f"  {name:<18}{error}", markup=False)
+            console.print(f"  {name:<{width}}{error}", markup=False)
     console.print("\n`list NAME` shows one of them in full.", markup=False)
