@@ -29,7 +29,7 @@ from .central import TOLD_EVERY
 from .divergence import naming, require_finite
 from .growth import grow
 from .parts import Best, Federation, Progress
-from .validation import Validation, is_due, judge
+from .validation import is_due, judge, judged_again
 
 
 @dataclass(frozen=True)
@@ -104,17 +104,11 @@ def run(f: Federation, progress: Progress) -> Iterator[Progress]:
 
 def _so_far(f: Federation, progress: Progress, domain: Domain) -> Progress:
     """What ``judge`` asks for, of one domain: its rounds, the best validation and the rounds since, and if it ended."""
+    rows = (row for row in progress.curve if row["step"] == domain.number)
     standing = Progress()
-    for row in progress.curve:
-        if row["step"] == domain.number:
-            valid = judge(f, standing, None if row["valid"] != row["valid"] else row["valid"])
-            standing = _judged(standing, valid)
+    for _, standing in judged_again(f, rows):
+        pass
     return standing
-
-
-def _judged(standing: Progress, valid: Validation) -> Progress:
-    return replace(standing, round=standing.round + 1, trained=valid.last, stale=valid.stale,
-                   best_value=valid.value if valid.better else standing.best_value)
 
 
 def _after(silos: Silos, epochs: dict[int, tuple[Epoch, float]], progress: Progress) -> Progress:
