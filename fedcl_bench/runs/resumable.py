@@ -299,10 +299,10 @@ def _is_curve(curve: tuple[dict[str, Any], ...], field: str, run: _Run) -> None:
 def _is_row(row: Mapping[str, Any], field: str, run: _Run) -> None:
     f, step = run.f, run.steps[row["step"]]
     given = run.given(step.index)
-    if not given and math.isnan(row["valid"]) == is_due(f, row["round"]) or given and math.isnan(row["valid"]):
+    if math.isnan(row["valid"]) == (given or is_due(f, row["round"])):
         raise Wrong(f"{field}.valid", row["valid"], "a validation in every round in which it is due, and no other")
-    if is_share(f.evaluation.valid_metric) and not math.isnan(row["valid"]):
-        finite(0.0, 1.0)(row["valid"], f"{field}.valid")
+    if is_share(f.evaluation.valid_metric) and not (math.isnan(row["valid"]) or 0.0 <= row["valid"] <= 1.0):
+        raise Wrong(f"{field}.valid", row["valid"], "a share from 0 to 1")
     logs = {"dropped": f.server.attendance.dropout > 0.0, "bytes_down_new": f.server.fold_in > 0}
     for name, logged in logs.items():
         if (name in row) != (logged and not given and not run.in_epochs):
