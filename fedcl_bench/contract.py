@@ -94,7 +94,8 @@ def check_sent(method: Any, declared: Mapping[str, tuple[int, ...]], sent: Table
 
 
 def checked_aggregate(method: Any, public: Tables) -> Tables:
-    """``Method.aggregate``'s tables; raises PluginError unless they are the public ones with the same shapes."""
+    """``Method.aggregate``'s tables; raises PluginError unless they are the public ones with the same shapes and
+    precision."""
     result = method.aggregate(public)
     if not isinstance(result, Mapping) or list(result) != list(public):
         raise PluginError(f"{_named(method, 'aggregate')} returned "
@@ -102,6 +103,9 @@ def checked_aggregate(method: Any, public: Tables) -> Tables:
                           f"expected the public item tables in their order: {', '.join(public)}.")
     for name, table in public.items():
         check_tensor(method, f"aggregate['{name}']", result[name], tuple(table.shape), "(items, ...)")
+        if result[name].dtype != table.dtype:
+            raise PluginError(f"{_named(method, 'aggregate')}['{name}'] returned {_shown(result[name])},\n"
+                              f"expected {table.dtype}, as the table had.")
     return dict(result)
 
 

@@ -220,11 +220,11 @@ class Method:
         return False
 
 
-_HOOKS = ("begin_step", "new_private", "begin_round", "begin_local", "represent", "end_local", "end_round",
+HOOKS = ("begin_step", "new_private", "begin_round", "begin_local", "represent", "end_local", "end_round",
           "replayed_items", "local_loss", "row_penalty", "aggregate", "rescore", "end_step")
 
 
 def does_something(method: Method | type[Method]) -> bool:
     """Whether a method, or a class of methods, has a hook of its own; fine-tuning has none."""
     cls = method if isinstance(method, type) else type(method)
-    return any(getattr(cls, hook) is not getattr(Method, hook) for hook in _HOOKS)
+    return any(getattr(cls, hook) is not getattr(Method, hook) for hook in HOOKS)

@@ -8,7 +8,7 @@ is our choice.
 
 from __future__ import annotations
 
-from typing import Any, Collection, Iterable, Sequence
+from typing import Any, Iterable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -109,12 +109,38 @@ def analyse_sessions(step: Step, catalogue: Catalogue, scores: UserScores, k: in
     rows = [_recommended(step, lists, add), *((step.index, kind, users, value) for kind, value in values.items())]
     popular = _popular(catalogue.counts)[step.test.select(users)[1]]  # a single item to find each
     for kind, chosen in zip(_OF_ITEMS, (popular[:0], popular[:0], popular, ~popular)):
-        for name, recall in scores.values.items():
-            prefix, metric, length = name.partition("recall@")
-            if metric and length == str(k):
-                of_kind = chosen.nonzero().flatten()
-                rows.append((step.index, f"{prefix}recall {kind}", users[of_kind], recall[of_kind]))
+        for name in _recalls(scores.values, k):
+            of_kind = chosen.nonzero().flatten()
+            rows.append((step.index, _kind(name, kind), users[of_kind], scores.values[name][of_kind]))
     return rows
+
+
+def kinds_of(step: Step, metrics: Iterable[str], k: int) -> list[str]:
+    """The kinds of ``analyse_lists`` or, in a stream of sessions, ``analyse_sessions``, in their order.
+
+    Args:
+        metrics: names of those of the step's test.
+        k: length of the lists.
+    """
+    if not step.sessions:
+        return [RECOMMENDED, *OF_BLOCKS]
+    recalls = _recalls(metrics, k)
+    return [RECOMMENDED, "interactions", *_OF_LISTS, *(_kind(name, kind) for kind in _OF_ITEMS for name in recalls)]
+
+
+def is_recall(kind: str) -> bool:
+    """Whether a kind is a share of some items to find, which not every user has."""
+    return kind.partition("recall ")[2] in _OF_ITEMS
+
+
+def _recalls(metrics: Iterable[str], k: int) -> list[str]:
+    """Which of some metrics are recall at ``k``, of any ranking."""
+    return [name for name in metrics if name.partition("recall@")[1:] == ("recall@", str(k))]
+
+
+def _kind(recall: str, items: str) -> str:
+    """The kind of such a metric of some items to find."""
+    return f"{recall.partition('recall@')[0]}recall {items}"
 
 
 def _recommended(step: Step, lists: Tensor, add: Add | None) -> tuple[int, str, Tensor, Tensor]:
@@ -186,13 +212,6 @@ def summarise(tests: Iterable[tuple[int, int, UserScores]], analysis: Analysis, 
             for metric, of_users in values.items():
                 rows[metric].append(float(of_users.mean()) if len(of_users) else None)
     return {"lists": lists, "groups": groups}
-
-
-def missing_of_lists(blocks: Iterable[Collection[str]]) -> list[str]:
-    """The kinds that ``summary`` needs besides those of some blocks, of which each has the same or none."""
-    there = [{RECOMMENDED, *OF_BLOCKS}.intersection(kinds) for kinds in blocks]
-    needed = ({RECOMMENDED, *OF_BLOCKS} - {"known"}).union(*there)  # which sessions do not have
-    return sorted(set().union(*(needed - kinds for kinds in there if kinds)))
 
 
 def _groups(kinds: dict[str, pd.Series], scores: UserScores, k: int) -> dict[str, dict[str, pd.Series]]:

@@ -17,7 +17,8 @@ from ..parallel import in_order
 
 SHIFT_TOP_N = 30
 _COLUMNS = 256  # items whose changes of rank are added up at once
-PER_USER = ("user_shift", "target_probability")  # kinds whose ids are users; those of the others are items
+TARGET = "target_probability"  # of the item to find in a session
+PER_USER = ("user_shift", TARGET)  # kinds whose ids are users; those of the others are items
 Add = Callable[[Tables], Tables]  # sums over all clients of a run, given those over the clients that are here
 
 
@@ -85,6 +86,22 @@ def _ranks(scores: Tensor) -> Tensor:
     return torch.empty_like(order, dtype=torch.int32).scatter_(1, order, rank.expand_as(order))
 
 
+def kinds_of(step: Step, earlier: Step | None, ended: bool) -> dict[str, Tensor]:
+    """What ``analyse`` adds in a step, up to its last round if it has ``ended``: the ids by kind, in their order."""
+    if earlier is None:
+        return {}
+    before, now = _trained(earlier, step)
+    items = torch.arange(step.old_items, device=now.device)
+    return {"user_shift": (before & now).nonzero().flatten(),
+            **(dict.fromkeys(("item_phi", "item_rank_change"), items) if ended else {})}
+
+
+def _trained(earlier: Step, step: Step) -> tuple[Tensor, Tensor]:
+    """Which users of the step before have training data in it, and which in this step."""
+    before = (earlier.train.lengths > 0).to(step.train.values.device)
+    return before, step.train.lengths[:len(before)] > 0
+
+
 def analyse(backbone: Backbone, step: Step, earlier: Step | None, previous: Snapshot, first: Snapshot | None,
             best: Snapshot | None, add: Add | None = None) -> list[tuple[int, str, Tensor, Tensor]]:
     """What a round adds to the analysis of a step, as (step, kind, ids, values).
@@ -97,8 +114,7 @@ def analyse(backbone: Backbone, step: Step, earlier: Step | None, previous: Snap
     """
     if earlier is None:
         return []
-    before = (earlier.train.lengths > 0).to(step.train.values.device)
-    now = step.train.lengths[:len(before)] > 0
+    before, now = _trained(earlier, step)
     result = []
     if first is not None:
         users = (before & now).nonzero().flatten()

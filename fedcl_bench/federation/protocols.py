@@ -16,6 +16,7 @@ from ..client.ways import Training
 from ..data.stream import Ragged, Step
 from ..draws import DrawKey
 from ..evaluation.beyond import analyse_lists, analyse_sessions, catalogue_of
+from ..evaluation.drift import TARGET
 from ..evaluation.metrics import NDCG, Hit
 from ..evaluation.ranking import UserScores, draw_candidates, rank_all
 from ..evaluation.sessions import SessionRanking, SessionTask, draw_session_candidates, rank_sessions
@@ -123,7 +124,7 @@ class SessionSteps:
         scores = ranking.scores
         analysis = analyse_sessions(self.step, catalogue, scores, max(f.evaluation.topk), f.population.sum)
         return ([(t, t, UserScores(scores.users, scores.values))],
-                [(t, "target_probability", scores.users, ranking.probabilities), *analysis])
+                [(t, TARGET, scores.users, ranking.probabilities), *analysis])
 
     def extra(self, model: Snapshot, round_: int) -> dict[str, float]:
         """The forgetting curve, if asked for: how well each client's first training session is still predicted."""

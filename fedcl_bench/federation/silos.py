@@ -37,7 +37,7 @@ from .central import TOLD_EVERY
 from .divergence import naming, require_finite
 from .growth import grow
 from .parts import Best, Federation, Progress
-from .validation import is_due, judge
+from .validation import is_due, judge, judged_again
 
 STAGE = "stage"  # of a round: the number of its stage, where there are several
 
@@ -105,6 +105,11 @@ def stages_of(f: Federation) -> tuple[Stage, ...]:
     return tuple(stages) or (Stage("train"),)
 
 
+def in_stage(f: Federation, stage: Stage) -> Federation:
+    """A run's parts with a stage's number of rounds, if it has one."""
+    return f if stage.rounds is None else replace(f, server=replace(f.server, rounds=stage.rounds, patience=0))
+
+
 @dataclass(frozen=True)
 class Phase:
     """Where a run is: the stage of its next round.
@@ -148,20 +153,14 @@ class Phase:
     @cached_property
     def federation(self) -> Federation:
         """The run's parts with the stage's number of rounds."""
-        f = self.silos.federation
-        if self.stage.rounds is None:
-            return f
-        return replace(f, server=replace(f.server, rounds=self.stage.rounds, patience=0))
+        return in_stage(self.silos.federation, self.stage)
 
     def standing(self, domain: Domain) -> Progress:
         """What ``judge`` asks for, of one domain: its rounds in the stage, the best validation and the rounds since,
         and whether it has ended."""
         standing = Progress()
-        for row in self.rows:
-            if row["step"] == domain.number:
-                valid = judge(self.federation, standing, None if row["valid"] != row["valid"] else row["valid"])
-                standing = replace(standing, round=standing.round + 1, trained=valid.last, stale=valid.stale,
-                                   best_value=valid.value if valid.better else standing.best_value)
+        for _, standing in judged_again(self.federation, (row for row in self.rows if row["step"] == domain.number)):
+            pass
         return standing
 
     @property

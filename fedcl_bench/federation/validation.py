@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Iterable, Iterator, Mapping
 
 from .parts import Federation, Progress
 
@@ -42,3 +43,14 @@ def judge(f: Federation, progress: Progress, value: float | None) -> Validation:
     equal = value == progress.best_value and f.server.best_round == "latest"
     stale = 0 if better else progress.stale + 1
     return Validation(value, better, equal, stale, out_of_rounds or (due and 0 < f.server.patience <= stale))
+
+
+def judged_again(f: Federation, rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Validation, Progress]]:
+    """What validation said of each of a step's rounds, given their rows of the curve; and what ``judge`` asks for after
+    it: the rounds, the best value, the rounds since, and whether the step has ended."""
+    standing = Progress()
+    for row in rows:
+        valid = judge(f, standing, None if math.isnan(row["valid"]) else row["valid"])
+        standing = replace(standing, round=standing.round + 1, trained=valid.last, stale=valid.stale,
+                           best_value=valid.value if valid.better else standing.best_value)
+        yield valid, standing

@@ -56,8 +56,8 @@ def named() -> Iterator[None]:
 
 def _in_hook(error: BaseException) -> str | None:
     """Plugin, hook and error, then the plugin's lines that led to it; None if no plugin's code was at it."""
-    frames = [(plugin, code.co_filename, line, code.co_name) for code, line, module in _frames(error.__traceback__)
-              if (plugin := _plugin_of(module))]
+    frames = [(plugin, code.co_filename, line, code.co_name) for code, line, module, of in _frames(error.__traceback__)
+              if (plugin := _plugin_of(module) or _method_of(of, code.co_name))]
     if not frames:
         return None
     plugin, _, _, hook = frames[0]
@@ -67,10 +67,18 @@ def _in_hook(error: BaseException) -> str | None:
 
 
 def _frames(at: TracebackType | None) -> Iterator[tuple]:
-    """Code, line and module's name of every frame, outermost first."""
+    """Code, line, module's name and ``self`` of every frame, outermost first."""
     while at is not None:
-        yield at.tb_frame.f_code, at.tb_lineno, at.tb_frame.f_globals.get("__name__", "")
+        frame = at.tb_frame
+        yield frame.f_code, at.tb_lineno, frame.f_globals.get("__name__", ""), frame.f_locals.get("self")
         at = at.tb_next
+
+
+def _method_of(value: object, function: str) -> str | None:
+    """Which method has this hook, in words, also where it is inherited from a class of the suite; None if none has."""
+    from ..method import HOOKS, Method  # which imports PyTorch
+
+    return f"method '{value.name}'" if isinstance(value, Method) and function in HOOKS else None
 
 
 def _plugin_of(module: str) -> str | None:

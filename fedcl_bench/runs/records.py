@@ -49,9 +49,10 @@ from ..ops.memory import peak_mib
 from ..schema import Wrong, fields_of, fitting, lists, mapping, read_bytes, text
 from ..stats import accounting
 from ..version import __version__
-from .checkpoints import digest_from, read_tensors, snapshot, tensor, unpack
+from .checkpoints import digest_from, read_tensors, unpack
 from .config import RunConfig
 from .frames import digest, read_content, read_frame
+from .resumable import snapshot, tensor
 from .run_json import CURE, FILES, NAME as RUN, SCHEMA, read_run, sealed
 
 MODEL, MODEL_SUM = "model.pt", "model.pt.b2sum"

@@ -20,7 +20,7 @@ from ..federation.parts import Federation, Progress
 from ..federation.server import most_rounds
 from ..files import sweep
 from . import bases
-from .checkpoints import load_progress, save_progress
+from .checkpoints import CURE, load_progress, save_progress
 from .config import SHARED, RunConfig
 from .memory_plan import advice, require
 from .records import Record, of_features, summary
@@ -78,9 +78,14 @@ class Watch:
     stop: Callable[[], bool] = lambda: False
 
 
-def _load_or_set_aside(path: Path, federation: Federation, warn: Callable[[str], None]) -> _Saved | None:
+def _load_or_set_aside(path: Path, federation: Federation, warn: Callable[[str], None], base: bool = False
+                       ) -> _Saved | None:
+    """A checkpoint, or a ``base``, which is a block 0 that has ended; None if there is none or it is wrong."""
     try:
-        return load_progress(path, str(federation.device), federation)
+        saved = load_progress(path, str(federation.device), federation)
+        if base and saved and not (saved[0].trained and saved[0].step == 0):
+            raise Corrupt(f"{path}: is no block 0 that has ended", CURE)
+        return saved
     except Corrupt as error:
         aside = next(aside for number in itertools.count() if not os.path.lexists(
             aside := path.with_suffix(f".corrupt{number or ''}")))
@@ -131,7 +136,7 @@ def _resumed(federation: Federation, record: Record, watch: Watch) -> _Start | N
 
 def _from_base(federation: Federation, base: Path | None, watch: Watch) -> _Start | None:
     """From another run's block 0, if there is one and it may be shared."""
-    saved = base and _load_or_set_aside(base, federation, watch.warn)
+    saved = base and _load_or_set_aside(base, federation, watch.warn, base=True)
     if not saved:
         return None
     progress, seconds = saved

@@ -3,6 +3,7 @@ in stages, with what a method uploads and receives."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -15,9 +16,10 @@ import fedcl_bench as fb
 from fedcl_bench import draws
 from fedcl_bench.client import modules
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.errors import PluginError, UserError
+from fedcl_bench.errors import Corrupt, PluginError, UserError
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.silos import Silos
+from fedcl_bench.runs.checkpoints import load_progress, save_progress
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.records import Record
 from fedcl_bench.runs.registry import discover
@@ -267,6 +269,24 @@ def test_domains_that_train_together_are_prepared_together(known, shops, method,
     made = [domain.module for domain in Silos.of(federation_of(configured(known, method, topology=topology))).domains]
     assert [module.codes.tolist() for module in made] == known_together
     assert [module.wrapped for module in made] == [method == "hints"] * 2
+
+
+@pytest.mark.parametrize("change, field", [
+    (lambda p: {"curve": tuple({**row, "stage": 1} for row in p.curve)}, "curve"),
+    (lambda p: {"curve": tuple({**row, "stage": 5} for row in p.curve)}, r"curve\[0\].stage"),
+    (lambda p: {"curve": tuple({k: v for k, v in row.items() if k != "stage"} for row in p.curve)}, r"curve\[0\].stage"),
+    (lambda p: {"curve": p.curve[2:], "round": p.round - 1}, "curve"),
+    (lambda p: {"model": replace(p.model, public={**p.model.public, "hints": p.model.public["hints"][:, :1]})},
+     "model.public.hints"),
+    (lambda p: {"model": replace(p.model, dense={})}, "model.dense")])
+def test_what_is_no_progress_of_stages_is_refused(known, shops, tmp_path, change, field):
+    f = federation_of(configured(known, "hints"))
+    third = next(p for p in run(f) if p.round == 3 and not p.under_way)
+    save_progress(tmp_path / "kept.pt", third, 1.0)
+    assert load_progress(tmp_path / "kept.pt", "cpu", f)[0].round == 3
+    save_progress(tmp_path / "kept.pt", replace(third, **change(third)), 1.0)
+    with pytest.raises(Corrupt, match=f"is of another run: field '{field}"):
+        load_progress(tmp_path / "kept.pt", "cpu", f)
 
 
 def test_a_finished_model_scores_as_it_was_tested(known, shops, tmp_path):

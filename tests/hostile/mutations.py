@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 from hypothesis import strategies as st
 
@@ -70,6 +70,27 @@ def changed_value(draw, value: Any) -> Any:
         else:
             at.append(draw(st.sampled_from(ODD)))
         return value
+
+
+def every_change(value: Any, at: tuple = ()) -> Iterator[tuple[tuple, Any]]:
+    """A value of mappings and lists with one replaced, left out, renamed or added: each of all, and the path to it."""
+    if not isinstance(value, (dict, list, tuple)):
+        return
+    for key in list(value) if isinstance(value, dict) else range(len(value)):
+        def with_instead(*instead: Any, key=key) -> Any:
+            """The value with some, or nothing, instead of one of its."""
+            if isinstance(value, dict):
+                return {name: each for name, each in value.items() if name != key} | {key: each for each in instead}
+            return [*value[:key], *instead, *value[key + 1:]]
+        for odd in ODD:
+            yield (*at, key, odd), with_instead(odd)
+        yield (*at, key, "left out"), with_instead()
+        if isinstance(value, dict):
+            yield (*at, key, "renamed"), {**with_instead(), "another": value[key]}
+        for path, changed in every_change(value[key], (*at, key)):
+            yield path, with_instead(changed)
+    for odd in (1,) if isinstance(value, dict) else ODD:
+        yield (*at, "added", odd), {**value, "another": odd} if isinstance(value, dict) else [*value, odd]
 
 
 def changed_json(content: bytes, seal: Callable[[Any], Any] = lambda value: value) -> st.SearchStrategy[bytes]:

@@ -22,7 +22,8 @@ from fabricate import fabricate, level
 from helpers import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
-from mutations import INSTEAD, changed_bytes, changed_json, changed_value, in_place_of, in_time, refused, said
+from mutations import (INSTEAD, changed_bytes, changed_json, changed_value, every_change, in_place_of, in_time,
+                       refused, said)
 
 import fedcl_bench as fb
 from fedcl_bench.audit import audit
@@ -32,8 +33,9 @@ from fedcl_bench.data.features import Hearing, load_features, locate_features
 from fedcl_bench.data.source import locate
 from fedcl_bench.data.stream import StreamSettings
 from fedcl_bench.runs import bases, compact, heads, run_json
-from fedcl_bench.runs.checkpoints import unpack, write_packed
+from fedcl_bench.runs.checkpoints import load_progress, unpack, write_packed
 from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.faults import named
 from fedcl_bench.runs.frames import digest
 from fedcl_bench.runs.runner import Interrupted, Watch, execute
 from fedcl_bench.runs.specs import RunSpec, Tuned, read_tuned
@@ -302,7 +304,7 @@ def test_checkpoints_with_fitting_checksums(world, registry, tmp_path, count):
     with copied(world / "half", tmp_path / "copy") as results:
         write_packed(results / path.relative_to(world / "half"), changed)
         (warning,), _ = resumed(registry, results)
-        assert "a validation in every block" in warning
+        assert "field 'curve[0].valid': found nan, accepted: a validation in every round in which it is due" in warning
     for spoil in (lambda part: (part[0], "another", *part[2:]), lambda part: (7, *part[1:])):
         changed = unpack(path.read_bytes(), path, "cpu")
         parts = changed["progress"]["analysis"]
@@ -314,6 +316,37 @@ def test_checkpoints_with_fitting_checksums(world, registry, tmp_path, count):
             assert "field 'analysis'" in warning
     if count > FEW:
         fuzz(min(count, 200), changed_value(content), check)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stops", [(1, 0), (1, 2)])
+def test_every_field_of_a_checkpoint(registry, tmp_path, stops):
+    """Each changed in every way: most are refused when the file is read, with the others the run ends."""
+    config = make_config(registry, "kd", "fedmf", "ml-100k", overrides=[
+        ("a test", {"rounds": 2, "k_core": 80, "blocks": 2})])
+    stream, at = build_stream(config.source, config.stream), []
+    with pytest.raises(Interrupted):
+        execute(config, lambda: stream, tmp_path / "half", Watch(lambda stream, p: at.append((p.step, p.round)),
+                                                                 stop=lambda: at[-1] == stops))
+    (path,) = (tmp_path / "half").glob("runs/*/checkpoint.pt")
+    content, kinds = unpack(path.read_bytes(), path, "cpu"), {True: 0, False: 0}
+
+    def run_on(results):
+        with named():
+            execute(config, lambda: stream, results)
+        assert len(load_runs(results)) == 1
+    for where, changed in every_change(content):
+        with copied(tmp_path / "half", tmp_path / "copy") as results:
+            there = results / path.relative_to(tmp_path / "half")
+            write_packed(there, changed)
+            wrong, _ = refused(lambda: load_progress(there, "cpu", config.federation(stream)))
+            if not wrong:
+                try:
+                    refused(lambda: run_on(results))
+                except Exception as error:
+                    raise AssertionError(where) from error
+            kinds[wrong] += 1
+    assert kinds[True] > 5 * kinds[False] > 0
 
 
 @lengths

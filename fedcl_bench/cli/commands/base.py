@@ -74,11 +74,12 @@ def _export(args: argparse.Namespace) -> int:
     (task,) = make_tasks(discover(args.plugins), [spec], [args.seed], args.data_dir, tuned,
                          resolve_device(args.device or "cpu"))
     config = task.config
-    saved = load_progress(config.base_file(args.results), "cpu")
+    stream = load_stream(config.source, config.stream)
+    saved = load_progress(config.base_file(args.results), "cpu", config.federation(stream))
     if saved is None:
         raise UserError(f"no block 0 of {task.label} in {args.results}.\nMake it with: "
                         f"{task.command(args.results, args.data_dir, args.plugins)}")
-    progress, stream = saved[0], load_stream(config.source, config.stream)
+    progress = saved[0]
     model = progress.model if config.server.init_from == "last" else progress.best.model
     backbone = config.backbone.cls(config.backbone_settings)
     model = replace(model, start=bases.common_start(backbone, config.seed, model))
