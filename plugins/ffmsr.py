@@ -31,13 +31,13 @@ class FFMSRBackboneSettings(SemanticSettings, EncoderSettings):
     input_dropout: float = setting(0.1, "the same of the vectors that positions are added to", low=0.0, below=1.0)
     positions: str = setting("before_filters", "positions are added after the filter layers (Eqs. 18-19), or before "
                              "them, with a normalisation (released code)", choices=("after_filters", "before_filters"))
-    similarity: str = setting("cosine", "logits are inner products (Eq. 22), or cosines by a temperature (released code)",
-                              choices=("dot", "cosine"))
+    similarity: str = setting("cosine", "logits are inner products (Eq. 22), or cosines by a temperature (released "
+                              "code)", choices=("dot", "cosine"))
     temperature: float = setting(0.07, "of cosines", above=0.0)
     item_vectors: str = setting("gated", "an item to find is e + t (Eq. 23), or w e + t + w' f with a second gate w' "
                               "(released code)", choices=("plain", "gated"))
-    orthogonality: str = setting("correlation", "L_orth is the sum of |t_i e_i| (Eq. 25), or the mean square of what the "
-                                 "normalised tables' columns correlate (released code)",
+    orthogonality: str = setting("correlation", "L_orth is the sum of |t_i e_i| (Eq. 25), or the mean square of what "
+                                 "the normalised tables' columns correlate (released code)",
                                  choices=("products", "correlation"))
     cluster_loss: bool = setting(True, "L'_orth (Eq. 27) is in the loss of the second stage (Eq. 28); the released "
                                  "command leaves it out")

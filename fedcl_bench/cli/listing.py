@@ -35,7 +35,8 @@ def show_listing(cards: Iterable[Card], titles: Mapping[str, str], broken: Mappi
                 mark = " [re-implementation]" if card.reimplementation else ""
                 console.print(f"  {card.name:<{width}}{card.title}{mark}", markup=False)
         if kind == "backbone":
-            console.print(f"  {RECBOLE + 'NAME':<{width}}RecBole's own models; `list recbole` shows which", markup=False)
+            console.print(f"  {RECBOLE + 'NAME':<{width}}RecBole's own models; `list recbole` shows which",
+                          markup=False)
     console.print("datasets", style="bold")
     for name, title in titles.items():
         console.print(f"  {name:<{width}}{title}", markup=False)
