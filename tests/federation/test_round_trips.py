@@ -29,6 +29,7 @@ from fedcl_bench.ops import kernels
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.sequential import SequentialBackbone
+from fedcl_bench.testing.trials import is_of_domains
 from fedcl_bench.testing.worlds import ragged
 
 READS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2", "unique_consecutive",
@@ -49,11 +50,12 @@ def is_sequential(backbone):
 
 
 def combinations():
-    """Every backbone under FT, and every method on one backbone."""
+    """Every backbone of clients of one user each under FT, and every method for them on one backbone."""
     for backbone in NAMES.names("backbone"):
-        yield "ft", backbone
+        if not is_of_domains(NAMES.get("backbone", backbone).cls):
+            yield "ft", backbone
     for method in NAMES.names("method"):
-        if method != "ft":
+        if method != "ft" and not is_of_domains(NAMES.get("method", method).cls):
             yield method, "sasrec" if NAMES.get("method", method).cls.needs_sequential else "fedmf"
 
 

@@ -24,7 +24,8 @@ RELEASED = {"padding_row": True}
 ABLATIONS = ["semantic-fusion", "adaptation-filter", "encoder-filter", "orthogonality", "gate"]
 WORLDS = [{}, EQUATIONS, {"layer_adapters": "each", "max_length": 5}, {"cluster_loss": False}, {"filter_layers": 0},
           *({"without": part, **RELEASED} for part in ABLATIONS),
-          *({**EQUATIONS, "without": part} for part in ABLATIONS), RELEASED, *({name: value} for name, value in EQUATIONS.items())]
+          *({**EQUATIONS, "without": part} for part in ABLATIONS),
+          RELEASED, *({name: value} for name, value in EQUATIONS.items())]
 HISTORIES = [[3, 1, 4], [2], [6, 5, 3, 5, 0]]
 TARGETS = [1, 6, 0]
 
