@@ -19,15 +19,17 @@ if TYPE_CHECKING:
     from .api.results import Results
     from .api.running import run
     from .backbone import Backbone, BackboneSettings
+    from .domain_module import DomainMethod, DomainModule, ModuleBackbone, ModuleSettings, Stage, TextSettings
     from .errors import RunFailed, UserError
     from .method import Method
     from .metric import Catalogue, Metric, RankedLists
     from .sequential import SequentialBackbone, SequentialSettings, SessionBackbone, SessionSettings
     from .settings import setting
 
-__all__ = ["Backbone", "BackboneSettings", "Catalogue", "Method", "Metric", "Model", "RankedLists", "Results",
-           "RunFailed", "SequentialBackbone", "SequentialSettings", "SessionBackbone", "SessionSettings", "UserError",
-           "load", "run", "setting"]
+__all__ = ["Backbone", "BackboneSettings", "Catalogue", "DomainMethod", "DomainModule", "Method", "Metric", "Model",
+           "ModuleBackbone", "ModuleSettings", "RankedLists", "Results", "RunFailed", "SequentialBackbone",
+           "SequentialSettings", "SessionBackbone", "SessionSettings", "Stage", "TextSettings", "UserError", "load",
+           "run", "setting"]
 
 
 def __getattr__(name: str) -> Any:

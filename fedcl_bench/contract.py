@@ -109,6 +109,28 @@ def checked_aggregate(method: Any, public: Tables) -> Tables:
     return dict(result)
 
 
+def check_domain_upload(method: Any, upload: Any, declared: Iterable[str]) -> None:
+    """Raise PluginError unless a domain uploads tensors under names with declared beginnings."""
+    if not isinstance(upload, Mapping) or not all(isinstance(value, Tensor) for value in upload.values()):
+        raise PluginError(f"{_named(method, 'upload')} returned {_shown(upload)},\nexpected a dictionary of tensors.")
+    if undeclared := [name for name in upload if not name.startswith(tuple(declared))]:
+        raise PluginError(f"{_named(method, 'upload')} sends '{undeclared[0]}', which is not declared;\n"
+                          f"expected: {', '.join(declared)} (`sent` of the method names what is sent).")
+
+
+def check_download(method: Any, model: Any, download: Any) -> None:
+    """Raise PluginError unless what a domain receives are values of its parameters and buffers, in their shapes."""
+    if not isinstance(download, Mapping):
+        raise PluginError(f"{_named(method, 'aggregate')} returned {_shown(download)} for a domain,\n"
+                          f"expected a dictionary of values of its parameters and buffers.")
+    own = model.public | model.dense
+    for name, value in download.items():
+        if name not in own or not isinstance(value, Tensor) or value.shape != own[name].shape:
+            raise PluginError(f"{_named(method, 'aggregate')} answers '{name}', {_shown(value)},\nexpected "
+                              + (f"the shape {tuple(own[name].shape)}." if name in own else
+                                 f"one of {', '.join(own)}."))
+
+
 def checked_answers(method: Any, answers: Any, participants: int) -> Tables:
     """What ``Method.end_round`` returned; raises PluginError unless it has one row per participant."""
     if not isinstance(answers, Mapping):

@@ -67,6 +67,18 @@ def _one_for_all(parameter: Tensor) -> bool:
     return parameter.stride(0) == 0
 
 
+def shared(parameter: Tensor) -> Tensor | None:
+    """What was expanded to all clients, or rows of it, so that its gradient need not be made for each; None if clients
+    have their own."""
+    whole = parameter._base
+    if parameter.stride(0) or whole is None or whole.dim() != parameter.dim() - 1:
+        return None
+    first, between = divmod(parameter.storage_offset() - whole.storage_offset(), whole.stride(0) or 1)
+    if between or parameter.stride()[1:] != whole.stride() or parameter.shape[2:] != whole.shape[1:]:
+        return None
+    return whole.narrow(0, first, parameter.shape[1])
+
+
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None, constant: Tensor | None = None) -> Tensor:
     """Each client's own linear layer.
 
@@ -77,6 +89,10 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None, constant:
     Returns:
         (C, n, outputs).
     """
+    of_all, bias_of_all = shared(weight), None if bias is None else shared(bias)
+    if of_all is not None and (bias is None) == (bias_of_all is None):
+        inputs = inputs if constant is None else torch.cat([inputs, constant], 2)
+        return torch.nn.functional.linear(inputs, of_all, bias_of_all)
     return _Linear.apply(inputs, weight, bias, constant)
 
 

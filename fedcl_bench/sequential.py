@@ -226,12 +226,13 @@ class SequentialBackbone(Backbone):
         positionwise: it has a representation at every position, made of the items up to there; methods that work on
             representations need it.
         n_more_items: how many ``more_items`` gives for a sequence.
-        pads: positions without item have vectors too, so padding is not cut off where all sequences are short.
+        pads: padding changes what is made of a sequence, as FCUCR's SASRec attends to it, so it is not cut off where
+            all sequences are short.
         candidate_dropout: dropout of item rows as the loss scores them, with ``whole_tables`` or in a loss of its own.
     """
 
     positionwise: ClassVar[bool] = True
-    pads: bool = False
+    pads: bool = True
     candidate_dropout: float = 0.0
     n_more_items: int = 0
     Settings = SequentialSettings
@@ -360,6 +361,7 @@ class SessionBackbone(SequentialBackbone):
     """
 
     positionwise = False
+    pads = False
     Settings = SessionSettings
     scale: float = 1.0
 

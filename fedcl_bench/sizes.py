@@ -43,6 +43,7 @@ class Sizes:
         ranked_scores: clients x items scored at once for a method that ranks items in training, 128 MiB of float32.
         items_per_candidate: items for each sampled candidate from which candidates are scored alone.
         central_scored: samples of one client whose scores of all items are made together.
+        central_encoded: samples of one client, of similar lengths, that are encoded together in training.
         central_ranked: samples of one client that are ranked together.
         session_users: users whose sessions are ranked together by one thread.
         similarities: queries x prototypes compared at once, 16 MiB.
@@ -79,6 +80,7 @@ class Sizes:
     ranked_scores: int = 1 << 25
     items_per_candidate: int = 64
     central_scored: int = 32
+    central_encoded: int = 128
     central_ranked: int = 256
     session_users: int = 64
     similarities: int = 1 << 22

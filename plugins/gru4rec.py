@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedcl_bench import SequentialBackbone, SequentialSettings, setting
-from fedcl_bench.functional import linear
+from fedcl_bench.functional import linear, shared
 from fedcl_bench.layers import apply_linear
 from fedcl_bench.sequential import linear_start, xavier
 
@@ -35,15 +35,15 @@ class Recurrence(torch.autograd.Function):
 
         Args:
             gates: what the inputs add to r, z and n, (C, L, 3h).
-            weight: of the state, (C, 3h, h).
+            weight: of the state, (C, 3h, h), or (3h, h) if all clients have the same.
         """
-        count, length, h = gates.shape[0], gates.shape[1], weight.shape[2]
+        count, length, h = gates.shape[0], gates.shape[1], weight.shape[-1]
         gates = gates.transpose(0, 1).clone(memory_format=torch.contiguous_format)  # r and z are written over it
         states = gates.new_zeros(length + 1, count, h)
         new, inner = gates.new_empty(2, length, count, h)
-        transposed = weight.transpose(1, 2)
+        transposed = weight.transpose(-2, -1)
         for l in range(length):
-            of_state = torch.bmm(states[l].unsqueeze(1), transposed).squeeze(1)
+            of_state = _times(states[l], transposed)
             rz = gates[l, :, :2 * h].add_(of_state[:, :2 * h]).sigmoid_()
             inner[l] = of_state[:, 2 * h:]
             torch.addcmul(gates[l, :, 2 * h:], rz[:, :h], inner[l], out=new[l]).tanh_()
@@ -54,7 +54,7 @@ class Recurrence(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:
         weight, states, rz, new, inner = ctx.saved_tensors
-        r, z = rz.split(weight.shape[2], dim=2)
+        r, z = rz.split(weight.shape[-1], dim=2)
         length, count, h = new.shape
         of_new = (1.0 - z) * (1.0 - new * new)
         # How h_l changes with r's, z's and n's part of W h_(l-1), then times the gradient of h_l.
@@ -65,11 +65,19 @@ class Recurrence(torch.autograd.Function):
             torch.add(grad[:, l], later, out=total[l])
             change[l] *= total[l].unsqueeze(1)
             if l:
-                back = torch.bmm(change[l].view(count, 1, 3 * h), weight).squeeze(1)
+                back = _times(change[l].view(count, 3 * h), weight)
                 later = torch.addcmul(back, total[l], z[l])
-        of_weight = torch.bmm(change.flatten(2).permute(1, 2, 0), states[:-1].transpose(0, 1))
+        change = change.flatten(2)
+        of_weight = (change.flatten(0, 1).T @ states[:-1].flatten(0, 1) if weight.dim() == 2 else
+                     torch.bmm(change.permute(1, 2, 0), states[:-1].transpose(0, 1)))
+        change = change.unflatten(2, (3, h))
         of_gates = torch.cat([change[:, :, :2].flatten(2), of_new * total], 2)
         return of_gates.transpose(0, 1), of_weight
+
+
+def _times(vectors: Tensor, matrices: Tensor) -> Tensor:
+    """Each client's vector (C, n) times its matrix (C, n, m), or one for all (n, m): (C, m)."""
+    return vectors @ matrices if matrices.dim() == 2 else torch.bmm(vectors.unsqueeze(1), matrices).squeeze(1)
 
 
 class GRU4Rec(SequentialBackbone):
@@ -83,6 +91,7 @@ class GRU4Rec(SequentialBackbone):
     reference = ("Tan, Xu & Liu, Improved Recurrent Neural Networks for Session-based Recommendations, DLRS 2016, as "
                  "in RecBole 1.2.0, with the start of FCUCR's released code (WWW 2026)")
     Settings = GRU4RecSettings
+    pads = False
 
     def dense_starts(self):
         d, h = self.settings.dim, self.settings.hidden_size or self.settings.dim
@@ -95,5 +104,6 @@ class GRU4Rec(SequentialBackbone):
         x = dropout(inputs, self.settings.dropout)
         for k in range(self.settings.layers):
             gates = linear(x, clients[f"{k}.input.weight"])
-            x = Recurrence.apply(gates, clients[f"{k}.state.weight"])
+            weight, of_all = clients[f"{k}.state.weight"], shared(clients[f"{k}.state.weight"])
+            x = Recurrence.apply(gates, weight if of_all is None else of_all)
         return apply_linear(clients, "out", x)

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn.functional import normalize, selu
 
 from fedcl_bench import SessionBackbone, SessionSettings, draws, setting
+from fedcl_bench.clustering import k_means
 from fedcl_bench.functional import Pooling, attention, linear
-from fedcl_bench.kmeans import k_means
 from fedcl_bench.layers import ITEM, apply_linear
 from fedcl_bench.sequential import SessionVectors, Start
 from fedcl_bench.session_graph import (MOST_NEIGHBOURS, attend_edges, find_keys, first_positions, neighbours_in,

@@ -44,6 +44,7 @@ class SASRec(SequentialBackbone):
     def __init__(self, settings):
         super().__init__(settings)
         check_heads(settings.dim, settings.heads)
+        self.pads = settings.architecture == "released"  # which attends to padding
 
     def dense_starts(self):
         d, inner = self.settings.dim, self.settings.inner_size

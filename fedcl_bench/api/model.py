@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 
 from ..client.central import samples_at
-from ..client.silo import Domain
+from ..client.modules import load
 from ..data.datasets import load_stream
 from ..data.stream import Stream
 from ..draws import DrawKey
 from ..errors import Corrupt, UserError, unknown
-from ..evaluation.central import scores_after
+from ..evaluation.central import scores_after, scores_by_module
 from ..evaluation.sessions import SessionTask, session_scores
 from ..federation.cold_start import ranks_by
+from ..federation.silos import Silos
 from ..model import Snapshot, score_users
 from ..runs.config import RunConfig
 from ..runs.records import Record, SavedModel, ranks_by_state
@@ -89,7 +90,7 @@ class Model:
     @cached_property
     def stream(self) -> Stream:
         """The run's data; raises as ``config``."""
-        return load_stream(self.config.source, self.config.stream)
+        return load_stream(self.config.source, self.config.stream, self.config.features)
 
     def row(self, user: str | int) -> int:
         """The row of a user, by its original id; raises UserError for one that is not in the data."""
@@ -131,19 +132,29 @@ class Model:
                 scores = ranking.rescore(users, score_users(backbone, self.tables, users), self.tables, backbone)
         return scores[0].double().numpy()
 
+    @cached_property
+    def _silos(self) -> Silos:
+        """Of a stream of domains, untrained."""
+        return Silos.of(self.config.federation(self.stream))
+
     def _scores_in_domain(self, user: str | int) -> np.ndarray:
         """``scores`` in a stream of domains, by the model of the user's."""
-        row, backbone = self.row(user), self.config.federation(self.stream).backbone
+        row, backbone = self.row(user), self._silos.federation.backbone
         number = next(number for number, step in enumerate(self.stream.steps) if row < step.n_users)
-        domain = Domain.of(self.stream.steps[number], backbone)
+        domain = self._silos.domains[number]
         sessions = domain.step.sessions["test"]
         first, end = sessions.of_user[row - domain.users.start:][:2]
         if first == end:
             raise UserError(f"user '{user}' has too few items to be tested on; users who are tested are in `.users`.")
         scores = np.full(len(self.item_ids), -np.inf)
-        with torch.no_grad():
-            _, sequence = samples_at(backbone, sessions, first[None])
-            (_, of_items), = scores_after(backbone, domain.model(self.tables), sequence)
+        if domain.module is not None:
+            load(domain.module, domain.model(self.tables))
+            domain.module.stage = self._silos.stages[-1].name
+            _, of_items = scores_by_module(backbone, domain.module, domain.step.n_items, sessions, first[None])
+        else:
+            with torch.no_grad():
+                _, sequence = samples_at(backbone, sessions, first[None])
+                (_, of_items), = scores_after(backbone, domain.model(self.tables), sequence)
         scores[domain.rows] = of_items[0].double().numpy()
         return scores
 

@@ -73,12 +73,15 @@ class Origin:
         if config.source.fingerprint != meta["data_fingerprint"]:
             raise UserError(f"{describe(meta)}: found other data in {config.source.path} than the run was made from.\n"
                             f"Name the folder of its data: data_dir=DIR.")
+        if config.features and config.features.fingerprint != meta["features"]["fingerprint"]:
+            raise UserError(f"{describe(meta)}: found other texts of items, given vectors or another model under "
+                            f"encoder '{config.features.encoder}' than the run was made with.\nPut back those that it had.")
         return config
 
     def stream(self, run: Run) -> Stream:
         """The data of a run, in its blocks and splits; raises as ``config``."""
         config = self.config(run)
-        return load_stream(config.source, config.stream)
+        return load_stream(config.source, config.stream, config.features)
 
     def call(self, spec: RunSpec, settings: Mapping[str, Any]) -> str:
         """The call that makes the runs of a spec beside these, for messages."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import contextmanager
+from typing import Callable, Iterator
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TextColumn
@@ -48,6 +50,13 @@ class Display:
         """Show a line unless quiet."""
         if not self._quiet:
             self._console.print(f"  {for_terminal(message)}")
+
+    @contextmanager
+    def counting(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
+        """A bar for work before the first round; yields what is to be called with the number of things done."""
+        task = self._bar.add_task(f"  {label}", total=total, status="")
+        yield lambda count: self._bar.update(task, advance=count)
+        self._bar.remove_task(task)
 
     def update(self, stream: Stream, progress: Progress) -> None:
         """Show the state after a round; does nothing for the call after a whole step."""

@@ -9,6 +9,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from ..data.datasets import load_stream, thin_note
+from ..data.features import Hearing, notes as notes_of
 from ..data.stream import Stream
 from ..evaluation.continual import SUMMARIES
 from ..federation import cold_start
@@ -43,21 +44,22 @@ class SharedStream:
         self.config, self.check = config, check
         self.stream: Stream | None = None
 
-    def load(self, note: Callable[[str], None]) -> Stream:
+    def load(self, note: Callable[[str], None], hearing: Hearing = Hearing()) -> Stream:
         """The stream; ``note`` is told, the first time, what all seeds have in common.
 
         Raises:
             UserError: if the dataset cannot be read, or does not fit the method, the backbone or the shards.
         """
         if self.stream is None:
-            self.stream = load_stream(self.config.source, self.config.stream)
+            self.stream = load_stream(self.config.source, self.config.stream, self.config.features, hearing)
             federation = self.config.federation(self.stream)
             self.config.check(federation)
             if self.check is not None:
                 self.check(federation)
             users = federation.server.attendance.of(self.stream.steps[0], federation.seed, 0).users
             for text in (*federation.backbone.notes(), *federation.method.notes(len(users)),
-                         *cold_start.notes(federation), thin_note(self.stream, self.config.stream)):
+                         *cold_start.notes(federation), *notes_of(self.stream),
+                         thin_note(self.stream, self.config.stream)):
                 if text:
                     note(text)
         return self.stream
@@ -110,7 +112,8 @@ def run_seeds(configs: Sequence[RunConfig], overrides: Layers, stream: SharedStr
 
             watch = Watch(update, display.warn, display.note, execution.stop)
             engine = execution.engine_of(config, display.warn)
-            done.append(execute(config, lambda: stream.load(display.note), execution.results, watch,
+            hearing = Hearing(display.warn, display.counting)
+            done.append(execute(config, lambda: stream.load(display.note, hearing), execution.results, watch,
                                 rerun=execution.rerun, engine=engine))
             log.finish(Path(done[-1]["record"]))
     return done

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, embedding
 
-from .. import contract, draws
+from .. import contract
 from ..data.stream import Prefixes, Sessions
 from ..draws import DrawKey, Tables
 from ..layers import ITEM
@@ -22,18 +22,14 @@ from ..model import Snapshot
 from ..sampling import LocalSettings
 from ..sequential import Dropout, Sequence, SequentialBackbone, SessionBackbone, SessionVectors, Targets
 from ..sizes import SIZES
-from .optim import BETA1, EPS
+from .mini_batches import MiniBatches
 from .sessions import window
 
 
 def samples_at(backbone: SequentialBackbone, samples: Sessions | Prefixes, chosen: Tensor) -> tuple[Tensor, Sequence]:
-    """``window`` of some samples, without columns that are padding in all of them.
-
-    A backbone with a representation at every position keeps those, as FCUCR's SASRec attends to padding; so does one
-    that has vectors of padding.
-    """
+    """``window`` of some samples, without columns that are padding in all of them, unless the backbone ``pads``."""
     items, sequence = window(samples, chosen, backbone.settings.max_length)
-    if backbone.positionwise or backbone.pads:
+    if backbone.pads:
         return items, sequence
     first = sequence.real.shape[1] - int(sequence.real.sum(1).max())
     return items[:, first:], Sequence(sequence.real[:, first:], sequence.times[:, first:], sequence.items[:, first:])
@@ -98,62 +94,27 @@ class SampleSet:
 
 @dataclass(frozen=True)
 class _Task:
-    """A part of an epoch's samples.
-
-    Attributes:
-        first: the number of its first sample among those of all parts.
-        derived: what the backbone makes of its items' rows before the epoch.
-    """
+    """A part of an epoch's samples, and what the backbone makes of its items' rows before the epoch."""
 
     part: SampleSet
-    first: int
     derived: Tables
 
-    @property
-    def end(self) -> int:
-        return self.first + len(self.part.samples.end)
 
-
-class Epoch:
+class Epoch(MiniBatches):
     """One pass over all samples, from the parameters and the optimiser's state before it, which are not written to.
 
     Args:
         model: the parameters.
-        state: of the optimiser, as ``state`` gives it; empty before the first epoch.
-        draw: key of the epoch: order of the samples and dropout.
+        state, draw: as for ``MiniBatches``.
     """
 
     def __init__(self, backbone: SequentialBackbone, settings: LocalSettings, model: Snapshot, state: Tables,
                  draw: DrawKey):
-        self.backbone, self.settings, self.draw = backbone, settings, draw
         public, dense = ({name: value.detach().clone().requires_grad_() for name, value in kind.items()}
                          for kind in (model.public, model.dense))
-        self.model = replace(model, public=public, dense=dense)
-        self.parameters = public | dense
-        self.optimiser = self._optimiser()
-        for name, value in self.parameters.items():
-            kept = {part: table.clone() for part, table in ((part, state.get(f"{part} of {name}")) for part in _STATE)
-                    if table is not None}
-            if kept:
-                self.optimiser.state[value] = kept
-        self.loss = 0.0  # mean over the samples so far
-        self.done = 0
-
-    def _optimiser(self) -> torch.optim.Optimizer:
-        s, lr_factor = self.settings, 1.0
-        if self.settings.lr_step:
-            lr_factor = s.lr_decay ** (self.draw.round // s.lr_step)
-        rates = self.backbone.learning_rates(self.model.n_items, self.draw.round)
-        groups = [{"params": [value], "lr": rates[name] * lr_factor} for name, value in self.parameters.items()]
-        if s.optimiser == "adam":
-            return torch.optim.Adam(groups, betas=(BETA1, s.adam_beta2), eps=EPS, weight_decay=s.weight_decay,
-                                    fused=True)
-        return torch.optim.SGD(groups, lr=1.0, weight_decay=s.weight_decay, fused=True)
-
-    def state(self) -> Tables:
-        """What the optimiser remembers, for the next epoch."""
-        return {f"{part} of {name}": self.optimiser.state[value][part] for name, value in self.parameters.items()
-                for part in _STATE if part in self.optimiser.state[value]}
+        self.backbone, self.model = backbone, replace(model, public=public, dense=dense)
+        self._tasks: list[_Task] = []
+        super().__init__(settings, public | dense, backbone.learning_rates(model.n_items, draw.round), state, draw)
 
     def trained(self) -> Snapshot:
         """The parameters after the batches so far."""
@@ -163,40 +124,21 @@ class Epoch:
 
     def batches(self, parts: Several[SampleSet]) -> Iterator[float]:
         """Train on the samples of all parts in random order; yields after each batch the share that is done."""
-        tasks, count = [], 0
         for each in parts:
             received = {name: table.detach() for name, table in self._rows(each).items()}
-            tasks.append(_Task(each, count, self.backbone.derive(received, self.draw)))
-            count += len(each.samples.end)
-        index = torch.arange(count, device=parts[0].samples.end.device)
-        key = draws.client_keys(draws.key(self.draw.seed, "order of samples", self.draw.round), index[:1])
-        order = draws.sort_keys(draws.bits(key, index)).argsort()
-        total = torch.zeros((), dtype=torch.float64, device=index.device)
-        for number, chosen in enumerate(order.split(self.settings.batch_size)):
-            total += self._step(tasks, chosen, replace(self.draw, batch=number)) * len(chosen)
-            self.done += len(chosen)
-            yield self.done / count
-        self.loss = float(total) / count
+            self._tasks.append(_Task(each, self.backbone.derive(received, self.draw)))
+        return self.passed([len(each.samples.end) for each in parts], parts[0].samples.end.device)
 
     def _rows(self, part: SampleSet) -> Tables:
         """The rows of a part's items."""
         public, rows = self.model.public, part.rows
         return public if rows is None else {name: table[rows] for name, table in public.items()}
 
-    def _step(self, tasks: list[_Task], chosen: Tensor, draw: DrawKey) -> Tensor:
-        """One batch; returns its mean loss."""
-        losses = []
-        for task in tasks:
-            numbers = ((chosen >= task.first) & (chosen < task.end)).nonzero().flatten() if len(tasks) > 1 else \
-                torch.arange(len(chosen), device=chosen.device)
-            if len(numbers):
-                losses.append(self._losses(task, chosen[numbers] - task.first, numbers, draw))
+    def batch_loss(self, pieces, draw):
+        losses = [self._losses(self._tasks[number], *piece, draw) for number, piece in pieces.items()]
         loss = torch.cat(losses).mean()
         contract.require_gradient(self.backbone, loss)
-        self.optimiser.zero_grad()
-        loss.backward()
-        self.optimiser.step()
-        return loss.detach().double()
+        return loss
 
     def _losses(self, task: _Task, chosen: Tensor, numbers: Tensor, draw: DrawKey) -> Tensor:
         """The loss of each sample of a batch that is of one part, in some order, (n,).
@@ -205,20 +147,28 @@ class Epoch:
             chosen: numbers of the samples in the part; numbers: theirs in the batch.
         """
         model = replace(self.model, public=self._rows(task.part), memory=task.part.memory)
-        items, sequence = samples_at(self.backbone, task.part.samples, chosen)
-        session = encode(self.backbone, model, sequence, Dropout(draw.clients("dropout", numbers)), task.derived)
         table = model.public[ITEM]
         factor = Dropout(draw.clients("dropout of items", numbers.new_zeros(1))).of_rows(
             torch.arange(len(table), device=table.device), table.shape[1], self.backbone.candidate_dropout, table.dtype)
         rows = table if factor is None else table * factor[0]
-        loss = _loss_of(self.backbone, table)
-        return torch.cat([loss(SessionVectors(session.vectors[part], session.mask[part],
-                                              {name: term[part] for name, term in session.terms.items()}),
-                               items[part], sequence.real[part], scores)
-                          for part, scores in score(self.backbone, session, rows)])
+        loss, losses = _loss_of(self.backbone, table), []
+        for group in self._groups(task.part.samples, chosen):
+            items, sequence = samples_at(self.backbone, task.part.samples, chosen[group])
+            session = encode(self.backbone, model, sequence, Dropout(draw.clients("dropout", numbers[group])),
+                             task.derived)
+            losses += [loss(SessionVectors(session.vectors[part], session.mask[part],
+                                           {name: term[part] for name, term in session.terms.items()}),
+                            items[part], sequence.real[part], scores)
+                       for part, scores in score(self.backbone, session, rows)]
+        return torch.cat(losses)
 
-
-_STATE = ("step", "exp_avg", "exp_avg_sq")  # what PyTorch's Adam keeps of a parameter
+    def _groups(self, samples: Prefixes, chosen: Tensor) -> Several[Tensor]:
+        """The samples of a batch by their number in it, those of similar lengths together, so that little is padding;
+        all at once where they are few, or the backbone ``pads``."""
+        if self.backbone.pads or len(chosen) <= SIZES.central_encoded:
+            return [torch.arange(len(chosen), device=chosen.device)]
+        lengths = samples.end[chosen] - samples.first[chosen]
+        return lengths.argsort(stable=True).split(SIZES.central_encoded)
 
 
 def _loss_of(backbone: SequentialBackbone, table: Tensor

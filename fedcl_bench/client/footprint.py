@@ -126,10 +126,14 @@ def _session_chunks(load: StepLoad) -> int:
     return threads * (chunk + local_rows) + _waiting(threads) * waiting
 
 
-def encoded(backbone: SequentialBackbone) -> int:
-    """Numbers that a sequential backbone keeps of a sequence for its gradient."""
+def encoded(backbone: SequentialBackbone, longest: int | None = None) -> int:
+    """Numbers that a sequential backbone keeps of a sequence for its gradient.
+
+    Args:
+        longest: items of the longest sequence there is, for backbones that are not given padding.
+    """
     settings = backbone.settings
-    length = settings.max_length
+    length = settings.max_length if longest is None or backbone.pads else min(settings.max_length, longest)
     return length * (settings.dim + length) * _SESSION_ACTIVATIONS * getattr(settings, "layers", 1)
 
 

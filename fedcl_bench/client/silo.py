@@ -6,17 +6,20 @@ dense parameter a copy per domain, (domains, ...). Nothing of a domain's items i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Sequence
 
 import torch
 from torch import Tensor
 
 from .. import draws
+from ..backbone import Backbone
 from ..data.stream import Prefixes, Ragged, Sessions, Step
+from ..domain_module import DomainData, DomainMethod, DomainModule, ModuleBackbone
 from ..draws import Tables
 from ..model import Snapshot
 from ..sequential import SequentialBackbone
+from . import modules
 from .central import SampleSet
 
 
@@ -30,7 +33,8 @@ class Domain:
         rows: those of its items in the item tables.
         users: the ids of its users among those of all domains.
         samples: every beginning of its training histories.
-        memory: what the backbone remembers of these.
+        memory: what a sequential backbone remembers of these.
+        module: of a backbone that makes one; it holds the parameters that were last loaded.
     """
 
     number: int
@@ -38,14 +42,39 @@ class Domain:
     rows: slice
     users: range
     samples: Prefixes
-    memory: Tables
+    memory: Tables = field(default_factory=dict)
+    module: DomainModule | None = None
 
     @classmethod
-    def of(cls, step: Step, backbone: SequentialBackbone) -> "Domain":
-        """The domain that is a stream's step."""
+    def of(cls, step: Step, backbone: Backbone) -> "Domain":
+        """The domain that is a stream's step, without a module."""
         numbered = _numbered_from_zero(step)
-        return cls(step.index, numbered, slice(step.old_items, step.n_items), range(step.old_users, step.n_users),
-                   numbered.sessions["train"].prefixes(), backbone.remember(as_one_client(numbered), {}))
+        domain = cls(step.index, numbered, slice(step.old_items, step.n_items), range(step.old_users, step.n_users),
+                     numbered.sessions["train"].prefixes())
+        if isinstance(backbone, SequentialBackbone):
+            return replace(domain, memory=backbone.remember(as_one_client(numbered), {}))
+        return domain
+
+    def data(self, features: Tensor | None) -> DomainData:
+        """What it knows before it trains.
+
+        Args:
+            features: of its items, for backbones that need them.
+        """
+        return DomainData(self.step.n_users, self.step.n_items, features,
+                          (self.step.train.values, self.step.train.indptr))
+
+    def with_module(self, backbone: ModuleBackbone, method: DomainMethod, data: DomainData, seed: int) -> "Domain":
+        """The same with an untrained module.
+
+        Args:
+            seed: of the run.
+        """
+        device = self.step.train.values.device
+        with modules.seeded(Silo.alone(self, seed).seed, "init", device=device):
+            module = method.module(backbone, data).to(device)
+        modules.check(backbone, module, self.step.n_items)
+        return replace(self, module=module)
 
     def model(self, whole: Snapshot) -> Snapshot:
         """Its part of all parameters."""
@@ -116,6 +145,21 @@ class Silo:
         return {name: values[self.rows] if _has_rows(name, model) else values[self.domains[0].number]
                 for name, values in whole.items()}
 
+    def load(self, whole: Snapshot) -> list[DomainModule]:
+        """The modules of its domains with their parts of all parameters; of pooled domains those without item rows are
+        one."""
+        for domain in self.domains:
+            modules.load(domain.module, Silo((domain,), 0).model(whole))
+        loaded = [domain.module for domain in self.domains]
+        modules.tie(loaded)
+        return loaded
+
+    def exported(self) -> Snapshot:
+        """Its part of all parameters, as its modules hold it."""
+        parts = [modules.exported(domain.module) for domain in self.domains]
+        return Snapshot({name: torch.cat([part.public[name] for part in parts]) for name in parts[0].public}, {},
+                        parts[0].dense)
+
 
 def _has_rows(state: str, model: Snapshot) -> bool:
     """Whether what an optimiser remembers by this name has a row per item."""
@@ -144,14 +188,3 @@ def joined_states(silos: Sequence[Silo], states: Sequence[Tables], model: Snapsh
     """
     return {name: torch.cat([state[name] for state in states]) if _has_rows(name, model) else
             _copied(silos, [state[name] for state in states]) for name in states[0]}
-
-
-def averaged(dense: Tables, weights: Tensor) -> Tables:
-    """The mean of each dense parameter over the domains, for all of them (FedAvg, McMahan et al., 2017).
-
-    Args:
-        dense: (domains, ...) each.
-        weights: of the domains, which add up to 1, float64 of shape (domains,).
-    """
-    means = {name: torch.tensordot(weights, copies.double(), dims=1) for name, copies in dense.items()}
-    return {name: mean.to(dense[name].dtype).expand_as(dense[name]).clone() for name, mean in means.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import io
 import shutil
 import urllib.error
 import urllib.parse
@@ -13,7 +14,9 @@ import zlib
 from pathlib import Path
 from typing import Callable, Iterable, Sequence
 
-from ..errors import UserError
+import numpy as np
+
+from ..errors import Corrupt, UserError
 from ..files import bar
 from ..names import shown
 from ..version import __version__
@@ -97,6 +100,36 @@ def require_ratio(label: str, members: Iterable[zipfile.ZipInfo], cure: str) -> 
             raise UserError(f"{label}: {shown(member.filename)} would unpack from {member.compress_size:,} to "
                             f"{member.file_size:,} bytes, accepted: at most {RATIO} times its size and {MOST >> 30} "
                             f"GiB.\n{cure}")
+
+
+def arrays_of(content: bytes, label: str, cure: str) -> dict[str, np.ndarray]:
+    """The arrays of an ``.npz`` file; raises UserError if it is none, or holds pickled objects."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            require_ratio(label, archive.infolist(), cure)
+            return {name.removesuffix(".npy"): _array(archive.read(name)) for name in archive.namelist()}
+    except UserError:
+        raise
+    except Exception:  # NumPy and zlib raise whatever their readers do
+        raise Corrupt(f"{label}: is no .npz file of tables without pickled objects", cure) from None
+
+
+def one_array(content: bytes, label: str, cure: str) -> np.ndarray:
+    """The array of an ``.npy`` file; raises UserError if it is none, or holds pickled objects."""
+    try:
+        return _array(content)
+    except Exception:  # likewise
+        raise Corrupt(f"{label}: is no .npy file of numbers without pickled objects", cure) from None
+
+
+def _array(content: bytes) -> np.ndarray:
+    """An array from its bytes. As a member of an archive it has been read to its end, so that its checksum was
+    compared."""
+    file = io.BytesIO(content)
+    array = np.load(file, allow_pickle=False)
+    if file.read(1):
+        raise ValueError("more bytes than the array has")
+    return array
 
 
 def unpack(path: Path, label: str, folder: Path, wanted: Callable[[str], bool]) -> None:

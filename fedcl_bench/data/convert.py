@@ -24,7 +24,8 @@ from ..errors import UserError, unknown
 from ..files import bar, write_atomically
 from ..names import shown
 from . import archives, hdf
-from .parquet import column_rows
+from .overlap import persons_file
+from .parquet import column_rows, split_sequences
 from .session_sets import TEST, TRAIN, pickled_rows, table_rows
 from .source import Published, load_config
 
@@ -139,6 +140,8 @@ class Format:
         otherwise: how the data is written elsewhere; taken where this format's files are missing.
         counted: whether the counts of the dataset's config are those of this format.
         settings: what must be set to use the written file, as its config is for another one.
+        persons: of domains whose users the publisher identifies, what their ids are of: an ``.overlap`` file says who
+            each user is (see ``overlap``).
     """
 
     interactions: Table
@@ -152,6 +155,7 @@ class Format:
     otherwise: Format | None = None
     counted: bool = True
     settings: Mapping[str, str] = field(default_factory=dict)
+    persons: str = ""
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -212,10 +216,26 @@ def _domain(time: str, described: Mapping[str, str]) -> Format:
     return Format(inter, columns, (items,), describe=iter, described=tuple(described.values()))
 
 
+def _identified(domain: str, persons: str) -> Format:
+    """A domain in a table of several, which split sequences and share ids of users.
+
+    Args:
+        domain: what the table calls it.
+        persons: names whoever has the ids.
+    """
+    inter = Table("inter.parquet", {"user_id": CODE, "item_id": CODE, "order": WHOLE}, header=False,
+                  reader=partial(split_sequences, domain=domain))
+    columns = {"user_id:token": "user_id", "item_id:token": "item_id", "timestamp:float": "order"}
+    return Format(inter, columns, persons=persons)
+
+
 FORMATS = {
     "amazon-arts": _domain("order", {"title": "title"}),
     "amazon-pantry": _domain("order", {"title": "title", "brand": "brand"}),
     "amazon-instruments-dated": _domain("timestamp", {}),
+    **{f"amazon-{name}": _identified(name, "sport-cloth") for name in ("sport", "cloth")},
+    **{f"amazon-{name}": _identified(name, "phone-electronic") for name in ("phone", "electronic")},
+    **{f"amazon-{name}": _identified(name.title(), "feddcsr") for name in ("food", "kitchen", "clothing", "beauty")},
     "online-retail-ffmsr": _domain("timestamp", {"text": "title"}),
     "session-diginetica": _session_set(),
     "session-retailrocket": _session_set(),
@@ -310,7 +330,8 @@ class Conversion:
 
 def convert(name: str, raw: Path, out: Path, force: bool = False, any_checksum: bool = False,
             published: Published | None = None, label: str = "") -> Conversion:
-    """Write ``out/name/name.inter`` (and ``.item`` where the publisher describes items) from the publisher's files.
+    """Write ``out/name/name.inter`` from the publisher's files, and ``.item`` where the publisher describes items and
+    ``.overlap`` where it identifies users.
 
     Args:
         raw: the folder that holds them (or holds the folder they were unpacked to), or the publisher's zip.
@@ -336,6 +357,8 @@ def convert(name: str, raw: Path, out: Path, force: bool = False, any_checksum: 
         contents = {".inter": inter}
         if format.items:
             contents[".item"], counts["titles"] = _items(format, described)
+        if format.persons:
+            contents[".overlap"] = persons_file(inter, format.persons)
     expected = published.counts if format.counted else {}
     wrong = [f"{counts[what]:,} {what} instead of {number:,}" for what, number in expected.items()
              if counts[what] != number]
@@ -350,7 +373,8 @@ def convert(name: str, raw: Path, out: Path, force: bool = False, any_checksum: 
                         f"of another version.\nTake it as a sample with --any-checksum"
                         + (f", or get the expected one: {published.url}" if published.url else "."))
     # The .inter file comes last: where it is, the dataset is whole.
-    targets = {out / name / f"{name}{suffix}": contents[suffix] for suffix in (".item", ".inter") if suffix in contents}
+    targets = {out / name / f"{name}{suffix}": contents[suffix] for suffix in (".item", ".overlap", ".inter")
+               if suffix in contents}
     changed = _write(targets, force)
     return Conversion(counts, interactions, tuple(targets), changed, tuple(checks), tuple(warnings), format.settings)
 

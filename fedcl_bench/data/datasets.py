@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from . import domains, prepared, sessions, stream as blocks
+from .features import FeatureSource, Hearing, load_features
 from .recbole_files import Interactions, load_interactions
 from .source import DatasetConfig, DatasetSource, session_columns
 from .stream import Stream, StreamSettings, build_blocks, build_static, read_split_file
 
 
-def load_stream(source: DatasetSource, settings: StreamSettings) -> Stream:
+def load_stream(source: DatasetSource, settings: StreamSettings, features: FeatureSource | None = None,
+                hearing: Hearing = Hearing()) -> Stream:
     """The dataset's stream: mapped if it was prepared (see ``prepared``), else built.
 
+    Args:
+        features: what the features of its items are made of, if they are asked for.
+        hearing: what hears of their making.
+
     Raises:
-        UserError: for bad files, and settings that leave an empty block.
+        UserError: for bad files, settings that leave an empty block, and items without features.
     """
     kept = prepared.folder_of(source, settings)
-    return prepared.load(kept) if kept.is_dir() else build_stream(source, settings)
+    stream = prepared.load(kept) if kept.is_dir() else build_stream(source, settings)
+    return replace(stream, features=load_features(features, source, stream, hearing)) if features else stream
 
 
 def build_stream(source: DatasetSource, settings: StreamSettings) -> Stream:

@@ -324,6 +324,7 @@ class Stream:
     ``unfiltered`` has, for sessions of which the last ones are for testing, ``users``, ``items``, ``sessions`` and
     ``average_length`` before items without training session are left out, as the paper's Table 1 counts them.
     ``domains`` are the names of the domains that the steps are, if they are; ids then begin with the domain's name.
+    ``features`` are what the texts of each domain's items say, each (items, layers, d_W), for backbones that need them.
     """
 
     steps: tuple[Step, ...]
@@ -331,6 +332,7 @@ class Stream:
     item_tokens: np.ndarray
     unfiltered: Mapping[str, float] = field(default_factory=dict)
     domains: tuple[str, ...] = ()
+    features: tuple[Tensor, ...] = ()
 
     def name_of(self, step: int) -> str:
         """What messages call a step."""

@@ -5,14 +5,18 @@ Of equal scores the item to find comes last, as in ``sessions.py``.
 
 from __future__ import annotations
 
-from typing import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 from .. import contract
+from ..backbone import Backbone
 from ..client.central import encode, samples_at, score
+from ..client.modules import histories
 from ..data.stream import Ragged, Sessions
+from ..domain_module import DomainModule, ModuleBackbone
 from ..layers import ITEM
 from ..metric import Catalogue, Metric
 from ..model import Snapshot
@@ -29,32 +33,75 @@ def scores_after(backbone: SequentialBackbone, model: Snapshot, sequence: Sequen
     return score(backbone, encode(backbone, model, sequence, Dropout()), model.public[ITEM])
 
 
-@torch.no_grad()
-def rank_samples(backbone: SequentialBackbone, model: Snapshot, sessions: Sessions, topk: Iterable[int],
-                 metrics: Iterable[Metric], catalogue: Catalogue | None = None, mask_history: bool = False
-                 ) -> UserScores:
-    """Metrics of each session, by its number.
+# The items to find after some sessions, and scores of all items, as ``scores_after`` yields them.
+Scored = Callable[[Tensor], tuple[Tensor, Iterator[tuple[Tensor, Tensor]]]]
 
-    Args:
+
+@dataclass(frozen=True)
+class Ranking:
+    """How sessions are ranked.
+
+    Attributes:
+        topk: list lengths.
         catalogue: with it, metrics of items are among them.
         mask_history: items before the one to find are not ranked, unless they are it.
     """
-    topk = sorted(set(topk))
+
+    topk: Iterable[int]
+    metrics: Iterable[Metric]
+    catalogue: Catalogue | None = None
+    mask_history: bool = False
+
+
+def rank_samples(backbone: SequentialBackbone, model: Snapshot, sessions: Sessions, ranking: Ranking) -> UserScores:
+    """Metrics of each session, by its number."""
+    def scored(chosen: Tensor) -> tuple[Tensor, Iterator[tuple[Tensor, Tensor]]]:
+        items, sequence = samples_at(backbone, sessions, chosen)
+        return items[:, -1], scores_after(backbone, model, sequence)
+
+    return _rank(scored, sessions, ranking, backbone, "encode" if backbone.positionwise else "session_vectors")
+
+
+def rank_by_module(backbone: ModuleBackbone, module: DomainModule, n_items: int, sessions: Sessions, ranking: Ranking
+                   ) -> UserScores:
+    """The same of a domain's module and its items."""
+    def scored(chosen: Tensor) -> tuple[Tensor, Iterator[tuple[Tensor, Tensor]]]:
+        wanted, scores = scores_by_module(backbone, module, n_items, sessions, chosen)
+        return wanted, iter([(torch.arange(len(chosen), device=chosen.device), scores)])
+
+    return _rank(scored, sessions, ranking, backbone, "scores")
+
+
+@torch.no_grad()
+def scores_by_module(backbone: ModuleBackbone, module: DomainModule, n_items: int, sessions: Sessions, chosen: Tensor
+                     ) -> tuple[Tensor, Tensor]:
+    """The items to find after some sessions of a domain, and scores of all of its items, (n, items)."""
+    module.eval()
+    batch, wanted = histories(sessions, chosen, backbone.settings.max_length, module.fixed_length)
+    scores = module.scores(batch)
+    contract.check_tensor(backbone, "scores", scores, (len(chosen), n_items), "(B, items): of all of the domain")
+    return wanted, scores
+
+
+@torch.no_grad()
+def _rank(scored: Scored, sessions: Sessions, ranking: Ranking, plugin: Backbone, hook: str) -> UserScores:
+    """Metrics of each session, given what makes its scores, a hook of the plugin."""
+    topk = sorted(set(ranking.topk))
     order = sessions.lengths.argsort(stable=True)  # so that little is padding
     ranks = torch.empty_like(order)
-    lists = None if catalogue is None else order.new_empty(len(order), topk[-1])
+    lists = None if ranking.catalogue is None else order.new_empty(len(order), topk[-1])
     history = Ragged(sessions.start, sessions.items)
-    hook = "encode" if backbone.positionwise else "session_vectors"
     for chosen in order.split(SIZES.central_ranked):
-        items, sequence = samples_at(backbone, sessions, chosen)
-        for part, scores in scores_after(backbone, model, sequence):
-            contract.require_finite_scores(backbone, hook, scores, chosen[part])
-            wanted = scores.gather(1, items[part, -1:])
-            if mask_history:
+        to_find, parts = scored(chosen)
+        for part, scores in parts:
+            contract.require_finite_scores(plugin, hook, scores, chosen[part])
+            wanted = scores.gather(1, to_find[part, None])
+            if ranking.mask_history:
                 scores[history.select(chosen[part])] = -torch.inf
-                scores.scatter_(1, items[part, -1:], wanted)
+                scores.scatter_(1, to_find[part, None], wanted)
             ranks[chosen[part]] = (~(scores < wanted)).sum(1) - 1
             if lists is not None:
                 lists[chosen[part]] = highest(scores, topk[-1])
     numbers = torch.arange(len(order), device=order.device)
-    return UserScores(numbers, measure(metrics, ranked_lists(ranks, topk, lists, catalogue), topk))
+    listed = ranked_lists(ranks, topk, lists, ranking.catalogue)
+    return UserScores(numbers, measure(ranking.metrics, listed, topk))

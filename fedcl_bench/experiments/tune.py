@@ -19,6 +19,7 @@ from ..errors import Corrupt, UserError
 from ..files import sweep, write_atomically
 from ..runs.config import RunConfig
 from ..runs.frames import read_columns
+from ..runs.records import last_stage
 from ..runs.registry import Registry
 from ..runs.run_json import read_run
 from ..runs.specs import RunSpec, Tuned, Where, read_tuned, tuned_file
@@ -51,7 +52,7 @@ def finished_run(task: Task, folder: Path) -> Run:
 
     Block 0, which most methods share, counts only where there is no other block, and where the blocks are domains.
     """
-    curve = read_columns(folder, "rounds", ["step", "valid", "participants"])
+    curve = last_stage(read_columns(folder, "rounds", ["step", "valid", "participants"], ["stage"]))
     curve = curve[curve["step"] >= (0 if task.config.is_domains else min(1, curve["step"].max()))]
     best = tuple(float(value) for value in curve.groupby("step")["valid"].max())
     return Run(task.config.seed, task.config.hash, best, int(curve["participants"].sum()))

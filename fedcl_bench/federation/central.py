@@ -16,7 +16,7 @@ from ..client.central import Epoch, SampleSet
 from ..data.stream import Step
 from ..draws import DrawKey
 from ..evaluation.beyond import catalogue_of
-from ..evaluation.central import rank_samples
+from ..evaluation.central import Ranking, rank_samples
 from ..evaluation.ranking import UserScores
 from ..model import Snapshot
 from .divergence import naming, require_finite
@@ -61,7 +61,7 @@ def _after(f: Federation, step: Step, epoch: Epoch, progress: Progress, seconds:
     if is_due(f, key.round):
         metric, k = f.validation
         with naming(f, key):
-            scores = rank_samples(f.backbone, model, step.sessions["valid"], [k], [metric])
+            scores = rank_samples(f.backbone, model, step.sessions["valid"], Ranking([k], [metric]))
             valid, tested = judge(f, progress, scores.mean(f.evaluation.valid_metric)), _test(f, step, model)
     chosen = tested is not None and (valid.better or valid.equal or f.server.tested_round == "last")
     best = Best(model, key.round) if chosen else progress.best
@@ -76,5 +76,5 @@ def _after(f: Federation, step: Step, epoch: Epoch, progress: Progress, seconds:
 
 def _test(f: Federation, step: Step, model: Snapshot) -> UserScores:
     of_items = any(metric.of_items for metric in f.metrics)
-    return rank_samples(f.backbone, model, step.sessions["test"], f.topk, f.metrics,
-                        catalogue_of([step], model) if of_items else None)
+    return rank_samples(f.backbone, model, step.sessions["test"],
+                        Ranking(f.topk, f.metrics, catalogue_of([step], model) if of_items else None))

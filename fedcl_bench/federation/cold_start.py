@@ -117,8 +117,9 @@ def cold_start_of(f: Federation, step: Step, model: Snapshot) -> ColdStart | Non
 
 def notes(f: Federation) -> list[str]:
     """What the user should know before a run."""
-    private = f.backbone.new_rows(f.seed, range(1), range(0))[1] or f.backbone.new_personal(f.seed, range(1))
-    if not f.server.fold_in or f.server.cold_start != "fold_in" or private:
+    if not f.server.fold_in or f.server.cold_start != "fold_in":
+        return []
+    if f.backbone.new_rows(f.seed, range(1), range(0))[1] or f.backbone.new_personal(f.seed, range(1)):
         return []
     return [f"fold_in: '{f.backbone.name}' has no private parameters to fit; new users are ranked by what they "
             f"remember of their first interactions."]

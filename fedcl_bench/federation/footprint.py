@@ -7,6 +7,7 @@ import torch
 from ..client.footprint import StepLoad, encoded
 from ..client.ways import choose_way
 from ..data.stream import Step
+from ..domain_module import ModuleBackbone
 from ..model import Snapshot, numbers
 from ..sizes import SIZES
 from .parts import Federation
@@ -71,8 +72,15 @@ def of_one_client(f: Federation, step: Step) -> dict[str, int]:
 
 
 def of_domains(f: Federation) -> dict[str, int]:
-    """The same for a stream of domains, one of which trains at a time, or all in the same batches."""
+    """The same for a stream of domains, one of which trains at a time, or all in the same batches. What items' texts
+    say is mapped from files where it need not be on a GPU."""
     steps = f.stream.steps
+    if isinstance(f.backbone, ModuleBackbone):
+        of_optimiser = 4 + 2 * (f.local.optimiser == "adam")
+        each = [f.backbone.bytes_of(step.n_items - step.old_items, f.local.batch_size, number_of(f)) for step in steps]
+        on_device = 0 if f.device.type == "cpu" else 4 * sum(vectors.numel() for vectors in f.stream.features)
+        return {"tables": sum(tables for tables, _ in each) * (4 + of_optimiser),
+                "training": max(training for _, training in each), "what items' texts say": on_device}
     return _in_epochs(f, steps[-1].n_items, max(step.n_items - step.old_items for step in steps), len(steps))
 
 
@@ -84,8 +92,9 @@ def _in_epochs(f: Federation, items: int, scored: int, copies: int) -> dict[str,
     of_optimiser = 4 + 2 * (local.optimiser == "adam")
     vectors = min(backbone.n_vectors, _VECTORS_OF_SAMPLE) if not backbone.positionwise else 1
     samples = max(local.batch_size, SIZES.central_scored)
+    longest = max(int(step.sessions["train"].lengths.max()) for step in f.stream.steps)
     return {"tables": number * parameters * (4 + of_optimiser) + 8 * _DRAWN * items * public,
-            "training": number * samples * (scored * (3 + vectors) + encoded(backbone))}
+            "training": number * samples * (scored * (3 + vectors) + encoded(backbone, longest))}
 
 
 def _snapshot(load: StepLoad, users: int, items: int) -> int:

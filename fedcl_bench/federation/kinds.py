@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..backbone import Backbone
+from ..domain_module import DomainMethod, ModuleBackbone
 from ..errors import Misfit, UserError
 from ..method import Method, does_something
 from ..sampling import LocalSettings
@@ -18,6 +19,12 @@ def check(backbone: Backbone, method: Method, sessions: bool, local: LocalSettin
         sessions: whether the stream is one of sessions.
         init: who starts the public parameters, ``server`` or ``per_client``.
     """
+    if isinstance(backbone, ModuleBackbone):
+        raise Misfit(f"backbone '{backbone.name}' is one of domains; name two or more, as in --dataset A+B.",
+                     "backbone", lambda cls: not issubclass(cls, ModuleBackbone))
+    if isinstance(method, DomainMethod):
+        raise Misfit(f"method '{method.name}' is one of domains; name two or more, as in --dataset A+B.", "method",
+                     lambda cls: not issubclass(cls, DomainMethod))
     sequential = isinstance(backbone, SequentialBackbone)
     if sequential and not sessions:
         raise UserError(f"backbone '{backbone.name}' is sequential and needs {_SESSIONS}.")
@@ -33,12 +40,16 @@ def check(backbone: Backbone, method: Method, sessions: bool, local: LocalSettin
                         f"backbones can start at the clients.")
 
 
-def check_in_epochs(backbone: Backbone, method: Method, domains: bool) -> None:
+def check_in_epochs(backbone: Backbone, method: Method, domains: bool, topology: str) -> None:
     """Raise UserError unless the two go with clients that train in epochs of mini-batches.
 
     Args:
         domains: these are domains, and not one client that holds all sessions.
     """
+    if domains and (isinstance(method, DomainMethod) or isinstance(backbone, ModuleBackbone)):
+        return _check_modules(backbone, method, topology)
+    if isinstance(backbone, ModuleBackbone) or isinstance(method, DomainMethod):
+        return check(backbone, method, True, LocalSettings(), "server")
     if not _is_sequential(type(backbone)):
         said = (f"backbone '{backbone.name}' is not sequential, and domains are sequences of items of many users"
                 if domains else f"setting 'topology': found central, accepted: federated with backbone "
@@ -52,6 +63,23 @@ def check_in_epochs(backbone: Backbone, method: Method, domains: bool) -> None:
         raise UserError(f"setting 'loss': found {backbone.settings.loss}, accepted: cross_entropy with "
                         f"{'stream=domains' if domains else 'topology=central'}, as in the papers of "
                         f"{'cross-domain' if domains else 'session'} recommenders.")
+
+
+def _check_modules(backbone: Backbone, method: Method, topology: str) -> None:
+    """Raise UserError unless a backbone and a method of domains go together under a topology."""
+    needs, ours = getattr(method, "needs", ""), isinstance(method, DomainMethod)
+    if ours and (not isinstance(backbone, ModuleBackbone) or (needs and needs not in backbone.exchanges)):
+        what = f"exchanges {needs} of items" if needs else "is about modules of domains"
+        raise Misfit(f"method '{method.name}' {what}, which '{backbone.name}' has none of.", "backbone",
+                     lambda cls: issubclass(cls, ModuleBackbone) and (not needs or needs in cls.exchanges))
+    if not ours and does_something(method):
+        raise Misfit(f"method '{method.name}' is about clients of one user each, and here each is a domain of many.",
+                     "method", lambda cls: not does_something(cls) or issubclass(cls, DomainMethod))
+    for kind, plugin in (("method", method), ("backbone", backbone)):
+        accepted = getattr(plugin, "topologies", None)
+        if accepted and topology not in accepted:
+            raise UserError(f"setting 'topology': found {topology}, accepted: {', '.join(accepted)} with {kind} "
+                            f"'{plugin.name}'.")
 
 
 def check_vectors(backbone: Backbone) -> None:

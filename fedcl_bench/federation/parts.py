@@ -12,6 +12,7 @@ from torch import Tensor
 from .. import contract
 from ..backbone import Backbone
 from ..data.stream import Step, Stream, is_central, is_domains
+from ..domain_module import ModuleBackbone
 from ..errors import UserError
 from ..evaluation.ranking import DEFAULT, EvaluationSettings, UserScores, parse_metric
 from ..method import Method, NoSettings
@@ -169,8 +170,9 @@ class Progress:
 
     def best_round(self, step: int, which: str) -> int:
         """The number, from 1, of a step's best validation round; of equal ones the ``first`` or the ``latest``."""
+        stage = max(row.get("stage", 0) for row in self.curve)  # the last one's best is tested
         values = {row["round"] + 1: row["valid"] for row in self.curve if row["step"] == step
-                  and not math.isnan(row["valid"])}
+                  and row.get("stage", 0) == stage and not math.isnan(row["valid"])}
         best = [number for number, value in values.items() if value == max(values.values())]
         return best[0 if which == "first" else -1]
 
@@ -259,12 +261,14 @@ class Federation:
             if self.topk[-1] > step.n_items - step.old_items:
                 raise UserError(f"setting 'topk'/'valid_metric': found {self.topk[-1]}, accepted: at most the number "
                                 f"of items, {step.n_items - step.old_items} in domain '{name}'.")
-        contract.check_declaration(self.backbone)
+        if not isinstance(self.backbone, ModuleBackbone):
+            contract.check_declaration(self.backbone)
+        self.method.check(self.stream)
 
     def check_kinds(self) -> None:
         """Raise UserError unless backbone, method and stream go together; see ``kinds.py``."""
         if self.central or self.stream.domains:
-            return kinds.check_in_epochs(self.backbone, self.method, bool(self.stream.domains))
+            return kinds.check_in_epochs(self.backbone, self.method, bool(self.stream.domains), self.topology)
         kinds.check(self.backbone, self.method, bool(self.stream.steps[0].sessions), self.local, self.server.init)
         if self.server.fold_in and self.server.cold_start == "mean":
             kinds.check_vectors(self.backbone)

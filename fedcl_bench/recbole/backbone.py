@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..backbone import Backbone, BackboneSettings, OwnBatch
 from ..data.stream import Step
+from ..domain_module import TextSettings
 from ..draws import Tables
 from ..errors import UserError
 from ..layers import same_for_all
@@ -26,7 +27,7 @@ from ..sampling import LocalSettings, OwnSamples
 from ..settings import setting
 from . import models
 from .calls import HISTORY, Caller, Facts, training_fields
-from .models import PREFIX, Refused
+from .models import PREFIX, READS_TEXT, Refused
 from .parameters import Parameter, Starts, classify
 from .probe import probe
 
@@ -77,6 +78,16 @@ def _design(settings: RecBoleSettings) -> _Design:
     return _Design(tuple(parameters), facts)
 
 
+def _advice(name: str) -> str:
+    """What to do where a model cannot be trained by clients of one user each."""
+    from .domain_backbone import refusal
+
+    if refusal(name):
+        return "`run_bench.py list recbole` shows the RecBole models that can be used."
+    return ("Domains of many users can train it: name two or more datasets, as in --dataset A+B, with --set "
+            "topology=local.")
+
+
 class RecBoleBackbone(Backbone):
     """Base class of the backbones made by ``plugin``. Scores are what the model's ``full_sort_predict``, or ``predict``
     on all items, returns; a last sigmoid is taken back, and a softmax becomes its logarithm, so that they are logits.
@@ -87,6 +98,7 @@ class RecBoleBackbone(Backbone):
 
     whole_tables = True
     defaults = {"optimiser": "adam"}
+    central_defaults = {"optimiser": "adam", "adam_beta2": 0.999, "lr": 0.001}  # as RecBole's trainer
 
     def __init__(self, settings: RecBoleSettings):
         super().__init__(settings)
@@ -94,8 +106,7 @@ class RecBoleBackbone(Backbone):
             design = _design(settings)
         except Refused as error:
             hint = " (settings 'dim' and 'model' are part of it)" if settings.dim or settings.model else ""
-            raise UserError(f"backbone '{PREFIX}{settings.NAME}' {error}{hint}.\n`run_bench.py list recbole` shows the "
-                            f"RecBole models that can be used.") from None
+            raise UserError(f"backbone '{PREFIX}{settings.NAME}' {error}{hint}.\n{_advice(settings.NAME)}") from None
         self.parameters, self.facts = design.parameters, design.facts
         self._values = settings.hyper_parameters()
         self._starts: dict[int, Starts] = {}
@@ -197,10 +208,36 @@ class RecBoleBackbone(Backbone):
                 f"it; the numbers are the same."] if alone else []
 
 
+@dataclass(frozen=True)
+class RecBoleTextSettings(RecBoleSettings, TextSettings):
+    """The same of a model that reads what items' texts say, which it does in streams of domains."""
+
+
+@dataclass(frozen=True)
+class FDSASettings(RecBoleTextSettings):
+    """The same of a baseline of UniSRec."""
+
+    item_text: str = setting("vectors", "an item's feature is what its text says (vectors), or frozen normal numbers "
+                             "(noise)", choices=("vectors", "noise"))
+
+
+@dataclass(frozen=True)
+class S3RecSettings(FDSASettings):
+    """The same with pre-training."""
+
+    pretrain_rounds: int = setting(500, "rounds of pre-training (RecBole's pretrain_epochs; UniSRec: 300)", low=1)
+
+
+_OF_TEXT = {"FDSA": FDSASettings, "S3Rec": S3RecSettings}
+_READINGS = {"item_text": {"vectors": "UniSRec's paper", "noise": "UniSRec's released FDSA and S3Rec, whose initial "
+                           "weights are drawn over the vectors"}}
+
+
 @functools.cache
 def backbone_class(name: str) -> type[RecBoleBackbone]:
     """The backbone of RecBole's model ``name``."""
-    settings = type(f"{name}Settings", (RecBoleSettings,), {"NAME": name, "__module__": __name__})
+    kind = _OF_TEXT.get(name, RecBoleTextSettings if name in READS_TEXT else RecBoleSettings)
+    settings = type(f"{name}Settings", (kind,), {"NAME": name, "__module__": __name__})
     ignored = {}
     if not _sizes(name):
         ignored["dim"] = f"with {PREFIX}{name}; its sizes are hyper-parameters in 'model'"
@@ -209,18 +246,21 @@ def backbone_class(name: str) -> type[RecBoleBackbone]:
     return type(name, (RecBoleBackbone,), {
         "name": f"{PREFIX}{name}", "title": f"RecBole 1.2.0's {models.names()[name]} recommender {name}",
         "reference": "Zhao et al., RecBole 2.0, CIKM 2022", "Settings": settings, "ignored": ignored,
+        "readings": _READINGS if name in _OF_TEXT else {},
         "__module__": __name__})
 
 
-def code_files() -> list[Path]:
-    """The files that decide a RecBole backbone's numbers."""
-    folder = Path(__file__).parent
-    return [folder / f"{name}.py" for name in ("keyed_random", "backbone", "calls", "models", "parameters", "probe")]
+def code_files(domains: bool = False) -> list[Path]:
+    """The files that decide a RecBole backbone's numbers, at clients of one user each or at domains."""
+    names = (("domain_backbone", "domain_models", "domain_networks", "domain_probe", "same_target", "text_models",
+              "models", "parameters") if domains else
+             ("keyed_random", "backbone", "calls", "models", "parameters", "probe"))
+    return [Path(__file__).with_name(f"{name}.py") for name in names]
 
 
-def digest(of_file) -> str:
+def digest(of_file, domains: bool = False) -> str:
     """Hash of the adapter's code and RecBole's version; ``of_file`` hashes one file's code."""
     import recbole
 
-    parts = [recbole.__version__, *map(of_file, code_files())]
+    parts = [recbole.__version__, *map(of_file, code_files(domains))]
     return hashlib.blake2b(" ".join(parts).encode(), digest_size=16).hexdigest()

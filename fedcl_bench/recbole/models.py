@@ -26,6 +26,7 @@ from ..errors import UserError, unknown
 PREFIX = "recbole:"
 USER, ITEM, LABEL, NEGATIVE = "user_id", "item_id", "label", "neg_item_id"
 SEQUENCE, LENGTH, INVERSE = "item_id_list", "item_length", "Inverse_item_id_list"
+READS_TEXT = "FDSA", "GRU4RecF", "S3Rec", "SASRecF"  # models whose features of items can be what texts say
 # RecBole's names of the fields above, and what every model may ask for besides its own hyper-parameters.
 _FIELDS = {"USER_ID_FIELD": USER, "ITEM_ID_FIELD": ITEM, "LABEL_FIELD": LABEL, "NEG_PREFIX": "neg_",
            "LIST_SUFFIX": "_list", "ITEM_LIST_LENGTH_FIELD": LENGTH, "INVERSE_ITEM_SEQ": INVERSE,
@@ -80,6 +81,11 @@ def names() -> dict[str, str]:
     return {name: kind for name, (kind, _) in _classes().items()}
 
 
+def model_class(name: str) -> type:
+    """RecBole's class of this name."""
+    return _classes()[name][1]
+
+
 def find(name: str) -> str:
     """RecBole's spelling of a model's name; capital letters do not matter. Raises UserError for an unknown one."""
     if name in _classes():
@@ -113,17 +119,20 @@ def defaults(name: str) -> dict[str, Any]:
     return dict(_shipped(name))
 
 
-def parse_model(name: str, text: str) -> dict[str, Any]:
+def parse_model(name: str, text: str, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The setting ``model``: a YAML mapping of a model's own hyper-parameters.
 
+    Args:
+        known: which these are; None: those of RecBole's file for the model.
+
     Raises:
-        UserError: if it is no mapping, or names one that RecBole's file for the model does not have.
+        UserError: if it is no mapping, or names one that is not known.
     """
     try:
         values = yaml.safe_load(text) if text else {}
     except yaml.YAMLError:
         values = None
-    known = defaults(name)
+    known = defaults(name) if known is None else known
     if not isinstance(values, dict):
         raise UserError(f"setting 'model': found '{text}', accepted: a mapping in braces, as "
                         f"--set \"model={{{', '.join(f'{k}: {v}' for k, v in list(known.items())[:1])}}}\".")
@@ -133,7 +142,7 @@ def parse_model(name: str, text: str) -> dict[str, Any]:
     return {key: _number(value) for key, value in values.items()}
 
 
-class _Config(dict):
+class Config(dict):
     """RecBole's configuration as its models see it: None for what nobody set. ``asked`` has the names looked up."""
 
     def __init__(self, values: Mapping[str, Any]):
@@ -143,6 +152,18 @@ class _Config(dict):
     def __getitem__(self, key):
         self.asked.add(key)
         return self.get(key)
+
+    def __getattr__(self, key: str):
+        if key not in self:
+            raise AttributeError(key)
+        return self[key]
+
+
+def configuration(name: str, values: Mapping[str, Any], length: int, negatives: int = 1,
+                  device: str = "cpu") -> Config:
+    """A model's configuration; arguments as for ``build``."""
+    return Config({**_FIELDS, **defaults(name), "MAX_ITEM_LIST_LENGTH": length, "device": device,
+                   "train_neg_sample_args": {"distribution": "uniform", "sample_num": negatives}, **values})
 
 
 class Client:
@@ -185,7 +206,7 @@ def check_trainable(name: str) -> None:
     """Raise Refused for a model whose kind says that gradients of ``calculate_loss`` do not train it."""
     from recbole.utils import ModelType
 
-    cls = _classes()[name][1]
+    cls = model_class(name)
     if cls.type == ModelType.TRADITIONAL:
         raise Refused("is one of RecBole's traditional models, which are not trained by gradients but computed at "
                       "once, from the interactions of all users or from nothing")
@@ -213,14 +234,23 @@ def build(name: str, n_users: int, n_items: int, values: Mapping[str, Any], leng
     Raises:
         Refused: if it asks for what a client does not have, or cannot be built with these hyper-parameters.
     """
-    config = _Config({**_FIELDS, **defaults(name), "MAX_ITEM_LIST_LENGTH": length, "device": device,
-                      "train_neg_sample_args": {"distribution": "uniform", "sample_num": negatives}, **values})
+    config = configuration(name, values, length, negatives, device)
+    client = Client(n_users, n_items, length, history or no_history(n_users))
+    model = built(model_class(name), config, client, seed)
+    model.asked = frozenset(config.asked)
+    return model
+
+
+def built(cls: type, config: Config, dataset: Any, seed: int) -> nn.Module:
+    """An object of a RecBole model's class; the same for the same arguments.
+
+    Raises:
+        Refused: if it asks for what the dataset does not have, or cannot be built with this configuration.
+    """
     with quiet_generators(seed):
         try:
-            model = _classes()[name][1](config, Client(n_users, n_items, length, history or no_history(n_users)))
+            return cls(config, dataset)
         except Refused:
             raise
         except Exception as error:  # whatever a model's code raises is a reason, not a traceback
             raise Refused(f"cannot be built: {type(error).__name__}: {error}") from error
-    model.asked = frozenset(config.asked)
-    return model

@@ -173,7 +173,7 @@ def _look_at_loss(trial: _Trial, facts: Facts) -> Facts:
     except Refused:
         raise
     except Exception as error:
-        raise Refused(f"its loss fails on one client: {_first_line(error)}") from error
+        raise Refused(f"its loss fails on one client: {first_line(error)}") from error
     if _generators() != generators:
         raise Refused("draws its loss from a global random generator, which no client owns")
     for name, value in kept.items():
@@ -212,7 +212,7 @@ def _look_at_scores(trial: _Trial, facts: Facts) -> Facts:
         except NotImplementedError:
             continue
         except Exception as error:
-            why = f"{method} fails on one client: {_first_line(error)}"
+            why = f"{method} fails on one client: {first_line(error)}"
             continue
         if _generators() != generators:
             why = f"draws its scores ({method}) from a global random generator"
@@ -263,7 +263,7 @@ def _blocked(results: Callable[[str], list[Tensor]], what: str) -> str:
     try:
         alone = results("one by one")
     except Exception as error:
-        raise Refused(f"{what} fails on one client: {_first_line(error)}") from error
+        raise Refused(f"{what} fails on one client: {first_line(error)}") from error
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
@@ -288,10 +288,10 @@ def _operator(error: Exception | Warning) -> str:
         return "control flow that depends on data"
     if "storage" in str(error) or "numpy" in str(error):
         return "Tensor.numpy"
-    return _first_line(error)
+    return first_line(error)
 
 
-def _first_line(error: Exception | Warning) -> str:
+def first_line(error: Exception | Warning) -> str:
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:100] if text else ''}".rstrip(": ")
 

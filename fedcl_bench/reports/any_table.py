@@ -248,8 +248,10 @@ def build_any(layout: Layout, source: Source) -> Table:
     """
     layout = _completed(layout, source)
     titles = {text: RunSpec(*_named(text)).title for text in layout.methods}
-    names = domains_of(source.runs[0].head) if len(layout.datasets) == 1 else []
-    titles |= {f"block{t}": name for t, name in enumerate(names)}
+    domains = {run.head["dataset"]: domains_of(run.head) for run in source.runs}
+    joined = [domains.get(dataset, []) for dataset in layout.datasets]
+    for t in range(max(map(len, joined)) if all(joined) else 0):
+        titles[f"block{t}"] = joined[0][t] if len(joined) == 1 else f"domain {t}"
     called = _Called(layout.paper, titles)
     table = _table(layout, source, max(run.head["blocks"] for run in source.runs))
     runs = {name: find(replace(source, assignments=()), table.row_spec(*name))[0] for name in table.run_names()}
@@ -260,7 +262,7 @@ def build_any(layout: Layout, source: Source) -> Table:
                    lambda specs: command_for(specs, source.tuned, source.where))
     several = {len(incremental(run)) for of_row in runs.values() for run in of_row} - {1}
     about = ["Mean ± sample standard deviation over seeds of the metric on the block just trained"
-             + (f", averaged over the {'domains' if names else 'blocks but block 0'}." if several else ".")]
+             + (f", averaged over the {'domains' if all(joined) else 'blocks but block 0'}." if several else ".")]
     if users := {str(run.head["settings"]["pilot_users"]) for of_row in runs.values() for run in of_row
                  if run.head["settings"].get("pilot_users")}:
         about.append(f"Of pilots with {', '.join(sorted(users))} users of each domain; not comparable with all users.")

@@ -19,7 +19,6 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Mapping, Sequence
@@ -28,9 +27,9 @@ import numpy as np
 import torch
 
 from ..backbone import Backbone
-from ..data.archives import require_ratio
+from ..data.archives import arrays_of
 from ..draws import Tables
-from ..errors import Corrupt, UserError
+from ..errors import UserError
 from ..federation.growth import grow
 from ..federation.parts import Federation
 from ..files import write_atomically
@@ -79,7 +78,7 @@ def keep(path: Path, results: Path) -> str:
         content = read_bytes(path, _CURE)
     except FileNotFoundError:
         raise UserError(f"{path}: is not there; make it with `base export`.") from None
-    arrays = _arrays(content, str(path))
+    arrays = arrays_of(content, str(path), _CURE)
     for ids in ("user_ids", "item_ids"):
         if ids not in arrays or arrays[ids].dtype.kind != "U" or arrays[ids].ndim != 1:
             raise UserError(f"{path}: '{ids}' is missing or is no list of texts; docs/records.md has the format.")
@@ -100,7 +99,7 @@ def load(federation: Federation, results: Path) -> Snapshot:
     if not re.fullmatch(_NAME, name) or not path.exists():
         raise UserError(f"setting 'base_model': found '{name}', accepted: what `base import FILE` prints; {results} "
                         f"has no base of this name.")
-    arrays, stream = _arrays(read_bytes(path, _CURE), str(path)), federation.stream
+    arrays, stream = arrays_of(read_bytes(path, _CURE), str(path), _CURE), federation.stream
     if _hash(arrays) != name:
         raise UserError(f"{path}: is not what was imported under this name; import it again.")
     step = stream.steps[0]
@@ -112,26 +111,6 @@ def load(federation: Federation, results: Path) -> Snapshot:
                      for name, table in getattr(fresh, kind).items()} for kind in KINDS}
     return replace(fresh, **tables, start=_start(arrays, federation.backbone.new_rows(0, range(1), range(0))[1],
                                                  fresh.private, path))
-
-
-def _arrays(content: bytes, where: str) -> Mapping[str, np.ndarray]:
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            require_ratio(where, archive.infolist(), _CURE)
-            return {name.removesuffix(".npy"): _array(archive.read(name)) for name in archive.namelist()}
-    except UserError:
-        raise
-    except Exception:  # NumPy and zlib raise whatever their readers do
-        raise Corrupt(f"{where}: is no .npz file of tables without pickled objects", _CURE) from None
-
-
-def _array(content: bytes) -> np.ndarray:
-    """A member, which has been read to its end, so that the archive has compared its checksum."""
-    file = io.BytesIO(content)
-    array = np.load(file, allow_pickle=False)
-    if file.read(1):
-        raise ValueError("more bytes than the array has")
-    return array
 
 
 def _hash(arrays: Mapping[str, np.ndarray]) -> str:

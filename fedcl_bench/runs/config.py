@@ -13,10 +13,13 @@ from typing import Any, Iterable, Mapping, NamedTuple
 import torch
 
 from .. import sampling
+from ..backbone import Backbone
 from ..data import stream
+from ..data.features import FeatureSource, locate_features, short_name
 from ..data.source import (DatasetConfig, DatasetSource, JoinedConfig, config_label, load_config, locate,
                            session_columns, spelled, unfiltered)
 from ..data.stream import Stream, StreamSettings
+from ..domain_module import ModuleBackbone
 from ..errors import Misfit, UserError
 from ..evaluation import ranking
 from ..evaluation.ranking import DEFAULT, EvaluationSettings, parse_metric
@@ -41,6 +44,7 @@ class RunConfig:
 
     Attributes:
         registry: where the plugins come from; errors name others of it.
+        features: what the features of the domains' items are made of, if the backbone reads them.
     """
 
     source: DatasetSource
@@ -55,6 +59,7 @@ class RunConfig:
     seed: int
     device: str
     registry: Registry = field(default_factory=Registry, repr=False, compare=False)
+    features: FeatureSource | None = None
 
     def __post_init__(self):
         if not 0 <= self.seed <= LARGEST_SEED:
@@ -103,6 +108,9 @@ class RunConfig:
                                    for name, part in self.source.config.parts.items()}
         if self.stream.stream == "sessions" and not self.stream.split_file:
             identity["sessions"] = [session_columns(self.source, self.stream), list(self.source.config.drop_events)]
+        if self.features:
+            settings["encoder"] = short_name(settings["encoder"])  # its files count, not their place
+            identity["features"] = self.features.fingerprint
         if own_metrics := [[plugin.name, plugin.digest] for plugin in self.metrics if plugin.digest]:
             identity["metrics"] = own_metrics
         if with_method:
@@ -323,6 +331,12 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
     return parts
 
 
+def backbone_of(registry: Registry, name: str, parts: AllSettings) -> Plugin:
+    """A run's backbone; a RecBole model is another one where clients are domains."""
+    plugin = registry.get("backbone", name)
+    return plugin.of_domains() if stream.is_domains(flat([parts.stream])) else plugin
+
+
 # Settings that runs had not when the first records were published, and the values that change nothing: with those they
 # are left out of records and hashes, so that the records made before are still found.
 _LATER = {"upload_clip": 0.0, "upload_mechanism": "laplace", "evaluate_every": 1, "availability": "always",
@@ -359,8 +373,17 @@ def make_config(registry: Registry, method: str, backbone: str, dataset: str, se
     Raises:
         UserError: for an unknown name or setting, a value or seed out of range, or a missing file.
     """
-    backbone_plugin, method_plugin = registry.get("backbone", backbone), registry.get("method", method)
     dataset = spelled(dataset, data_dir)
     parts = resolve(registry, method, backbone, dataset, overrides)
-    return RunConfig(locate(dataset, data_dir, parts.stream), backbone_plugin, method_plugin, *parts, seed, device,
-                     registry)
+    backbone_plugin, method_plugin = backbone_of(registry, backbone, parts), registry.get("method", method)
+    source = locate(dataset, data_dir, parts.stream)
+    return RunConfig(source, backbone_plugin, method_plugin, *parts, seed, device, registry,
+                     _features(backbone_plugin.cls, parts, source))
+
+
+def _features(backbone: type[Backbone], parts: AllSettings, source: DatasetSource) -> FeatureSource | None:
+    """What the features of domains are made of, for a backbone that reads them."""
+    if not (issubclass(backbone, ModuleBackbone) and backbone.needs_features and source.parts):
+        return None
+    s = parts.backbone
+    return locate_features(source, s.encoder, s.text_layers, s.text_dim, s.text_pooling)

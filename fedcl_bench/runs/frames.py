@@ -10,6 +10,7 @@ from typing import Mapping, Sequence
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ..errors import Corrupt
 from ..schema import read_bytes
@@ -65,15 +66,25 @@ def check_rounds(frame: pd.DataFrame, rounds: Sequence[int], where: str, cure: s
                       cure)
 
 
-def read_columns(folder: Path, name: str, columns: list[str]) -> pd.DataFrame:
-    """Some columns of a frame of a record that was verified before, and nothing else; raises Corrupt."""
+def read_columns(folder: Path, name: str, columns: list[str], optional: Sequence[str] = ()) -> pd.DataFrame:
+    """Some columns of a frame of a record that was verified before, ``optional`` ones where there are such, and nothing
+    else; raises Corrupt."""
     path = folder / f"{name}.parquet"
     try:
-        frame = parsed(read_bytes(path, CURE), path, CURE, columns)
+        content = read_bytes(path, CURE)
+        frame = parsed(content, path, CURE, [*columns, *(set(optional) & _names_of(content, path))])
     except FileNotFoundError:
         raise Corrupt(f"{path}: is missing", CURE) from None
     check_columns(frame, {column: COLUMNS[name][column] for column in columns}, path, CURE)
     return frame
+
+
+def _names_of(content: bytes, path: Path) -> set[str]:
+    """The columns of a Parquet file's content; raises Corrupt."""
+    try:
+        return set(pq.read_schema(io.BytesIO(content)).names)
+    except (pa.ArrowException, OSError) as error:
+        raise Corrupt(f"{path}: is no Parquet file ({' '.join(str(error).split())[:80]})", CURE) from None
 
 
 def parsed(content: bytes, path: Path, cure: str, columns: list[str] | None = None) -> pd.DataFrame:

@@ -87,7 +87,7 @@ def shipped_code() -> dict[str, Path]:
     from ..recbole.backbone import code_files
 
     files = {path.name: path for path in sorted(shipped("plugins").glob("*.py")) if path.stem != "__init__"}
-    return files | {f"recbole/{path.name}": path for path in code_files()}
+    return files | {f"recbole/{path.name}": path for path in (*code_files(), *code_files(domains=True))}
 
 
 def changed() -> list[str]:

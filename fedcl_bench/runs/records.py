@@ -32,6 +32,9 @@ import numpy as np
 import pandas as pd
 import torch
 
+from ..data.features import silent
+from ..data.stream import Stream
+from ..domain_module import ModuleBackbone
 from ..draws import Tables
 from ..errors import Busy, Corrupt, UserError
 from ..evaluation.beyond import summarise
@@ -182,6 +185,13 @@ def matrices(progress: Progress, domains: bool = False) -> dict[str, np.ndarray]
 NEARLY = 0.95
 
 
+def last_stage(curve: pd.DataFrame) -> pd.DataFrame:
+    """The rounds, of which only those of a method's last stage count as validated, whose best is tested."""
+    if "stage" not in curve:
+        return curve
+    return curve.assign(valid=curve["valid"].where(curve["stage"] == curve["stage"].max()))
+
+
 def nearly_best(curve: pd.DataFrame) -> dict[str, Any]:
     """What it takes to come to ``NEARLY`` of each block's best validation metric.
 
@@ -193,7 +203,7 @@ def nearly_best(curve: pd.DataFrame) -> dict[str, Any]:
         clients, up to that round.
     """
     result: dict[str, Any] = {"share": NEARLY, "rounds": [], "seconds": [], "bytes_up": [], "bytes_down": []}
-    for _, block in curve.groupby("step"):
+    for _, block in last_stage(curve).groupby("step"):
         valid = block["valid"].to_numpy()
         first = int(np.argmax(valid >= NEARLY * np.nanmax(valid))) + 1  # nan is not
         rows = block.iloc[:first]
@@ -252,13 +262,33 @@ def summary(config: RunConfig, progress: Progress, elapsed: float, shared_base: 
     }
 
 
+def of_features(config: RunConfig, stream: Stream) -> dict[str, Any]:
+    """What a record says of the features of a run's items, per domain; nothing if it has none.
+
+    ``silent`` are the items without a text or vector, whose features are zeros.
+    """
+    if config.features is None:
+        return {}
+    each = stream.features
+    return {"features": {"fingerprint": config.features.fingerprint, "items": [len(vectors) for vectors in each],
+                         "silent": [silent(vectors) for vectors in each], "layers": [v.shape[1] for v in each],
+                         "dim": [v.shape[2] for v in each]}}
+
+
 def _who_has(config: RunConfig, model: Snapshot, state: Tables) -> dict[str, list[str]]:
     """What clients upload, and what they keep; where there is no server, neither."""
     if config.is_central or (config.is_domains and config.stream.topology == "central"):
         return {"uploaded": [], "kept_at_client": []}
     if config.is_domains:
         shared = [*model.dense] if config.stream.topology == "federated" else []
-        return {"uploaded": shared, "kept_at_client": [*model.public, *({} if shared else model.dense)]}
+        prepared = getattr(config.backbone.cls, "prepared", ModuleBackbone.prepared)
+        texts = ["features"] if shared and prepared is not ModuleBackbone.prepared else []
+        if shared and (sent := getattr(config.method.cls, "sent", ())):
+            uploaded = [name for name in model.dense if name.startswith(sent)]
+            others = [name for name in sent if not any(each.startswith(name) for each in uploaded)]
+            return {"uploaded": [*uploaded, *others, *texts],
+                    "kept_at_client": [*model.public, *(name for name in model.dense if name not in uploaded)]}
+        return {"uploaded": [*shared, *texts], "kept_at_client": [*model.public, *({} if shared else model.dense)]}
     return {"uploaded": [*model.public, *model.dense, *method_uploads(config)],
             "kept_at_client": [*model.private, *state]}
 

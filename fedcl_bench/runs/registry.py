@@ -50,6 +50,10 @@ class Plugin:
     path: Path
     digest: str
 
+    def of_domains(self) -> "Plugin":
+        """What stands for it where clients are domains: itself, but for a RecBole model."""
+        return _recbole(self.name, domains=True) if self.name.startswith(RECBOLE) else self
+
 
 def _own_metrics() -> dict[tuple[str, str], Plugin]:
     """The suite's own metrics."""
@@ -175,12 +179,16 @@ def _line_of(cls: type) -> int:
 
 
 @functools.cache
-def _recbole(name: str) -> Plugin:
+def _recbole(name: str, domains: bool = False) -> Plugin:
     """RecBole's model as a backbone; imported when asked for, as RecBole takes a second or two."""
     from ..recbole import backbone
 
     cls = backbone.backbone_class(name.removeprefix(RECBOLE))
-    return Plugin("backbone", name, cls, Path(backbone.__file__), backbone.digest(identity))
+    if domains:
+        from ..recbole.domain_backbone import domain_backbone_class
+
+        cls = domain_backbone_class(cls.Settings.NAME, cls)
+    return Plugin("backbone", name, cls, Path(backbone.__file__), backbone.digest(identity, domains))
 
 
 def spelled(backbone: str) -> str:

@@ -88,6 +88,8 @@ def _finished(blocks: int) -> Check:
              "tested": fields_of({"users": counts, "interactions": or_none(counts)}),
              "nearly_best": fields_of({"share": number, "rounds": counts, "seconds": each, "bytes_up": counts,
                                        "bytes_down": counts}),
+             "features": fields_of({"fingerprint": _hash,
+                                    **dict.fromkeys(("items", "silent", "layers", "dim"), counts)}),
              "files": mapping(_hash), **_SEALED}
     return fields_of(asked, later)
 

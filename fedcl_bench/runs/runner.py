@@ -23,7 +23,7 @@ from . import bases
 from .checkpoints import CURE, load_progress, save_progress
 from .config import SHARED, RunConfig
 from .memory_plan import advice, require
-from .records import Record, summary
+from .records import Record, of_features, summary
 from .store import load_record, tested
 
 _Saved = tuple[Progress, float]  # and the seconds that it took so far
@@ -256,8 +256,8 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
                     _warn_if_large(progress, watch.warn)
             most = most_rounds(stream, progress.curve, config.server.attendance, config.seed)
             interactions = [len(step.test.values) for step in stream.steps]
-            content = record.finish(summary(config, progress, saving.elapsed(), start.shared, most, interactions),
-                                    progress, federation)
+            content = summary(config, progress, saving.elapsed(), start.shared, most, interactions)
+            content = record.finish({**content, **of_features(config, stream)}, progress, federation)
             sweep(results / SHARED)
         except RunFailed as error:
             record.fail(config, str(error), _client_updates(progress, len(stream.steps)))

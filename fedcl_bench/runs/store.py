@@ -13,12 +13,13 @@ from typing import Any, Callable, Collection, Iterable, Mapping, Sequence
 
 import pandas as pd
 
+from ..data.features import FeatureSource, short_name
 from ..data.source import DatasetSource, dataset_name, load_config
 from ..errors import Corrupt, UserError
 from ..names import JOIN
 from ..settings import declared_idle
 from . import compact
-from .config import RunConfig, effective, resolve
+from .config import RunConfig, backbone_of, effective, resolve
 from .frames import check_rounds, read_frame
 from .heads import INDEX, heads
 from .records import Record
@@ -151,12 +152,16 @@ def comparable(settings: Mapping[str, Any], idle: Collection[str] = ()) -> dict[
     """Settings in the form in which those of a record and of a spec are compared.
 
     A split file's bytes are in the data fingerprint and its place means nothing, so only whether there is one counts.
-    Metrics that are taken besides change no other number, so they do not count.
+    Metrics that are taken besides change no other number, so they do not count. The same goes for the place of an
+    encoder's files.
 
     Args:
         idle: names that are left out: records that older versions made of the spec hold them.
     """
-    return {name: value for name, value in {**settings, "split_file": bool(settings.get("split_file"))}.items()
+    places: dict[str, Any] = {"split_file": bool(settings.get("split_file"))}
+    if "text_layers" in settings:
+        places["encoder"] = short_name(settings["encoder"])
+    return {name: value for name, value in {**settings, **places}.items()
             if name not in idle and name != "extra_metrics"}
 
 
@@ -170,8 +175,9 @@ def _current_hashes(registry: Registry, spec: RunSpec, tuned: Tuned | None,
     except UserError:  # a metric that is not installed
         return []
     source = DatasetSource(dataset_name(spec.dataset), load_config(spec.dataset), Path(), meta["data_fingerprint"])
-    config = RunConfig(source, registry.get("backbone", spec.backbone), registry.get("method", spec.method), *parts,
-                       meta["seed"], meta["device"], registry)
+    features = meta.get("features") and FeatureSource("", 0, 0, meta["features"]["fingerprint"])
+    config = RunConfig(source, backbone_of(registry, spec.backbone, parts), registry.get("method", spec.method), *parts,
+                       meta["seed"], meta["device"], registry, features)
     return [config.hash, config.former_hash]
 
 
@@ -198,7 +204,7 @@ def matching(runs: Iterable[Run], registry: Registry, spec: RunSpec, tuned: Tune
         several = seeds[seed]
         if len(several) > 1:
             several = [run for which in (0, 1) for run in sorted(several, key=lambda run: -len(run.head["metrics"]))
-                       if _current_hashes(registry, spec, tuned, run.head)[which:which + 1] == [run.hash]]
+                       if _current_hashes(registry, spec, tuned, run.meta)[which:which + 1] == [run.hash]]
             if len({(run.head["device"], run.head["data_fingerprint"]) for run in several}) == 1:
                 several = several[:1]
         if len(several) != 1:
@@ -207,7 +213,17 @@ def matching(runs: Iterable[Run], registry: Registry, spec: RunSpec, tuned: Tune
                             f"Take away all but one of them.")
         chosen += several
     one_data(chosen)
+    _one_text(chosen)
     return chosen
+
+
+def _one_text(runs: Sequence[Run]) -> None:
+    """Raise UserError if seeds of one spec read different texts or models."""
+    for run in runs:
+        if run.meta.get("features", {}).get("fingerprint") != runs[0].meta.get("features", {}).get("fingerprint"):
+            raise UserError(f"records of {describe(run.head)} come from other texts of items, vectors or models than "
+                            f"those of seed {runs[0].seed} ({runs[0].hash[:12]}, {run.hash[:12]}).\nTake one of the "
+                            f"two away.")
 
 
 def one_data(runs: Iterable[Run]) -> None:

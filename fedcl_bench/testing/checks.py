@@ -10,9 +10,9 @@ from ..errors import UserError, unknown
 from ..federation.loop import run
 from ..method import does_something
 from ..runs.registry import Plugin, Registry
-from . import interference, metrics, properties
+from . import domains, interference, metrics, properties
 from .report import Inapplicable, Report, Verdict, Violated
-from .trials import Pair, is_sequential, stable, where, with_plugin
+from .trials import Pair, is_of_domains, is_sequential, stable, where, with_plugin
 
 # Partners that between them have every kind of parameter and loss: private rows, public dense layers, personal tables,
 # served tables, pairs, turns within a batch, representations.
@@ -21,6 +21,7 @@ PROPERTIES = ("settings", "declares its parameters", "finite losses", "has a par
               *(name for name, _ in (*properties.OF_PAIRS, *interference.OF_PAIRS, *metrics.OF_METRICS)),
               "a new process", "ML-100K",
               "reads its settings")
+_OF_EVERY_RUN = ("threads", "random numbers", "resumes")
 Watch = Callable[[Verdict], None]
 
 
@@ -62,16 +63,17 @@ def check_plugin(registry: Registry, plugin: Plugin, full: bool = False, partner
     if plugin.kind == "metric":
         return _of_metric(judge, registry, partners)
     judge.holds("settings", "", lambda: properties.valid_settings(plugin))
-    if plugin.kind == "backbone" and not _declares(judge):
+    if plugin.kind == "backbone" and not is_of_domains(plugin.cls) and not _declares(judge):
         return judge.report
-    chosen = partners or (() if full else FEW[plugin.kind])
+    chosen = partners or (() if full or is_of_domains(plugin.cls) else FEW[plugin.kind])
     pairs = [stable_or_same(pair) for pair in pairs_of(registry, plugin, chosen)]
     if not pairs:
         judge.holds("has a partner", "", lambda: _no_partner(registry, plugin))
     for number, pair in enumerate(pairs):
-        if not judge.holds("runs", str(pair), lambda: properties.runs(pair)):
+        run_through = domains.runs if pair.kind == "domains" else properties.runs
+        if not judge.holds("runs", str(pair), lambda: run_through(pair)):
             continue
-        for name, test in [*properties.OF_PAIRS[1:], *interference.OF_PAIRS]:
+        for name, test in _after_runs(pair):
             judge.holds(name, str(pair), lambda: test(pair))
         if number == 0 and process:
             judge.holds("a new process", str(pair), lambda: properties.fresh_process(pair, plugin))
@@ -80,6 +82,13 @@ def check_plugin(registry: Registry, plugin: Plugin, full: bool = False, partner
     if pairs:
         judge.holds("reads its settings", "", lambda: properties.settings_read(plugin, pairs))
     return judge.report
+
+
+def _after_runs(pair: Pair) -> list[tuple[str, Callable[[Pair], str]]]:
+    """What is asked of a pair that runs."""
+    if pair.kind != "domains":
+        return [*properties.OF_PAIRS[1:], *interference.OF_PAIRS]
+    return [*(each for each in properties.OF_PAIRS if each[0] in _OF_EVERY_RUN), *domains.OF_PAIRS[1:]]
 
 
 def _of_metric(judge: _Judge, registry: Registry, partners: Iterable[str]) -> Report:
@@ -140,7 +149,7 @@ def pairs_of(registry: Registry, plugin: Plugin, partners: Iterable[str] = ()) -
     for partner in partners or registry.names(kind):
         registry.get(kind, partner)  # an unknown name is an error at once
         names = (plugin.name, partner) if plugin.kind == "method" else (partner, plugin.name)
-        for stream in ("blocks", "sessions"):
+        for stream in ("domains",) if is_of_domains(plugin.cls) else ("blocks", "sessions"):
             pair = Pair(registry, *names, stream)
             alone = stream == "sessions" and not is_sequential(pair.backbone_cls)
             if alone and does_something(pair.method_cls(pair.method_cls.Settings())):
@@ -153,7 +162,8 @@ def pairs_of(registry: Registry, plugin: Plugin, partners: Iterable[str] = ()) -
 def _no_partner(registry: Registry, plugin: Plugin) -> str:
     kind = "backbone" if plugin.kind == "method" else "method"
     first, *_ = names = registry.names(kind)
-    pair = Pair(registry, *((plugin.name, first) if kind == "backbone" else (first, plugin.name)), "blocks")
+    pair = Pair(registry, *((plugin.name, first) if kind == "backbone" else (first, plugin.name)),
+                "domains" if is_of_domains(plugin.cls) else "blocks")
     raise Violated(f"no {kind} goes with it; tried {', '.join(names)}; '{first}': {pair.fits()}")
 
 

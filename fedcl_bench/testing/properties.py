@@ -22,6 +22,7 @@ from torch import Tensor
 
 from .. import contract
 from ..client.sessions import input_rows, window
+from ..domain_module import ModuleSettings, TextSettings
 from ..errors import RunFailed, UserError
 from ..federation.parts import Progress
 from ..layers import ITEM
@@ -115,7 +116,10 @@ def _outside(meta) -> Iterator[Any]:
 
 def settings_read(plugin: Plugin, pairs: list[Pair]) -> str:
     """Every setting is read: with its defaults, each named choice, and every number changed."""
-    names = [field.name for field in dataclasses.fields(plugin.cls.Settings)]
+    of_texts = {field.name for field in dataclasses.fields(TextSettings)} - {
+        field.name for field in dataclasses.fields(ModuleSettings)}  # read where data is loaded
+    names = [field.name for field in dataclasses.fields(plugin.cls.Settings)
+             if field.name not in of_texts or not issubclass(plugin.cls.Settings, TextSettings)]
     if not names:
         raise Inapplicable("no settings")
     seen: set[str] = set()

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..backbone import Backbone
 from ..data.stream import Stream
+from ..domain_module import TOPOLOGIES, DomainMethod, ModuleBackbone
 from ..draws import Tables
 from ..errors import RunFailed, UserError
 from ..federation.loop import run
@@ -26,15 +27,18 @@ from ..runs.config import AllSettings, metrics_of, resolve
 from ..runs.identity import identity
 from ..runs.registry import BASES, Plugin, Registry, discover
 from ..sequential import SequentialBackbone
-from .worlds import growing_stream, session_log, session_stream
+from .worlds import domain_stream, growing_stream, session_log, session_stream
 
 SESSION_ITEMS = 40
+DOMAINS = (1, 2, 3)  # the seeds of each one's interactions and features
 ROUNDS = 2
 # float64, so that different orders of summation differ by rounding that is far below any real difference.
 _COMMON = {"rounds": ROUNDS, "patience": 0, "precision": "float64", "topk": "3,5", "valid_metric": "ndcg@5"}
-_STREAMS = {"blocks": {}, "sessions": {"stream": "sessions", "sampled_candidates": 10}}
+_STREAMS = {"blocks": {}, "sessions": {"stream": "sessions", "sampled_candidates": 10},
+            "domains": {"stream": "domains", "batch_size": 16}}
+_WIDTH = {"domains": {"dim": 8, "codes": 4, "centroids": 8, "prompts": 8}}  # of several heads
 # Sizes, where a plugin has them under the usual names.
-_SMALL = {"dim": 6, "hidden": "8", "max_length": 5, "head_size": 5, "hidden_size": 6, "top_n": 8}
+_SMALL = {"dim": 6, "hidden": "8", "max_length": 5, "head_size": 5, "hidden_size": 6, "top_n": 8, "pretrain_rounds": 2}
 TOLERANCE = 1e-8
 
 
@@ -53,7 +57,7 @@ class Pair:
     """A method and a backbone on a small stream.
 
     Attributes:
-        kind: of the stream, ``blocks`` or ``sessions``.
+        kind: of the stream, ``blocks``, ``sessions`` or ``domains``.
         settings: more settings, by name.
     """
 
@@ -72,26 +76,39 @@ class Pair:
 
     @property
     def backbone_cls(self) -> type:
-        return self.registry.get("backbone", self.backbone).cls
+        plugin = self.registry.get("backbone", self.backbone)
+        return (plugin.of_domains() if self.kind == "domains" else plugin).cls
 
     @cached_property
     def stream(self) -> Stream:
         if self.kind == "sessions":
             return session_stream(session_log(SESSION_ITEMS), SESSION_ITEMS)
+        if self.kind == "domains":
+            return domain_stream(DOMAINS)
         return growing_stream()
 
     def parts(self, **settings) -> AllSettings:
         """The pair's settings: small sizes where the plugins have them, and those given."""
         known = {f.name for cls in (self.method_cls, self.backbone_cls) for f in dataclasses.fields(cls.Settings)}
-        small = {name: value for name, value in _SMALL.items() if name in known - set(self.backbone_cls.ignored)}
+        sizes = {**_SMALL, **_WIDTH.get(self.kind, {})}
+        small = {name: value for name, value in sizes.items() if name in known - set(self.backbone_cls.ignored)}
         return resolve(self.registry, self.method, self.backbone, "ml-100k", [
-            ("check", {**_COMMON, **_STREAMS[self.kind], **small, **self.settings, **settings})])
+            ("check", {**_COMMON, **_STREAMS[self.kind], **self._topology(), **small, **self.settings, **settings})])
+
+    def _topology(self) -> dict[str, str]:
+        """Of domains: one that both can be trained under."""
+        if self.kind != "domains":
+            return {}
+        accepted = [getattr(cls, "topologies", TOPOLOGIES) for cls in (self.method_cls, self.backbone_cls)]
+        both = [name for name in TOPOLOGIES if all(name in names for names in accepted)]
+        return {"topology": both[0] if both else accepted[0][0]}
 
     def federation(self, stream: Stream | None = None, seed: int = 0, parts: AllSettings | None = None) -> Federation:
         """The pair with new objects, checked against its stream."""
         s = parts or self.parts()
         f = Federation(stream or self.stream, self.backbone_cls(s.backbone), self.method_cls(s.method), s.local,
-                       s.server, s.evaluation, seed, metrics=metrics_of(self.registry, s.evaluation))
+                       s.server, s.evaluation, seed, metrics=metrics_of(self.registry, s.evaluation),
+                       topology=s.stream.topology)
         f.check()
         return f
 
@@ -100,7 +117,7 @@ class Pair:
         try:
             s = self.parts()
             Federation(self.stream, self.backbone_cls(s.backbone), self.method_cls(s.method), s.local, s.server,
-                       s.evaluation, 0).check_kinds()
+                       s.evaluation, 0, topology=s.stream.topology).check_kinds()
         except UserError as error:
             return str(error)
         return None
@@ -269,6 +286,11 @@ def runs_differ(a: Progress, b: Progress, tolerance: float = TOLERANCE) -> str |
 
 def is_sequential(cls: type) -> bool:
     return isinstance(cls, type) and issubclass(cls, SequentialBackbone)
+
+
+def is_of_domains(cls: type) -> bool:
+    """Whether a plugin is made for domains alone."""
+    return issubclass(cls, (DomainMethod, ModuleBackbone))
 
 
 def where(error: BaseException, path: Path) -> str:

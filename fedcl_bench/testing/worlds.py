@@ -7,11 +7,13 @@ tests the federated and continual constraints.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.domains import build_domains
 from ..data.recbole_files import Interactions
 from ..data.stream import Ragged, Sessions, Step, Stream, StreamSettings, build_blocks
 
@@ -97,6 +99,27 @@ def session_stream(log: list, n_items: int) -> Stream:
         splits[name] = ragged(*[[session[-1][0] for session in of_user] for of_user in chosen])
     step = Step(0, len(log), n_items, 0, 0, len(splits["train"].values), **splits, sessions=sessions)
     return Stream((step,), np.arange(len(log)).astype(str), np.arange(n_items).astype(str))
+
+
+def domain_stream(seeds: Sequence[int], other_ends: int = 0) -> Stream:
+    """Domains of 13, 17 and 19 users and as many items and more, each of its own seed, with features of items.
+
+    Args:
+        other_ends: so many of each user's last items are others: 1, those to find in the test; 2, in validation too.
+    """
+    parts, features = [], []
+    for number, seed in enumerate(seeds):
+        rng, users, items = np.random.default_rng([seed, number]), (13, 17, 19)[number], (23, 20, 29)[number]
+        lists = [rng.integers(0, items, rng.integers(3, 9)) for _ in range(users)]
+        lists[0] = np.concatenate([rng.permutation(items), lists[0][:2]])  # all items are there
+        if other_ends:
+            lists = [np.concatenate([each[:-other_ends], rng.integers(0, items, other_ends)]) for each in lists]
+        user, item = np.repeat(np.arange(users), list(map(len, lists))), np.concatenate(lists)
+        tokens = (np.array([f"{what}{i}" for i in range(count)]) for what, count in (("u", users), ("i", items)))
+        parts.append((f"d{number}", Interactions(user, item, np.arange(len(user), dtype=float), *tokens)))
+        normal = np.random.default_rng([seed, number, 1]).normal(size=(items, 2, 8))
+        features.append(torch.from_numpy(normal.astype(np.float32)))
+    return replace(build_domains(parts, StreamSettings(stream="domains")), features=tuple(features))
 
 
 def with_other_data(step: Step, users: Tensor | None = None, splits: tuple[str, ...] = SPLITS, seed: int = 7,

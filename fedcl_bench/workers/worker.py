@@ -13,7 +13,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Mapping, Protocol
+from typing import Any, Callable, Mapping, Protocol
 
 STOP = "stop"
 REPORT_EVERY = 0.25  # seconds between two progress messages
@@ -106,13 +106,14 @@ class _Parent:
             self.tell("progress", progress.step, blocks, progress.round, rounds)
 
 
-def _stream(config: Any, dataset: str, streams: OrderedDict[Any, Any]) -> Any:
+def _stream(config: Any, dataset: str, streams: OrderedDict[Any, Any], warn: Callable[[str], None]) -> Any:
     """The stream of a configuration, perhaps an earlier job's."""
     from ..data.datasets import load_stream
+    from ..data.features import Hearing
 
-    key = (dataset, config.source.fingerprint, config.stream)
+    key = (dataset, config.source.fingerprint, config.stream, config.features)
     if key not in streams:
-        streams[key] = load_stream(config.source, config.stream)
+        streams[key] = load_stream(config.source, config.stream, config.features, Hearing(warn))
     streams.move_to_end(key)
     while len(streams) > STREAMS:
         streams.popitem(last=False)
@@ -147,7 +148,7 @@ def run_job(job: Job, pipe: Pipe, threads: int, streams: OrderedDict[Any, Any]) 
                                 "again.")
             watch = Watch(lambda stream, done: parent.tell_progress(done, len(stream.steps), config.server.rounds),
                           warn=lambda text: parent.tell("warn", text), stop=parent.stop)
-            content = execute(config, lambda: _stream(config, job.dataset, streams), job.results, watch)
+            content = execute(config, lambda: _stream(config, job.dataset, streams, watch.warn), job.results, watch)
         return "finished", content["seconds"]["total"]
     except Interrupted as error:
         return "stopped", str(error)

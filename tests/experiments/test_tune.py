@@ -104,7 +104,7 @@ def tuned(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pd, "read_parquet", lambda content, columns, parse=pd.read_parquet: read.append(columns) or
                       parse(content, columns=columns))
-        patch.setattr(tune, "read_columns", lambda folder, name, columns: read.append(name) or
+        patch.setattr(tune, "read_columns", lambda folder, name, columns, more: read.append(name) or
                       original(folder, name, columns))
         patch.setattr(pool, "Processes", SameProcess)
         patch.setattr(specs, "shipped_tuned", lambda: Path("nowhere"))

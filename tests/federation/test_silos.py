@@ -23,7 +23,7 @@ from fedcl_bench.client.silo import as_one_client
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.draws import DrawKey
 from fedcl_bench.errors import Corrupt, UserError
-from fedcl_bench.evaluation.central import rank_samples
+from fedcl_bench.evaluation.central import Ranking, rank_samples
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.silos import Silos
 from fedcl_bench.layers import ITEM
@@ -32,6 +32,7 @@ from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.memory_plan import plan
 from fedcl_bench.runs.records import Record
 from fedcl_bench.runs.runner import Interrupted, Watch, execute
+from fedcl_bench.sizes import SIZES
 
 SMALL = {"max_length": 4, "dim": 6, "dropout": 0.0, "batch_size": 7, "rounds": 3, "topk": [3], "valid_metric": "mrr@3",
          "precision": "float64", "lr": 0.01}
@@ -147,8 +148,10 @@ CASES.append(("federated", "gru4rec", {"weighting": "interactions"}, 1e-6))
 
 
 @pytest.mark.parametrize("topology, name, more, near", CASES, ids=str)
-def test_equals_plain_modules_on_the_same_batches(registry, shops, topology, name, more, near):
-    """Adam divides gradients by their size, so it makes rounding of the smallest large."""
+def test_equals_plain_modules_on_the_same_batches(registry, shops, topology, name, more, near, monkeypatch):
+    """Adam divides gradients by their size, so it makes rounding of the smallest large. Groups of similar lengths are
+    as small as batches are here."""
+    monkeypatch.setattr(SIZES, "central_encoded", 3)
     f = federation_of(configured(registry, topology, name, **more))
     plain, domains, rounds = PlainDomains(f, name), Silos.of(f).domains, 0
     for progress in run(f):
@@ -209,7 +212,7 @@ def test_a_domain_alone_ends_and_chooses_by_itself(registry, shops):
         best = last.best_round(domain.number, "first")
         assert count == best + 3
         model = domain.model(seen[best - 1].model)
-        tested = rank_samples(f.backbone, model, domain.step.sessions["test"], [3], f.metrics)
+        tested = rank_samples(f.backbone, model, domain.step.sessions["test"], Ranking([3], f.metrics))
         assert tested.values["mrr@3"].tolist() == scores.values["mrr@3"].tolist()
         chosen = domain.model(last.best.model)
         assert all(torch.equal(chosen.dense[name], model.dense[name]) for name in model.dense)
@@ -390,6 +393,20 @@ def test_it_runs_from_the_command_line(shops, capsys):
     assert main(command("--set", "pilot_users=10", "--set", "pilot_core=1", "--json")) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["reused"] and result["settings"]["pilot_users"] == 10
+
+
+def test_pairs_of_domains_stand_in_one_table(shops, capsys):
+    """Those of several pairs are called by their number, and the mean is that of the domains."""
+    lay("tea", 3, 12, 11)
+    for pair in ("books+games", "books+tea"):
+        assert main(command("--quiet", "--dataset", pair)) == 0
+    capsys.readouterr()
+    assert main(["tables", "--rows", "method", "--columns", "dataset,block", "--metrics", "recall@3", "--backbones",
+                 "sasrec", "--set", "rounds=2", "--set", "dim=4", "--set", "topk=3", "--set",
+                 "valid_metric=recall@3"]) == 0
+    table = capsys.readouterr().out
+    assert "| books+games domain 1 |" in table and "| books+tea mean |" in table
+    assert "averaged over the domains" in table and "block 0" not in table
 
 
 def test_topologies_stand_in_one_table_and_test(shops, capsys):

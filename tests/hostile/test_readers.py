@@ -22,12 +22,16 @@ from fabricate import fabricate, level
 from helpers import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
-from mutations import INSTEAD, changed_bytes, changed_json, changed_value, every_change, in_place_of, refused, said
+from mutations import (INSTEAD, changed_bytes, changed_json, changed_value, every_change, in_place_of, in_time, refused,
+                       said)
 
 import fedcl_bench as fb
 from fedcl_bench.audit import audit
 from fedcl_bench.data import prepared
 from fedcl_bench.data.datasets import build_stream
+from fedcl_bench.data.features import Hearing, load_features, locate_features
+from fedcl_bench.data.source import locate
+from fedcl_bench.data.stream import StreamSettings
 from fedcl_bench.runs import bases, compact, heads, run_json
 from fedcl_bench.runs.checkpoints import load_progress, unpack, write_packed
 from fedcl_bench.runs.config import make_config
@@ -395,6 +399,71 @@ def test_prepared_data(world, count):
         with in_place_of(about, change):
             refused(lambda: prepared.load(world / "prepared"))
     fuzz(count, changed_json(about.read_bytes(), resealed), check_about)
+
+
+@pytest.fixture
+def told(tmp_path, monkeypatch):
+    """Two small domains with texts, and vectors for them; and their features, made of an encoder's name."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("books", "games"):
+        Path(name).mkdir()
+        Path(name, f"{name}.inter").write_text("user_id:token\titem_id:token\ttimestamp:float\n" + "".join(
+            f"u{user}\ti{(user + place) % 5}\t{place}\n" for user in range(6) for place in range(4)))
+        Path(name, f"{name}.item").write_text("item_id:token\ttitle:token_seq\n" + "".join(
+            f'i{item}\t"A ""{name[item]}"" of {name}"\n' for item in range(5)))
+    Path("given").mkdir()
+    for name in ("books", "games"):
+        np.savez(f"given/{name}.npz", item_id=[f"i{item}" for item in range(5)], vectors=np.eye(5))
+    shutil.copy("given/games.npz", "games.npz")
+    pd.DataFrame({"item_id": [f"i{item}" for item in range(5)], "vector": list(np.eye(5))}).to_parquet("games.parquet")
+    np.save("games.npy", np.eye(5))
+    settings = StreamSettings(stream="domains", k_core=0)
+    source = locate(f"{tmp_path}/books+{tmp_path}/games", None, settings)
+    stream = build_stream(source, settings)
+
+    def load(encoder, hearing=Hearing()):
+        made = load_features(locate_features(source, encoder, 0, 4), source, stream, hearing)
+        return [vectors.clone() for vectors in made]  # what is mapped may not be cut off
+    return load
+
+
+@lengths
+def test_features_kept_beside_the_data(told, count):
+    """Whatever is in a file's place, the vectors are the same; what was wrong is said."""
+    expected, warnings = told("tfidf"), []
+    path = min(Path("books").glob("*.features-*"))
+    content = path.read_bytes()
+
+    def check(change):
+        with in_place_of(path, change):
+            same = path.is_file() and path.read_bytes() == content
+            gone = not os.path.lexists(path)
+            warnings.clear()
+            with in_time():
+                again = told("tfidf", Hearing(warnings.append))
+            assert all(map(torch.equal, again, expected)) and bool(warnings) != (same or gone)
+    fuzz(count, changed_bytes(content), check)
+    for change in INSTEAD:
+        check(change)
+
+
+@lengths
+@pytest.mark.parametrize("name", ["games.item", "games.npz", "games.parquet", "games.npy"])
+def test_texts_and_given_vectors(told, count, name):
+    path, encoder = Path("games/games.item"), "tfidf"
+    if name != "games.item":
+        Path("given/games.npz").unlink()
+        path, encoder = Path("given", name), "given:given"
+        shutil.move(name, path)
+    told(encoder)
+
+    def check(change):
+        with in_place_of(path, change):
+            wrong, made = refused(lambda: told(encoder))
+            assert wrong or all(vectors.isfinite().all() for vectors in made)
+    fuzz(count, changed_bytes(path.read_bytes()), check)
+    for change in INSTEAD:
+        check(change)
 
 
 @lengths

@@ -24,6 +24,7 @@ from fedcl_bench import draws, session_graph
 from fedcl_bench.client import footprint
 from fedcl_bench.client.all_scores import AllScores
 from fedcl_bench.client.sessions import clients_at_once, window
+from fedcl_bench.clustering import k_means
 from fedcl_bench.data.stream import Sessions
 from fedcl_bench.draws import DrawKey
 from fedcl_bench.errors import UserError
@@ -31,7 +32,6 @@ from fedcl_bench.evaluation.ranking import EvaluationSettings
 from fedcl_bench.federation.footprint import load_of, tables
 from fedcl_bench.federation.parts import Federation, FederationSettings
 from fedcl_bench.sampling import LocalSettings
-from fedcl_bench.kmeans import k_means
 from fedcl_bench.sequential import Dropout, Sequence, SessionVectors, Targets
 from fedcl_bench.sizes import SIZES
 from fedcl_bench.testing.worlds import session_log, session_stream

@@ -6,6 +6,7 @@ import functools
 import json
 
 import cheaters
+import domain_cheaters
 import pytest
 
 from fedcl_bench import testing
@@ -13,6 +14,7 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.errors import UserError
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.testing import assert_passed, check_backbone, check_method, check_plugin
+from fedcl_bench.testing.trials import with_plugin
 from fedcl_bench.testing.worlds import growing_stream
 
 # (cheater, property that names it, part of the evidence)
@@ -78,6 +80,17 @@ BACKBONES = [
     (cheaters.NeverReadsAParameter, "trains every parameter", "no training changes idle, and no score depends on it"),
     (cheaters.UnusedParameter, "trains every parameter", "no training changes bias, and no score depends on it"),
 ]
+DOMAINS = [
+    (domain_cheaters.KeepsInTheClass, "(a) other clients' data", "does a class or module keep something"),
+    (domain_cheaters.NeverTrains, "trains every parameter", "no training changes idle"),
+    (domain_cheaters.MisnamesRows, "runs", "rows names 'mix.bias', of shape (8,)"),
+    (domain_cheaters.LeavesAnItemOut, "runs", "(B, items): of all of the domain"),
+    (domain_cheaters.UploadsUsers, "(b) uploads", "a row for each of the domain's 13 users"),
+    (domain_cheaters.UploadsUndeclared, "runs", "sends 'mix.bias', which is not declared"),
+    (domain_cheaters.RemembersUploads, "(c) the server's knowledge", "the method keeps something between calls"),
+    (domain_cheaters.AnswersNothingThereIs, "runs", "answers 'nothing'"),
+    (domain_cheaters.TrainsItemsOfOthers, "(a) other clients' data", "whom the server answered the same"),
+]
 
 
 def caught(report, name, evidence):
@@ -102,6 +115,26 @@ def test_every_hidden_leak_is_caught_with_hook_and_table(cls, name, hook, table)
 @pytest.mark.parametrize("cls,name,evidence", BACKBONES, ids=lambda value: getattr(value, "name", None))
 def test_every_cheating_backbone_is_caught(cls, name, evidence):
     caught(check_backbone(cls, partners=["ft"], only=[name]), name, evidence)
+
+
+def of_domains(cls, **options):
+    """A report on a plugin of domains beside partners that break nothing."""
+    registry, plugin = with_plugin(cls)
+    for other in (domain_cheaters.Mean, domain_cheaters.FedAvg):
+        if other.name != cls.name:
+            registry.plugins |= {(other.kind, other.name): with_plugin(other)[1]}
+    partner = "mean-of-items" if plugin.kind == "method" else "averages"
+    return check_plugin(registry, plugin, partners=[partner], **options)
+
+
+@pytest.mark.parametrize("cls,name,evidence", DOMAINS, ids=lambda value: getattr(value, "name", None))
+def test_every_cheater_of_domains_is_caught(cls, name, evidence):
+    caught(of_domains(cls, only=[name]), name, evidence)
+
+
+def test_honest_plugins_of_domains_pass():
+    for cls in (domain_cheaters.Mean, domain_cheaters.FedAvg):
+        assert_passed(of_domains(cls, process=False))
 
 
 def test_some_properties_alone():

@@ -168,7 +168,7 @@ def _planned(args: argparse.Namespace, registry: Registry, settings: dict[str, s
             ("--noise", {"upload_noise": noise})], args.data_dir)
 
     configs = [config(noise, args.seed + k) for noise in sorted(set(args.noise)) for k in range(args.seeds)]
-    stream = load_stream(configs[0].source, configs[0].stream)
+    stream = load_stream(configs[0].source, configs[0].stream, configs[0].features)
     last = len(stream.steps) - 1
     chosen = min(configs[0].method.cls.first_step, last) if args.block is None else args.block
     if chosen > last:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from .common import Extend, add_json, add_plugins, names
+
+if TYPE_CHECKING:
+    from ...runs.registry import Plugin
 
 EXAMPLES = """\
 examples:
@@ -55,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if args.all:
         chosen = list(registry.plugins.values())
     elif args.name.lower().startswith(RECBOLE):
-        chosen = [registry.get("backbone", args.name)]
+        chosen = _of_recbole(registry.get("backbone", args.name))
     elif args.name in registry.broken:
         raise UserError(f"'{args.name}' cannot be loaded: {registry.broken[args.name]}")
     else:
@@ -64,6 +68,20 @@ def run(args: argparse.Namespace) -> int:
     if not chosen:
         raise unknown_plugin("method, backbone or metric", args.name, [name for _, name in registry.plugins])
     return _check(registry, chosen, args)
+
+
+def _of_recbole(plugin: Plugin) -> list[Plugin]:
+    """What can be checked of a RecBole model: with clients of one user each, as that of a domain, or both."""
+    from ...errors import UserError
+
+    usable = []
+    for each in (plugin, plugin.of_domains()):
+        try:
+            each.cls(each.cls.Settings())
+        except UserError:
+            continue
+        usable.append(each)
+    return usable or [plugin]
 
 
 def _check(registry, chosen, args: argparse.Namespace) -> int:

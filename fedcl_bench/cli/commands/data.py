@@ -145,11 +145,19 @@ def _located(args: argparse.Namespace):
 
 def _show(args: argparse.Namespace) -> int:
     from ...data.datasets import load_stream, statistics, thin_note
+    from ...data.features import texts_of
+    from ...data.overlap import shared_users
     from ..show import show_statistics
 
     source, settings = _located(args)
     stream = load_stream(source, settings)
     status = show_statistics(source, settings, statistics(stream), {} if args.assignments else source.config.expected)
+    for name, texts in texts_of(source, stream).items():
+        print(f"note: {sum(map(bool, texts)):,} of {len(texts):,} items of {name} have a text")
+    for names, users in shared_users(source, stream).items() if stream.domains else ():
+        if len(users):
+            print(f"note: {len(users):,} users of {' and '.join(names)} are known to be the same; no run uses that "
+                  f"unless its method says so")
     if text := thin_note(stream, settings):
         print(f"note: {text}")
     return status

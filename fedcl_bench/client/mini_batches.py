@@ -1,0 +1,104 @@
+"""Training of a client that holds many users' samples: one pass over all of them in mini-batches with one optimiser."""
+
+from __future__ import annotations
+
+from typing import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from .. import draws
+from ..draws import DrawKey, Tables
+from ..sampling import LocalSettings
+from .optim import BETA1, EPS
+
+_STATE = ("step", "exp_avg", "exp_avg_sq")  # what PyTorch's Adam keeps of a parameter
+
+
+class MiniBatches:
+    """One pass over all samples, which are of one or several sets, as of the domains whose samples are pooled.
+
+    Subclasses say the loss of a batch.
+
+    Args:
+        parameters: leaves that are trained, by name.
+        rates: learning rate of each.
+        state: of the optimiser, as ``state`` gives it; empty before the first epoch.
+        draw: key of the epoch: order of the samples and dropout.
+
+    Attributes:
+        loss: mean over the samples of the epoch, once it has ended.
+        moves_all: parameters without a gradient in a batch move on by their moments.
+    """
+
+    moves_all = False
+
+    def __init__(self, settings: LocalSettings, parameters: Tables, rates: Mapping[str, float], state: Tables,
+                 draw: DrawKey):
+        self.settings, self.parameters, self.draw = settings, parameters, draw
+        self.optimiser = self._optimiser(rates)
+        for name, value in parameters.items():
+            kept = {part: table.clone() for part, table in ((part, state.get(f"{part} of {name}")) for part in _STATE)
+                    if table is not None}
+            if kept:
+                self.optimiser.state[value] = kept
+        self.loss = 0.0
+
+    def _optimiser(self, rates: Mapping[str, float]) -> torch.optim.Optimizer:
+        s, lr_factor = self.settings, 1.0
+        if self.settings.lr_step:
+            lr_factor = s.lr_decay ** (self.draw.round // s.lr_step)
+        groups = [{"params": [value], "lr": rates[name] * lr_factor} for name, value in self.parameters.items()]
+        if s.optimiser == "adam":
+            return torch.optim.Adam(groups, betas=(BETA1, s.adam_beta2), eps=EPS, weight_decay=s.weight_decay,
+                                    fused=True)
+        return torch.optim.SGD(groups, lr=1.0, weight_decay=s.weight_decay, fused=True)
+
+    def state(self) -> Tables:
+        """What the optimiser remembers, for the next epoch."""
+        return {f"{part} of {name}": self.optimiser.state[value][part] for name, value in self.parameters.items()
+                for part in _STATE if part in self.optimiser.state[value]}
+
+    def passed(self, sizes: list[int], device: torch.device) -> Iterator[float]:
+        """Train on all samples in random order; yields after each batch the share that is done.
+
+        Args:
+            sizes: how many samples each set has.
+        """
+        count, done = sum(sizes), 0
+        index = torch.arange(count, device=device)
+        key = draws.client_keys(draws.key(self.draw.seed, "order of samples", self.draw.round), index[:1])
+        order = draws.sort_keys(draws.bits(key, index)).argsort()
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        for number, chosen in enumerate(order.split(self.settings.batch_size)):
+            draw = DrawKey(self.draw.seed, self.draw.step, self.draw.round, number)
+            loss = self.batch_loss(_by_set(chosen, sizes), draw)
+            self.optimiser.zero_grad(set_to_none=not self.moves_all)
+            loss.backward()
+            self.optimiser.step()
+            total += loss.detach().double() * len(chosen)
+            done += len(chosen)
+            yield done / count
+        self.loss = float(total) / count
+
+    def batch_loss(self, pieces: dict[int, tuple[Tensor, Tensor]], draw: DrawKey) -> Tensor:
+        """Mean loss of a batch, a scalar.
+
+        Args:
+            pieces: by the number of a set: (its samples that are in the batch, their numbers in the batch), in the
+                same order.
+        """
+        raise NotImplementedError
+
+
+def _by_set(chosen: Tensor, sizes: list[int]) -> dict[int, tuple[Tensor, Tensor]]:
+    """The samples of a batch by their set (see ``batch_loss``)."""
+    if len(sizes) == 1:
+        return {0: (chosen, torch.arange(len(chosen), device=chosen.device))}
+    pieces, first = {}, 0
+    for number, size in enumerate(sizes):
+        numbers = ((chosen >= first) & (chosen < first + size)).nonzero().flatten()
+        if len(numbers):
+            pieces[number] = chosen[numbers] - first, numbers
+        first += size
+    return pieces

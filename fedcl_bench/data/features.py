@@ -1,0 +1,270 @@
+"""What items' texts say, as numbers: made once, kept beside the data, and mapped into memory by every run.
+
+A file of features is named by a hash of the texts, in the stream's order, and of what encodes them. It holds an array
+and, behind it, a checksum over that hash and the array. So a file that was changed, cut off or renamed is noticed, and
+made anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, Callable, ContextManager, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import UserError, unknown
+from ..files import replacing, sweep
+from . import given, language_models, tfidf
+from .item_texts import item_file, read_texts
+from .language_models import PACKAGED, LanguageModel
+from .source import DatasetSource
+from .stream import Stream, fingerprint
+
+TFIDF, GIVEN = "tfidf", "given:"
+FFMSR_LAYERS = 3  # of a language model (FFMSR: a)
+_FORMAT = 1
+_DIGEST = 16  # bytes
+_WAYS = (f"Accepted: a file with ':token_seq' columns beside the interactions, or --set encoder={GIVEN}FOLDER with "
+         f"vectors of the items.")
+
+
+@dataclass(frozen=True)
+class Hearing:
+    """What hears of long or odd work on a stream.
+
+    Attributes:
+        warn: called with a line of text.
+        counting: a context for work on so many things (what it is, how many), which yields what is told of those done.
+    """
+
+    warn: Callable[[str], None] = lambda text: None
+    counting: Callable[[str, int], ContextManager[Callable[[int], None]]] = (
+        lambda label, total: contextlib.nullcontext(lambda count: None))
+
+
+@dataclass(frozen=True)
+class FeatureSource:
+    """How the items of a run's domains become vectors.
+
+    Attributes:
+        encoder: ``tfidf``, ``given:FOLDER``, the name of a packaged language model or the folder of another.
+        layers: how many; 0: as many as there are, but 3 of a language model.
+        dim: length of the vectors of ``tfidf``.
+        fingerprint: of all that decides the features beside the interactions and settings.
+        model: the language model, if it is one.
+    """
+
+    encoder: str
+    layers: int
+    dim: int
+    fingerprint: str
+    model: LanguageModel | None = None
+
+
+def short_name(encoder: str) -> str:
+    """The encoder without the place of its files, which means nothing."""
+    kind = GIVEN if encoder.startswith(GIVEN) else ""
+    return kind + (Path(encoder.removeprefix(kind)).name or encoder)
+
+
+def locate_features(source: DatasetSource, encoder: str, layers: int, dim: int, pooling: str = "own") -> FeatureSource:
+    """Find what makes the features of a dataset's domains, and hash it.
+
+    Args:
+        encoder, layers, dim: as ``FeatureSource`` has them.
+        pooling: of a language model, as in ``language_models.located``.
+
+    Raises:
+        UserError: for an unknown encoder or one that is not installed, layers that it has not, and a domain without a
+            file of texts or vectors.
+    """
+    model = _model(encoder, pooling)
+    most = model.layers if model else 1 if encoder == TFIDF else None
+    if most is not None and layers > most:
+        raise UserError(f"setting 'text_layers': found {layers}, accepted: at most {most}, the layers of encoder "
+                        f"'{encoder}', or 0.")
+    files = [[fingerprint(path) for path in _files(encoder, part)] for part in source.parts]
+    return FeatureSource(encoder, layers, dim, _hash([_kind(encoder, model), files]), model)
+
+
+def _kind(encoder: str, model: LanguageModel | None) -> str:
+    """What stands for an encoder in hashes, wherever its files lie."""
+    return f"{model.digest} {model.pooling}" if model else encoder.partition(":")[0]
+
+
+def _model(encoder: str, pooling: str) -> LanguageModel | None:
+    """The language model that an encoder is; None for the other kinds."""
+    if encoder == TFIDF or encoder.startswith(GIVEN):
+        return None
+    if encoder in PACKAGED:
+        return language_models.packaged(encoder, pooling)
+    folder = Path(encoder).expanduser()
+    if folder.is_dir() and encoder:
+        return language_models.located(encoder, folder, pooling)
+    if "/" in encoder or os.sep in encoder:
+        raise UserError(f"encoder '{encoder}': there is no folder of this name.\nModels are never fetched: put the "
+                        f"model's files in a folder and name that, or take one of {TFIDF}, {', '.join(PACKAGED)}.")
+    raise UserError(f"{unknown('encoder', encoder, (TFIDF, *PACKAGED))} Also the folder of a language model, or "
+                    f"{GIVEN}FOLDER.")
+
+
+def _files(encoder: str, part: DatasetSource) -> list[Path]:
+    """What a domain's features are made of: the file of its vectors, which may need that of its items, or the latter.
+
+    Raises:
+        UserError: if one is missing.
+    """
+    described = item_file(part.path)
+    if encoder.startswith(GIVEN):
+        return given.files_of(Path(encoder.removeprefix(GIVEN)).expanduser(), part.name, described)
+    if not described.is_file():
+        raise UserError(f"domain '{part.name}': its items have no texts, as there is no file {described}.\n{_WAYS}")
+    return [described]
+
+
+def load_features(features: FeatureSource, source: DatasetSource, stream: Stream,
+                  hearing: Hearing = Hearing()) -> tuple[Tensor, ...]:
+    """Of each domain the vectors of its items, in the stream's order: float32 of shape (items, layers, d).
+
+    They are mapped from a file beside the domain's, which is made if it is not there. Where it cannot be written, they
+    are in memory alone.
+
+    Raises:
+        UserError: for wrong files, a domain none of whose items has a text, and vectors of different shapes.
+    """
+    made = tuple(_of_domain(features, part, items, hearing) for part, items in zip(source.parts, _items(stream)))
+    for part, vectors in zip(source.parts, made):
+        if vectors.shape[1:] != made[0].shape[1:]:
+            words = ["{} layers of {} numbers".format(*shape[1:]) for shape in (made[0].shape, vectors.shape)]
+            raise UserError(f"domains '{source.parts[0].name}' and '{part.name}': their items' vectors have {words[0]} "
+                            f"and {words[1]}, accepted: the same in all domains.\nEncode all of them alike: what reads "
+                            f"them has the same shape in every domain.")
+    return made
+
+
+def _items(stream: Stream) -> list[list[str]]:
+    """Of each domain the publisher's ids of its items, without its name."""
+    return [[token[len(name) + 1:] for token in stream.item_tokens[step.old_items:step.n_items].tolist()]
+            for name, step in zip(stream.domains, stream.steps)]
+
+
+def texts_of(source: DatasetSource, stream: Stream) -> Mapping[str, list[str]]:
+    """Of each domain the texts of its items, in the stream's order; empty for those without."""
+    return {part.name: read_texts(item_file(part.path), part.config.ITEM_ID_FIELD, items)
+            for part, items in zip(source.parts, _items(stream))}
+
+
+def silent(vectors: Tensor) -> int:
+    """How many items have no text, or one that says nothing: their vectors are zeros."""
+    return len(vectors) - int(vectors.flatten(1).any(1).sum())
+
+
+def notes(stream: Stream) -> list[str]:
+    """A sentence for each domain in which items have no text."""
+    return [f"{name}: {count:,} of {len(vectors):,} items have no text or vector; theirs are zeros."
+            for name, vectors in zip(stream.domains, stream.features) if (count := silent(vectors))]
+
+
+def _of_domain(features: FeatureSource, part: DatasetSource, items: list[str], hearing: Hearing) -> Tensor:
+    """The features of a domain, from its file if that is whole."""
+    files, column = _files(features.encoder, part), part.config.ITEM_ID_FIELD
+    if features.encoder.startswith(GIVEN):
+        content = [[fingerprint(path) for path in files], items]
+        make = partial(_given, features, files, items, column)
+    else:
+        content = texts = read_texts(files[0], column, items)
+        if not any(texts):
+            raise UserError(f"domain '{part.name}': none of its {len(items):,} items has a text in {files[0]}.\n"
+                            f"{_WAYS}")
+        make = partial(_encoded, features, texts, part.name, hearing)
+    dim = features.dim if features.encoder == TFIDF else 0
+    key = _hash([_FORMAT, _kind(features.encoder, features.model), features.layers, dim, content])
+    return _kept(part.path.with_name(f"{part.path.stem}.features-{key[:12]}.npy"), key, make, hearing.warn)
+
+
+def _given(features: FeatureSource, files: Sequence[Path], items: Sequence[str], column: str) -> np.ndarray:
+    """The last layers of given vectors."""
+    vectors = given.read(files[0], items, files[1:], column)
+    if features.layers > vectors.shape[1]:
+        raise UserError(f"setting 'text_layers': found {features.layers}, accepted: at most {vectors.shape[1]}, the "
+                        f"layers of {files[0]}, or 0.")
+    return vectors[:, -features.layers:]  # all of them for 0
+
+
+def _encoded(features: FeatureSource, texts: Sequence[str], name: str, hearing: Hearing) -> np.ndarray:
+    """The vectors of texts by an encoder."""
+    if features.model is None:
+        return tfidf.encode(texts, features.dim)
+    layers = features.layers or min(FFMSR_LAYERS, features.model.layers)
+    with hearing.counting(f"encoding texts of {name}", len(texts)) as done:
+        return language_models.encode(features.model, texts, layers, done)
+
+
+class _Damaged(Exception):
+    """A file of features is not what was written, in words."""
+
+
+def _kept(path: Path, key: str, make: Callable[[], np.ndarray], warn: Callable[[str], None]) -> Tensor:
+    """What a file of features holds; the file is made if it is not there, or not whole."""
+    try:
+        return _open(path, key)
+    except FileNotFoundError:
+        pass
+    except _Damaged as error:
+        warn(f"{path}: {error}; it is made anew.")
+    vectors = make()
+    try:
+        sweep(path.parent)
+        _write(path, key, vectors)
+        return _open(path, key)
+    except (OSError, UserError, _Damaged) as error:
+        reason = str(getattr(error, "strerror", None) or error).partition("\n")[0].rstrip(".")
+        warn(f"{path}: cannot be kept ({reason}), so every run makes these vectors anew.")
+        return torch.from_numpy(np.ascontiguousarray(vectors))
+
+
+def _write(path: Path, key: str, vectors: np.ndarray) -> None:
+    with replacing(path) as file:
+        np.lib.format.write_array(file, vectors, allow_pickle=False)
+        size = file.tell()
+        file.write(_checksum(file, size, key))
+
+
+def _open(path: Path, key: str) -> Tensor:
+    """The mapped array of a file; all of it is read once. Raises _Damaged, or FileNotFoundError."""
+    if not os.path.lexists(path):
+        raise FileNotFoundError
+    if not path.is_file():
+        raise _Damaged("is no file")
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size - _DIGEST
+            checksum = _checksum(file, size, key)
+            if size < 0 or file.read(_DIGEST) != checksum:
+                raise _Damaged("its content is not what was written under this name")
+        values = np.load(path, mmap_mode="c", allow_pickle=False)  # "c": never written back
+    except (OSError, ValueError, EOFError) as error:
+        raise _Damaged(f"cannot be read ({' '.join(str(error).split())[:120]})") from None
+    return torch.from_numpy(values)
+
+
+def _checksum(file: BinaryIO, size: int, key: str) -> bytes:
+    """Of what a file stands for, and its first ``size`` bytes; the file is then behind these."""
+    digest = hashlib.blake2b(key=key.encode(), digest_size=_DIGEST)
+    file.seek(0)
+    while size > 0 and (part := file.read(min(size, 1 << 20))):
+        digest.update(part)
+        size -= len(part)
+    return digest.digest()
+
+
+def _hash(content: Any) -> str:
+    return hashlib.blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()

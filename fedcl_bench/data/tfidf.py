@@ -1,0 +1,74 @@
+"""Vectors of texts that need no language model: hashed TF-IDF, smoothed by a truncated SVD.
+
+A word's direction is a hash of the word, so vectors of different domains share one space although no domain sees
+another's texts. A domain's own singular vectors have axes of its own; so rows are projected on these and stay where the
+words point (Deerwester et al. 1990 for the SVD, Halko et al. 2011 for how it is computed, Achlioptas 2003 for random
+signs as directions).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import TYPE_CHECKING, Sequence
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
+_WORD = re.compile(r"[^\W_]+")
+_LEFT = 1e-6  # a row this short is rounding: the text's words are in no other text, so it keeps what these point to
+_MORE = 16  # dimensions of the subspace in which the singular vectors are sought, beyond their number
+_ITERATIONS = 4  # of subspaces; singular values of texts fall slowly
+
+
+def encode(texts: Sequence[str], dim: int) -> np.ndarray:
+    """Vectors of length 1, of zeros for a text without words: float32 of shape (texts, 1, dim).
+
+    With X the TF-IDF matrix, R random signs and U the first ``dim`` left singular vectors of X, they are the rows of
+    U U^T X R.
+    """
+    words = [_WORD.findall(text.lower()) for text in texts]
+    vocabulary = sorted(set().union(*words))
+    if not vocabulary:
+        return np.zeros((len(texts), 1, dim), np.float32)
+    weights = _weights(words, vocabulary)
+    pointing = weights @ _directions(vocabulary, dim)
+    basis = _left_singular_vectors(weights, weights @ _directions(vocabulary, dim + _MORE), dim)
+    vectors = basis @ (basis.T @ pointing)
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    vectors = np.where(lengths > _LEFT, vectors, pointing)
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return (vectors / np.where(lengths > 0, lengths, 1.0)).astype(np.float32)[:, None]
+
+
+def _left_singular_vectors(matrix: csr_matrix, start: np.ndarray, count: int) -> np.ndarray:
+    """The first ones of a matrix, or as many as it has rows, by iterations of a subspace from ``start``."""
+    basis = np.linalg.qr(start)[0]
+    for _ in range(_ITERATIONS):
+        basis = np.linalg.qr(matrix @ (matrix.T @ basis))[0]
+    across = matrix.T @ basis
+    return basis @ np.linalg.eigh(across.T @ across)[1][:, ::-1][:, :count]
+
+
+def _weights(words: Sequence[Sequence[str]], vocabulary: Sequence[str]) -> csr_matrix:
+    """(1 + log tf) (1 + log((1 + N) / (1 + df))) in rows of length 1, (texts, words)."""
+    from scipy import sparse
+
+    column = {word: number for number, word in enumerate(vocabulary)}
+    rows = np.repeat(np.arange(len(words)), [len(of_text) for of_text in words])
+    columns = np.array([column[word] for of_text in words for word in of_text])
+    counts = sparse.csr_matrix((np.ones(len(rows)), (rows, columns)), shape=(len(words), len(vocabulary)))
+    in_texts = np.bincount(counts.indices, minlength=len(vocabulary))
+    weights = (1 + np.log(counts.data)) * (1 + np.log((1 + len(words)) / (1 + in_texts)))[counts.indices]
+    of_row = np.repeat(np.arange(len(words)), np.diff(counts.indptr))
+    lengths = np.sqrt(np.bincount(of_row, weights ** 2, minlength=len(words)))
+    return sparse.csr_matrix((weights / lengths[of_row], counts.indices, counts.indptr), shape=counts.shape)
+
+
+def _directions(vocabulary: Sequence[str], dim: int) -> np.ndarray:
+    """Of each word a vector of length 1 whose signs are a hash of the word, (words, dim)."""
+    bits = b"".join(hashlib.shake_256(word.encode()).digest(-(-dim // 8)) for word in vocabulary)
+    signs = np.unpackbits(np.frombuffer(bits, np.uint8).reshape(len(vocabulary), -1), axis=1)[:, :dim]
+    return (2.0 * signs - 1.0) / np.sqrt(dim)

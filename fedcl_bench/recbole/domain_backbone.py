@@ -1,0 +1,114 @@
+"""RecBole's sequential recommenders in streams of domains: ``--backbone recbole:NAME --dataset A+B``.
+
+A domain trains RecBole's own model in mini-batches, as RecBole's trainer does, with hyper-parameters of RecBole's
+file.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Sequence
+
+import torch
+
+from ..backbone import Backbone
+from ..domain_module import DomainData, ModuleBackbone, Stage
+from ..errors import UserError
+from . import models
+from .domain_models import hyper_parameters
+from .domain_networks import PRETRAIN, Design, RecBoleModule, made
+from .domain_probe import probe
+from .models import PREFIX, READS_TEXT, Refused
+
+
+@functools.lru_cache(maxsize=64)
+def _design(settings) -> Design:
+    return probe(settings.NAME, chosen(settings), settings.max_length)
+
+
+@functools.cache
+def refusal(name: str) -> str:
+    """Why domains cannot train a model with RecBole's hyper-parameters; empty if they can."""
+    try:
+        probe(name, {}, 50)
+    except Refused as error:
+        return str(error)
+    return ""
+
+
+def chosen(settings) -> dict:
+    """RecBole's names and values that differ from RecBole's file, of ``RecBoleSettings``.
+
+    Raises:
+        UserError: for a bad setting ``model``.
+    """
+    known = hyper_parameters(settings.NAME)
+    sized = {key: settings.dim for key in known if settings.dim and _is_size(key)}
+    return {**sized, **models.parse_model(settings.NAME, settings.model, known)}
+
+
+def _is_size(hyper_parameter: str) -> bool:
+    return hyper_parameter.endswith("embedding_size") or hyper_parameter == "hidden_size"
+
+
+class RecBoleDomainBackbone(ModuleBackbone):
+    """Base class of what stands for RecBole's models in streams of domains.
+
+    Raises:
+        UserError: for a model that cannot be trained there, saying why, and for bad settings.
+    """
+
+    def __init__(self, settings):
+        if settings.private:
+            raise UserError(f"setting 'private': found '{settings.private}', accepted: none in a stream of domains, "
+                            f"where topology=local keeps all parameters at the domain.")
+        try:
+            self.design = _design(settings)
+        except Refused as error:
+            raise UserError(f"backbone '{PREFIX}{settings.NAME}' {error}, so it cannot be trained by domains.\n"
+                            f"`run_bench.py list recbole` shows the RecBole models that can.") from None
+        self._values = chosen(settings)
+        sizes = {**hyper_parameters(settings.NAME), **self._values}
+        width = max(size for key, size in sizes.items() if _is_size(key))
+        super().__init__(replace(settings, dim=width))
+
+    def module(self, data: DomainData) -> RecBoleModule:
+        """RecBole's model of a domain; raises UserError for one that has too few items for RecBole's masks."""
+        if models.defaults(self.settings.NAME).get("transform") and data.n_items <= self.settings.max_length:
+            _require_unseen(data)
+        if getattr(self.settings, "item_text", "vectors") == "noise":
+            data = replace(data, features=_noise(data.features))
+        return made(self.settings.NAME, self._values, self.settings.max_length, data, self.design)
+
+    def stages(self) -> Sequence[Stage]:
+        if self.settings.NAME != "S3Rec":
+            return super().stages()
+        return Stage(PRETRAIN, rounds=self.settings.pretrain_rounds), Stage("finetune", new_optimiser=True)
+
+
+def _noise(features: torch.Tensor) -> torch.Tensor:
+    """What UniSRec's released baselines read: numbers with the law of all their initial weights, N(0, .02^2)."""
+    numbers = torch.randn(features.shape, generator=torch.Generator().manual_seed(0))
+    return (0.02 * numbers).to(features)
+
+
+def _require_unseen(data: DomainData) -> None:
+    """RecBole's masking looks for an item that a history has not, without an end where there is none; raises
+    UserError."""
+    values, bounds = data.histories
+    users = torch.arange(data.n_users, device=values.device).repeat_interleave(bounds.diff())
+    different = torch.unique(users * data.n_items + values) // data.n_items
+    if len(different) and int(different.bincount().max()) >= data.n_items:
+        raise UserError(f"a user of a domain of {data.n_items} items has all of them, and RecBole's masked training "
+                        f"draws one that the user has not; leave such users out of the data.")
+
+
+@functools.cache
+def domain_backbone_class(name: str, cls: type[Backbone]) -> type[RecBoleDomainBackbone]:
+    """What stands for RecBole's model ``name`` in streams of domains, with the settings of ``cls``, which it is in
+    others."""
+    return type(name, (RecBoleDomainBackbone,), {
+        "name": f"{PREFIX}{name}", "title": f"RecBole 1.2.0's sequential recommender {name}, of a domain",
+        "reference": "Zhao et al., RecBole 2.0, CIKM 2022", "Settings": cls.Settings, "readings": cls.readings,
+        "needs_features": name in READS_TEXT, "__module__": __name__})

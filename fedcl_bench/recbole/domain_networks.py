@@ -1,0 +1,206 @@
+"""RecBole's sequential recommenders as modules of domains: batches in RecBole's fields, and tables of the items' rows.
+
+The loss is the model's own ``calculate_loss``, and scores are those of its ``full_sort_predict``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from dataclasses import dataclass
+from typing import Any, Callable, Iterator, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.overrides import TorchFunctionMode
+
+from ..domain_module import DomainData, DomainModule, Histories
+from .domain_models import Stub, build, configuration
+from .models import ITEM, LENGTH, NEGATIVE, SEQUENCE, USER, Config
+from .parameters import Parameter
+from .same_target import SameTarget, hand_over
+
+MASKED = "MASK_INDEX"  # of BERT4Rec's transform: positions in a history, 0 where there are fewer
+PRETRAIN = "pretrain"  # S3Rec's first stage
+
+
+class _Rows(nn.Module):
+    """A RecBole table of items, made of the items' rows and the special ones: padding in front, a mask behind."""
+
+    def __init__(self, p: Parameter):
+        super().__init__()
+        self.axis, self.behind = p.axis, p.behind
+
+    def forward(self, items: Tensor, special: Tensor) -> Tensor:
+        return torch.cat([special[:1], items, special[1:]]).movedim(0, self.axis)
+
+    def right_inverse(self, table: Tensor) -> tuple[Tensor, Tensor]:
+        rows = table.movedim(self.axis, 0)
+        end = len(rows) - self.behind
+        return rows[1:end].clone(), torch.cat([rows[:1], rows[end:]])
+
+
+@dataclass(frozen=True)
+class Design:
+    """What trying a model has shown.
+
+    Attributes:
+        parameters: RecBole's, as they follow items or not.
+        negatives: its loss reads a negative item per sample.
+        draws: its loss, or RecBole's transform, draws from Python's or NumPy's generator.
+        fixed_length: padding behind the longest history of a batch changes loss or scores.
+    """
+
+    parameters: tuple[Parameter, ...]
+    negatives: bool = True
+    draws: bool = True
+    fixed_length: bool = True
+
+
+class RecBoleModule(DomainModule):
+    """RecBole's model of a domain.
+
+    A parameter with a row per item and special rows is two parameters: ``original0`` has the items' rows, and
+    ``original1`` the special ones, which like all others are of equal shape in all domains.
+
+    Args:
+        model: as ``build`` makes it.
+        config, transform: as ``prepared`` makes them.
+    """
+
+    def __init__(self, model: nn.Module, config: Config, transform: Callable | None, data: DomainData, design: Design):
+        super().__init__()
+        self.model, self.design, self.n_items = model, design, data.n_items
+        self.transform, self.stub = transform, Stub(data, config["MAX_ITEM_LIST_LENGTH"])
+        self.same_target = SameTarget(data.histories, config["MAX_ITEM_LIST_LENGTH"]) if config["contrast"] else None
+        self.fixed_length = design.fixed_length
+        rows = []
+        for p in design.parameters:
+            if p.follows == "items":
+                where, _, leaf = p.name.rpartition(".")
+                parametrize.register_parametrization(model.get_submodule(where), leaf, _Rows(p))
+                rows.append(f"model.{where}.parametrizations.{leaf}.original0".replace("..", "."))
+        self.rows = tuple(rows)
+
+    def _set_stage(self) -> None:
+        """Let S3Rec's loss be that of the stage."""
+        of_finetuning = {"CE": nn.CrossEntropyLoss, "BPR": _bpr_loss}[self.model.loss_type]
+        pretrains = self.stage == PRETRAIN
+        self.model.train_stage = PRETRAIN if pretrains else "finetune"
+        self.model.loss_fct = nn.BCEWithLogitsLoss(reduction="none") if pretrains else of_finetuning()
+
+    def loss(self, batch, targets):
+        fields = {**self._fields(batch), ITEM: targets + 1}
+        if self.design.negatives:  # any item but the target, as with RecBole's sampler for repeatable recommendation
+            negative = torch.randint(self.n_items - 1, targets.shape, device=targets.device)
+            fields[NEGATIVE] = negative + (negative >= targets) + 1
+        if hasattr(self.model, "train_stage"):
+            self._set_stage()
+        draws = self.design.draws or self.stage == PRETRAIN
+        with self._called(), _seeded() if draws else contextlib.nullcontext():
+            interaction = self.interaction(fields)
+            if self.transform is not None:
+                interaction = self.transform(self.stub, interaction)
+                if not (interaction[MASKED] > 0).any():  # RecBole counts no first position, and divides by 0
+                    return 0.0 * sum(value.sum() for value in self.parameters())
+            if hasattr(self.model, "same_item_index"):
+                self._hand_over(fields[SEQUENCE], batch.lengths, targets)
+            loss = self.model.calculate_loss(interaction)
+        return (sum(loss) if isinstance(loss, tuple) else loss).reshape(())
+
+    def _hand_over(self, sequences: Tensor, lengths: Tensor, targets: Tensor) -> None:
+        """Let FEARec find other samples with the same targets; without a contrast it reads none."""
+        if self.same_target is not None:
+            sequences, lengths = self.same_target.histories(self.same_target.draw(sequences, targets))
+        hand_over(self.model, sequences, lengths)
+
+    def scores(self, batch):
+        """What RecBole's ``full_sort_predict`` returns of the domain's items, (B, items)."""
+        with self._called():
+            scores = self.model.full_sort_predict(self.interaction(self._fields(batch)))
+        return scores.view(len(batch.lengths), -1)[:, 1:1 + self.n_items]
+
+    @contextlib.contextmanager
+    def _called(self) -> Iterator[None]:
+        """Tables are put together once, and what RecBole makes on the way has the parameters' precision."""
+        double = next(self.parameters()).dtype == torch.float64
+        with parametrize.cached(), _in_double() if double else contextlib.nullcontext():
+            yield
+
+    def interaction(self, fields: dict[str, Tensor]):
+        """RecBole's batch."""
+        from recbole.data.interaction import Interaction
+
+        return Interaction(fields)
+
+    def _fields(self, batch: Histories) -> dict[str, Tensor]:
+        """RecBole's fields of histories: ids from 1, 0 at padding."""
+        return {USER: batch.users + 1, SEQUENCE: batch.items + 1, LENGTH: batch.lengths}
+
+
+class _Wide(TorchFunctionMode):
+    """Makes complex numbers in double precision that are asked for in single."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        wide = {torch.cfloat: torch.cdouble}
+        return func(*args, **{name: wide.get(value, value) if isinstance(value, torch.dtype) else value
+                              for name, value in (kwargs or {}).items()})
+
+
+@contextlib.contextmanager
+def _in_double() -> Iterator[None]:
+    """New tensors of RecBole's code have double precision."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Wide():
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _bpr_loss() -> nn.Module:
+    from recbole.model.loss import BPRLoss
+
+    return BPRLoss()
+
+
+@contextlib.contextmanager
+def _seeded() -> Iterator[None]:
+    """Python's and NumPy's generators begin at a number that PyTorch's draws, and are afterwards as before."""
+    before = random.getstate(), np.random.get_state()
+    seed = int(torch.randint(1 << 32, ()))
+    random.seed(seed)
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+
+
+def made(name: str, values: Mapping[str, Any], width: int, data: DomainData, design: Design) -> RecBoleModule:
+    """A domain's module, whose start PyTorch's generator decides.
+
+    Args:
+        name: of RecBole's model; values: its hyper-parameters that differ from RecBole's file.
+        width: longest history.
+
+    Raises:
+        Refused: as ``build``.
+    """
+    device = data.histories[0].device
+    model, config, transform = prepared(name, values, width, data, str(device))
+    return RecBoleModule(model, config, transform, data, design).to(device)
+
+
+def prepared(name: str, values: Mapping[str, Any], width: int, data: DomainData,
+             device: str = "cpu") -> tuple[nn.Module, Config, Callable | None]:
+    """RecBole's model, its configuration, and what RecBole does with every training batch, if anything."""
+    from recbole.data.transform import construct_transform
+
+    config = configuration(name, values, width, device)
+    transform = construct_transform(config) if config["transform"] else None  # it adds its fields' names to config
+    return build(name, config, data, int(torch.randint(1 << 62, ()))), config, transform

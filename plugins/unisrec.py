@@ -1,0 +1,79 @@
+"""UniSRec: item vectors are what a mixture of whitening experts makes of texts, and with them the item's own row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from fedcl_bench.cosine_module import CosineModule, CosineSettings, rows_at
+from fedcl_bench.domain_layers import MoEAdapter
+from fedcl_bench.domain_module import ModuleBackbone
+from fedcl_bench.settings import setting
+
+
+@dataclass(frozen=True)
+class UniSRecSettings(CosineSettings):
+    ids: bool = setting(True, "items have rows of their own beside their texts (transductive); false: their texts "
+                        "alone (inductive)")
+    experts: int = setting(8, "experts G of the adapter", low=1)
+    adapter_dropout: float = setting(0.2, "share of an encoding's numbers that each expert drops in training", low=0.0,
+                                     below=1.0)
+    adapter_draws: str = setting("click", "in training an adapted text has dropout and gate noise of its own in every "
+                                 "click; or one per batch, which is faster where clicks are more than items",
+                                 choices=("click", "item"))
+
+
+class UniSRecModule(CosineModule):
+    """Adapted texts and rows of items, and a Transformer over histories of such."""
+
+    def __init__(self, settings: UniSRecSettings, texts):
+        """
+        Args:
+            texts: encodings, (items, d_W).
+        """
+        super().__init__(settings)
+        self.per_click = settings.adapter_draws == "click"
+        self.adapter = MoEAdapter(texts.shape[1], settings.dim, settings.experts, settings.adapter_dropout)
+        self.register_buffer("texts", texts, persistent=False)
+        self.rows = ("items",) if settings.ids else ()
+        self.items = nn.Parameter(torch.randn(len(texts), settings.dim) * 0.02) if settings.ids else None
+
+    def vectors(self):
+        adapted = self.adapter(self.texts)
+        return adapted if self.items is None else adapted + self.items
+
+    def represent(self, batch, vectors):
+        if not (self.training and self.per_click):
+            return super().represent(batch, vectors)
+        # Padding is left out: every click that is adapted costs as much as an item.
+        clicked = self.adapter(self.texts[batch.items[batch.real]])
+        rows = vectors.new_zeros(*batch.items.shape, vectors.shape[1])
+        rows[batch.real] = clicked
+        return self.history(rows if self.items is None else rows + rows_at(batch.items, self.items), batch.lengths)
+
+
+class UniSRec(ModuleBackbone):
+    """Scores are cos(h, v_i) / .07 with v_i = adapter(text_i) + e_i; h is SASRec's encoder on the same vectors.
+
+    The loss is the cross-entropy over the domain's items, the paper's fine-tuning from scratch. Its pre-training on
+    other domains' texts is left out, as FFMSR's baseline has none.
+    """
+
+    name = "unisrec"
+    title = "adapted texts and item rows, under a Transformer; cosine scores"
+    reference = ("Hou et al., Towards Universal Sequence Representation Learning for Recommender Systems, KDD 2022; as "
+                 "FFMSR (2025) trains it: from scratch")
+    Settings = UniSRecSettings
+    needs_features = True
+    readings = {"adapter_draws": {"click": "UniSRec's code", "item": "once per batch, to save time"}}
+
+    def bytes_of(self, n_items, samples, number):
+        s = self.settings
+        tables, training = super().bytes_of(n_items, samples, number)
+        clicks = samples * s.max_length if s.adapter_draws == "click" else n_items
+        return tables, training + number * clicks * s.experts * 3 * s.dim  # texts are about as long as vectors
+
+    def module(self, data):
+        return UniSRecModule(self.settings, data.features.mean(1))

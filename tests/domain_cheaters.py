@@ -1,0 +1,127 @@
+"""Plugins of domains that break one constraint each; ``check`` must catch every one of them by name."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from fedcl_bench.domain_module import DomainMethod, DomainModule, ModuleBackbone
+
+
+class _Mean(DomainModule):
+    rows = ("items.weight",)
+
+    def __init__(self, data, settings):
+        super().__init__()
+        self.items = nn.Embedding(data.n_items, settings.dim)
+        self.mix = nn.Linear(settings.dim, settings.dim)
+        self.data = data
+
+    def scores(self, batch):
+        rows = self.items(batch.items.clamp(min=0)) * batch.real.unsqueeze(2)
+        return self.mix(rows.sum(1) / batch.lengths.unsqueeze(1)) @ self.items.weight.T
+
+
+class Mean(ModuleBackbone):
+    """Breaks nothing."""
+    name, title = "mean-of-items", "mean of a history's items"
+    exchanges = frozenset({"means"})
+    network = _Mean
+
+    def module(self, data):
+        return self.network(data, self.settings)
+
+
+class FedAvg(DomainMethod):
+    """Breaks nothing: what the engine does with ft."""
+    name, title = "averages", "averages what has no item rows"
+
+
+class _Remembers(_Mean):
+    seen: list = []
+
+    def loss(self, batch, targets):
+        self.seen.append(float(self.data.histories[0].double().mean()))
+        return super().loss(batch, targets) * (1.0 + 0.01 * sum(self.seen[-40:]))
+
+
+class KeepsInTheClass(Mean):
+    """(a) scales the loss by what a class remembers of all domains."""
+    name, network = "keeps-in-the-class", _Remembers
+
+
+class _Idle(_Mean):
+    def __init__(self, data, settings):
+        super().__init__(data, settings)
+        self.idle = nn.Parameter(torch.ones(3))
+
+
+class NeverTrains(Mean):
+    """has a parameter that no loss reaches."""
+    name, network = "never-trains", _Idle
+
+
+class _WrongRows(_Mean):
+    rows = ("items.weight", "mix.bias")
+
+
+class MisnamesRows(Mean):
+    """calls a parameter a table of items that is none."""
+    name, network = "misnames-rows", _WrongRows
+
+
+class _AllOfSome(_Mean):
+    def scores(self, batch):
+        return super().scores(batch)[:, :-1]
+
+
+class LeavesAnItemOut(Mean):
+    """scores all items but one."""
+    name, network = "leaves-an-item-out", _AllOfSome
+
+
+class UploadsUsers(FedAvg):
+    """(b) sends how long each user's history is."""
+    name, sent = "uploads-users", ("mix.weight", "lengths")
+
+    def upload(self, module, draw):
+        return {"mix.weight": module.mix.weight, "lengths": module.data.histories[1].diff().float()}
+
+    def aggregate(self, uploads, weights, draw):
+        return super().aggregate([{"mix.weight": upload["mix.weight"]} for upload in uploads], weights, draw)
+
+
+class UploadsUndeclared(FedAvg):
+    """(b) sends more than it says."""
+    name, sent = "uploads-more", ("mix.weight",)
+
+    def upload(self, module, draw):
+        return {"mix.weight": module.mix.weight, "mix.bias": module.mix.bias}
+
+
+class RemembersUploads(FedAvg):
+    """(c) the server's answer is a mean with those it gave before."""
+    name = "remembers-uploads"
+
+    def aggregate(self, uploads, weights, draw):
+        made = super().aggregate(uploads, weights, draw)
+        self.before = getattr(self, "before", made[0])
+        self.before = {name: (value + self.before[name]) / 2 for name, value in made[0].items()}
+        return [self.before] * len(uploads)
+
+
+class AnswersNothingThereIs(FedAvg):
+    """answers a table that no module has."""
+    name = "answers-nothing"
+
+    def aggregate(self, uploads, weights, draw):
+        return [{"nothing": weights}] * len(uploads)
+
+
+class TrainsItemsOfOthers(FedAvg):
+    """(a) a domain's upload hangs on what another one's module left in the method."""
+    name = "passes-around"
+
+    def upload(self, module, draw):
+        self.last = getattr(self, "last", []) + [module.items.weight.mean()]
+        return {name: value + sum(self.last[-3:]) for name, value in super().upload(module, draw).items()}

@@ -1,0 +1,100 @@
+"""Recommenders of domains sample by sample in NumPy and float64, and a tiny world for them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from fedcl_bench.domain_module import DomainData, Histories
+
+N_USERS, N_ITEMS, WIDTH = 7, 11, 6  # of the world, and the length of its texts' encodings
+
+
+def world(seed=0, layers=1, n_items=N_ITEMS):
+    """What a domain knows: random encodings of texts, the last item without one, and training histories that leave the
+    last two items out."""
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(n_items, layers, WIDTH, generator=generator)
+    features[-1] = 0
+    start = torch.arange(N_USERS + 1) * 5
+    values = torch.randint(n_items - 2, (int(start[-1]),), generator=generator)
+    values[:n_items - 2] = torch.arange(n_items - 2)
+    return DomainData(N_USERS, n_items, features, (values, start))
+
+
+def samples(n_items=N_ITEMS, lengths=(4, 1, 3, 5), seed=1):
+    """Histories of these lengths and their next items."""
+    generator = torch.Generator().manual_seed(seed)
+    items = torch.randint(n_items, (len(lengths), max(lengths)), generator=generator)
+    counts = torch.tensor(lengths)
+    items[torch.arange(max(lengths)) >= counts[:, None]] = -1
+    targets = torch.randint(n_items, (len(lengths),), generator=generator)
+    return Histories(items, counts, torch.arange(len(lengths)) % N_USERS), targets
+
+
+def spread(module, seed=5):
+    """The module in float64, with parameters that no start leaves equal."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for value in module.double().parameters():
+            value += torch.randn(value.shape, generator=generator) * 0.3
+    return module
+
+
+def arrays(module):
+    """Its parameters and buffers by name."""
+    return {name: value.detach().numpy() for name, value in [*module.named_parameters(), *module.named_buffers()]}
+
+
+def normalised(x, p, name):
+    """LayerNorm of one vector."""
+    return (x - x.mean()) / math.sqrt(x.var() + 1e-12) * p[f"{name}.weight"] + p[f"{name}.bias"]
+
+
+def affine(x, p, name):
+    return p[f"{name}.weight"] @ x + p[f"{name}.bias"]
+
+
+def softmax(x):
+    return np.exp(x - x.max()) / np.exp(x - x.max()).sum()
+
+
+def transformer(xs, p, name, layers, heads):
+    """RecBole's encoder of one history without padding, causal: the last representation."""
+    for k in range(layers):
+        part = f"{name}.layers.{k}"
+        queries, keys, values = ([affine(x, p, f"{part}.{kind}") for x in xs] for kind in ("query", "key", "value"))
+        after, size = [], len(xs[0]) // heads
+        for now, x in enumerate(xs):
+            mixed = np.zeros_like(x)
+            for head in range(heads):
+                part_of = slice(head * size, (head + 1) * size)
+                shares = softmax(np.array([queries[now][part_of] @ keys[then][part_of] / math.sqrt(size)
+                                           for then in range(now + 1)]))
+                mixed[part_of] = sum(share * values[then][part_of] for then, share in enumerate(shares))
+            y = normalised(x + affine(mixed, p, f"{part}.out"), p, f"{part}.norm")
+            inner = affine(y, p, f"{part}.inner")
+            inner = np.array([value * 0.5 * (1 + math.erf(value / math.sqrt(2))) for value in inner])
+            after.append(normalised(y + affine(inner, p, f"{part}.outer"), p, f"{part}.ffn_norm"))
+        xs = after
+    return xs[-1]
+
+
+def represent(history, vectors, p, name, layers, heads):
+    """What ``Positioned`` makes of one history of item numbers."""
+    xs = [normalised(vectors[item] + p[f"{name}.positions"][at], p, f"{name}.norm") for at, item in enumerate(history)]
+    return transformer(xs, p, f"{name}.encoder", layers, heads)
+
+
+def cosine(a, b):
+    return a @ b / max(np.linalg.norm(a), 1e-12) / max(np.linalg.norm(b), 1e-12)
+
+
+def each_history(batch):
+    return [items[:count].tolist() for items, count in zip(batch.items, batch.lengths)]
+
+
+def cross_entropy(scores, targets):
+    return float(np.mean([-math.log(softmax(row)[target]) for row, target in zip(scores, targets.tolist())]))

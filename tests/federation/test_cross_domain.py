@@ -1,0 +1,125 @@
+"""Cross-domain recommenders end to end on small domains: what leaves a domain, and resuming to the bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from test_silos import lay
+
+from fedcl_bench import contract
+from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.errors import PluginError, UserError
+from fedcl_bench.federation.loop import run
+from fedcl_bench.federation.parts import Progress
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.runner import execute
+
+SMALL = {"max_length": 4, "dim": 6, "batch_size": 7, "rounds": 3, "topk": [3], "valid_metric": "mrr@3",
+         "precision": "float64"}
+DCSR = {"heads": 2, "layers": 1, "anchor_rows": 4}
+
+
+@pytest.fixture
+def shops(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lay("books", 1, 20, 15)
+    lay("games", 2, 12, 11)
+    for name, items in (("books", 15), ("games", 11)):
+        texts = [f"i{item}\tabout {item % 4} and {item % 3}\n" for item in range(1, items)]  # one item has none
+        Path("data", name, f"{name}.item").write_text("item_id:token\ttitle:token_seq\n" + "".join(texts))
+
+
+def configured(registry, method, backbone, **settings):
+    return make_config(registry, method, backbone, "books+games", 0, [("test", {**SMALL, **settings})])
+
+
+def progresses(config, *, after=Progress()):
+    """What a run has after each round that follows some progress, with new modules."""
+    f = config.federation(load_stream(config.source, config.stream, config.features))
+    config.check(f)
+    return [progress for progress in run(f, after) if not progress.under_way]
+
+
+def is_resumed_to_the_bit(seen, config):
+    again, expected = progresses(config, after=seen[0])[-1], seen[-1]
+    for kind in ("public", "dense"):
+        for name, values in getattr(expected.model, kind).items():
+            assert torch.equal(getattr(again.model, kind)[name], values), name
+    assert all(torch.equal(again.server_state[name], values) for name, values in expected.server_state.items())
+    return [row["valid"] for row in again.curve] == [row["valid"] for row in expected.curve]
+
+
+def test_feddcsr_averages_the_shared_encoder_and_representations(registry, shops, tmp_path):
+    config = configured(registry, "feddcsr", "feddcsr", **DCSR)
+    seen = progresses(config)
+    assert is_resumed_to_the_bit(seen, config)
+    dense = seen[1].model.dense  # the discriminator is not trained in the first round
+    for name, (first, second) in dense.items():
+        alike = name.startswith("shared.encoder.") or name == "anchor"
+        assert torch.equal(first, second) == alike, name
+    assert dense["anchor"].any() and dense["batches"].tolist() != [0, 0]
+    result = execute(config, lambda: load_stream(config.source, config.stream, config.features), tmp_path / "results")
+    uploaded = set(result["privacy"]["uploaded"])
+    assert "anchor" in uploaded and all(name == "anchor" or name.startswith("shared.encoder.") for name in uploaded)
+    assert uploaded.isdisjoint(result["privacy"]["kept_at_client"])
+    rounds = pd.read_parquet(Path(result["record"]) / "rounds.parquet")
+    assert set(rounds["bytes_up"]) == {8 * sum(dense[name][0].numel() for name in uploaded)}
+
+
+def test_feddcsr_weighs_domains_by_their_interactions_and_needs_its_backbone(registry, shops):
+    config = configured(registry, "feddcsr", "feddcsr", **DCSR)
+    assert config.server.weighting == "interactions" and config.local.adam_beta2 == 0.98
+    with pytest.raises(UserError, match="feddcsr"):
+        progresses(configured(registry, "feddcsr", "sasrec"))
+    with pytest.raises(UserError, match="topology"):
+        progresses(configured(registry, "feddcsr", "feddcsr", topology="local", **DCSR))
+
+
+def test_what_is_sent_begins_with_a_declared_name():
+    class Method:
+        kind, name = "method", "sender"
+    contract.check_domain_upload(Method, {"a.b": torch.ones(1)}, ("a.", "c"))
+    with pytest.raises(PluginError, match="sends 'b.a'"):
+        contract.check_domain_upload(Method, {"b.a": torch.ones(1)}, ("a.", "c"))
+
+
+CCDR = {"topology": "central", "encoder": "tfidf", "text_dim": 8, "categories": 3, "link_negatives": 4,
+        "neighbours": [2, 2]}
+
+
+def test_ccdr_pools_domains_and_shares_their_categories(registry, shops):
+    config = configured(registry, "ft", "ccdr", **CCDR)
+    seen = progresses(config)
+    assert is_resumed_to_the_bit(seen, config)
+    categories = seen[-1].model.dense["categories"]
+    assert torch.equal(*categories) and not torch.equal(categories[0], seen[0].model.dense["categories"][0])
+    assert seen[-1].model.public["items"].shape == (26, 6)
+    with pytest.raises(UserError, match="topology"):
+        progresses(configured(registry, "ft", "ccdr", **CCDR | {"topology": "federated"}))
+
+
+def test_ccdr_asks_for_texts(registry, shops):
+    Path("data", "games", "games.item").unlink()
+    with pytest.raises(UserError, match="games"):
+        progresses(configured(registry, "ft", "ccdr", **CCDR))
+
+
+def test_recguru_trains_in_stages_with_a_decoder_per_domain(registry, shops):
+    config = configured(registry, "ft", "recguru", topology="central", layers=1, head_size=4, inner_size=5,
+                        pretrain_rounds=2, align_rounds=1)
+    seen = progresses(config)
+    assert is_resumed_to_the_bit(seen, config)
+    assert [row["stage"] for row in seen[-1].curve if row["step"] == 0] == [0, 0, 1, 2, 2, 2]
+
+    def moved(number, name):
+        before, after = (seen[n].model.dense[name] for n in (number - 1, number))
+        return not torch.equal(before, after)
+    discriminator = "discriminator.0.weight"
+    assert [moved(n, discriminator) for n in (1, 2, 3)] == [False, True, False]
+    for number in (0, 1):
+        assert [moved(n, f"recommenders.{number}.blocks.0.inner.weight") for n in (1, 2, 3)] == [False, False, True]
+    assert not torch.equal(*seen[-1].model.dense["decoders.0.blocks.0.inner.weight"][0:1],
+                           seen[-1].model.dense["decoders.1.blocks.0.inner.weight"][0])

@@ -1,0 +1,154 @@
+"""UniSRec, VQ-Rec and PFCR trained by the engine, on two small shops whose items have texts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from test_silos import lay
+
+import fedcl_bench as fb
+from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.federation.loop import run
+from fedcl_bench.federation.silos import Silos
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.runner import execute
+
+TABLE = "content.code_table"
+SMALL = {"max_length": 4, "dim": 6, "heads": 2, "inner_size": 5, "batch_size": 16, "rounds": 3, "patience": 2,
+         "topk": [3], "valid_metric": "mrr@3", "precision": "float64", "lr": 0.01, "encoder": "tfidf", "text_dim": 8}
+WORDS = "red blue green small large round flat old new soft hard warm cold light dark".split()
+CODED = {"codes": 4, "centroids": 6}
+STILL = {"dropout": 0.0, "attention_dropout": 0.0}
+
+
+@pytest.fixture
+def shops(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number, (name, users, items) in enumerate((("books", 20, 15), ("games", 12, 11))):
+        lay(name, number + 1, users, items)
+        rows = [f"i{item}\t{' '.join(WORDS[(item * step + number) % len(WORDS)] for step in (1, 2, 3, 5))}\n"
+                for item in range(items)]
+        Path("data", name, f"{name}.item").write_text("item_id:token\ttitle:token_seq\n" + "".join(rows))
+
+
+def federation_of(registry, method, backbone, **settings):
+    config = make_config(registry, method, backbone, "books+games", 0, [("test", {**SMALL, **settings})])
+    f = config.federation(load_stream(config.source, config.stream, config.features))
+    config.check(f)
+    return f
+
+
+def rounds_of(f):
+    """The progress after every round."""
+    return list(each_round(f))
+
+
+def each_round(f):
+    return (progress for progress in run(f) if not progress.under_way and not progress.step)
+
+
+def pfcr(registry, **settings):
+    return federation_of(registry, "pfcr", "vqrec", **CODED, permutation_rounds=0, prompts=8, prompt_heads=2,
+                         federated_rounds=2, **settings)
+
+
+@pytest.mark.parametrize("backbone, options", [
+    ("unisrec", {"experts": 2}), ("vqrec", {**CODED, "permutation_rounds": 1})])
+@pytest.mark.parametrize("topology", ["federated", "local", "central"])
+def test_each_trains_under_each_topology(registry, shops, backbone, options, topology):
+    progress = rounds_of(federation_of(registry, "ft", backbone, topology=topology, **options))[-1]
+    assert len(progress.tests) == 2 and all(row["loss"] == row["loss"] for row in progress.curve)
+    for name, copies in progress.model.dense.items():
+        if name != "permutation":  # of which nothing is left
+            assert torch.equal(copies[0], copies[1]) is (topology != "local"), name
+
+
+def test_domains_that_train_together_have_one_quantiser(registry, shops):
+    def codes(topology):
+        f = federation_of(registry, "ft", "vqrec", topology=topology, **CODED)
+        f = replace(f, stream=replace(f.stream, features=(f.stream.features[0], f.stream.features[0][:11] + 0.01)))
+        return [domain.module.codes for domain in Silos.of(f).domains]
+
+    for topology, alike in (("federated", True), ("central", True), ("local", False)):
+        left, right = codes(topology)
+        assert left.shape == (15, 4) and (float((left[:11] == right).double().mean()) > 0.9) is alike
+
+
+def test_the_permutation_is_trained_and_then_fixed(registry, shops):
+    seen = rounds_of(federation_of(registry, "ft", "vqrec", topology="local", permutation_rounds=2, **CODED, rounds=2))
+    table = [progress.model.dense["code_table"] for progress in seen]
+    raw = [progress.model.dense["permutation"] for progress in seen]
+    assert torch.equal(table[0], table[1]) and not torch.equal(raw[0], raw[1])
+    assert not torch.equal(table[1], table[2]) and torch.equal(raw[2], raw[3])
+    assert torch.equal(raw[2][0, 0], 60 * torch.eye(6, dtype=torch.float64))  # nothing is left to permute
+
+
+def test_pfcr_in_a_run(registry, shops):
+    """The shared table, what is sent in which stage, and what each stage leaves as it is."""
+    f = pfcr(registry, **STILL)
+    start, seen = Silos.of(f).start(), rounds_of(f)
+    stages = [max(row["stage"] for row in progress.curve) for progress in seen]
+    assert sorted(set(stages)) == [0, 1, 2] and stages.count(0) == 2
+    for progress, stage in zip(seen, stages):
+        left, right = progress.model.dense[TABLE]
+        assert torch.equal(left, right) is (stage == 0)
+    size = start.dense[TABLE][0].numel() * 8
+    assert {(row["stage"], row["bytes_up"], row["bytes_down"]) for row in seen[-1].curve} == {
+        (0, size, size), (1, 0, 0), (2, 0, 0)}
+    last = {stage: max(number for number, each in enumerate(stages) if each == stage) for stage in (0, 1, 2)}
+    tuned = seen[last[2]].model
+    for name, copies in seen[last[1]].model.dense.items():
+        of_content = name.startswith("content.")
+        assert of_content or torch.equal(copies, start.dense[name])  # prompts wait for their stage
+        best = seen[last[1]].best.model.dense[name]
+        assert torch.equal(tuned.dense[name], best) is (of_content and name != TABLE)
+    assert not torch.equal(tuned.public["items"], start.public["items"])
+
+
+def test_the_shared_table_takes_the_gradients_step(registry, shops):
+    """With whole epochs as batches: E - lr (G_1 + G_2) / 2, each of all a domain's samples."""
+    f = pfcr(registry, server_lr=0.3, batch_size=10_000, **STILL)
+    silos = Silos.of(f)
+    start, gradients = silos.start(), []
+    for silo, domain in zip(silos.models, silos.domains):
+        module, = silo.load(start)
+        module.stage = "fed_pretrain"
+        samples = [(history[:end][-4:].tolist(), int(history[end])) for history in map(
+            domain.step.train.of, range(domain.step.n_users)) for end in range(1, len(history))]
+        losses = []
+        for history, target in samples:
+            vectors = module.content.vectors()
+            wanted = module.content.history(vectors[history][None], torch.tensor([len(history)]))
+            scores = torch.nn.functional.cosine_similarity(wanted, vectors) / 0.07
+            losses.append(-scores.log_softmax(0)[target])
+        gradient, = torch.autograd.grad(torch.stack(losses).mean(), module.content.code_table)
+        gradients.append(gradient)
+    expected = start.dense[TABLE][0] - 0.3 * (gradients[0] + gradients[1]) / 2
+    torch.testing.assert_close(next(each_round(f)).model.dense[TABLE][0], expected, rtol=1e-9, atol=1e-12)
+
+
+def test_a_record_names_what_left_and_scores_as_it_was_tested(registry, shops, tmp_path):
+    settings = {**SMALL, **CODED, "permutation_rounds": 0, "prompts": 8, "prompt_heads": 2, "federated_rounds": 1,
+                "rounds": 1}
+    config = make_config(registry, "pfcr", "vqrec", "books+games", 0, [("test", settings)])
+    stream = load_stream(config.source, config.stream, config.features)
+    result = execute(config, lambda: stream, tmp_path / "results")
+    assert result["privacy"]["uploaded"] == [TABLE, "features"] and "prompts" in result["privacy"]["kept_at_client"]
+    users = pd.read_parquet(Path(result["record"]) / "users.parquet")
+    hits = users[users["metric"] == "hit@3"].set_index("user")["value"]
+    model = fb.load(tmp_path / "results").model()
+    for user, hit in hits.items():
+        step = next(step for step in stream.steps if user < step.n_users)
+        scores = torch.from_numpy(model.scores(stream.user_tokens[user]))
+        assert hit == (scores >= scores[int(step.test.of(user)[0])]).sum().le(3)
+
+
+@pytest.mark.parametrize("changed", [{"ldp": "unbiased"}, {"ldp": "released"}, {"server_lr": 0.5},
+                                     {"weighting": "interactions"}], ids=str)
+def test_what_the_server_learns_by_depends_on_its_settings(registry, shops, changed):
+    tables = [next(each_round(pfcr(registry, **settings))).model.dense[TABLE] for settings in ({}, changed)]
+    assert not torch.equal(*tables)

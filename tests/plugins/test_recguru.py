@@ -1,0 +1,248 @@
+"""RecGURU: its networks and losses against plain loops in float64, both players' gradients, and its stages."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from helpers import build, module_of
+from torch.nn import functional as F
+
+from fedcl_bench.domain_module import DomainData, Histories
+
+SMALL = dict(dim=4, heads=2, head_size=3, layers=2, inner_size=5, max_length=5, dropout=0.0,
+             reconstruction_negatives=3, bpr_negatives=2)
+ITEMS = {0: 7, 1: 6}
+
+
+def batch_of(*histories):
+    width = max(map(len, histories))
+    return Histories(torch.tensor([[*each, *[-1] * (width - len(each))] for each in histories]),
+                     torch.tensor([len(each) for each in histories]), torch.arange(len(histories)))
+
+
+BATCHES = [(batch_of([0, 1, 6], [3]), torch.tensor([2, 5])), (batch_of([5, 5], [1, 2, 3, 4], [0]),
+                                                             torch.tensor([0, 3, 2]))]
+
+
+def make(registry, stage, **settings):
+    """The modules of two domains in float64, tied, without the discriminator's dropout."""
+    backbone, modules = build(registry, "backbone", "recguru", **SMALL | settings), []
+    torch.manual_seed(6)
+    for number, items in ITEMS.items():
+        data = replace(DomainData(3, items, None, (torch.zeros(0), torch.zeros(4))), number=number, count=2)
+        modules.append(backbone.module(data).double())
+        modules[-1].stage = stage
+    for name in ("encoder", "decoders", "recommenders", "discriminator", "marks"):
+        setattr(modules[1], name, getattr(modules[0], name))
+    for value in modules[0].parameters():
+        torch.nn.init.normal_(value, std=0.6)
+    modules[0].discriminator.eval()
+    return backbone, modules
+
+
+class Oracle:
+    """One sample at a time, from a module's parameters."""
+
+    def __init__(self, module):
+        self.s, self.number = module.s, module.number
+        self.p = {name: value.detach().numpy() for name, value in module.named_parameters()}
+
+    def norm(self, x, name):
+        x = (x - x.mean()) / math.sqrt(((x - x.mean()) ** 2).mean() + 1e-8)
+        return x * self.p[f"{name}.weight"] + self.p[f"{name}.bias"]
+
+    def linear(self, x, name):
+        return x @ self.p[f"{name}.weight"].T + self.p[f"{name}.bias"]
+
+    def placed(self, vectors):
+        d = self.s.dim
+        for i, vector in enumerate(vectors):
+            angles = [i / 10_000 ** (2 * (j // 2) / d) for j in range(d)]
+            yield vector + np.array([math.sin(a) if j % 2 == 0 else math.cos(a) for j, a in enumerate(angles)])
+
+    def stack(self, name, vectors, causal, user=None):
+        x, size = list(self.placed(vectors)), self.s.head_size
+        for k in range(self.s.layers):
+            block = f"{name}.blocks.{k}"
+            q, key, v = ([self.linear(row, f"{block}.attention.{part}") for row in x]
+                         for part in ("query", "key", "value"))
+            result = []
+            for i in range(len(x)):
+                mixed = []
+                for h in range(self.s.heads):
+                    part, sees = slice(h * size, (h + 1) * size), range(i + 1 if causal else len(x))
+                    logits = np.array([q[i][part] @ key[j][part] / math.sqrt(size) for j in sees])
+                    shares = np.exp(logits) / np.exp(logits).sum()
+                    mixed.append(sum(share * v[j][part] for share, j in zip(shares, sees)))
+                row = self.norm(x[i] + self.linear(np.concatenate(mixed), f"{block}.attention.out"),
+                                f"{block}.attention.norm")
+                if user is not None:
+                    row = self.norm(row + self.linear(self.linear(user, f"{block}.value"), f"{block}.out"),
+                                    f"{block}.user_norm")
+                hidden = self.linear(row, f"{block}.inner")
+                hidden = 0.5 * hidden * (1 + np.tanh(math.sqrt(2 / math.pi) * (hidden + 0.044715 * hidden ** 3)))
+                result.append(self.norm(row + self.linear(hidden, f"{block}.outer"), f"{block}.norm"))
+            x = result
+        return x
+
+    def user(self, history):
+        vectors = [*self.p["items"][history], self.p["marks"][self.number, 1]]
+        return self.stack("encoder", vectors, False)[-1]
+
+    def decoded(self, kind, history):
+        number = 0 if kind == "decoders" and self.s.shared_decoder else self.number
+        vectors = [self.p["marks"][self.number, 0], *self.p["items"][history]]
+        return self.stack(f"{kind}.{number}", vectors, True, self.user(history))
+
+
+def histories(batch):
+    return [[item for item in row if item >= 0] for row in batch.items.tolist()]
+
+
+@pytest.mark.parametrize("settings", [{}, {"heads": 1}, {"shared_decoder": True}], ids=str)
+def test_users_reconstruction_and_recommendation_are_as_written(registry, monkeypatch, settings):
+    backbone, modules = make(registry, "reconstruct", **settings)
+    drawn, draw = [], torch.randint
+    monkeypatch.setattr(torch, "randint", lambda *args, **kw: drawn.append(draw(*args, **kw)) or drawn[-1])
+    for module, (batch, targets) in zip(modules, BATCHES):
+        oracle, module = Oracle(module), module.eval()
+        users = module.users(batch)
+        for row, history in zip(users, histories(batch)):
+            assert row.detach().numpy() == pytest.approx(oracle.user(history), rel=1e-6)
+        items, terms = oracle.p["items"], []
+        loss = float(module.reconstruction(batch, users).detach())
+        others = iter(drawn.pop().tolist())
+        for history in histories(batch):
+            for vector, item in zip(oracle.decoded("decoders", history), history):
+                logits = [vector @ items[i] for i in (item, *next(others))]
+                terms.append(math.log(sum(map(math.exp, logits))) - logits[0])
+        assert loss == pytest.approx(np.mean(terms), rel=1e-6)
+        loss = float(module.recommendation(batch, targets, users).detach())
+        terms, scores = [], module.scores(batch).detach().numpy()
+        for history, target, others, row in zip(histories(batch), targets.tolist(), drawn.pop().tolist(), scores):
+            all_scores = items @ oracle.decoded("recommenders", history)[-1]
+            assert row == pytest.approx(all_scores, rel=1e-6)
+            terms.append(-math.log(1 / (1 + math.exp(np.mean(all_scores[others]) - all_scores[target]))))
+        assert loss == pytest.approx(np.mean(terms), rel=1e-6)
+
+
+def discriminated(p, x):
+    for k in (0, 3, 6):
+        x = np.maximum(p[f"{k}.weight"] @ x + p[f"{k}.bias"], 0)
+    return (p["9.weight"] @ x + p["9.bias"])[0]
+
+
+@pytest.mark.parametrize("adversary", ["wasserstein", "cross_entropy"])
+def test_the_adversarial_loss_is_both_players(registry, monkeypatch, adversary):
+    _, modules = make(registry, "align", adversary=adversary, penalty=0.3)
+    plugin, discriminator = module_of(registry, "backbone", "recguru"), modules[0].discriminator
+    torch.manual_seed(2)
+    ones, others = torch.randn(3, 4).double().requires_grad_(), torch.randn(2, 4).double().requires_grad_()
+    shares, draw = [], torch.rand
+    monkeypatch.setattr(torch, "rand", lambda *args, **kw: shares.append(draw(*args, **kw)) or shares[-1])
+    loss = plugin.adversarial(modules[0].s, discriminator, ones, others, 0)
+    p = {name: value.detach().numpy() for name, value in discriminator.named_parameters()}
+    first, second = ([discriminated(p, row) for row in users.detach().numpy()] for users in (ones, others))
+
+    def entropy(logits, label):
+        return np.mean([-math.log(1 / (1 + math.exp(-each if label else each))) for each in logits])
+
+    if adversary == "wasserstein":
+        players = np.mean(second) - np.mean(first), np.mean(first) - np.mean(second)
+    else:
+        players = entropy(first, 1) + entropy(second, 0), entropy(first, 0) + entropy(second, 1)
+    norms = []
+    for share, a, b in zip(shares[0].numpy(), ones.detach().numpy(), others.detach().numpy()):
+        x, step = share * a + (1 - share) * b, 1e-6
+        slope = [(discriminated(p, x + step * e) - discriminated(p, x - step * e)) / (2 * step) for e in np.eye(4)]
+        norms.append((np.linalg.norm(slope) - 1) ** 2)
+    assert float(loss.detach()) == pytest.approx(sum(players) + 0.3 * np.mean(norms), rel=1e-6)
+
+    # The gradient is each player's own: users' of what they minimise, the discriminator's of its loss and the penalty.
+    def entropies(logits, labels):
+        return sum(F.binary_cross_entropy_with_logits(each, torch.full_like(each, label))
+                   for each, label in zip(logits, labels))
+
+    logits = [discriminator(users)[:, 0] for users in (ones, others)]
+    wasserstein = logits[0].mean() - logits[1].mean()
+    told, fooled = (-wasserstein, wasserstein) if adversary == "wasserstein" else (
+        entropies(logits, (1.0, 0.0)), entropies(logits, (0.0, 1.0)))
+    monkeypatch.setattr(torch, "rand", lambda *args, **kw: shares[0])
+    told = told + 0.3 * plugin.gradient_penalty(discriminator, ones, others, 0)
+    for leaves, expected in (([ones, others], fooled), (list(discriminator.parameters())[:-1], told)):
+        for a, b in zip(torch.autograd.grad(loss, leaves, retain_graph=True),
+                        torch.autograd.grad(expected, leaves, retain_graph=True)):
+            assert torch.allclose(a, b, rtol=1e-9, atol=1e-12) and a.any()
+
+
+def reached(registry, stage, seed=1, **settings):
+    backbone, modules = make(registry, stage, **settings)
+    torch.manual_seed(seed)
+    backbone.joint_loss(modules, *zip(*BATCHES)).backward()
+    return {name.split(".")[0] for name, value in modules[0].named_parameters()
+            if value.grad is not None and value.grad.any()}
+
+
+def test_each_stage_trains_what_it_is_about(registry):
+    assert reached(registry, "reconstruct") == {"encoder", "decoders", "marks", "items"}
+    assert reached(registry, "align") == {"encoder", "decoders", "marks", "items", "discriminator"}
+    assert reached(registry, "align", adversary_weight=0.0) == {"encoder", "decoders", "marks", "items"}
+    everything = {"encoder", "decoders", "recommenders", "marks", "items"}
+    assert reached(registry, "recommend") == everything
+    assert reached(registry, "recommend", tuning_reconstructs=False) == {"recommenders", "marks", "items"}
+    assert "encoder" in reached(registry, "recommend", tuning_reconstructs=False, fixed_encoder=False)
+
+
+def joint(registry, stage, **settings):
+    backbone, modules = make(registry, stage, **settings)
+    torch.manual_seed(1)
+    return float(backbone.joint_loss(modules, *zip(*BATCHES)).detach())
+
+
+def test_domains_count_by_their_samples_and_their_number(registry):
+    backbone, modules = make(registry, "reconstruct")
+    torch.manual_seed(1)
+    losses = [float(module.loss(*batch).detach()) for module, batch in zip(modules, BATCHES)]
+    assert joint(registry, "reconstruct") == pytest.approx(2 * (2 * losses[0] + 3 * losses[1]) / 5, rel=1e-12)
+
+
+def test_every_setting_changes_the_loss_of_its_stage(registry):
+    changes = {"align": [{}, {"adversary": "cross_entropy"}, {"adversary_weight": 0.5}, {"penalty": 0.5},
+                         {"reconstruction_negatives": 4}, {"shared_decoder": True}, {"dropout": 0.3}],
+               "recommend": [{}, {"bpr_negatives": 3}, {"tuning_reconstructs": False}]}
+    for stage, settings in changes.items():
+        values = [round(joint(registry, stage, **each), 10) for each in settings]
+        assert len(set(values)) == len(values), stage
+
+
+def test_stages_are_of_so_many_rounds(registry):
+    backbone = build(registry, "backbone", "recguru", pretrain_rounds=4, align_rounds=6)
+    assert [(stage.name, stage.rounds, stage.new_optimiser) for stage in backbone.stages()] == [
+        ("reconstruct", 4, False), ("align", 6, True), ("recommend", None, True)]
+
+
+def test_the_planned_memory_is_about_what_it_takes(registry):
+    backbone = build(registry, "backbone", "recguru", max_length=10)
+    data = replace(DomainData(3, 50, None, (torch.zeros(0), torch.zeros(4))), count=3)
+    module, kept = backbone.module(data), {}
+    module.stage = "recommend"
+
+    def keep(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        module.loss(batch_of(*[[*range(10)]] * 20), torch.arange(20))
+    tables, training = backbone.bytes_of(50, 20, 4)
+    numbers = sum(value.numel() for value in module.parameters())
+    assert 0.8 < tables / (4 * numbers) < 1.2
+    assert 0.6 < training / (sum(kept.values()) - 4 * numbers) < 1.6
+
+
+def test_padding_is_never_seen(registry):
+    _, (module, _) = make(registry, "recommend")
+    alone, wide = batch_of([0, 1]), batch_of([0, 1], [1, 2, 3, 4, 5])
+    assert torch.allclose(module.eval().scores(alone)[0], module.scores(wide)[0], rtol=1e-12)

@@ -1,0 +1,91 @@
+"""UniSRec against plain loops in float64, where its gradients go, and what its settings change."""
+
+import domain_oracle as oracle
+import numpy as np
+import pytest
+import torch
+from helpers import build
+
+from fedcl_bench.domain_module import Histories
+
+SMALL = {"dim": 4, "heads": 2, "inner_size": 5, "max_length": 6, "experts": 3}
+STILL = {"dropout": 0.0, "attention_dropout": 0.0, "adapter_dropout": 0.0}
+
+
+def make(registry, data=None, **options):
+    torch.manual_seed(2)
+    backbone = build(registry, "backbone", "unisrec", **{**SMALL, **options})
+    return backbone.module(data or oracle.world())
+
+
+def adapted(text, p):
+    """The mixture of whitening experts of one text."""
+    shares = oracle.softmax(text @ p["adapter.gate"])
+    return sum(share * (text - p["adapter.bias"][k]) @ p["adapter.weight"][k] for k, share in enumerate(shares))
+
+
+@pytest.mark.parametrize("options", [{}, {"ids": False}, {"temperature": 0.5, "layers": 1, "heads": 1}], ids=str)
+@pytest.mark.parametrize("layers", [1, 3])
+def test_scores_and_loss_are_those_of_plain_loops(registry, options, layers):
+    data = oracle.world(layers=layers)
+    module = oracle.spread(make(registry, data, **options)).eval()
+    p, (batch, targets) = oracle.arrays(module), oracle.samples()
+    texts = data.features.mean(1).double().numpy()
+    vectors = [adapted(text, p) + (p["items"][item] if "items" in p else 0) for item, text in enumerate(texts)]
+    layers, heads = options.get("layers", 2), options.get("heads", 2)
+    expected = np.array([[oracle.cosine(oracle.represent(history, vectors, p, "history", layers, heads), vector)
+                          for vector in vectors] for history in oracle.each_history(batch)])
+    expected /= options.get("temperature", 0.07)
+    np.testing.assert_allclose(module.scores(batch).detach().numpy(), expected, rtol=1e-9, atol=1e-9)
+    assert module.loss(batch, targets).item() == pytest.approx(oracle.cross_entropy(expected, targets), rel=1e-9)
+
+
+def test_adapting_every_click_changes_draws_and_nothing_else(registry):
+    """Without dropout and gate noise both ways are equal; with them clicks of one item differ, or do not."""
+    batch, targets = oracle.samples()
+    losses = []
+    for draws in ("click", "item"):
+        module = oracle.spread(make(registry, adapter_draws=draws, **STILL)).train()
+        with torch.no_grad():
+            module.adapter.noise.fill_(-1e4)  # a deviation of .01, and no gate to move
+            module.adapter.gate.zero_()
+            module.adapter.weight.copy_(module.adapter.weight[:1].expand_as(module.adapter.weight))
+            module.adapter.bias.copy_(module.adapter.bias[:1].expand_as(module.adapter.bias))
+        losses.append(module.loss(batch, targets).item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+    same = torch.zeros(1, 4, dtype=torch.int64)
+    for draws, alike in (("click", False), ("item", True)):
+        module = make(registry, adapter_draws=draws, adapter_dropout=0.5).train()
+        seen = []
+        module.history.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        module.represent(Histories(same, torch.tensor([4]), torch.tensor([0])), module.vectors())
+        assert torch.equal(seen[0][0, 0], seen[0][0, 1]) is alike
+
+
+def test_gradients_reach_rows_adapter_and_encoder(registry):
+    batch, targets = oracle.samples()
+    module = make(registry).train()
+    module.loss(batch, targets).backward()
+    assert {name for name, value in module.named_parameters() if value.grad is None or not value.grad.any()} == set()
+
+
+def test_rows_stay_at_the_domain_and_texts_alone_have_none(registry):
+    with_rows, without = make(registry), make(registry, ids=False)
+    assert with_rows.rows == ("items",) and with_rows.items.shape == (oracle.N_ITEMS, 4)
+    assert without.rows == () and "items" not in without.state_dict()
+    assert "texts" not in with_rows.state_dict()
+
+
+def test_it_learns_what_comes_next(registry):
+    """Items in a circle: the next one is the present one plus 1."""
+    torch.manual_seed(0)
+    module = make(registry, dim=16, dropout=0.1, attention_dropout=0.1, adapter_dropout=0.1).train()
+    first = torch.arange(oracle.N_ITEMS)
+    items = (first[:, None] + torch.arange(3)) % oracle.N_ITEMS
+    batch = Histories(items, torch.full((len(first),), 3), first)
+    optimiser = torch.optim.Adam(module.parameters(), lr=0.01)
+    for _ in range(60):
+        optimiser.zero_grad()
+        module.loss(batch, (first + 3) % oracle.N_ITEMS).backward()
+        optimiser.step()
+    assert (module.eval().scores(batch).argmax(1) == (first + 3) % oracle.N_ITEMS).float().mean() > 0.8

@@ -1,0 +1,213 @@
+"""Runs of backbones that read what items' texts say: identity, record, notes, and use of the record afterwards."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fedcl_bench as fb
+from fedcl_bench.cli.main import main
+from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.errors import UserError
+from fedcl_bench.federation.footprint import of_domains
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.records import Record
+from fedcl_bench.runs.registry import discover
+from fedcl_bench.runs.run_json import seal_of
+
+PLUGIN = '''
+import torch
+from torch import nn
+
+from fedcl_bench.domain_module import DomainModule, ModuleBackbone, TextSettings
+
+
+class Told(DomainModule):
+    """Items are what their texts say, turned."""
+
+    def __init__(self, data, settings):
+        super().__init__()
+        self.register_buffer("features", data.features, persistent=False)
+        self.turn = nn.Linear(data.features.shape[2], settings.dim)
+
+    def scores(self, batch):
+        items = self.turn(self.features.mean(1))
+        return batch.last(items[batch.items.clamp(min=0)]) @ items.T
+
+
+class TextBackbone(ModuleBackbone):
+    name, title, reference, Settings = "told", "Texts alone", "", TextSettings
+    needs_features = True
+
+    def module(self, data):
+        return Told(data, self.settings)
+'''
+SMALL = {"max_length": 4, "dim": 6, "batch_size": 7, "rounds": 2, "topk": [3], "valid_metric": "mrr@3",
+         "encoder": "tfidf", "text_dim": 8}
+WORDS = ["--set", "max_length=4", "--set", "dim=6", "--set", "batch_size=7", "--set", "rounds=2", "--set", "topk=3",
+         "--set", "valid_metric=mrr@3", "--plugins", "plugins"]
+
+
+def lay(name, items, untold=()):
+    folder = Path("data", name)
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [f"u{user}\ti{(user + (1 + user % 2) * place) % items}\t{place}\n" for user in range(9)
+            for place in range(3 + user % 4)]
+    (folder / f"{name}.inter").write_text("user_id:token\titem_id:token\ttimestamp:float\n" + "".join(rows))
+    texts = [f"i{item}\tthing {item % 3} of {name}\n" for item in range(items) if item not in untold]
+    (folder / f"{name}.item").write_text("item_id:token\ttitle:token_seq\n" + "".join(texts))
+
+
+@pytest.fixture(autouse=True)
+def shops(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lay("books", 8, untold=(3, 5))
+    lay("games", 6)
+    Path("plugins").mkdir()
+    Path("plugins", "told.py").write_text(PLUGIN)
+
+
+@pytest.fixture
+def known():
+    return discover([Path("plugins")])
+
+
+def configured(known, backbone="told", **settings):
+    of_backbone = {**SMALL, **settings} if backbone == "told" else {}
+    return make_config(known, "ft", backbone, "books+games", overrides=[("test", of_backbone)])
+
+
+def vectors(folder, books=8, dim=4):
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for seed, (name, items, length) in enumerate((("books", books, dim), ("games", 6, 4))):
+        np.savez(Path(folder, f"{name}.npz"), item_id=[f"i{item}" for item in range(items)],
+                 vectors=np.random.default_rng(seed).normal(size=(items, 2, length)))
+
+
+def run(*words):
+    return main(["--method", "ft", "--backbone", "told", "--dataset", "books+games", *WORDS, *words])
+
+
+def test_a_run_reads_texts_and_its_record_says_so(capsys):
+    assert run("--set", "encoder=tfidf", "--set", "text_dim=8") == 0
+    assert "books: 2 of 8 items have no text or vector; theirs are zeros." in capsys.readouterr().err
+    (path,) = Path("results/runs").glob("*/run.json")
+    content = json.loads(path.read_text())
+    told = content["features"]
+    assert {name: told[name] for name in told if name != "fingerprint"} == {
+        "items": [8, 6], "silent": [2, 0], "layers": [1, 1], "dim": [8, 8]}
+    assert content["settings"]["encoder"] == "tfidf" and content["settings"]["text_dim"] == 8
+    assert run("--set", "encoder=tfidf", "--set", "text_dim=8") == 0
+    assert "from its record" in capsys.readouterr().out
+    model = fb.load("results", plugins=["plugins"]).model()
+    scores = torch.from_numpy(model.scores("books:u1"))
+    assert scores[:8].isfinite().all() and scores[:8].unique().numel() > 1
+
+
+def test_a_record_is_not_used_with_other_texts():
+    assert run("--set", "encoder=tfidf") == 0
+    lay("games", 6, untold=(0,))
+    with pytest.raises(UserError, match="found other texts of items, .* another model under encoder 'tfidf'"):
+        fb.load("results", plugins=["plugins"]).model().scores("books:u1")
+
+
+def test_a_record_without_fitting_features_is_refused():
+    run("--set", "encoder=tfidf")
+    (path,) = Path("results/runs").glob("*/run.json")
+    content = json.loads(path.read_text())
+    content["features"]["silent"] = [1]
+    path.write_text(json.dumps({**content, "seal": seal_of(content)}))
+    with pytest.raises(UserError, match=r"field 'features.silent': found a list of 1, accepted: a list of 2"):
+        Record(path.parent).read()
+
+
+def test_what_decides_the_features_is_in_the_hash(known):
+    first, other = configured(known), configured(known, "gru4rec")
+    assert first.features and other.features is None
+    lay("games", 6, untold=(0,))
+    assert configured(known).hash != first.hash and configured(known, "gru4rec").hash == other.hash
+    assert configured(known, text_dim=9).hash != configured(known).hash
+    settings = {name: value for name, value in SMALL.items() if name != "text_dim"}
+    vectors("one/place")
+    Path("one/place").rename("place")
+
+    def given(folder):
+        return make_config(known, "ft", "told", "books+games", overrides=[
+            ("test", {**settings, "encoder": f"given:{folder}"})]).hash
+    moved = given("place")
+    vectors("one/place")
+    assert given("one/place") == given("./place") == moved != configured(known).hash
+    vectors("place", dim=3)
+    assert given("place") != moved
+
+
+def test_a_command_finds_the_runs_of_an_encoder_wherever_it_lies(capsys):
+    vectors("one/place")
+    assert run("--set", "encoder=given:one/place") == 0
+    Path("one/place").rename("place")
+    table = ["tables", "--methods", "ft", "--backbones", "told", "--datasets", "books+games", "--metrics", "mrr@3",
+             "--columns", "block", "--records", "results", "--format", "csv", *WORDS]
+    capsys.readouterr()
+    for encoder, is_there in (("given:place", True), ("tfidf", False)):
+        assert main([*table, "--set", f"encoder={encoder}"]) == 0
+        assert ("no record with these settings" in capsys.readouterr().out) != is_there
+
+
+def test_seeds_of_other_texts_are_not_averaged(capsys):
+    assert run("--set", "encoder=tfidf") == 0
+    lay("games", 6, untold=(0,))
+    assert run("--set", "encoder=tfidf", "--seed", "1") == 0
+    capsys.readouterr()
+    table = ["tables", "--methods", "ft", "--backbones", "told", "--datasets", "books+games", "--metrics", "mrr@3",
+             "--columns", "block", "--records", "results", *WORDS, "--set", "encoder=tfidf"]
+    assert main(table) == 2
+    assert "come from other texts of items, vectors or models than those of seed 0" in capsys.readouterr().err
+
+
+def test_of_two_records_of_a_spec_that_of_the_present_code_is_taken(capsys):
+    assert run("--set", "encoder=tfidf") == 0
+    plugin = Path("plugins/told.py")
+    plugin.write_text(plugin.read_text() + "\n\nMORE = 1\n")
+    assert run("--set", "encoder=tfidf") == 0
+    assert len(list(Path("results/runs").iterdir())) == 2
+    capsys.readouterr()
+    assert main(["tables", "--methods", "ft", "--backbones", "told", "--datasets", "books+games", "--metrics", "mrr@3",
+                 "--columns", "block", "--records", "results", *WORDS, "--set", "encoder=tfidf"]) == 0
+
+
+def test_domains_of_different_vectors_are_refused_before_anything_is_written(capsys):
+    vectors("place", dim=3)
+    assert run("--set", "encoder=given:place") == 2
+    assert "domains 'books' and 'games': their items' vectors have 2 layers of 3" in capsys.readouterr().err
+    assert not list(Path("results").glob("runs/*"))
+
+
+@pytest.mark.parametrize("words, said", [
+    (["encoder=tfid"], "unknown encoder 'tfid'.\nDid you mean 'tfidf'?"),
+    (["encoder=tfidf", "text_layers=3"], "'text_layers': found 3, accepted: at most 1"),
+    (["text_layers=-1"], "'text_layers' (--set): found '-1'"),
+    (["encoder=given:place", "text_dim=9"], "setting 'text_dim' (--set) has no effect without encoder=tfidf")])
+def test_wrong_settings_end_the_command_before_anything_is_read(words, said, capsys):
+    vectors("place")
+    status = run(*(word for setting in words for word in ("--set", setting)))
+    assert said in capsys.readouterr().err and status == (0 if "no effect" in said else 2)
+
+
+def test_a_grid_shares_features(capsys):
+    assert main(["grid", "--methods", "ft", "--backbones", "told", "--datasets", "books+games", "--seeds", "2", *WORDS,
+                 "--set", "encoder=tfidf", "--results", "grid"]) == 0
+    assert len(list(Path("grid/runs").glob("*/run.json"))) == 2
+    assert len(list(Path("data").glob("*/*.features-*"))) == 2
+
+
+def test_the_memory_plan_counts_what_a_gpu_has_to_hold(known):
+    config = configured(known)
+    f = config.federation(load_stream(config.source, config.stream, config.features))
+    part = "what items' texts say"
+    assert of_domains(f)[part] == 0  # mapped
+    assert of_domains(replace(f, device=torch.device("cuda")))[part] == 4 * (8 + 6) * 8
