@@ -140,21 +140,21 @@ class _Run:
         return [(in_stage(self.f, stage), ends_together(self.f, stage)) for stage in stages_of(self.f)]
 
     @cached_property
-    def places(self) -> list[tuple[int, int, int]]:
+    def positions(self) -> list[tuple[int, int, int]]:
         """(Stage, number of the round in it, step) of each row of the curve."""
         counts: Counter = Counter()
-        places = []
+        positions = []
         for row in self.p.curve:
             key = row.get(STAGE, 0), row["step"]
-            places.append((key[0], counts[key], key[1]))
+            positions.append((key[0], counts[key], key[1]))
             counts[key] += 1
-        return places
+        return positions
 
     @cached_property
     def rows(self) -> list[dict[int, list[dict[str, Any]]]]:
         """The rows of the curve by stage and step."""
         rows: list[dict[int, list]] = [{t: [] for t in range(len(self.steps))} for _ in self.stages]
-        for row, (stage, _, step) in zip(self.p.curve, self.places):
+        for row, (stage, _, step) in zip(self.p.curve, self.positions):
             rows[stage][step].append(row)
         return rows
 
@@ -312,9 +312,9 @@ def _is_curve(curve: tuple[dict[str, Any], ...], field: str, run: _Run) -> None:
         for name, high in (("step", count), (STAGE, len(run.stages))):
             if row.get(name, 0) >= high:
                 raise Wrong(f"{field}[{i}].{name}", row[name], f"a number below {high}")
-    for i, (row, (stage, number_, _)) in enumerate(zip(curve, run.places)):
+    for i, (row, (stage, number_, _)) in enumerate(zip(curve, run.positions)):
         _is_row(row, f"{field}[{i}]", run, is_due(run.stages[stage][0], number_))
-    order = run.places if run.in_domains else [(t, number_) for _, number_, t in run.places]
+    order = run.positions if run.in_domains else [(t, number_) for _, number_, t in run.positions]
     seen: Counter = Counter()
     for row in curve:
         order = order if row["round"] == seen[row["step"]] else []
