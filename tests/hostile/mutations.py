@@ -73,7 +73,7 @@ def changed_value(draw, value: Any) -> Any:
 
 
 def every_change(value: Any, at: tuple = ()) -> Iterator[tuple[tuple, Any]]:
-    """A value of mappings and lists with one replaced, left out, renamed or added: all of them, each with its place."""
+    """A value of mappings and lists with one replaced, left out, renamed or added: each of all, and the path to it."""
     if not isinstance(value, (dict, list, tuple)):
         return
     for key in list(value) if isinstance(value, dict) else range(len(value)):
@@ -87,8 +87,8 @@ def every_change(value: Any, at: tuple = ()) -> Iterator[tuple[tuple, Any]]:
         yield (*at, key, "left out"), with_instead()
         if isinstance(value, dict):
             yield (*at, key, "renamed"), {**with_instead(), "another": value[key]}
-        for place, changed in every_change(value[key], (*at, key)):
-            yield place, with_instead(changed)
+        for path, changed in every_change(value[key], (*at, key)):
+            yield path, with_instead(changed)
     for odd in (1,) if isinstance(value, dict) else ODD:
         yield (*at, "added", odd), {**value, "another": odd} if isinstance(value, dict) else [*value, odd]
 

@@ -335,7 +335,7 @@ def test_every_field_of_a_checkpoint(registry, tmp_path, stops):
         with named():
             execute(config, lambda: stream, results)
         assert len(load_runs(results)) == 1
-    for place, changed in every_change(content):
+    for where, changed in every_change(content):
         with copied(tmp_path / "half", tmp_path / "copy") as results:
             there = results / path.relative_to(tmp_path / "half")
             write_packed(there, changed)
@@ -344,7 +344,7 @@ def test_every_field_of_a_checkpoint(registry, tmp_path, stops):
                 try:
                     refused(lambda: run_on(results))
                 except Exception as error:
-                    raise AssertionError(place) from error
+                    raise AssertionError(where) from error
             kinds[wrong] += 1
     assert kinds[True] > 5 * kinds[False] > 0
 
