@@ -105,9 +105,16 @@ def stages_of(f: Federation) -> tuple[Stage, ...]:
     return tuple(stages) or (Stage("train"),)
 
 
+def ends_together(f: Federation, stage: Stage) -> bool:
+    """Whether domains have parameters in common in a stage, and so end it together."""
+    return f.topology == "central" or f.topology == "federated" and stage.exchanges
+
+
 def in_stage(f: Federation, stage: Stage) -> Federation:
-    """A run's parts with a stage's number of rounds, if it has one."""
-    return f if stage.rounds is None else replace(f, server=replace(f.server, rounds=stage.rounds, patience=0))
+    """A run's parts with a stage's number of rounds."""
+    if stage.rounds is None:
+        return f
+    return replace(f, server=replace(f.server, rounds=stage.rounds, patience=0))
 
 
 @dataclass(frozen=True)
@@ -137,9 +144,8 @@ class Phase:
     @classmethod
     def _of(cls, silos: Silos, number: int, curve: Sequence[dict[str, Any]]) -> "Phase":
         rows = tuple(row for row in curve if row.get(STAGE, 0) == number)
-        exchanges = silos.federation.topology == "federated" and silos.stages[number].exchanges
         count = max(sum(row["step"] == domain.number for row in rows) for domain in silos.domains)
-        return cls(silos, number, count, silos.pooled or exchanges, rows)
+        return cls(silos, number, count, ends_together(silos.federation, silos.stages[number]), rows)
 
     @property
     def stage(self) -> Stage:
@@ -158,8 +164,8 @@ class Phase:
     def standing(self, domain: Domain) -> Progress:
         """What ``judge`` asks for, of one domain: its rounds in the stage, the best validation and the rounds since,
         and whether it has ended."""
-        standing = Progress()
-        for _, standing in judged_again(self.federation, (row for row in self.rows if row["step"] == domain.number)):
+        standing, rows = Progress(), (row for row in self.rows if row["step"] == domain.number)
+        for _, standing in judged_again(self.federation, rows):
             pass
         return standing
 

@@ -9,6 +9,7 @@ have come to: it ends with numbers, and compiled code is never asked for a row t
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Callable, Iterator, Mapping
@@ -19,7 +20,7 @@ from torch import Tensor
 from ..backbone import Backbone
 from ..client.ways import MEANING
 from ..data.stream import Step
-from ..domain_module import ModuleBackbone, Stage
+from ..domain_module import ModuleBackbone
 from ..draws import Tables
 from ..evaluation import beyond, drift
 from ..evaluation.metrics import is_share
@@ -27,7 +28,7 @@ from ..evaluation.ranking import UserScores
 from ..evaluation.sessions import FULL
 from ..federation.cold_start import shown
 from ..federation.parts import Best, Federation, Progress
-from ..federation.silos import STAGE, Silos, in_stage, stages_of
+from ..federation.silos import STAGE, Silos, ends_together, in_stage, stages_of
 from ..federation.validation import Validation, is_due, judged_again
 from ..model import Snapshot
 from ..schema import Check, Wrong, fields_of, finite, flag, lists, mapping, number, text, whole
@@ -36,6 +37,7 @@ from .frames import COLUMNS
 _MOST = 2 ** 53  # whole numbers up to here are floating-point numbers too
 _LONGEST, _LARGEST = 1e12, 2 ** 40  # seconds, and bytes that a client sends or receives in a round
 _ROUNDING = 1e-9  # by which sums of shares may be above 1
+_Expected = Mapping[str, tuple[tuple[int, ...], torch.dtype]]  # shape and type of tables, by name
 _BY_NOBODY, _CENTRAL, _DOMAINS = "given", "central", "domains"  # ways that a stream or a setting implies
 
 
@@ -72,7 +74,7 @@ _SECONDS, _BYTES = finite(0.0, _LONGEST), whole(0, _LARGEST)
 _COLUMNS: dict[str, Check] = {
     "step": _COUNT, "round": _COUNT, "participants": _COUNT, "loss": finite(), "valid": _measured, "bytes_up": _BYTES,
     "bytes_down": _BYTES, "train_seconds": _SECONDS, "evaluate_seconds": _SECONDS}
-_IN_SOME_RUNS = {"dropped": _COUNT, "bytes_down_new": _BYTES}
+_IN_SOME_RUNS = {"dropped": _COUNT, "bytes_down_new": _BYTES, STAGE: _COUNT}
 _ROW = fields_of({name: _COLUMNS[name] for name in COLUMNS["rounds"]})
 
 
@@ -131,11 +133,29 @@ class _Run:
         return self.p.step == 0 and self.f.method.first_step > 0
 
     @cached_property
-    def rows(self) -> dict[int, list[dict[str, Any]]]:
-        """The rows of the curve by step."""
-        rows: dict[int, list[dict[str, Any]]] = {t: [] for t in range(len(self.steps))}
+    def stages(self) -> list[tuple[Federation, bool]]:
+        """Of each stage of training, the parts with its rounds, and whether all domains end it together."""
+        if not self.in_domains:
+            return [(self.f, False)]
+        return [(in_stage(self.f, stage), ends_together(self.f, stage)) for stage in stages_of(self.f)]
+
+    @cached_property
+    def positions(self) -> list[tuple[int, int, int]]:
+        """(Stage, number of the round in it, step) of each row of the curve."""
+        counts: Counter = Counter()
+        positions = []
         for row in self.p.curve:
-            rows[row["step"]].append(row)
+            key = row.get(STAGE, 0), row["step"]
+            positions.append((key[0], counts[key], key[1]))
+            counts[key] += 1
+        return positions
+
+    @cached_property
+    def rows(self) -> list[dict[int, list[dict[str, Any]]]]:
+        """The rows of the curve by stage and step."""
+        rows: list[dict[int, list]] = [{t: [] for t in range(len(self.steps))} for _ in self.stages]
+        for row, (stage, _, step) in zip(self.p.curve, self.positions):
+            rows[stage][step].append(row)
         return rows
 
     def given(self, step: int) -> bool:
@@ -143,51 +163,35 @@ class _Run:
         return step == 0 and bool(self.f.server.base_model)
 
     @cached_property
-    def stages(self) -> tuple[Stage, ...]:
-        """Of the method that domains are trained by; of other streams one."""
-        return stages_of(self.f) if self.in_domains else (Stage("train"),)
-
-    def in_stage(self, row: Mapping[str, Any]) -> Federation:
-        """The run's parts in the stage of a round."""
-        return in_stage(self.f, self.stages[row.get(STAGE, 0)])
-
-    def round_of_stage(self, row: Mapping[str, Any]) -> int:
-        """A round's number in its stage."""
-        return row["round"] - sum(each.get(STAGE, 0) < row.get(STAGE, 0) for each in self.rows[row["step"]])
+    def judged(self) -> list[dict[int, list[tuple[Validation, Progress]]]]:
+        """What validation said of each round, by stage and step."""
+        return [{t: list(judged_again(f, rows)) for t, rows in of_stage.items()}
+                for (f, _), of_stage in zip(self.stages, self.rows)]
 
     @cached_property
-    def judged(self) -> dict[int, list[tuple[Validation, Progress]]]:
-        """What validation said of each round, by step; each stage is judged by itself."""
-        def of_rows(rows: list[dict[str, Any]]) -> Iterator[tuple[Validation, Progress]]:
-            for index, stage in enumerate(self.stages):
-                yield from judged_again(in_stage(self.f, stage), [row for row in rows if row.get(STAGE, 0) == index])
-        return {t: list(of_rows(rows)) for t, rows in self.rows.items()}
+    def over(self) -> list[dict[int, list[bool]]]:
+        """Of each round, whether it was to be the last of its stage, by stage and step."""
+        result = []
+        for (_, together), judged in zip(self.stages, self.judged):
+            over = {t: [valid.last or self.given(t) for valid, _ in rounds] for t, rounds in judged.items()}
+            result.append(dict.fromkeys(over, [all(each) for each in zip(*over.values())]) if together else over)
+        return result
 
-    @property
-    def end_together(self) -> bool:
-        """Whether all domains are trained until the last of them would end the last stage."""
-        alone = self.f.topology == "local" or (self.f.topology == "federated" and not self.stages[-1].exchanges)
-        return self.in_domains and not alone
-
-    @cached_property
-    def over(self) -> dict[int, list[bool]]:
-        """Of each round of the last stage, whether it was to be the last, by step."""
-        last = len(self.stages) - 1
-        over = {t: [valid.last or self.given(t) for row, (valid, _) in zip(self.rows[t], judged)
-                    if row.get(STAGE, 0) == last] for t, judged in self.judged.items()}
-        return dict.fromkeys(over, [all(each) for each in zip(*over.values())]) if self.end_together else over
+    def ended_in(self, stage: int) -> list[int]:
+        """Which steps have had the last round of a stage."""
+        return [t for t, rounds in self.over[stage].items() if any(rounds)]
 
     @cached_property
     def ended(self) -> list[int]:
         """Which steps have had their last round."""
-        return [t for t, rounds in self.over.items() if any(rounds)]
+        return self.ended_in(-1)
 
     @cached_property
     def best_round(self) -> int:
         """The round whose model would be tested. A step begins with that of the step before."""
         best = 0
         for t in range(self.begun):
-            for number_, (valid, _) in enumerate(self.judged[t]):
+            for number_, (valid, _) in enumerate(self.judged[0][t]):
                 latest = self.f.server.tested_round == "last" and (valid.done or not self.in_epochs)
                 best = number_ if valid.better or valid.equal or latest else best
         return best
@@ -195,7 +199,7 @@ class _Run:
     @property
     def standing(self) -> Progress:
         """The best validation so far, of the step that was begun last, and the rounds since. Domains have their own."""
-        judged = [] if self.in_domains else self.judged[self.begun - 1]
+        judged = [] if self.in_domains else self.judged[0][self.begun - 1]
         return judged[-1][1] if judged else Progress()
 
     def users_of_test(self, step: Step) -> Tensor:
@@ -235,27 +239,22 @@ class _Run:
             for kind in beyond.kinds_of(step, self.metrics_of_test(), max(self.f.evaluation.topk)):
                 yield t, kind, torch.arange(step.n_items) if kind == beyond.RECOMMENDED else users
 
-    @cached_property
-    def of_modules(self) -> Snapshot | None:
-        """What the modules of domains begin with, if the backbone makes such."""
-        return Silos.of(self.f).start() if isinstance(self.f.backbone, ModuleBackbone) else None
-
-    def dtype(self, kind: str, name: str) -> torch.dtype:
-        """The type of a parameter's numbers; modules have whole ones too."""
-        if self.of_modules is not None:
-            return getattr(self.of_modules, kind)[name].dtype
-        return getattr(torch, self.f.server.precision)
-
-    def tables(self, t: int) -> dict[str, dict[str, tuple[int, ...]]]:
-        """The shape of every parameter after a step, by kind and name."""
+    def tables(self, t: int) -> dict[str, _Expected]:
+        """Shape and type of every parameter after a step, by kind and name."""
         backbone, step = self.f.backbone, self.steps[t]
-        if self.of_modules is not None:
-            return {kind.name: {name: tuple(table.shape) for name, table in getattr(self.of_modules, kind.name).items()}
-                    for kind in fields(Snapshot) if kind.name not in ("memory", "start")}
-        if self.in_domains:
-            shapes = shapes_of(backbone, step.n_users, step.n_items)
-            return {**shapes, "dense": {name: (len(self.steps), *shape) for name, shape in shapes["dense"].items()}}
-        return shapes_of(backbone, step.n_users, step.n_items, self._private_of_method(step))
+        if isinstance(backbone, ModuleBackbone):
+            return self._of_modules
+        dtype, copies = getattr(torch, self.f.server.precision), (len(self.steps),) if self.in_domains else ()
+        more = {} if self.in_domains else self._private_of_method(step)
+        return {kind: {name: ((*copies, *shape) if kind == "dense" else shape, dtype) for name, shape in shapes.items()}
+                for kind, shapes in shapes_of(backbone, step.n_users, step.n_items, more).items()}
+
+    @cached_property
+    def _of_modules(self) -> dict[str, _Expected]:
+        """The same of domains with modules, which say it themselves."""
+        start = Silos.of(self.f).start()
+        return {kind: {name: (tuple(table.shape), table.dtype) for name, table in getattr(start, kind).items()}
+                for kind in ("public", "private", "dense", "local", "served")}
 
     def _private_of_method(self, step: Step) -> Tables:
         """The private parameters that the method adds, of one client; its state stays as it is."""
@@ -310,50 +309,44 @@ def _is_curve(curve: tuple[dict[str, Any], ...], field: str, run: _Run) -> None:
     """The rounds of the steps so far; each is validated when it is due, and no step goes on after its last one."""
     p, count = run.p, len(run.steps)
     for i, row in enumerate(curve):
-        if row["step"] >= count:
-            raise Wrong(f"{field}[{i}].step", row["step"], f"a number below {count}")
-    several = len(run.stages) > 1  # of which domains may end each at another time
-    of_stages = _order_of_stages(curve, field, run) if several else []
-    for i, row in enumerate(curve):
-        _is_row(row, f"{field}[{i}]", run)
-    rounds = {t: len(rows) for t, rows in run.rows.items()}
-    order = [(row["round"], row["step"]) if run.in_domains else (row["step"], row["round"]) for row in curve]
-    order = of_stages or order
-    if order != sorted(order) or any(row["round"] != i for rows in run.rows.values() for i, row in enumerate(rows)):
+        for name, high in (("step", count), (STAGE, len(run.stages))):
+            if row.get(name, 0) >= high:
+                raise Wrong(f"{field}[{i}].{name}", row[name], f"a number below {high}")
+    for i, (row, (stage, number_, _)) in enumerate(zip(curve, run.positions)):
+        _is_row(row, f"{field}[{i}]", run, is_due(run.stages[stage][0], number_))
+    order = run.positions if run.in_domains else [(t, number_) for _, number_, t in run.positions]
+    seen: Counter = Counter()
+    for row in curve:
+        order = order if row["round"] == seen[row["step"]] else []
+        seen[row["step"]] += 1
+    if len(order) != len(curve) or order != sorted(order):
         raise Wrong(field, curve, "rounds that follow one another")
-    if run.in_domains:
-        fits = all(rounds.values()) or not any(rounds.values()) and not p.step
-        fits &= bool(p.step) or (max(rounds.values()) <= p.round <= sum(rounds.values()) if several else
-                                 max(rounds.values()) == p.round)
-        fits &= several or not run.end_together or len(set(rounds.values())) == 1
-    else:
-        fits = all((number_ > 0) if t < p.step else number_ == (p.round if t == p.step else 0)
-                   for t, number_ in rounds.items())
-    if not fits:
+    if not (_are_rounds_of_domains(run) if run.in_domains else all(
+            (seen[t] > 0) if t < p.step else seen[t] == (p.round if t == p.step else 0) for t in range(count))):
         raise Wrong(field, curve, f"{p.round} rounds of {run.f.stream.name_of(min(p.step, count - 1))}, and at least 1 "
                                   f"of each that has ended")
-    if any(any(rounds[:-1]) for rounds in run.over.values()):
+    if any(any(rounds[:-1]) for of_stage in run.over for rounds in of_stage.values()):
         raise Wrong(field, curve, "no round after one with which training ends")
 
 
-def _order_of_stages(curve: tuple[dict[str, Any], ...], field: str, run: _Run) -> list[int]:
-    """The stages of all rounds, which must be known, and as many as they have; no domain is in one before all have
-    ended the one before."""
-    for i, row in enumerate(curve):
-        whole(0, len(run.stages) - 1)(row.get(STAGE), f"{field}[{i}].{STAGE}")
-    for t, rows in run.rows.items():
-        for index, stage in enumerate(run.stages):
-            count = sum(row[STAGE] == index for row in rows)
-            begun = any(row[STAGE] > index for row in curve)
-            if stage.rounds is not None and (count > stage.rounds or (begun and count < stage.rounds)):
-                raise Wrong(f"{field}", f"{count} rounds of stage '{stage.name}' of domain {t}", str(stage.rounds))
-    return [row[STAGE] for row in curve]
+def _are_rounds_of_domains(run: _Run) -> bool:
+    """Whether all domains have trained in each stage, the next one after all have ended it, and as often as is said."""
+    done = 0
+    for number_, ((_, together), of_stage) in enumerate(zip(run.stages, run.rows)):
+        rounds = [len(rows) for rows in of_stage.values()]
+        if not any(rounds):
+            return not any(map(any, (rows.values() for rows in run.rows[number_:]))) and done == run.p.round
+        before = number_ == 0 or len(run.ended_in(number_ - 1)) == len(run.steps)
+        if not (before and all(rounds) and (not together or len(set(rounds)) == 1)):
+            return False
+        done += max(rounds)
+    return bool(run.p.step) or done == run.p.round
 
 
-def _is_row(row: Mapping[str, Any], field: str, run: _Run) -> None:
+def _is_row(row: Mapping[str, Any], field: str, run: _Run, due: bool) -> None:
     f, step = run.f, run.steps[row["step"]]
     given = run.given(step.index)
-    if math.isnan(row["valid"]) == (given or is_due(run.in_stage(row), run.round_of_stage(row))):
+    if math.isnan(row["valid"]) == (given or due):
         raise Wrong(f"{field}.valid", row["valid"], "a validation in every round in which it is due, and no other")
     if is_share(f.evaluation.valid_metric) and not (math.isnan(row["valid"]) or 0.0 <= row["valid"] <= 1.0):
         raise Wrong(f"{field}.valid", row["valid"], "a share from 0 to 1")
@@ -361,6 +354,8 @@ def _is_row(row: Mapping[str, Any], field: str, run: _Run) -> None:
     for name, logged in logs.items():
         if (name in row) != (logged and not given and not run.in_epochs):
             raise Wrong(f"{field}.{name}", row.get(name), "it in runs that log it, and no other")
+    if (STAGE in row) != (len(run.stages) > 1):
+        raise Wrong(f"{field}.{STAGE}", row.get(STAGE), "it in runs of several stages, and no other")
     for name in {"participants", "dropped"}.intersection(row):
         whole(0, 1 if run.in_epochs else step.n_users)(row[name], f"{field}.{name}")
 
@@ -370,8 +365,9 @@ def _is_trained(trained: bool, field: str, run: _Run) -> None:
     count, step, ended = len(run.steps), run.p.step, run.ended
     if run.in_domains:
         fits = (len(ended) == count) == (trained or step == count) and not (trained and step)
-        fits &= len(run.stages) > 1 or all(len(rows) == run.p.round for t, rows in run.rows.items()
-                                           if not step and t not in ended)
+        for number_, of_stage in enumerate(run.rows):  # who has not ended a stage has not sat out a round of it
+            most = max(map(len, of_stage.values()))
+            fits &= all(len(rows) == most for t, rows in of_stage.items() if t not in run.ended_in(number_))
     else:
         fits = ended == list(range(step + trained))
     if not fits:
@@ -413,19 +409,17 @@ def _is_snapshot(model: Snapshot, field: str, run: _Run, t: int) -> None:
         for kind in fields(Snapshot):
             _is_named(getattr(model, kind.name), f"{field}.{kind.name}", ())
         return
-    dtype, shapes = getattr(torch, run.f.server.precision), run.tables(t)
-    for kind, of_kind in shapes.items():
-        _are_tables(getattr(model, kind), f"{field}.{kind}", {
-            name: (shape, run.dtype(kind, name)) for name, shape in of_kind.items()})
+    tables = run.tables(t)
+    for kind, of_kind in tables.items():
+        _are_tables(getattr(model, kind), f"{field}.{kind}", of_kind)
     memory = run.memory[t] if run.memory else {}
     _are_tables(model.memory, f"{field}.memory", {
         name: (tuple(table.shape), table.dtype) for name, table in memory.items()})
     for name, table in memory.items():
         if not torch.equal(model.memory[name], table):
             raise Wrong(f"{field}.memory.{name}", "other numbers", "what clients remember of their data")
-    starts = {name: shape[1:] for name, shape in shapes["private"].items() if name in model.start}
-    _are_tables(model.start, f"{field}.start", {
-        name: (shape, dtype) for name, shape in starts.items()} if run.f.server.base_model else {})
+    starts = {name: (shape[1:], dtype) for name, (shape, dtype) in tables["private"].items() if name in model.start}
+    _are_tables(model.start, f"{field}.start", starts if run.f.server.base_model else {})
 
 
 def _is_named(tables: Mapping[str, Tensor], field: str, names: Any) -> None:
@@ -435,7 +429,7 @@ def _is_named(tables: Mapping[str, Tensor], field: str, names: Any) -> None:
                         "one of each of the run's" if name in names else "only those of the run")
 
 
-def _are_tables(tables: Tables, field: str, expected: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
+def _are_tables(tables: Tables, field: str, expected: _Expected) -> None:
     """Raise Wrong unless there are tables of these names, shapes and types, and all their numbers are finite."""
     _is_named(tables, field, expected)
     for name, (shape, dtype) in expected.items():

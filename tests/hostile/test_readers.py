@@ -22,8 +22,8 @@ from fabricate import fabricate, level
 from helpers import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
-from mutations import (INSTEAD, changed_bytes, changed_json, changed_value, every_change, in_place_of, in_time,
-                       refused, said)
+from mutations import (INSTEAD, changed_bytes, changed_json, changed_value, every_change, in_place_of, in_time, refused,
+                       said)
 
 import fedcl_bench as fb
 from fedcl_bench.audit import audit
