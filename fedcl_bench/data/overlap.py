@@ -13,6 +13,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..names import shown
+from ..schema import read_bytes
 from .source import DatasetSource
 from .stream import Stream
 
@@ -35,12 +36,12 @@ def read_persons(inter: Path) -> dict[str, str]:
             there twice.
     """
     path = inter.with_suffix(".overlap")
-    if not path.exists():
-        return {}
     try:
-        header, *lines = path.read_text(encoding="utf-8").splitlines() or [""]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())[:100]}).\n{_CURE}") from None
+        header, *lines = read_bytes(path, _CURE).decode().splitlines() or [""]
+    except FileNotFoundError:
+        return {}
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: is no text ({error.reason} at byte {error.start:,}).\n{_CURE}") from None
     if tuple(header.split("\t")) != _HEADER:
         raise UserError(f"{path}, line 1: found {shown(header)}, accepted: {' and '.join(_HEADER)}, with a tab between "
                         f"them.\n{_CURE}")

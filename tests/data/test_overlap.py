@@ -92,11 +92,11 @@ def test_other_files_of_persons_are_refused(text, message):
 
 def test_what_is_no_text_is_refused():
     written(".overlap", "").write_bytes(b"\xff\xfe")
-    with pytest.raises(UserError, match="books.overlap: cannot be read"):
+    with pytest.raises(UserError, match="books.overlap: is no text"):
         read_persons(Path("data/books.inter"))
     Path("data/books.overlap").unlink()
     Path("data/books.overlap").mkdir()
-    with pytest.raises(UserError, match="books.overlap: cannot be read"):
+    with pytest.raises(UserError, match="books.overlap: is no text"):
         read_persons(Path("data/books.inter"))
 
 

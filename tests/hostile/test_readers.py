@@ -30,6 +30,7 @@ from fedcl_bench.audit import audit
 from fedcl_bench.data import prepared
 from fedcl_bench.data.datasets import build_stream
 from fedcl_bench.data.features import Hearing, load_features, locate_features
+from fedcl_bench.data.overlap import persons_file, read_persons
 from fedcl_bench.data.source import locate
 from fedcl_bench.data.stream import StreamSettings
 from fedcl_bench.runs import bases, compact, heads, run_json
@@ -461,6 +462,23 @@ def test_texts_and_given_vectors(told, count, name):
         with in_place_of(path, change):
             wrong, made = refused(lambda: told(encoder))
             assert wrong or all(vectors.isfinite().all() for vectors in made)
+    fuzz(count, changed_bytes(path.read_bytes()), check)
+    for change in INSTEAD:
+        check(change)
+
+
+@lengths
+def test_who_users_are(tmp_path, count):
+    """Each user is one person, whom nobody else is; or the file is refused."""
+    path = tmp_path / "shop.overlap"
+    path.write_bytes(persons_file("".join(LOG).encode(), "chain"))
+    expected = read_persons(tmp_path / "shop.inter")
+    assert len(expected) == 8
+
+    def check(change):
+        with in_place_of(path, change):
+            wrong, persons = refused(lambda: read_persons(tmp_path / "shop.inter"))
+            assert wrong or len(set(persons.values())) == len(persons)
     fuzz(count, changed_bytes(path.read_bytes()), check)
     for change in INSTEAD:
         check(change)
