@@ -96,7 +96,7 @@ def test_what_is_no_text_is_refused():
         read_persons(Path("data/books.inter"))
     Path("data/books.overlap").unlink()
     Path("data/books.overlap").mkdir()
-    with pytest.raises(UserError, match="books.overlap: is no text"):
+    with pytest.raises(UserError, match="books.overlap: is no file"):
         read_persons(Path("data/books.inter"))
 
 
