@@ -58,7 +58,7 @@ def test_a_file_of_another_plugin_is_not_suggested(capsys, place):
 
 def test_datasets_of_the_working_folder_are_listed(capsys, place):
     assert main(["list"]) == 0
-    assert "  shop              data/shop/shop.inter" in capsys.readouterr().out
+    assert "shop data/shop/shop.inter" in " ".join(capsys.readouterr().out.split())
     assert main(["list", "Shop"]) == 0
     out = capsys.readouterr().out
     assert "dataset shop: your own" in out and "`data shop` shows its blocks" in out

@@ -480,7 +480,8 @@ def test_runs_read_texts_and_tables_know_them(registry, shops, capsys):
     assert "| recbole:FDSA |" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["FEARec", "BERT4Rec", "S3Rec"])
+@pytest.mark.parametrize("name", ["BERT4Rec", *(pytest.param(name, marks=pytest.mark.long)
+                                               for name in ("FEARec", "S3Rec"))])
 def test_check_runs_models_in_double_precision(registry, name):
     """For which RecBole's code is not written."""
     plugin = registry.get("backbone", f"recbole:{name}").of_domains()
