@@ -58,6 +58,9 @@ class CosineModule(DomainModule):
         """Of all items, (items, d)."""
         raise NotImplementedError
 
+    def item_vectors(self) -> Tensor:
+        return self.vectors()
+
     def represent(self, batch: Histories, vectors: Tensor) -> Tensor:
         """What users are looking for, (B, d).
 

@@ -15,8 +15,7 @@ from torch.nn import functional as F
 from .domain_module import Histories, ModuleSettings
 from .layers import check_heads
 from .settings import setting
-
-_PIECE = 128  # samples that a processor encodes together
+from .sizes import SIZES
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ def by_length(batch: Histories, encode: Callable[[Histories], Tensor]) -> Tensor
     """
     order = batch.lengths.argsort()
     pieces = []
-    for chosen in order.split(len(order) if batch.lengths.is_cuda else _PIECE):
+    for chosen in order.split(len(order) if batch.lengths.is_cuda else SIZES.central_encoded):
         lengths = batch.lengths[chosen]
         pieces.append(encode(Histories(batch.items[chosen, :int(lengths[-1])], lengths, batch.users[chosen])))
     return torch.cat(pieces)[order.argsort()]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from .backbone import Backbone, BackboneSettings
 from .draws import DrawKey, Tables
+from .errors import PluginError
 from .method import Method
 from .settings import setting
 
@@ -80,15 +81,11 @@ class DomainModule(nn.Module):
         rows: names of those parameters and buffers that have a row per item of the domain, (items, ...). They belong
             to the domain alone; all others have the same shape in every domain.
         fixed_length: histories are padded to ``max_length``, also where all of a batch are shorter.
-        by_sample: the loss is a mean over samples of what each has alone, so that those of a batch that have similar
-            lengths may be trained together, with little padding.
         stage: the name of the method's stage that it trains in, or is ranked after.
     """
 
     rows: ClassVar[tuple[str, ...]] = ()
-
     fixed_length: ClassVar[bool] = False
-    by_sample: ClassVar[bool] = False
     stage: str = ""
 
     def enter_stage(self, stage: str) -> None:
@@ -105,6 +102,21 @@ class DomainModule(nn.Module):
     def scores(self, batch: Histories) -> Tensor:
         """What all items of the domain are ranked by, (B, items)."""
         raise NotImplementedError
+
+    def item_vectors(self) -> Tensor:
+        """What the distance between items is measured by (``extra_metrics=distance``), (items, ...).
+
+        The first table of ``rows`` that is no whole numbers; a module without such says what else.
+
+        Raises:
+            PluginError: if there is none.
+        """
+        tables = self.state_dict()
+        for name in self.rows:
+            if tables[name].is_floating_point():
+                return tables[name]
+        raise PluginError(f"{type(self).__name__} has no table of items' vectors in rows, and does not implement "
+                          "item_vectors.")
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,12 @@ class Snapshot:
 
     @property
     def n_items(self) -> int:
-        return len(next(iter(self.public.values())))
+        return len(self.item_vectors)
+
+    @property
+    def item_vectors(self) -> Tensor:
+        """What the distance between items is measured by: the first public table, (items, ...)."""
+        return next(iter(self.public.values()))
 
     def clients(self, users: Tensor) -> Tables:
         """Parameters of some clients as ``Backbone.score`` takes them, each (C, ...); not to be written to."""

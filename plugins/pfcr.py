@@ -105,6 +105,9 @@ class PromptedModule(DomainModule):
         vectors = self.content.vectors()
         return cosines(self._prompted(batch, vectors), vectors) / self.content.temperature
 
+    def item_vectors(self):
+        return self.content.vectors()
+
     def _prompted(self, batch: Histories, vectors: Tensor) -> Tensor:
         """What users are looking for, (B, d)."""
         content = self.content.represent(batch, vectors)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedcl_bench import ModuleBackbone, Stage, setting
 from fedcl_bench.codes import of_texts
 from fedcl_bench.cosine_module import CosineModule, CosineSettings
-from fedcl_bench import ModuleBackbone, Stage, setting
 from fedcl_bench.domain_module import DomainData
 
 PERMUTATION = "permutation"  # the stage that trains which vector each code has

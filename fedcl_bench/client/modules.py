@@ -19,7 +19,6 @@ from ..draws import DrawKey, Tables
 from ..errors import PluginError, UserError
 from ..model import Snapshot
 from ..sampling import LocalSettings
-from ..sizes import SIZES
 from .mini_batches import MiniBatches
 
 
@@ -32,8 +31,10 @@ def seeded(seed: int, purpose: str, *counters: int, device: torch.device) -> Ite
 
 
 def carried(module: DomainModule) -> Tables:
-    """Its parameters and persistent buffers by name: what a run carries from round to round."""
-    return dict(module.state_dict(keep_vars=True))
+    """Its parameters and persistent buffers by name: what a run carries from round to round. One that has several names
+    counts under the first."""
+    first = {id(value): name for name, value in reversed(module.state_dict(keep_vars=True).items())}
+    return {name: value for name, value in module.state_dict(keep_vars=True).items() if first[id(value)] == name}
 
 
 def exported(module: DomainModule) -> Snapshot:
@@ -75,7 +76,7 @@ def tie(modules: Sequence[DomainModule]) -> None:
     """Let the modules of pooled domains have one copy of what has no item rows."""
     first = modules[0]
     for other in modules[1:]:
-        for name, value in carried(first).items():
+        for name, value in first.state_dict(keep_vars=True).items():  # under all of its names
             if name not in first.rows:
                 path, _, leaf = name.rpartition(".")
                 owner = other.get_submodule(path)
@@ -173,7 +174,7 @@ class ModuleEpoch(MiniBatches):
     def batch_loss(self, pieces, draw):
         with seeded(draw.seed, "module", draw.step, draw.round, draw.batch, device=self._samples[0].end.device):
             if len(self.modules) == 1:
-                loss = self._alone(*pieces[0])
+                loss = self.modules[0].loss(*self._histories(0, pieces[0][0]))
             else:
                 modules = [self.modules[number] for number in pieces]
                 batches, targets = zip(*(self._histories(number, chosen) for number, (chosen, _) in pieces.items()))
@@ -186,15 +187,6 @@ class ModuleEpoch(MiniBatches):
     def _histories(self, number: int, chosen: Tensor) -> tuple[Histories, Tensor]:
         module, length = self.modules[number], self.backbone.settings.max_length
         return histories(self._samples[number], chosen, length, module.fixed_length)
-
-    def _alone(self, chosen: Tensor, _: Tensor) -> Tensor:
-        """The loss of a domain's own batch."""
-        module, samples = self.modules[0], self._samples[0]
-        if not module.by_sample or module.fixed_length or len(chosen) <= SIZES.central_encoded:
-            return module.loss(*self._histories(0, chosen))
-        order = (samples.end[chosen] - samples.first[chosen]).argsort(stable=True)
-        return sum(module.loss(*self._histories(0, chosen[group])) * (len(group) / len(chosen))
-                   for group in order.split(SIZES.central_encoded))
 
 
 def _of(number: int, name: str) -> str:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ..data.stream import Step
 from ..metric import Catalogue, RankedLists
-from ..model import Snapshot
 from .drift import Add
 from .metrics import OF_ITEMS
 from .ranking import UserScores
@@ -39,12 +38,12 @@ GROUPS = {"new-users": "users without data in an earlier block", "old-users": "u
 Analysis = list[tuple[int, str, Tensor, Tensor]]
 
 
-def catalogue_of(steps: Sequence[Step], model: Snapshot, add: Add | None = None) -> Catalogue:
+def catalogue_of(steps: Sequence[Step], vectors: Tensor, add: Add | None = None) -> Catalogue:
     """What is known of the items after some steps.
 
     Args:
         steps: all up to the one just trained.
-        model: whose item table has the vectors.
+        vectors: of the items, by which their distances are measured, (items, ...).
         add: adds up over clients that are elsewhere.
     """
     n_items = steps[-1].n_items
@@ -52,7 +51,7 @@ def catalogue_of(steps: Sequence[Step], model: Snapshot, add: Add | None = None)
             "owners": _owners(steps), "users": torch.tensor([float(steps[-1].n_users)], dtype=torch.float64)}
     sums = sums if add is None else add(sums)
     return Catalogue(sums["counts"], sums["owners"], float(sums["users"]),
-                     next(iter(model.public.values())).flatten(1))
+                     vectors.flatten(1))
 
 
 @torch.no_grad()

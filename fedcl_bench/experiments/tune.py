@@ -16,6 +16,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from ..data.source import dataset_name
 from ..errors import Corrupt, UserError
+from ..federation.parts import STAGE
 from ..files import sweep, write_atomically
 from ..runs.config import RunConfig
 from ..runs.frames import read_columns
@@ -52,7 +53,7 @@ def finished_run(task: Task, folder: Path) -> Run:
 
     Block 0, which most methods share, counts only where there is no other block, and where the blocks are domains.
     """
-    curve = last_stage(read_columns(folder, "rounds", ["step", "valid", "participants"], ["stage"]))
+    curve = last_stage(read_columns(folder, "rounds", ["step", "valid", "participants"], [STAGE]))
     curve = curve[curve["step"] >= (0 if task.config.is_domains else min(1, curve["step"].max()))]
     best = tuple(float(value) for value in curve.groupby("step")["valid"].max())
     return Run(task.config.seed, task.config.hash, best, int(curve["participants"].sum()))

@@ -75,6 +75,7 @@ def _after(f: Federation, step: Step, epoch: Epoch, progress: Progress, seconds:
 
 
 def _test(f: Federation, step: Step, model: Snapshot) -> UserScores:
-    of_items = any(metric.of_items for metric in f.metrics)
-    return rank_samples(f.backbone, model, step.sessions["test"],
-                        Ranking(f.topk, f.metrics, catalogue_of([step], model) if of_items else None))
+    catalogue = None
+    if any(metric.of_items for metric in f.metrics):
+        catalogue = catalogue_of([step], model.item_vectors)
+    return rank_samples(f.backbone, model, step.sessions["test"], Ranking(f.topk, f.metrics, catalogue))

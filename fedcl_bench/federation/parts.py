@@ -25,6 +25,7 @@ from . import kinds
 from .attendance import AVAILABILITY, Attendance
 from .server import Population
 
+STAGE = "stage"  # of a round: the number of its stage, where a method has several
 COLD_STARTS = ("fold_in", "mean", "popularity")
 
 
@@ -170,9 +171,9 @@ class Progress:
 
     def best_round(self, step: int, which: str) -> int:
         """The number, from 1, of a step's best validation round; of equal ones the ``first`` or the ``latest``."""
-        stage = max(row.get("stage", 0) for row in self.curve)  # the last one's best is tested
+        stage = max(row.get(STAGE, 0) for row in self.curve)  # the last one's best is tested
         values = {row["round"] + 1: row["valid"] for row in self.curve if row["step"] == step
-                  and row.get("stage", 0) == stage and not math.isnan(row["valid"])}
+                  and row.get(STAGE, 0) == stage and not math.isnan(row["valid"])}
         best = [number for number, value in values.items() if value == max(values.values())]
         return best[0 if which == "first" else -1]
 

@@ -63,7 +63,7 @@ class Lists:
         """
         f, step = self.f, self.step
         steps = [earlier.to(f.device) for earlier in f.stream.steps[:step.index + 1]]
-        catalogue = catalogue_of(steps, model, f.population.sum)
+        catalogue = catalogue_of(steps, model.item_vectors, f.population.sum)
         of_items = any(metric.of_items for metric in f.metrics)
         tests = [rank_all(f.backbone, model, earlier.test, [step.train, step.valid], f.topk, self.method,
                           draw_candidates(earlier, f.evaluation, f.seed).get("test"), f.metrics,
@@ -119,7 +119,7 @@ class SessionSteps:
         """The test sessions under the model of a round, the probability of each item to find, and what the lists under
         full ranking are like."""
         f, t = self.f, self.step.index
-        catalogue = catalogue_of([self.step], model, f.population.sum)
+        catalogue = catalogue_of([self.step], model.item_vectors, f.population.sum)
         ranking = self._rank(model, "test", round_, f.topk, f.metrics, catalogue)
         scores = ranking.scores
         analysis = analyse_sessions(self.step, catalogue, scores, max(f.evaluation.topk), f.population.sum)

@@ -36,10 +36,8 @@ from ..model import Snapshot
 from .central import TOLD_EVERY
 from .divergence import naming, require_finite
 from .growth import grow
-from .parts import Best, Federation, Progress
+from .parts import STAGE, Best, Federation, Progress
 from .validation import is_due, judge, judged_again
-
-STAGE = "stage"  # of a round: the number of its stage, where there are several
 
 
 @dataclass(frozen=True)
@@ -355,10 +353,9 @@ def _validate(phase: Phase, domain: Domain, model: Snapshot, progress: Progress)
 
 def _test(phase: Phase, domain: Domain, model: Snapshot) -> UserScores:
     """The scores of a domain's users, by their ids among those of all domains."""
-    f, part = phase.silos.federation, domain.model(model)
-    catalogue = None
+    f, catalogue = phase.silos.federation, None
     if any(metric.of_items for metric in f.metrics):
-        catalogue = catalogue_of([domain.step], part)
+        catalogue = catalogue_of([domain.step], _item_vectors(phase, domain, model))
     with naming(f, DrawKey(f.seed, domain.number)):
         scores = _rank(phase, domain, model, "test", Ranking(f.topk, f.metrics, catalogue, f.evaluation.mask_history))
     users = torch.arange(domain.users.start, domain.users.stop, device=f.device)
@@ -372,6 +369,14 @@ def _rank(phase: Phase, domain: Domain, model: Snapshot, split: str, ranking: Ra
         return rank_samples(backbone, domain.model(model), sessions, ranking)
     module, = _loaded(phase, Silo((domain,), 0), model)
     return rank_by_module(backbone, module, domain.step.n_items, sessions, ranking)
+
+
+@torch.no_grad()
+def _item_vectors(phase: Phase, domain: Domain, model: Snapshot) -> Tensor:
+    if domain.module is None:
+        return domain.model(model).item_vectors
+    module, = _loaded(phase, Silo((domain,), 0), model)
+    return module.eval().item_vectors()
 
 
 def _bytes(tables: Tables) -> int:

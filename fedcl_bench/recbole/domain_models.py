@@ -74,20 +74,9 @@ def build(name: str, config: Config, data: DomainData, seed: int = 0) -> nn.Modu
             model = cls(config, stub)
         if name in READS_TEXT:
             _read_text(model, data)
-        _drop_second_names(model)
         return model
 
     return models.built(made, config, Stub(data, config["MAX_ITEM_LIST_LENGTH"]), seed)
-
-
-def _drop_second_names(model: nn.Module) -> None:
-    """Let each module have one name, so that no parameter is carried twice; FEARec's last block has two."""
-    first = {path for path, _ in model.named_modules()}
-    for path, part in list(model.named_modules(remove_duplicate=False)):
-        where, _, leaf = path.rpartition(".")
-        if path not in first and where in first:
-            del model.get_submodule(where)._modules[leaf]
-            object.__setattr__(model.get_submodule(where), leaf, part)
 
 
 def _read_text(model: nn.Module, data: DomainData) -> None:

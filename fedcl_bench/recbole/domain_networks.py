@@ -96,7 +96,7 @@ class RecBoleModule(DomainModule):
 
     def loss(self, batch, targets):
         """RecBole's loss, of histories of similar lengths together where that is the same."""
-        groups = by_length(batch.lengths) if self.design.divides and self.stage != PRETRAIN else []
+        groups = of_similar_lengths(batch.lengths) if self.design.divides and self.stage != PRETRAIN else []
         if len(groups) < 2:
             return self._loss_of(batch, targets)
         with self._called():
@@ -152,7 +152,7 @@ class RecBoleModule(DomainModule):
         return {USER: batch.users + 1, SEQUENCE: batch.items + 1, LENGTH: batch.lengths}
 
 
-def by_length(lengths: Tensor) -> list[Tensor]:
+def of_similar_lengths(lengths: Tensor) -> list[Tensor]:
     """The samples of a batch in groups of similar lengths, if that spares a fifth of all positions; else one group."""
     groups = lengths.argsort(stable=True).chunk(_GROUPS)
     positions = sum(len(group) * int(lengths[group[-1]]) for group in groups)

@@ -39,7 +39,7 @@ from ..draws import Tables
 from ..errors import Busy, Corrupt, UserError
 from ..evaluation.beyond import summarise
 from ..evaluation.continual import summaries
-from ..federation.parts import Federation, Progress
+from ..federation.parts import STAGE, Federation, Progress
 from ..files import replacing, sweep, write_atomically
 from ..method import Method
 from ..model import Snapshot
@@ -187,9 +187,9 @@ NEARLY = 0.95
 
 def last_stage(curve: pd.DataFrame) -> pd.DataFrame:
     """The rounds, of which only those of a method's last stage count as validated, whose best is tested."""
-    if "stage" not in curve:
+    if STAGE not in curve:
         return curve
-    return curve.assign(valid=curve["valid"].where(curve["stage"] == curve["stage"].max()))
+    return curve.assign(valid=curve["valid"].where(curve[STAGE] == curve[STAGE].max()))
 
 
 def nearly_best(curve: pd.DataFrame) -> dict[str, Any]:

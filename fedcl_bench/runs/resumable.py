@@ -27,8 +27,8 @@ from ..evaluation.metrics import is_share
 from ..evaluation.ranking import UserScores
 from ..evaluation.sessions import FULL
 from ..federation.cold_start import shown
-from ..federation.parts import Best, Federation, Progress
-from ..federation.silos import STAGE, Silos, ends_together, in_stage, stages_of
+from ..federation.parts import STAGE, Best, Federation, Progress
+from ..federation.silos import Silos, ends_together, in_stage, stages_of
 from ..federation.validation import Validation, is_due, judged_again
 from ..model import Snapshot
 from ..schema import Check, Wrong, fields_of, finite, flag, lists, mapping, number, text, whole

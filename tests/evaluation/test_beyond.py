@@ -48,7 +48,7 @@ def counts_of(steps):
 
 def test_against_plain_loops(world):
     steps, model, users, lists = world
-    kinds = by_kind(analyse_lists(steps, catalogue_of(steps, model), users, lists))
+    kinds = by_kind(analyse_lists(steps, catalogue_of(steps, model.item_vectors), users, lists))
     counts, step = counts_of(steps), steps[-1]
     order = sorted(range(step.n_items), key=lambda item: (-counts[item], item))
     popular = {item for place, item in enumerate(order) if sum(counts[order[:place]]) < 0.8 * counts.sum()}
@@ -78,14 +78,15 @@ def test_against_plain_loops(world):
 def test_an_item_that_a_user_has_twice_has_one_owner(world):
     (first, second), model, users, lists = world
     twice = dataclasses.replace(second, train=Ragged(2 * second.train.indptr, second.train.values.repeat_interleave(2)))
-    kinds, doubled = (by_kind(analyse_lists([first, step], catalogue_of([first, step], model), users, lists))
+    kinds, doubled = (by_kind(analyse_lists([first, step], catalogue_of([first, step], model.item_vectors), users,
+                                                   lists))
                       for step in (second, twice))
     assert doubled["novelty"] == kinds["novelty"] and doubled["popularity"] != kinds["popularity"]
 
 
 def test_recboles_metrics(world):
     steps, model, users, lists = world
-    kinds = by_kind(analyse_lists(steps, catalogue_of(steps, model), users, lists))
+    kinds = by_kind(analyse_lists(steps, catalogue_of(steps, model.item_vectors), users, lists))
     config = {"topk": [3], "metric_decimal_place": 12}
     counts = {item: count for item, count in enumerate(counts_of(steps))}
     popularity = AveragePopularity.__new__(AveragePopularity)
@@ -100,18 +101,18 @@ def test_short_and_missing_lists(world):
     steps, model, users, lists = world
     cut = lists.clone()
     cut[0], cut[1, 1:] = -1, -1
-    kinds = by_kind(analyse_lists(steps, catalogue_of(steps, model), users, cut))
+    kinds = by_kind(analyse_lists(steps, catalogue_of(steps, model.item_vectors), users, cut))
     first, second = users[:2].tolist()
     assert kinds["distance"][first] == kinds["distance"][second] == kinds["popularity"][first] == 0.0
     assert kinds["popularity"][second] == counts_of(steps)[int(lists[1, 0])]
-    nobody = by_kind(analyse_lists(steps, catalogue_of(steps, model), users[:0], lists[:0]))
+    nobody = by_kind(analyse_lists(steps, catalogue_of(steps, model.item_vectors), users[:0], lists[:0]))
     assert not nobody["novelty"] and not any(nobody[beyond.RECOMMENDED].values())
 
 
 def test_groups(world):
     steps, model, users, lists = world
     values = torch.linspace(0, 1, len(users), dtype=torch.float64)
-    rows = analyse_lists(steps, catalogue_of(steps, model), users, lists)
+    rows = analyse_lists(steps, catalogue_of(steps, model.item_vectors), users, lists)
     result = summarise([(1, 1, UserScores(users, {"ndcg@3": values}))], rows, 3)
     kinds, groups = by_kind(rows), result["groups"]
     known = np.array([kinds["known"][u] for u in users.tolist()])

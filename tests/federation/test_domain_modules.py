@@ -24,7 +24,6 @@ from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.records import Record
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.runner import Interrupted, Watch, execute
-from fedcl_bench.sizes import SIZES
 
 PLUGINS = '''
 from dataclasses import dataclass, replace
@@ -39,7 +38,6 @@ from fedcl_bench.settings import setting
 
 class Pooled(DomainModule):
     rows = ("items.weight", "hints")
-    by_sample = True
 
     def __init__(self, data, settings):
         super().__init__()
@@ -77,6 +75,23 @@ class PooledBackbone(ModuleBackbone):
         return Pooled(data, self.settings)
 
 
+class Twice(Pooled):
+    def __init__(self, data, settings):
+        super().__init__(data, settings)
+        self.again, self.thrice = self.mix, nn.Module()
+        self.thrice.weight = self.mix[1].weight
+
+    def item_vectors(self):
+        return self.items.weight[:, :1]
+
+
+class TwiceBackbone(PooledBackbone):
+    name, title = "twice", "Some of its parameters have several names"
+
+    def module(self, data):
+        return Twice(data, self.settings)
+
+
 class Hints(DomainMethod):
     name, title, reference, Settings = "hints", "Exchanges hints", "", NoSettings
     needs, sent = "hints", ("sizes",)
@@ -106,6 +121,11 @@ def known(tmp_path_factory):
     folder = tmp_path_factory.mktemp("plugins")
     (folder / "pooled.py").write_text(PLUGINS)
     return discover([folder])
+
+
+def finish(config):
+    *_, last = run(federation_of(config))
+    return last
 
 
 @pytest.fixture
@@ -187,9 +207,7 @@ class PlainLoop:
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_equals_a_plain_loop(known, shops, topology, monkeypatch):
-    """Also where the samples of a batch are trained in groups of similar lengths."""
-    monkeypatch.setattr(SIZES, "central_encoded", 3)
+def test_equals_a_plain_loop(known, shops, topology):
     f = federation_of(configured(known, topology=topology))
     plain, number = PlainLoop(f), 0
     for progress in run(federation_of(configured(known, topology=topology))):
@@ -261,6 +279,28 @@ def test_stages_train_send_and_end_as_they_say(known, shops, tmp_path):
         assert result["best_round"][step] == 2 + last.index(max(last)) + 1
     assert result["privacy"]["uploaded"] == ["sizes", "features"]  # which `prepared` reads of all domains
     assert "late.weight" in result["privacy"]["kept_at_client"]
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_a_parameter_of_several_names_is_one(known, shops, topology):
+    """It counts under the first name: once is it sent, trained and set."""
+    once, twice = (finish(configured(known, backbone=name, topology=topology)) for name in ("pooled", "twice"))
+    assert once.model.dense.keys() == twice.model.dense.keys()
+    assert all(torch.equal(value, twice.model.dense[name]) for name, value in once.model.dense.items())
+    same = ("loss", "valid", "bytes_up", "bytes_down")
+    assert [[row[name] for name in same] for row in once.curve] == [[row[name] for name in same] for row in twice.curve]
+
+
+def test_distances_are_those_of_the_items_vectors(known, shops):
+    """By default of the first table of items' rows, else of what the module says: here 1 number, its sign."""
+    for name, signs in (("pooled", False), ("twice", True)):
+        progress = finish(configured(known, backbone=name, extra_metrics="distance,novelty"))
+        distances = torch.cat([scores.values["distance@3"] for _, _, scores in progress.tests])
+        thirds = distances * 3 / 4  # of 3 pairs none or two have different signs
+        assert (distances >= 0).all() and distances.max() > 0
+        assert torch.allclose(thirds, thirds.round(), atol=1e-9) == signs
+    with pytest.raises(PluginError, match="no table of items' vectors in rows, and does not implement item_vectors"):
+        fb.DomainModule().item_vectors()
 
 
 def without_stage(row):

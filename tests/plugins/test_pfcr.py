@@ -84,6 +84,7 @@ def test_before_prompts_it_scores_as_its_content(registry):
     for stage in ("fed_pretrain", "single_train"):
         in_stage(method, module, stage)
         assert torch.equal(module.scores(batch), module.content.scores(batch))
+        assert torch.equal(module.item_vectors(), module.content.vectors())
 
 
 def test_stages_are_the_authors(registry):

@@ -40,6 +40,12 @@ def test_scores_and_loss_are_those_of_plain_loops(registry, options, layers):
     assert module.loss(batch, targets).item() == pytest.approx(oracle.cross_entropy(expected, targets), rel=1e-9)
 
 
+@pytest.mark.parametrize("ids", [True, False])
+def test_distances_are_those_of_the_vectors_that_score(registry, ids):
+    module = make(registry, ids=ids).eval()
+    torch.testing.assert_close(module.item_vectors(), module.vectors())
+
+
 def test_adapting_every_click_changes_draws_and_nothing_else(registry):
     """Without dropout and gate noise both ways are equal; with them clicks of one item differ, or do not."""
     batch, targets = oracle.samples()

@@ -31,7 +31,7 @@ from fedcl_bench.federation.silos import Silos
 from fedcl_bench.recbole import models
 from fedcl_bench.recbole.domain_backbone import refusal
 from fedcl_bench.recbole.domain_models import Stub, configuration
-from fedcl_bench.recbole.domain_networks import MASKED, PRETRAIN, by_length
+from fedcl_bench.recbole.domain_networks import MASKED, PRETRAIN, of_similar_lengths
 from fedcl_bench.recbole.same_target import SameTarget
 from fedcl_bench.recbole.text_models import TextTable, attribute_loss, of_ids
 from fedcl_bench.runs.config import make_config
@@ -241,9 +241,9 @@ def test_histories_of_similar_lengths_together_are_the_same_batch(registry, shop
     module = module_of(registry, name, data, model=without_dropout(name)).train()
     assert module.design.divides and not module.design.fixed_length
     batch, targets = some_batch(data, size=24)
-    groups = by_length(batch.lengths)
+    groups = of_similar_lengths(batch.lengths)
     assert len(groups) == 6 and torch.cat(groups).sort().values.tolist() == list(range(24))
-    assert by_length(torch.full((24,), WIDTH))[0].tolist() == list(range(24))
+    assert of_similar_lengths(torch.full((24,), WIDTH))[0].tolist() == list(range(24))
     results = []
     for divides in (True, False):
         module.design = replace(module.design, divides=divides)
