@@ -13,11 +13,12 @@ from pathlib import Path
 
 import torch
 
-from fedcl_bench.client.central import Epoch
+from fedcl_bench.client.central import Epoch, SampleSet
+from fedcl_bench.client.mini_batches import Point
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.stream import Prefixes
 from fedcl_bench.draws import DrawKey
-from fedcl_bench.evaluation.central import rank_samples
+from fedcl_bench.evaluation.central import Ranking, rank_samples
 from fedcl_bench.federation.growth import grow
 from fedcl_bench.model import Snapshot
 from fedcl_bench.runs.config import make_config
@@ -46,11 +47,11 @@ def main() -> None:
     model, state = grow(Snapshot({}, {}), f.backbone, f.seed, step, torch.float32, f.device), {}
     print("backbone,dataset,seed,epoch,samples,loss,recall@20,mrr@20")
     for number in range(args.epochs):
-        epoch = Epoch(f.backbone, f.local, model, state, DrawKey(f.seed, 0, number))
-        for _ in epoch.batches(samples):
+        epoch = Epoch(f.backbone, f.local, model, Point(state), DrawKey(f.seed, 0, number))
+        for _ in epoch.batches([SampleSet(samples, memory=model.memory)], model):
             pass
         model, state = epoch.trained(), epoch.state()
-        scores = rank_samples(f.backbone, model, test, [20], f.metrics)
+        scores = rank_samples(f.backbone, model, test, Ranking([20], f.metrics))
         print(f"{args.backbone},{args.dataset},{args.seed},{number + 1},{len(samples.end)},{epoch.loss:.4f},"
               f"{scores.mean('recall@20'):.4f},{scores.mean('mrr@20'):.4f}", flush=True)
 

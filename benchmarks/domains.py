@@ -17,6 +17,7 @@ from machine import heading
 from torch import Tensor
 
 from fedcl_bench.client.central import Epoch
+from fedcl_bench.client.mini_batches import Point
 from fedcl_bench.client.modules import ModuleEpoch
 from fedcl_bench.client.silo import Domain
 from fedcl_bench.data.datasets import load_stream
@@ -49,10 +50,12 @@ def ours(dataset: str, data_dir: Path, name: str, batches: int) -> Iterator[tupl
     for silo in silos.models:
         domain, = silo.domains
         if domain.module is None:
-            trained = Epoch(f.backbone, f.local, silo.model(start), {}, DrawKey(silo.seed, 0)).batches(silo.parts)
+            model = silo.model(start)
+            epoch = Epoch(f.backbone, f.local, model, Point(), DrawKey(silo.seed, 0))
+            trained = epoch.batches(silo.parts, model)
         else:
-            trained = ModuleEpoch(f.backbone, f.local, [domain.module], (), {}, DrawKey(silo.seed, 0)).batches(
-                [domain.samples])
+            epoch = ModuleEpoch(f.backbone, f.local, [domain.module], (), Point(), DrawKey(silo.seed, 0))
+            trained = epoch.batches([domain.samples])
         yield f.stream.domains[domain.number], domain, per_second(lambda: next(trained), batches, f.local.batch_size)
 
 

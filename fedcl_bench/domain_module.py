@@ -73,7 +73,7 @@ class DomainData:
 class DomainModule(nn.Module):
     """Base class of the modules; subclasses implement ``scores`` and ``loss``.
 
-    Its parameters and persistent buffers are what a run carries from round to round and saves. Whatever can be made
+    Its parameters and persistent buffers are what a run carries from batch to batch and saves. Whatever can be made
     anew from ``DomainData``, as the features, is a buffer with ``persistent=False``. Random numbers are PyTorch's own:
     the engine seeds them before a module is made and before each batch.
 

@@ -51,6 +51,7 @@ class Sizes:
         normals: normal numbers drawn at once, which stay in the cache.
         dropped: entries of a forward pass whose dropout is drawn at once.
         clustered: points that one thread assigns to clusters at a time.
+        told_every: seconds of an epoch between two signs of life, after which it can be stopped.
     """
 
     chunk_elements: int = 1 << 20
@@ -88,6 +89,7 @@ class Sizes:
     normals: int = 1 << 16
     dropped: int = 4096
     clustered: int = 2048
+    told_every: float = 1.0
 
 
 SIZES = Sizes()

@@ -262,7 +262,7 @@ class FedDCSRModule(DomainModule):
         self.register_buffer("graph", following(data.histories, data.n_items), persistent=False)
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
         self.register_buffer("anchor", torch.zeros(s.anchor_rows, s.max_length, s.dim))
-        self.register_buffer("sent", self.anchor.clone(), persistent=False)
+        self.register_buffer("sent", self.anchor.clone())
 
     def _items(self, batch: Histories) -> Items:
         """The items of a batch, in rows of max_length with padding where ``padding`` says."""

@@ -50,6 +50,8 @@ class PromptedModule(DomainModule):
 
     Attributes:
         content: the recommender, whose ``code_table`` domains share.
+        received, gradient: that table before the epoch, and the sum of its gradients since; tallied: of how many
+            batches.
     """
 
     def __init__(self, settings: PFCRSettings, sizes, content: CosineModule, n_items: int):
@@ -66,8 +68,9 @@ class PromptedModule(DomainModule):
                             f"is {sizes.dim}.")
         d, self.settings, self.content = sizes.dim, settings, content
         self.rows = tuple(f"content.{name}" for name in content.rows)
-        self.received: Tensor | None = None
-        self.gradient: Tensor | None = None
+        self.register_buffer("received", torch.zeros_like(content.code_table))
+        self.register_buffer("gradient", torch.zeros_like(content.code_table))
+        self.register_buffer("tallied", torch.zeros((), dtype=torch.int64))
         self._listening = content.code_table.register_hook(self._tally)
         if settings.prompt != "ids":
             self.prompts = nn.Parameter(nn.init.xavier_uniform_(torch.empty(settings.prompts, d)))
@@ -94,9 +97,11 @@ class PromptedModule(DomainModule):
         """Before each step of the optimiser: adds the code table's gradient to the epoch's."""
         if self.stage != FEDERATED:
             return
-        if self.gradient is None:
-            self.received, self.gradient = self.content.code_table.detach().clone(), torch.zeros_like(gradient)
+        if not self.tallied:
+            self.received.copy_(self.content.code_table.detach())
+            self.gradient.zero_()
         self.gradient += gradient
+        self.tallied += 1
 
     def scores(self, batch):
         if self.stage != PROMPTED:
@@ -164,11 +169,11 @@ class PFCR(DomainMethod):
         return PromptedModule(self.settings, backbone.settings, content, data.n_items)
 
     def upload(self, module, draw):
-        gradient, received = module.gradient, module.received
-        module.gradient = module.received = None
+        gradient = module.gradient
+        module.tallied.zero_()
         if self.settings.ldp != "off":
             gradient = responded(gradient, self.settings, draws.key(draw.seed, "upload", draw.round))
-        return {TABLE: received - self.settings.server_lr * gradient}
+        return {TABLE: module.received - self.settings.server_lr * gradient}
 
     def privacy(self) -> Iterable[str]:
         s = self.settings

@@ -50,6 +50,21 @@ class KeepsInTheClass(Mean):
     name, network = "keeps-in-the-class", _Remembers
 
 
+class _Counts(_Mean):
+    def __init__(self, data, settings):
+        super().__init__(data, settings)
+        self.batches = 0
+
+    def loss(self, batch, targets):
+        self.batches += 1
+        return super().loss(batch, targets) / self.batches
+
+
+class CountsBatches(Mean):
+    """keeps a number from batch to batch that no checkpoint has."""
+    name, network = "counts-batches", _Counts
+
+
 class _Idle(_Mean):
     def __init__(self, data, settings):
         super().__init__(data, settings)

@@ -20,6 +20,7 @@ from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Federation, FederationSettings
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.runs.records import Record
+from fedcl_bench.runs.runner import Interrupted, Watch, execute
 from fedcl_bench.sampling import LocalSettings, Needs, draw_negatives, make_chunks
 from fedcl_bench.stats.clip_noise import OPEN
 from fedcl_bench.testing.worlds import ragged
@@ -143,6 +144,17 @@ def records(folder):
     """Every finished run of a results folder by its name."""
     return {path.parent.name: {**json.loads(path.read_text()), "record": str(path.parent)}
             for path in folder.glob("runs/*/run.json")}
+
+
+def stopped_everywhere(config, stream, results):
+    """A run that is stopped at each sign of life, and goes on from there; its result, and where it was stopped."""
+    told = []
+    while True:
+        watch = Watch(lambda _, progress: told.append((progress.round, progress.under_way)), stop=lambda: True)
+        try:
+            return execute(config, lambda: stream, results, watch), told[:-1]  # the end is no stop
+        except Interrupted:
+            pass
 
 
 def same_numbers(found, expected):

@@ -22,7 +22,7 @@ from ..model import Snapshot
 from ..sampling import LocalSettings
 from ..sequential import Dropout, Sequence, SequentialBackbone, SessionBackbone, SessionVectors, Targets
 from ..sizes import SIZES
-from .mini_batches import MiniBatches
+from .mini_batches import MiniBatches, Point
 from .sessions import window
 
 
@@ -101,20 +101,20 @@ class _Task:
 
 
 class Epoch(MiniBatches):
-    """One pass over all samples, from the parameters and the optimiser's state before it, which are not written to.
+    """One pass over all samples; the parameters and the state that it goes on from are not written to.
 
     Args:
-        model: the parameters.
-        state, draw: as for ``MiniBatches``.
+        model: the parameters at the point.
+        point, draw: as for ``MiniBatches``.
     """
 
-    def __init__(self, backbone: SequentialBackbone, settings: LocalSettings, model: Snapshot, state: Tables,
+    def __init__(self, backbone: SequentialBackbone, settings: LocalSettings, model: Snapshot, point: Point,
                  draw: DrawKey):
         public, dense = ({name: value.detach().clone().requires_grad_() for name, value in kind.items()}
                          for kind in (model.public, model.dense))
         self.backbone, self.model = backbone, replace(model, public=public, dense=dense)
         self._tasks: list[_Task] = []
-        super().__init__(settings, public | dense, backbone.learning_rates(model.n_items, draw.round), state, draw)
+        super().__init__(settings, public | dense, backbone.learning_rates(model.n_items, draw.round), point, draw)
 
     def trained(self) -> Snapshot:
         """The parameters after the batches so far."""
@@ -122,17 +122,16 @@ class Epoch(MiniBatches):
             kind: {name: value.detach() for name, value in getattr(self.model, kind).items()}
             for kind in ("public", "dense")})
 
-    def batches(self, parts: Several[SampleSet]) -> Iterator[float]:
-        """Train on the samples of all parts in random order; yields after each batch the share that is done."""
+    def batches(self, parts: Several[SampleSet], before: Snapshot) -> Iterator[float]:
+        """Train on the samples of all parts in random order; yields after each batch the share that is done.
+
+        Args:
+            before: the parameters before the epoch.
+        """
         for each in parts:
-            received = {name: table.detach() for name, table in self._rows(each).items()}
+            received = {name: table.detach() for name, table in _rows(before.public, each).items()}
             self._tasks.append(_Task(each, self.backbone.derive(received, self.draw)))
         return self.passed([len(each.samples.end) for each in parts], parts[0].samples.end.device)
-
-    def _rows(self, part: SampleSet) -> Tables:
-        """The rows of a part's items."""
-        public, rows = self.model.public, part.rows
-        return public if rows is None else {name: table[rows] for name, table in public.items()}
 
     def batch_loss(self, pieces, draw):
         losses = [self._losses(self._tasks[number], *piece, draw) for number, piece in pieces.items()]
@@ -146,7 +145,7 @@ class Epoch(MiniBatches):
         Args:
             chosen: numbers of the samples in the part; numbers: theirs in the batch.
         """
-        model = replace(self.model, public=self._rows(task.part), memory=task.part.memory)
+        model = replace(self.model, public=_rows(self.model.public, task.part), memory=task.part.memory)
         table = model.public[ITEM]
         factor = Dropout(draw.clients("dropout of items", numbers.new_zeros(1))).of_rows(
             torch.arange(len(table), device=table.device), table.shape[1], self.backbone.candidate_dropout, table.dtype)
@@ -169,6 +168,11 @@ class Epoch(MiniBatches):
             return [torch.arange(len(chosen), device=chosen.device)]
         lengths = samples.end[chosen] - samples.first[chosen]
         return lengths.argsort(stable=True).split(SIZES.central_encoded)
+
+
+def _rows(public: Tables, part: SampleSet) -> Tables:
+    """The rows of a part's items."""
+    return public if part.rows is None else {name: table[part.rows] for name, table in public.items()}
 
 
 def _loss_of(backbone: SequentialBackbone, table: Tensor

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass, field
 from typing import Iterator, Mapping
 
 import torch
@@ -15,28 +17,48 @@ from .optim import BETA1, EPS
 _STATE = ("step", "exp_avg", "exp_avg_sq")  # what PyTorch's Adam keeps of a parameter
 
 
+@dataclass(frozen=True)
+class Point:
+    """Where in an epoch its training is.
+
+    Attributes:
+        state: of the optimiser; empty before the first epoch.
+        batches: so many have been trained on.
+        loss: sum over their samples.
+        seconds: that they took.
+    """
+
+    state: Tables = field(default_factory=dict)
+    batches: int = 0
+    loss: float = 0.0
+    seconds: float = 0.0
+
+
 class MiniBatches:
     """One pass over all samples, which are of one or several sets, as of the domains whose samples are pooled.
 
     Subclasses say the loss of a batch.
 
     Args:
-        parameters: leaves that are trained, by name.
+        parameters: leaves that are trained, by name, as they are at the point.
         rates: learning rate of each.
-        state: of the optimiser, as ``state`` gives it; empty before the first epoch.
+        point: where it goes on from.
         draw: key of the epoch: order of the samples and dropout.
 
     Attributes:
         loss: mean over the samples of the epoch, once it has ended.
+        seconds: that it took so far.
         moves_all: parameters without a gradient in a batch move on by their moments.
     """
 
     moves_all = False
 
-    def __init__(self, settings: LocalSettings, parameters: Tables, rates: Mapping[str, float], state: Tables,
+    def __init__(self, settings: LocalSettings, parameters: Tables, rates: Mapping[str, float], point: Point,
                  draw: DrawKey):
         self.settings, self.parameters, self.draw = settings, parameters, draw
         self.optimiser = self._optimiser(rates)
+        state, self._batches, self.seconds = point.state, point.batches, point.seconds
+        self._total = torch.tensor(point.loss, dtype=torch.float64)
         for name, value in parameters.items():
             kept = {part: table.clone() for part, table in ((part, state.get(f"{part} of {name}")) for part in _STATE)
                     if table is not None}
@@ -55,31 +77,42 @@ class MiniBatches:
         return torch.optim.SGD(groups, lr=1.0, weight_decay=s.weight_decay, fused=True)
 
     def state(self) -> Tables:
-        """What the optimiser remembers, for the next epoch."""
-        return {f"{part} of {name}": self.optimiser.state[value][part] for name, value in self.parameters.items()
-                for part in _STATE if part in self.optimiser.state[value]}
+        """What the optimiser remembers, for the next epoch; of what had no gradient yet, zeros."""
+        state: Tables = {}
+        for name, value in self.parameters.items() if self.settings.optimiser == "adam" else ():
+            zeros = torch.zeros((), device=value.device), torch.zeros_like(value.detach()), \
+                torch.zeros_like(value.detach())
+            kept = self.optimiser.state[value]
+            state |= {f"{part} of {name}": kept.get(part, zero) for part, zero in zip(_STATE, zeros)}
+        return state
+
+    def point(self) -> Point:
+        """Where its training is now."""
+        return Point(self.state(), self._batches, float(self._total), self.seconds)
 
     def passed(self, sizes: list[int], device: torch.device) -> Iterator[float]:
-        """Train on all samples in random order; yields after each batch the share that is done.
+        """Train on all samples in random order, from the point on; yields after each batch the share that is done.
 
         Args:
             sizes: how many samples each set has.
         """
-        count, done = sum(sizes), 0
+        began, before, count = time.perf_counter(), self.seconds, sum(sizes)
         index = torch.arange(count, device=device)
         key = draws.client_keys(draws.key(self.draw.seed, "order of samples", self.draw.round), index[:1])
         order = draws.sort_keys(draws.bits(key, index)).argsort()
-        total = torch.zeros((), dtype=torch.float64, device=device)
-        for number, chosen in enumerate(order.split(self.settings.batch_size)):
-            draw = DrawKey(self.draw.seed, self.draw.step, self.draw.round, number)
+        self._total = self._total.to(device)
+        for chosen in order.split(self.settings.batch_size)[self._batches:]:
+            draw = DrawKey(self.draw.seed, self.draw.step, self.draw.round, self._batches)
             loss = self.batch_loss(_by_set(chosen, sizes), draw)
             self.optimiser.zero_grad(set_to_none=not self.moves_all)
             loss.backward()
             self.optimiser.step()
-            total += loss.detach().double() * len(chosen)
-            done += len(chosen)
-            yield done / count
-        self.loss = float(total) / count
+            self._total += loss.detach().double() * len(chosen)
+            self._batches += 1
+            self.seconds = before + time.perf_counter() - began
+            yield min(1.0, self._batches * self.settings.batch_size / count)
+        self.loss = float(self._total) / count
+        self.seconds = before + time.perf_counter() - began
 
     def batch_loss(self, pieces: dict[int, tuple[Tensor, Tensor]], draw: DrawKey) -> Tensor:
         """Mean loss of a batch, a scalar.

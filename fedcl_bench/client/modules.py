@@ -7,6 +7,7 @@ checkpoint draws what it would have drawn.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Iterator, Sequence
 
 import torch
@@ -19,7 +20,7 @@ from ..draws import DrawKey, Tables
 from ..errors import PluginError, UserError
 from ..model import Snapshot
 from ..sampling import LocalSettings
-from .mini_batches import MiniBatches
+from .mini_batches import MiniBatches, Point
 
 
 @contextmanager
@@ -107,15 +108,15 @@ class ModuleEpoch(MiniBatches):
     """One pass over the samples of a domain's module, or of those of pooled domains, which it trains in place.
 
     Args:
-        modules: with the parameters before the epoch.
+        modules: with the parameters at the point.
         trained: beginnings of the names that are trained; empty: all.
-        state: of the optimiser; of pooled domains each table's rows follow one another.
+        point: where it goes on from; in the state of pooled domains each table's rows follow one another.
         draw: key of the epoch.
     """
 
     def __init__(self, backbone: ModuleBackbone, settings: LocalSettings, modules: Sequence[DomainModule],
-                 trained: tuple[str, ...], state: Tables, draw: DrawKey):
-        self.backbone, self.modules, self._before = backbone, modules, state
+                 trained: tuple[str, ...], point: Point, draw: DrawKey):
+        self.backbone, self.modules, self._before = backbone, modules, point.state
         self._samples: Sequence[Prefixes] = ()
         parameters: Tables = {}
         for number, module in enumerate(modules):
@@ -130,7 +131,7 @@ class ModuleEpoch(MiniBatches):
         for value in parameters.values():
             value.grad = torch.zeros_like(value) if self.moves_all else None
         rates = dict.fromkeys(parameters, backbone.settings.lr)
-        super().__init__(settings, parameters, rates, self._divided(state), draw)
+        super().__init__(settings, parameters, rates, replace(point, state=self._divided(point.state)), draw)
 
     def _divided(self, state: Tables) -> Tables:
         """A state by the names of all modules' parameters."""
@@ -150,11 +151,6 @@ class ModuleEpoch(MiniBatches):
     def state(self) -> Tables:
         """What the optimiser remembers, also of parameters that this stage does not train."""
         now = super().state()
-        if self.settings.optimiser == "adam":  # also of what had no gradient yet, so that all domains have the same
-            for name, value in self.parameters.items():
-                zeros = {"step": torch.zeros((), device=value.device), "exp_avg": torch.zeros_like(value.detach()),
-                         "exp_avg_sq": torch.zeros_like(value.detach())}
-                now = {**{f"{part} of {name}": zero for part, zero in zeros.items()}, **now}
         if len(self.modules) > 1:
             rows = self.modules[0].rows
             for key in [key for key in now if key.partition(" of ")[2] in rows]:
@@ -182,7 +178,6 @@ class ModuleEpoch(MiniBatches):
         contract.check_tensor(self.backbone, "loss", loss, (), "a scalar: the mean loss of a batch")
         contract.require_gradient(self.backbone, loss)
         return loss
-
 
     def _histories(self, number: int, chosen: Tensor) -> tuple[Histories, Tensor]:
         module, length = self.modules[number], self.backbone.settings.max_length

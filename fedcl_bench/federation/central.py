@@ -8,53 +8,75 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Iterator
 
 import torch
 
 from ..client.central import Epoch, SampleSet
+from ..client.mini_batches import Point
 from ..data.stream import Step
 from ..draws import DrawKey
 from ..evaluation.beyond import catalogue_of
 from ..evaluation.central import Ranking, rank_samples
 from ..evaluation.ranking import UserScores
 from ..model import Snapshot
+from ..sizes import SIZES
 from .divergence import naming, require_finite
 from .growth import grow
-from .parts import Best, Federation, Progress
+from .parts import Best, Federation, Progress, Within
 from .validation import is_due, judge
-
-TOLD_EVERY = 1.0  # seconds between two signs of life within an epoch
 
 
 def run(f: Federation, progress: Progress) -> Iterator[Progress]:
     """As ``loop.run``, for ``topology=central``.
 
-    Within an epoch it yields the progress before it, with ``under_way`` set: it can be saved at any time, and an epoch
-    that is interrupted is trained anew.
+    Within an epoch it yields the progress before it, with ``under_way`` and ``within`` set.
     """
     if progress.step:
         return
     step = f.stream.steps[0].to(f.device)
-    progress = replace(progress, under_way=0.0)
     if not progress.model.public:
         model = grow(Snapshot({}, {}), f.backbone, f.seed, step, getattr(torch, f.server.precision), f.device)
         progress = replace(progress, model=model, best=Best(model), ways=("central",))
     samples = step.sessions["train"].prefixes()
     while not progress.trained:
-        began = told = time.perf_counter()
-        epoch = Epoch(f.backbone, f.local, progress.model, progress.server_state, DrawKey(f.seed, 0, progress.round))
-        for share in epoch.batches([SampleSet(samples, memory=progress.model.memory)]):
-            if time.perf_counter() - told > TOLD_EVERY:
-                yield replace(progress, under_way=share)
+        told = time.perf_counter()
+        epoch = _epoch(f, progress)
+        progress = replace(progress, under_way=0.0, within=None)
+        for share in epoch.batches([SampleSet(samples, memory=progress.model.memory)], progress.model):
+            if time.perf_counter() - told > SIZES.told_every:
+                yield replace(progress, under_way=share, within=partial(_within, f, step, epoch))
                 told = time.perf_counter()
-        progress = _after(f, step, epoch, progress, time.perf_counter() - began)
+        progress = _after(f, step, epoch, progress)
         yield progress
     yield replace(progress, step=1, round=0, trained=False)
 
 
-def _after(f: Federation, step: Step, epoch: Epoch, progress: Progress, seconds: float) -> Progress:
-    """The progress after an epoch of so many seconds, validated and tested; after the last, with the best's test."""
+def _epoch(f: Federation, progress: Progress) -> Epoch:
+    """The next epoch, or the one that the run was stopped in."""
+    model, point = progress.model, Point(progress.server_state)
+    if progress.within:
+        within = progress.within()
+        model, point = within.model, Point(within.server_state, *within.epochs[0][1:])
+    return Epoch(f.backbone, f.local, model, point, DrawKey(f.seed, 0, progress.round))
+
+
+def _within(f: Federation, step: Step, epoch: Epoch) -> Within:
+    """How far an epoch is; the tables are copies.
+
+    Raises:
+        RunFailed: if training has diverged.
+    """
+    point, model = epoch.point(), epoch.trained()
+    require_finite(point.loss, model, f, step.n_items, epoch.draw)
+    public, dense = ({name: value.clone() for name, value in kind.items()} for kind in (model.public, model.dense))
+    state = {name: value.clone() for name, value in point.state.items()}
+    return Within(replace(model, public=public, dense=dense), state, ((0, point.batches, point.loss, point.seconds),))
+
+
+def _after(f: Federation, step: Step, epoch: Epoch, progress: Progress) -> Progress:
+    """The progress after an epoch, validated and tested; after the last, with the best's test."""
     model, key, began = epoch.trained(), epoch.draw, time.perf_counter()
     require_finite(epoch.loss, model, f, step.n_items, key)
     valid, tested = judge(f, progress, None), None
@@ -68,7 +90,7 @@ def _after(f: Federation, step: Step, epoch: Epoch, progress: Progress, seconds:
     curve = {} if tested is None else {f"test_{name}": tested.mean(name) for name in tested.values}
     tests = ((0, 0, tested if chosen else _test(f, step, best.model)),) if valid.last else ()
     row = {"step": 0, "round": key.round, "participants": 1, "loss": epoch.loss, "valid": valid.value, "bytes_up": 0,
-           "bytes_down": 0, "train_seconds": seconds, "evaluate_seconds": time.perf_counter() - began, **curve}
+           "bytes_down": 0, "train_seconds": epoch.seconds, "evaluate_seconds": time.perf_counter() - began, **curve}
     return replace(progress, round=key.round + 1, trained=valid.last, model=model, server_state=epoch.state(),
                    best=best, best_value=valid.value if valid.better else progress.best_value, stale=valid.stale,
                    curve=(*progress.curve, row), tests=tests)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -136,6 +136,21 @@ class Best:
 
 
 @dataclass(frozen=True)
+class Within:
+    """How far a round is whose clients hold many users, so that a run goes on from within it.
+
+    Attributes:
+        model, server_state: as a ``Progress``'s, after the batches so far.
+        epochs: of each model that trains in the round, in their order: the number of its first domain, its batches so
+            far, the sum of their samples' losses, and the seconds that they took.
+    """
+
+    model: Snapshot
+    server_state: dict[str, Tensor]
+    epochs: tuple[tuple[int, int, float, float], ...] = ()
+
+
+@dataclass(frozen=True)
 class Progress:
     """All a run carries from one round to the next: saving it and loading it back changes no number.
 
@@ -150,7 +165,9 @@ class Progress:
         tests: (trained step, tested step, per-user scores).
         analysis: (step, kind, ids of users or items, values), see ``evaluation/drift.py``.
         ways: how clients were trained in every step so far (see ``client/ways.py``).
-        under_way: the share of the next round that is done. Nothing else tells of it, and none of it is saved.
+        under_way: the share of the next round that is done; only shown, and not saved.
+        within: gives how far that round is, if clients hold many users; it looks at what is being trained, so it is
+            asked before the next progress is.
     """
 
     step: int = 0
@@ -168,6 +185,7 @@ class Progress:
     analysis: tuple[tuple[int, str, Tensor, Tensor], ...] = ()
     ways: tuple[str, ...] = ()
     under_way: float = 0.0
+    within: Callable[[], Within] | None = None
 
     def best_round(self, step: int, which: str) -> int:
         """The number, from 1, of a step's best validation round; of equal ones the ``first`` or the ``latest``."""

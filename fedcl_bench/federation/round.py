@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import chain
 from typing import Callable, Iterable, NamedTuple, Sequence
 
-import torch
 from torch import Tensor
 
 from .. import contract

@@ -12,9 +12,10 @@ What the domains of a run share is trained until the last of them would end.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Iterator, Sequence
 
 import torch
@@ -23,7 +24,7 @@ from torch import Tensor
 from .. import contract
 from ..client import modules
 from ..client.central import Epoch
-from ..client.mini_batches import MiniBatches
+from ..client.mini_batches import Point
 from ..client.modules import ModuleEpoch
 from ..client.silo import Domain, Silo, as_one_client, joined, joined_states
 from ..domain_module import DomainMethod, DomainModule, ModuleBackbone, Stage
@@ -33,10 +34,10 @@ from ..evaluation.central import Ranking, rank_by_module, rank_samples, scores_b
 from ..evaluation.ranking import UserScores
 from ..method import NoSettings
 from ..model import Snapshot
-from .central import TOLD_EVERY
+from ..sizes import SIZES
 from .divergence import naming, require_finite
 from .growth import grow
-from .parts import STAGE, Best, Federation, Progress
+from .parts import STAGE, Best, Federation, Progress, Within
 from .validation import is_due, judge, judged_again
 
 
@@ -179,6 +180,12 @@ class Phase:
         """What trains in the next round."""
         return [silo for silo in self.silos.models if self.shared or not self.standing(silo.domains[0]).trained]
 
+    def batches(self) -> dict[int, int]:
+        """How many a next round has of each silo that trains, by its first domain's number."""
+        size = self.silos.federation.local.batch_size
+        return {silo.domains[0].number: math.ceil(sum(len(domain.samples.end) for domain in silo.domains) / size)
+                for silo in self.training()}
+
     def row(self) -> dict[str, int]:
         """What a round says of its stage."""
         return {STAGE: self.number} if len(self.silos.stages) > 1 else {}
@@ -187,30 +194,27 @@ class Phase:
 def run(f: Federation, progress: Progress) -> Iterator[Progress]:
     """As ``loop.run``, for a stream of domains.
 
-    Within a round it yields the progress before it, with ``under_way`` set: it can be saved at any time, and a round
-    that is interrupted is trained anew. ``Progress.step`` is 0 until all domains have ended.
+    Within a round it yields the progress before it, with ``under_way`` and ``within`` set. ``Progress.step`` is 0 until
+    all domains have ended.
     """
     if progress.step:
         return
     silos = Silos.of(f)
-    progress = replace(progress, under_way=0.0)
     if not progress.ways:
         model = silos.start()
         progress = replace(progress, model=model, best=Best(model), ways=("domains",) * len(silos.domains))
     while not progress.trained:
         phase = Phase.of(silos, progress.curve)
-        if not phase.round:
+        if not (phase.round or progress.within):
             progress = _entered(phase, progress)
-        epochs: dict[int, tuple[MiniBatches, float]] = {}
-        training = phase.training()
-        for number, silo in enumerate(training):
-            began = told = time.perf_counter()
-            epoch, samples = _epoch(phase, silo, progress)
-            for share in epoch.batches(samples):
-                if time.perf_counter() - told > TOLD_EVERY:
-                    yield replace(progress, under_way=(number + share) / len(training))
+        epochs = _epochs(phase, progress)
+        progress, told = replace(progress, under_way=0.0, within=None), time.perf_counter()
+        for number, silo in enumerate(phase.training()):
+            for share in _batches(silo, epochs[silo.domains[0].number], progress.model):
+                if time.perf_counter() - told > SIZES.told_every:
+                    yield replace(progress, under_way=(number + share) / len(epochs),
+                                  within=partial(_within, phase, epochs, progress))
                     told = time.perf_counter()
-            epochs[silo.domains[0].number] = epoch, time.perf_counter() - began
         progress = _after(phase, epochs, progress)
         yield progress
     yield replace(progress, step=len(silos.domains), round=0, trained=False)
@@ -244,33 +248,68 @@ def _loaded(phase: Phase, silo: Silo, whole: Snapshot) -> list[DomainModule]:
     return loaded
 
 
-def _epoch(phase: Phase, silo: Silo, progress: Progress) -> tuple[MiniBatches, Sequence[Any]]:
-    """A silo's next epoch, and the samples that it is to train on."""
-    f, draw = phase.silos.federation, DrawKey(silo.seed, 0, progress.round)
-    state = silo.state(progress.server_state, progress.model)
-    if silo.domains[0].module is None:
-        return Epoch(f.backbone, f.local, silo.model(progress.model), state, draw), silo.parts
-    loaded = _loaded(phase, silo, progress.model)
-    epoch = ModuleEpoch(f.backbone, f.local, loaded, phase.stage.trained, state, draw)
-    return epoch, [domain.samples for domain in silo.domains]
+def _epochs(phase: Phase, progress: Progress) -> dict[int, Epoch | ModuleEpoch]:
+    """The next epoch of each silo that trains, or the one that the run was stopped in, by its first domain's number."""
+    f, epochs = phase.silos.federation, {}
+    within = progress.within() if progress.within else Within(progress.model, progress.server_state)
+    reached = {number: point for number, *point in within.epochs}
+    for silo in phase.training():
+        number, draw = silo.domains[0].number, DrawKey(silo.seed, 0, progress.round)
+        point = Point(silo.state(within.server_state, within.model), *reached.get(number, ()))
+        if silo.domains[0].module is None:
+            epochs[number] = Epoch(f.backbone, f.local, silo.model(within.model), point, draw)
+        else:
+            loaded = _loaded(phase, silo, within.model)
+            epochs[number] = ModuleEpoch(f.backbone, f.local, loaded, phase.stage.trained, point, draw)
+    return epochs
 
 
-def _after(phase: Phase, epochs: dict[int, tuple[MiniBatches, float]], progress: Progress) -> Progress:
+def _batches(silo: Silo, epoch: Epoch | ModuleEpoch, before: Snapshot) -> Iterator[float]:
+    """Train a silo's epoch; yields after each batch the share of it that is done.
+
+    Args:
+        before: all parameters before the round.
+    """
+    if isinstance(epoch, ModuleEpoch):
+        return epoch.batches([domain.samples for domain in silo.domains])
+    return epoch.batches(silo.parts, silo.model(before))
+
+
+def _within(phase: Phase, epochs: dict[int, Epoch | ModuleEpoch], progress: Progress) -> Within:
+    """How far a round is.
+
+    Raises:
+        RunFailed: if training has diverged.
+    """
+    models, states = _trained(phase, epochs, progress)
+    model, points = joined(phase.silos.models, models), [(number, epoch.point()) for number, epoch in epochs.items()]
+    for silo, (_, point) in zip(phase.training(), points):
+        for domain in silo.domains:
+            _require_finite(phase, point.loss, model, domain, progress)
+    return Within(model, joined_states(phase.silos.models, states, model),
+                  tuple((number, point.batches, point.loss, point.seconds) for number, point in points))
+
+
+def _after(phase: Phase, epochs: dict[int, Epoch | ModuleEpoch], progress: Progress) -> Progress:
     """The progress after a round: what is exchanged, the validation and, of domains that end with it, the test.
 
     Args:
-        epochs: of each silo that trained, by its first domain's number, with the seconds it took.
+        epochs: of each silo that trained, by its first domain's number.
     """
-    silos = phase.silos
-    f, model, state, sent = silos.federation, *_trained(phase, epochs, progress)
+    silos, sent, (models, states) = phase.silos, {}, _trained(phase, epochs, progress)
+    f = silos.federation
+    if f.topology == "federated" and phase.stage.exchanges:
+        models, sent = _exchanged(phase, models, progress)
+    model = joined(silos.models, models)
+    state = joined_states(silos.models, states, model)
     best, curve, ends = progress.best.model, list(progress.curve), {}
     for silo in silos.models:
         if silo.domains[0].number not in epochs:
             continue
-        epoch, seconds = epochs[silo.domains[0].number]
+        epoch = epochs[silo.domains[0].number]
         for domain in silo.domains:
             began, standing = time.perf_counter(), phase.standing(domain)
-            require_finite(epoch.loss, domain.model(model), f, domain.step.n_items, _key(f, domain, progress))
+            _require_finite(phase, epoch.loss, model, domain, progress)
             value = _validate(phase, domain, model, progress) if is_due(phase.federation, standing.round) else None
             valid = judge(phase.federation, standing, value)
             if valid.better or valid.equal or (valid.done and f.server.tested_round == "last"):
@@ -279,7 +318,7 @@ def _after(phase: Phase, epochs: dict[int, tuple[MiniBatches, float]], progress:
             done = sum(row["step"] == domain.number for row in curve)
             curve.append({"step": domain.number, "round": done, "participants": 1, "loss": epoch.loss,
                           "valid": valid.value, "bytes_up": up, "bytes_down": down,
-                          "train_seconds": seconds / len(silo.domains),
+                          "train_seconds": epoch.seconds / len(silo.domains),
                           "evaluate_seconds": time.perf_counter() - began, **phase.row()})
             ends[domain.number] = valid.last
     if phase.shared and not all(ends.values()):
@@ -291,24 +330,19 @@ def _after(phase: Phase, epochs: dict[int, tuple[MiniBatches, float]], progress:
                    server_state=state, best=Best(best), curve=tuple(curve), tests=tests)
 
 
-def _trained(phase: Phase, epochs: dict[int, tuple[MiniBatches, float]], progress: Progress
-             ) -> tuple[Snapshot, Tables, dict[int, tuple[int, int]]]:
-    """After a round: all parameters, what the optimisers remember, and the bytes that each domain sent and got. Those
-    of a silo that has ended stay."""
-    silos, models, states = phase.silos, [], []
-    for silo in silos.models:
-        epoch, _ = epochs.get(silo.domains[0].number, (None, 0.0))
+def _trained(phase: Phase, epochs: dict[int, Epoch | ModuleEpoch], progress: Progress
+             ) -> tuple[list[Snapshot], list[Tables]]:
+    """Each silo's parameters and what its optimiser remembers, trained so far. Those of one that has ended stay."""
+    models, states = [], []
+    for silo in phase.silos.models:
+        epoch = epochs.get(silo.domains[0].number)
         if epoch is None:
             models.append(silo.model(progress.model))
             states.append(silo.state(progress.server_state, progress.model))
         else:
             models.append(silo.exported() if isinstance(epoch, ModuleEpoch) else epoch.trained())
             states.append(epoch.state())
-    sent = {}
-    if silos.federation.topology == "federated" and phase.stage.exchanges:
-        models, sent = _exchanged(phase, models, progress)
-    model = joined(silos.models, models)
-    return model, joined_states(silos.models, states, model), sent
+    return models, states
 
 
 def _exchanged(phase: Phase, models: Sequence[Snapshot], progress: Progress
@@ -337,6 +371,11 @@ def _replaced(silos: Silos, whole: Snapshot, by: Snapshot, domain: Domain) -> Sn
     """All parameters with one domain's part taken from others."""
     parts = [each.model(by if each is domain else whole) for each in silos.domains]
     return joined([Silo((each,), 0) for each in silos.domains], parts)
+
+
+def _require_finite(phase: Phase, loss: float, model: Snapshot, domain: Domain, progress: Progress) -> None:
+    f = phase.silos.federation
+    require_finite(loss, domain.model(model), f, domain.step.n_items, _key(f, domain, progress))
 
 
 def _key(f: Federation, domain: Domain, progress: Progress) -> DrawKey:

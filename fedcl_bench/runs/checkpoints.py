@@ -16,7 +16,7 @@ import torch
 
 from ..errors import Corrupt
 from ..evaluation.ranking import UserScores
-from ..federation.parts import Best, Federation, Progress
+from ..federation.parts import Best, Federation, Progress, Within
 from ..files import replacing
 from ..model import Snapshot
 from ..schema import fitting, read_bytes
@@ -77,6 +77,9 @@ def read_tensors(file: BinaryIO, path: Path, device: str) -> Any:
 def save_progress(path: Path, progress: Progress, elapsed: float) -> None:
     """Write a checkpoint; ``elapsed`` is the wall time in seconds spent on the run so far."""
     content = {f.name: getattr(progress, f.name) for f in fields(Progress) if f.name != "under_way"}
+    if progress.within:
+        within = progress.within()
+        content["within"] = {**vars(within), "model": dict(vars(within.model))}
     for name in _SNAPSHOTS:
         content[name] = dict(vars(content[name]))
     content["best"] = {**vars(progress.best), "model": dict(vars(progress.best.model))}
@@ -106,6 +109,9 @@ def load_progress(path: Path, device: str, federation: Federation | None = None)
     progress["ways"], progress["curve"] = tuple(progress["ways"]), tuple(progress["curve"])
     progress["tests"] = tuple((t, s, UserScores(users, values)) for t, s, users, values in progress["tests"])
     progress["analysis"] = tuple(map(tuple, progress["analysis"]))
+    if within := progress["within"]:
+        within = Within(**{**within, "model": Snapshot(**within["model"])})
+        progress["within"] = lambda: within
     progress = Progress(**progress)
     if federation is not None:
         fitting(progress, lambda value, field: resumable.check(value, federation), f"{path}: is of another run", CURE)

@@ -27,11 +27,11 @@ from ..evaluation.metrics import is_share
 from ..evaluation.ranking import UserScores
 from ..evaluation.sessions import FULL
 from ..federation.cold_start import shown
-from ..federation.parts import STAGE, Best, Federation, Progress
-from ..federation.silos import Silos, ends_together, in_stage, stages_of
+from ..federation.parts import STAGE, Best, Federation, Progress, Within
+from ..federation.silos import Phase, Silos, ends_together, in_stage, stages_of
 from ..federation.validation import Validation, is_due, judged_again
 from ..model import Snapshot
-from ..schema import Check, Wrong, fields_of, finite, flag, lists, mapping, number, text, whole
+from ..schema import Check, Wrong, fields_of, finite, flag, lists, mapping, number, or_none, text, whole
 from .frames import COLUMNS
 
 _MOST = 2 ** 53  # whole numbers up to here are floating-point numbers too
@@ -97,6 +97,8 @@ def _tuple_of(*checks: Check) -> Check:
 
 
 _BEST = fields_of({"model": snapshot, "round": _COUNT, "client_state": _TENSORS, "server_state": _TENSORS}, {})
+_WITHIN = fields_of({"model": snapshot, "server_state": _TENSORS,
+                     "epochs": lists(_tuple_of(_COUNT, _COUNT, finite(), _SECONDS))}, {})
 _TESTS, _ANALYSIS = _tuple_of(_COUNT, _COUNT, tensor, _TENSORS), _tuple_of(_COUNT, text, tensor, tensor)
 
 
@@ -264,6 +266,13 @@ class _Run:
             return self.f.acting_in(step).new_private(self.f.seed, range(1), self.f.backbone)
         finally:
             method.client_state, method.server_state = state
+
+    def batches(self) -> dict[int, int]:
+        """How many a next round has of each model that trains, by the number of its first domain."""
+        if self.in_domains:
+            return Phase.of(Silos.of(self.f), self.p.curve).batches()
+        samples = self.steps[0].sessions["train"].prefixes()
+        return {0: math.ceil(len(samples.end) / self.f.local.batch_size)}
 
     @cached_property
     def memory(self) -> list[Tables]:
@@ -456,15 +465,15 @@ def _is_client_state(state: Tables, field: str, run: _Run) -> None:
 def _is_server_state(state: Tables, field: str, run: _Run) -> None:
     """The method's own; of clients that train in epochs, what the optimiser remembers of each parameter."""
     if run.in_epochs:
-        return _is_optimiser(state, field, run)
+        return _is_optimiser(state, field, run, bool(run.p.curve))
     if run.before_method:
         _is_named(state, field, ())
 
 
-def _is_optimiser(state: Tables, field: str, run: _Run) -> None:
+def _is_optimiser(state: Tables, field: str, run: _Run, begun: bool) -> None:
     known, copies = {}, (len(run.steps),) if run.in_domains else ()
     parameters = {**run.p.model.public, **run.p.model.dense}
-    for name in parameters if run.f.local.optimiser == "adam" and run.p.curve else ():
+    for name in parameters if run.f.local.optimiser == "adam" and begun else ():
         if any(state_of.partition(" of ")[2] == name for state_of in state):  # not of one that no loss depends on
             known |= {f"step of {name}": (copies, torch.float32), **{
                 f"{part} of {name}": (tuple(parameters[name].shape), parameters[name].dtype)
@@ -525,6 +534,26 @@ def _are_ways(ways: tuple[str, ...], field: str, run: _Run) -> None:
             raise Wrong(f"{field}[{i}]", way, " or ".join(sorted(known)))
 
 
+def _is_within(within: Callable[[], Within] | None, field: str, run: _Run) -> None:
+    """Of clients that train in epochs, how far a next round is: one model after the other."""
+    if within is None:
+        return
+    if not run.in_epochs or run.p.trained or run.p.step:
+        raise Wrong(field, "a round under way", "none where no epoch follows")
+    of_round = within()
+    _is_snapshot(of_round.model, f"{field}.model", run, run.begun - 1)
+    _is_optimiser(of_round.server_state, f"{field}.server_state", run, True)
+    counts = run.batches()
+    if [number_ for number_, *_ in of_round.epochs] != list(counts):
+        raise Wrong(f"{field}.epochs", of_round.epochs, f"one of each of {', '.join(map(str, counts))}")
+    left = False
+    for i, (number_, batches, loss, seconds) in enumerate(of_round.epochs):
+        if batches > (0 if left else counts[number_]) or not batches and (loss or seconds):
+            raise Wrong(f"{field}.epochs[{i}]", of_round.epochs[i],
+                        f"at most {counts[number_]} batches, and none after an epoch that has some left")
+        left = batches < counts[number_]
+
+
 # Of every field of ``Progress`` that is saved: what its value is, and then what it is in a run. Each check may believe
 # the fields before.
 FIELDS: dict[str, tuple[Check, Callable[[Any, str, _Run], None]]] = {
@@ -542,6 +571,7 @@ FIELDS: dict[str, tuple[Check, Callable[[Any, str, _Run], None]]] = {
     "tests": (lists(_TESTS), _are_tests),
     "analysis": (lists(_ANALYSIS), _is_analysis),
     "ways": (lists(text), _are_ways),
+    "within": (or_none(_WITHIN), _is_within),
 }
 saved = fields_of({"progress": fields_of({name: check for name, (check, _) in FIELDS.items()}, {}),
                    "elapsed": _SECONDS}, {})

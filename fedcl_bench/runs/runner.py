@@ -127,9 +127,10 @@ def _resumed(federation: Federation, record: Record, watch: Watch) -> _Start | N
     if saved is None:
         return None
     step, round_, domains = saved[0].step, saved[0].round, federation.stream.domains
+    where = f"within round {round_ + 1}" if saved[0].within else f"after round {round_}"
     watch.note(f"all {'domains' if domains else 'blocks'} are trained, writing the record."
                if step == len(federation.stream.steps) else
-               f"resuming {'' if domains else f'in block {step}, '}after round {round_}." if round_ else
+               f"resuming {'' if domains else f'in block {step}, '}{where}." if round_ or saved[0].within else
                f"resuming at the start of block {step}.")
     return _Start(*saved)
 
@@ -179,6 +180,8 @@ class _Saving:
             self.step, self.last_saved = progress.step, time.perf_counter()
         if asked and progress.step < len(stream.steps):
             where = f"after round {progress.round}" if progress.round else "at the start"
+            if progress.within:
+                where = f"at {progress.under_way:.0%} of round {progress.round + 1}"
             where += "" if stream.domains else f" of block {progress.step}"
             raise Interrupted(f"stopped {where}; the same command goes on from there.")
         return progress

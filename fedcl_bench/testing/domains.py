@@ -144,7 +144,8 @@ def uploads(pair: Pair) -> str:
             if name in kept and name not in pair.method_cls.sent:
                 raise Violated(f"upload: '{name}' is the domain's own table of its items; name it in `sent`, or keep "
                                f"it")
-    return f"{', '.join(sent[0])} of {len(sent)} domains; nothing has a row per user"
+    few = f"{len(sent[0])} tables" if len(sent[0]) > 5 else ", ".join(sent[0])
+    return f"{few} of {len(sent)} domains; nothing has a row per user"
 
 
 def _sent(pair: Pair) -> list[Tables]:

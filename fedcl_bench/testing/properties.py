@@ -24,6 +24,7 @@ from .. import contract
 from ..client.sessions import input_rows, window
 from ..domain_module import ModuleSettings, TextSettings
 from ..errors import RunFailed, UserError
+from ..federation.loop import run
 from ..federation.parts import Progress
 from ..layers import ITEM
 from ..model import Snapshot, score_users
@@ -32,6 +33,7 @@ from ..runs.checkpoints import load_progress, save_progress
 from ..runs.registry import RECBOLE, Plugin
 from ..sequential import Dropout, Sequence, SequentialBackbone, SessionVectors
 from ..settings import checked
+from ..sizes import SIZES
 from .report import Inapplicable, Violated
 from .trials import (Pair, all_tables, client_round, difference, finished, is_sequential, module_of, runs_differ,
                      tables_differ)
@@ -333,12 +335,14 @@ class random_state:
 
 
 def resumes(pair: Pair) -> str:
-    """Killed after any round or step and resumed from its checkpoint, it ends with the same numbers."""
-    last, how = pair.points[-1], set()
+    """Killed after any round or step, or in the middle of an epoch, and resumed from its checkpoint, it ends with the
+    same numbers."""
+    last, how, count = pair.points[-1], set(), 0
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "checkpoint.pt"
-        for point in pair.points[:-1]:
+        for point in _stops(pair):
             save_progress(file, point, 0.0)
+            count += 1
             f = pair.federation()
             restored, _ = load_progress(file, "cpu", f)
             try:
@@ -348,9 +352,25 @@ def resumes(pair: Pair) -> str:
             except (KeyError, AttributeError) as error:
                 mismatch = f"{type(error).__name__}: {error}"
             if mismatch:
-                raise Violated(f"resumed after round {point.round} of step {point.step}: {mismatch}; "
+                where = f"within round {point.round + 1}" if point.within else f"after round {point.round}"
+                raise Violated(f"resumed {where} of step {point.step}: {mismatch}; "
                                f"{_hidden(f.method) or _hidden(f.backbone) or 'it depends on what is not saved'}")
-    return f"{max(how)} from each of {len(pair.points) - 1} checkpoints"
+    return f"{max(how)} from each of {count} checkpoints"
+
+
+def _stops(pair: Pair) -> Iterator[Progress]:
+    """The states that a run is resumed from: after every round and step before the end, and within each round that has
+    batches, of its first sign of life after the middle."""
+    seconds, SIZES.told_every, within = SIZES.told_every, 0.0, -1
+    try:
+        for point in run(pair.federation()):
+            if point.within and (within == point.round or point.under_way < 0.5):
+                continue
+            within = point.round if point.within else -1
+            if point.step < len(pair.stream.steps):
+                yield point
+    finally:
+        SIZES.told_every = seconds
 
 
 def _hidden(plugin) -> str:

@@ -78,9 +78,8 @@ def test_against_plain_loops(world):
 def test_an_item_that_a_user_has_twice_has_one_owner(world):
     (first, second), model, users, lists = world
     twice = dataclasses.replace(second, train=Ragged(2 * second.train.indptr, second.train.values.repeat_interleave(2)))
-    kinds, doubled = (by_kind(analyse_lists([first, step], catalogue_of([first, step], model.item_vectors), users,
-                                                   lists))
-                      for step in (second, twice))
+    kinds, doubled = (by_kind(analyse_lists(steps, catalogue_of(steps, model.item_vectors), users, lists))
+                      for steps in ([first, second], [first, twice]))
     assert doubled["novelty"] == kinds["novelty"] and doubled["popularity"] != kinds["popularity"]
 
 

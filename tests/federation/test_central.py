@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import same_numbers
+from helpers import same_numbers, stopped_everywhere
 from oracle import stream as numbers
 from session_oracle import clicked_together, left_padded, single_client
 from torch import nn
@@ -22,7 +22,8 @@ from fedcl_bench.federation.growth import grow
 from fedcl_bench.federation.loop import run
 from fedcl_bench.model import Snapshot
 from fedcl_bench.runs.config import make_config, resolve, without_effect
-from fedcl_bench.runs.runner import Interrupted, Watch, execute
+from fedcl_bench.runs.runner import execute
+from fedcl_bench.sizes import SIZES
 
 SMALL = {"max_length": 4, "dim": 6, "dropout": 0.0, "batch_size": 7, "rounds": 3, "topk": [3], "valid_metric": "mrr@3",
          "precision": "float64", "lr": 0.01}
@@ -150,24 +151,15 @@ def test_equals_a_plain_module_on_the_same_batches(registry, log, name, more, ne
     assert rounds == 3
 
 
-def test_an_epoch_that_is_interrupted_is_trained_anew(registry, log, tmp_path):
-    """Stopped in every round, within and after it, the run gives the numbers of an uninterrupted one."""
+def test_an_epoch_goes_on_from_the_batch_that_it_was_stopped_after(registry, log, tmp_path, monkeypatch):
+    """Stopped after every batch and every round, the run gives the numbers of an uninterrupted one."""
     config = configured(registry, "dmi-gnn", global_dropout=0.5, weight_decay=1e-5, precision="float32")
     stream = load_stream(config.source, config.stream)
     whole = execute(config, lambda: stream, tmp_path / "whole")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedcl_bench.federation.central.TOLD_EVERY", 0.0)
-        told = []
-
-        def stopping(_, progress):
-            told.append((progress.round, progress.under_way))
-        for number in range(3):
-            for stop in (lambda: len(told) == 3, lambda: told[-1][1] == 0.0):  # within the epoch, and after it
-                told.clear()
-                with pytest.raises(Interrupted):
-                    execute(config, lambda: stream, tmp_path / "parts", Watch(stopping, stop=stop))
-                assert told[0][0] == number
-        parts = execute(config, lambda: stream, tmp_path / "parts")
+    monkeypatch.setattr(SIZES, "told_every", 0.0)
+    parts, told = stopped_everywhere(config, stream, tmp_path / "parts")
+    batches = -(-len(stream.steps[0].sessions["train"].prefixes().end) // config.local.batch_size)
+    assert batches > 2 and len(told) == 3 * (batches + 1) and told == sorted(set(told))
     same_numbers(whole, parts)
     for name in ("metrics", "users"):
         left, right = (pd.read_parquet(Path(each["record"], f"{name}.parquet")) for each in (whole, parts))

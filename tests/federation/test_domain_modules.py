@@ -9,21 +9,22 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from helpers import same_numbers
+from helpers import same_numbers, stopped_everywhere
 from test_silos import TOPOLOGIES, lay
 
 import fedcl_bench as fb
 from fedcl_bench import draws
 from fedcl_bench.client import modules
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.errors import Corrupt, PluginError, UserError
+from fedcl_bench.errors import Corrupt, PluginError, RunFailed, UserError
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.silos import Silos
 from fedcl_bench.runs.checkpoints import load_progress, save_progress
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.records import Record
 from fedcl_bench.runs.registry import discover
-from fedcl_bench.runs.runner import Interrupted, Watch, execute
+from fedcl_bench.runs.runner import execute
+from fedcl_bench.sizes import SIZES
 
 PLUGINS = '''
 from dataclasses import dataclass, replace
@@ -231,18 +232,14 @@ def test_equals_a_plain_loop(known, shops, topology):
 
 
 @pytest.mark.parametrize("method, topology", [*(("ft", topology) for topology in TOPOLOGIES), ("hints", "federated")])
-def test_a_stopped_run_goes_on_to_the_same_bits(known, shops, tmp_path, method, topology):
+def test_a_run_stopped_after_any_batch_goes_on_to_the_same_bits(known, shops, tmp_path, monkeypatch, method,
+                                                                topology):
     config = configured(known, method, topology=topology, dropout=0.4, precision="float32")
     stream = load_stream(config.source, config.stream)
     whole = execute(config, lambda: stream, tmp_path / "whole")
-    rounds = max(whole["rounds"])
-    for number in range(1, rounds):
-        told = []
-        with pytest.raises(Interrupted):
-            execute(config, lambda: stream, tmp_path / "parts",
-                    Watch(lambda _, progress: told.append(progress.round), stop=lambda: True))
-        assert told == [number]
-    parts = execute(config, lambda: stream, tmp_path / "parts")
+    monkeypatch.setattr(SIZES, "told_every", 0.0)
+    parts, told = stopped_everywhere(config, stream, tmp_path / "parts")
+    assert len(told) > 2 * max(whole["rounds"]) and told == sorted(set(told))
     same_numbers(whole, parts)
     left, right = (Record(Path(each["record"])).model() for each in (whole, parts))
     assert all(torch.equal(left.dense[name], right.dense[name]) for name in left.dense)
@@ -327,6 +324,43 @@ def test_checkpoints_of_stages_are_those_of_the_run(known, shops, tmp_path, chan
     save_progress(tmp_path / "kept.pt", replace(third, **change(third)), 1.0)
     with pytest.raises(Corrupt, match=f"is of another run: field '{field}"):
         load_progress(tmp_path / "kept.pt", "cpu", f)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("wrong", [
+    lambda epochs: epochs[:-1], lambda epochs: (*epochs, (2, 0, 0.0, 0.0)),
+    lambda epochs: tuple((number, batches + 100, *rest) for number, batches, *rest in epochs)])
+def test_checkpoints_within_a_round_are_those_of_the_run(known, shops, tmp_path, monkeypatch, topology, wrong):
+    monkeypatch.setattr(SIZES, "told_every", 0.0)
+    f = federation_of(configured(known, topology=topology))
+    progress = [progress for progress in run(f) if progress.round == 1 and progress.within][0]
+    within = progress.within()
+    save_progress(tmp_path / "kept.pt", replace(progress, within=lambda: within), 1.0)
+    assert load_progress(tmp_path / "kept.pt", "cpu", f)[0].within().epochs == within.epochs
+    save_progress(tmp_path / "kept.pt", replace(progress, within=lambda: replace(within, epochs=wrong(within.epochs))),
+                  1.0)
+    with pytest.raises(Corrupt, match="is of another run: field 'within.epochs"):
+        load_progress(tmp_path / "kept.pt", "cpu", f)
+
+
+def test_the_next_domain_trains_once_the_one_before_has(known, shops, tmp_path, monkeypatch):
+    monkeypatch.setattr(SIZES, "told_every", 0.0)
+    f = federation_of(configured(known, topology="local"))
+    progress = next(progress for progress in run(f) if progress.within)
+    within = progress.within()
+    assert [batches for _, batches, *_ in within.epochs] == [1, 0]
+    (first, *_), second = within.epochs
+    both = replace(within, epochs=((first, 1, 1.0, 1.0), (second[0], 1, 1.0, 1.0)))
+    save_progress(tmp_path / "kept.pt", replace(progress, within=lambda: both), 1.0)
+    with pytest.raises(Corrupt, match=r"field 'within.epochs\[1\]': .* none after an epoch that has some left"):
+        load_progress(tmp_path / "kept.pt", "cpu", f)
+
+
+def test_an_epoch_that_diverges_is_no_checkpoint(known, shops, tmp_path, monkeypatch):
+    monkeypatch.setattr(SIZES, "told_every", 0.0)
+    config = configured(known, lr=1e200, precision="float32")
+    with pytest.raises(RunFailed, match="training diverged in domain 'books', round 1"):
+        stopped_everywhere(config, load_stream(config.source, config.stream), tmp_path / "results")
 
 
 @pytest.mark.parametrize("method, topology, known_together", [

@@ -12,13 +12,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import same_numbers
+from helpers import same_numbers, stopped_everywhere
 from oracle import stream as numbers
 from test_central import BACKBONES, Plain, cut
 
 import fedcl_bench as fb
 from fedcl_bench.cli.main import main
 from fedcl_bench.client.central import Epoch
+from fedcl_bench.client.mini_batches import Point
 from fedcl_bench.client.silo import as_one_client
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.draws import DrawKey
@@ -31,7 +32,7 @@ from fedcl_bench.runs.checkpoints import load_progress, save_progress
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.memory_plan import plan
 from fedcl_bench.runs.records import Record
-from fedcl_bench.runs.runner import Interrupted, Watch, execute
+from fedcl_bench.runs.runner import execute
 from fedcl_bench.sizes import SIZES
 
 SMALL = {"max_length": 4, "dim": 6, "dropout": 0.0, "batch_size": 7, "rounds": 3, "topk": [3], "valid_metric": "mrr@3",
@@ -178,24 +179,14 @@ def test_equals_plain_modules_on_the_same_batches(registry, shops, topology, nam
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_a_round_that_is_interrupted_is_trained_anew(registry, shops, tmp_path, topology):
-    """Stopped in every round, within and after it, the run gives the numbers of an uninterrupted one."""
+def test_a_round_goes_on_from_the_batch_that_it_was_stopped_after(registry, shops, tmp_path, monkeypatch, topology):
+    """Stopped after every batch and every round, the run gives the numbers of an uninterrupted one."""
     config = configured(registry, topology, dropout=0.3, precision="float32", rounds=2)
     stream = load_stream(config.source, config.stream)
     whole = execute(config, lambda: stream, tmp_path / "whole")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedcl_bench.federation.silos.TOLD_EVERY", 0.0)
-        told = []
-
-        def stopping(_, progress):
-            told.append((progress.round, progress.under_way))
-        for number in range(2):
-            for stop in (lambda: len(told) == 3, lambda: told[-1][1] > 0.8, lambda: told[-1][1] == 0.0):
-                told.clear()
-                with pytest.raises(Interrupted, match=r"^stopped (after round \d|at the start);"):
-                    execute(config, lambda: stream, tmp_path / "parts", Watch(stopping, stop=stop))
-                assert told[0][0] == number
-        parts = execute(config, lambda: stream, tmp_path / "parts")
+    monkeypatch.setattr(SIZES, "told_every", 0.0)
+    parts, told = stopped_everywhere(config, stream, tmp_path / "parts")
+    assert len(told) > 6 and told == sorted(set(told)) and {round_ for round_, _ in told} == {0, 1, 2}
     same_numbers(whole, parts)
     left, right = (Record(Path(each["record"])).model() for each in (whole, parts))
     assert all(torch.equal(left.dense[name], right.dense[name]) for name in left.dense)
@@ -338,14 +329,14 @@ def test_the_plan_counts_what_a_batch_keeps(registry, shops, name, more):
         "batch_size": 100, "max_length": 20, "dim": 32, "topk": [3], "valid_metric": "mrr@3", **more})]))
     silos, kept = Silos.of(f), {}
     silo = max(silos.models, key=lambda silo: len(silo.domains[0].samples.end))
-    epoch = Epoch(f.backbone, f.local, silo.model(silos.start()), {}, DrawKey(silo.seed, 0))
+    epoch = Epoch(f.backbone, f.local, silo.model(silos.start()), Point(), DrawKey(silo.seed, 0))
 
     def keep(tensor):
         kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        next(epoch.batches(silo.parts))
+        next(epoch.batches(silo.parts, silo.model(silos.start())))
     share = min(100, len(silo.domains[0].samples.end)) / 100
     assert sum(kept.values()) <= share * plan(f, 1).parts["training"] <= 12 * sum(kept.values())
     more = federation_of(make_config(registry, "ft", name, "books+games", 0, [("test", {

@@ -41,6 +41,7 @@ from fedcl_bench.runs.frames import digest
 from fedcl_bench.runs.runner import Interrupted, Watch, execute
 from fedcl_bench.runs.specs import RunSpec, Tuned, read_tuned
 from fedcl_bench.runs.store import load_runs
+from fedcl_bench.sizes import SIZES
 
 FEW, MANY, MINUTES = 3, 200, float(os.environ.get("FUZZ", 0))
 JOB = {"rounds": 1, "k_core": 80}
@@ -320,15 +321,17 @@ def test_checkpoints_with_fitting_checksums(world, registry, tmp_path, count):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("stops", [(1, 0), (1, 2)])
-def test_every_field_of_a_checkpoint(registry, tmp_path, stops):
+@pytest.mark.parametrize("names, settings, stops", [
+    (("kd", "fedmf"), {"blocks": 2}, (1, 0, False)), (("kd", "fedmf"), {"blocks": 2}, (1, 2, False)),
+    (("ft", "gru4rec"), {"stream": "sessions", "topology": "central", "dim": 4, "min_sessions": 8}, (0, 1, True))])
+def test_every_field_of_a_checkpoint(registry, tmp_path, monkeypatch, names, settings, stops):
     """Each changed in every way: most are refused when the file is read, with the others the run ends."""
-    config = make_config(registry, "kd", "fedmf", "ml-100k", overrides=[
-        ("a test", {"rounds": 2, "k_core": 80, "blocks": 2})])
+    monkeypatch.setattr(SIZES, "told_every", 0.0)
+    config = make_config(registry, *names, "ml-100k", overrides=[("a test", {"rounds": 2, "k_core": 80, **settings})])
     stream, at = build_stream(config.source, config.stream), []
     with pytest.raises(Interrupted):
-        execute(config, lambda: stream, tmp_path / "half", Watch(lambda stream, p: at.append((p.step, p.round)),
-                                                                 stop=lambda: at[-1] == stops))
+        execute(config, lambda: stream, tmp_path / "half", Watch(
+            lambda stream, p: at.append((p.step, p.round, p.within is not None)), stop=lambda: at[-1] == stops))
     (path,) = (tmp_path / "half").glob("runs/*/checkpoint.pt")
     content, kinds = unpack(path.read_bytes(), path, "cpu"), {True: 0, False: 0}
 

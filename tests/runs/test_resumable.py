@@ -11,13 +11,14 @@ import torch
 from fedcl_bench.data.datasets import build_stream
 from fedcl_bench.errors import Corrupt, HookFailed
 from fedcl_bench.federation.loop import run
-from fedcl_bench.federation.parts import Progress
+from fedcl_bench.federation.parts import Progress, Within
 from fedcl_bench.runs import resumable
 from fedcl_bench.runs.checkpoints import load_progress, save_progress
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.faults import named
 from fedcl_bench.runs.frames import COLUMNS
 from fedcl_bench.runs.runner import Watch, execute
+from fedcl_bench.sizes import SIZES
 
 BLOCKS = {"k_core": 80, "blocks": 3, "rounds": 3}
 SESSIONS = {"stream": "sessions", "min_session_length": 5, "min_sessions": 8, "rounds": 2, "max_length": 5, "dim": 8}
@@ -63,7 +64,8 @@ def test_every_field_has_its_check():
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_runs_go_on_from_whatever_they_write(made, taken, name):
+def test_runs_go_on_from_whatever_they_write(made, taken, monkeypatch, name):
+    monkeypatch.setattr(SIZES, "told_every", 0.05)
     f = made(name)
     for progress in run(f):
         other = made(name)
@@ -122,6 +124,41 @@ def test_what_no_run_writes_is_refused(made, taken, change, field):
     with pytest.raises(Corrupt, match=rf"field '{field}") as error:
         taken(replace(progress, **change(progress)), f)
     assert len(str(error.value).splitlines()) == 2
+
+
+def changed_within(**values):
+    return lambda p, within: {"within": lambda: replace(within, **{
+        name: change(getattr(within, name)) for name, change in values.items()})}
+
+
+@pytest.mark.parametrize("change, field", [
+    (changed_within(epochs=lambda epochs: ()), "within.epochs"),
+    (changed_within(epochs=lambda epochs: ((1, *epochs[0][1:]),)), "within.epochs"),
+    (changed_within(epochs=lambda epochs: ((0, 10 ** 6, 1.0, 1.0),)), r"within.epochs\[0\]"),
+    (changed_within(epochs=lambda epochs: ((0, 0, 1.0, 0.0),)), r"within.epochs\[0\]"),
+    (changed_within(epochs=lambda epochs: ((0, 1, math.nan, 1.0),)), r"within.epochs\[0\]\[2\]"),
+    (changed_within(server_state=lambda state: {"step of another": torch.zeros(())}), "within.server_state"),
+    (changed_within(model=lambda model: replace(model, dense={})), "within.model.dense"),
+    (changed_within(model=lambda model: replace(model, memory={"another": torch.zeros(3)})), "within.model.memory"),
+    (lambda p, within: {"step": 1, "round": 0}, "trained"), (lambda p, within: {"round": 2}, "curve")])
+def test_a_round_under_way_is_one_of_the_run(made, taken, monkeypatch, change, field):
+    """The second epoch is under way."""
+    monkeypatch.setattr(SIZES, "told_every", 0.0)
+    f = made("one client")
+    progress = next(progress for progress in run(f) if progress.round == 1 and progress.within)
+    within = progress.within()
+    assert within.epochs[0][1] == 1 and taken(progress, f)[0].within().epochs == within.epochs
+    with pytest.raises(Corrupt, match=rf"field '(progress\.)?{field}"):
+        taken(replace(progress, **change(progress, within)), f)
+
+
+@pytest.mark.parametrize("name", ["one client", "blocks"])
+def test_no_round_is_under_way_after_the_last_one_or_of_clients_with_a_user_each(made, taken, name):
+    f = made(name)
+    last = next(progress for progress in run(f) if progress.trained)
+    within = Within(last.model, last.server_state, ((0, 1, 1.0, 1.0),))
+    with pytest.raises(Corrupt, match="field 'within': found 'a round under way', accepted: none where no epoch"):
+        taken(replace(last, within=lambda: within), f)
 
 
 def test_what_clients_remember_is_that_of_their_data(registry, made, taken):

@@ -82,6 +82,7 @@ BACKBONES = [
 ]
 DOMAINS = [
     (domain_cheaters.KeepsInTheClass, "(a) other clients' data", "does a class or module keep something"),
+    (domain_cheaters.CountsBatches, "resumes", "resumed within round 1"),
     (domain_cheaters.NeverTrains, "trains every parameter", "no training changes idle"),
     (domain_cheaters.MisnamesRows, "runs", "rows names 'mix.bias', of shape (8,)"),
     (domain_cheaters.LeavesAnItemOut, "runs", "(B, items): of all of the domain"),
