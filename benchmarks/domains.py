@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedcl_bench.client.central import Epoch
 from fedcl_bench.client.mini_batches import Point
-from fedcl_bench.client.modules import ModuleEpoch
+from fedcl_bench.client.modules import ModuleEpoch, histories
 from fedcl_bench.client.silo import Domain
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.draws import DrawKey
@@ -73,17 +73,18 @@ def recbole(name: str, domain: Domain, batches: int, size: int = 1024, length: i
 
         module = getattr(sequential_recommender, name)(Config(model=name, dataset="ml-100k", config_dict={
             "train_neg_sample_args": None, "MAX_ITEM_LIST_LENGTH": length, "use_gpu": False}), Items())
+    return speed_of(module, domain, batches, size, length)
+
+
+def speed_of(module: torch.nn.Module, domain: Domain, batches: int, size: int = 1024, length: int = 50) -> float:
+    """Speed of a module of RecBole's kind on random samples of a domain."""
     torch.autograd.set_detect_anomaly(False)  # RecBole turns it on
     optimiser, generator = torch.optim.Adam(module.parameters(), lr=0.001), torch.Generator().manual_seed(0)
 
     def batch() -> dict[str, Tensor]:
         chosen = torch.randint(len(domain.samples.end), (size,), generator=generator)
-        items, _, real = domain.samples.tail(chosen, length + 1)
-        held = real[:, :-1].sum(1)
-        column = torch.arange(length)
-        of_column = (column + length - held[:, None]).clamp(max=length - 1)
-        sequence = (items[:, :-1].gather(1, of_column) + 1) * (column < held[:, None])
-        return {module.ITEM_SEQ: sequence, module.ITEM_SEQ_LEN: held, module.POS_ITEM_ID: items[:, -1] + 1}
+        batch, targets = histories(domain.samples, chosen, length, fixed=True)
+        return {module.ITEM_SEQ: batch.items + 1, module.ITEM_SEQ_LEN: batch.lengths, module.POS_ITEM_ID: targets + 1}
 
     def step() -> None:
         optimiser.zero_grad()

@@ -77,3 +77,11 @@ def test_every_row_of_ffmsr_is_a_setting_that_is_accepted(registry):
 def test_a_paper_without_figures_is_refused(capsys):
     assert main(["figures", "--paper", "ffmsr"]) == 2
     assert "'ffmsr', which has tables alone; accepted: f3crec, fcucr" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number, reason", [(5, "FDSA, S3Rec and UniSRec, which are not there yet"),
+                                            (8, "the users whom Office and Arts share")])
+def test_a_table_that_cannot_be_built_says_why(capsys, number, reason):
+    assert main(["tables", "--paper", "ffmsr", "--table", str(number)]) == 2
+    assert f"table {number} of ffmsr: it" in (said := capsys.readouterr().err) and reason in said
+    assert number not in ffmsr.TABLES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Iterable
 
-from ...errors import unknown
+from ...errors import UserError, unknown
 from ...runs.specs import RunSpec
 from . import f3crec, fcucr, ffmsr
 from .definitions import Contrast, Key, Known, Lead, PaperTable, Printed, Reading
@@ -30,8 +30,10 @@ def label(name: str) -> str:
 
 def select(paper: str, tables: Iterable[int]) -> list[PaperTable]:
     """Tables of a paper by number. Raises UserError for an unknown paper or table."""
-    known = get(paper).TABLES
+    known, left_out = get(paper).TABLES, get(paper).LEFT_OUT
     for number in (tables := list(tables)):
+        if number in left_out:
+            raise UserError(f"table {number} of {paper}: {left_out[number]}")
         if number not in known:
             raise unknown(f"table of {paper}", str(number), map(str, known))
     return [known[number] for number in dict.fromkeys(tables)]

@@ -44,6 +44,7 @@ READINGS = (  # the first that has a number of a cell decides its standing
     Reading("released settings and split file", "f3crec-authors-split", (2,),
             settings=(("split_file", "splits/ml-100k.f3crec_authors.tsv"),)))
 SAME_LINE: dict[str, str] = {}
+LEFT_OUT: dict[int, str] = {}  # tables that cannot be built, and why
 WITHOUT_DATA = {"hetrec2011-ml": "no published run on HetRec2011: its file was not on the machine"}
 KNOWN = (
     Known("our settings for Last.FM 2K are those that a short search found with another order of its rows",

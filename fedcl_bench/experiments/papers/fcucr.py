@@ -52,6 +52,7 @@ READINGS = (  # the first that has a number of a cell decides its standing
     Reading("settings tuned with a common start", "fcucr-tuned-server", (2,), tuned="fcucr-server",
             settings=(("patience", 5), ("init", "server"))))
 SAME_LINE = {BCE: BASELINE}  # rows that stand for one printed line
+LEFT_OUT: dict[int, str] = {}  # tables that cannot be built, and why
 WITHOUT_DATA = {name: f"no published run on {DATASETS[name]}: the paper does not say which of its users and sessions "
                       f"it keeps" for name in ("retailrocket", "lastfm-1k", "tmall")}
 KNOWN = (
