@@ -44,8 +44,8 @@ READINGS: tuple[Reading, ...] = ()  # none published yet
 SAME_LINE: dict[str, str] = {}
 LEFT_OUT = {  # tables that cannot be built, and why
     5: "it puts FFMSR's fusion and filters into FDSA, S3Rec and UniSRec, which are not there yet.",
-    8: "it leaves out the users whom Office and Arts share. Who they are only the publisher's ids say, which the released "
-       "files do not have."}
+    8: "it leaves out the users whom Office and Arts share. Who they are only the publisher's ids say, which the "
+       "released files do not have."}
 WITHOUT_DATA: dict[str, str] = {}
 KNOWN = (
     Known("the released code chooses the tested round by the test; ours by the validation", tables=(3, 4, 6, 7)),
