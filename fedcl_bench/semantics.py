@@ -22,6 +22,8 @@ from .settings import setting
 SEMANTICS = "semantics"  # the name of this exchange
 CENTROIDS = "clusters.centroids"  # where a module has what it receives
 _NARROW = 16  # numbers before the last layer of the released code's fusion
+_WIDTH = 768  # numbers of a language model's encoding, about
+_KEPT_BY_FILTER = 6  # numbers of each number of a position that a filter keeps until it is differentiated
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,19 @@ class SemanticSettings(TextSettings):
                                   "for each", choices=("shared", "each"))
     fusion_layers: int = setting(3, "layers of the network that weighs the language model's layers: 2 (Eq. 7), or 3, "
                                  "the second of 16 numbers (released code)", choices=(2, 3))
+
+
+@dataclass(frozen=True)
+class AddedSemanticSettings(SemanticSettings):
+    """Settings of recommenders that can have these parts besides their own."""
+
+    semantics: bool = setting(False, "with FFMSR's fusion of the language model's layers, and its filtered clusters "
+                              "(its Table 5), for --method ffmsr")
+
+    def idle_settings(self) -> dict[str, str]:
+        """Without these parts theirs have no effect."""
+        parts = ("experts", "adapter_dropout", "layer_adapters", "fusion_layers")
+        return super().idle_settings() | ({} if self.semantics else dict.fromkeys(parts, "without semantics=true"))
 
 
 class FourierFilter(nn.Module):
@@ -126,6 +141,18 @@ class ClusterStream(nn.Module):
         """
         return self.adapter(F.pad(self.centroids, (0, 0, 0, padding)))
 
+    def filtered(self, items: Tensor, vectors: Tensor) -> Tensor:
+        """f~ of histories, (B, L, d), Eqs. (12)-(14); padding has vectors of zeros.
+
+        Args:
+            items: their numbers, (B, L), and padding, which is any other number.
+            vectors: f_i of all items, (items, d).
+        """
+        count, length = len(vectors), items.shape[1]
+        numbers = F.pad(items, (0, self.filter.length - length), value=-1)
+        numbers = numbers.where((numbers >= 0) & (numbers < count), count)
+        return self.filter(F.embedding(numbers, F.pad(vectors, (0, 0, 0, 1))))[:, :length]
+
 
 class SemanticModule(DomainModule):
     """Base class of modules that exchange ``semantics``: a method sends ``semantics()`` and sets ``CENTROIDS``.
@@ -139,3 +166,15 @@ class SemanticModule(DomainModule):
     def semantics(self) -> Tensor:
         """X_F, (items, d_W), Eqs. (10)-(11); of users nothing."""
         raise NotImplementedError
+
+
+def semantic_bytes(settings: SemanticSettings, n_items: int, filtered: int, number: int) -> tuple[int, int]:
+    """What these parts take, about: (encodings and centroids, what a batch keeps until it is differentiated).
+
+    Args:
+        filtered: numbers of all sequences that filters read.
+        number: bytes of a parameter.
+    """
+    width = settings.text_dim if settings.encoder == "tfidf" else _WIDTH
+    encodings = n_items * ((settings.text_layers or 3) + 1) * width
+    return number * encodings, number * (2 * settings.experts * encodings + _KEPT_BY_FILTER * filtered)

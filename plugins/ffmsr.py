@@ -16,11 +16,9 @@ from fedcl_bench.clustering import ALGORITHMS, Clustering, Lloyd, cluster
 from fedcl_bench.codes import of_texts
 from fedcl_bench.domain_layers import EncoderSettings, TransformerEncoder, by_length
 from fedcl_bench.semantics import (CENTROIDS, SEMANTICS, ClusterStream, FourierFilter, SemanticModule, SemanticSettings,
-                                   TextFusion)
+                                   TextFusion, semantic_bytes)
 
 FINETUNE = "finetune"
-_WIDTH = 768  # numbers of a language model's encoding, about
-_KEPT_BY_FILTER = 6  # numbers of each number of a position that a filter layer keeps until it is differentiated
 
 
 @dataclass(frozen=True)
@@ -271,10 +269,9 @@ class FFMSRBackbone(ModuleBackbone):
         """Also the encodings, each expert's copy of them in training, and the values of filters."""
         s = self.settings
         tables, training = super().bytes_of(n_items, samples, number)
-        width = s.text_dim if s.encoder == "tfidf" else _WIDTH
-        encodings = n_items * ((s.text_layers or 3) + s.clustered) * width if s.text == "fusion" else 0
-        filtered = samples * s.max_length * s.dim * _KEPT_BY_FILTER * (s.filter_layers + s.clustered)
-        return tables + number * encodings, training + number * (2 * s.experts * encodings + filtered)
+        filtered = samples * s.max_length * s.dim * (s.filter_layers + s.clustered)
+        more = semantic_bytes(s, n_items if s.text == "fusion" else 0, filtered, number)
+        return tables + more[0], training + more[1]
 
 
 @dataclass(frozen=True)

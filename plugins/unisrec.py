@@ -10,18 +10,24 @@ from torch import nn
 from fedcl_bench import ModuleBackbone, setting
 from fedcl_bench.cosine_module import CosineModule, CosineSettings, rows_at
 from fedcl_bench.domain_layers import MoEAdapter, by_length
+from fedcl_bench.errors import UserError
+from fedcl_bench.semantics import (CENTROIDS, SEMANTICS, AddedSemanticSettings, ClusterStream, SemanticModule,
+                                   TextFusion, semantic_bytes)
 
 
 @dataclass(frozen=True)
-class UniSRecSettings(CosineSettings):
+class UniSRecSettings(CosineSettings, AddedSemanticSettings):
     ids: bool = setting(True, "items have rows of their own beside their texts (transductive); false: their texts "
                         "alone (inductive)")
-    experts: int = setting(8, "experts G of the adapter", low=1)
-    adapter_dropout: float = setting(0.2, "share of an encoding's numbers that each expert drops in training", low=0.0,
-                                     below=1.0)
     adapter_draws: str = setting("click", "in training an adapted text has dropout and gate noise of its own in every "
                                  "click; or one per batch, which is faster where clicks are more than items",
                                  choices=("click", "item"))
+
+    def idle_settings(self):
+        """The adapter of texts has experts and dropout; with FFMSR's parts it is that of the fusion."""
+        own = "experts", "adapter_dropout"
+        idle = {name: why for name, why in super().idle_settings().items() if name not in own}
+        return idle | ({"adapter_draws": "with semantics=true"} if self.semantics else {})
 
 
 class UniSRecModule(CosineModule):
@@ -57,6 +63,34 @@ class UniSRecModule(CosineModule):
         return self.history(rows if self.items is None else rows + rows_at(batch.items, self.items), batch.lengths)
 
 
+class SemanticUniSRec(CosineModule, SemanticModule):
+    """UniSRec with FFMSR's parts: v_i = t_i + e_i with t_i of the fusion, and filtered clusters are added to those of a
+    history."""
+
+    def __init__(self, settings: UniSRecSettings, encodings):
+        """
+        Args:
+            encodings: of the texts, (items, layers, d_W).
+        """
+        super().__init__(settings)
+        items, _, width = encodings.shape
+        self.items = nn.Parameter(torch.randn(items, settings.dim) * 0.02)
+        self.texts = TextFusion(encodings, settings.dim, settings)
+        self.clusters = ClusterStream(items, width, settings.max_length, settings)
+        self.rows = ("items", CENTROIDS)
+
+    def vectors(self):
+        return self.texts(self.items) + self.items
+
+    def represent(self, batch, vectors):
+        clusters = self.clusters()
+        return by_length(batch, lambda piece: self.history(
+            rows_at(piece.items, vectors) + self.clusters.filtered(piece.items, clusters), piece.lengths))
+
+    def semantics(self):
+        return self.texts.mixed(self.items)
+
+
 class UniSRec(ModuleBackbone):
     """Scores are cos(h, v_i) / .07 with v_i = adapter(text_i) + e_i; h is SASRec's encoder on the same vectors.
 
@@ -70,13 +104,27 @@ class UniSRec(ModuleBackbone):
                  "FFMSR (2025) trains it: from scratch")
     Settings = UniSRecSettings
     needs_features = True
+    exchanges = frozenset({SEMANTICS})
     readings = {"adapter_draws": {"click": "UniSRec's code", "item": "once per batch, to save time"}}
 
     def bytes_of(self, n_items, samples, number):
         s = self.settings
         tables, training = super().bytes_of(n_items, samples, number)
+        if s.semantics:
+            more = semantic_bytes(s, n_items, samples * s.max_length * s.dim, number)
+            return tables + more[0], training + more[1]
         clicks = samples * s.max_length if s.adapter_draws == "click" else n_items
         return tables, training + number * clicks * s.experts * 3 * s.dim  # texts are about as long as vectors
 
+    def __init__(self, settings):
+        super().__init__(settings)
+        if not settings.semantics:
+            self.exchanges = frozenset()
+        elif not settings.ids:
+            raise UserError("setting 'ids': found false, accepted: true with semantics=true, whose weights look at the "
+                            "items' rows.")
+
     def module(self, data):
+        if self.settings.semantics:
+            return SemanticUniSRec(self.settings, data.features)
         return UniSRecModule(self.settings, data.features.mean(1))

@@ -84,6 +84,9 @@ def check_classes(backbone: type, method: type) -> None:
 def _check_modules(backbone: Backbone, method: Method, topology: str) -> None:
     """Raise UserError unless a backbone and a method of domains go together under a topology."""
     check_classes(type(backbone), type(method))
+    if isinstance(method, DomainMethod) and method.needs and method.needs not in backbone.exchanges:
+        raise UserError(f"method '{method.name}' exchanges {method.needs} of items, which '{backbone.name}' has none "
+                        f"of with these settings (see: list {backbone.name}).")
     for kind, plugin in (("method", method), ("backbone", backbone)):
         accepted = getattr(plugin, "topologies", None)
         if accepted and topology not in accepted:

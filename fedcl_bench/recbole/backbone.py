@@ -24,6 +24,7 @@ from ..draws import Tables
 from ..errors import UserError
 from ..layers import same_for_all
 from ..sampling import LocalSettings, OwnSamples
+from ..semantics import AddedSemanticSettings
 from ..settings import setting
 from . import models
 from .calls import HISTORY, Caller, Facts, training_fields
@@ -214,7 +215,7 @@ class RecBoleTextSettings(RecBoleSettings, TextSettings):
 
 
 @dataclass(frozen=True)
-class FDSASettings(RecBoleTextSettings):
+class FDSASettings(RecBoleTextSettings, AddedSemanticSettings):
     """The same of a baseline of UniSRec."""
 
     item_text: str = setting("vectors", "an item's feature is what its text says (vectors), or frozen normal numbers "
@@ -252,7 +253,8 @@ def backbone_class(name: str) -> type[RecBoleBackbone]:
 
 def code_files(domains: bool = False) -> list[Path]:
     """The files that decide a RecBole backbone's numbers, at clients of one user each or at domains."""
-    names = (("domain_backbone", "domain_models", "domain_networks", "domain_probe", "same_target", "text_models",
+    names = (("domain_backbone", "domain_models", "domain_networks", "domain_probe", "domain_semantics",
+              "same_target", "text_models",
               "models", "parameters") if domains else
              ("keyed_random", "backbone", "calls", "models", "parameters", "probe"))
     return [Path(__file__).with_name(f"{name}.py") for name in names]

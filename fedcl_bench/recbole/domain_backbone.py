@@ -13,12 +13,14 @@ from typing import Sequence
 import torch
 
 from ..backbone import Backbone
-from ..domain_module import DomainData, ModuleBackbone, Stage
+from ..domain_module import DomainData, DomainModule, ModuleBackbone, Stage
 from ..errors import UserError
+from ..semantics import SEMANTICS, AddedSemanticSettings, semantic_bytes
 from . import models
 from .domain_models import hyper_parameters
-from .domain_networks import PRETRAIN, Design, RecBoleModule, made
+from .domain_networks import PRETRAIN, Design, made
 from .domain_probe import probe
+from .domain_semantics import SemanticRecommender
 from .models import PREFIX, READS_TEXT, Refused
 
 
@@ -72,14 +74,29 @@ class RecBoleDomainBackbone(ModuleBackbone):
         sizes = {**hyper_parameters(settings.NAME), **self._values}
         width = max(size for key, size in sizes.items() if _is_size(key))
         super().__init__(replace(settings, dim=width))
+        if not self._has_semantics:
+            self.exchanges = frozenset()
 
-    def module(self, data: DomainData) -> RecBoleModule:
+    @property
+    def _has_semantics(self) -> bool:
+        return getattr(self.settings, "semantics", False)
+
+    def bytes_of(self, n_items, samples, number):
+        s = self.settings
+        tables, training = super().bytes_of(n_items, samples, number)
+        if self._has_semantics:
+            more = semantic_bytes(s, n_items, samples * s.max_length * s.dim, number)
+            return tables + more[0], training + more[1]
+        return tables, training
+
+    def module(self, data: DomainData) -> DomainModule:
         """RecBole's model of a domain; raises UserError for one that has too few items for RecBole's masks."""
         if models.defaults(self.settings.NAME).get("transform") and data.n_items <= self.settings.max_length:
             _require_unseen(data)
         if getattr(self.settings, "item_text", "vectors") == "noise":
             data = replace(data, features=_noise(data.features))
-        return made(self.settings.NAME, self._values, self.settings.max_length, data, self.design)
+        module = made(self.settings.NAME, self._values, self.settings.max_length, data, self.design)
+        return SemanticRecommender(module, data.features, self.settings) if self._has_semantics else module
 
     def stages(self) -> Sequence[Stage]:
         if self.settings.NAME != "S3Rec":
@@ -111,4 +128,5 @@ def domain_backbone_class(name: str, cls: type[Backbone]) -> type[RecBoleDomainB
     return type(name, (RecBoleDomainBackbone,), {
         "name": f"{PREFIX}{name}", "title": f"RecBole 1.2.0's sequential recommender {name}, of a domain",
         "reference": "Zhao et al., RecBole 2.0, CIKM 2022", "Settings": cls.Settings, "readings": cls.readings,
-        "needs_features": name in READS_TEXT, "__module__": __name__})
+        "needs_features": name in READS_TEXT, "__module__": __name__,
+        "exchanges": frozenset({SEMANTICS} if issubclass(cls.Settings, AddedSemanticSettings) else ())})

@@ -19,7 +19,7 @@ from ..data.features import FeatureSource, locate_features, short_name
 from ..data.source import (DatasetConfig, DatasetSource, JoinedConfig, config_label, load_config, locate,
                            session_columns, spelled, unfiltered)
 from ..data.stream import Stream, StreamSettings
-from ..domain_module import ModuleBackbone
+from ..domain_module import DomainMethod, ModuleBackbone
 from ..errors import Misfit, UserError
 from ..evaluation import ranking
 from ..evaluation.ranking import DEFAULT, EvaluationSettings, parse_metric
@@ -324,7 +324,8 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
     method_plugin, backbone_plugin = registry.get("method", method), registry.get("backbone", backbone)
     overrides = list(overrides)
     try:
-        kinds.check_classes(backbone_plugin.cls, method_plugin.cls)
+        in_domains = issubclass(method_plugin.cls, DomainMethod)
+        kinds.check_classes((backbone_plugin.of_domains() if in_domains else backbone_plugin).cls, method_plugin.cls)
     except Misfit as error:
         raise registry.naming(error) from None
     parts = AllSettings(*assemble([*CORE_SETTINGS, backbone_plugin.cls.Settings, method_plugin.cls.Settings],

@@ -7,6 +7,7 @@ import torch
 from helpers import build
 
 from fedcl_bench.domain_module import Histories
+from fedcl_bench.errors import UserError
 
 SMALL = {"dim": 4, "heads": 2, "inner_size": 5, "max_length": 6, "experts": 3}
 STILL = {"dropout": 0.0, "attention_dropout": 0.0, "adapter_dropout": 0.0}
@@ -38,6 +39,39 @@ def test_scores_and_loss_are_those_of_plain_loops(registry, options, layers):
     expected /= options.get("temperature", 0.07)
     np.testing.assert_allclose(module.scores(batch).detach().numpy(), expected, rtol=1e-9, atol=1e-9)
     assert module.loss(batch, targets).item() == pytest.approx(oracle.cross_entropy(expected, targets), rel=1e-9)
+
+
+def test_with_ffmsrs_parts_it_scores_by_fused_texts_and_filtered_clusters(registry):
+    """Of padded histories; transforms by NumPy. Without what the server sends, clusters are those of zeros."""
+    module = make(registry, oracle.world(layers=3), semantics=True, **STILL)
+    module.clusters.centroids.copy_(torch.randn(module.clusters.centroids.shape))
+    oracle.spread(module).eval()
+    batch, targets = oracle.samples()
+    vectors = module.texts(module.items) + module.items
+    clusters, weight = (value.detach().numpy() for value in (
+        module.clusters(), torch.view_as_complex(module.clusters.filter.weight)))
+    x = torch.zeros(*batch.items.shape, SMALL["dim"], dtype=torch.float64)
+    for row, history in enumerate(oracle.each_history(batch)):
+        padded = np.zeros((SMALL["max_length"], SMALL["dim"]))
+        padded[:len(history)] = clusters[history]
+        filtered = np.fft.irfft(np.fft.rfft(padded, axis=0) * weight, n=len(padded), axis=0)
+        x[row, :len(history)] = vectors[history].detach() + torch.from_numpy(filtered[:len(history)])
+    h = module.history(x, batch.lengths)
+    expected = torch.nn.functional.cosine_similarity(h[:, None], vectors[None], dim=2) / 0.07
+    torch.testing.assert_close(module.scores(batch), expected, rtol=1e-9, atol=1e-9)
+    module.train().loss(batch, targets).backward()
+    assert [name for name, value in module.named_parameters() if value.grad is None] == []
+    torch.testing.assert_close(module.eval().semantics(), module.texts.mixed(module.items))
+
+
+def test_ffmsrs_parts_need_rows_of_items(registry):
+    with pytest.raises(UserError, match="setting 'ids': found false, accepted: true with semantics=true"):
+        make(registry, ids=False, semantics=True)
+    backbones = [build(registry, "backbone", "unisrec", semantics=value) for value in (False, True)]
+    assert [backbone.exchanges for backbone in backbones] == [frozenset(), frozenset({"semantics"})]
+    idle = [set(backbone.settings.idle_settings()) for backbone in backbones]
+    assert {"layer_adapters", "fusion_layers"} <= idle[0] and "experts" not in idle[0]
+    assert "adapter_draws" in idle[1] and "fusion_layers" not in idle[1]
 
 
 @pytest.mark.parametrize("ids", [True, False])
