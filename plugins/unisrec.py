@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from fedcl_bench import ModuleBackbone, setting
+from fedcl_bench import ModuleBackbone, UserError, setting
 from fedcl_bench.cosine_module import CosineModule, CosineSettings, rows_at
 from fedcl_bench.domain_layers import MoEAdapter, by_length
-from fedcl_bench.errors import UserError
 from fedcl_bench.semantics import (CENTROIDS, SEMANTICS, AddedSemanticSettings, ClusterStream, SemanticModule,
                                    TextFusion, semantic_bytes)
 
