@@ -180,7 +180,7 @@ def test_compact_records(results):
     ft = fb.load(ROOT / "results/published/f3crec", "ft", "fedmf", "ml-100k")
     assert ft.table().loc["ndcg@20", "avg 1-3"] in repr(ft) and "test users per block" in ft._repr_html_()
     row = published.compare("ft", tuned=ROOT / "results/tuned").iloc[0]  # as the README has it
-    assert round(row["difference"], 4) == 0.0039 and round(row["p"], 4) == 0.0546 and row["users"] == 482
+    assert round(row["difference"], 4) == 0.0023 and round(row["p"], 4) == 0.3928 and row["users"] == 482
 
 
 # Frames

@@ -13,6 +13,7 @@ import pytest
 from helpers import ROOT
 from test_results_page import rows_of, short
 
+from fedcl_bench.experiments.papers.f3crec import LABELS
 from fedcl_bench.reports.comparison import against_each
 from fedcl_bench.reports.tables import Source, find, measure
 from fedcl_bench.runs.specs import RunSpec, Tuned
@@ -75,6 +76,15 @@ def cell(numbers, dataset, backbone, row, table="2", metric="ndcg@20", column="a
             for name, value in line.items()}
 
 
+def case(line):
+    """Backbone and dataset of a number."""
+    return f"{LABELS[line['backbone']]}, {LABELS[line['dataset']]}"
+
+
+def difference(line):
+    return f"{signed(float(line['difference']), 4)}, {p_of(float(line['p']))}"
+
+
 def what_holds(words, numbers):
     one = [line for line in numbers if line["table"] == "1" and line["dataset"] in SETS]
     assert {line["standing"] for line in one} == {"reproduced"}
@@ -82,9 +92,7 @@ def what_holds(words, numbers):
                 and (line["metric"], line["column"]) == ("ndcg@20", "avg")]
     kinds = Counter(line["standing"] for line in averages)
     assert set(kinds) == {"reproduced", "open", "not reproduced"}
-    ft, fedmf, pfedrec = (cell(numbers, *name) for name in (
-        ("ml-100k", "fedmf", "ft"), ("ml-latest-small", "fedmf", "f3crec"), ("ml-100k", "pfedrec", "f3crec")))
-    assert {of["standing"] for of in (ft, fedmf, pfedrec)} == {"not reproduced"}
+    missed = [line for line in averages if line["standing"] == "not reproduced"]
     noise = [line for line in numbers if line["table"] == "8" and line["dataset"] == "ml-100k"]
     assert {line["standing"] for line in noise} == {"reproduced"}
     fcucr = [line for line in numbers if (line["paper"], line["table"], line["row"], line["dataset"])
@@ -94,12 +102,12 @@ def what_holds(words, numbers):
              for backbone in ("gru4rec", "sasrec", "tisasrec")]
     assert leads[0]["p"] < 1e-4 and leads[1]["p"] < 1e-4
     first, second, third = ((signed(of["difference"], 3), signed(of["printed_difference"], 3)) for of in leads)
-    shown = [f"{short(of['ours'], 4)} ± {short(of['std'], 4)} ({short(of['printed'], 4)})"
-             for of in (ft, fedmf, pfedrec)]
+    shown = [f"{LABELS[line['row']]} on {case(line)}, has {short(float(line['ours']), 4)} ± "
+             f"{short(float(line['std']), 4)} ({short(float(line['printed']), 4)})" for line in missed]
     return says(
         words, f"All {len(one)} printed statistics", f"{len(averages)} averages", f"{kinds['reproduced']} of them",
         f"{kinds['open']} are open, and {kinds['not reproduced']} are not reproduced",
-        f"higher than printed: {shown[0]}", f"ML-Latest-Small: {shown[1]}", f"PFedRec, ML-100K: {shown[2]}",
+        *shown,
         f"All {len(noise)} numbers of Table 8",
         f"all {len(fcucr)} numbers of FCUCR", f"{first[0]} ({first[1]} printed) on GRU4Rec", "p < .0001 for both",
         f"{second[0]} ({second[1]}) on SASRec", f"it is {third[0]} ({third[1]}), {p_of(leads[2]['p'])}")
@@ -195,32 +203,43 @@ def baselines_and_ablations_of_fcucr(words, numbers):
 
 
 def tuned_alike(words, numbers):
+    """Table 2 with settings tuned by the same budget, on both sets."""
     averages = [line for line in numbers if line["table"] == "2" and line["dataset"] in SETS
                 and (line["metric"], line["column"]) == ("ndcg@20", "avg") and line["p"]]
     as_ft = [line for line in averages if float(line["detectable"]) < 1e-4]
     differs = [line for line in averages if float(line["p"]) < 0.05]
     mine = [line for line in averages if line["row"] == "f3crec"]
     assert len(mine) == 6 and not [line for line in mine if line in differs and float(line["difference"]) > 0.0]
-    assert len(averages) - len(as_ft) == 27 and len(differs) == 5 and sum(line in as_ft for line in mine) == 2
-    ahead = [line for line in mine if float(line["difference"]) > 0.0]
-    nearest = min(ahead, key=lambda line: float(line["p"]))
-    assert (nearest["dataset"], nearest["backbone"]) == ("ml-100k", "fedmf")
-
-    def shown(*name):
-        of = cell(numbers, *name)
-        return (signed(of["difference"], 4), p_of(of["p"]), short(of["detectable"], 4),
-                short(of["printed_difference"], 4))
-    best, worst = shown("ml-100k", "fedmf", "f3crec"), shown("ml-latest-small", "pfedrec", "f3crec")
-    kd, kd_fedncf, rlp2, reg = (shown("ml-latest-small", *name) for name in (
-        ("fedmf", "kd"), ("fedncf", "kd"), ("fedmf", "rlp2"), ("pfedrec", "reg")))
-    small, pfedrec = shown("ml-latest-small", "fedmf", "f3crec"), shown("ml-100k", "pfedrec", "f3crec")
+    nearest = min((line for line in mine if float(line["difference"]) > 0.0 and line not in as_ft),
+                  key=lambda line: float(line["p"]))
     users = [int(cell(numbers, dataset, "fedmf", "f3crec")["users"]) for dataset in SETS]
+    seen = [cell(numbers, dataset, "fedmf", "f3crec") for dataset in SETS]
+    detectable, printed = ([short(line[name], 4) for line in seen] for name in ("detectable", "printed_difference"))
     return says(
-        words, "none of the 6 cases", f"{best[0]}, {best[1]}", "In 2 cases", f"behind, {worst[0]}, {worst[1]}",
-        "Of 27 comparisons", "5 have p < .05", f"({kd[0]}, {kd[1]}) and on FedNCF ({kd_fedncf[0]}, {kd_fedncf[1]})",
-        f"({rlp2[0]}, {rlp2[1]})", f"Reg ({reg[0]}, {reg[1]})", f"{users[0]} and {users[1]} users",
-        f"that is {best[2]} and {small[2]}, and the paper's leads are {best[3]} and {small[3]}",
-        f"it is {pfedrec[2]}, and the paper's lead is {pfedrec[3]}")
+        words, f"none of the {len(mine)} cases", f"nearest to that on {case(nearest)}: {difference(nearest)}",
+        f"In {sum(line in as_ft for line in mine)} it is FT", f"Of {len(averages) - len(as_ft)} comparisons",
+        f"{len(differs)} have p < .05",
+        *(f"{LABELS[line['row']]} on {case(line)} ({difference(line)})" for line in differs),
+        f"{users[0]} and {users[1]} users",
+        f"that is {detectable[0]} and {detectable[1]}, and the paper's leads are {printed[0]} and {printed[1]}")
+
+
+def carried_over(words, numbers, runs):
+    """The same searches and runs with private parameters that go on from block to block."""
+    parts = []
+    for dataset in SETS:
+        for backbone in ("fedncf", "pfedrec"):
+            pair = {name: runs("f3crec-carried", name, backbone, dataset, "carried", reset_private=False)
+                    for name in ("f3crec", "ft")}
+            (over,) = against_each(pair, "f3crec", "ndcg@20", draws=1)
+            parts.append(f"{signed(over.users.difference, 4)} on {LABELS[backbone]}, {LABELS[dataset]} "
+                         f"({p_of(over.users.p)})")
+    for backbone in ("fedncf", "pfedrec"):
+        ft = np.mean([measure(run, "ndcg@20", "avg") for run in runs("f3crec-carried", "ft", backbone, "ml-100k",
+                                                                     "carried", reset_private=False)])
+        parts.append(f"{short(cell(numbers, 'ml-100k', backbone, 'ft')['ours'], 4)} with it and {short(ft, 4)} without "
+                     f"on {LABELS[backbone]}")
+    return says(words, *parts)
 
 
 def fcucr_tuned(words, runs):
@@ -240,22 +259,23 @@ def fcucr_tuned(words, runs):
 
 
 def effort(words):
-    """How many trials there were, in which F3CRec's and FCUCR's settings were found."""
-    def trials(name):
-        return len(json.loads((ROOT / f"results/tuned/{name}.json").read_text())["trials"])
-    assert (trials("fcucr/xing-sasrec-fcucr"), trials("fcucr/xing-sasrec-ft")) == (4, 4)
-    space = json.loads((ROOT / "results/tuned/ml-100k-fedmf-f3crec.json").read_text())["space"]
-    assert len(space) == 4
-    first, second = (trials(f"{dataset}-fedmf-f3crec") for dataset in SETS)
-    return says(words, f"{first} trials on ML-100K and {second} on ML-Latest-Small", "four settings to search",
-                "four trials for every method")
+    """How much was searched for F3CRec's and FCUCR's settings."""
+    def search(name):
+        return json.loads((ROOT / f"results/tuned/{name}.json").read_text())
+    assert [len(search(f"fcucr/xing-sasrec-{name}")["trials"]) for name in ("fcucr", "ft")] == [4, 4]
+    first, second = (search(f"{dataset}-fedmf-f3crec") for dataset in SETS)
+    assert {(of["budget"], of["seeds"]) for of in (first, second)} == {(24, 2)} and len(first["space"]) == 4
+    assert first["grid_points"] == second["grid_points"]
+    points = f"{len(first['trials'])} points of {first['grid_points']:,} on ML-100K"
+    return says(words, "24 runs of FT on two seeds", f"{points} and {len(second['trials'])} on ML-Latest-Small",
+                "four settings", "four trials for every method")
 
 
 def test_every_number_has_its_source(words, numbers, runs):
     parts = [*what_holds(words, numbers), *the_authors_split(words, numbers, runs), *readings(words, numbers, runs),
              *shared_bases(words),
              *starts(words, runs), *baselines_and_ablations_of_fcucr(words, numbers), *tuned_alike(words, numbers),
-             *fcucr_tuned(words, runs), *effort(words), "p < .05", "p < .0001"]
+             *carried_over(words, numbers, runs), *fcucr_tuned(words, runs), *effort(words), "p < .05", "p < .0001"]
     left = words
     for part in sorted(parts, key=len, reverse=True):
         left = left.replace(part, " ")

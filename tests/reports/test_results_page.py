@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from helpers import ROOT
 
 from fedcl_bench.experiments import papers
@@ -40,12 +41,15 @@ def published(registry, folder: str, paper: str, number: int, tuned: Path | None
             for cell in built.cells() if cell.key.column in ("avg", "value") and cell.mean is not None}
 
 
-def test_f3crecs_numbers_are_those_of_the_records(registry):
-    cells = published(registry, "f3crec", "f3crec", 2, ROOT / "results/tuned")
+@pytest.mark.parametrize("heading, folder, tuned, settings, count", [
+    ("| dataset | backbone | FT |", "f3crec", "", {}, 9),
+    ("| dataset, carried over | backbone | FT |", "f3crec-carried", "carried", {"reset_private": False}, 4)])
+def test_f3crecs_numbers_are_those_of_the_records(registry, heading, folder, tuned, settings, count):
+    cells = published(registry, folder, "f3crec", 2, ROOT / "results/tuned" / tuned, **settings)
     names = {"ML-100K": "ml-100k", "ML-Latest-Small": "ml-latest-small", "Last.FM 2K": "lastfm-2k"}
     printed = papers.get("f3crec").printed()[2]
-    rows = rows_of(PAGE, "| dataset | backbone | FT |")
-    assert len(rows) == 9
+    rows = rows_of(PAGE, heading)
+    assert len(rows) == count
     for dataset, backbone, *shown in rows:
         dataset, backbone = names[dataset], backbone.lower()
         for method, text in zip(papers.get("f3crec").METHODS, shown, strict=True):

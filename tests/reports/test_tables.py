@@ -87,10 +87,13 @@ def test_a_row_that_is_ft_in_effect_is_marked(registry, tmp_path):
 
 
 def test_published_rows_that_are_ft_in_effect(registry):
-    built = table(2, ROOT / "results/published/f3crec", registry, tuned=ROOT / "results/tuned")
-    marked = {(c.key.dataset, c.key.backbone, c.key.row) for c in built.cells() if c.is_reference}
-    assert marked == {("ml-100k", "fedncf", "f3crec"), ("ml-latest-small", "fedncf", "f3crec"),
-                      ("ml-latest-small", "pfedrec", "kd")}
+    reset, carried = ("ml-latest-small", "pfedrec", "kd"), ("ml-latest-small", "fedncf", "f3crec")
+    for folder, tuned, settings, expected in (
+            ("f3crec", "", (), {reset}),
+            ("f3crec-carried", "carried", (("reset_private", False),), {carried, ("ml-100k", "pfedrec", "kd")})):
+        built = table(2, ROOT / "results/published" / folder, registry, tuned=ROOT / "results/tuned" / tuned,
+                      assignments=settings)
+        assert {(c.key.dataset, c.key.backbone, c.key.row) for c in built.cells() if c.is_reference} == expected
 
 
 # The printed numbers

@@ -41,6 +41,8 @@ READINGS = (  # the first that has a number of a cell decides its standing
     Reading("the data", "", (1,)),
     Reading("released settings", "f3crec-released", (3, 4, 5, 6, 7, 8)),
     Reading("settings tuned on validation", "f3crec", (2, 3, 4, 5, 6, 7), tuned=""),
+    Reading("the same with private parameters carried over", "f3crec-carried", (2,), tuned="carried",
+            settings=(("reset_private", False),)),
     Reading("released settings and split file", "f3crec-authors-split", (2,),
             settings=(("split_file", "splits/ml-100k.f3crec_authors.tsv"),)))
 SAME_LINE: dict[str, str] = {}
