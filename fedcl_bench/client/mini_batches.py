@@ -80,10 +80,10 @@ class MiniBatches:
         """What the optimiser remembers, for the next epoch; of what had no gradient yet, zeros."""
         state: Tables = {}
         for name, value in self.parameters.items() if self.settings.optimiser == "adam" else ():
-            zeros = torch.zeros((), device=value.device), torch.zeros_like(value.detach()), \
-                torch.zeros_like(value.detach())
-            kept = self.optimiser.state[value]
-            state |= {f"{part} of {name}": kept.get(part, zero) for part, zero in zip(_STATE, zeros)}
+            kept = self.optimiser.state.get(value) or {
+                part: torch.zeros((), device=value.device) if part == "step" else torch.zeros_like(value.detach())
+                for part in _STATE}
+            state |= {f"{part} of {name}": kept[part] for part in _STATE}
         return state
 
     def point(self) -> Point:
