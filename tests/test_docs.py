@@ -39,6 +39,7 @@ from fedcl_bench.runs.registry import Registry, discover
 from fedcl_bench.runs.runner import execute
 from fedcl_bench.runs.specs import RunSpec, Tuned
 from fedcl_bench.settings import assemble, parse_assignments
+from fedcl_bench.testing.trials import is_of_domains
 
 PAGES = [ROOT / "README.md", *(ROOT / "results" / part / "README.md" for part in ("published", "domains")),
          *sorted((ROOT / "results/pages").glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -266,13 +267,15 @@ def plain_command(words, args, capsys):
 
 
 def check_command(words, args, capsys):
-    """With one partner, and not `--full`, which takes minutes."""
+    """With one partner (a method of domains goes with few), and not `--full`, which takes minutes."""
     registry = discover(args.plugins)
     if args.all or args.full:
         assert args.all or args.name in registry.names("method") + registry.names("backbone")
         return
-    partner = "fedmf" if args.name in registry.names("method") else "ft"
-    succeeds([*words, *(() if args.name in registry.names("metric") else ("--with", partner))])
+    kind = next((kind for kind in ("metric", "method") if args.name in registry.names(kind)), "backbone")
+    partners = {"metric": (), "method": ("--with", "fedmf"), "backbone": ("--with", "ft")}[kind]
+    of_domains = kind == "method" and is_of_domains(registry.get(kind, args.name).cls)
+    succeeds([*words, *(() if of_domains else partners)])
     assert "all properties hold" in capsys.readouterr().out
 
 
