@@ -168,13 +168,17 @@ class SemanticModule(DomainModule):
         raise NotImplementedError
 
 
-def semantic_bytes(settings: SemanticSettings, n_items: int, filtered: int, number: int) -> tuple[int, int]:
-    """What these parts take, about: (encodings and centroids, what a batch keeps until it is differentiated).
+def with_semantics(network: tuple[int, int], settings: SemanticSettings, n_items: int, filtered: int, number: int
+                   ) -> tuple[int, int]:
+    """What a network with these parts takes, about (see ``ModuleBackbone.bytes_of``): encodings and centroids, and what
+    a batch keeps of them until it is differentiated.
 
     Args:
+        network: what it takes without them.
         filtered: numbers of all sequences that filters read.
         number: bytes of a parameter.
     """
     width = settings.text_dim if settings.encoder == "tfidf" else _WIDTH
     encodings = n_items * ((settings.text_layers or 3) + 1) * width
-    return number * encodings, number * (2 * settings.experts * encodings + _KEPT_BY_FILTER * filtered)
+    kept = 2 * settings.experts * encodings + _KEPT_BY_FILTER * filtered
+    return network[0] + number * encodings, network[1] + number * kept

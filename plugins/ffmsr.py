@@ -16,7 +16,7 @@ from fedcl_bench.clustering import ALGORITHMS, Clustering, Lloyd, cluster
 from fedcl_bench.codes import of_texts
 from fedcl_bench.domain_layers import EncoderSettings, TransformerEncoder, by_length
 from fedcl_bench.semantics import (CENTROIDS, SEMANTICS, ClusterStream, FourierFilter, SemanticModule, SemanticSettings,
-                                   TextFusion, semantic_bytes)
+                                   TextFusion, with_semantics)
 
 FINETUNE = "finetune"
 
@@ -267,11 +267,9 @@ class FFMSRBackbone(ModuleBackbone):
 
     def bytes_of(self, n_items, samples, number):
         """Also the encodings, each expert's copy of them in training, and the values of filters."""
-        s = self.settings
-        tables, training = super().bytes_of(n_items, samples, number)
+        s, network = self.settings, super().bytes_of(n_items, samples, number)
         filtered = samples * s.max_length * s.dim * (s.filter_layers + s.clustered)
-        more = semantic_bytes(s, n_items if s.text == "fusion" else 0, filtered, number)
-        return tables + more[0], training + more[1]
+        return with_semantics(network, s, n_items if s.text == "fusion" else 0, filtered, number)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from fedcl_bench import ModuleBackbone, UserError, setting
 from fedcl_bench.cosine_module import CosineModule, CosineSettings, rows_at
 from fedcl_bench.domain_layers import MoEAdapter, by_length
 from fedcl_bench.semantics import (CENTROIDS, SEMANTICS, AddedSemanticSettings, ClusterStream, SemanticModule,
-                                   TextFusion, semantic_bytes)
+                                   TextFusion, with_semantics)
 
 
 @dataclass(frozen=True)
@@ -106,15 +106,6 @@ class UniSRec(ModuleBackbone):
     exchanges = frozenset({SEMANTICS})
     readings = {"adapter_draws": {"click": "UniSRec's code", "item": "once per batch, to save time"}}
 
-    def bytes_of(self, n_items, samples, number):
-        s = self.settings
-        tables, training = super().bytes_of(n_items, samples, number)
-        if s.semantics:
-            more = semantic_bytes(s, n_items, samples * s.max_length * s.dim, number)
-            return tables + more[0], training + more[1]
-        clicks = samples * s.max_length if s.adapter_draws == "click" else n_items
-        return tables, training + number * clicks * s.experts * 3 * s.dim  # texts are about as long as vectors
-
     def __init__(self, settings):
         super().__init__(settings)
         if not settings.semantics:
@@ -122,6 +113,13 @@ class UniSRec(ModuleBackbone):
         elif not settings.ids:
             raise UserError("setting 'ids': found false, accepted: true with semantics=true, whose weights look at the "
                             "items' rows.")
+
+    def bytes_of(self, n_items, samples, number):
+        s, (tables, training) = self.settings, super().bytes_of(n_items, samples, number)
+        if s.semantics:
+            return with_semantics((tables, training), s, n_items, samples * s.max_length * s.dim, number)
+        clicks = samples * s.max_length if s.adapter_draws == "click" else n_items
+        return tables, training + number * clicks * s.experts * 3 * s.dim  # texts are about as long as vectors
 
     def module(self, data):
         if self.settings.semantics:

@@ -15,7 +15,7 @@ import torch
 from ..backbone import Backbone
 from ..domain_module import DomainData, DomainModule, ModuleBackbone, Stage
 from ..errors import UserError
-from ..semantics import SEMANTICS, AddedSemanticSettings, semantic_bytes
+from ..semantics import SEMANTICS, AddedSemanticSettings, with_semantics
 from . import models
 from .domain_models import hyper_parameters
 from .domain_networks import PRETRAIN, Design, made
@@ -82,12 +82,9 @@ class RecBoleDomainBackbone(ModuleBackbone):
         return getattr(self.settings, "semantics", False)
 
     def bytes_of(self, n_items, samples, number):
-        s = self.settings
-        tables, training = super().bytes_of(n_items, samples, number)
-        if self._has_semantics:
-            more = semantic_bytes(s, n_items, samples * s.max_length * s.dim, number)
-            return tables + more[0], training + more[1]
-        return tables, training
+        s, network = self.settings, super().bytes_of(n_items, samples, number)
+        filtered = samples * s.max_length * s.dim
+        return with_semantics(network, s, n_items, filtered, number) if self._has_semantics else network
 
     def module(self, data: DomainData) -> DomainModule:
         """RecBole's model of a domain; raises UserError for one that has too few items for RecBole's masks."""

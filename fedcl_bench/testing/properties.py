@@ -5,6 +5,7 @@ A property is a function of a ``Pair`` (or of a plugin alone) that returns its e
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import random
@@ -338,9 +339,9 @@ def resumes(pair: Pair) -> str:
     """Killed after any round or step, or in the middle of an epoch, and resumed from its checkpoint, it ends with the
     same numbers."""
     last, how, count = pair.points[-1], set(), 0
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(_stops(pair)) as stops:
         file = Path(folder) / "checkpoint.pt"
-        for point in _stops(pair):
+        for point in stops:
             save_progress(file, point, 0.0)
             count += 1
             f = pair.federation()
