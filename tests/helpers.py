@@ -8,6 +8,7 @@ from collections import OrderedDict, deque
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import torch
 
@@ -169,3 +170,14 @@ def same_numbers(found, expected):
               for r in (a, b)]
     pd.testing.assert_frame_equal(*curves)
     assert {p.name for p in a.folder.iterdir()} == {p.name for p in b.folder.iterdir()}
+
+
+def lay_shop(name, seed, users, items):
+    """A dataset in ``./data`` whose histories go round the items, so that there is something to learn."""
+    generator, rows = np.random.default_rng(seed), []
+    for user in range(users):
+        first, stride = generator.integers(items), 1 + user % 2
+        rows += [f"u{user}\ti{(first + stride * place) % items}\t{place}\n"
+                 for place in range(generator.integers(3, 8))]
+    Path("data", name).mkdir(parents=True, exist_ok=True)
+    Path("data", name, f"{name}.inter").write_text("user_id:token\titem_id:token\ttimestamp:float\n" + "".join(rows))

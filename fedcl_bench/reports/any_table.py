@@ -18,7 +18,7 @@ from ..runs.specs import RunSpec
 from ..runs.store import domains_of, incremental
 from .scores import check_metric, same_tests
 from .selection import checked_spec, command_for, parse_method
-from .tables import STAR_LEVEL, Cell, Source, Table, filled, find
+from .tables import STAR_LEVEL, Cell, Source, Table, filled, find, pilot_note
 
 DIMENSIONS = ("method", "backbone", "dataset", "metric", "block")
 _PARTS = {"method": "row", "backbone": "backbone", "dataset": "dataset", "metric": "metric", "block": "column"}
@@ -263,9 +263,9 @@ def build_any(layout: Layout, source: Source) -> Table:
     several = {len(incremental(run)) for of_row in runs.values() for run in of_row} - {1}
     about = ["Mean ± sample standard deviation over seeds of the metric on the block just trained"
              + (f", averaged over the {'domains' if all(joined) else 'blocks but block 0'}." if several else ".")]
-    if users := {str(run.head["settings"]["pilot_users"]) for of_row in runs.values() for run in of_row
+    if users := {run.head["settings"]["pilot_users"] for of_row in runs.values() for run in of_row
                  if run.head["settings"].get("pilot_users")}:
-        about.append(f"Of pilots with {', '.join(sorted(users))} users of each domain; not comparable with all users.")
+        about.append(pilot_note(users))
     about += [f"{group}: {GROUPS[group]}." for group in layout.by]
     if layout.by and several:
         about.append("Blocks without anybody of a group are left out of its average.")

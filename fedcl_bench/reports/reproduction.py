@@ -11,13 +11,15 @@ from typing import Iterable, Mapping, Sequence
 
 from scipy import stats
 
+from ..errors import UserError
 from ..experiments.papers import Contrast, Key, PaperTable, get
 from ..names import for_markdown
 from ..runs.run import Run
 from ..runs.specs import seed_text
 from .render import ours, printed
 from .standing import MARKS, Judged, Standing, half_width, judge, printed_lead, rules
-from .tables import DAGGER, DASH, Cell, Source, Table, averaged, build, command, find, measure, p_text, user_test
+from .tables import (DAGGER, DASH, Cell, Source, Table, averaged, build, command, find, measure, p_text, pilot_users,
+                     user_test)
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ def _summary(parts: Sequence[Part]) -> list[str]:
 
 
 def _leads(paper: str, part: Part, source: Source) -> list[str]:
-    """Per dataset and backbone: does the paper's method lead the baseline, and do the methods rank alike?"""
+    """Per dataset and backbone that has both: does the paper's method lead the baseline, and do the methods rank
+    alike? Empty if no backbone has both."""
     definitions = get(paper)
     ours_, base = definitions.OURS, definitions.BASELINE
     names = f"{definitions.LABELS[ours_]} - {definitions.LABELS[base]}"
@@ -61,14 +64,14 @@ def _leads(paper: str, part: Part, source: Source) -> list[str]:
     table, cells, lead = part.table, {cell.key: cell for cell in part.built.cells()}, part.table.lead
     pairs = dict.fromkeys((key.dataset, key.backbone) for key in cells)
     for dataset, backbone in pairs:
-        if Key(dataset, backbone, ours_, lead.metric, lead.column) not in cells:
+        pair = [Key(dataset, backbone, row, lead.metric, lead.column) for row in (ours_, base)]
+        if not cells.keys() >= {*pair}:
             continue
         compared = [key for key in cells if key.dataset == dataset and (key.backbone == backbone or not table.panels)
                     and (key.metric, key.column) == (lead.metric, lead.column)]
         theirs = {key: mean for key in compared if (mean := printed_lead(definitions, table, key)) is not None}
         mine = {key: cells[key].mean for key in theirs if cells[key].mean is not None}
         line_start = f"| {definitions.LABELS[dataset]} | {definitions.LABELS[backbone]} |"
-        pair = [Key(dataset, backbone, row, lead.metric, lead.column) for row in (ours_, base)]
         expected = theirs[pair[0]] - theirs[pair[1]]
         if len(mine) >= 3:
             tau = float(stats.kendalltau([mine[key] for key in mine], [theirs[key] for key in mine]).statistic)
@@ -89,7 +92,7 @@ def _leads(paper: str, part: Part, source: Source) -> list[str]:
         same = "**yes**" if difference * expected > 0 else "**no**"
         lines.append(f"{line_start} {difference:+.4f} | {expected:+.4f} | {p_text(p)} | {users} | "
                      f"{wins} of {len(common)} | {same} | {agreement} |")
-    return lines
+    return lines[2:] and lines
 
 
 def _section(paper: str, part: Part, source: Source) -> list[str]:
@@ -197,8 +200,11 @@ def page(paper: str, tables: Sequence[PaperTable], source: Source, made_by: str,
         datasets, backbones: only these; None is all.
 
     Raises:
-        UserError: as ``tables.build``.
+        UserError: as ``tables.build``, and for pilots.
     """
+    if pilot_users(source):
+        raise UserError("pilot_users: found in --set, accepted: runs of all users, as only their numbers compare with "
+                        "printed ones. `tables` shows those of a pilot.")
     definitions = get(paper)
     runs = definitions.PRINTED_RUNS
     parts = [Part(table, built, judge(paper, table, built.cells(), source)) for table in tables
@@ -216,10 +222,10 @@ def page(paper: str, tables: Sequence[PaperTable], source: Source, made_by: str,
         *rules(f"here {runs}, so that the interval is {factors}"), "", "## Summary", "", *_summary(parts), ""]
     labels = definitions.LABELS
     for part in parts:
-        if part.table.lead:
+        if part.table.lead and (leads := _leads(paper, part, source)):
             lines += [f"## Does {labels[definitions.OURS]} lead {labels[definitions.BASELINE]}?", "",
                       f"{part.table.lead.about} Rank agreement: Kendall's τ between the order of the methods here and "
-                      f"in the paper.", "", *_leads(paper, part, source), ""]
+                      f"in the paper.", "", *leads, ""]
     for contrast in definitions.CONTRASTS if source.tuned is None else ():  # settings are tuned under one of its values
         lines += _contrast(definitions, contrast, source, datasets, backbones)
     for part in parts:

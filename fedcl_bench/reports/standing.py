@@ -19,7 +19,7 @@ from ..experiments.papers import Key, PaperTable, get
 from ..runs.store import user_scores
 from ..stats.power import detectable
 from ..stats.significance import LEVEL, compare_paired
-from .tables import SECONDS, Cell, Source, blocks_behind
+from .tables import SECONDS, Cell, Source, blocks_behind, pilot_users
 
 CONFIDENCE = 0.95
 MIN_SEEDS = 3
@@ -152,12 +152,22 @@ def _against(cell: Cell, base: Cell, printed: float, scores: Callable[[tuple[str
     return Against(test.difference, test.p, test.n, detectable(float(np.std(a - b, ddof=1)), test.n), printed)
 
 
+def _of_pilot(definitions: ModuleType, table: PaperTable, users: int) -> dict[Key, Judged]:
+    """Every printed number of a table of which pilots were run: all are open, and have no number of ours beside."""
+    there = set(table.keys())
+    reason = f"run as a pilot alone, of {users:,} users of each domain, whose numbers do not compare"
+    return {key: Judged(Cell(key, printed.decimals, printed=printed, missing=reason), Standing(OPEN, reason))
+            for key, printed in definitions.printed()[table.number].items() if key in there}
+
+
 def judge(paper: str, table: PaperTable, cells: Iterable[Cell], source: Source) -> dict[Key, Judged]:
     """The standing of every cell in which the paper prints something.
 
     Args:
         cells: of ``table``, as ``tables.build`` made them of ``source``.
     """
+    if users := pilot_users(source):
+        return _of_pilot(get(paper), table, users)
     definitions, by_key = get(paper), {cell.key: cell for cell in cells}
     there = {run.head["dataset"] for run in source.runs}
     runs = {run.hash: run for run in source.runs}

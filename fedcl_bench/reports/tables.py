@@ -25,7 +25,8 @@ from ..names import JOIN
 from ..runs.registry import Registry
 from ..runs.run import Run
 from ..runs.specs import RunSpec, Tuned, Where, expected_idle, expected_settings, seed_text
-from ..runs.store import comparable, failure, incremental, matching, one_data, one_protocol, tested, user_scores
+from ..runs.store import (comparable, domains_of, failure, incremental, matching, one_data, one_protocol, tested,
+                          user_scores)
 from ..stats.significance import FEW_USERS, compare_paired, holm, interval_of_mean
 from .scores import group_average, group_blocks, split_group
 
@@ -273,7 +274,7 @@ def measure(run: Run, metric: str, column: str) -> float:
         if len(blocks) != 1:
             raise NotMeasured(f"its record has {len(blocks)} blocks, the table is of runs without blocks")
         return blocks[0]
-    if len(blocks) != 4:
+    if len(blocks) != 4 and not domains_of(run.head):
         raise NotMeasured(f"its record has {len(blocks)} blocks, the table is of D0-D3")
     return float(np.mean(blocks[1:])) if column == "avg" else blocks[int(column[1:])]
 
@@ -430,18 +431,18 @@ def _best_backbone(cells: Mapping[Key, Cell], table: PaperTable, ours: str, data
     return max(mine, key=lambda cell: cell.mean).key.backbone if mine else None
 
 
-def _on_other_backbones(cells: Mapping[Key, Cell], ours: str, dataset: str) -> list[Key]:
-    """The cells with a number, but costs, of lines on backbones that the paper's method is not on."""
+def _on_other_backbones(cells: Mapping[Key, Cell], ours: str, dataset: str, column: str) -> list[Key]:
+    """The cells with a number, but costs, in a column of lines on backbones that the paper's method is not on."""
     taken = {key.backbone for key in cells if key.row == ours}
     return [key for key, cell in cells.items() if key.dataset == dataset and key.backbone not in taken
-            and key.metric not in _COSTS and cell.mean is not None]
+            and key.column == column and key.metric not in _COSTS and cell.mean is not None]
 
 
 def _tested_across(cells: dict[Key, Cell], table: PaperTable, ours: str, runs: Mapping[tuple, list[Run]]) -> None:
     """Test the paper's best line against those on backbones that its method is not on, each metric on its own."""
     for dataset in table.datasets:
         best = _best_backbone(cells, table, ours, dataset)
-        for key in _on_other_backbones(cells, ours, dataset) if best else ():
+        for key in _on_other_backbones(cells, ours, dataset, table.lead.column) if best else ():
             _, p, _ = user_test(runs[ours, best, dataset], runs[key.row, key.backbone, dataset], key.metric)
             if not math.isnan(p):
                 cells[key] = replace(cells[key], p=p)
@@ -452,7 +453,7 @@ def _notes_across(cells: Mapping[Key, Cell], table: PaperTable, ours: str, label
     notes = []
     for dataset in table.datasets:
         lines: dict[str, list[str]] = {}
-        for key in _on_other_backbones(cells, ours, dataset):
+        for key in _on_other_backbones(cells, ours, dataset, table.lead.column):
             if cells[key].p is not None:
                 name = f"{label(key.row)} on {label(key.backbone)}"
                 lines.setdefault(name, []).append(f"{label(key.metric)} {p_text(cells[key].p)}")
@@ -530,9 +531,16 @@ def _mark_reference(cells: dict[Key, Cell], table: PaperTable, source: Source,
                 cells[key] = replace(cells[key], is_reference=cells[key].mean is not None)
 
 
+def pilot_users(source: Source) -> int:
+    """How many users of each domain the runs have that ``source`` asks for; 0 if they have all."""
+    return int(dict(source.assignments).get("pilot_users", 0))
+
+
 def _cells(paper: str, definitions: Definitions, table: PaperTable, source: Source) -> dict[Key, Cell]:
-    """Every cell of a table."""
+    """Every cell of a table. Those of a pilot are without the paper's numbers, as the two do not compare."""
     printed, contradictions = definitions.printed().get(table.number, {}), definitions.inconsistencies()
+    if pilot_users(source):
+        printed, contradictions = {}, {}
     cells = {key: Cell(key, _decimals(key, printed.get(key)), printed=printed.get(key),
                        contradiction=contradictions.get((table.number, key), "")) for key in table.keys()}
     if table.row_spec is None:
@@ -789,12 +797,20 @@ def _footnotes(cells: Mapping[Key, Cell], labels: _Labels) -> tuple[dict[Key, st
     return marks, footnotes
 
 
-def _notes(cells: Mapping[Key, Cell], labels: _Labels) -> list[str]:
+def pilot_note(users: Iterable[int]) -> str:
+    """What is said of a table of pilots with so many users."""
+    return (f"Of pilots with {', '.join(f'{n:,}' for n in sorted(users))} users of each domain; comparable with no "
+            f"numbers of all users.")
+
+
+def _notes(cells: Mapping[Key, Cell], labels: _Labels, source: Source) -> list[str]:
     """What the numbers mean, which seeds they are of, and how they were tested."""
     table = labels.table
     notes = [*table.notes, *_seed_notes(cells, labels.cell)]
     if table.added:
         notes.append(f"Not in the paper: {', '.join(map(labels.of, table.added))}. `compare` tests them.")
+    if users := pilot_users(source):
+        notes.append(pilot_note([users]))
     if any(cell.is_reference for cell in cells.values()):
         notes.append(f"= FT: on every block and seed these metrics are less than {ALIKE:.4f} away from FT's, so with "
                      f"its settings the method is FT in effect.")
@@ -864,7 +880,7 @@ def filled(paper: str, definitions: Definitions, table: PaperTable, source: Sour
     labels = _Labels(definitions, table, daggers)
     marks, footnotes = _footnotes(cells, labels)
     panels, heads = _panels(cells, labels)
-    notes, counts = _notes(cells, labels), _tested_notes(cells, labels)
+    notes, counts = _notes(cells, labels, source), _tested_notes(cells, labels)
     return Table(paper, table.number, table.title, tuple(_STUB_HEADS[part] for part in table.stub), heads, panels,
                  tuple(notes), tuple(counts), tuple(footnotes), tuple(_missing(cells, paper, table, source, remake)),
                  marks, daggers, heading)

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import same_numbers, stopped_everywhere
+from helpers import lay_shop, same_numbers, stopped_everywhere
 from oracle import stream as numbers
 from test_central import BACKBONES, Plain, cut
 
@@ -40,22 +40,11 @@ SMALL = {"max_length": 4, "dim": 6, "dropout": 0.0, "batch_size": 7, "rounds": 3
 TOPOLOGIES = ("federated", "local", "central")
 
 
-def lay(name, seed, users, items):
-    """Histories that go round the items, so that there is something to learn."""
-    generator, rows = np.random.default_rng(seed), []
-    for user in range(users):
-        first, stride = generator.integers(items), 1 + user % 2
-        rows += [f"u{user}\ti{(first + stride * place) % items}\t{place}\n"
-                 for place in range(generator.integers(3, 8))]
-    Path("data", name).mkdir(parents=True, exist_ok=True)
-    Path("data", name, f"{name}.inter").write_text("user_id:token\titem_id:token\ttimestamp:float\n" + "".join(rows))
-
-
 @pytest.fixture
 def shops(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    lay("books", 1, 20, 15)
-    lay("games", 2, 12, 11)
+    lay_shop("books", 1, 20, 15)
+    lay_shop("games", 2, 12, 11)
 
 
 def configured(registry, topology="federated", name="sasrec", seed=0, **settings):
@@ -224,7 +213,7 @@ def test_another_domains_data_changes_nothing_of_one_alone(registry, shops):
         return [row["loss"] for row in last.curve if row["step"] == 0], last.tests[0][2].values["mrr@3"].tolist()
 
     before = {topology: tested(topology) for topology in TOPOLOGIES}
-    lay("games", 3, 12, 11)
+    lay_shop("games", 3, 12, 11)
     assert tested("local") == before["local"]
     assert all(tested(topology)[0] != before[topology][0] for topology in ("federated", "central"))
 
@@ -234,7 +223,7 @@ def test_items_of_two_domains_never_share_a_row(registry, shops):
     f = federation_of(configured(registry, "central", optimiser="sgd", rounds=1))
     start = Silos.of(f).start()
     domain = Silos.of(f).domains[0]
-    lay("games", 3, 12, 11)
+    lay_shop("games", 3, 12, 11)
     other = federation_of(configured(registry, "central", optimiser="sgd", rounds=1, lr=1e-9))
     assert torch.equal(Silos.of(other).start().public[ITEM][domain.rows], start.public[ITEM][domain.rows])
     assert not torch.equal(start.public[ITEM][:11], start.public[ITEM][15:])
@@ -299,7 +288,7 @@ def test_a_checkpoint_of_other_data_is_not_gone_on_from(registry, shops, tmp_pat
     progress = next(progress for progress in run(f) if progress.round)
     save_progress(tmp_path / "kept.pt", progress, 1.0)
     assert load_progress(tmp_path / "kept.pt", "cpu", f)[0].round == 1
-    lay("games", 2, 12, 10)
+    lay_shop("games", 2, 12, 10)
     with pytest.raises(Corrupt, match="is of another run: field 'model.public.item_embedding.weight'"):
         load_progress(tmp_path / "kept.pt", "cpu", federation_of(configured(registry)))
 
@@ -388,7 +377,7 @@ def test_it_runs_from_the_command_line(shops, capsys):
 
 def test_pairs_of_domains_stand_in_one_table(shops, capsys):
     """Those of several pairs are called by their number, and the mean is that of the domains."""
-    lay("tea", 3, 12, 11)
+    lay_shop("tea", 3, 12, 11)
     for pair in ("books+games", "books+tea"):
         assert main(command("--quiet", "--dataset", pair)) == 0
     capsys.readouterr()

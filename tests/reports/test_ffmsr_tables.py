@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
+from helpers import lay_shop
 
+import fedcl_bench as fb
 from fedcl_bench.cli.main import main
+from fedcl_bench.errors import UserError
 from fedcl_bench.experiments.papers import Key, ffmsr
+from fedcl_bench.experiments.papers.definitions import Printed
+from fedcl_bench.reports import domain_figures
+from fedcl_bench.reports.paper_figures import Job, Skip
+from fedcl_bench.reports.reproduction import page
+from fedcl_bench.reports.standing import OPEN, judge
+from fedcl_bench.reports.tables import Source, build
 from fedcl_bench.runs.specs import RunSpec
+from fedcl_bench.runs.store import load_runs
 
 OFFICE, RETAIL = ffmsr.DATASETS
 _DOMAINS = {"Office": (OFFICE, "D0"), "Arts": (OFFICE, "D1"), "OnlineRetail": (RETAIL, "D0"), "Pantry": (RETAIL, "D1")}
@@ -44,7 +57,7 @@ def published(shared, number):
 def test_every_printed_number_stands_in_its_cell(shared, number):
     expected = dict(published(shared, number))
     assert {key: printed.text for key, printed in ffmsr.printed()[number].items()} == expected
-    assert set(ffmsr.TABLES[number].keys()) == set(expected)
+    assert {key for key in ffmsr.TABLES[number].keys() if key.column != "mean"} == set(expected)
 
 
 def test_tables_repeat_each_other():
@@ -82,12 +95,78 @@ def test_every_row_of_ffmsr_is_a_setting_that_is_accepted(registry):
                 assert choices is None or value in choices
 
 
-def test_a_paper_without_figures_is_refused(capsys):
-    assert main(["figures", "--paper", "ffmsr"]) == 2
-    assert "'ffmsr', which has tables alone; accepted: f3crec, fcucr" in capsys.readouterr().err
-
-
 def test_a_table_that_cannot_be_built_says_why(capsys):
     assert main(["tables", "--paper", "ffmsr", "--table", "8"]) == 2
     assert "table 8 of ffmsr: it leaves out the users whom Office and Arts share" in capsys.readouterr().err
     assert 8 not in ffmsr.TABLES
+
+
+@pytest.fixture(scope="module")
+def pilots(registry, tmp_path_factory):
+    """Runs of a pilot of two small shops under two topologies, and the source of their tables."""
+    folder = tmp_path_factory.mktemp("pilots")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        lay_shop("books", 0, 15, 14)
+        lay_shop("games", 1, 12, 11)
+        small = {"rounds": 2, "dim": 4, "topk": [3], "valid_metric": "recall@3", "pilot_users": 10, "pilot_core": 1}
+        for topology, seeds in (("local", 3), ("central", 2)):
+            fb.run("ft", "sasrec", "books+games", seeds=seeds, topology=topology, progress=False, **small)
+        yield Source(load_runs(folder / "results"), registry, None, tuple(small.items()), lambda dataset: {})
+
+
+def table_of_pilots(number, rows=("topology=local", "topology=central", "topology=federated")):
+    """A table of FFMSR with the pilots' runs in it."""
+    def spec(row, backbone, dataset):
+        return RunSpec("ft", "sasrec", dataset, (tuple(row.split("=")),))
+    table = ffmsr.TABLES[number]
+    return replace(table, datasets=("books+games",), backbones=("sasrec",), rows=rows, only=(), metrics=("recall@3",),
+                   row_spec=spec, lead=None, baseline=rows[0] if table.baseline else None)
+
+
+def test_a_table_of_pilots_has_domains_and_their_mean_but_no_printed_number(pilots, monkeypatch):
+    key = Key("books+games", "sasrec", "topology=local", "recall@3", "D0")
+    monkeypatch.setattr(ffmsr, "printed", lambda: {4: {key: Printed(".5")}})
+    built = build("ffmsr", table_of_pilots(4), pilots)
+    cells = {cell.key: cell for cell in built.cells()}
+    assert all(cell.printed is None for cell in cells.values())
+    for topology, seeds in (("local", 3), ("central", 2)):
+        runs = [run for run in pilots.runs if run.meta["settings"]["topology"] == topology]
+        per_domain = np.array([run.meta["metrics"]["recall@3"]["per_block"] for run in runs])
+        row = [cells[key._replace(row=f"topology={topology}", column=name)] for name in ("D0", "D1", "mean")]
+        assert [cell.mean for cell in row] == pytest.approx([*per_domain.mean(0), per_domain.mean()])
+        assert all(len(cell.seeds) == seeds for cell in row)
+    absent = cells[key._replace(row="topology=federated")]
+    assert absent.mean is None and "no record" in absent.missing
+    tested = cells[key._replace(row="topology=central", column="mean")]
+    assert tested.p is not None and tested.users == (10, 10)
+    assert "Of pilots with 10 users of each domain; comparable with no numbers of all users." in built.notes
+    ((place, judged),) = judge("ffmsr", table_of_pilots(4), built.cells(), pilots).items()
+    assert place == key and judged.standing.kind == OPEN and "a pilot alone, of 10 users" in judged.standing.reason
+    assert judged.cell.mean is None and judged.cell.printed.text == ".5"
+
+
+def test_pilots_have_no_reproduction_page(pilots):
+    with pytest.raises(UserError, match="pilot_users: found in --set, accepted: runs of all users"):
+        page("ffmsr", [table_of_pilots(4)], pilots, "")
+
+
+def test_a_figure_shows_the_cells_of_its_table(pilots, monkeypatch):
+    monkeypatch.setitem(ffmsr.TABLES, 4, table_of_pilots(4))
+    settings = {name: str(value).strip("[]") for name, value in pilots.assignments}
+    job = Job(ffmsr, "ffmsr", pilots.registry, list(pilots.runs), Path("results"), None, settings, ["ft"], ["sasrec"],
+              ["books+games"], "recall@3")
+    ((name, figure),) = domain_figures.MAKERS["4"](job)
+    assert name == "table4-books+games-recall3"
+    assert "pilot of 10 users of each domain" in figure.get_suptitle() and "seeds 0, 1; 0-2" in figure.get_suptitle()
+    cells = {cell.key: cell for cell in build("ffmsr", table_of_pilots(4), pilots).cells()}
+    for axes, column in zip(figure.axes, ("D0", "D1")):
+        drawn = {artist.get_gid(): artist for artist in axes.get_children() if artist.get_gid()}
+        assert axes.get_title() == {"D0": "books", "D1": "games"}[column]
+        for row in ("topology=local", "topology=central"):
+            expected = cells[Key("books+games", "sasrec", row, "recall@3", column)].mean
+            assert drawn[f"{axes.get_title()}:{row}"].get_xdata() == pytest.approx([expected])
+        assert "missing:topology=federated" in drawn
+    monkeypatch.setitem(ffmsr.TABLES, 4, table_of_pilots(4, rows=("topology=federated",)))
+    with pytest.raises(Skip, match="--paper ffmsr --table 4 --datasets books"):
+        list(domain_figures.MAKERS["4"](job))

@@ -39,6 +39,9 @@ figures of fcucr (its Figures 3-10 are k, lambda and noise, per dataset):
   noise        noise on received prototypes, with the ε it stands for
   curves       the validation metric over the rounds
 
+figures of ffmsr:
+  3 to 7       the table of that number: a dot per line and domain
+
 What has no record is named, with the command that makes it, and left empty. docs/tables.md says how to read them.
 """
 
@@ -49,11 +52,11 @@ def add(commands) -> None:
                                   formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
                                   description="Draw figures for print, from finished runs.")
     figures.add_argument("--paper", default="f3crec", metavar="NAME", help="whose figures, labels and printed numbers: "
-                                                                           "f3crec (default) or fcucr")
+                                                                           "f3crec (default), fcucr or ffmsr")
     figures.add_argument("--figure", type=names, action=Extend, metavar="A,B",
                          help="which, as 3,cd; repeatable (default: all)")
     add_cells(figures)
-    figures.add_argument("--metric", metavar="NAME@K", help="default: ndcg@20; of fcucr, hit@10")
+    figures.add_argument("--metric", metavar="NAME@K", help="default: ndcg@20; of fcucr, hit@10; of ffmsr, recall@10")
     add_set(figures, "take the runs with this setting; repeatable")
     add_records(figures)
     add_tuned(figures)
@@ -73,7 +76,7 @@ def _present(kind: str, asked: tuple[str, ...] | None, paper: ModuleType, runs: 
 
 def run(args: argparse.Namespace) -> int:
     from ...experiments import papers
-    from ...reports import paper_figures, session_figures
+    from ...reports import domain_figures, paper_figures, session_figures
     from ...reports.paper_figures import Job
     from ...reports.selection import FOOTNOTE
     from ...runs.registry import discover
@@ -83,10 +86,8 @@ def run(args: argparse.Namespace) -> int:
 
     check_formats(args.format)
     paper = papers.get(args.paper)
-    of_papers = {"f3crec": paper_figures.MAKERS, "fcucr": session_figures.MAKERS}
-    if args.paper not in of_papers:
-        raise UserError(f"--paper: found '{args.paper}', which has tables alone; accepted: {', '.join(of_papers)}.")
-    makers = of_papers[args.paper]
+    makers = {"f3crec": paper_figures.MAKERS, "fcucr": session_figures.MAKERS,
+              "ffmsr": domain_figures.MAKERS}[args.paper]
     asked = [paper.FIGURE_ALIASES.get(name, name) for name in args.figure or ("all",)]
     for name in asked:
         if name != "all" and name not in makers:
