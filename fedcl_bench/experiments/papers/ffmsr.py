@@ -86,12 +86,10 @@ def row_spec(row: str, backbone: str, dataset: str) -> RunSpec:
 _SEEDS = "Ours: mean ± sample standard deviation over seeds; in parentheses: the paper."
 _DOMAIN_NOTE = ("First and second domain: in the order of the dataset's name, and their mean, which the paper does not "
                 "print. All items of the domain are ranked.")
-_TEST_NOTE = ("*, °: significantly better, worse than FFMSR on the mean: two-sided paired t-test over the users of both "
-              "domains, each averaged over the seeds, Holm's correction over the rows, p ≤ .05.")
-
-
-_LEAD = Lead("recall@10", "mean", _DOMAINS, "R@10, mean of the two domains. p: two-sided paired t-test over the users of "
-             "both, each averaged over the seeds both have. All lines of a dataset are ranked together.", name_p=True)
+_TEST_NOTE = ("*, °: significantly better, worse than FFMSR on the mean: two-sided paired t-test over the users of "
+              "both domains, each averaged over the seeds, Holm's correction over the rows, p ≤ .05.")
+_LEAD = Lead("recall@10", "mean", _DOMAINS, "R@10, mean of the two domains. p: two-sided paired t-test over the users "
+             "of both, each averaged over the seeds both have. All lines of a dataset are ranked together.", name_p=True)
 
 
 def _variants(number: int, title: str, rows: tuple[str, ...]) -> PaperTable:
