@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
@@ -101,21 +101,35 @@ def run_seeds(configs: Sequence[RunConfig], overrides: Layers, stream: SharedStr
     """
     done = []
     for config in configs:
-        with Display(config, execution.quiet, execution.verbose) as display, RunLog(config, execution.logs) as log:
-            if config is configs[0]:
-                for text in idle_notes(config, overrides):
-                    display.note(text)
+        for earlier in config.blocks_before:
+            _run(earlier, overrides, SharedStream(earlier), replace(execution, rerun=False), notes=False)
+        done.append(_run(config, overrides, stream, execution, notes=config is configs[0]))
+    return done
 
-            def update(loaded: Stream, progress: Progress) -> None:
-                display.update(loaded, progress)
-                log.update(progress)
 
-            watch = Watch(update, display.warn, display.note, execution.stop)
-            engine = execution.engine_of(config, display.warn)
-            hearing = Hearing(display.warn, display.counting)
-            done.append(execute(config, lambda: stream.load(display.note, hearing), execution.results, watch,
-                                rerun=execution.rerun, engine=engine))
-            log.finish(Path(done[-1]["record"]))
+def _run(config: RunConfig, overrides: Layers, stream: SharedStream, execution: Execution, notes: bool
+         ) -> dict[str, Any]:
+    """One run with its progress.
+
+    Args:
+        notes: say which settings are without effect.
+    """
+    with Display(config, execution.quiet, execution.verbose) as display, RunLog(config, execution.logs) as log:
+        for text in idle_notes(config, overrides) if notes else ():
+            display.note(text)
+        if config.stream.domain_blocks > 1:
+            display.note(f"block {config.stream.domain_block} of the {config.stream.domain_blocks} of each domain")
+
+        def update(loaded: Stream, progress: Progress) -> None:
+            display.update(loaded, progress)
+            log.update(progress)
+
+        watch = Watch(update, display.warn, display.note, execution.stop)
+        engine = execution.engine_of(config, display.warn)
+        hearing = Hearing(display.warn, display.counting)
+        done = execute(config, lambda: stream.load(display.note, hearing), execution.results, watch,
+                       rerun=execution.rerun, engine=engine)
+        log.finish(Path(done["record"]))
     return done
 
 

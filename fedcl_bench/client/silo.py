@@ -32,7 +32,7 @@ class Domain:
         step: its interactions, users and items numbered from 0.
         rows: those of its items in the item tables.
         users: the ids of its users among those of all domains.
-        samples: every beginning of its training histories.
+        samples: every beginning of its training histories that ends in what it trains on.
         memory: what a sequential backbone remembers of these.
         module: of a backbone that makes one; it holds the parameters that were last loaded.
     """
@@ -50,7 +50,7 @@ class Domain:
         """The domain that is a stream's step, without a module."""
         numbered = _numbered_from_zero(step)
         domain = cls(step.index, numbered, slice(step.old_items, step.n_items), range(step.old_users, step.n_users),
-                     numbered.sessions["train"].prefixes())
+                     numbered.samples())
         if isinstance(backbone, SequentialBackbone):
             return replace(domain, memory=backbone.remember(as_one_client(numbered), {}))
         return domain

@@ -2,6 +2,9 @@
 
 Users are matched nowhere, also where two domains have the same id. In each domain a user's last interaction is for
 testing and the one before it for validation; every beginning of what comes before them is a training sample.
+
+With ``domain_blocks`` the interactions of each domain are cut in time, and the same is done in one of these blocks:
+what comes before it is known, and only what is in it is trained on, validated and tested.
 """
 
 from __future__ import annotations
@@ -15,9 +18,9 @@ import torch
 from .. import draws
 from ..errors import UserError
 from .recbole_files import Interactions
-from .stream import Ragged, Sessions, Step, Stream, StreamSettings, first_appearance
+from .stream import Ragged, Sessions, Step, Stream, StreamSettings, block_of_rows, first_appearance
 
-_TESTED = 3  # interactions of a user of whom something is validated and tested
+_TESTED = 3  # interactions of a user of whom something is validated and tested, two of them in the block
 _HELD_OUT = {"train": 2, "valid": 1, "test": 0}  # of a user's last interactions, so many are not in a split's history
 
 
@@ -25,8 +28,8 @@ def build_domains(parts: Sequence[tuple[str, Interactions]], settings: StreamSet
     """A step per domain, in the order of ``parts``; its users and items are numbered after those of the ones before,
     by first appearance in the file.
 
-    Interactions of a user with equal times keep the order of the file. A user with fewer than 3 interactions trains
-    alone. Every item of a domain can be found, also one that nobody trains on.
+    Interactions of a user with equal times keep the order of the file. A user with fewer than 3 interactions, or with
+    one in the block, trains alone. Every item of a domain can be found, also one that nobody trains on.
 
     Args:
         parts: name and rows of each dataset.
@@ -39,7 +42,7 @@ def build_domains(parts: Sequence[tuple[str, Interactions]], settings: StreamSet
     for name, data in parts:
         data = _pilot(name, data, settings) if settings.pilot_users else data
         before = (steps[-1].n_users, steps[-1].n_items) if steps else (0, 0)
-        steps.append(_step(name, data, len(steps), *before))
+        steps.append(_step(name, data, settings, len(steps), *before))
         users.append(np.char.add(f"{name}:", data.user_tokens.astype(str)))
         items.append(np.char.add(f"{name}:", data.item_tokens.astype(str)))
     return Stream(tuple(steps), np.concatenate(users), np.concatenate(items), domains=tuple(name for name, _ in parts))
@@ -68,26 +71,39 @@ def _pilot(name: str, data: Interactions, settings: StreamSettings) -> Interacti
                    item_tokens=data.item_tokens[old_item])
 
 
-def _step(name: str, data: Interactions, index: int, old_users: int, old_items: int) -> Step:
+def _step(name: str, data: Interactions, settings: StreamSettings, index: int, old_users: int, old_items: int) -> Step:
     """One domain's step after so many users and items of others."""
+    block, now = _block_of_rows(data, settings), settings.domain_block
     order = np.lexsort((data.time, data.user))  # stable
-    user, count = data.user[order], np.bincount(data.user)
+    order = order[block[order] <= now]
+    user, new = data.user[order], block[order] == now
+    count, of_block = (np.bincount(users, minlength=len(data.user_tokens)) for users in (user, user[new]))
     later = np.cumsum(count)[user] - 1 - np.arange(len(user))  # how many of the user's rows come after each
-    tested = count[user] >= _TESTED
-    n_users = old_users + len(count)
-    sessions = {}
-    for split, held_out in _HELD_OUT.items():
-        rows = (tested & (later >= held_out)) | (~tested if split == "train" else False)
-        sessions[split] = _sessions(order[rows], user[rows], data, old_users, old_items)
+    tested = ((count >= _TESTED) & (of_block >= _TESTED - 1))[user]
+    where, of_these = f"domain '{name}'", ""
+    if settings.domain_blocks > 1:
+        where, of_these = f"{where}, block {now}", ", two of them in the block"
     if not tested.any():
-        raise UserError(f"domain '{name}': no user has {_TESTED} interactions, of which the last is for testing and "
-                        f"the one before it for validation; found at most {count.max()}.")
-    if not len(sessions["train"].prefixes().end):
-        raise UserError(f"domain '{name}': nobody has 2 interactions to train on beside those that are held out.")
+        raise UserError(f"{where}: no user has {_TESTED} interactions{of_these}, of which the last is for testing and "
+                        f"the one before it for validation; found at most {max(of_block)}.")
+    chosen = {split: (tested & (later >= held_out)) | (~tested if split == "train" else False)
+              for split, held_out in _HELD_OUT.items()} | ({"known": ~new} if now else {})
+    sessions = {split: _sessions(order[rows], user[rows], data, old_users, old_items) for split, rows in chosen.items()}
     train = sessions["train"]
     lists = [Ragged(train.start[train.of_user], train.items),
              *(Ragged(last.of_user, last.items[last.start[1:] - 1]) for last in (sessions["valid"], sessions["test"]))]
-    return Step(index, n_users, old_items + len(data.item_tokens), old_users, old_items, len(user), *lists, sessions)
+    step = Step(index, old_users + len(count), old_items + len(data.item_tokens), old_users, old_items, int(new.sum()),
+                *lists, sessions)
+    if not len(step.samples().end):
+        raise UserError(f"{where}: nobody has 2 interactions to train on beside those that are held out.")
+    return step
+
+
+def _block_of_rows(data: Interactions, settings: StreamSettings) -> np.ndarray:
+    """The block of each row: those of equal times keep the order of the file."""
+    block = np.empty(len(data.time), np.int64)
+    block[np.argsort(data.time, kind="stable")] = block_of_rows(len(block), settings.domain_blocks, settings.base_share)
+    return block
 
 
 def _sessions(rows: np.ndarray, user: np.ndarray, data: Interactions, old_users: int, old_items: int) -> Sessions:
@@ -106,7 +122,7 @@ def statistics(stream: Stream) -> dict[str, list[float]]:
     for step in stream.steps:
         users = step.n_users - step.old_users
         values = (users, step.n_items - step.old_items, step.interactions, round(step.interactions / users, 2),
-                  len(step.sessions["train"].prefixes().end), len(step.valid.values), len(step.test.values))
+                  len(step.samples().end), len(step.valid.values), len(step.test.values))
         for name, value in zip(counts, values):
             counts[name].append(value)
     return counts

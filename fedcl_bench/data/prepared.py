@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _SPLITS = ("train", "valid", "test")
 _NUMBERS = ("index", "n_users", "n_items", "old_users", "old_items", "interactions")
 _ABOUT = "stream.json"
-_STEP = fields_of({**dict.fromkeys(_NUMBERS, whole()), "sessions": lists(one_of(*_SPLITS))}, {})
+_STEP = fields_of({**dict.fromkeys(_NUMBERS, whole()), "sessions": lists(one_of(*_SPLITS, "known"))}, {})
 _CONTENT = fields_of({"steps": lists(_STEP), "unfiltered": mapping(plain), "digests": mapping(text), "digest": text},
                      {"domains": lists(text)})
 

@@ -65,16 +65,23 @@ class StreamSettings:
     pilot_users: int = setting(0, "of each domain so many users are drawn, for a pilot whose numbers compare with no "
                                "others; 0: all users", low=0)
     pilot_core: int = setting(5, "users and items of a pilot keep at least this many interactions", low=0)
+    domain_blocks: int = setting(1, "blocks in time that the interactions of each domain are cut into, the first with "
+                                 "base_share of them; 1: all at once", low=1)
+    domain_block: int = setting(0, "the one of these blocks that is trained and tested, from the model after the one "
+                                "before; 0 is the first", low=0)
 
     def __post_init__(self):
         if self.topology == "local" and self.stream == "sessions":
             raise UserError("setting 'topology': found local, accepted: federated or central with stream=sessions.")
+        if self.domain_block >= self.domain_blocks:
+            raise UserError(f"setting 'domain_block': found {self.domain_block}, accepted: less than domain_blocks, "
+                            f"{self.domain_blocks}.")
 
 
 _BLOCKS_ONLY = ("blocks", "base_share", "base_split", "inc_split", "split_seed")
 _SESSIONS_ONLY = ("session_from", "session_gap", "session_split", "min_session_length", "min_sessions")
 CENTRAL_ONLY = ("train_share", "valid_share")
-DOMAINS_ONLY = ("pilot_users", "pilot_core")
+DOMAINS_ONLY = ("pilot_users", "pilot_core", "domain_blocks", "domain_block")
 
 
 def is_central(settings: Mapping[str, Any]) -> bool:
@@ -118,6 +125,10 @@ def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     idle |= dict.fromkeys(_BLOCKS_ONLY, f"with stream={stream}, which has one step and a fixed split")
     if stream == "domains":
         idle["min_interactions"] = "with stream=domains; use k_core"
+        if settings["domain_blocks"] > 1:
+            del idle["base_share"]
+        else:
+            idle["domain_block"] = "with domain_blocks=1"
         idle["tie_order"] = "with stream=domains, where rows of equal time keep the order of the file"
         idle.pop("split_seed" if settings["pilot_users"] else "", None)
     if stream == "sessions":
@@ -294,7 +305,8 @@ class Step:
             training sessions; the last item of its validation and of its test session, if it has one.
         sessions: in a stream of sessions, those of ``train``, ``valid`` and ``test``; each user has at most one session
             in each of the last two, which includes the item to find. With ``topology=central`` the one user there is
-            has all of them. In a domain, a user's session for each is all up to that item.
+            has all of them. In a domain, a user's session for each is all up to that item; after the first of a
+            domain's blocks there are also those of ``known``, what each user did in the blocks before.
     """
 
     index: int
@@ -310,6 +322,18 @@ class Step:
 
     def split(self, name: str) -> Ragged:
         return getattr(self, name)
+
+    def samples(self) -> Prefixes:
+        """Every beginning of a training session whose last item is of this step."""
+        train, prefixes = self.sessions["train"], self.sessions["train"].prefixes()
+        if "known" not in self.sessions:
+            return prefixes
+        known = self.sessions["known"]
+        before = torch.zeros_like(known.count).index_add_(
+            0, torch.arange(len(known.count), device=known.start.device).repeat_interleave(known.count), known.lengths)
+        session = torch.searchsorted(train.start, prefixes.first, right=True) - 1
+        new = prefixes.end - prefixes.first > before.repeat_interleave(train.count)[session]
+        return Prefixes(train, prefixes.first[new], prefixes.end[new])
 
     def to(self, device: torch.device) -> "Step":
         moved = {name: self.split(name).to(device) for name in ("train", "valid", "test")}

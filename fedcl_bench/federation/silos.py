@@ -191,6 +191,11 @@ class Phase:
         return {STAGE: self.number} if len(self.silos.stages) > 1 else {}
 
 
+def beginning(f: Federation, model: Snapshot) -> Progress:
+    """The progress before the first round, from a model of all domains."""
+    return Progress(model=model, best=Best(model), ways=("domains",) * len(f.stream.steps))
+
+
 def run(f: Federation, progress: Progress) -> Iterator[Progress]:
     """As ``loop.run``, for a stream of domains.
 
@@ -201,8 +206,7 @@ def run(f: Federation, progress: Progress) -> Iterator[Progress]:
         return
     silos = Silos.of(f)
     if not progress.ways:
-        model = silos.start()
-        progress = replace(progress, model=model, best=Best(model), ways=("domains",) * len(silos.domains))
+        progress = beginning(f, silos.start())
     while not progress.trained:
         phase = Phase.of(silos, progress.curve)
         if not (phase.round or progress.within):

@@ -90,6 +90,12 @@ class RunConfig:
         """Whether the clients are domains."""
         return stream.is_domains(flat([self.stream]))
 
+    @property
+    def blocks_before(self) -> tuple[RunConfig, ...]:
+        """The runs of the domains' earlier blocks, each of which the next one begins from."""
+        earlier = range(self.stream.domain_block if self.is_domains else 0)
+        return tuple(replace(self, stream=replace(self.stream, domain_block=block)) for block in earlier)
+
     def _parts(self, with_method: bool) -> list[Any]:
         parts = [self.stream, self.local, self.server, self.evaluation, self.backbone_settings]
         return parts + ([self.method_settings] if with_method else [])
@@ -347,7 +353,7 @@ def backbone_of(registry: Registry, name: str, parts: AllSettings) -> Plugin:
 _LATER = {"upload_clip": 0.0, "upload_mechanism": "laplace", "evaluate_every": 1, "availability": "always",
           "client_dropout": 0.0, "stragglers": 0.0, "fold_in": 0, "fold_in_rounds": 20, "cold_start": "fold_in",
           "extra_metrics": [], "topology": "federated", "padding": "none", "lr_later": 0.0,
-          "repeated_positives": "every", "base_model": "", "tie_order": "file"}
+          "repeated_positives": "every", "base_model": "", "tie_order": "file", "domain_blocks": 1}
 
 
 def effective(parts: Iterable[Any], with_idle: bool = False) -> dict[str, Any]:

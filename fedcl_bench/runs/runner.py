@@ -6,6 +6,7 @@ import itertools
 import os
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Iterator, Protocol
 
@@ -13,21 +14,25 @@ import torch
 
 from ..client.out_of_memory import in_words
 from ..data.stream import Stream
-from ..errors import Corrupt, OutOfMemory, RunFailed, UserError, ran_out
+from ..errors import Busy, Corrupt, OutOfMemory, RunFailed, UserError, ran_out
 from ..federation.divergence import largest
 from ..federation.loop import from_base, run
 from ..federation.parts import Federation, Progress
 from ..federation.server import most_rounds
+from ..federation.silos import beginning
 from ..files import sweep
-from . import bases
+from ..schema import fitting
+from . import bases, resumable
 from .checkpoints import CURE, load_progress, save_progress
 from .config import SHARED, RunConfig
 from .memory_plan import advice, require
-from .records import Record, of_features, summary
+from .records import MODEL, Record, of_features, summary
+from .run import refuse
 from .store import load_record, tested
 
 _Saved = tuple[Progress, float]  # and the seconds that it took so far
 SAVE_EVERY = 60.0  # seconds between checkpoints inside a block
+WAIT = 0.5  # seconds between looks at a run of another process
 LARGE = 1e18  # a parameter beyond is finite, but products of two are near the end of single precision
 
 
@@ -146,6 +151,24 @@ def _from_base(federation: Federation, base: Path | None, watch: Watch) -> _Star
     return _Start(progress, seconds, shared=True)
 
 
+def _from_block_before(config: RunConfig, federation: Federation, results: Path) -> _Start | None:
+    """From the model after the domains' block before, if there is one.
+
+    Raises:
+        UserError: if there is no finished run of that block, or its model cannot be read.
+    """
+    if not config.blocks_before:
+        return None
+    before = config.stream.domain_block - 1
+    record = Record.of(config.blocks_before[-1], results)
+    if _finished(record, refuse) is None:
+        raise UserError(f"setting 'domain_block': found {before + 1}, which begins from the model after block {before};"
+                        f" accepted: this once there is a finished run of that, with --set domain_block={before}.")
+    progress = beginning(federation, record.model(str(federation.device)))
+    return _Start(fitting(progress, lambda value, _: resumable.check(value, federation),
+                          f"{record.folder / MODEL}: is of another run", CURE))
+
+
 class _Saving:
     """Checkpoints of a run while it trains.
 
@@ -211,6 +234,24 @@ def _client_updates(progress: Progress | None, n_steps: int) -> list[int]:
     return [sum(int(row["participants"]) for row in rows if row["step"] == step) for step in range(n_steps)]
 
 
+def execute_before(config: RunConfig, load: Callable[[RunConfig], Stream], results: Path, watch: Watch) -> None:
+    """Run the domains' earlier blocks, as far as they are not finished. One that another process is at is waited for.
+
+    Args:
+        load: as for ``execute``, of any configuration. results, watch: as for ``execute``, with its errors.
+    """
+    for earlier in config.blocks_before:
+        while True:
+            try:
+                execute(earlier, partial(load, earlier), results, watch)
+                break
+            except Busy:
+                if watch.stop():
+                    raise Interrupted(f"stopped while another process was at block {earlier.stream.domain_block}; the "
+                                      f"same command goes on from there.") from None
+                time.sleep(WAIT)
+
+
 def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch: Watch = Watch(), *,
             rerun: bool = False, engine: Engine = Here()) -> dict[str, Any]:
     """Run a configuration, or return its record if it is already finished.
@@ -248,7 +289,8 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
         base = config.base_file(results) if shares_base else None
         start = _resumed(federation, record, watch) or (
             _Start(from_base(federation, bases.load(federation, results))) if config.server.base_model else
-            _from_base(federation, None if rerun else base, watch)) or _Start()
+            _from_base(federation, None if rerun else base, watch)) or (
+            _from_block_before(config, federation, results)) or _Start()
         saving = _Saving(engine, record.checkpoint, base, start, began)
         progress = start.progress
         try:

@@ -32,7 +32,7 @@ LeftOut = Callable[[Corrupt], None]
 
 # Settings that say how numbers are taken, with the value of records from before the setting existed.
 PROTOCOL = {"stream": "blocks", "candidates": "all", "sampled_candidates": None, "candidate_lists": None,
-            "mask_history": None, "pilot_users": None}
+            "mask_history": None, "pilot_users": None, "domain_blocks": None, "domain_block": None}
 
 
 def domains_of(head: Mapping[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from test_silos import lay
+from helpers import lay_shop
 
 from fedcl_bench import contract
 from fedcl_bench.data.datasets import load_stream
@@ -25,8 +25,8 @@ DCSR = {"heads": 2, "layers": 1, "anchor_rows": 4}
 @pytest.fixture
 def shops(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    lay("books", 1, 20, 15)
-    lay("games", 2, 12, 11)
+    lay_shop("books", 1, 20, 15)
+    lay_shop("games", 2, 12, 11)
     for name, items in (("books", 15), ("games", 11)):
         texts = [f"i{item}\tabout {item % 4} and {item % 3}\n" for item in range(1, items)]  # one item has none
         Path("data", name, f"{name}.item").write_text("item_id:token\ttitle:token_seq\n" + "".join(texts))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from helpers import same_numbers, stopped_everywhere
-from test_silos import TOPOLOGIES, lay
+from helpers import lay_shop, same_numbers, stopped_everywhere
+from test_silos import TOPOLOGIES
 
 import fedcl_bench as fb
 from fedcl_bench import draws
@@ -132,8 +132,8 @@ def finish(config):
 @pytest.fixture
 def shops(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    lay("books", 1, 20, 15)
-    lay("games", 2, 12, 11)
+    lay_shop("books", 1, 20, 15)
+    lay_shop("games", 2, 12, 11)
 
 
 def configured(registry, method="ft", backbone="pooled", **settings):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from test_silos import lay
+from helpers import lay_shop
 
 import fedcl_bench as fb
 from fedcl_bench.data.datasets import load_stream
@@ -30,7 +30,7 @@ STILL = {"dropout": 0.0, "attention_dropout": 0.0}
 def shops(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for number, (name, users, items) in enumerate((("books", 20, 15), ("games", 12, 11))):
-        lay(name, number + 1, users, items)
+        lay_shop(name, number + 1, users, items)
         rows = [f"i{item}\t{' '.join(WORDS[(item * step + number) % len(WORDS)] for step in (1, 2, 3, 5))}\n"
                 for item in range(items)]
         Path("data", name, f"{name}.item").write_text("item_id:token\ttitle:token_seq\n" + "".join(rows))

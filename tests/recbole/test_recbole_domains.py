@@ -12,11 +12,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from helpers import lay_shop
 from recbole.data.interaction import Interaction
 from torch import nn
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "federation"))
-from test_silos import lay  # noqa: E402
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.client import modules
@@ -51,7 +49,7 @@ SMALL = {"max_length": WIDTH, "dim": 8, "batch_size": 16, "rounds": 2, "topk": [
 def shops(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for number, shop, users, items in ((1, "books", 20, 15), (2, "games", 12, 11)):
-        lay(shop, number, users, items)
+        lay_shop(shop, number, users, items)
         Path(f"data/{shop}/{shop}.item").write_text("item_id:token\ttitle:token_seq\n" + "".join(
             f"i{k}\t{shop} number {k} colour {k % 3}\n" for k in range(items)))
 

@@ -89,7 +89,8 @@ _DOMAIN_NOTE = ("First and second domain: in the order of the dataset's name, an
 _TEST_NOTE = ("*, °: significantly better, worse than FFMSR on the mean: two-sided paired t-test over the users of "
               "both domains, each averaged over the seeds, Holm's correction over the rows, p ≤ .05.")
 _LEAD = Lead("recall@10", "mean", _DOMAINS, "R@10, mean of the two domains. p: two-sided paired t-test over the users "
-             "of both, each averaged over the seeds both have. All lines of a dataset are ranked together.", name_p=True)
+             "of both, each averaged over the seeds both have. All lines of a dataset are ranked together.",
+             name_p=True)
 
 
 def _variants(number: int, title: str, rows: tuple[str, ...]) -> PaperTable:
