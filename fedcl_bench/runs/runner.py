@@ -94,7 +94,10 @@ def _load_or_set_aside(path: Path, federation: Federation, warn: Callable[[str],
     except Corrupt as error:
         aside = next(aside for number in itertools.count() if not os.path.lexists(
             aside := path.with_suffix(f".corrupt{number or ''}")))
-        path.rename(aside)
+        try:
+            path.rename(aside)
+        except FileNotFoundError:  # another run that shares block 0 has set it aside
+            return None
         warn(f"{error.wrong}; set aside as {aside.name}, starting afresh.")
         return None
 

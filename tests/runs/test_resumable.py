@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -182,6 +183,23 @@ def test_a_shared_block_is_one_that_has_ended(registry, made, tmp_path):
     save_progress(path, next(progress for progress in run(f) if progress.step), 1.0)
     execute(config, lambda: f.stream, tmp_path, Watch(warn=warnings.append))
     assert len(warnings) == 1 and "is no block 0 that has ended; set aside as" in warnings[0]
+
+
+def test_a_shared_block_that_another_run_sets_aside_first_is_no_fault(registry, made, tmp_path, monkeypatch):
+    method, backbone, settings = RUNS["blocks"]
+    config = make_config(registry, method, backbone, "ml-100k", 0, [("test", settings)])
+    config.base_file(tmp_path).parent.mkdir(parents=True)
+    config.base_file(tmp_path).write_bytes(b"of a former version")
+    rename = Path.rename
+
+    def faster(path, target):
+        path.unlink(missing_ok=True)
+        return rename(path, target)
+    monkeypatch.setattr(Path, "rename", faster)
+    warnings = []
+    execute(config, lambda: made("blocks").stream, tmp_path, Watch(warn=warnings.append))
+    assert warnings == [] and config.base_file(tmp_path).is_file()
+
 
 
 def test_a_state_that_a_method_cannot_use_is_an_error_of_its_hook(made):
