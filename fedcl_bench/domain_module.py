@@ -159,12 +159,14 @@ class ModuleBackbone(Backbone):
         needs_features: the module reads what items' texts say.
         exchanges: what of it methods can exchange, by the names that those know, as ``semantics`` (FFMSR).
         topologies: under which it can be trained.
+        of_stages: its settings that only its own stages read; a user who sets one for a method with stages is told.
     """
 
     Settings: ClassVar[type] = ModuleSettings
     needs_features: ClassVar[bool] = False
     exchanges: ClassVar[frozenset[str]] = frozenset()
     topologies: ClassVar[tuple[str, ...]] = TOPOLOGIES
+    of_stages: ClassVar[tuple[str, ...]] = ()
     central_defaults = {"optimiser": "adam", "adam_beta2": 0.999}
 
     def prepared(self, domains: Sequence[DomainData]) -> Sequence[DomainData]:

@@ -14,6 +14,7 @@ from fedcl_bench.cosine_module import CosineModule, CosineSettings
 from fedcl_bench.domain_module import DomainData
 
 PERMUTATION = "permutation"  # the stage that trains which vector each code has
+_OF_PERMUTATION = ("permutation_gradient", "sinkhorn_iterations", "permutation_temperature", "frozen_encoder")
 _CERTAIN = 60.0  # beside zeros, no Gumbel noise makes another entry the largest
 
 
@@ -33,9 +34,8 @@ class VQRecSettings(CosineSettings):
     frozen_encoder: bool = setting(False, "after the permutation the Transformer and the positions are not trained")
 
     def idle_settings(self) -> dict[str, str]:
-        names = ("permutation_gradient", "sinkhorn_iterations", "permutation_temperature", "frozen_encoder")
         return {**super().idle_settings(),
-                **({} if self.permutation_rounds else dict.fromkeys(names, "with permutation_rounds=0"))}
+                **({} if self.permutation_rounds else dict.fromkeys(_OF_PERMUTATION, "with permutation_rounds=0"))}
 
 
 class VQRecModule(CosineModule):
@@ -117,6 +117,7 @@ class VQRec(ModuleBackbone):
     Settings = VQRecSettings
     needs_features = True
     exchanges = frozenset({"codes"})
+    of_stages = ("permutation_rounds", *_OF_PERMUTATION)
     readings = {"coded": {"trained": "VQ-Rec's released index", "all": "PFCR's"},
                 "permutation_gradient": {"straight_through": "a permutation that is learned, as described",
                                          "released": "VQ-Rec's code"},

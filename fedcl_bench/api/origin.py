@@ -11,7 +11,7 @@ from ..data.datasets import load_stream
 from ..data.source import dataset_name, file_there, find_file, is_path, spelled
 from ..data.stream import Stream
 from ..errors import Corrupt, UserError
-from ..runs.config import RunConfig, make_config
+from ..runs.config import RunConfig, make_config, of_other_stages
 from ..runs.registry import Registry
 from ..runs.run import Run
 from ..runs.specs import RunSpec
@@ -61,9 +61,10 @@ class Origin:
         """
         meta = run.meta
         settings = meta["settings"]
-        if not domains_of(meta):  # elsewhere what a backbone ignores stands in records with its defaults
-            ignored = self.registry.get("backbone", meta["backbone"]).cls.ignored
-            settings = {name: value for name, value in settings.items() if name not in ignored}
+        method, backbone = (self.registry.get(kind, meta[kind]) for kind in ("method", "backbone"))
+        # What has no effect for a plugin's sake stands in records with its defaults.
+        unread = of_other_stages(backbone.of_domains().cls, method.cls) if domains_of(meta) else backbone.cls.ignored
+        settings = {name: value for name, value in settings.items() if name not in unread}
         split_file = settings.get("split_file")
         if not split_file and file_there(meta["dataset"], self.data_dir) is None:
             raise UserError(f"{describe(meta)}: found no data of it in {self.data_dir or Path('data')}.\n"

@@ -61,6 +61,8 @@ class RecBoleDomainBackbone(ModuleBackbone):
         UserError: for a model that cannot be trained there, saying why, and for bad settings.
     """
 
+    of_stages = ("pretrain_rounds",)
+
     def __init__(self, settings):
         if settings.private:
             raise UserError(f"setting 'private': found '{settings.private}', accepted: none in a stream of domains, "

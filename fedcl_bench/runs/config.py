@@ -226,6 +226,14 @@ def _ignored(parts: Iterable[Any], backbone: type) -> Mapping[str, str]:
     return {} if stream.in_epochs(flat(parts)) else backbone.ignored
 
 
+def of_other_stages(backbone: type, method: type) -> dict[str, str]:
+    """What only a backbone's own stages read, if the method has stages itself; and why it has no effect."""
+    if not (issubclass(backbone, ModuleBackbone) and issubclass(method, DomainMethod)) \
+            or method.stages is DomainMethod.stages:
+        return {}
+    return dict.fromkeys(backbone.of_stages, f"with the method {method.name}, which has stages of its own")
+
+
 def refuse_idle(parts: Iterable[Any], overrides: Iterable[tuple[str, Mapping[str, Any]]],
                 ignored: Mapping[str, str] = MappingProxyType({})) -> None:
     """Raise UserError if the user set something that other settings, or the backbone, leave without effect."""
@@ -338,7 +346,8 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
                                   layers(dataset, overrides, backbone_plugin.cls, method_plugin.name),
                                   f"{method} on {backbone}"))
     parts = parts._replace(evaluation=_with_known_metrics(registry, parts.evaluation))
-    refuse_idle(parts, overrides, _ignored(parts, backbone_plugin.cls))
+    as_trained = backbone_of(registry, backbone, parts).cls
+    refuse_idle(parts, overrides, {**_ignored(parts, as_trained), **of_other_stages(as_trained, method_plugin.cls)})
     return parts
 
 

@@ -12,6 +12,7 @@ from helpers import lay_shop
 
 import fedcl_bench as fb
 from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.errors import UserError
 from fedcl_bench.federation import cold_start
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.silos import Silos
@@ -53,8 +54,8 @@ def each_round(f):
 
 
 def pfcr(registry, **settings):
-    return federation_of(registry, "pfcr", "vqrec", **CODED, permutation_rounds=0, prompts=8, prompt_heads=2,
-                         federated_rounds=2, **settings)
+    return federation_of(registry, "pfcr", "vqrec", **CODED, prompts=8, prompt_heads=2, federated_rounds=2,
+                         **settings)
 
 
 @pytest.mark.parametrize("backbone, options", [
@@ -135,7 +136,7 @@ def test_the_shared_table_takes_the_gradients_step(registry, shops):
 
 
 def test_a_record_names_what_left_and_scores_as_it_was_tested(registry, shops, tmp_path):
-    settings = {**SMALL, **CODED, "permutation_rounds": 0, "prompts": 8, "prompt_heads": 2, "federated_rounds": 1,
+    settings = {**SMALL, **CODED, "prompts": 8, "prompt_heads": 2, "federated_rounds": 1,
                 "rounds": 1}
     config = make_config(registry, "pfcr", "vqrec", "books+games", 0, [("test", settings)])
     stream = load_stream(config.source, config.stream, config.features)
@@ -155,3 +156,16 @@ def test_a_record_names_what_left_and_scores_as_it_was_tested(registry, shops, t
 def test_what_the_server_learns_by_depends_on_its_settings(registry, shops, changed):
     tables = [next(each_round(pfcr(registry, **settings))).model.dense[TABLE] for settings in ({}, changed)]
     assert not torch.equal(*tables)
+
+
+@pytest.mark.parametrize("method, backbone, name, value", [
+    ("pfcr", "vqrec", "permutation_rounds", 2), ("pfcr", "vqrec", "frozen_encoder", True),
+    ("ffmsr", "recbole:S3Rec", "pretrain_rounds", 3)])
+def test_settings_of_a_backbones_stages_are_refused_under_a_method_with_stages(registry, shops, method, backbone, name,
+                                                                               value):
+    settings = [("test", {"encoder": "tfidf", **({"semantics": True} if method == "ffmsr" else {}), name: value})]
+    with pytest.raises(UserError, match=f"'{name}' .* no effect with the method {method}, which has stages of its own"):
+        make_config(registry, method, backbone, "books+games", 0, settings)
+    alone = make_config(registry, "ft", backbone, "books+games", 0, [("test", {
+        "encoder": "tfidf", name: value, "topology": "local"})])
+    assert alone.settings[name] == value
