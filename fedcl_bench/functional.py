@@ -285,3 +285,29 @@ def weighted_bce(scores: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         Shape (C,).
     """
     return _WeightedBCE.apply(scores, targets, weights)
+
+
+def nearest_entries(queries: Tensor, keys: Tensor, filled: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Of each query the k nearest keys of its client, the nearest first, of equal ones the first.
+
+    Args:
+        queries: (C, items, d); keys: (C, entries, d).
+        filled: which keys there are, bool of shape (C, entries).
+        k: at most the number of entries.
+
+    Returns:
+        Squared distances, infinite where a client has fewer keys, and the keys' numbers: each (C, k, items).
+    """
+    products = torch.baddbmm(keys.square().sum(2, keepdim=True), keys, queries.transpose(1, 2), alpha=-2.0)
+    lengths = queries.square().sum(2)
+    if kernels.serve(products) and products.dtype in kernels.REALS:  # a third to a half less time for all of RLP2
+        return kernels.nearest(products, lengths, filled, k)
+    # Entries before items: a minimum over the middle dimension runs along memory.
+    distance = products.add_(lengths.unsqueeze(1)).clamp_(min=0.0).masked_fill_(~filled.unsqueeze(2), torch.inf)
+    distances, entries = [], []
+    for _ in range(k):
+        nearest, entry = distance.min(dim=1, keepdim=True)
+        distance.scatter_(1, entry, torch.inf)
+        distances.append(nearest)
+        entries.append(entry)
+    return torch.cat(distances, 1), torch.cat(entries, 1)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedcl_bench import Backbone, Method, setting
+from fedcl_bench.functional import nearest_entries
 from fedcl_bench.model import Snapshot, in_pieces, pair_keys, score_users
 from fedcl_bench.sampling import Chunk, LocalSettings, draw_negatives, make_chunks
 
@@ -35,19 +36,9 @@ def estimated_error(queries: Tensor, keys: Tensor, errors: Tensor, filled: Tenso
     Returns:
         Shape (n, items); 0 for a client without entries.
     """
-    # Entries before items: a minimum over the middle dimension runs along memory.
-    distance = torch.baddbmm(keys.square().sum(2, keepdim=True), keys, queries.transpose(1, 2), alpha=-2.0)
-    distance += queries.square().sum(2).unsqueeze(1)
-    distance.clamp_(min=0.0).masked_fill_(~filled.unsqueeze(2), torch.inf)
-    nearest, entries = [], []
-    for k in range(min(neighbours, keys.shape[1])):
-        value, entry = distance.min(dim=1, keepdim=True)
-        nearest.append(value)
-        entries.append(entry)
-        if k + 1 < neighbours:
-            distance.scatter_(1, entry, torch.inf)
-    weight = torch.softmax(torch.cat(nearest, 1) / -temperature, dim=1).nan_to_num(0.0)  # no entry: inf - inf
-    return (weight * errors.unsqueeze(2).expand(-1, -1, queries.shape[1]).gather(1, torch.cat(entries, 1))).sum(1)
+    distance, entry = nearest_entries(queries, keys, filled, min(neighbours, keys.shape[1]))
+    weight = torch.softmax(distance / -temperature, dim=1).nan_to_num(0.0)  # no entry: inf - inf
+    return (weight * errors.unsqueeze(2).expand(-1, -1, queries.shape[1]).gather(1, entry)).sum(1)
 
 
 class RLP2(Method):

@@ -97,6 +97,14 @@ static const char *round_of(int64_t clients, int64_t p, int64_t k, int64_t m, in
     mean_float(weights, steps, 3.0, clients * n);
     mixed((uint64_t *)keys, clients);
     row_products_float(table, items, vectors, constants, clients, n, d, weights);
+    const int64_t entries = 1 + below(9), nearest = 1 + below(entries);
+    uint8_t *filled = make(clients * entries, 1);
+    for (int64_t i = 0; i < clients * entries; i++) filled[i] = (uint8_t)below(2);
+    int64_t *numbers = INTEGERS(clients * nearest * m);
+    if (nearest_float(floats(clients * entries * m), floats(clients * m), filled, clients, entries, m, nearest,
+                      floats(clients * nearest * m), numbers))
+        return "nearest";
+    for (int64_t i = 0; i < clients * nearest * m; i++) if (numbers[i] < 0 || numbers[i] >= entries) return "nearest";
     row_sums_float(table, items, weights, clients, n, d, to);
     weighted_bce(weights, weights, weights, clients, n, loss, slopes);
     ranks_float(weights, canonical, clients, n, n, items);

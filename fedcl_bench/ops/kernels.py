@@ -136,6 +136,21 @@ def row_products(table: Tensor, items: Tensor, vectors: Tensor, constants: Tenso
     return result
 
 
+def nearest(products: Tensor, lengths: Tensor, filled: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """As ``functional.nearest_entries``.
+
+    Args:
+        products: of each entry and item ``|key|^2 - 2 key . query``, (C, entries, items).
+        lengths: ``|query|^2``, (C, items).
+    """
+    clients, n, items = products.shape
+    _within("nearest: numbers of entries", k, n + 1, start=1)
+    distances, entries = products.new_empty(clients, k, items), torch.empty(clients, k, items, dtype=torch.int64)
+    call(_real("nearest", products), products.contiguous(), lengths.contiguous(), filled.contiguous(), clients, n, items,
+         k, distances, entries)
+    return distances, entries
+
+
 def row_sums(table: Tensor, items: Tensor, factors: Tensor) -> Tensor:
     """Sums of rows ``items`` (C, n) of a table, times ``factors`` (C, n): shape (C, d)."""
     result = table.new_empty(len(items), table.shape[1])

@@ -113,6 +113,46 @@ void NAME(row_products)(const REAL *table, const int64_t *items, const REAL *vec
     }
 }
 
+/* The k smallest distances of each item to the entries that are there, in ascending order; of equal ones the first. */
+int NAME(nearest)(const REAL *products, const REAL *lengths, const uint8_t *filled, int64_t clients, int64_t n, int64_t m,
+                  int64_t k, REAL *distances, int64_t *entries) {
+    REAL *best = malloc(k * BLOCK * sizeof *best);
+    INTEGER *at = malloc(k * BLOCK * sizeof *at);
+    for (int64_t c = 0; best && at && c < clients; c++)
+        for (int64_t start = 0; start < m; start += BLOCK) {
+            const int64_t width = m - start < BLOCK ? m - start : BLOCK;
+            for (int64_t i = 0; i < k * BLOCK; i++) best[i] = INFINITY, at[i] = 0;
+            for (int64_t j = 0; j < n; j++) {
+                if (!filled[c * n + j]) continue;
+                REAL next[BLOCK] = {0};
+                INTEGER number[BLOCK];
+                for (int64_t i = 0; i < width; i++) {
+                    const REAL distance = products[(c * n + j) * m + start + i] + lengths[c * m + start + i];
+                    next[i] = distance < 0 ? 0 : distance;
+                }
+                for (int i = 0; i < BLOCK; i++) number[i] = (INTEGER)j;
+                for (int64_t level = 0; level < k; level++)  /* each passes on what is farther */
+                    for (int i = 0; i < BLOCK; i++) {
+                        const REAL kept = best[level * BLOCK + i], other = next[i];
+                        const INTEGER its = at[level * BLOCK + i], others = number[i];
+                        best[level * BLOCK + i] = other < kept ? other : kept;
+                        at[level * BLOCK + i] = other < kept ? others : its;
+                        next[i] = other < kept ? kept : other;
+                        number[i] = other < kept ? its : others;
+                    }
+            }
+            for (int64_t level = 0; level < k; level++)
+                for (int64_t i = 0; i < width; i++) {
+                    distances[(c * k + level) * m + start + i] = best[level * BLOCK + i];
+                    entries[(c * k + level) * m + start + i] = at[level * BLOCK + i];
+                }
+        }
+    const int failed = !(best && at);
+    free(best);
+    free(at);
+    return failed;
+}
+
 void NAME(row_sums)(const REAL *table, const int64_t *items, const REAL *factors, int64_t clients, int64_t n, int64_t d,
                     REAL *result) {
     memset(result, 0, clients * d * sizeof *result);

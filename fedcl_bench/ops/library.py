@@ -41,6 +41,7 @@ batch_weights order:i32(C,n) start end share:real(C,1) C n S result:real(C,S)
 first_slots items:i64(C,n) C n table:i32(M) result:i64(C,n) first:bool(C,n)
 weighted_bce scores:f32(C,n) targets:f32(C,n) weights:f32(C,n) C n loss:f32(C) slopes:f32(C,n)
 row_products table:real(M,d) items:i64(C,n) vectors:real(C,d) constants:real?(C,1) C n d result:real(C,n)
+!nearest products:real(C,n,M) lengths:real(C,M) filled:bool(C,n) C n M K distances:real(C,K,M) entries:i64(C,K,M)
 row_sums table:real(M,d) items:i64(C,n) factors:real(C,n) C n d result:real(C,d)
 add_outer table:real(M,d) items:i64?(C,S) held:i64?(C) steps:real(C,S,K) vectors:real(C,K,d) K C S d
 mean sums:real(n) table:real(n) whole:float n

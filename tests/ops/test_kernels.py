@@ -17,7 +17,7 @@ from fedcl_bench.data.synth import World, as_step
 from fedcl_bench.draws import DrawKey
 from fedcl_bench.federation.growth import grow
 from fedcl_bench.federation.sums import _add_rows
-from fedcl_bench.functional import weighted_bce
+from fedcl_bench.functional import nearest_entries, weighted_bce
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.ops import kernels, library
@@ -196,6 +196,31 @@ def test_products_with_rows_read_in_place(dim, dtype):
 
 
 @compiled
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("items, entries, k", [(1, 1, 1), (63, 5, 5), (64, 9, 2), (200, 70, 12)])
+def test_nearest_entries_to_the_bit(without, dtype, items, entries, k):
+    generator = torch.Generator().manual_seed(items)
+    queries, keys = (torch.randn(3, n, 4, generator=generator, dtype=dtype) for n in (items, entries))
+    filled = torch.rand(3, entries, generator=generator) < 0.7
+    filled[0], filled[1] = True, False  # and a client with nothing
+    queries[0, 0] = keys[0, -1]  # a distance that rounding may make negative
+    found, expected = nearest_entries(queries, keys, filled, k), without(lambda: nearest_entries(
+        queries, keys, filled, k))
+    assert torch.equal(found[0], expected[0]) and found[0].shape == found[1].shape == (3, k, items)
+    there = found[0].isfinite()
+    assert torch.equal(found[1][there], expected[1][there]) and not there[1].any() and (found[0] >= 0.0).all()
+    by_hand = (queries[2, :, None] - keys[2][filled[2]]).square().sum(2).sort(1).values[:, :k].T
+    torch.testing.assert_close(found[0][2, :len(by_hand)], by_hand, rtol=1e-4, atol=1e-4)
+
+
+@compiled
+def test_of_keys_at_the_same_distance_the_first_is_the_nearest():
+    keys = torch.tensor([[[1.0], [0.0], [1.0], [1.0]]])
+    _, entries = nearest_entries(torch.tensor([[[1.0], [0.5]]]), keys, torch.ones(1, 4, dtype=torch.bool), 3)
+    assert entries[0].T.tolist() == [[0, 2, 3], [0, 1, 2]]
+
+
+@compiled
 def test_keys_to_the_bit(without):
     def drawn():
         keys = draws.client_keys(5, torch.arange(40))
@@ -241,6 +266,8 @@ def test_what_is_looked_up_has_to_be_there(bad):
                                                         torch.zeros(1, 2, 3)),
         "first_slots": lambda: kernels.first_slots(items, 5),
         "ranks": lambda: kernels.ranks(torch.zeros(1, 5), items),
+        "nearest": lambda: kernels.nearest(torch.zeros(1, 4, 2), torch.zeros(1, 2), torch.ones(1, 4, dtype=torch.bool),
+                                           max(bad, 0)),
         "add_rows": lambda: kernels.add_rows(table, items[0], torch.zeros(3, 3)),
         "batch_weights": lambda: kernels.batch_weights(*batch, 5),
         "group": lambda: kernels.group(items[0, :1], 0, None, items[0, 1:2], None, 4, 2),
