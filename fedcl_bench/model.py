@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from typing import Iterator
 
+import torch
 from torch import Tensor
 
 from .backbone import Backbone
@@ -124,6 +125,15 @@ def score_pairs(backbone: Backbone, model: Snapshot, users: Tensor, items: Tenso
 def pair_keys(backbone: Backbone, model: Snapshot, users: Tensor, items: Tensor) -> Tensor:
     """``Backbone.keys`` of some users' pairs with the items (n, m): shape (n, m, k)."""
     return backbone.keys(*_pairs(backbone, model, users, items))
+
+
+def all_keys(backbone: Backbone, model: Snapshot, users: Tensor, n_items: int) -> Tensor:
+    """The same of some users' pairs with all items, (n, items, k): one user's, seen n times, where keys are of items
+    alone."""
+    items = torch.arange(n_items, device=users.device)
+    if backbone.scores_local_tables or backbone.overrides("keys"):
+        return pair_keys(backbone, model, users, items.expand(len(users), -1))
+    return pair_keys(backbone, model, users[:1], items[None]).expand(len(users), -1, -1)
 
 
 def _pairs(backbone: Backbone, model: Snapshot, users: Tensor, items: Tensor) -> tuple[Tables, Tables]:

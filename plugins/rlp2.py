@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedcl_bench import Backbone, Method, setting
 from fedcl_bench.functional import nearest_entries
-from fedcl_bench.model import Snapshot, in_pieces, pair_keys, score_users
+from fedcl_bench.model import Snapshot, all_keys, in_pieces, pair_keys, score_users
 from fedcl_bench.sampling import Chunk, LocalSettings, draw_negatives, make_chunks
 
 
@@ -71,10 +71,9 @@ class RLP2(Method):
         known = (users < len(state["keys"])).nonzero().flatten()
         known = known[state["filled"][users[known]].any(1)]
         result = scores.double()  # a client without entries ranks as ever
-        every = torch.arange(scores.shape[1], device=users.device)
         for piece in in_pieces(known, scores.shape[1] * state["keys"].shape[1]):
             owner = users[piece]
-            queries = pair_keys(backbone, model, owner, every.expand(len(owner), -1))
+            queries = all_keys(backbone, model, owner, scores.shape[1])
             error = estimated_error(queries, state["keys"][owner], state["errors"][owner], state["filled"][owner],
                                     self.settings.neighbours, self.settings.temperature)
             # Clipping to [0, 1] as a probability would only make ties.
