@@ -43,7 +43,7 @@ def published(registry, folder: str, paper: str, number: int, tuned: Path | None
 
 @pytest.mark.parametrize("heading, folder, tuned, settings, count", [
     ("| dataset | backbone | FT |", "f3crec", "", {}, 9),
-    ("| dataset, carried over | backbone | FT |", "f3crec-carried", "carried", {"reset_private": False}, 4)])
+    ("| dataset, carried over | backbone | FT |", "f3crec-carried", "carried", {"reset_private": False}, 6)])
 def test_f3crecs_numbers_are_those_of_the_records(registry, heading, folder, tuned, settings, count):
     cells = published(registry, folder, "f3crec", 2, ROOT / "results/tuned" / tuned, **settings)
     names = {"ML-100K": "ml-100k", "ML-Latest-Small": "ml-latest-small", "Last.FM 2K": "lastfm-2k"}

@@ -49,8 +49,6 @@ SAME_LINE: dict[str, str] = {}
 LEFT_OUT: dict[int, str] = {}  # tables that cannot be built, and why
 WITHOUT_DATA = {"hetrec2011-ml": "no published run on HetRec2011: its file was not on the machine"}
 KNOWN = (
-    Known("our settings for Last.FM 2K are those that a short search found with another order of its rows",
-          datasets=("lastfm-2k",)),
     Known("the code of RLP2 and SPP was never released, so ours are re-implementations from the description",
           rows=("rlp2", "spp")),
 )
