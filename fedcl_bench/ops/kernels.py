@@ -146,8 +146,8 @@ def nearest(products: Tensor, lengths: Tensor, filled: Tensor, k: int) -> tuple[
     clients, n, items = products.shape
     _within("nearest: numbers of entries", k, n + 1, start=1)
     distances, entries = products.new_empty(clients, k, items), torch.empty(clients, k, items, dtype=torch.int64)
-    call(_real("nearest", products), products.contiguous(), lengths.contiguous(), filled.contiguous(), clients, n, items,
-         k, distances, entries)
+    call(_real("nearest", products), products.contiguous(), lengths.contiguous(), filled.contiguous(), clients, n,
+         items, k, distances, entries)
     return distances, entries
 
 

@@ -210,8 +210,7 @@ def test_nearest_entries_to_the_bit(without, dtype, items, entries, k):
     there = found[0].isfinite()
     assert torch.equal(found[1][there], expected[1][there]) and not there[1].any() and (found[0] >= 0.0).all()
     alike = queries[:1].expand(3, -1, -1)
-    for view, copy in zip(nearest_entries(alike, keys, filled, k), nearest_entries(alike.contiguous(), keys, filled, k)):
-        assert torch.equal(view, copy)
+    assert all(map(torch.equal, *(nearest_entries(same, keys, filled, k) for same in (alike, alike.contiguous()))))
     by_hand = (queries[2, :, None] - keys[2][filled[2]]).square().sum(2).sort(1).values[:, :k].T
     torch.testing.assert_close(found[0][2, :len(by_hand)], by_hand, rtol=1e-4, atol=1e-4)
 

@@ -108,9 +108,7 @@ def test_every_part_learns_and_padding_changes_nothing(registry, shops, name):  
 
 @pytest.mark.parametrize("name", MODELS)
 def test_it_runs_under_ffmsr_and_not_without_the_parts(registry, shops, tmp_path, name):  # noqa: F811
-    more = {"pretrain_rounds": 1} if name == "S3Rec" else {}
-    config = configured(registry, name, "ffmsr", topology="federated", semantics=True, federated_rounds=2, clusters=4,
-                        **more)
+    config = configured(registry, name, "ffmsr", topology="federated", semantics=True, federated_rounds=2, clusters=4)
     f = federation_of(config)
     config.check(f)
     *_, last = run(f)
@@ -119,7 +117,7 @@ def test_it_runs_under_ffmsr_and_not_without_the_parts(registry, shops, tmp_path
     result = execute(config, lambda: load_stream(config.source, config.stream, config.features), tmp_path / "results")
     assert result["privacy"]["uploaded"] == ["semantics"] and min(result["rounds"]) == 4
     with pytest.raises(UserError, match=f"exchanges semantics of items, which 'recbole:{name}' has none of with these"):
-        config = configured(registry, name, "ffmsr", topology="federated", **more)
+        config = configured(registry, name, "ffmsr", topology="federated")
         config.check(federation_of(config))
     assert configured(registry, name).idle["fusion_layers"] == "without semantics=true"
     assert "fusion_layers" not in configured(registry, name, semantics=True).idle

@@ -106,8 +106,8 @@ def what_holds(words, numbers):
              f"({short(float(line['printed']), 4)})" for line in missed]
     return says(
         words, f"All {len(one)} printed statistics", f"{len(averages)} averages", f"{kinds['reproduced']} of them",
-        f"{kinds['direction reproduced']} in direction, {kinds['open']} are open, and {kinds['not reproduced']} are not "
-        f"reproduced",
+        f"{kinds['direction reproduced']} in direction, {kinds['open']} are open, "
+        f"and {kinds['not reproduced']} are not reproduced",
         *shown,
         f"All {len(noise)} numbers of Table 8",
         f"all {len(fcucr)} numbers of FCUCR", f"{first[0]} ({first[1]} printed) on GRU4Rec", "p < .0001 for both",
