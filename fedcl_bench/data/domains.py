@@ -85,7 +85,7 @@ def _step(name: str, data: Interactions, settings: StreamSettings, index: int, o
         where, of_these = f"{where}, block {now}", ", two of them in the block"
     if not tested.any():
         raise UserError(f"{where}: no user has {_TESTED} interactions{of_these}, of which the last is for testing and "
-                        f"the one before it for validation; found at most {max(of_block)}.")
+                        f"the one before it for validation; found at most {of_block.max()}.")
     chosen = {split: (tested & (later >= held_out)) | (~tested if split == "train" else False)
               for split, held_out in _HELD_OUT.items()} | ({"known": ~new} if now else {})
     sessions = {split: _sessions(order[rows], user[rows], data, old_users, old_items) for split, rows in chosen.items()}

@@ -84,13 +84,12 @@ def _of_table(number: int, job: Job) -> Drawn:
 
 
 def _line_label(job: Job, number: int, line: tuple[str, str], backbones: int) -> str:
-    """What a line is called: its row, and where its table has several, its backbone."""
+    """What a line is called: its row, and where its table has several, its backbone. Table 3 has a line per method,
+    and of what trains alone or pooled a line per backbone."""
     backbone, row = line
-    if backbones == 1:
-        return job.paper.label(number, row)
-    if row == job.paper.BASELINE and number == 3:  # alone or pooled, as a backbone is trained
-        return job.label(backbone)
-    return f"{job.label(backbone)}, {job.paper.label(number, row)}" if number != 3 else job.label(row)
+    if number == 3:
+        return job.label(backbone if row == job.paper.BASELINE else row)
+    return f"{job.label(backbone)}, " * (backbones > 1) + job.paper.label(number, row)
 
 
 MAKERS = {str(number): partial(_of_table, number) for number in (3, 4, 5, 6, 7)}
