@@ -217,8 +217,8 @@ class Stage:
 
     Attributes:
         name: what its module knows as its ``stage``, and a record's rounds say.
-        rounds: how many there are; None: until the validation of each domain ends it (``patience``), at most ``rounds``
-            of the run's settings.
+        rounds: how many there are; 0: all that the run's ``rounds`` allows; None: until the validation of each domain
+            ends it (``patience``), at most so many.
         exchanges: whether the server aggregates what is uploaded after every round.
         trained: beginnings of the names of the parameters that it trains; empty: all.
         from_best: it starts from the best round of the stage before, and not from its last.

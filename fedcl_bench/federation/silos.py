@@ -113,7 +113,7 @@ def in_stage(f: Federation, stage: Stage) -> Federation:
     """A run's parts with a stage's number of rounds."""
     if stage.rounds is None:
         return f
-    return replace(f, server=replace(f.server, rounds=stage.rounds, patience=0))
+    return replace(f, server=replace(f.server, rounds=stage.rounds or f.server.rounds, patience=0))
 
 
 @dataclass(frozen=True)

@@ -226,7 +226,8 @@ class FDSASettings(RecBoleTextSettings, AddedSemanticSettings):
 class S3RecSettings(FDSASettings):
     """The same with pre-training."""
 
-    pretrain_rounds: int = setting(500, "rounds of pre-training (RecBole's pretrain_epochs; UniSRec: 300)", low=1)
+    pretrain_rounds: int = setting(0, "rounds of pre-training; 0: as many as 'rounds', which is 300, as in UniSRec "
+                                   "(RecBole: 500)", low=0)
 
 
 _OF_TEXT = {"FDSA": FDSASettings, "S3Rec": S3RecSettings}
