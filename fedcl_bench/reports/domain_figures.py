@@ -39,6 +39,7 @@ def dots(domains: Mapping[str, Sequence[Cell]], labels: Sequence[str], strong: s
         axes.set_ylim(len(labels) - 0.5, -0.5)
         axes.grid(axis="y", color="#E0E0E0", linewidth=0.5)
         axes.tick_params(axis="y", length=0)
+        axes.locator_params(axis="x", nbins=5)
         axes.set_title(domain)
         axes.set_xlabel(metric)
     if any(cell.mean is None for cells in domains.values() for cell in cells):

@@ -9,13 +9,13 @@ import math
 from dataclasses import dataclass
 from functools import cache, partial
 from types import ModuleType
-from typing import Callable, Iterable
+from typing import Callable, Iterable, Mapping
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
-from ..experiments.papers import Key, PaperTable, get
+from ..experiments.papers import Key, PaperTable, Printed, get
 from ..runs.store import user_scores
 from ..stats.power import detectable
 from ..stats.significance import LEVEL, compare_paired
@@ -152,12 +152,16 @@ def _against(cell: Cell, base: Cell, printed: float, scores: Callable[[tuple[str
     return Against(test.difference, test.p, test.n, detectable(float(np.std(a - b, ddof=1)), test.n), printed)
 
 
-def _of_pilot(definitions: ModuleType, table: PaperTable, users: int) -> dict[Key, Judged]:
+def _of_pilot(printed: Mapping[Key, Printed], cells: Iterable[Cell], users: int) -> dict[Key, Judged]:
     """Every printed number of a table of which pilots were run: all are open, and have no number of ours beside."""
-    there = set(table.keys())
-    reason = f"run as a pilot alone, of {users:,} users of each domain, whose numbers do not compare"
-    return {key: Judged(Cell(key, printed.decimals, printed=printed, missing=reason), Standing(OPEN, reason))
-            for key, printed in definitions.printed()[table.number].items() if key in there}
+    run = f"run as a pilot alone, of {users:,} users of each domain, whose numbers do not compare"
+    judged = {}
+    for cell in cells:
+        if number := printed.get(cell.key):
+            reason = cell.missing or run
+            open_cell = Cell(cell.key, number.decimals, printed=number, missing=reason)
+            judged[cell.key] = Judged(open_cell, Standing(OPEN, reason))
+    return judged
 
 
 def judge(paper: str, table: PaperTable, cells: Iterable[Cell], source: Source) -> dict[Key, Judged]:
@@ -167,7 +171,7 @@ def judge(paper: str, table: PaperTable, cells: Iterable[Cell], source: Source) 
         cells: of ``table``, as ``tables.build`` made them of ``source``.
     """
     if users := pilot_users(source):
-        return _of_pilot(get(paper), table, users)
+        return _of_pilot(get(paper).printed()[table.number], cells, users)
     definitions, by_key = get(paper), {cell.key: cell for cell in cells}
     there = {run.head["dataset"] for run in source.runs}
     runs = {run.hash: run for run in source.runs}

@@ -674,8 +674,10 @@ def _tested_notes(cells: Mapping[Key, Cell], labels: _Labels) -> list[str]:
     notes = []
     for (dataset, group), columns in most.items():
         tests_of = labels.of(dataset) + (f", {group}" if group else "")
-        if len(columns) > 1:  # those of the blocks are those of their average
-            columns = {column: cell for column, cell in columns.items() if column != "avg"}
+        if len(columns) > 1:  # those of the blocks are those of their average, and those of all domains of the mean
+            each = tuple(n for column, cell in columns.items() if column != "mean" for n in cell.users)
+            columns = {column: cell for column, cell in columns.items()
+                       if column != "avg" and (column != "mean" or cell.users != each)}
         where = {column: labels.of(column) if column not in ("value", "mean") else "" for column in columns}
         for what in ("users", "interactions"):
             counts = {column: getattr(cell, what) for column, cell in columns.items() if getattr(cell, what)}
@@ -712,7 +714,7 @@ def _test_notes(cells: Mapping[Key, Cell], table: PaperTable, ours: str, label: 
             notes.append(f"p of {label(ours)} on {where}: {values}.")
         absent = [label(row) for row, cell in here.items()
                   if cell.mean is None and cell.printed and cell.printed.value is not None]
-        if mine.mean is not None and mine.p is None:
+        if mine.mean is not None and mine.p is None and here:
             notes.append(f"{where}: not tested; no baseline has a record, or the best shares no seed or too few users.")
         elif mine.mean is not None and absent:
             notes.append(f"{where}: tested against the best of the baselines with records (without "
@@ -810,7 +812,7 @@ def _notes(cells: Mapping[Key, Cell], labels: _Labels, source: Source) -> list[s
     if table.added:
         notes.append(f"Not in the paper: {', '.join(map(labels.of, table.added))}. `compare` tests them.")
     if users := pilot_users(source):
-        notes.append(pilot_note([users]))
+        notes.append(f"{pilot_note([users])} So the paper's are not shown.")
     if any(cell.is_reference for cell in cells.values()):
         notes.append(f"= FT: on every block and seed these metrics are less than {ALIKE:.4f} away from FT's, so with "
                      f"its settings the method is FT in effect.")

@@ -38,6 +38,7 @@ FORMAT = 1
 LIMIT = 512 * 1024  # bytes of a file
 # Of the papers with blocks, and of those with one step; all: is full ranking beside sampled items.
 METRICS = ("ndcg@20", "recall@20", "hit@10", "ndcg@10", "all:hit@10", "all:ndcg@10")
+OF_DOMAINS = {"recall", "ndcg"}  # of FFMSR's tables
 KINDS = ("user_shift", "item_phi", "item_rank_change", "target_probability")  # files hold their places in this order
 _PER_ITEM = ("item_phi", "item_rank_change")
 _KEYS = ("trained_block", "tested_block", "user")
@@ -106,10 +107,12 @@ def _row(run: Run, item_analysis: bool) -> _Row:
 
 
 def _extra(settings: Mapping[str, Any], recorded: Iterable[str]) -> list[str]:
-    """The metrics of a run that its user asked for, with all lengths."""
+    """The metrics of a run that its user asked for, or that runs of domains are compared by, with all lengths."""
     names = {*settings.get("extra_metrics", ()), settings["valid_metric"].partition("@")[0]}
     names -= {cls.name for cls in OF_EVERY_RUN}
-    return sorted(metric for metric in recorded if metric.partition("@")[0].rpartition(":")[2] in names)
+    names |= OF_DOMAINS if settings.get("stream") == "domains" else set()
+    return sorted(metric for metric in {*recorded} - {*METRICS}
+                  if metric.partition("@")[0].rpartition(":")[2] in names)
 
 
 def _table(rows: list[_Row]) -> pa.Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from fedcl_bench.reports.paper_figures import Job, Skip
 from fedcl_bench.reports.reproduction import page
 from fedcl_bench.reports.standing import OPEN, judge
 from fedcl_bench.reports.tables import Source, build
+from fedcl_bench.runs import compact
 from fedcl_bench.runs.specs import RunSpec
 from fedcl_bench.runs.store import load_runs
 
@@ -66,6 +68,14 @@ def test_tables_repeat_each_other():
         others = [printed[3].get(key), printed[6].get(key), printed[7].get(key)]
         assert all(other is None or other == number for other in others)
     assert all(printed[3][key].value == number.value for key, number in printed[5].items() if key.row == "ft")
+
+
+def test_mean_lengths_that_are_not_those_of_the_printed_counts():
+    office, retail = (Key(dataset, "", "average_length", "", "D0") for dataset in (OFFICE, RETAIL))
+    assert ffmsr.inconsistencies() == {(2, office): "the paper prints 7.84, and its counts give 7.83",
+                                       (2, retail): "the paper prints 26.90, and its counts give 31.47"}
+    (known,) = [known for known in ffmsr.KNOWN if known.holds(2, office._replace(row="users"))]
+    assert round(684_837 / 87_346, 2) == 7.84 and "87,346 users" in known.text
 
 
 def test_rows_stand_for_runs():
@@ -126,7 +136,9 @@ def table_of_pilots(number, rows=("topology=local", "topology=central", "topolog
 
 def test_a_table_of_pilots_has_domains_and_their_mean_but_no_printed_number(pilots, monkeypatch):
     key = Key("books+games", "sasrec", "topology=local", "recall@3", "D0")
-    monkeypatch.setattr(ffmsr, "printed", lambda: {4: {key: Printed(".5")}})
+    absent = key._replace(row="topology=federated")
+    numbers = {**ffmsr.printed(), 4: {key: Printed(".5"), absent: Printed(".25")}}
+    monkeypatch.setattr(ffmsr, "printed", lambda: numbers)
     built = build("ffmsr", table_of_pilots(4), pilots)
     cells = {cell.key: cell for cell in built.cells()}
     assert all(cell.printed is None for cell in cells.values())
@@ -136,14 +148,42 @@ def test_a_table_of_pilots_has_domains_and_their_mean_but_no_printed_number(pilo
         row = [cells[key._replace(row=f"topology={topology}", column=name)] for name in ("D0", "D1", "mean")]
         assert [cell.mean for cell in row] == pytest.approx([*per_domain.mean(0), per_domain.mean()])
         assert all(len(cell.seeds) == seeds for cell in row)
-    absent = cells[key._replace(row="topology=federated")]
-    assert absent.mean is None and "no record" in absent.missing
+    assert cells[absent].mean is None and "no record" in cells[absent].missing
     tested = cells[key._replace(row="topology=central", column="mean")]
     assert tested.p is not None and tested.users == (10, 10)
-    assert "Of pilots with 10 users of each domain; comparable with no numbers of all users." in built.notes
-    ((place, judged),) = judge("ffmsr", table_of_pilots(4), built.cells(), pilots).items()
-    assert place == key and judged.standing.kind == OPEN and "a pilot alone, of 10 users" in judged.standing.reason
-    assert judged.cell.mean is None and judged.cell.printed.text == ".5"
+    assert ("Of pilots with 10 users of each domain; comparable with no numbers of all users. So the paper's are not "
+            "shown.") in built.notes
+    assert "Test users of books+games: 10 (first domain), 10 (second domain)." in built.tested
+    judged = judge("ffmsr", table_of_pilots(4), built.cells(), pilots)
+    assert set(judged) == {key, absent} and {of.standing.kind for of in judged.values()} == {OPEN}
+    assert "a pilot alone, of 10 users" in judged[key].standing.reason
+    assert "no record" in judged[absent].standing.reason
+    assert judged[key].cell.mean is None and judged[key].cell.printed.text == ".5"
+
+
+def test_packed_runs_are_tested_as_full_ones(pilots, tmp_path):
+    """On the metrics of the paper's tables, of which Recall is in no other paper's."""
+    compact.write(tmp_path, pilots.runs, "pack", lambda run: False)
+    table = replace(table_of_pilots(4), metrics=("recall@3", "ndcg@3"))
+    full, packed = ({cell.key: cell for cell in build("ffmsr", table, replace(pilots, runs=runs)).cells()}
+                    for runs in (pilots.runs, load_runs(tmp_path)))
+    tested = [key for key, cell in full.items() if cell.p is not None]
+    assert {key.metric for key in tested} == {"recall@3", "ndcg@3"}
+    assert [packed[key].p for key in tested] == pytest.approx([full[key].p for key in tested], rel=1e-4)
+
+
+def test_lines_across_backbones_are_tested_by_every_metric(pilots):
+    """As in Table 3: against the paper's own method, which stands alone on its backbone."""
+    def spec(row, backbone, dataset):
+        return RunSpec("ft", "sasrec", dataset, (("topology", {"ffmsr": "local"}.get(row, "central")),))
+    table = replace(table_of_pilots(4), number=3, rows=("ft", "ffmsr"), backbones=("sasrec", "ffmsr"), baseline=None,
+                    only=(("sasrec", "ft"), ("ffmsr", "ffmsr")), row_spec=spec, metrics=("recall@3", "ndcg@3"),
+                    stub=("dataset", "backbone", "row"),
+                    lead=replace(ffmsr.TABLES[3].lead, metric="recall@3"))
+    notes = build("ffmsr", table, pilots).notes
+    (across,) = [note for note in notes if "against lines on other backbones" in note]
+    assert re.search(r"on sasrec: recall@3 [01]\.\d+, ndcg@3 [01]\.\d+\.$", across)
+    assert not any("not tested" in note for note in notes)
 
 
 def test_pilots_have_no_reproduction_page(pilots):
