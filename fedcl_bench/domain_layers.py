@@ -1,6 +1,6 @@
 """Parts that several recommenders of domains share: RecBole's Transformer encoder and UniSRec's adapter of texts.
 
-Both are plain modules. Their dropout and noise are PyTorch's own, and act in training mode alone.
+Both are plain modules. Their dropout and noise act in training mode alone.
 """
 
 from __future__ import annotations
@@ -128,6 +128,23 @@ def _seen(real: Tensor, causal: bool) -> Tensor:
     return seen & torch.ones(length, length, dtype=torch.bool, device=real.device).tril() if causal else seen
 
 
+_WORD = 2 ** 16  # values of a number that decides whether another is dropped
+
+
+def dropped(x: Tensor, share: float) -> tuple[Tensor, float]:
+    """``x`` with 0 in the place of a random ``share`` of its numbers, which is rounded to a 65,536th, and what the rest
+    is to be multiplied by for dropout.
+
+    PyTorch's ``F.dropout`` draws a number for each of ``x``; this draws one for four. FFMSR on 3,000 items with texts is
+    trained in two thirds of the time by it on a processor (benchmarks/README.md).
+    """
+    zeros = min(round(share * _WORD), _WORD - 1)
+    words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64, device=x.device).random_(-2 ** 63, None)
+    kept = torch.empty(x.shape, dtype=x.dtype, device=x.device)  # a mask of bool would be copied to be multiplied
+    torch.ge(words.view(torch.int16)[:x.numel()].view(x.shape), zeros - _WORD // 2, out=kept)
+    return kept.mul_(x), _WORD / (_WORD - zeros)
+
+
 class MoEAdapter(nn.Module):
     """A mixture of parametric-whitening experts, from text encodings to item vectors (UniSRec; FFMSR, Eqs. 3-5).
 
@@ -158,5 +175,6 @@ class MoEAdapter(nn.Module):
         shifts = torch.einsum("ki,kio->ko", self.bias, self.weight)
         mixed = -gates @ shifts
         for k, weight in enumerate(self.weight):
-            mixed = mixed + gates[..., k:k + 1] * (F.dropout(x, self.dropout, self.training) @ weight)
+            kept, scale = dropped(x, self.dropout) if self.training and self.dropout else (x, 1.0)
+            mixed = mixed + gates[..., k:k + 1] * (kept @ (weight * scale))
         return mixed

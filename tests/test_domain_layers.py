@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcl_bench.domain_layers import EncoderSettings, MoEAdapter, TransformerEncoder, by_length, normal_start
+from fedcl_bench.domain_layers import EncoderSettings, MoEAdapter, TransformerEncoder, by_length, dropped, normal_start
 from fedcl_bench.domain_module import Histories
 from fedcl_bench.errors import UserError
 
@@ -107,6 +107,32 @@ def test_experts_drop_values_of_their_own():
     # A mean of two independent masks of 400 values each; with one mask for both it would be sqrt(2) times as wide.
     assert kept.mean().item() == pytest.approx(0.75, abs=0.002)
     assert kept.std().item() == pytest.approx((0.25 * 0.75 / 800) ** 0.5, rel=0.1)
+
+
+@pytest.mark.parametrize("share, dtype", [(0.2, torch.float32), (0.5, torch.float64), (1e-3, torch.float32),
+                                          (0.0, torch.float32), (1.0 - 1e-9, torch.float32)])
+def test_a_share_is_dropped_at_random(share, dtype):
+    """Each number by itself, rows and columns alike, and the mean stays what it was."""
+    torch.manual_seed(3)
+    x = torch.full((2001, 503), 2.0, dtype=dtype)
+    kept, scale = dropped(x, share)
+    assert kept.dtype == dtype and kept.shape == x.shape and set(kept.unique().tolist()) <= {0.0, 2.0}
+    zeros = (kept == 0).double()
+    rounded = min(round(share * 65536), 65535) / 65536
+    deviation = (rounded * (1.0 - rounded)) ** 0.5
+    assert abs(rounded - share) < 2e-5 and scale == pytest.approx(1.0 / (1.0 - rounded))
+    assert abs(zeros.mean().item() - rounded) <= 4.0 * deviation / x.numel() ** 0.5
+    if share in (0.2, 0.5):
+        for axis in (0, 1):
+            spread = deviation / x.shape[axis] ** 0.5
+            assert (zeros.mean(axis) - rounded).abs().max() <= 6.0 * spread
+        flat = zeros.flatten()  # numbers that come from one word are independent too
+        for gap in (1, 2, 3, 4):
+            together = (flat[gap:] * flat[:-gap]).mean().item()
+            assert together == pytest.approx(share ** 2, abs=4.0 * share / flat.numel() ** 0.5)
+        assert not torch.equal(kept, dropped(x, share)[0])
+    torch.manual_seed(3)
+    assert torch.equal(dropped(x, share)[0], kept)
 
 
 def test_gradient_reaches_every_part_of_the_adapter():
