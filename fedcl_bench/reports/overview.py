@@ -172,7 +172,7 @@ def _counted(chosen: Sequence[Entry]) -> Iterator[str]:
         for number, table in definitions.TABLES.items():
             yield _row([name, f"{number} {table.title}", *counts(e for e in of_paper if e.table.number == number)])
         yield _row([f"**{name}**", "all", *counts(of_paper)])
-    yield _row(["**both**" if len(_judged()) == 2 else "**all**", "all", *counts(chosen)])
+    yield _row(["**all**", "all", *counts(chosen)])
 
 
 def _by_reading(everything: Sequence[Entry]) -> Iterator[str]:

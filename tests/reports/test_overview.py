@@ -10,7 +10,7 @@ import pytest
 from fabricate import fabricate, level
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.experiments.papers import PAPERS, Key, Printed, Reading, f3crec, fcucr
+from fedcl_bench.experiments.papers import PAPERS, Key, Printed, Reading, f3crec, fcucr, ffmsr
 from fedcl_bench.reports import overview
 from fedcl_bench.reports.pages import FOLDER
 from fedcl_bench.reports.standing import MARKS, OPEN, Judged, Standing, standing
@@ -39,6 +39,7 @@ def everything(records, registry):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(f3crec, "READINGS", (FIRST, SECOND))
         patch.setattr(fcucr, "READINGS", (Reading("none", "first", (2,)),))
+        patch.setattr(ffmsr, "READINGS", ())
         yield [entry for paper in PAPERS for entry in overview.entries(
             paper, lambda reading: Source(load_runs(records / reading.folder), registry, None, reading.settings,
                                           lambda dataset: {}))]
@@ -85,7 +86,7 @@ def test_page_counts_and_power(everything, chosen):
     text = overview.page(everything, "COMMAND", "p.svg", "t.csv")
     assert text == overview.page(everything, "COMMAND", "p.svg", "t.csv")
     total = overview.counts(chosen)
-    assert total[0] == sum(total[1:]) == len(chosen) and f"| **both** | all | {' | '.join(map(str, total))} |" in text
+    assert total[0] == sum(total[1:]) == len(chosen) and f"| **all** | all | {' | '.join(map(str, total))} |" in text
     first = overview.counts(e for e in everything if e.reading is FIRST and e.judged.cell.mean is not None)
     assert f"| F3CRec | the first way | `first` | 2 | {' | '.join(map(str, first))} |" in text
     power = text.split("## Which difference could have been seen")[1]
@@ -116,7 +117,7 @@ def test_command_writes_page_figure_and_numbers(records, everything, tmp_path, m
     with open(tmp_path / names[2], newline="") as file:
         lines = list(csv.DictReader(file))
     kinds = Counter(line["standing"] for line in lines)
-    assert f"| **both** | all | {len(lines)} | {' | '.join(str(kinds[kind]) for kind in MARKS)} |" in text
+    assert f"| **all** | all | {len(lines)} | {' | '.join(str(kinds[kind]) for kind in MARKS)} |" in text
     assert "(standing.md)" in (tmp_path / FOLDER / "README.md").read_text()
     for options in (["--table", "2"], ["--paper", "fcucr"], ["--tuned"], ["--set", "lr=1"], ["--datasets", "ml-100k"]):
         assert main(["reproduction", "--overview", "--records", str(records), *options]) == 2

@@ -8,11 +8,13 @@ import pytest
 from helpers import ROOT
 
 from fedcl_bench.experiments import papers
+from fedcl_bench.experiments.papers import ffmsr
 from fedcl_bench.reports.tables import Source, build
 from fedcl_bench.runs.specs import Tuned
 from fedcl_bench.runs.store import load_runs
 
 PAGE = ROOT / "docs/results.md"
+OFFICE = "amazon-office+amazon-arts"
 
 
 def short(value: float, decimals: int) -> str:
@@ -96,3 +98,36 @@ def test_fcucrs_numbers_are_those_of_the_records(registry):
                 ours = [short(found[metric], 3) for metric in ("hit@10", "ndcg@10")]
                 assert sampled.partition(" [")[0] == " / ".join(ours), name
                 assert full == short(found["all:hit@10"], 4), name
+
+
+def pilot_lines(registry) -> list[list[str]]:
+    """FFMSR's pilot as the page has it: of every line of Tables 3-7 the table, its name, Recall@10 of both domains and
+    their mean with its p, and the mean NDCG@10 with its p. A line of an earlier table is not repeated."""
+    (reading,) = [reading for reading in papers.get("ffmsr").READINGS if reading.folder]
+    source = Source(load_runs(ROOT / "results/published" / reading.folder), registry, None, reading.settings, None)
+    lines, earlier = [], set()
+    for number in reading.tables:
+        cells = {cell.key: cell for cell in build("ffmsr", ffmsr.TABLES[number], source, [OFFICE]).cells()}
+        for backbone, row in dict.fromkeys((key.backbone, key.row) for key in cells):
+            spec = ffmsr.row_spec(row, backbone, OFFICE)
+            if spec in earlier:
+                continue
+            earlier.add(spec)
+            name = ffmsr.label(number, row)
+            if number == 3:
+                name = ffmsr.label(3, backbone if row == "ft" else row)
+            elif number == 5:
+                name = f"{ffmsr.label(5, backbone)}, {name.lower()}"
+            shown = [str(number), name]
+            for metric, columns in (("recall@10", ("D0", "D1", "mean")), ("ndcg@10", ("mean",))):
+                of_metric = [cells[papers.Key(OFFICE, backbone, row, metric, column)] for column in columns]
+                shown += [" ± ".join(short(value, 4) for value in (cell.mean, cell.std) if value is not None) or "–"
+                          for cell in of_metric]
+                p = of_metric[-1].p
+                shown.append("" if p is None or row == "ffmsr" else "< .0001" if p < 1e-4 else short(p, 4))
+            lines.append(shown)
+    return lines
+
+
+def test_ffmsrs_pilot_is_that_of_the_records(registry):
+    assert rows_of(PAGE, "| table | line | Office R@10") == pilot_lines(registry)
