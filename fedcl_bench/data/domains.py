@@ -19,6 +19,7 @@ from .. import draws
 from ..errors import UserError
 from .recbole_files import Interactions
 from .stream import Ragged, Sessions, Step, Stream, StreamSettings, block_of_rows, first_appearance
+from .tie_order import time_order
 
 _TESTED = 3  # interactions of a user of whom something is validated and tested, two of them in the block
 _HELD_OUT = {"train": 2, "valid": 1, "test": 0}  # of a user's last interactions, so many are not in a split's history
@@ -28,7 +29,7 @@ def build_domains(parts: Sequence[tuple[str, Interactions]], settings: StreamSet
     """A step per domain, in the order of ``parts``; its users and items are numbered after those of the ones before,
     by first appearance in the file.
 
-    Interactions of a user with equal times keep the order of the file. A user with fewer than 3 interactions, or with
+    Rows of equal time stand as ``tie_order`` says. A user with fewer than 3 interactions, or with
     one in the block, trains alone. Every item of a domain can be found, also one that nobody trains on.
 
     Args:
@@ -73,8 +74,10 @@ def _pilot(name: str, data: Interactions, settings: StreamSettings) -> Interacti
 
 def _step(name: str, data: Interactions, settings: StreamSettings, index: int, old_users: int, old_items: int) -> Step:
     """One domain's step after so many users and items of others."""
-    block, now = _block_of_rows(data, settings), settings.domain_block
-    order = np.lexsort((data.time, data.user))  # stable
+    order, now = time_order(data.time, settings.tie_order), settings.domain_block
+    block = np.empty(len(order), np.int64)
+    block[order] = block_of_rows(len(block), settings.domain_blocks, settings.base_share)
+    order = order[np.argsort(data.user[order], kind="stable")]
     order = order[block[order] <= now]
     user, new = data.user[order], block[order] == now
     count, of_block = (np.bincount(users, minlength=len(data.user_tokens)) for users in (user, user[new]))
@@ -97,13 +100,6 @@ def _step(name: str, data: Interactions, settings: StreamSettings, index: int, o
     if not len(step.samples().end):
         raise UserError(f"{where}: nobody has 2 interactions to train on beside those that are held out.")
     return step
-
-
-def _block_of_rows(data: Interactions, settings: StreamSettings) -> np.ndarray:
-    """The block of each row: those of equal times keep the order of the file."""
-    block = np.empty(len(data.time), np.int64)
-    block[np.argsort(data.time, kind="stable")] = block_of_rows(len(block), settings.domain_blocks, settings.base_share)
-    return block
 
 
 def _sessions(rows: np.ndarray, user: np.ndarray, data: Interactions, old_users: int, old_items: int) -> Sessions:

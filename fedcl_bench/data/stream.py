@@ -43,7 +43,8 @@ class StreamSettings:
     split_seed: int = setting(0, "seed of random splits and of pilots; the same for every run seed, so runs test "
                               "alike", low=0)
     tie_order: str = setting("file", "rows of equal time stand as in the file, or as released code that sorts with "
-                             "NumPy left them: by its quicksort, or by the one of 1.25 and 1.26 for AVX-512",
+                             "NumPy left them: by its quicksort, or by the one of 1.25 and 1.26 for AVX-512; or in a "
+                             "random order, the same for every run",
                              choices=TIE_ORDERS)
     split_file: str = setting("", "take blocks and splits from this tab-separated file (block, user, item, split)")
     session_from: str = setting("gap", "a user's sessions are cut where it was inactive for longer than session_gap, "
@@ -129,7 +130,6 @@ def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
             del idle["base_share"]
         else:
             idle["domain_block"] = "with domain_blocks=1"
-        idle["tie_order"] = "with stream=domains, where rows of equal time keep the order of the file"
         idle.pop("split_seed" if settings["pilot_users"] else "", None)
     if stream == "sessions":
         idle["min_interactions"] = "with stream=sessions; use min_sessions"

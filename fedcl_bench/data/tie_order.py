@@ -1,4 +1,6 @@
-"""The order of rows by time where times are equal: that of the file, or what NumPy's unstable sorts leave.
+"""The order of rows by time where times are equal: that of the file, a random one, or what NumPy's sorts leave.
+
+Released code that kept its rows in a Python set (FFMSR) has ties in a random order, another in each run of it.
 
 Released code that sorts with ``numpy.argsort`` or ``pandas.sort_values`` has an order of ties that depends on NumPy's
 version and on the processor it ran on. The sorts here depend on neither. They take seconds per million rows, as they
@@ -16,10 +18,12 @@ from functools import partial
 from typing import Callable, Iterator
 
 import numpy as np
+import torch
 
+from .. import draws
 from ..errors import UserError
 
-TIE_ORDERS = ("file", "numpy_quicksort", "numpy_avx512")
+TIE_ORDERS = ("file", "numpy_quicksort", "numpy_avx512", "random")
 _LANES = 8  # 64-bit numbers in a vector
 _NETWORK = 64  # rows that a network sorts at most
 _UNROLLED = 4  # vectors read at a time in parts of more than _LONG rows
@@ -47,6 +51,9 @@ def time_order(times: np.ndarray, tie_order: str) -> np.ndarray:
     """
     if tie_order == "file" or len(times) < 2:
         return np.argsort(times, kind="stable")
+    if tie_order == "random":
+        keys = draws.sort_keys(draws.row_keys(draws.key(0, "ties"), torch.arange(len(times))))
+        return np.lexsort((keys.numpy(), times))
     times, rows = times.astype(np.float64), np.arange(len(times))
     if tie_order == "numpy_quicksort":
         _introsort(times, rows, _numpy_partition)

@@ -12,10 +12,12 @@ import pandas as pd
 import pytest
 from helpers import ROOT
 from hypothesis import given, strategies as st
+from scipy import stats
 from tie_worlds import digest_of, digests, numpy_order
 
 from fedcl_bench.data import prepared
 from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.data.domains import build_domains
 from fedcl_bench.data.recbole_files import Interactions
 from fedcl_bench.data.source import configured
 from fedcl_bench.data.stream import StreamSettings, build_blocks, build_static
@@ -58,13 +60,24 @@ def test_any_times(data):
             assert np.array_equal(order, np.argsort(times))
 
 
+def test_a_random_order_is_uniform_among_ties():
+    """Of three rows of equal time all six orders are as frequent, in 3,000 such triples; and it is always the same."""
+    order = time_order(np.repeat(np.arange(3000), 3), "random").reshape(-1, 3) % 3
+    assert stats.chisquare(np.unique(order, axis=0, return_counts=True)[1]).pvalue > 1e-3
+    assert order[:4].tolist() == [[0, 2, 1], [0, 2, 1], [0, 2, 1], [1, 0, 2]]
+
+
 def test_where_introsort_would_give_up():
     rising = np.arange(15_000)
     with pytest.raises(UserError, match="gives up on .* rows.*\n.*--set tie_order=file"):
         time_order(np.concatenate([rising, rising[::-1]]), "numpy_quicksort")
 
 
-@pytest.mark.parametrize("build", [build_blocks, build_static])
+def one_domain(data, settings, name):
+    return build_domains([(name, data)], settings)
+
+
+@pytest.mark.parametrize("build", [build_blocks, build_static, one_domain])
 def test_streams_take_the_order(build):
     """As if the rows had stood in the file in that order."""
     rows = 3000
@@ -76,6 +89,7 @@ def test_streams_take_the_order(build):
         stream = build(data, StreamSettings(tie_order=tie_order), "w")
         return [stream.user_tokens.tolist(), stream.item_tokens.tolist(),
                 [[step.split(split).values.tolist() for split in ("train", "valid", "test")] for step in stream.steps]]
+
     given_order = np.arange(rows)
     streams = [built(given_order, tie_order) for tie_order in TIE_ORDERS]
     assert streams == [built(time_order(time, tie_order), "file") for tie_order in TIE_ORDERS]
@@ -86,9 +100,9 @@ def test_the_default_changes_no_name(registry):
     def config(**settings):
         return make_config(registry, "f3crec", "fedmf", "ml-100k", overrides=[("test", settings)])
     hashes = [config(tie_order=tie_order).hash for tie_order in TIE_ORDERS]
-    assert config().hash == hashes[0] and len(set(hashes)) == 3
+    assert config().hash == hashes[0] and len(set(hashes)) == 4
     folders = [prepared.folder_of(config().source, StreamSettings(tie_order=tie_order)) for tie_order in TIE_ORDERS]
-    assert len(set(folders)) == 3 and folders[0].name == "ml-100k.stream-77b93167181e"
+    assert len(set(folders)) == 4 and folders[0].name == "ml-100k.stream-77b93167181e"
     for other in ({"stream": "sessions"}, {"split_file": __file__}):
         with pytest.raises(UserError, match="'tie_order'.*no effect with"):
             config(tie_order="numpy_avx512", **other)
