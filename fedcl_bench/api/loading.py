@@ -10,6 +10,7 @@ from ..ops.memory import importing
 from ..settings import as_text
 
 with importing():
+    from ..runs.config import recorded
     from ..runs.registry import discover
     from ..runs.run import Run
     from ..runs.store import comparable, load_record, load_runs
@@ -65,14 +66,15 @@ def _with_name(runs: Sequence[Run], folder: Path, key: str, wanted: str) -> list
 
 def _with_setting(runs: Sequence[Run], folder: Path, name: str, value: Any) -> list[Run]:
     """The runs in which a setting has a value, however it is written."""
-    values = {as_text(run.head["settings"][name]) for run in runs if name in run.head["settings"]}
-    if not values:
+    values = [recorded(run.head["settings"], name) for run in runs]
+    present = {as_text(each) for each in values if each is not None}
+    if not present:
         known = {key for run in runs for key in run.head["settings"]}
         raise unknown(f"setting in the records of {folder}", name, known)
-    kept = [run for run in runs if name in run.head["settings"] and _same(run.head["settings"][name], value)]
+    kept = [run for run, each in zip(runs, values) if each is not None and _same(each, value)]
     if not kept:
         raise UserError(f"setting '{name}': found {value!r}, accepted: what records in {folder} have, "
-                        f"{', '.join(sorted(values))}.")
+                        f"{', '.join(sorted(present))}.")
     return kept
 
 
@@ -106,6 +108,10 @@ def _single_combination(runs: Sequence[Run], folder: Path) -> list[Run]:
 
 def _differing(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """The settings that are not the same in all of these, each with its values."""
-    values = {name: sorted({as_text(each[name]) if name in each else "no effect" for each in settings})
-              for name in sorted({name for each in settings for name in each})}
-    return {name: texts for name, texts in values.items() if len(texts) > 1}
+    differing = {}
+    for name in sorted({name for each in settings for name in each}):
+        values = (recorded(each, name) for each in settings)
+        texts = {"no effect" if value is None else as_text(value) for value in values}
+        if len(texts) > 1:
+            differing[name] = sorted(texts)
+    return differing

@@ -378,6 +378,11 @@ def effective(parts: Iterable[Any], with_idle: bool = False) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in _LATER or value != _LATER[name]}
 
 
+def recorded(settings: Mapping[str, Any], name: str) -> Any:
+    """The value of a setting in a record, also one left out as it changes nothing; None if it had no effect."""
+    return settings.get(name, _LATER.get(name))
+
+
 def make_config(registry: Registry, method: str, backbone: str, dataset: str, seed: int = 0,
                 overrides: Iterable[tuple[str, Mapping[str, Any]]] = (), data_dir: Path | None = None,
                 device: str = "cpu") -> RunConfig:

@@ -159,6 +159,17 @@ def test_load_names_the_settings_that_differ(registry, tmp_path):
     assert fb.load(tmp_path, eps=0.009).settings["eps"] == 0.009 == fb.load(tmp_path, eps="0.009").settings["eps"]
 
 
+def test_load_knows_defaults_that_records_leave_out(registry, tmp_path):
+    for overrides in ((), (("evaluate_every", 2),)):
+        fabricate(tmp_path, registry, RunSpec("ft", "fedmf", "ml-100k", overrides), 0, level(0.1))
+    assert fb.load(tmp_path, evaluate_every=2).settings["evaluate_every"] == 2
+    assert "evaluate_every" not in fb.load(tmp_path, evaluate_every=1).settings
+    with pytest.raises(fb.UserError, match=r"evaluate_every \(1, 2\)"):
+        fb.load(tmp_path)
+    with pytest.raises(fb.UserError, match="found 3, accepted.*1, 2"):
+        fb.load(tmp_path, evaluate_every=3)
+
+
 def test_load_refuses_what_has_not_finished(tmp_path, registry):
     config = make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", TINY)])
     record = Record.of(config, tmp_path)
