@@ -1,4 +1,4 @@
-"""The numbers of docs/results.md are those of the published records."""
+"""The numbers of docs/results.md, and of an exercise in docs/domains.md, are those of the committed records."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from helpers import ROOT
 
+import fedcl_bench as fb
 from fedcl_bench.experiments import papers
 from fedcl_bench.experiments.papers import ffmsr
 from fedcl_bench.reports.tables import Source, build
@@ -131,3 +132,23 @@ def pilot_lines(registry) -> list[list[str]]:
 
 def test_ffmsrs_pilot_is_that_of_the_records(registry):
     assert rows_of(PAGE, "| table | line | Office R@10") == pilot_lines(registry)
+
+
+def test_the_exercises_table_is_that_of_its_records():
+    """Domains with and without common users: means and tests against training alone."""
+    def loaded(common: str, topology: str) -> fb.Results:
+        return fb.load(ROOT / "results/domains", dataset=f"phone+electronic-{common}", topology=topology)
+
+    def tested(results: fb.Results, alone: fb.Results, metric: str) -> str:
+        p = results.compare(alone, metric)["p"].item()
+        return "< .0001" if p < 0.0001 else short(p, 4 if p < 0.01 else 2)
+
+    rows = rows_of(ROOT / "docs/domains.md", "| common |")
+    assert len(rows) == 6
+    for common, topology, *shown, p_ndcg, mean_recall, p_recall in rows:
+        results, alone = loaded(common, topology.strip("`")), loaded(common, "local")
+        table = results.table()
+        numbers = [*table.loc["ndcg@50"], table.loc["recall@10", "mean"]]
+        assert [*shown, mean_recall] == [text.replace("0.", ".") for text in numbers]
+        assert [p_ndcg, p_recall] == [tested(results, alone, metric) if results.settings != alone.settings else ""
+                                      for metric in ("ndcg@50", "recall@10")]
