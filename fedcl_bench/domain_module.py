@@ -8,7 +8,7 @@ uploads, and nothing else.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Sequence
+from typing import Any, ClassVar, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ from .method import Method
 from .settings import setting
 
 TOPOLOGIES = ("federated", "local", "central")
+# What a backbone exchanges whose items have no rows: its modules know them by a buffer ``texts``, (items, d_W), alone.
+TEXT_MODEL = "a model of texts alone"
 _KEPT = 40  # numbers that two Transformer layers keep of each number of a position until it is differentiated
 
 
@@ -223,6 +225,7 @@ class Stage:
         trained: beginnings of the names of the parameters that it trains; empty: all.
         from_best: it starts from the best round of the stage before, and not from its last.
         new_optimiser: the optimiser forgets what it remembers from the stage before.
+        trains: a round begins with an epoch; if not, it is an exchange alone, and its loss counts as 0.
     """
 
     name: str
@@ -231,6 +234,7 @@ class Stage:
     trained: tuple[str, ...] = ()
     from_best: bool = False
     new_optimiser: bool = False
+    trains: bool = True
 
 
 class DomainMethod(Method):
@@ -243,11 +247,16 @@ class DomainMethod(Method):
         needs: what a backbone must exchange (see ``ModuleBackbone.exchanges``); empty: nothing.
         sent: beginnings of the names of all that domains upload; empty: all that has no item rows. Records say so.
         topologies: under which it is a method.
+        backbone_defaults: other defaults of settings that its backbones may have.
+        backbone: the run's, for a server that makes a module of its own. The server knows how modules are made, and
+            of domains what they send.
     """
 
+    backbone: ModuleBackbone
     needs: ClassVar[str] = ""
     sent: ClassVar[tuple[str, ...]] = ()
     topologies: ClassVar[tuple[str, ...]] = ("federated",)
+    backbone_defaults: ClassVar[Mapping[str, Any]] = {}
 
     def stages(self) -> Sequence[Stage]:
         """The phases in order, the last one's best round is tested; empty: the backbone's."""

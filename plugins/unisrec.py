@@ -10,6 +10,7 @@ from torch import nn
 from fedcl_bench import ModuleBackbone, UserError, setting
 from fedcl_bench.cosine_module import CosineModule, CosineSettings, rows_at
 from fedcl_bench.domain_layers import MoEAdapter, by_length
+from fedcl_bench.domain_module import TEXT_MODEL
 from fedcl_bench.semantics import (CENTROIDS, SEMANTICS, AddedSemanticSettings, ClusterStream, SemanticModule,
                                    TextFusion, with_semantics)
 
@@ -103,14 +104,16 @@ class UniSRec(ModuleBackbone):
                  "FFMSR (2025) trains it: from scratch")
     Settings = UniSRecSettings
     needs_features = True
-    exchanges = frozenset({SEMANTICS})
+    exchanges = frozenset({SEMANTICS, TEXT_MODEL})
     readings = {"adapter_draws": {"click": "UniSRec's code", "item": "once per batch, to save time"}}
 
     def __init__(self, settings):
         super().__init__(settings)
         if not settings.semantics:
-            self.exchanges = frozenset()
-        elif not settings.ids:
+            self.exchanges = frozenset() if settings.ids else frozenset({TEXT_MODEL})
+            return
+        self.exchanges = frozenset({SEMANTICS})
+        if not settings.ids:
             raise UserError("setting 'ids': found false, accepted: true with semantics=true, whose weights look at the "
                             "items' rows.")
 

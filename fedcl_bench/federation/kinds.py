@@ -73,7 +73,7 @@ def check_classes(backbone: type, method: type) -> None:
     if issubclass(method, DomainMethod):
         needs = method.needs
         if not issubclass(backbone, ModuleBackbone) or (needs and needs not in backbone.exchanges):
-            what = f"exchanges {needs} of items" if needs else "is about modules of domains"
+            what = f"exchanges {needs}" if needs else "is about modules of domains"
             raise Misfit(f"method '{method.name}' {what}, which '{backbone.name}' has none of.", "backbone",
                          lambda cls: issubclass(cls, ModuleBackbone) and (not needs or needs in cls.exchanges))
     elif issubclass(backbone, ModuleBackbone) and does_something(method):
@@ -85,8 +85,8 @@ def _check_modules(backbone: Backbone, method: Method, topology: str) -> None:
     """Raise UserError unless a backbone and a method of domains go together under a topology."""
     check_classes(type(backbone), type(method))
     if isinstance(method, DomainMethod) and method.needs and method.needs not in backbone.exchanges:
-        raise UserError(f"method '{method.name}' exchanges {method.needs} of items, which '{backbone.name}' has none "
-                        f"of with these settings (see: list {backbone.name}).")
+        raise UserError(f"method '{method.name}' exchanges {method.needs}, which '{backbone.name}' has none of "
+                        f"with these settings (see: list {backbone.name}).")
     for kind, plugin in (("method", method), ("backbone", backbone)):
         accepted = getattr(plugin, "topologies", None)
         if accepted and topology not in accepted:

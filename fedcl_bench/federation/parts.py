@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import contract
 from ..backbone import Backbone
 from ..data.stream import Step, Stream, is_central, is_domains
-from ..domain_module import ModuleBackbone
+from ..domain_module import DomainMethod, ModuleBackbone
 from ..errors import UserError
 from ..evaluation.ranking import DEFAULT, EvaluationSettings, UserScores, parse_metric
 from ..method import Method, NoSettings
@@ -217,6 +217,10 @@ class Federation:
     population: Population = Population()
     metrics: tuple[Metric, ...] = DEFAULT
     topology: str = "federated"
+
+    def __post_init__(self):
+        if isinstance(self.method, DomainMethod) and isinstance(self.backbone, ModuleBackbone):
+            self.method.backbone = self.backbone
 
     @property
     def central(self) -> bool:

@@ -214,7 +214,7 @@ def run(f: Federation, progress: Progress) -> Iterator[Progress]:
         epochs = _epochs(phase, progress)
         progress, told = replace(progress, under_way=0.0, within=None), time.perf_counter()
         for number, silo in enumerate(phase.training()):
-            for share in _batches(silo, epochs[silo.domains[0].number], progress.model):
+            for share in _batches(phase, silo, epochs[silo.domains[0].number], progress.model):
                 if time.perf_counter() - told > SIZES.told_every:
                     yield replace(progress, under_way=(number + share) / len(epochs),
                                   within=partial(_within, phase, epochs, progress))
@@ -268,12 +268,14 @@ def _epochs(phase: Phase, progress: Progress) -> dict[int, Epoch | ModuleEpoch]:
     return epochs
 
 
-def _batches(silo: Silo, epoch: Epoch | ModuleEpoch, before: Snapshot) -> Iterator[float]:
-    """Train a silo's epoch; yields after each batch the share of it that is done.
+def _batches(phase: Phase, silo: Silo, epoch: Epoch | ModuleEpoch, before: Snapshot) -> Iterator[float]:
+    """Train a silo's epoch, if the stage has any; yields after each batch the share of it that is done.
 
     Args:
         before: all parameters before the round.
     """
+    if not phase.stage.trains:
+        return iter(())
     if isinstance(epoch, ModuleEpoch):
         return epoch.batches([domain.samples for domain in silo.domains])
     return epoch.batches(silo.parts, silo.model(before))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -342,13 +342,21 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
         kinds.check_classes((backbone_plugin.of_domains() if in_domains else backbone_plugin).cls, method_plugin.cls)
     except Misfit as error:
         raise registry.naming(error) from None
-    parts = AllSettings(*assemble([*CORE_SETTINGS, backbone_plugin.cls.Settings, method_plugin.cls.Settings],
-                                  layers(dataset, overrides, backbone_plugin.cls, method_plugin.name),
+    lying = layers(dataset, [_of_method(method_plugin.cls, backbone_plugin.cls), *overrides], backbone_plugin.cls,
+                   method_plugin.name)
+    parts = AllSettings(*assemble([*CORE_SETTINGS, backbone_plugin.cls.Settings, method_plugin.cls.Settings], lying,
                                   f"{method} on {backbone}"))
     parts = parts._replace(evaluation=_with_known_metrics(registry, parts.evaluation))
     as_trained = backbone_of(registry, backbone, parts).cls
     refuse_idle(parts, overrides, {**_ignored(parts, as_trained), **of_other_stages(as_trained, method_plugin.cls)})
     return parts
+
+
+def _of_method(method: type, backbone: type) -> tuple[str, dict[str, Any]]:
+    """The layer of a method's own defaults for those of the backbone's settings that the backbone has."""
+    known = {each.name for each in fields(backbone.Settings)}
+    defaults = getattr(method, "backbone_defaults", {})
+    return f"method {method.name}", {name: value for name, value in defaults.items() if name in known}
 
 
 def backbone_of(registry: Registry, name: str, parts: AllSettings) -> Plugin:

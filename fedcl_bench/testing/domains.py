@@ -53,7 +53,7 @@ def every_parameter_trained(pair: Pair) -> str:
     for silo in silos.models:
         loaded = silo.load(pair.points[-1].model)  # with what the server answered
         parameters, reached = dict(loaded[0].named_parameters()), set()
-        for stage in silos.stages:
+        for stage in [stage for stage in silos.stages if stage.trains]:
             for module in loaded:
                 module.train().stage = stage.name
                 with torch.no_grad():

@@ -38,7 +38,8 @@ _STREAMS = {"blocks": {}, "sessions": {"stream": "sessions", "sampled_candidates
             "domains": {"stream": "domains", "batch_size": 16}}
 _WIDTH = {"domains": {"dim": 8, "codes": 4, "centroids": 8, "prompts": 8}}  # of several heads
 # Sizes, where a plugin has them under the usual names.
-_SMALL = {"dim": 6, "hidden": "8", "max_length": 5, "head_size": 5, "hidden_size": 6, "top_n": 8, "pretrain_rounds": 2}
+_SMALL = {"dim": 6, "hidden": "8", "max_length": 5, "head_size": 5, "hidden_size": 6, "top_n": 8, "pretrain_rounds": 2,
+          "learning_steps": 2}
 TOLERANCE = 1e-8
 
 

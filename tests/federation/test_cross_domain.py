@@ -78,6 +78,31 @@ def test_feddcsr_weighs_domains_by_their_interactions_and_needs_its_backbone(reg
         progresses(configured(registry, "feddcsr", "feddcsr", topology="local", **DCSR))
 
 
+MERGE = {"encoder": "tfidf", "text_dim": 5, "heads": 2, "layers": 1, "learning_steps": 4, "lr": 0.01}
+
+
+def test_mergerec_merges_the_best_models_once_and_tests_that(registry, shops, tmp_path):
+    config = configured(registry, "mergerec", "unisrec", **MERGE)
+    assert not config.backbone_settings.ids  # by the method's default
+    seen = progresses(config)
+    assert is_resumed_to_the_bit(seen, config)
+    dense, alone = seen[-1].model.dense, seen[-3].best.model.dense
+    for name, (first, second) in dense.items():
+        if name == "start":
+            assert torch.equal(first, second)
+        else:
+            assert torch.equal(first, second) and not torch.equal(*alone[name]), name
+    result = execute(config, lambda: load_stream(config.source, config.stream, config.features), tmp_path / "results")
+    rounds = pd.read_parquet(Path(result["record"]) / "rounds.parquet")
+    merged = rounds["stage"] == 1
+    assert merged.sum() == 2 and (rounds["loss"] == 0).equals(merged) and (rounds["bytes_up"] > 0).equals(merged)
+    assert (rounds["train_seconds"] == 0).equals(merged)
+    with pytest.raises(UserError, match="a model of texts alone, which 'unisrec' has none of with these"):
+        progresses(configured(registry, "mergerec", "unisrec", ids=True, **MERGE))
+    with pytest.raises(UserError, match="(?s)a model of texts alone, which 'vqrec'.*that fit: unisrec"):
+        progresses(configured(registry, "mergerec", "vqrec", **MERGE))
+
+
 def test_what_is_sent_begins_with_a_declared_name():
     class Method:
         kind, name = "method", "sender"

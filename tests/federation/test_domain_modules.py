@@ -406,8 +406,8 @@ def test_broken_plugins_are_named(shops, tmp_path, change, said):
 def test_what_does_not_go_together_is_refused(known, shops):
     for method, backbone, settings, said in (
             ("hints", "pooled", {"topology": "local"}, "found local, accepted: federated with method 'hints'"),
-            ("hints", "sasrec", {}, "(?s)exchanges hints of items, which 'sasrec' has none of.*that fit: .*pooled"),
-            ("hints", "fedmf", {}, "(?s)exchanges hints of items, which 'fedmf' has none of"),
+            ("hints", "sasrec", {}, "(?s)exchanges hints, which 'sasrec' has none of.*that fit: .*pooled"),
+            ("hints", "fedmf", {}, "(?s)exchanges hints, which 'fedmf' has none of"),
             ("f3crec", "pooled", {}, "(?s)is about clients of one user each.*that fit: .*ft, .*hints")):
         with pytest.raises(UserError, match=said):
             federation_of(configured(known, method, backbone, **settings))

@@ -116,7 +116,7 @@ def test_it_runs_under_ffmsr_and_not_without_the_parts(registry, shops, tmp_path
     assert len(centroids) == 26 and len(centroids.unique(dim=0)) == 4  # of both domains' items together
     result = execute(config, lambda: load_stream(config.source, config.stream, config.features), tmp_path / "results")
     assert result["privacy"]["uploaded"] == ["semantics"] and min(result["rounds"]) == 4
-    with pytest.raises(UserError, match=f"exchanges semantics of items, which 'recbole:{name}' has none of with these"):
+    with pytest.raises(UserError, match=f"exchanges semantics, which 'recbole:{name}' has none of with these"):
         config = configured(registry, name, "ffmsr", topology="federated")
         config.check(federation_of(config))
     assert configured(registry, name).idle["fusion_layers"] == "without semantics=true"

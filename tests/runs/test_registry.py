@@ -45,8 +45,8 @@ class Shrink(Method):
 
 
 def test_shipped_plugins(registry):
-    assert registry.names("method") == ["f3crec", "fcucr", "feddcsr", "ffmsr", "ft", "kd", "pfcr", "reg", "rlp2",
-                                        "spp"]
+    assert registry.names("method") == ["f3crec", "fcucr", "feddcsr", "ffmsr", "ft", "kd", "mergerec", "pfcr", "reg",
+                                        "rlp2", "spp"]
     assert registry.names("backbone") == ["biasmf", "ccdr", "dmi-gnn", "feddcsr", "fedmf", "fedncf", "fedrap", "ffmsr",
                                           "gpfedrec", "gru4rec", "hearint", "miasrec", "ncf", "pfedrec", "recguru",
                                           "sasrec", "tisasrec", "unisrec", "vqrec"]
