@@ -16,6 +16,7 @@ from fedcl_bench.runs.store import load_runs
 
 PAGE = ROOT / "docs/results.md"
 OFFICE = "amazon-office+amazon-arts"
+RETAIL = "online-retail-ffmsr+amazon-pantry"
 
 
 def short(value: float, decimals: int) -> str:
@@ -134,21 +135,56 @@ def test_ffmsrs_pilot_is_that_of_the_records(registry):
     assert rows_of(PAGE, "| table | line | Office R@10") == pilot_lines(registry)
 
 
+def retail_lines(folder: Path) -> list[list[str]]:
+    """OnlineRetail and Pantry with all users as the page has them, the paper's in brackets."""
+    printed, lines = papers.get("ffmsr").printed()[3], []
+    for name, method, ties in (("SASRec", "ft", "random"),):
+        results = fb.load(folder, method, dataset=RETAIL, tie_order=ties)
+        for column, domain in (("D0", "OnlineRetail"), ("D1", "Pantry")):
+            of_paper = "recbole:SASRec" if method == "ft" else method
+            shown = [name, f"`{ties}`", str(len(results.seeds)), domain]
+            for metric in ("recall@10", "ndcg@10", "recall@50", "ndcg@50"):
+                ours = results.table()[RETAIL.split("+")[int(column[1])]][metric].replace("0.", ".")
+                paper = printed[papers.Key(RETAIL, of_paper, method, metric, column)].value
+                shown.append(f"{ours} [{short(paper, 4)}]")
+            lines.append(shown)
+    return lines
+
+
+def test_online_retail_and_pantry_are_those_of_the_records():
+    assert rows_of(PAGE, "| line | ties |") == retail_lines(ROOT / "results/published/ffmsr-retail")
+
+
+def compared(results: fb.Results, alone: fb.Results, metrics: list[str]) -> list[str]:
+    """Of each metric the mean of both domains, and p against training alone."""
+    cells = []
+    for metric in metrics:
+        p = results.compare(alone, metric)["p"].item() if results is not alone else None
+        cells += [results.table().loc[metric, "mean"].replace("0.", "."),
+                  "" if p is None else "< .0001" if p < 0.0001 else short(p, 4 if p < 0.01 else 2)]
+    return cells
+
+
+def of_domains(results: fb.Results, metric: str) -> list[str]:
+    return [text.replace("0.", ".") for text in results.table().loc[metric][:-1]]
+
+
 def test_the_exercises_table_is_that_of_its_records():
-    """Domains with and without common users: means and tests against training alone."""
-    def loaded(common: str, topology: str) -> fb.Results:
-        return fb.load(ROOT / "results/domains", dataset=f"phone+electronic-{common}", topology=topology)
+    """Domains with and without common users."""
+    lines = []
+    for common in ("half", "none"):
+        runs = {topology: fb.load(ROOT / "results/domains", dataset=f"phone+electronic-{common}", topology=topology)
+                for topology in ("federated", "local", "central")}
+        lines += [[common, f"`{topology}`", *of_domains(results, "ndcg@50"),
+                   *compared(results, runs["local"], ["ndcg@50", "recall@10"])] for topology, results in runs.items()]
+    assert rows_of(ROOT / "docs/domains.md", "| common |") == lines
 
-    def tested(results: fb.Results, alone: fb.Results, metric: str) -> str:
-        p = results.compare(alone, metric)["p"].item()
-        return "< .0001" if p < 0.0001 else short(p, 4 if p < 0.01 else 2)
 
-    rows = rows_of(ROOT / "docs/domains.md", "| common |")
-    assert len(rows) == 6
-    for common, topology, *shown, p_ndcg, mean_recall, p_recall in rows:
-        results, alone = loaded(common, topology.strip("`")), loaded(common, "local")
-        table = results.table()
-        numbers = [*table.loc["ndcg@50"], table.loc["recall@10", "mean"]]
-        assert [*shown, mean_recall] == [text.replace("0.", ".") for text in numbers]
-        assert [p_ndcg, p_recall] == [tested(results, alone, metric) if results.settings != alone.settings else ""
-                                      for metric in ("ndcg@50", "recall@10")]
+def test_mergerecs_pilot_is_that_of_its_records():
+    folder, pilot = ROOT / "results/domains", {"dataset": RETAIL, "pilot_users": 1000}
+    runs = {"alone": fb.load(folder, "ft", topology="local", **pilot),
+            "averaged in every round": fb.load(folder, "ft", topology="federated", **pilot),
+            "merged once": fb.load(folder, "mergerec", **pilot)}
+    lines = [[name, *of_domains(results, "recall@10"), *compared(results, runs["alone"], ["recall@10", "ndcg@50"])]
+             for name, results in runs.items()]
+    assert rows_of(ROOT / "docs/domain_methods.md", "| trained |") == lines
