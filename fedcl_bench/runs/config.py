@@ -342,9 +342,9 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
         kinds.check_classes((backbone_plugin.of_domains() if in_domains else backbone_plugin).cls, method_plugin.cls)
     except Misfit as error:
         raise registry.naming(error) from None
-    lying = layers(dataset, [_of_method(method_plugin.cls, backbone_plugin.cls), *overrides], backbone_plugin.cls,
-                   method_plugin.name)
-    parts = AllSettings(*assemble([*CORE_SETTINGS, backbone_plugin.cls.Settings, method_plugin.cls.Settings], lying,
+    layered = layers(dataset, [_of_method(method_plugin.cls, backbone_plugin.cls), *overrides], backbone_plugin.cls,
+                     method_plugin.name)
+    parts = AllSettings(*assemble([*CORE_SETTINGS, backbone_plugin.cls.Settings, method_plugin.cls.Settings], layered,
                                   f"{method} on {backbone}"))
     parts = parts._replace(evaluation=_with_known_metrics(registry, parts.evaluation))
     as_trained = backbone_of(registry, backbone, parts).cls
