@@ -138,8 +138,9 @@ def test_ffmsrs_pilot_is_that_of_the_records(registry):
 def retail_lines(folder: Path) -> list[list[str]]:
     """OnlineRetail and Pantry with all users as the page has them, the paper's in brackets."""
     printed, lines = papers.get("ffmsr").printed()[3], []
-    for name, method in (("SASRec", "ft"), ("FFMSR", "ffmsr")):
-        results = fb.load(folder, method, dataset=RETAIL, tie_order="random")
+    for name, method, ties in (("SASRec", "ft", "random"), ("SASRec, ties as in the file", "ft", "file"),
+                               ("FFMSR", "ffmsr", "random")):
+        results = fb.load(folder, method, dataset=RETAIL, tie_order=ties)
         for column, domain in (("D0", "OnlineRetail"), ("D1", "Pantry")):
             of_paper = "recbole:SASRec" if method == "ft" else method
             shown = [name, str(len(results.seeds)), domain]
