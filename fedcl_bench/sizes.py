@@ -49,6 +49,7 @@ class Sizes:
         similarities: queries x prototypes compared at once, 16 MiB.
         queries: of those, at most so many queries.
         normals: normal numbers drawn at once, which stay in the cache.
+        adapted: rows of texts that go through an adapter's experts together.
         dropped: entries of a forward pass whose dropout is drawn at once.
         clustered: points that one thread assigns to clusters at a time.
         told_every: seconds of an epoch between two signs of life, after which it can be stopped.
@@ -87,6 +88,7 @@ class Sizes:
     similarities: int = 1 << 22
     queries: int = 512
     normals: int = 1 << 16
+    adapted: int = 1024
     dropped: int = 4096
     clustered: int = 2048
     told_every: float = 1.0

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedcl_bench.domain_layers import EncoderSettings, MoEAdapter, TransformerEncoder, by_length, dropped, normal_start
+from fedcl_bench.domain_layers import Dropout, EncoderSettings, MoEAdapter, TransformerEncoder, by_length, normal_start
 from fedcl_bench.domain_module import Histories
 from fedcl_bench.errors import UserError
+from fedcl_bench.sizes import SIZES
 
 _SIZES = EncoderSettings(dim=12, layers=3, heads=3, inner_size=7)
 # RecBole's name of each part of a layer.
@@ -115,7 +116,8 @@ def test_a_share_is_dropped_at_random(share, dtype):
     """Each number by itself, rows and columns alike, and the mean stays what it was."""
     torch.manual_seed(3)
     x = torch.full((2001, 503), 2.0, dtype=dtype)
-    kept, scale = dropped(x, share)
+    drop = Dropout(share, 2, x)
+    (kept, other), scale = drop.kept(x), drop.scale
     assert kept.dtype == dtype and kept.shape == x.shape and set(kept.unique().tolist()) <= {0.0, 2.0}
     zeros = (kept == 0).double()
     rounded = min(round(share * 65536), 65535) / 65536
@@ -130,9 +132,32 @@ def test_a_share_is_dropped_at_random(share, dtype):
         for gap in (1, 2, 3, 4):
             together = (flat[gap:] * flat[:-gap]).mean().item()
             assert together == pytest.approx(share ** 2, abs=4.0 * share / flat.numel() ** 0.5)
-        assert not torch.equal(kept, dropped(x, share)[0])
+        assert not torch.equal(kept, other) and not torch.equal(kept, Dropout(share, 1, x).kept(x)[0])
     torch.manual_seed(3)
-    assert torch.equal(dropped(x, share)[0], kept)
+    again = Dropout(share, 2, x)
+    parts = torch.cat([again.kept(part, first) for first, part in ((0, x[:700]), (700, x[700:]))], 1)
+    assert torch.equal(parts, torch.stack([kept, other]))
+
+
+def test_rows_go_through_the_experts_in_pieces_to_the_same_numbers(monkeypatch):
+    """In training too: outputs and gradients, and each expert's dropout is of its own."""
+    adapter, x = _adapter(dropout=0.3), torch.randn(5, 3, 6, dtype=torch.float64, requires_grad=True)
+
+    def numbers(rows):
+        monkeypatch.setattr(SIZES, "adapted", rows)
+        torch.manual_seed(1)
+        outputs = adapter(x)
+        return [outputs, *torch.autograd.grad(outputs.square().sum(), [x, *adapter.parameters()])]
+
+    torch.manual_seed(1)
+    gates = adapter.gates(x).flatten(0, 1)
+    drop = Dropout(0.3, 3, x.flatten(0, 1))
+    copies = drop.kept(x.flatten(0, 1).detach()) * drop.scale
+    expected = sum(gates[:, k:k + 1] * (copies[k] - adapter.bias[k]) @ adapter.weight[k] for k in range(3))
+    whole = numbers(100)
+    torch.testing.assert_close(whole[0].flatten(0, 1), expected)
+    for pieces in (1, 4):
+        torch.testing.assert_close(numbers(pieces), whole)
 
 
 def test_gradient_reaches_every_part_of_the_adapter():
