@@ -56,9 +56,9 @@ class DomainData:
     Attributes:
         n_users, n_items: of the domain.
         features: what its items' texts say, float32 of shape (items, layers, d_W), zeros for items without text; None
-            for a backbone that does not ask for it.
+            for a backbone that does not ask for it. On the processor, so that codes are the same for every device.
         histories: the training items of every user, in time order, for modules that look at all of them: int64 values
-            and where each user's begin and end, (users + 1,).
+            and where each user's begin and end, (users + 1,). On the run's device.
         codes: of a backbone that makes discrete ones of texts (see ``ModuleBackbone.prepared``), int64 (items, codes).
         number, count: its place among the domains that train together, and their number, if ``prepared`` says so.
     """

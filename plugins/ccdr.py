@@ -77,7 +77,7 @@ def graph_of(data: DomainData, categories: int) -> Graph:
     items, ends = data.histories
     users = torch.arange(data.n_users, device=items.device).repeat_interleave(ends.diff())
     linked = torch.stack([users, items + data.n_users]).unique(dim=1)
-    of_items = data.codes[:, 0]
+    of_items = data.codes[:, 0].to(items.device)
     known = (of_items >= 0).nonzero().flatten()
     belongs = torch.stack([known + data.n_users, of_items[known] + data.n_users + data.n_items])
     edges = torch.cat([linked, linked.flip(0), belongs, belongs.flip(0)], 1)

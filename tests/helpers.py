@@ -172,8 +172,9 @@ def same_numbers(found, expected):
     assert {p.name for p in a.folder.iterdir()} == {p.name for p in b.folder.iterdir()}
 
 
-def lay_shop(name, seed, users, items):
-    """A dataset in ``./data`` whose histories go round the items, so that there is something to learn."""
+def lay_shop(name, seed, users, items, texts=False):
+    """A dataset in ``./data`` whose histories go round the items, so that there is something to learn; with ``texts``
+    of two words an item."""
     generator, rows = np.random.default_rng(seed), []
     for user in range(users):
         first, stride = generator.integers(items), 1 + user % 2
@@ -181,3 +182,6 @@ def lay_shop(name, seed, users, items):
                  for place in range(generator.integers(3, 8))]
     Path("data", name).mkdir(parents=True, exist_ok=True)
     Path("data", name, f"{name}.inter").write_text("user_id:token\titem_id:token\ttimestamp:float\n" + "".join(rows))
+    if texts:
+        rows = [f"i{item}\tword{item % 4} word{item % 3}\n" for item in range(items)]
+        Path("data", name, f"{name}.item").write_text("item_id:token\ttitle:token_seq\n" + "".join(rows))
