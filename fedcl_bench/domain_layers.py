@@ -191,7 +191,7 @@ class MoEAdapter(nn.Module):
         """(..., inputs) -> (..., outputs), Eqs. (3) and (5).
 
         On a processor some rows at a time, so that what is made of them stays in its cache: a step of FFMSR on Office
-        takes a third less time by it (benchmarks/README.md).
+        takes a fifth less time by it (benchmarks/README.md).
         """
         gates, rows, weight = self.gates(x), x.flatten(0, -2), self.weight
         drop = Dropout(self.dropout, len(weight), rows) if self.training and self.dropout else None
