@@ -7,7 +7,7 @@ uploads, and nothing else.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Mapping, Sequence
 
 import torch
@@ -61,6 +61,8 @@ class DomainData:
             and where each user's begin and end, (users + 1,). On the run's device.
         codes: of a backbone that makes discrete ones of texts (see ``ModuleBackbone.prepared``), int64 (items, codes).
         number, count: its place among the domains that train together, and their number, if ``prepared`` says so.
+        known: with ``known_users``, of other domains by their number which of their users are which of its own: int64
+            (users, 2), the first of each two its own.
     """
 
     n_users: int
@@ -70,6 +72,7 @@ class DomainData:
     codes: Tensor | None = None
     number: int = 0
     count: int = 1
+    known: Mapping[int, Tensor] = field(default_factory=dict)
 
 
 class DomainModule(nn.Module):
@@ -161,6 +164,7 @@ class ModuleBackbone(Backbone):
         needs_features: the module reads what items' texts say.
         exchanges: what of it methods can exchange, by the names that those know, as ``semantics`` (FFMSR).
         topologies: under which it can be trained.
+        uses_known_users: it makes something of ``DomainData.known``; others are not told.
         of_stages: its settings that only its own stages read; a user who sets one for a method with stages is told.
     """
 
@@ -168,6 +172,7 @@ class ModuleBackbone(Backbone):
     needs_features: ClassVar[bool] = False
     exchanges: ClassVar[frozenset[str]] = frozenset()
     topologies: ClassVar[tuple[str, ...]] = TOPOLOGIES
+    uses_known_users: ClassVar[bool] = False
     of_stages: ClassVar[tuple[str, ...]] = ()
     central_defaults = {"optimiser": "adam", "adam_beta2": 0.999}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 
@@ -165,6 +166,11 @@ class RecGURUModule(DomainModule):
         self.marks = nn.Parameter(torch.randn(data.count, 2, s.dim))  # a beginning and an end per domain
         self.items = nn.Parameter(torch.randn(data.n_items, s.dim))
         self.register_buffer("positions", sinusoids(s.max_length + 1, s.dim), persistent=False)
+        for name, values in zip(("history", "bounds"), data.histories):
+            self.register_buffer(name, values, persistent=False)
+        for other, pairs in data.known.items():
+            twin = torch.full((data.n_users,), -1, device=pairs.device)
+            self.register_buffer(f"twin{other}", twin.index_put((pairs[:, 0],), pairs[:, 1]), persistent=False)
 
     def _placed(self, vectors: Tensor, real: Tensor) -> Tensor:
         """Vectors (B, L, d) with their positions, zero at padding, with dropout."""
@@ -182,6 +188,24 @@ class RecGURUModule(DomainModule):
         real = places <= batch.lengths.unsqueeze(1)
         x = self.encoder(self._placed(vectors, real), real[:, None, None])
         return x[torch.arange(len(x), device=x.device), batch.lengths]
+
+    def histories(self, users: Tensor) -> Histories:
+        """The whole training histories of some users, their last ``max_length`` items."""
+        lengths = (self.bounds[users + 1] - self.bounds[users]).clamp(max=self.s.max_length)
+        places = torch.arange(int(lengths.max()), device=users.device)
+        at = (self.bounds[users + 1] - lengths).unsqueeze(1) + places
+        real = places < lengths.unsqueeze(1)
+        return Histories(self.history[at.where(real, 0)].where(real, -1), lengths, users)
+
+    def twins(self, users: Tensor, other: RecGURUModule) -> tuple[Tensor, Tensor]:
+        """Those of some users who are known in another domain and have a history there, and who they are there; nobody
+        without ``known_users``."""
+        if not hasattr(self, f"twin{other.number}"):
+            return users[:0], users[:0]
+        users = users.unique()
+        twins = getattr(self, f"twin{other.number}")[users]
+        there = (twins >= 0) & (other.bounds[twins + 1] > other.bounds[twins])  # -1 is nobody, whose row is any
+        return users[there], twins[there]
 
     def decoded(self, decoder: Stack, batch: Histories, users: Tensor) -> Tensor:
         """(B, L + 1, d): position i stands for the item after the first i."""
@@ -226,8 +250,22 @@ class RecGURUModule(DomainModule):
         return loss + self.reconstruction(batch, users) if self.s.tuning_reconstructs else loss
 
 
+def pulled(module: RecGURUModule, other: RecGURUModule, users: Tensor) -> Tensor:
+    """The mean square of what differs between the representations of one user in two domains, made of the user's whole
+    training histories; 0 if none of the users is known in the other domain.
+
+    Args:
+        users: of the one domain; each counts once.
+    """
+    ones, twins = module.twins(users, other)
+    if not len(ones):
+        return module.marks.new_zeros(())
+    return F.mse_loss(module.users(module.histories(ones)), other.users(other.histories(twins)))
+
+
 class RecGURU(ModuleBackbone):
-    """RecGURU without its pull between representations of the same user, whom domains do not share."""
+    """RecGURU; its pull between representations of the same user acts with ``known_users`` alone, which FFMSR's
+    comparison has not."""
 
     name = "recguru"
     title = "generalised user representations by an adversarial autoencoder"
@@ -235,6 +273,7 @@ class RecGURU(ModuleBackbone):
                  "Recommendation, WSDM 2022")
     Settings = RecGURUSettings
     topologies = ("central",)
+    uses_known_users = True
     central_defaults = {"optimiser": "adam", "adam_beta2": 0.98}
     readings = {
         "adversary": {"wasserstein": "what the released main program runs", "cross_entropy": "its other variant"},
@@ -261,7 +300,8 @@ class RecGURU(ModuleBackbone):
         return number * (n_items * s.dim + dense), number * samples * (n_items + kept)
 
     def joint_loss(self, modules, batches, targets):
-        """The sum of the domains' own losses, each weighted by its samples; in ``align`` the adversarial ones too.
+        """The sum of the domains' own losses, each weighted by its samples; in ``align`` the adversarial ones too, and
+        the pull between users who are known in two domains.
 
         Users of the first domain are told from those of every other one.
         """
@@ -273,4 +313,7 @@ class RecGURU(ModuleBackbone):
             for module, others in zip(modules[1:], users[1:]):
                 loss = loss + s.adversary_weight * adversarial(s, modules[0].discriminator, users[0], others,
                                                                module.number - 1)
+        if modules[0].stage == ALIGN:
+            for one, other in itertools.combinations(range(len(modules)), 2):
+                loss = loss + pulled(modules[one], modules[other], batches[one].users)
         return loss

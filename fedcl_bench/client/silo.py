@@ -7,7 +7,7 @@ dense parameter a copy per domain, (domains, ...). Nothing of a domain's items i
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Sequence
+from typing import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -55,14 +55,17 @@ class Domain:
             return replace(domain, memory=backbone.remember(as_one_client(numbered), {}))
         return domain
 
-    def data(self, features: Tensor | None) -> DomainData:
+    def data(self, features: Tensor | None, known: Mapping[tuple[int, int], Tensor]) -> DomainData:
         """What it knows before it trains.
 
         Args:
             features: of its items, for backbones that need them.
+            known: users who are the same, as a stream has them.
         """
-        return DomainData(self.step.n_users, self.step.n_items, features,
-                          (self.step.train.values, self.step.train.indptr))
+        train, device = self.step.train, self.step.train.values.device
+        pairs = {other: users.to(device) for (one, other), users in known.items() if one == self.number}
+        pairs |= {one: users.flip(1).to(device) for (one, other), users in known.items() if other == self.number}
+        return DomainData(self.step.n_users, self.step.n_items, features, (train.values, train.indptr), known=pairs)
 
     def with_module(self, backbone: ModuleBackbone, method: DomainMethod, data: DomainData, seed: int) -> "Domain":
         """The same with an untrained module.

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from . import domains, prepared, sessions, stream as blocks
 from .features import FeatureSource, Hearing, load_features
+from .overlap import known_users
 from .recbole_files import Interactions, load_interactions
 from .source import DatasetConfig, DatasetSource, session_columns
 from .stream import Stream, StreamSettings, build_blocks, build_static, read_split_file
@@ -20,10 +21,13 @@ def load_stream(source: DatasetSource, settings: StreamSettings, features: Featu
         hearing: what hears of their making.
 
     Raises:
-        UserError: for bad files, settings that leave an empty block, and items without features.
+        UserError: for bad files, settings that leave an empty block, items without features, and users of whom nobody
+            is known.
     """
     kept = prepared.folder_of(source, settings)
     stream = prepared.load(kept) if kept.is_dir() else build_stream(source, settings)
+    if settings.known_users and source.parts:
+        stream = replace(stream, known=known_users(source, stream))
     return replace(stream, features=load_features(features, source, stream, hearing)) if features else stream
 
 

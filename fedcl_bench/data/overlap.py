@@ -1,7 +1,7 @@
 """Who a domain's users are, where their publisher says so: which user of one domain is which of another.
 
 Beside ``NAME.inter`` lies ``NAME.overlap``, tab-separated with the header ``user_id:token person:token`` and a row per
-user. Users of two domains with the same person are one. No run reads it unless its method asks for it.
+user. Users of two domains with the same person are one. No run reads it but with ``known_users``.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import itertools
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ..errors import UserError
 from ..names import shown
 from ..schema import read_bytes
-from .source import DatasetSource
+from .source import DatasetSource, persons_beside
 from .stream import Stream
 
 _HEADER = ("user_id:token", "person:token")
@@ -35,7 +37,7 @@ def read_persons(inter: Path) -> dict[str, str]:
         UserError: for another header, a row of other than two fields that are not empty, or a user or person that is
             there twice.
     """
-    path = inter.with_suffix(".overlap")
+    path = persons_beside(inter)
     try:
         header, *lines = read_bytes(path, _CURE).decode().splitlines() or [""]
     except FileNotFoundError:
@@ -77,3 +79,19 @@ def shared_users(source: DatasetSource, stream: Stream) -> dict[tuple[str, str],
     pairs = {(a, b): [(user, numbers[b][person]) for person, user in numbers[a].items() if person in numbers[b]]
              for a, b in itertools.combinations(numbers, 2)}
     return {names: np.array(users, dtype=np.int64).reshape(-1, 2) for names, users in pairs.items()}
+
+
+def known_users(source: DatasetSource, stream: Stream) -> dict[tuple[int, int], Tensor]:
+    """``shared_users`` as ``Stream.known`` has them.
+
+    Raises:
+        UserError: as ``read_persons``, or if no user of any two domains is known to be the same.
+    """
+    shared = shared_users(source, stream)
+    if not any(map(len, shared.values())):
+        raise UserError(f"setting 'known_users': found true, but no user of {' and '.join(stream.domains)} is known to "
+                        f"be the same; accepted: false, or domains whose NAME.overlap files have persons in common "
+                        f"(see: data {source.name}).")
+    first = torch.tensor([step.old_users for step in stream.steps])
+    pairs = itertools.combinations(range(len(stream.steps)), 2)
+    return {pair: torch.from_numpy(users) - first[list(pair)] for pair, users in zip(pairs, shared.values())}

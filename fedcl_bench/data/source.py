@@ -361,7 +361,8 @@ def locate(name: str, data_dir: Path | None, settings: StreamSettings) -> Datase
 
 
 def _locate_parts(name: str, config: JoinedConfig, data_dir: Path | None, settings: StreamSettings) -> DatasetSource:
-    """The files of several datasets; their fingerprint is a hash of their names and fingerprints."""
+    """The files of several datasets; their fingerprint is a hash of their names and fingerprints, and with
+    ``known_users`` of the files of persons."""
     wrong = ("split_file", settings.split_file) if settings.split_file else ("stream", settings.stream)
     if wrong != ("stream", "domains"):
         raise UserError(f"setting '{wrong[0]}': found {wrong[1]} with the {len(config.parts)} datasets "
@@ -369,8 +370,23 @@ def _locate_parts(name: str, config: JoinedConfig, data_dir: Path | None, settin
     parts = tuple(_locate_alone(part, of_part, data_dir, settings)
                   for part, of_part in zip(parts_of(name), config.parts.values()))
     text = "\n".join(f"{part.name} {part.fingerprint}" for part in parts)
+    if settings.known_users:
+        text += "".join(f"\n{part.name} {_fingerprint_of_persons(part.path)}" for part in parts)
     digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     return DatasetSource(dataset_name(name), config, parts[0].path, digest, parts)
+
+
+def persons_beside(inter: Path) -> Path:
+    """The file that says who the users of an ``.inter`` file are, whether it is there or not."""
+    return inter.with_suffix(".overlap")
+
+
+def _fingerprint_of_persons(inter: Path) -> str:
+    """Empty without such a file."""
+    from .stream import fingerprint
+
+    path = persons_beside(inter)
+    return fingerprint(path) if path.is_file() else ""
 
 
 def _locate_alone(name: str, config: DatasetConfig, data_dir: Path | None, settings: StreamSettings) -> DatasetSource:

@@ -70,10 +70,15 @@ class StreamSettings:
                                  "base_share of them; 1: all at once", low=1)
     domain_block: int = setting(0, "the one of these blocks that is trained and tested, from the model after the one "
                                 "before; 0 is the first", low=0)
+    known_users: bool = setting(False, "pooled domains are told which of their users are the same, as the publisher's "
+                                "NAME.overlap says; for backbones that use it")
 
     def __post_init__(self):
         if self.topology == "local" and self.stream == "sessions":
             raise UserError("setting 'topology': found local, accepted: federated or central with stream=sessions.")
+        if self.known_users and self.stream == "domains" and self.topology != "central":
+            raise UserError(f"setting 'known_users': found true, accepted: false with topology={self.topology}, where "
+                            f"domains are not told who the users of others are; or --set topology=central.")
         if self.domain_block >= self.domain_blocks:
             raise UserError(f"setting 'domain_block': found {self.domain_block}, accepted: less than domain_blocks, "
                             f"{self.domain_blocks}.")
@@ -82,7 +87,7 @@ class StreamSettings:
 _BLOCKS_ONLY = ("blocks", "base_share", "base_split", "inc_split", "split_seed")
 _SESSIONS_ONLY = ("session_from", "session_gap", "session_split", "min_session_length", "min_sessions")
 CENTRAL_ONLY = ("train_share", "valid_share")
-DOMAINS_ONLY = ("pilot_users", "pilot_core", "domain_blocks", "domain_block")
+DOMAINS_ONLY = ("pilot_users", "pilot_core", "domain_blocks", "domain_block", "known_users")
 
 
 def is_central(settings: Mapping[str, Any]) -> bool:
@@ -349,6 +354,8 @@ class Stream:
     ``average_length`` before items without training session are left out, as the paper's Table 1 counts them.
     ``domains`` are the names of the domains that the steps are, if they are; ids then begin with the domain's name.
     ``features`` are what the texts of each domain's items say, each (items, layers, d_W), for backbones that need them.
+    ``known`` says of each two domains, by their numbers, which of their users are the same, with ``known_users``:
+    int64 (users, 2), each numbered from 0 in its domain.
     """
 
     steps: tuple[Step, ...]
@@ -357,6 +364,7 @@ class Stream:
     unfiltered: Mapping[str, float] = field(default_factory=dict)
     domains: tuple[str, ...] = ()
     features: tuple[Tensor, ...] = ()
+    known: Mapping[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def name_of(self, step: int) -> str:
         """What messages call a step."""

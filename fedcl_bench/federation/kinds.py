@@ -94,6 +94,16 @@ def _check_modules(backbone: Backbone, method: Method, topology: str) -> None:
                             f"'{plugin.name}'.")
 
 
+def check_known_users(backbone: Backbone) -> None:
+    """Raise UserError unless it makes something of who the domains' users are."""
+    def uses(cls: type) -> bool:
+        return issubclass(cls, ModuleBackbone) and cls.uses_known_users
+
+    if not uses(type(backbone)):
+        raise Misfit(f"setting 'known_users': found true, accepted: false with '{backbone.name}', which makes nothing "
+                     f"of who the users are.", "backbone", uses)
+
+
 def check_vectors(backbone: Backbone) -> None:
     """Raise UserError unless clients score by inner products with a vector of their own."""
     if backbone.factor_names is None:

@@ -280,6 +280,8 @@ class Federation:
     def _check_domains(self) -> None:
         """Every domain must have enough items for the lists."""
         self.check_kinds()
+        if self.stream.known:
+            kinds.check_known_users(self.backbone)
         for name, step in zip(self.stream.domains, self.stream.steps):
             if self.topk[-1] > step.n_items - step.old_items:
                 raise UserError(f"setting 'topk'/'valid_metric': found {self.topk[-1]}, accepted: at most the number "

@@ -56,7 +56,7 @@ class Silos:
         domains = tuple(Domain.of(step.to(f.device), f.backbone) for step in f.stream.steps)
         if isinstance(f.backbone, ModuleBackbone):
             features = f.stream.features or (None,) * len(domains)
-            known = [domain.data(of_items) for domain, of_items in zip(domains, features)]
+            known = [domain.data(of_items, f.stream.known) for domain, of_items in zip(domains, features)]
             groups = [[each] for each in known] if f.topology == "local" else [known]
             prepared = [data for group in groups for data in f.backbone.prepared(group)]
             domains = tuple(domain.with_module(f.backbone, method, data, f.seed)

@@ -12,10 +12,11 @@ from helpers import ROOT
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.convert import convert
-from fedcl_bench.data.datasets import build_stream
+from fedcl_bench.data.datasets import build_stream, load_stream
 from fedcl_bench.data.overlap import read_persons, shared_users
 from fedcl_bench.data.source import Published
 from fedcl_bench.errors import UserError
+from fedcl_bench.federation.silos import Silos
 from fedcl_bench.runs.config import make_config
 
 HEADER = "user_id:token\tperson:token\n"
@@ -143,11 +144,44 @@ def test_a_run_does_not_know_who_its_users_are(shops, registry):
     assert known() == before
 
 
+def central(registry, names, backbone="recguru", **settings):
+    return make_config(registry, "ft", backbone, names, 0, [
+        ("test", {"topology": "central", "known_users": True, "topk": [2], "valid_metric": "mrr@2", **settings})])
+
+
+def test_a_run_that_asks_is_told_who_its_users_are(shops, registry):
+    """Each two domains by number, users numbered from 0 in either; the file is then in the hash."""
+    config = central(registry, shops)
+    known = load_stream(config.source, config.stream).known
+    assert {pair: users.tolist() for pair, users in known.items()} == {(0, 1): [[0, 0], [3, 1]], (0, 2): [], (1, 2): []}
+    domains = Silos.of(config.federation(load_stream(config.source, config.stream))).domains
+    for domain, expected in zip(domains, ({1: [0, -1, -1, 1], 2: [-1] * 4}, {0: [0, 3, -1], 2: [-1] * 3},
+                                          {0: [-1] * 2, 1: [-1] * 2})):
+        for other, twins in expected.items():
+            assert getattr(domain.module, f"twin{other}").tolist() == twins
+    written = Path("data/tea/tea.overlap")
+    written.write_text(f"{HEADER}1\tb\n")
+    assert central(registry, shops).hash not in (config.hash, central(registry, shops, known_users=False).hash)
+    written.unlink()
+    assert central(registry, shops).hash == config.hash
+
+
+@pytest.mark.parametrize("names, backbone, settings, said", [
+    ("books+games", "recguru", {"topology": "federated"}, "accepted: false with topology=federated"),
+    ("books+games", "recguru", {"topology": "local"}, "accepted: false with topology=local"),
+    ("books+games", "sasrec", {}, "accepted: false with 'sasrec', which makes nothing of who the users are"),
+    ("books+tea", "recguru", {}, "no user of books and tea is known to be the same")])
+def test_to_be_told_is_refused_where_it_has_no_sense(shops, registry, names, backbone, settings, said):
+    with pytest.raises(UserError, match=said):
+        config = central(registry, names, backbone, **settings)
+        config.check(config.federation(load_stream(config.source, config.stream)))
+
+
 def test_statistics_say_how_many_users_are_known(shops, capsys):
     assert main(["data", shops]) == 0
     notes = [line for line in capsys.readouterr().out.splitlines() if "known to be the same" in line]
-    assert notes == ["note: 2 users of books and games are known to be the same; no run uses that unless its method "
-                     "says so"]
+    assert notes == ["note: 2 users of books and games are known to be the same; runs use that with "
+                     "known_users=true alone"]
 
 
 def test_the_pages_pairs_have_half_of_the_users_in_common_or_none(registry):

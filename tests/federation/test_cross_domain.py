@@ -148,3 +148,17 @@ def test_recguru_trains_in_stages_with_a_decoder_per_domain(registry, shops):
         assert [moved(n, f"recommenders.{number}.blocks.0.inner.weight") for n in (1, 2, 3)] == [False, False, True]
     assert not torch.equal(*seen[-1].model.dense["decoders.0.blocks.0.inner.weight"][0:1],
                            seen[-1].model.dense["decoders.1.blocks.0.inner.weight"][0])
+
+
+def test_recguru_pulls_users_who_are_known_together_once_it_aligns(registry, shops):
+    for name in ("books", "games"):
+        rows = "".join(f"u{user}\tp{user}\n" for user in range(12))
+        Path("data", name, f"{name}.overlap").write_text(f"user_id:token\tperson:token\n{rows}")
+    runs = []
+    for known in (False, True):
+        config = configured(registry, "ft", "recguru", topology="central", layers=1, head_size=4, inner_size=5,
+                            pretrain_rounds=1, align_rounds=1, rounds=1, known_users=known)
+        runs.append(progresses(config))
+        assert is_resumed_to_the_bit(runs[-1], config)
+    losses = [[row["loss"] for row in seen[-1].curve if row["step"] == 0] for seen in runs]
+    assert losses[0][0] == losses[1][0] and losses[0][1] < losses[1][1] and losses[0][2] != losses[1][2]

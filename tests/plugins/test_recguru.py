@@ -28,12 +28,13 @@ BATCHES = [(batch_of([0, 1, 6], [3]), torch.tensor([2, 5])), (batch_of([5, 5], [
                                                              torch.tensor([0, 3, 2]))]
 
 
-def make(registry, stage, **settings):
+def make(registry, stage, histories=None, known=({}, {}), **settings):
     """The modules of two domains in float64, tied, without the discriminator's dropout."""
     backbone, modules = build(registry, "backbone", "recguru", **SMALL | settings), []
     torch.manual_seed(6)
     for number, items in ITEMS.items():
-        data = replace(DomainData(3, items, None, (torch.zeros(0), torch.zeros(4))), number=number, count=2)
+        of_users = histories[number] if histories else (torch.zeros(0), torch.zeros(4))
+        data = DomainData(3, items, None, of_users, number=number, count=2, known=known[number])
         modules.append(backbone.module(data).double())
         modules[-1].stage = stage
     for name in ("encoder", "decoders", "recommenders", "discriminator", "marks"):
@@ -240,6 +241,44 @@ def test_the_planned_memory_is_about_what_it_takes(registry):
     numbers = sum(value.numel() for value in module.parameters())
     assert 0.8 < tables / (4 * numbers) < 1.2
     assert 0.6 < training / (sum(kept.values()) - 4 * numbers) < 1.6
+
+
+# Training histories of three users of either domain, and who is who; user 1 of the second has none.
+LISTS = {0: [[0, 6, 1], [3, 4], [2, 2, 5, 1, 0, 3]], 1: [[4, 0], [], [5, 1, 2]]}
+TWINS = torch.tensor([[2, 0], [1, 2], [0, 1]])
+
+
+def make_known(registry, stage):
+    """As ``make``, of domains that know who their users are."""
+    histories = {number: (torch.tensor(sum(lists, [])), torch.tensor([0, *np.cumsum([len(each) for each in lists])]))
+                 for number, lists in LISTS.items()}
+    return make(registry, stage, histories, ({1: TWINS}, {0: TWINS.flip(1)}), adversary_weight=0.0)
+
+
+def test_users_who_are_known_are_pulled_together(registry):
+    """The whole training histories of the batch's users, each once, and the twins', where these have any."""
+    _, modules = make_known(registry, "align")
+    modules, pulled = [module.eval() for module in modules], module_of(registry, "backbone", "recguru").pulled
+    first, second = (Oracle(module) for module in modules)
+    terms = [first.user(LISTS[0][one][-5:]) - second.user(LISTS[1][other]) for one, other in ((1, 2), (2, 0))]
+    for users, expected in (([2, 0, 1, 2], terms), ([1], terms[:1]), ([0], np.zeros(4))):
+        loss = pulled(*modules, torch.tensor(users))
+        assert float(loss.detach()) == pytest.approx(np.mean(np.square(expected)), rel=1e-5)
+    loss = pulled(*modules[::-1], torch.tensor([0, 2]))
+    assert float(loss.detach()) == pytest.approx(np.mean(np.square(terms)), rel=1e-5)
+    loss = pulled(*modules, torch.tensor([1, 2]))
+    assert all(each.any() for each in torch.autograd.grad(loss, [modules[0].items, modules[1].items, modules[0].marks]))
+
+
+@pytest.mark.parametrize("stage", ["reconstruct", "align", "recommend"])
+def test_the_pull_is_part_of_align_alone(registry, stage):
+    pulled, losses = module_of(registry, "backbone", "recguru").pulled, []
+    for backbone, modules in (make_known(registry, stage), make(registry, stage, adversary_weight=0.0)):
+        torch.manual_seed(4)
+        losses.append(float(backbone.joint_loss([module.eval() for module in modules], *zip(*BATCHES)).detach()))
+    _, modules = make_known(registry, stage)
+    added = float(pulled(*(module.eval() for module in modules), BATCHES[0][0].users).detach())
+    assert added > 0.0 and losses[0] - losses[1] == pytest.approx(added if stage == "align" else 0.0, abs=1e-7)
 
 
 def test_padding_is_never_seen(registry):

@@ -156,8 +156,8 @@ def _show(args: argparse.Namespace) -> int:
         print(f"note: {sum(map(bool, texts)):,} of {len(texts):,} items of {name} have a text")
     for names, users in shared_users(source, stream).items() if stream.domains else ():
         if len(users):
-            print(f"note: {len(users):,} users of {' and '.join(names)} are known to be the same; no run uses that "
-                  f"unless its method says so")
+            print(f"note: {len(users):,} users of {' and '.join(names)} are known to be the same; runs use that "
+                  f"with known_users=true alone")
     if text := thin_note(stream, settings):
         print(f"note: {text}")
     return status
