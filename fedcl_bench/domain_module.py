@@ -7,11 +7,14 @@ uploads, and nothing else.
 
 from __future__ import annotations
 
+import functools
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Mapping, Sequence
+from typing import Any, Callable, ClassVar, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from .backbone import Backbone, BackboneSettings
 from .draws import DrawKey, Tables
@@ -22,6 +25,7 @@ from .settings import setting
 TOPOLOGIES = ("federated", "local", "central")
 # What a backbone exchanges whose items have no rows: its modules know them by a buffer ``texts``, (items, d_W), alone.
 TEXT_MODEL = "a model of texts alone"
+_RESULTS = "_results_in_ranking"  # where a module has what it keeps then
 _KEPT = 40  # numbers that two Transformer layers keep of each number of a position until it is differentiated
 
 
@@ -75,6 +79,20 @@ class DomainData:
     known: Mapping[int, Tensor] = field(default_factory=dict)
 
 
+def once_in_ranking(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Decorates a method of a ``DomainModule`` that makes what all batches need, as the vectors of all items: while
+    users are ranked its result is kept (see ``DomainModule.ranking``)."""
+    @functools.wraps(make)
+    def kept(module: DomainModule) -> Any:
+        results = module.__dict__.get(_RESULTS)
+        if results is None:
+            return make(module)
+        if make.__name__ not in results:
+            results[make.__name__] = make(module)
+        return results[make.__name__]
+    return kept
+
+
 class DomainModule(nn.Module):
     """Base class of the modules; subclasses implement ``scores`` and ``loss``.
 
@@ -92,6 +110,20 @@ class DomainModule(nn.Module):
     rows: ClassVar[tuple[str, ...]] = ()
     fixed_length: ClassVar[bool] = False
     stage: str = ""
+
+    @contextmanager
+    def ranking(self) -> Iterator[None]:
+        """Within the block batch after batch is ranked, and no parameter changes: what ``once_in_ranking`` marks in it
+        or its parts is made once."""
+        parts = [part for part in self.modules() if isinstance(part, DomainModule)]
+        for part in parts:
+            part.__dict__[_RESULTS] = {}
+        try:
+            with parametrize.cached():
+                yield
+        finally:
+            for part in parts:
+                del part.__dict__[_RESULTS]
 
     def enter_stage(self, stage: str) -> None:
         """Once, before the first round of a stage: the place to change parameters and buffers, under no_grad."""

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fedcl_bench import DomainModule, ModuleBackbone, TextSettings, draws, setting
 from fedcl_bench.clustering import Clustering, cluster
-from fedcl_bench.domain_module import DomainData, Histories
+from fedcl_bench.domain_module import DomainData, Histories, once_in_ranking
 
 
 @dataclass(frozen=True)
@@ -136,6 +136,7 @@ class CCDRModule(DomainModule):
             self.register_buffer(name, getattr(graph, name), persistent=False)
         self.register_buffer("category", data.codes[:, 0], persistent=False)
 
+    @once_in_ranking
     def view(self) -> View:
         """What the layers make of items and categories: the mean of their inputs and of all layers.
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcl_bench import DomainMethod, DomainModule, ModuleBackbone, ModuleSettings, setting
-from fedcl_bench.domain_module import DomainData, Histories
+from fedcl_bench.domain_module import DomainData, Histories, once_in_ranking
 from fedcl_bench.layers import check_heads
 
 SENT = "shared.encoder."  # what the names of the shared encoder's parameters begin with
@@ -272,9 +272,15 @@ class FedDCSRModule(DomainModule):
             return Items(batch.items[batch.real], owners, place < batch.lengths.unsqueeze(1))
         return Items(batch.items[batch.real], owners, place >= length - batch.lengths.unsqueeze(1))
 
+    @once_in_ranking
+    def _item_vectors(self) -> list[Tensor]:
+        """Of the shared and of the exclusive part, each (items, d)."""
+        return [part.item_vectors(self.graph) for part in (self.shared, self.exclusive)]
+
     def scores(self, batch: Histories) -> Tensor:
         items = self._items(batch)
-        shared, exclusive = (part(part.item_vectors(self.graph), items).drawn for part in (self.shared, self.exclusive))
+        shared, exclusive = (part(vectors, items).drawn for part, vectors in
+                             zip((self.shared, self.exclusive), self._item_vectors()))
         return self.output((shared + exclusive)[items.last])
 
     def loss(self, batch: Histories, targets: Tensor) -> Tensor:

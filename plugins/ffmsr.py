@@ -15,6 +15,7 @@ from fedcl_bench import DomainMethod, ModuleBackbone, Stage, draws, setting
 from fedcl_bench.clustering import ALGORITHMS, Clustering, Lloyd, cluster
 from fedcl_bench.codes import of_texts
 from fedcl_bench.domain_layers import EncoderSettings, TransformerEncoder, by_length
+from fedcl_bench.domain_module import once_in_ranking
 from fedcl_bench.semantics import (CENTROIDS, SEMANTICS, ClusterStream, FourierFilter, SemanticModule, SemanticSettings,
                                    TextFusion, with_semantics)
 
@@ -168,6 +169,7 @@ class FFMSRModule(SemanticModule):
         self.drop = nn.Dropout(s.input_dropout)
         self.encoder = TransformerEncoder(s)
 
+    @once_in_ranking
     def vectors(self) -> Items:
         """What the network knows of all items."""
         ids = F.pad(self.items.weight, (0, 0, 0, self.padding))

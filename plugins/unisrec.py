@@ -10,7 +10,7 @@ from torch import nn
 from fedcl_bench import ModuleBackbone, UserError, setting
 from fedcl_bench.cosine_module import CosineModule, CosineSettings, rows_at
 from fedcl_bench.domain_layers import MoEAdapter, by_length
-from fedcl_bench.domain_module import TEXT_MODEL
+from fedcl_bench.domain_module import TEXT_MODEL, once_in_ranking
 from fedcl_bench.semantics import (CENTROIDS, SEMANTICS, AddedSemanticSettings, ClusterStream, SemanticModule,
                                    TextFusion, with_semantics)
 
@@ -45,6 +45,7 @@ class UniSRecModule(CosineModule):
         self.rows = ("items",) if settings.ids else ()
         self.items = nn.Parameter(torch.randn(len(texts), settings.dim) * 0.02) if settings.ids else None
 
+    @once_in_ranking
     def vectors(self):
         adapted = self.adapter(self.texts)
         return adapted if self.items is None else adapted + self.items
@@ -79,13 +80,18 @@ class SemanticUniSRec(CosineModule, SemanticModule):
         self.clusters = ClusterStream(items, width, settings.max_length, settings)
         self.rows = ("items", CENTROIDS)
 
+    @once_in_ranking
     def vectors(self):
         return self.texts(self.items) + self.items
 
     def represent(self, batch, vectors):
-        clusters = self.clusters()
+        clusters = self.cluster_vectors()
         return by_length(batch, lambda piece: self.history(
             rows_at(piece.items, vectors) + self.clusters.filtered(piece.items, clusters), piece.lengths))
+
+    @once_in_ranking
+    def cluster_vectors(self):
+        return self.clusters()
 
     def semantics(self):
         return self.texts.mixed(self.items)

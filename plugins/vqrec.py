@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from fedcl_bench import ModuleBackbone, Stage, setting
 from fedcl_bench.codes import of_texts
 from fedcl_bench.cosine_module import CosineModule, CosineSettings
-from fedcl_bench.domain_module import DomainData
+from fedcl_bench.domain_module import DomainData, once_in_ranking
 
 PERMUTATION = "permutation"  # the stage that trains which vector each code has
 _OF_PERMUTATION = ("permutation_gradient", "sinkhorn_iterations", "permutation_temperature", "frozen_encoder")
@@ -75,6 +75,7 @@ class VQRecModule(CosineModule):
             whole = chosen + (whole - chosen).detach()
         return whole @ self.code_table
 
+    @once_in_ranking
     def vectors(self):
         table = self.permuted(self.training) if self.stage == PERMUTATION else self.code_table
         first = torch.arange(len(table), device=table.device) * table.shape[1]

@@ -69,7 +69,8 @@ def rank_by_module(backbone: ModuleBackbone, module: DomainModule, n_items: int,
         wanted, scores = scores_by_module(backbone, module, n_items, sessions, chosen)
         return wanted, iter([(torch.arange(len(chosen), device=chosen.device), scores)])
 
-    return _rank(scored, sessions, ranking, backbone, "scores")
+    with module.ranking():
+        return _rank(scored, sessions, ranking, backbone, "scores")
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
+from ..domain_module import once_in_ranking
 from ..semantics import CENTROIDS, AddedSemanticSettings, ClusterStream, SemanticModule, TextFusion
 from .domain_networks import RecBoleModule
 
@@ -71,9 +72,13 @@ class SemanticRecommender(SemanticModule):
             return rows
         return rows + self.clusters.filtered(numbers[0] - 1, self._vectors)
 
+    @once_in_ranking
+    def _cluster_vectors(self) -> Tensor:
+        return self.clusters()
+
     @contextlib.contextmanager
     def _called(self) -> Iterator[None]:
-        self.recommender.stage, self._vectors = self.stage, self.clusters()
+        self.recommender.stage, self._vectors = self.stage, self._cluster_vectors()
         try:
             yield
         finally:
