@@ -82,7 +82,8 @@ def test_ranks_are_those_of_each_batch_alone(monkeypatch, method, backbone, cost
         with torch.no_grad():
             for value in module.parameters():
                 value += 0.1 * torch.randn_like(value)
-            batch, wanted = histories(sessions, torch.arange(len(sessions.lengths)), f.backbone.settings.max_length, True)
+            everybody = torch.arange(len(sessions.lengths))
+            batch, wanted = histories(sessions, everybody, f.backbone.settings.max_length, fixed=True)
             scores = module.scores(batch)
         ranks = (scores >= scores.gather(1, wanted[:, None])).sum(1)
         expected = (1.0 / ranks).where(ranks <= 5, 0.0)
