@@ -131,17 +131,17 @@ def _seen(real: Tensor, causal: bool) -> Tensor:
 _VALUES = 2 ** 16  # of a number that decides whether another is dropped
 
 
-class Dropout:
-    """Dropout of several copies of the same rows, each with draws of its own.
+class ExpertDropout:
+    """Dropout of the same rows for several experts, each with draws of its own.
 
-    ``F.dropout`` draws a number for each number of a copy, this one word for four. A short run of FFMSR takes 28 % less
+    ``F.dropout`` draws a number for each of theirs, this one word for four. A short run of FFMSR takes 28 % less
     of a processor's time by it (benchmarks/README.md).
 
     Attributes:
         scale: what kept numbers are to be multiplied by.
     """
 
-    def __init__(self, share: float, copies: int, rows: Tensor):
+    def __init__(self, share: float, experts: int, rows: Tensor):
         """
         Args:
             share: of numbers that are dropped; it is rounded to a 65,536th.
@@ -149,11 +149,11 @@ class Dropout:
         """
         self._zeros = min(round(share * _VALUES), _VALUES - 1)
         self.scale = _VALUES / (_VALUES - self._zeros)
-        words = torch.empty(copies, (rows.numel() + 3) // 4, dtype=torch.int64, device=rows.device)
+        words = torch.empty(experts, (rows.numel() + 3) // 4, dtype=torch.int64, device=rows.device)
         self._draws = words.random_(-2 ** 63, None).view(torch.int16)[:, :rows.numel()].unflatten(1, rows.shape)
 
     def kept(self, rows: Tensor, first: int = 0) -> Tensor:
-        """Copies of rows, with 0 in the place of what is dropped, (copies, rows, width).
+        """Rows with 0 in the place of what is dropped, (experts, rows, width).
 
         Args:
             first: number of the first row.
@@ -194,7 +194,7 @@ class MoEAdapter(nn.Module):
         takes a fifth less time by it (benchmarks/README.md).
         """
         gates, rows, weight = self.gates(x), x.flatten(0, -2), self.weight
-        drop = Dropout(self.dropout, len(weight), rows) if self.training and self.dropout else None
+        drop = ExpertDropout(self.dropout, len(weight), rows) if self.training and self.dropout else None
         if drop:
             weight = weight * drop.scale
         size, mixed = len(rows) if x.is_cuda else SIZES.adapted, []

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedcl_bench.domain_layers import Dropout, EncoderSettings, MoEAdapter, TransformerEncoder, by_length, normal_start
+from fedcl_bench.domain_layers import (EncoderSettings, ExpertDropout, MoEAdapter, TransformerEncoder, by_length,
+                                        normal_start)
 from fedcl_bench.domain_module import Histories
 from fedcl_bench.errors import UserError
 from fedcl_bench.sizes import SIZES
@@ -116,7 +117,7 @@ def test_a_share_is_dropped_at_random(share, dtype):
     """Each number by itself, rows and columns alike, and the mean stays what it was."""
     torch.manual_seed(3)
     x = torch.full((2001, 503), 2.0, dtype=dtype)
-    drop = Dropout(share, 2, x)
+    drop = ExpertDropout(share, 2, x)
     (kept, other), scale = drop.kept(x), drop.scale
     assert kept.dtype == dtype and kept.shape == x.shape and set(kept.unique().tolist()) <= {0.0, 2.0}
     zeros = (kept == 0).double()
@@ -132,9 +133,9 @@ def test_a_share_is_dropped_at_random(share, dtype):
         for gap in (1, 2, 3, 4):
             together = (flat[gap:] * flat[:-gap]).mean().item()
             assert together == pytest.approx(share ** 2, abs=4.0 * share / flat.numel() ** 0.5)
-        assert not torch.equal(kept, other) and not torch.equal(kept, Dropout(share, 1, x).kept(x)[0])
+        assert not torch.equal(kept, other) and not torch.equal(kept, ExpertDropout(share, 1, x).kept(x)[0])
     torch.manual_seed(3)
-    again = Dropout(share, 2, x)
+    again = ExpertDropout(share, 2, x)
     parts = torch.cat([again.kept(part, first) for first, part in ((0, x[:700]), (700, x[700:]))], 1)
     assert torch.equal(parts, torch.stack([kept, other]))
 
@@ -151,7 +152,7 @@ def test_rows_go_through_the_experts_in_pieces_to_the_same_numbers(monkeypatch):
 
     torch.manual_seed(1)
     gates = adapter.gates(x).flatten(0, 1)
-    drop = Dropout(0.3, 3, x.flatten(0, 1))
+    drop = ExpertDropout(0.3, 3, x.flatten(0, 1))
     copies = drop.kept(x.flatten(0, 1).detach()) * drop.scale
     expected = sum(gates[:, k:k + 1] * (copies[k] - adapter.bias[k]) @ adapter.weight[k] for k in range(3))
     whole = numbers(100)
