@@ -332,6 +332,7 @@ class DatasetSource:
     Attributes:
         path: of several datasets, that of the first.
         parts: the several datasets; empty if there is one.
+        persons: hashes of the files that say who their users are, with ``known_users``; empty for one without.
     """
 
     name: str
@@ -339,6 +340,7 @@ class DatasetSource:
     path: Path
     fingerprint: str
     parts: tuple["DatasetSource", ...] = ()
+    persons: tuple[str, ...] = ()
 
 
 def locate(name: str, data_dir: Path | None, settings: StreamSettings) -> DatasetSource:
@@ -361,8 +363,7 @@ def locate(name: str, data_dir: Path | None, settings: StreamSettings) -> Datase
 
 
 def _locate_parts(name: str, config: JoinedConfig, data_dir: Path | None, settings: StreamSettings) -> DatasetSource:
-    """The files of several datasets; their fingerprint is a hash of their names and fingerprints, and with
-    ``known_users`` of the files of persons."""
+    """The files of several datasets; their fingerprint is a hash of their names and fingerprints."""
     wrong = ("split_file", settings.split_file) if settings.split_file else ("stream", settings.stream)
     if wrong != ("stream", "domains"):
         raise UserError(f"setting '{wrong[0]}': found {wrong[1]} with the {len(config.parts)} datasets "
@@ -370,10 +371,9 @@ def _locate_parts(name: str, config: JoinedConfig, data_dir: Path | None, settin
     parts = tuple(_locate_alone(part, of_part, data_dir, settings)
                   for part, of_part in zip(parts_of(name), config.parts.values()))
     text = "\n".join(f"{part.name} {part.fingerprint}" for part in parts)
-    if settings.known_users:
-        text += "".join(f"\n{part.name} {_fingerprint_of_persons(part.path)}" for part in parts)
     digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-    return DatasetSource(dataset_name(name), config, parts[0].path, digest, parts)
+    persons = tuple(_fingerprint_of_persons(part.path) for part in parts) if settings.known_users else ()
+    return DatasetSource(dataset_name(name), config, parts[0].path, digest, parts, persons)
 
 
 def persons_beside(inter: Path) -> Path:

@@ -114,6 +114,8 @@ class RunConfig:
                                    for name, part in self.source.config.parts.items()}
         if self.stream.stream == "sessions" and not self.stream.split_file:
             identity["sessions"] = [session_columns(self.source, self.stream), list(self.source.config.drop_events)]
+        if self.source.persons:
+            identity["persons"] = self.source.persons
         if self.features:
             settings["encoder"] = short_name(settings["encoder"])  # its files count, not their place
             identity["features"] = self.features.fingerprint

@@ -164,6 +164,7 @@ def test_a_run_that_asks_is_told_who_its_users_are(shops, registry):
     assert central(registry, shops).hash not in (config.hash, central(registry, shops, known_users=False).hash)
     written.unlink()
     assert central(registry, shops).hash == config.hash
+    assert config.source.fingerprint == central(registry, shops, known_users=False).source.fingerprint  # comparable
 
 
 @pytest.mark.parametrize("names, backbone, settings, said", [
