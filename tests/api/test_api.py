@@ -80,7 +80,15 @@ def test_a_federated_recommender_alone(tmp_path):
         fb.run("pfedrec", "fedmf", results=tmp_path)
 
 
-def test_ctrl_c_loses_nothing(tmp_path, registry, monkeypatch):
+@pytest.fixture
+def in_a_terminal():
+    """Ctrl-C interrupts; what a shell starts in the background ignores it, and so would its tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_loses_nothing(tmp_path, registry, monkeypatch, in_a_terminal):
     """The round ends, its checkpoint is written, and the same call ends at the same numbers."""
     settings = {"rounds": 3, "k_core": 70}
     update = seeds.Display.update
