@@ -86,11 +86,12 @@ def check_metric(runs: Iterable[Run], metric: str, per_user: bool = False) -> No
 
 
 def tested_settings(run: Run) -> dict[str, Any]:
-    """The settings that say which items a run's users are tested on, and among which others; who trains with whom
-    changes neither where domains are clients."""
+    """The settings that say which items a run's users are tested on, and among which others; who trains with whom, and
+    who of the users is known, changes neither where domains are clients."""
     settings = comparable(run.meta["settings"])
     if settings.get("stream") == "domains":
-        settings.pop("topology", None)
+        for name in ("topology", "known_users"):
+            settings.pop(name, None)
     return {name: settings.get(name) for name in _TESTED}
 
 
