@@ -112,7 +112,7 @@ def _stream(config: Any, dataset: str, streams: OrderedDict[Any, Any], warn: Cal
     from ..data.datasets import load_stream
     from ..data.features import Hearing
 
-    key = (dataset, config.source.fingerprint, config.stream, config.features)
+    key = (dataset, config.source.fingerprint, config.source.persons, config.stream, config.features)
     if key not in streams:
         streams[key] = load_stream(config.source, config.stream, config.features, Hearing(warn))
     streams.move_to_end(key)
