@@ -7,7 +7,6 @@ version, a damaged one or somebody else's holds therefore never reaches the code
 from __future__ import annotations
 
 import json
-import math
 import stat
 from pathlib import Path
 from typing import Any, Callable, Mapping
@@ -62,15 +61,6 @@ def number(value: Any, field: str) -> None:
     """Any number; nan stands for what was not measured, and a metric of the user's own may be infinite."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > _HUGE and isinstance(value, int):
         raise Wrong(field, value, "a number")
-
-
-def finite(low: float = -math.inf, high: float = math.inf) -> Check:
-    """A finite number in a range."""
-    def check(value: Any, field: str) -> None:
-        number(value, field)
-        if not (math.isfinite(value) and low <= value <= high):
-            raise Wrong(field, value, "a finite number" if low == -math.inf else f"a number from {low:g} to {high:g}")
-    return check
 
 
 def whole(low: int = 0, high: int = 2 ** 63 - 1) -> Check:

@@ -114,24 +114,6 @@ def analyse_sessions(step: Step, catalogue: Catalogue, scores: UserScores, k: in
     return rows
 
 
-def kinds_of(step: Step, metrics: Iterable[str], k: int) -> list[str]:
-    """The kinds of ``analyse_lists`` or, in a stream of sessions, ``analyse_sessions``, in their order.
-
-    Args:
-        metrics: names of those of the step's test.
-        k: length of the lists.
-    """
-    if not step.sessions:
-        return [RECOMMENDED, *OF_BLOCKS]
-    recalls = _recalls(metrics, k)
-    return [RECOMMENDED, "interactions", *_OF_LISTS, *(_kind(name, kind) for kind in _OF_ITEMS for name in recalls)]
-
-
-def is_recall(kind: str) -> bool:
-    """Whether a kind is a share of some items to find, which not every user has."""
-    return kind.partition("recall ")[2] in _OF_ITEMS
-
-
 def _recalls(metrics: Iterable[str], k: int) -> list[str]:
     """Which of some metrics are recall at ``k``, of any ranking."""
     return [name for name in metrics if name.partition("recall@")[1:] == ("recall@", str(k))]

@@ -86,16 +86,6 @@ def _ranks(scores: Tensor) -> Tensor:
     return torch.empty_like(order, dtype=torch.int32).scatter_(1, order, rank.expand_as(order))
 
 
-def kinds_of(step: Step, earlier: Step | None, ended: bool) -> dict[str, Tensor]:
-    """What ``analyse`` adds in a step, up to its last round if it has ``ended``: the ids by kind, in their order."""
-    if earlier is None:
-        return {}
-    before, now = _trained(earlier, step)
-    items = torch.arange(step.old_items, device=now.device)
-    return {"user_shift": (before & now).nonzero().flatten(),
-            **(dict.fromkeys(("item_phi", "item_rank_change"), items) if ended else {})}
-
-
 def _trained(earlier: Step, step: Step) -> tuple[Tensor, Tensor]:
     """Which users of the step before have training data in it, and which in this step."""
     before = (earlier.train.lengths > 0).to(step.train.values.device)

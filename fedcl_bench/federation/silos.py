@@ -12,7 +12,6 @@ What the domains of a run share is trained until the last of them would end.
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -179,12 +178,6 @@ class Phase:
     def training(self) -> list[Silo]:
         """What trains in the next round."""
         return [silo for silo in self.silos.models if self.shared or not self.standing(silo.domains[0]).trained]
-
-    def batches(self) -> dict[int, int]:
-        """How many a next round has of each silo that trains, by its first domain's number."""
-        size = self.silos.federation.local.batch_size
-        return {silo.domains[0].number: math.ceil(sum(len(domain.samples.end) for domain in silo.domains) / size)
-                for silo in self.training()}
 
     def row(self) -> dict[str, int]:
         """What a round says of its stage."""

@@ -1,6 +1,7 @@
 """Checkpoints and shared blocks: a run's progress in one file, which is checked before anything is computed with it.
 
-A file begins with the checksum of the rest. ``resumable.py`` says what it must hold.
+A file begins with the checksum of the rest, and carries the version of its format and the hash of its run. Its tables
+must have the shapes that the run's data and settings give them. Against damage and mix-ups that is enough.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,13 +17,15 @@ import torch
 
 from ..errors import Corrupt
 from ..evaluation.ranking import UserScores
+from ..federation.growth import grow
 from ..federation.parts import Best, Federation, Progress, Within
+from ..federation.silos import Silos
 from ..files import replacing
 from ..model import Snapshot
-from ..schema import fitting, read_bytes
-from . import resumable
+from ..schema import read_bytes
 from .faults import words
 
+VERSION = 1  # of the format; raised whenever the fields of ``Progress``, or what they mean, change
 DIGEST = 32  # bytes of a checksum
 CURE = "Delete the file; what it held is computed again."
 _SNAPSHOTS = "model", "previous"
@@ -74,8 +77,13 @@ def read_tensors(file: BinaryIO, path: Path, device: str) -> Any:
         raise Corrupt(f"{path}: is no file of tensors ({words(error)})", CURE) from None
 
 
-def save_progress(path: Path, progress: Progress, elapsed: float) -> None:
-    """Write a checkpoint; ``elapsed`` is the wall time in seconds spent on the run so far."""
+def save_progress(path: Path, progress: Progress, elapsed: float, run: str = "") -> None:
+    """Write a checkpoint.
+
+    Args:
+        elapsed: wall time spent on the run so far, in seconds.
+        run: hash of the run or, of a shared block 0, its ``base_hash``.
+    """
     content = {f.name: getattr(progress, f.name) for f in fields(Progress) if f.name != "under_way"}
     if progress.within:
         within = progress.within()
@@ -84,14 +92,19 @@ def save_progress(path: Path, progress: Progress, elapsed: float) -> None:
         content[name] = dict(vars(content[name]))
     content["best"] = {**vars(progress.best), "model": dict(vars(progress.best.model))}
     content["tests"] = [(t, s, scores.users, scores.values) for t, s, scores in progress.tests]
-    write_packed(path, {"progress": content, "elapsed": elapsed})
+    write_packed(path, {"version": VERSION, "run": run, "progress": content, "elapsed": elapsed})
 
 
-def load_progress(path: Path, device: str, federation: Federation | None = None) -> tuple[Progress, float] | None:
+def load_progress(path: Path, device: str, federation: Federation | None = None, run: str = ""
+                  ) -> tuple[Progress, float] | None:
     """Read a checkpoint, or None if there is none.
 
     Args:
-        federation: of the run that is to go on from it; None: it is compared with no run.
+        federation: of the run that is to go on from it; None: the shapes of its tables are not looked at.
+        run: as it was saved with.
+
+    Returns:
+        The progress and the seconds that it took.
 
     Raises:
         Corrupt: if the file is not what was written, or not of this run.
@@ -101,18 +114,51 @@ def load_progress(path: Path, device: str, federation: Federation | None = None)
     except FileNotFoundError:
         return None
     content = unpack(content, path, device)
-    saved = fitting(content, resumable.saved, f"{path}: is not a checkpoint of this version", CURE)
-    progress = saved["progress"]
-    for name in _SNAPSHOTS:
-        progress[name] = Snapshot(**progress[name])
-    progress["best"] = Best(**{**progress["best"], "model": Snapshot(**progress["best"]["model"])})
-    progress["ways"], progress["curve"] = tuple(progress["ways"]), tuple(progress["curve"])
-    progress["tests"] = tuple((t, s, UserScores(users, values)) for t, s, users, values in progress["tests"])
-    progress["analysis"] = tuple(map(tuple, progress["analysis"]))
-    if within := progress["within"]:
-        within = Within(**{**within, "model": Snapshot(**within["model"])})
-        progress["within"] = lambda: within
-    progress = Progress(**progress)
+    version = content.get("version") if isinstance(content, dict) else None
+    if version != VERSION:
+        raise Corrupt(f"{path}: is not a checkpoint of this version: found {version}, accepted: {VERSION}", CURE)
+    if content["run"] != run:
+        raise Corrupt(f"{path}: is of another run: found the hash {content['run']}, accepted: {run}", CURE)
+    progress = _progress_from(content["progress"])
     if federation is not None:
-        fitting(progress, lambda value, field: resumable.check(value, federation), f"{path}: is of another run", CURE)
-    return progress, saved["elapsed"]
+        check_tables(path, progress, federation)
+    return progress, content["elapsed"]
+
+
+def _progress_from(saved: dict[str, Any]) -> Progress:
+    """The progress that ``save_progress`` took apart."""
+    for name in _SNAPSHOTS:
+        saved[name] = Snapshot(**saved[name])
+    saved["best"] = Best(**{**saved["best"], "model": Snapshot(**saved["best"]["model"])})
+    saved["tests"] = tuple((t, s, UserScores(users, values)) for t, s, users, values in saved["tests"])
+    if within := saved["within"]:
+        within = Within(**{**within, "model": Snapshot(**within["model"])})
+        saved["within"] = lambda: within
+    return Progress(**saved)
+
+
+def check_tables(path: Path, progress: Progress, federation: Federation) -> None:
+    """Raise Corrupt unless a progress that was read from ``path`` has the tables of the run, with their shapes and
+    types. Of a method's own private tables only the rows are known, one per user."""
+    f = federation
+    step = f.stream.steps[-1 if f.central or f.stream.domains else progress.step + (progress.round > 0) - 1]
+    if f.stream.domains:
+        expected = Silos.of(f).start()
+    else:
+        expected = grow(Snapshot({}, {}), f.backbone, f.seed, replace(step, old_users=0, old_items=0),
+                        getattr(torch, f.server.precision), torch.device("meta"))  # shapes alone
+    for kind in ("public", "private", "dense", "local", "served"):
+        known = getattr(expected, kind)
+        for found in (getattr(progress.model, kind), getattr(progress.best.model, kind)):
+            for name in {**known, **found}:
+                table, like = found.get(name), known.get(name)
+                if like is None and kind == "private" and table.shape[:1] == (step.n_users,):
+                    continue
+                if table is None or like is None or (table.shape, table.dtype) != (like.shape, like.dtype):
+                    raise Corrupt(f"{path}: does not fit the run's data and settings: found {_form(table)} as table "
+                                  f"'{kind}.{name}', accepted: {_form(like)}", CURE)
+
+
+def _form(table: torch.Tensor | None) -> str:
+    """Type and shape of a table in words."""
+    return "none" if table is None else f"{str(table.dtype).removeprefix('torch.')} {tuple(table.shape)}"

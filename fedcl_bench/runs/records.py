@@ -52,7 +52,6 @@ from ..version import __version__
 from .checkpoints import digest_from, read_tensors, unpack
 from .config import RunConfig
 from .frames import digest, read_content, read_frame
-from .resumable import snapshot, tensor
 from .run_json import CURE, FILES, NAME as RUN, SCHEMA, read_run, sealed
 
 MODEL, MODEL_SUM = "model.pt", "model.pt.b2sum"
@@ -102,12 +101,17 @@ def _read_model(folder: Path, device: str) -> dict[str, Any]:
         raise Corrupt(f"{path}: cannot be read ({error.strerror})", _MODEL_CURE) from None
 
 
+def _tensor(value: Any, field: str) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise Wrong(field, type(value).__name__, "a tensor")
+
+
 def _check_model(content: Any, field: str) -> None:
-    """Raise Wrong unless these can be the parts of a saved model: its rows have ids. State may lack new users."""
-    ids, state = lists(text), mapping(tensor)
-    fields_of({}, {"client_state": state, "server_state": state, "user_ids": ids, "item_ids": ids,
-                   **{f.name: state for f in fields(Snapshot)}})(content, field)
-    snapshot({f.name: content[f.name] for f in fields(Snapshot) if f.name in content}, field)
+    """Raise Wrong unless these are the parts of a saved model, whose rows have ids. State may lack new users."""
+    ids, tables = lists(text), mapping(_tensor)
+    fields_of({"public": tables, "private": tables}, {
+        "client_state": tables, "server_state": tables, "user_ids": ids, "item_ids": ids,
+        **{f.name: tables for f in fields(Snapshot)}})(content, field)
     for of, kinds in (("user_ids", ("private", "memory", "client_state")), ("item_ids", ("public",))):
         for kind in kinds if of in content else ():
             for name, table in content.get(kind, {}).items():

@@ -21,9 +21,8 @@ from ..federation.parts import Federation, Progress
 from ..federation.server import most_rounds
 from ..federation.silos import beginning
 from ..files import sweep
-from ..schema import fitting
-from . import bases, resumable
-from .checkpoints import CURE, load_progress, save_progress
+from . import bases
+from .checkpoints import CURE, check_tables, load_progress, save_progress
 from .config import SHARED, RunConfig
 from .memory_plan import advice, require
 from .records import MODEL, Record, of_features, summary
@@ -83,11 +82,12 @@ class Watch:
     stop: Callable[[], bool] = lambda: False
 
 
-def _load_or_set_aside(path: Path, federation: Federation, warn: Callable[[str], None], base: bool = False
+def _load_or_set_aside(path: Path, run: str, federation: Federation, warn: Callable[[str], None], base: bool = False
                        ) -> _Saved | None:
-    """A checkpoint, or a ``base``, which is a block 0 that has ended; None if there is none or it is wrong."""
+    """The checkpoint of a run of this hash, or a ``base``, which is a block 0 that has ended; None if there is none or
+    it is wrong."""
     try:
-        saved = load_progress(path, str(federation.device), federation)
+        saved = load_progress(path, str(federation.device), federation, run)
         if base and saved and not (saved[0].trained and saved[0].step == 0):
             raise Corrupt(f"{path}: is no block 0 that has ended", CURE)
         return saved
@@ -129,9 +129,9 @@ class _Start:
     shared: bool = False
 
 
-def _resumed(federation: Federation, record: Record, watch: Watch) -> _Start | None:
+def _resumed(config: RunConfig, federation: Federation, record: Record, watch: Watch) -> _Start | None:
     """From the run's own checkpoint, if there is one."""
-    saved = _load_or_set_aside(record.checkpoint, federation, watch.warn)
+    saved = _load_or_set_aside(record.checkpoint, config.hash, federation, watch.warn)
     if saved is None:
         return None
     step, round_, domains = saved[0].step, saved[0].round, federation.stream.domains
@@ -143,9 +143,9 @@ def _resumed(federation: Federation, record: Record, watch: Watch) -> _Start | N
     return _Start(*saved)
 
 
-def _from_base(federation: Federation, base: Path | None, watch: Watch) -> _Start | None:
+def _from_base(config: RunConfig, federation: Federation, base: Path | None, watch: Watch) -> _Start | None:
     """From another run's block 0, if there is one and it may be shared."""
-    saved = base and _load_or_set_aside(base, federation, watch.warn, base=True)
+    saved = base and _load_or_set_aside(base, config.base_hash, federation, watch.warn, base=True)
     if not saved:
         return None
     progress, seconds = saved
@@ -158,7 +158,7 @@ def _from_block_before(config: RunConfig, federation: Federation, results: Path)
     """From the model after the domains' block before, if there is one.
 
     Raises:
-        UserError: if there is no finished run of that block, or its model cannot be read.
+        UserError: if there is no finished run of that block, or its model cannot be read or is of other domains.
     """
     if not config.blocks_before:
         return None
@@ -168,20 +168,22 @@ def _from_block_before(config: RunConfig, federation: Federation, results: Path)
         raise UserError(f"setting 'domain_block': found {before + 1}, which begins from the model after block {before};"
                         f" accepted: this once there is a finished run of that, with --set domain_block={before}.")
     progress = beginning(federation, record.model(str(federation.device)))
-    return _Start(fitting(progress, lambda value, _: resumable.check(value, federation),
-                          f"{record.folder / MODEL}: is of another run", CURE))
+    check_tables(record.folder / MODEL, progress, federation)
+    return _Start(progress)
 
 
 class _Saving:
     """Checkpoints of a run while it trains.
 
     Args:
+        config: of the run, whose hashes are in the files.
         base: file that shares block 0 with other runs; None: it is not shared.
         began: when this part of the run did, in seconds of ``perf_counter``.
     """
 
-    def __init__(self, engine: Engine, checkpoint: Path, base: Path | None, start: _Start, began: float):
-        self.engine, self.checkpoint, self.base = engine, checkpoint, base
+    def __init__(self, config: RunConfig, engine: Engine, checkpoint: Path, base: Path | None, start: _Start,
+                 began: float):
+        self.config, self.engine, self.checkpoint, self.base = config, engine, checkpoint, base
         self.seconds, self.began = start.seconds, began
         self.last_saved, self.step = began, start.progress.step if start.progress else 0
 
@@ -198,11 +200,11 @@ class _Saving:
         if self.base and progress.trained and progress.step == 0:
             self.base.parent.mkdir(parents=True, exist_ok=True)
             progress = self.engine.whole(progress)
-            save_progress(self.base, progress, self.elapsed())
+            save_progress(self.base, progress, self.elapsed(), self.config.base_hash)
         asked = stop()
         if asked or progress.step != self.step or time.perf_counter() - self.last_saved > SAVE_EVERY:
             progress = self.engine.whole(progress)
-            save_progress(self.checkpoint, progress, self.elapsed())
+            save_progress(self.checkpoint, progress, self.elapsed(), self.config.hash)
             self.step, self.last_saved = progress.step, time.perf_counter()
         if asked and progress.step < len(stream.steps):
             where = f"after round {progress.round}" if progress.round else "at the start"
@@ -290,11 +292,11 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
         # In a stream of one step, or of domains, no method acts after it, so there is nothing to share it for.
         shares_base = config.method.cls.first_step > 0 and len(stream.steps) > 1 and not stream.domains
         base = config.base_file(results) if shares_base else None
-        start = _resumed(federation, record, watch) or (
+        start = _resumed(config, federation, record, watch) or (
             _Start(from_base(federation, bases.load(federation, results))) if config.server.base_model else
-            _from_base(federation, None if rerun else base, watch)) or (
+            _from_base(config, federation, None if rerun else base, watch)) or (
             _from_block_before(config, federation, results)) or _Start()
-        saving = _Saving(engine, record.checkpoint, base, start, began)
+        saving = _Saving(config, engine, record.checkpoint, base, start, began)
         progress = start.progress
         try:
             for progress in engine.run(federation, progress):

@@ -300,60 +300,25 @@ def test_distances_are_those_of_the_items_vectors(known, shops):
         fb.DomainModule().item_vectors()
 
 
-def without_stage(row):
-    return {name: value for name, value in row.items() if name != "stage"}
-
-
-@pytest.mark.parametrize("change, field", [
-    (lambda p: {"curve": tuple(map(without_stage, p.curve))}, r"curve\[0\].stage"),
-    (lambda p: {"curve": tuple({**row, "stage": 1} for row in p.curve)}, "curve"),
-    (lambda p: {"curve": p.curve[:-1]}, "curve"), (lambda p: {"round": p.round + 1}, "curve"),
-    (lambda p: {"curve": (*p.curve[:-1], {**p.curve[-1], "stage": 2})}, r"curve\[\d+\].stage"),
-    (lambda p: {"trained": True}, "trained"),
-    (lambda p: {"model": replace(p.model, dense={name: rows[:1] for name, rows in p.model.dense.items()})},
-     "model.dense"),
-    (lambda p: {"server_state": {"step of another": torch.zeros(2)}}, "server_state")])
-def test_checkpoints_of_stages_are_those_of_the_run(known, shops, tmp_path, change, field):
-    """Each point is gone on from, and none that is no point of the run."""
+def test_checkpoints_of_stages_are_those_of_the_run(known, shops, tmp_path):
     f = federation_of(configured(known, "hints", rounds=12, patience=2, lr=0.05))
     for progress in run(f):
         save_progress(tmp_path / "kept.pt", progress, 1.0)
         assert load_progress(tmp_path / "kept.pt", "cpu", f)[0].round == progress.round
-        if progress.round == 3:
-            third = progress
-    save_progress(tmp_path / "kept.pt", replace(third, **change(third)), 1.0)
-    with pytest.raises(Corrupt, match=f"is of another run: field '{field}"):
+    narrower = replace(progress.model, dense={name: rows[:1] for name, rows in progress.model.dense.items()})
+    save_progress(tmp_path / "kept.pt", replace(progress, model=narrower), 1.0)
+    with pytest.raises(Corrupt, match="does not fit the run's data and settings: .* as table 'dense"):
         load_progress(tmp_path / "kept.pt", "cpu", f)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("wrong", [
-    lambda epochs: epochs[:-1], lambda epochs: (*epochs, (2, 0, 0.0, 0.0)),
-    lambda epochs: tuple((number, batches + 100, *rest) for number, batches, *rest in epochs)])
-def test_checkpoints_within_a_round_are_those_of_the_run(known, shops, tmp_path, monkeypatch, topology, wrong):
+def test_checkpoints_within_a_round_are_those_of_the_run(known, shops, tmp_path, monkeypatch, topology):
     monkeypatch.setattr(SIZES, "told_every", 0.0)
     f = federation_of(configured(known, topology=topology))
     progress = [progress for progress in run(f) if progress.round == 1 and progress.within][0]
     within = progress.within()
     save_progress(tmp_path / "kept.pt", replace(progress, within=lambda: within), 1.0)
     assert load_progress(tmp_path / "kept.pt", "cpu", f)[0].within().epochs == within.epochs
-    save_progress(tmp_path / "kept.pt", replace(progress, within=lambda: replace(within, epochs=wrong(within.epochs))),
-                  1.0)
-    with pytest.raises(Corrupt, match="is of another run: field 'within.epochs"):
-        load_progress(tmp_path / "kept.pt", "cpu", f)
-
-
-def test_the_next_domain_trains_once_the_one_before_has(known, shops, tmp_path, monkeypatch):
-    monkeypatch.setattr(SIZES, "told_every", 0.0)
-    f = federation_of(configured(known, topology="local"))
-    progress = next(progress for progress in run(f) if progress.within)
-    within = progress.within()
-    assert [batches for _, batches, *_ in within.epochs] == [1, 0]
-    (first, *_), second = within.epochs
-    both = replace(within, epochs=((first, 1, 1.0, 1.0), (second[0], 1, 1.0, 1.0)))
-    save_progress(tmp_path / "kept.pt", replace(progress, within=lambda: both), 1.0)
-    with pytest.raises(Corrupt, match=r"field 'within.epochs\[1\]': .* none after an epoch that has some left"):
-        load_progress(tmp_path / "kept.pt", "cpu", f)
 
 
 def test_an_epoch_that_diverges_is_no_checkpoint(known, shops, tmp_path, monkeypatch):

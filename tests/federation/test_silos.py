@@ -4,7 +4,6 @@ to the bit, and nothing of a domain's items at another."""
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -289,24 +288,8 @@ def test_a_checkpoint_of_other_data_is_not_gone_on_from(registry, shops, tmp_pat
     save_progress(tmp_path / "kept.pt", progress, 1.0)
     assert load_progress(tmp_path / "kept.pt", "cpu", f)[0].round == 1
     lay_shop("games", 2, 12, 10)
-    with pytest.raises(Corrupt, match="is of another run: field 'model.public.item_embedding.weight'"):
+    with pytest.raises(Corrupt, match="does not fit the run's data .* table 'public.item_embedding.weight'"):
         load_progress(tmp_path / "kept.pt", "cpu", federation_of(configured(registry)))
-
-
-@pytest.mark.parametrize("change, field", [
-    (lambda p: {"step": 1}, "step"), (lambda p: {"step": 0}, "curve"), (lambda p: {"tests": p.tests[:1]}, "tests"),
-    (lambda p: {"tests": p.tests[::-1]}, "tests"), (lambda p: {"curve": p.curve[:-1] + p.curve[:1]}, "curve"),
-    (lambda p: {"curve": tuple({**row, "valid": float("nan")} if row["step"] else row for row in p.curve)}, "curve"),
-    (lambda p: {"server_state": {name: values[:-1] for name, values in p.server_state.items()}}, "server_state"),
-    (lambda p: {"best": replace(p.best, model=replace(p.best.model, dense={}))}, "best.model.dense")])
-def test_what_is_no_progress_of_domains_is_refused(registry, shops, tmp_path, change, field):
-    f = federation_of(configured(registry, rounds=2))
-    *_, last = run(f)
-    save_progress(tmp_path / "kept.pt", last, 1.0)
-    assert load_progress(tmp_path / "kept.pt", "cpu", f)[0].step == 2
-    save_progress(tmp_path / "kept.pt", replace(last, **change(last)), 1.0)
-    with pytest.raises(Corrupt, match=f"is of another run: field '{field}"):
-        load_progress(tmp_path / "kept.pt", "cpu", f)
 
 
 @pytest.mark.parametrize("name, more", [

@@ -13,7 +13,7 @@ from helpers import ROOT, same_numbers
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.errors import UserError
-from fedcl_bench.runs import checkpoints, records, runner
+from fedcl_bench.runs import records, runner
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.errors import Corrupt
 from fedcl_bench.runs.records import Record
@@ -235,16 +235,6 @@ def test_damaged_checkpoint_and_block_0(uninterrupted, tmp_path, config, ml100k)
     assert len(warnings) == 2 and all("set aside" in w for w in warnings)
     (tmp_path / "runs" / config().name / "checkpoint.corrupt").unlink()
     same_numbers(found, uninterrupted)
-
-
-def test_checkpoint_of_another_version(uninterrupted, tmp_path, config, ml100k):
-    """A checkpoint that is whole but has other fields is set aside too."""
-    folder = tmp_path / "runs" / config().name
-    folder.mkdir(parents=True)
-    checkpoints.write_packed(folder / "checkpoint.pt", {"progress": {"epoch": 3}, "elapsed": 1.0})
-    warnings = []
-    execute(config(), lambda: ml100k, tmp_path, Watch(warn=warnings.append))
-    assert len(warnings) == 1 and "not a checkpoint of this version" in warnings[0]
 
 
 def test_full_disk_is_a_message(tmp_path, config, ml100k, monkeypatch):

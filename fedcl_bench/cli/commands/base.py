@@ -75,7 +75,7 @@ def _export(args: argparse.Namespace) -> int:
                          resolve_device(args.device or "cpu"))
     config = task.config
     stream = load_stream(config.source, config.stream)
-    saved = load_progress(config.base_file(args.results), "cpu", config.federation(stream))
+    saved = load_progress(config.base_file(args.results), "cpu", config.federation(stream), config.base_hash)
     if saved is None:
         raise UserError(f"no block 0 of {task.label} in {args.results}.\nMake it with: "
                         f"{task.command(args.results, args.data_dir, args.plugins)}")
