@@ -25,8 +25,6 @@ class Snapshot:
         served: tables that the server made for each client, each (users, items, ...), if it does.
         memory: what clients remember of their own data besides parameters, each (users, ...), if they do (see
             ``Backbone.remember``).
-        start: private parameters of one client, each (...), that every new client begins with, and every client of a
-            block with ``reset_private``. Names that are missing are drawn by the backbone.
     """
 
     public: Tables
@@ -35,7 +33,6 @@ class Snapshot:
     local: Tables = field(default_factory=dict)
     served: Tables = field(default_factory=dict)
     memory: Tables = field(default_factory=dict)
-    start: Tables = field(default_factory=dict)
 
     @property
     def n_users(self) -> int:

@@ -11,20 +11,17 @@ from .. import draws
 from ..backbone import Backbone
 from ..data.stream import Step
 from ..draws import Tables
-from ..layers import same_for_all
 from ..method import Method
 from ..model import Snapshot
 
 
-def _new_rows(model: Snapshot, backbone: Backbone, seed: int, users: range, items: range) -> tuple[Tables, Tables]:
-    """``Backbone.new_rows``, of clients by the numbers they draw by (see ``draws.named``), or as ``model.start`` has
-    them."""
+def _new_rows(backbone: Backbone, seed: int, users: range, items: range) -> tuple[Tables, Tables]:
+    """``Backbone.new_rows``, of clients by the numbers they draw by (see ``draws.named``)."""
     first, *others = draws.names_of(users)
     with draws.named(None):
         public, private = backbone.new_rows(seed, first, items)
         parts = [private, *(backbone.new_rows(seed, interval, range(0))[1] for interval in others)]
-    drawn = {name: torch.cat([part[name] for part in parts]) for name in private} if others else private
-    return public, drawn | same_for_all(model.start, users)
+    return public, {name: torch.cat([part[name] for part in parts]) for name in private} if others else private
 
 
 def grow(model: Snapshot, backbone: Backbone, seed: int, step: Step, dtype: torch.dtype, device: torch.device,
@@ -45,7 +42,7 @@ def grow(model: Snapshot, backbone: Backbone, seed: int, step: Step, dtype: torc
         return result
 
     users, items = range(step.old_users, step.n_users), range(step.old_items, step.n_items)
-    new_public, new_private = _new_rows(model, backbone, seed, users, items)
+    new_public, new_private = _new_rows(backbone, seed, users, items)
     if method is not None:
         (named,) = draws.names_of(users)
         with draws.named(None):
@@ -58,12 +55,12 @@ def grow(model: Snapshot, backbone: Backbone, seed: int, step: Step, dtype: torc
     local = grown_each(model.local, public) if backbone.keeps_local_tables else {}
     served = grown_each(model.served, public) if backbone.serves_tables else {}
     return Snapshot(public, {**grown(model.private, new_private), **personal}, dense, local, served,
-                    backbone.remember(step, model.memory), model.start)
+                    backbone.remember(step, model.memory))
 
 
 def reset_private(model: Snapshot, backbone: Backbone, seed: int, users: Tensor) -> Snapshot:
     """Give some users the private parameters (but for personal tables) that they started with."""
-    fresh = _new_rows(model, backbone, seed, range(model.n_users), range(0))[1]
+    fresh = _new_rows(backbone, seed, range(model.n_users), range(0))[1]
     return replace(model, private={
         name: table.index_copy(0, users, fresh[name].to(table)[users]) if name in fresh else table
         for name, table in model.private.items()})
@@ -71,7 +68,7 @@ def reset_private(model: Snapshot, backbone: Backbone, seed: int, users: Tensor)
 
 def initial_private(model: Snapshot, backbone: Backbone, seed: int, users: range) -> Tables:
     """The backbone's private parameters that some users start with, personal tables too, each (users, ...)."""
-    rows = _new_rows(model, backbone, seed, users, range(0))[1]
+    rows = _new_rows(backbone, seed, users, range(0))[1]
     rows |= {name: table.expand(len(users), *table.shape)
              for name, table in backbone.new_personal(seed, range(model.n_items)).items()}
     return {name: table.to(model.private[name]) for name, table in rows.items()}

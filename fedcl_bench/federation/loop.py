@@ -66,18 +66,6 @@ def _steps(f: Federation, progress: Progress, observe: Observer | None) -> Itera
         yield progress
 
 
-def from_base(f: Federation, model: Snapshot) -> Progress:
-    """The progress after a block 0 that nobody trained here: its model is given, and validated and tested once."""
-    opened = open_step(f, f.stream.steps[0], model)
-    valid = validate(opened, model, Progress(), due=True)
-    best = Best(model)
-    tests, lists = test(opened, best)
-    row = {"step": 0, "round": 0, "participants": 0, "loss": 0.0, "valid": valid.value, "bytes_up": 0, "bytes_down": 0,
-           "train_seconds": 0.0, "evaluate_seconds": 0.0, **f.backbone.diagnostics(model.public)}
-    return Progress(round=1, trained=True, model=model, best=best, best_value=valid.value, curve=(row,),
-                    tests=tuple(tests), analysis=tuple(lists), ways=("given",))
-
-
 def one_round(opened: OpenStep, group: Group, progress: Progress, observe: Observer | None) -> Progress:
     """One round (F3CRec, Algorithm 1)."""
     f, method, key, began = opened.federation, opened.method, opened.key(progress.round), time.perf_counter()

@@ -60,8 +60,6 @@ class FederationSettings:
                                   "the released FedNCF and PFedRec code of F3CRec does")
     init_from: str = setting("last", "a block starts from the previous one's last round (released code) or its best "
                              "validation round", choices=("last", "best"))
-    base_model: str = setting("", "block 0 is this imported model instead of being trained: the name that "
-                              "`base import` prints")
     precision: str = setting("float32", "floating-point numbers of the training", choices=("float32", "float64"))
     init: str = setting("server", "all clients begin the first round with the server's random public parameters "
                         "(Algorithm 1 of FCUCR), or each with its own (FCUCR's released code)",
@@ -88,7 +86,7 @@ class FederationSettings:
 
 _OF_CLIENTS = ("client_ratio", "availability", "client_dropout", "stragglers", "upload_noise", "upload_mechanism",
                "upload_clip", "weighting", "reset_private", "init_from", "init", "fold_in", "fold_in_rounds",
-               "cold_start", "base_model")
+               "cold_start")
 
 
 def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -111,7 +109,7 @@ def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     if settings["stream"] != "sessions" or settings["split_file"]:
         idle |= dict.fromkeys(("init", "tested_round"), "without stream=sessions")
     if settings["stream"] != "blocks" and not settings["split_file"]:
-        idle |= dict.fromkeys(("fold_in", "base_model"), f"with stream={settings['stream']}, which has one step")
+        idle["fold_in"] = f"with stream={settings['stream']}, which has one step"
     if "fold_in" in idle or not settings["fold_in"]:
         idle |= dict.fromkeys(("fold_in_rounds", "cold_start"), idle.get("fold_in", "without fold_in"))
     elif settings["cold_start"] != "fold_in":
@@ -268,9 +266,6 @@ class Federation:
         if self.evaluation.candidates == "sampled" and longest > ranked:
             raise UserError(f"setting 'topk'/'valid_metric': found {longest}, accepted: at most sampled_candidates, "
                             f"{ranked}; the item to find would always be among so many.")
-        if self.server.base_model and self.method.first_step == 0:
-            raise UserError(f"setting 'base_model': found {self.server.base_model} with the method "
-                            f"'{self.method.name}', which acts in block 0; accepted: one that acts from block 1 on.")
         self.check_kinds()
         self._check_fold_in()
         self._check_protection()

@@ -110,10 +110,10 @@ def mean(sums: RoundSums, model: Snapshot, backbone: Backbone, seed: int, add: A
             rest = float(totals.square) - totals.squares
             totals.change[name] += start_elsewhere(backbone, seed, name, rest).to(totals.change[name])
         public, dense = ({name: totals.change[name] / whole for name in kind} for kind in (model.public, model.dense))
-        return Snapshot(public, private, dense, memory=model.memory, start=model.start), totals.loss
+        return Snapshot(public, private, dense, memory=model.memory), totals.loss
     public, dense = ({name: _mean(totals.change[name], whole, table) for name, table in kind.items()}
                      for kind in (model.public, model.dense))
-    return Snapshot(public, private, dense, sums.local, model.served, model.memory, model.start), totals.loss
+    return Snapshot(public, private, dense, sums.local, model.served, model.memory), totals.loss
 
 
 def _mean(change: Tensor, whole: Tensor, table: Tensor) -> Tensor:

@@ -372,7 +372,7 @@ def backbone_of(registry: Registry, name: str, parts: AllSettings) -> Plugin:
 _LATER = {"upload_clip": 0.0, "upload_mechanism": "laplace", "evaluate_every": 1, "availability": "always",
           "client_dropout": 0.0, "stragglers": 0.0, "fold_in": 0, "fold_in_rounds": 20, "cold_start": "fold_in",
           "extra_metrics": [], "topology": "federated", "padding": "none", "lr_later": 0.0,
-          "repeated_positives": "every", "base_model": "", "tie_order": "file", "domain_blocks": 1,
+          "repeated_positives": "every", "tie_order": "file", "domain_blocks": 1,
           "known_users": False}
 
 

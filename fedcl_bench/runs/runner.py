@@ -16,12 +16,11 @@ from ..client.out_of_memory import in_words
 from ..data.stream import Stream
 from ..errors import Busy, Corrupt, OutOfMemory, RunFailed, UserError, ran_out
 from ..federation.divergence import largest
-from ..federation.loop import from_base, run
+from ..federation.loop import run
 from ..federation.parts import Federation, Progress
 from ..federation.server import most_rounds
 from ..federation.silos import beginning
 from ..files import sweep
-from . import bases
 from .checkpoints import CURE, check_tables, load_progress, save_progress
 from .config import SHARED, RunConfig
 from .memory_plan import advice, require
@@ -293,7 +292,6 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
         shares_base = config.method.cls.first_step > 0 and len(stream.steps) > 1 and not stream.domains
         base = config.base_file(results) if shares_base else None
         start = _resumed(config, federation, record, watch) or (
-            _Start(from_base(federation, bases.load(federation, results))) if config.server.base_model else
             _from_base(config, federation, None if rerun else base, watch)) or (
             _from_block_before(config, federation, results)) or _Start()
         saving = _Saving(config, engine, record.checkpoint, base, start, began)

@@ -35,7 +35,6 @@ WORK = {
     "new-plugin": ["method", "mine", "--plugins", "mine"], "doctor": ["--quick"], "data show": ["mine.inter"],
     "data convert": ["made", "--csv", "table.csv", "--user", "u", "--item", "i", "--time", "t"],
     "data download": ["ml-100k"],
-    "base export": ["--backbone", "fedmf", "--out", "base.npz", *JOB], "base import": ["file"],
     "data synth": ["made", "--users", "20"], "data prepare": ["mine.inter"]}
 VALUES = ("", " ", "-1", "0", "010", "1:30", "9" * 25, "1e400", "nan", "../x", "x" * 5000, "[/b]", "=1+1", "ä",
           "\udcff", "a\nb", "\x1b[2J", "{}", ",", "a,,b", "a=b", "=", "a=b=c", "lr=abc", "rounds=1", "split_file=[/b]",

@@ -33,7 +33,7 @@ from fedcl_bench.data.features import Hearing, load_features, locate_features
 from fedcl_bench.data.overlap import persons_file, read_persons
 from fedcl_bench.data.source import locate
 from fedcl_bench.data.stream import StreamSettings
-from fedcl_bench.runs import bases, compact, heads, run_json
+from fedcl_bench.runs import compact, heads, run_json
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.frames import digest
 from fedcl_bench.runs.runner import Interrupted, Watch, execute
@@ -425,35 +425,6 @@ def test_tuned_settings(world, tmp_path, count):
     fuzz(count, changed_json(path.read_bytes()), check)
     for change in INSTEAD:
         check(change)
-
-
-@lengths
-def test_bases(world, registry, tmp_path, count):
-    """A file to import, and one that was imported."""
-    rng, path = np.random.default_rng(0), tmp_path / "base.npz"
-    stream = prepared.load(world / "prepared")
-    step = stream.steps[0]
-    ids = {"user_ids": stream.user_tokens[:step.n_users], "item_ids": stream.item_tokens[:step.n_items]}
-    np.savez(path, **{name: values.astype(str) for name, values in ids.items()},
-             **{"public/item_embedding.weight": rng.normal(size=(step.n_items, 32)),
-                "private/user_embedding.weight": rng.normal(size=(step.n_users, 32))})
-    name = bases.keep(path, tmp_path)
-    federation = make_config(registry, "kd", "fedmf", "ml-100k", overrides=[
-        ("a test", {**JOB, "base_model": name})]).federation(stream)
-    expected = bases.load(federation, tmp_path)
-
-    def check(place, change):
-        with in_place_of(place, change):
-            if place == path:
-                wrong, other = refused(lambda: bases.keep(path, tmp_path / "other"))
-                assert wrong or other == name
-            else:
-                wrong, again = refused(lambda: bases.load(federation, tmp_path))
-                assert wrong or all(map(torch.equal, again.tables(), expected.tables()))
-    for place in (path, bases.file_of(tmp_path, name)):
-        fuzz(count, changed_bytes(place.read_bytes()), at(place, check))
-        for change in INSTEAD:
-            check(place, change)
 
 
 LOG = ["user_id:token\titem_id:token\ttimestamp:float\n",
