@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ..data.source import dataset_name
 from ..experiments.grid import Outcome, State, Task
-from ..experiments.tune import ALIKE, Outlook, Result
+from ..experiments.tune import ALIKE, Result
 from ..names import for_terminal
 from ..runs.specs import seed_text
 from ..settings import as_text
@@ -136,7 +136,7 @@ def as_json(outcomes: Sequence[Outcome], results: Path, seconds: float) -> dict[
             "counts": {status: sum(o.status == status for o in outcomes) for status in statuses}}
 
 
-def show_outlook(rows: Sequence[Outlook]) -> None:
+def show_outlook(rows: Sequence[Result]) -> None:
     """A row per search: what it searches, with the number of values, the runs it has, and the share of its budget that
     they took."""
     table = plain_table("method", "backbone", "dataset", "searched", "fixed", "points", "runs done", "spent", "")
@@ -146,9 +146,9 @@ def show_outlook(rows: Sequence[Outlook]) -> None:
         fixed = ", ".join(f"{name}={as_text(value)}" for name, value in search.fixed.items())
         done = ("?", "?") if row.runs is None else (str(row.runs), f"{row.spent:.0%}")
         table.add_row(head["method"], head["backbone"], head["dataset"], searched, fixed, str(search.points), *done,
-                      "as before" if row.kept else "")
+                      "as before" if row.status == "kept" else "")
     print_table(table)
-    new, effort = [row for row in rows if not row.kept], rows[0].search.effort
+    new, effort = [row for row in rows if row.status != "kept"], rows[0].search.effort
     print(f"Searches: {len(new)} to do, {len(rows) - len(new)} done before and kept. The budget of each is the "
           f"client-updates of {effort.budget} trials of FT on {seed_words(effort.seeds)}. `list NAME` shows the values."
           + (" ?: the points hang on what is tried before." if any(row.runs is None for row in rows) else ""))

@@ -1,20 +1,23 @@
-"""The search of one combination: its points, who proposes them, and which of them are tried on more seeds.
+"""The search of one combination: its points, which Optuna proposes, and which of them are tried on more seeds.
 
-A point is tried on the first seed. The better third of the points, and the default, are tried on the others (the rule
-of ASHA, Li et al., MLSys 2020, with seeds in place of epochs). What is spent is counted in client-updates.
+A point is tried on the first seed. Optuna's pruner for successive halving lets the better third of them, and the suite
+the default, go on to the others (ASHA, Li et al., MLSys 2020, with seeds in place of epochs). What is spent is counted
+in client-updates.
+
+The study is kept in memory: a trial's runs have records, so a search that goes on asks for the same points again and
+finds their values there.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import random
 import shlex
+import warnings
 import zlib
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, Generator, Iterator, Mapping, Protocol
+from typing import TYPE_CHECKING, Any, Generator, Mapping
 
 from ..data.source import config_file, dataset_name, load_config
 from ..errors import UserError, unknown
@@ -23,11 +26,13 @@ from ..runs.registry import Registry
 from ..runs.specs import RunSpec
 from ..settings import as_text, checked, declared_idle, flat, search_space
 
+if TYPE_CHECKING:
+    import optuna
+
 REFERENCE = "ft"  # the method whose backbone settings all others take over, and in whose runs budgets are counted
 SAMPLERS = ("tpe", "random", "grid")
 ETA = 3  # one of so many points goes on to the other seeds
 LEAST = 10  # a run counts a tenth of FT's default run at least, as it is also started and evaluated
-WORST = -1e30  # what the estimator is told of runs that diverged: below any metric
 Point = dict[str, Any]
 
 
@@ -167,7 +172,7 @@ def make_search(registry: Registry, combination: Combination, effort: Effort, in
     """Lay a search out.
 
     Raises:
-        UserError: for bad settings, a grid larger than the budget with sampler ``grid``, or ``tpe`` without Optuna.
+        UserError: for bad settings, or a grid larger than the budget with sampler ``grid``.
     """
     c = combination
     values, fixed = default_settings(registry, c, effort, inherited)
@@ -179,134 +184,7 @@ def make_search(registry: Registry, combination: Combination, effort: Effort, in
     if search.sampler == "grid" and not search.exhaustive:
         raise UserError(f"--sampler grid: {c} has {search.points} points, more than --budget {effort.budget}; "
                         f"use --sampler random, or --budget {search.points} for every method.")
-    if search.sampler == "tpe":
-        _require_optuna(search)
     return search
-
-
-def _require_optuna(search: Search) -> None:
-    try:
-        import optuna  # noqa: F401
-    except ModuleNotFoundError:
-        raise UserError(f"--sampler tpe, the default, needs Optuna for the {search.points} points of "
-                        f"{search.combination}: python -m pip install 'optuna>=3' (or '.[tune]').\n"
-                        f"--sampler random needs nothing.") from None
-
-
-class Sampler(Protocol):
-    """Proposes points, each once, the default first."""
-
-    def propose(self, count: int) -> list[Point]:
-        """The next points; fewer than ``count`` if there are no more."""
-
-    def tell(self, point: Point, value: float | None) -> None:
-        """The value of a proposed point on the first seed; None if it diverged."""
-
-
-def _identity(search: Search) -> bytes:
-    """What random numbers follow from."""
-    return f"{search.effort.seed} {search.combination}".encode()
-
-
-class Shuffled:
-    """All points in random order, which follows from the seed and the combination alone."""
-
-    def __init__(self, search: Search):
-        self._points = self._in_order(search)
-
-    @staticmethod
-    def _in_order(search: Search) -> Iterator[Point]:
-        yield search.default
-        generator = random.Random(_identity(search))
-        drawn: set[int] = set()
-        while len(drawn) < search.points:
-            number = generator.randrange(search.points)
-            if number in drawn:
-                continue
-            drawn.add(number)
-            point = {}
-            for name, values in search.space.items():
-                number, index = divmod(number, len(values))
-                point[name] = values[index]
-            if point != search.default:
-                yield point
-
-    def propose(self, count: int) -> list[Point]:
-        return [point for _, point in zip(range(count), self._points)]
-
-    def tell(self, point: Point, value: float | None) -> None:
-        pass
-
-
-class Tpe:
-    """Optuna's tree-structured Parzen estimator (Bergstra et al., NeurIPS 2011) over the same points.
-
-    Numbers are searched by their position in the sorted list of values, so neighbours are near each other. Where only
-    points come that were proposed before, the next one of ``Shuffled`` is taken.
-    """
-
-    TRIES = 20  # per point
-
-    def __init__(self, search: Search):
-        import optuna
-
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        effort = search.effort
-        self._failed = optuna.trial.TrialState.FAIL
-        self._study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(
-            seed=zlib.crc32(_identity(search)), n_startup_trials=max(2, effort.budget // 3),
-            constant_liar=effort.batch > 1))
-        self._numbers = {name for name, values in search.space.items() if all(type(v) in (int, float) for v in values)}
-        self._values = {name: tuple(sorted(values)) if name in self._numbers else values
-                        for name, values in search.space.items()}
-        self._others = Shuffled(search)
-        self._trials: dict[str, Any] = {}  # of every proposed point
-
-    def propose(self, count: int) -> list[Point]:
-        points: list[Point] = []
-        while len(points) < count and (point := self._new() or self._from_others()):
-            points.append(point)
-        return points
-
-    def _new(self) -> Point | None:
-        """The estimator's next point that is new; None if it comes back to others."""
-        if not self._trials:  # the default, which is the first of the others, comes first
-            return None
-        for _ in range(self.TRIES):
-            if point := self._ask():
-                return point
-        return None
-
-    def _from_others(self) -> Point | None:
-        """A point in random order, put to the estimator as if it were its own."""
-        while following := self._others.propose(1):
-            if _key(following[0]) not in self._trials:
-                self._study.enqueue_trial({name: self._values[name].index(value) if name in self._numbers else value
-                                           for name, value in following[0].items()})
-                return self._ask()
-        return None
-
-    def _ask(self) -> Point | None:
-        trial = self._study.ask()
-        point = {name: values[trial.suggest_int(name, 0, len(values) - 1)] if name in self._numbers else
-                 trial.suggest_categorical(name, values) for name, values in self._values.items()}
-        if _key(point) in self._trials:
-            self._study.tell(trial, state=self._failed)
-            return None
-        self._trials[_key(point)] = trial
-        return point
-
-    def tell(self, point: Point, value: float | None) -> None:
-        self._study.tell(self._trials[_key(point)], WORST if value is None else value)
-
-
-def _key(point: Point) -> str:
-    return json.dumps(point, sort_keys=True)
-
-
-def make_sampler(search: Search) -> Sampler:
-    """Who proposes the points of a search."""
-    return Tpe(search) if search.sampler == "tpe" else Shuffled(search)
 
 
 @dataclass(frozen=True)
@@ -331,15 +209,15 @@ class Run:
 
 @dataclass
 class Trial:
-    """A point and its runs so far, the first seed's first."""
+    """A point and its runs so far, the first seed's first.
+
+    Attributes:
+        asked: Optuna's trial, whose parameters are positions in the lists of values.
+    """
 
     point: Point
+    asked: optuna.Trial
     runs: list[Run] = field(default_factory=list)
-
-    @property
-    def first(self) -> float:
-        """Its value on the first seed, by which it goes on to the others; -inf if it diverged."""
-        return -math.inf if self.diverged else self.runs[0].value
 
     @property
     def diverged(self) -> bool:
@@ -350,69 +228,112 @@ class Trial:
         return fmean(run.value for run in self.runs) if len(self.runs) == seeds and not self.diverged else None
 
 
-@dataclass(frozen=True)
-class Allowance:
-    """The client-updates that a search may spend, and those of FT's default run, the mean over the seeds."""
+Steps = Generator[list[tuple[Point, int]], list[Run], None]  # yields points with seeds, is sent their runs
 
-    updates: int
-    usual: float
 
-    @classmethod
-    def of(cls, effort: Effort, runs: list[Run]) -> Allowance:
-        """What follows from FT's default runs on all seeds."""
-        of_trial = max(sum(run.updates for run in runs), 1)
-        return cls(effort.budget * of_trial, of_trial / len(runs))
+class Study:
+    """Optuna's study of a search, and what the search may spend.
 
-    def spent(self, trials: list[Trial]) -> int:
-        """Client-updates of these trials' runs."""
-        return sum(max(run.updates, math.ceil(self.usual / LEAST)) for trial in trials for run in trial.runs)
+    Numbers are searched by their position in the sorted list of values, so neighbours are near each other.
 
-    def new_points(self, effort: Effort, trials: list[Trial], begun: int) -> int:
-        """How many new points there is likely to be room for, with other seeds for their share, as runs went so far.
+    Args:
+        reference: FT's runs with default settings on all seeds, by which the budget is counted.
+
+    Attributes:
+        trials: each of another point, the default first.
+        budget: of client-updates.
+    """
+
+    TRIES = 10  # of TPE for a point, before one is taken in random order
+
+    def __init__(self, search: Search, reference: list[Run]):
+        import optuna
+
+        self.search, self.trials = search, list[Trial]()
+        of_trial = max(sum(run.updates for run in reference), 1)
+        self.budget, self._usual = search.effort.budget * of_trial, of_trial / len(reference)
+        self._values = {name: sorted(values) if all(type(value) in (int, float) for value in values) else values
+                        for name, values in search.space.items()}
+        self._distributions = {
+            name: optuna.distributions.IntDistribution(0, len(values) - 1) if isinstance(values, list) else
+            optuna.distributions.CategoricalDistribution(range(len(values))) for name, values in self._values.items()}
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._pruned, self._failed = optuna.trial.TrialState.PRUNED, optuna.trial.TrialState.FAIL
+        self._study = optuna.create_study(direction="maximize", pruner=optuna.pruners.SuccessiveHalvingPruner(
+            min_resource=1, reduction_factor=ETA))
+        seed = zlib.crc32(f"{search.effort.seed} {search.combination}".encode())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            self._samplers = [optuna.samplers.BruteForceSampler(seed)]  # every point once, in random order
+            if search.sampler == "tpe":
+                self._samplers[:0] = self.TRIES * [optuna.samplers.TPESampler(
+                    seed=seed, n_startup_trials=max(2, search.effort.budget // 3), constant_liar=True)]
+        self._teller = optuna.samplers.RandomSampler()  # as BruteForceSampler stops the study after the last point
+
+    @property
+    def spent(self) -> int:
+        """Client-updates of all runs so far."""
+        return sum(max(run.updates, math.ceil(self._usual / LEAST)) for trial in self.trials for run in trial.runs)
+
+    def steps(self) -> Steps:
+        """The runs of the search, some at a time, until the budget is spent or there are no more points.
+
+        What is asked for follows from the runs before it alone. There are new points as long as there is room for one;
+        the better of the last ones still get their other seeds, so the end may differ by some runs.
+        """
+        first, *others = self.search.effort.every_seed
+        further: list[Trial] = []  # whose other seeds are next
+        while True:
+            new = [self._ask() for _ in range(self._new_points(len(further) * len(others)))]
+            wanted = [*((trial, seed) for trial in further for seed in others), *((trial, first) for trial in new)]
+            if not wanted:
+                return
+            for (trial, _), run in zip(wanted, (yield [(trial.point, seed) for trial, seed in wanted])):
+                trial.runs.append(run)
+            going_on = [trial for trial in new if self._goes_on(trial) and others]
+            for trial in [*further, *new]:
+                if trial not in going_on:
+                    self._tell(trial)
+            further = going_on
+
+    def _new_points(self, begun: int) -> int:
+        """How many points are tried next: there must be room for each, with its share of runs on other seeds, if runs
+        cost what they did so far.
 
         Args:
             begun: runs that are to be done besides.
         """
-        spent, count = self.spent(trials), sum(len(trial.runs) for trial in trials)
-        runs = (self.updates - spent) / (spent / count if count else self.usual) - begun
-        return math.floor(runs / (1 + (effort.seeds - 1) / ETA))
+        effort, spent, count = self.search.effort, self.spent, sum(len(trial.runs) for trial in self.trials)
+        most = min(effort.batch - begun, self.search.points - len(self.trials))
+        if self.search.sampler != "grid":
+            begun = begun if count else effort.seeds - 1  # the default's
+            room = (self.budget - spent) / (spent / count if count else self._usual) - begun
+            most = min(most, max(math.floor(room / (1 + (effort.seeds - 1) / ETA)), 0 if count else 1))
+        return max(most, 0)
 
+    def _ask(self) -> Trial:
+        """A trial of a point that is new: the default, then what a sampler proposes."""
+        if not self.trials:
+            self._study.enqueue_trial({name: self._values[name].index(value)
+                                       for name, value in self.search.default.items()})
+        for self._study.sampler in self._samplers:
+            asked = self._study.ask(self._distributions)
+            point = {name: values[asked.params[name]] for name, values in self._values.items()}
+            if all(trial.point != point for trial in self.trials):
+                break
+            self._study.tell(asked, state=self._failed)
+        self._study.sampler = self._teller
+        self.trials.append(Trial(point, asked))
+        return self.trials[-1]
 
-def promoted(trials: list[Trial]) -> list[Trial]:
-    """The trials that are to be run on all seeds: the better third by the first seed and the default, none diverged.
+    def _goes_on(self, trial: Trial) -> bool:
+        """Take a trial's value on the first seed, and say whether it is to be run on the others."""
+        value = trial.runs[0].value
+        trial.asked.report(math.nan if value is None else value, 1)
+        pruned = trial.asked.should_prune()
+        return value is not None and (trial is self.trials[0] or not pruned)
 
-    Of equal values the earlier trial goes first.
-    """
-    ranked = sorted(trials, key=lambda trial: -trial.first)[:max(1, len(trials) // ETA)]
-    return [trial for trial in trials if not trial.diverged and (trial is trials[0] or trial in ranked)]
-
-
-Steps = Generator[list[tuple[Point, int]], list[Run], None]  # yields points with seeds, is sent their runs
-
-
-def steps(search: Search, allowance: Allowance, trials: list[Trial]) -> Steps:
-    """The runs of a search, some at a time, until the allowance is spent or there are no more points.
-
-    What is asked for follows from the runs before it alone. There are new points as long as there is room for one;
-    the better of the last ones still get their other seeds, so the end may differ by some runs.
-
-    Args:
-        trials: empty; filled while the search goes on.
-    """
-    effort, sampler = search.effort, make_sampler(search)
-    first, *others = effort.every_seed
-    while True:
-        again = [trial for trial in promoted(trials) if others and len(trial.runs) == 1] if trials else []
-        wanted = [(trial, seed) for trial in again for seed in others]
-        room = allowance.new_points(effort, trials, len(wanted) if trials else len(others))  # the default's
-        room = effort.batch if search.sampler == "grid" else room if trials else max(room, 1)
-        new = [Trial(point) for point in sampler.propose(max(min(room, effort.batch - len(wanted)), 0))]
-        wanted += [(trial, first) for trial in new]
-        if not wanted:
-            return
-        runs = yield [(trial.point, seed) for trial, seed in wanted]
-        for (trial, _), run in zip(wanted, runs):
-            trial.runs.append(run)
-        for trial in new:
-            sampler.tell(trial.point, trial.runs[0].value)
-        trials += new
+    def _tell(self, trial: Trial) -> None:
+        """What became of a trial."""
+        value = trial.value(self.search.effort.seeds)
+        self._study.tell(trial.asked, value, None if value is not None else self._pruned)

@@ -119,7 +119,8 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         rows = tune.outlook(tuning, combinations)
         if args.json:
-            json.dump([{**row.search.head(), "runs": row.runs, "spent": row.spent, "kept": row.kept} for row in rows],
+            json.dump([{**row.search.head(), "runs": row.runs, "spent": row.spent,
+                        "kept": row.status == "kept"} for row in rows],
                       sys.stdout, allow_nan=False)
             print()
         else:
