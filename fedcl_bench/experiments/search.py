@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     import optuna
 
 REFERENCE = "ft"  # the method whose backbone settings all others take over, and in whose runs budgets are counted
-SAMPLERS = ("tpe", "random", "grid")
 ETA = 3  # one of so many points goes on to the other seeds
 LEAST = 10  # a run counts a tenth of FT's default run at least, as it is also started and evaluated
 Point = dict[str, Any]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,7 @@ from fedcl_bench.runs.specs import RunSpec, seed_text
 from fedcl_bench.workers import pool
 from fedcl_bench.workers.pool import Board, Pool, Running
 
-CELLS = ["--methods", "ft,kd", "--backbones", "fedmf", "--seeds", "2", "--set", "rounds=2", "--set", "k_core=50"]
+CELLS = ["--methods", "ft,kd", "--backbones", "fedmf", "--seeds", "2", "--set", "rounds=2", "--set", "k_core=70"]
 
 # The command line in a process that does something to itself (or to its group) when a condition on the board is met.
 DISTURBED = """
@@ -61,14 +61,17 @@ def grid_json(capsys, *arguments, status=0):
 def undisturbed(tmp_path_factory):
     """The results of a grid that nothing disturbed."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    assert main(["grid", *CELLS, "--results", str(folder), "--quiet", "--jobs", "2"]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "Processes", SameProcess)
+        assert main(["grid", *CELLS, "--results", str(folder), "--quiet", "--jobs", "2"]) == 0
     return folder
 
 
 @pytest.fixture
 def tasks(registry):
     def make(*methods, seeds=1, **settings):
-        specs = [RunSpec(m, "fedmf", "ml-100k", tuple({"rounds": 2, **settings}.items())) for m in methods]
+        settings = tuple({"rounds": 2, "k_core": 70, **settings}.items())
+        specs = [RunSpec(method, "fedmf", "ml-100k", settings) for method in methods]
         return grid.make_tasks(registry, specs, range(seeds))
     return make
 
@@ -122,11 +125,11 @@ def test_the_device_is_part_of_every_run(registry, capsys, tmp_path, monkeypatch
     assert found["hash"] == task.config.hash != on_cpu.config.hash
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a CUDA device")
-def test_a_worker_has_the_device_of_its_run(registry, tmp_path, monkeypatch):
-    """Its process finds no GPU and says so, instead of computing on the processor."""
+def test_a_worker_has_the_device_of_its_run(registry, tmp_path, monkeypatch, same_process):
+    """It finds no GPU and says so, instead of computing on the processor."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     task, = grid.make_tasks(registry, [RunSpec("ft", "fedmf", "ml-100k", (("rounds", 1),))], [0], device="cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with Pool(tmp_path, None, (), jobs=1) as workers:
         outcome, = workers.run([task])
     assert (outcome.status, "PyTorch finds no CUDA device" in outcome.error) == ("error", True)
@@ -160,18 +163,11 @@ def test_bad_files(tmp_path, text, message):
         [part.specs() for part in grid.read_parts(path, {})]
 
 
-def test_runs_of_a_paper(monkeypatch):
+def test_runs_of_a_paper():
     """The paper's specs with what the command line asks for over them."""
-    asked = {}
-
-    def specs(paper, tables, **chosen):
-        asked.update(chosen, paper=paper, tables=tuple(tables))
-        return [RunSpec("f3crec", "fedmf", "ml-100k", (("without", "cc"),))]
-    monkeypatch.setitem(sys.modules, "fedcl_bench.experiments.papers", types.SimpleNamespace(specs=specs))
-    monkeypatch.setattr("fedcl_bench.experiments.papers", types.SimpleNamespace(specs=specs), raising=False)
-    part = grid.Part(datasets=("ml-100k",), set={"rounds": 2}, paper="f3crec", tables=(3,))
-    assert part.specs() == [RunSpec("f3crec", "fedmf", "ml-100k", (("without", "cc"), ("rounds", 2)))]
-    assert asked == dict(paper="f3crec", tables=(3,), datasets=("ml-100k",), backbones=None, methods=None)
+    part = grid.Part(methods=("f3crec",), backbones=("fedmf",), datasets=("ml-100k",), set={"rounds": 2},
+                     paper="f3crec", tables=(2,))
+    assert part.specs() == [RunSpec("f3crec", "fedmf", "ml-100k", (("rounds", 2),))]
 
 
 @pytest.mark.parametrize("arguments, message", [
@@ -216,7 +212,7 @@ def test_block_0_is_computed_once(undisturbed):
 
 
 def test_same_numbers_as_a_run_alone(undisturbed, tmp_path, capsys):
-    assert main(["--method", "kd", "--backbone", "fedmf", "--seed", "1", "--set", "rounds=2", "--set", "k_core=50",
+    assert main(["--method", "kd", "--backbone", "fedmf", "--seed", "1", "--set", "rounds=2", "--set", "k_core=70",
                  "--results", str(tmp_path), "--json", "--quiet"]) == 0
     alone = json.loads(capsys.readouterr().out)
     same_numbers(records(undisturbed)[Path(alone["record"]).name], alone)
@@ -276,11 +272,11 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
 def test_a_failing_run_leaves_the_others(same_process, tmp_path, capsys):
     """A diverging run is reported with the command that repeats it, and again only when asked for."""
     arguments = ["--methods", "reg", "--backbones", "fedmf", "--vary", "lambda_reg=1.0,1e-5", "--set", "rounds=8",
-                 "--results", str(tmp_path)]
+                 "--set", "k_core=50", "--results", str(tmp_path)]
     assert main(["grid", *arguments, "--jobs", "1"]) == 1
     out, err = capsys.readouterr()
     assert "1 of 2 runs finished" in out and "training diverged in block 1" in out
-    assert ("run_bench.py --method reg --backbone fedmf --dataset ml-100k --seed 0 --set rounds=8 "
+    assert ("run_bench.py --method reg --backbone fedmf --dataset ml-100k --seed 0 --set rounds=8 --set k_core=50 "
             f"--set lambda_reg=1.0 --results {tmp_path}") in out
     found, _ = grid_json(capsys, *arguments, status=1)
     assert [(run["status"], run["new"]) for run in found["runs"]] == [("failed", False), ("finished", False)]
@@ -294,8 +290,8 @@ def test_a_killed_worker_costs_its_run_only(tasks, tmp_path, capsys):
     def show(board):
         if not killed and any(running.at for running in board.running):
             killed.append(board.running[0].task.label)
-            os.kill(workers._workers[0].process.pid, signal.SIGKILL)
-    two = tasks("ft", seeds=2)
+            multiprocessing.active_children()[0].kill()
+    two = tasks("ft", seeds=2, rounds=20)
     with Pool(tmp_path, None, (), jobs=1, show=show) as workers:
         first, second = workers.run(two)
         assert first.task.label == killed[0] and first.status == "error" and "killed by SIGKILL" in first.error

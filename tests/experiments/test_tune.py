@@ -23,8 +23,8 @@ from fedcl_bench.runs.specs import RunSpec, Tuned, Where
 from fedcl_bench.workers import pool
 
 FT, REG, KD, F3CREC = (Combination(method, "fedmf", "ml-100k") for method in ("ft", "reg", "kd", "f3crec"))
-COMMAND = ["tune", "--methods", "ft,reg", "--backbones", "fedmf", "--budget", "3", "--sampler", "random", "--set",
-           "rounds=1", "--set", "k_core=70", "--jobs", "1"]
+QUICK = ["--set", "rounds=1", "--set", "k_core=70", "--set", "local_epochs=1"]
+COMMAND = ["tune", "--methods", "ft,reg", "--backbones", "fedmf", "--budget", "2", "--sampler", "random", *QUICK]
 
 
 def write_curve(folder, clients=5, **by_block):
@@ -37,8 +37,8 @@ def write_curve(folder, clients=5, **by_block):
 @pytest.fixture
 def searching(registry, tmp_path):
     """Tune without training: ``value`` says a run's validation value from its method and settings, or its status
-    without one; ``cost`` how many clients take part in each of its two rounds. Returns results, the runs that were
-    tried, and whether they went on past ``stop_after`` new runs."""
+    without one; ``cost`` how many clients take part in each of its two rounds. It is stopped after so many new runs.
+    Returns results and the runs that were tried."""
     def searching(value, *combinations, again=False, cost=lambda method: 5, stop_after=1000, results="r", **effort):
         tried, left, folder = [], [stop_after], tmp_path / results
 
@@ -84,12 +84,10 @@ def test_the_value_is_the_mean_of_the_best_of_blocks_1_on(tmp_path, blocks, is_d
 
 def test_a_failed_run_costs_what_was_done(tmp_path, registry):
     task, = make_tasks(registry, [RunSpec("reg", "fedmf", "ml-100k")], [0])
-    folder = task.record(tmp_path).folder
-    assert tune.failed_run(task, folder).updates == 0
-    folder.mkdir(parents=True)
+    task.record(tmp_path).folder.mkdir(parents=True)
     for updates, counted in (([50, 3, 0], 3), ([50], 50), ([], 0)):
         task.record(tmp_path).fail(task.config, "diverged", updates)
-        run = tune.failed_run(task, folder)
+        run = tune.failed_run(task, task.record(tmp_path).folder)
         assert (run.updates, run.value) == (counted, None)
 
 
@@ -144,7 +142,7 @@ def test_the_best_validation_wins(searched, in_folder):
         spending = content["client_updates"]
         assert spending["spent"] == updates <= spending["budget"]
         assert spending["budget"] == found["ml-100k-fedmf-ft"]["client_updates"]["budget"]
-        assert len(content["trials"]) >= 3 and content["value"] == max(values.values())
+        assert len(content["trials"]) >= 2 and content["value"] == max(values.values())
         best = next(trial for trial in content["trials"] if trial["value"] == content["value"])
         assert content["settings"] == {**({} if content["method"] == "ft" else {"lr": lr}), **best["settings"]}
         assert "validation ndcg@20" in content["objective"]
@@ -171,8 +169,8 @@ def test_equal_searches_are_kept_and_trials_reused(in_folder, capsys):
 
 def test_what_was_chosen_is_used(in_folder, capsys):
     """With the user's own runs; the winning trial is the run. Published records keep to the settings that they have."""
-    assert main(["grid", "--methods", "ft,reg,kd", "--backbones", "fedmf", "--set", "rounds=1", "--set", "k_core=70",
-                 "--tuned", "--dry-run", "--json"]) == 0
+    assert main(["grid", "--methods", "ft,reg,kd", "--backbones", "fedmf", *QUICK, "--tuned", "--dry-run",
+                 "--json"]) == 0
     captured = capsys.readouterr()
     states = {run["method"]: run["state"] for run in json.loads(captured.out)}
     assert states == {"ft": "finished", "reg": "finished", "kd": "missing"}
@@ -276,17 +274,17 @@ def test_tpe_finds_the_better_region_and_interruptions_change_nothing(searching,
         return 0.0 if method == "ft" else s["beta"] - abs(s["lambda_kd"] - 0.01)
 
     files = []
-    for stop_after in (7, 1000):
+    for stop_after in (9, 1000):
         statuses = []
         while "tuned" not in statuses:
-            found, _ = searching(value, F3CREC, budget=20, sampler="tpe", batch=2, stop_after=stop_after,
+            found, _ = searching(value, F3CREC, budget=16, sampler="tpe", batch=2, stop_after=stop_after,
                                  results=str(stop_after))
             statuses.append(found[F3CREC].status)
-        assert (len(statuses) > 1) == (stop_after == 7)
+        assert (len(statuses) > 1) == (stop_after == 9)
         files.append((tmp_path / str(stop_after) / "my-tuned/ml-100k-fedmf-f3crec.json").read_text())
     trials = found[F3CREC].content["trials"]
-    assert files[0] == files[1] and len(trials) == 20 == len({t["runs"][0]["hash"] for t in trials})
-    assert sum(t["value"] for t in trials[-7:]) > sum(t["value"] for t in trials[:7])
+    assert files[0] == files[1] and len(trials) == 16 == len({t["runs"][0]["hash"] for t in trials})
+    assert sum(t["value"] for t in trials[-6:]) > sum(t["value"] for t in trials[:6])
     assert found[F3CREC].content["value"] == max(t["value"] for t in trials)
 
 
