@@ -20,7 +20,7 @@ from .. import draws
 from ..errors import UserError
 from ..settings import setting
 from .recbole_files import SPLITS, Interactions, check_splits, read_table
-from .tie_order import TIE_ORDERS, time_order
+from .tie_order import SHIPPED, TIE_ORDERS, time_order
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,9 @@ class StreamSettings:
                              "or the paper's random", choices=("chronological", "random"))
     split_seed: int = setting(0, "seed of random splits and of pilots; the same for every run seed, so runs test "
                               "alike", low=0)
-    tie_order: str = setting("file", "rows of equal time stand as in the file, or as released code that sorts with "
-                             "NumPy left them: by its quicksort, or by the one of 1.25 and 1.26 for AVX-512; or in a "
-                             "random order, the same for every run",
-                             choices=TIE_ORDERS)
+    tie_order: str = setting("file", "rows of equal time stand as in the file; in a random order, the same for "
+                             "every run; or as released code left them, which is shipped for "
+                             f"{' and '.join(SHIPPED.values())}", choices=TIE_ORDERS)
     split_file: str = setting("", "take blocks and splits from this tab-separated file (block, user, item, split)")
     session_from: str = setting("gap", "a user's sessions are cut where it was inactive for longer than session_gap, "
                                 "or are those of the dataset's session column", choices=("gap", "column"))

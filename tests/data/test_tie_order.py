@@ -1,63 +1,44 @@
-"""Rows of equal time in the order that NumPy's unstable sorts leave, on any processor."""
+"""Rows of equal time in the order of the file, a random one, or that of a paper's authors."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+import hashlib
 
 import numpy as np
 import pandas as pd
 import pytest
-from helpers import ROOT
-from hypothesis import given, strategies as st
 from scipy import stats
-from tie_worlds import digest_of, digests, numpy_order
 
+from fedcl_bench.cli.main import main
 from fedcl_bench.data import prepared
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.domains import build_domains
-from fedcl_bench.data.recbole_files import Interactions
+from fedcl_bench.data.recbole_files import Interactions, bundled, load_interactions
 from fedcl_bench.data.source import configured
 from fedcl_bench.data.stream import StreamSettings, build_blocks, build_static
-from fedcl_bench.data.tie_order import TIE_ORDERS, time_order
+from fedcl_bench.data.tie_order import SHIPPED, TIE_ORDERS, time_order
 from fedcl_bench.errors import UserError
 from fedcl_bench.runs.config import make_config, resolve
 
-AVX512 = ("AVX512F", "AVX512CD", "AVX512_SKX", "AVX512_CLX", "AVX512_CNL", "AVX512_ICL")
-# What np.argsort of NumPy 1.26.4 gave for the worlds, with and without AVX-512.
-DIGESTS = {"numpy_quicksort": "b53d10b4e8fb44da", "numpy_avx512": "8b3dca3bbb3592d8"}
+COMPUTED = [tie_order for tie_order in TIE_ORDERS if tie_order not in SHIPPED]
 
 
-def test_the_order_is_the_same_on_every_processor():
-    assert digests() == DIGESTS
+def test_the_shipped_order_of_movielens():
+    """As np.argsort of NumPy without AVX-512 gave it."""
+    times = load_interactions(bundled("ml-100k") / "ml-100k.inter", 10,
+                              {"user": "user_id", "item": "item_id", "time": "timestamp"}, {"rating": "(0,inf)"}).time
+    order = time_order(times, "numpy_quicksort")
+    assert (np.diff(times[order]) >= 0).all()
+    assert hashlib.blake2b(order.astype("<i8").tobytes(), digest_size=8).hexdigest() == "64cd1f0c8a04e807"
 
 
-def test_the_order_is_numpys():
-    if not numpy_order():
-        pytest.skip("NumPy's std::sort is not the GNU library's here")
-    assert digest_of(np.argsort) == DIGESTS[numpy_order()]
-
-
-def test_without_avx512():
-    """NumPy then sorts otherwise, and both orders stay."""
-    done = subprocess.run([sys.executable, "-W", "ignore", "tests/tie_worlds.py"], capture_output=True, text=True,
-                          cwd=ROOT, check=True, env={**os.environ, "PYTHONPATH": str(ROOT),
-                                                     "NPY_DISABLE_CPU_FEATURES": " ".join(AVX512)})
-    assert json.loads(done.stdout) == ["numpy_quicksort", DIGESTS["numpy_quicksort"], DIGESTS]
-
-
-@given(st.data())
-def test_any_times(data):
-    """Ascending, every row once; and as NumPy has it here."""
-    distinct = data.draw(st.integers(1, 40))
-    times = np.array(data.draw(st.lists(st.integers(0, distinct), max_size=400)), dtype=np.float64)
-    for tie_order in TIE_ORDERS:
-        order = time_order(times, tie_order)
-        assert np.array_equal(np.sort(order), np.arange(len(times))) and (np.diff(times[order]) >= 0).all()
-        if tie_order == numpy_order():
-            assert np.array_equal(order, np.argsort(times))
+@pytest.mark.parametrize("tie_order,name", [("numpy_quicksort", "ml-100k with k_core=10"),
+                                            ("numpy_avx512", "lastfm-2k with k_core=5")])
+def test_other_rows_have_no_shipped_order(capsys, tie_order, name):
+    assert main(["data", "ml-100k", "--set", f"tie_order={tie_order}", "--set", "k_core=50"]) == 2
+    message = capsys.readouterr().err
+    assert f"'tie_order': found {tie_order}, which is shipped for {name} alone" in message
+    assert "--set tie_order=file, or --set tie_order=random" in message
 
 
 def test_a_random_order_is_uniform_among_ties():
@@ -65,12 +46,6 @@ def test_a_random_order_is_uniform_among_ties():
     order = time_order(np.repeat(np.arange(3000), 3), "random").reshape(-1, 3) % 3
     assert stats.chisquare(np.unique(order, axis=0, return_counts=True)[1]).pvalue > 1e-3
     assert order[:4].tolist() == [[0, 2, 1], [0, 2, 1], [0, 2, 1], [1, 0, 2]]
-
-
-def test_where_introsort_would_give_up():
-    rising = np.arange(15_000)
-    with pytest.raises(UserError, match="gives up on .* rows.*\n.*--set tie_order=file"):
-        time_order(np.concatenate([rising, rising[::-1]]), "numpy_quicksort")
 
 
 def one_domain(data, settings, name):
@@ -91,9 +66,9 @@ def test_streams_take_the_order(build):
                 [[step.split(split).values.tolist() for split in ("train", "valid", "test")] for step in stream.steps]]
 
     given_order = np.arange(rows)
-    streams = [built(given_order, tie_order) for tie_order in TIE_ORDERS]
-    assert streams == [built(time_order(time, tie_order), "file") for tie_order in TIE_ORDERS]
-    assert all(streams[0] != stream for stream in streams[1:])
+    streams = [built(given_order, tie_order) for tie_order in COMPUTED]
+    assert streams == [built(time_order(time, tie_order), "file") for tie_order in COMPUTED]
+    assert streams[0] != streams[1]
 
 
 def test_the_default_changes_no_name(registry):
