@@ -1,44 +1,54 @@
 """Publishers' raw files to RecBole's atomic files, checked on the way.
 
-``FORMATS`` has one entry per dataset: how its files are written. Where they are, their checksums and what they must
-count to stands in ``dataset_configs/NAME.yaml`` under ``raw``. Nothing is written before everything is checked.
+``FORMATS`` has one preset per dataset: which files there are, how they are written and which of their columns become
+which fields. Where they are, their checksums and what they must count to stands in ``dataset_configs/NAME.yaml`` under
+``raw``. Nothing is written before everything is checked.
 """
 
 from __future__ import annotations
 
-import codecs
 import csv
 import datetime
 import html
 import io
-import itertools
 import re
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Callable, Iterable, Iterator, Mapping, Sequence
 
 from ..errors import UserError, unknown
-from ..files import bar, write_atomically
+from ..files import write_atomically
 from ..names import shown
 from . import archives, hdf
 from .overlap import persons_file
-from .parquet import column_rows, split_sequences
 from .session_sets import TEST, TRAIN, pickled_rows, table_rows
 from .source import Published, load_config
+from .table_reader import (SEPARATORS, Layout, content_of, fields_of, first_lines, frame_batch, joined, read_parquet,
+                           text_batches)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # Kinds of fields: what is accepted, and how to say so. Fields of kind TEXT are not looked at.
 ID, WHOLE, NUMBER, FLAG, TEXT, CODE = "id", "whole", "number", "flag", "text", "code"
+SPLITS = ("train", "valid", "test")
 LISTENER, ISO_TIME, DAY, SHOP_EVENT = "listener", "iso time", "day", "shop event"
+_KINDS = {ID: ("[0-9]{1,18}", "an id, which is a whole number"),
+          WHOLE: ("-?[0-9]{1,18}", "a whole number"),
+          NUMBER: (r"-?[0-9]{1,18}(\.[0-9]{1,18})?", "a number"),
+          FLAG: ("[01]", "0 or 1"),
+          CODE: (r"[!-~]([ -~]*[!-~])?", "an id of letters, digits and signs"),
+          LISTENER: ("user_[0-9]{6}", "a user as user_000639"),
+          ISO_TIME: (r"[0-9]{4}-[0-9]{2}-[0-9]{2}T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]Z",
+                     "a time as 2009-04-08T01:57:47Z"),
+          DAY: ("[0-9]{3,4}", "a day as 0829, month before day"),
+          SHOP_EVENT: ("view|addtocart|transaction", "view, addtocart or transaction")}
 
 
-def _matches(pattern: str) -> Callable[[str], object]:
-    return re.compile(pattern).fullmatch
-
-
-_CLOCK = re.compile("([01][0-9]|2[0-3]):([0-5][0-9]):([0-5][0-9])Z")
+_TIME = "timestamp:float"
 
 
 def from_milliseconds(text: str) -> str:
@@ -47,49 +57,17 @@ def from_milliseconds(text: str) -> str:
 
 
 def from_iso(text: str) -> str:
-    """A UTC time as ``2009-04-08T01:57:47Z`` in Unix seconds; raises ValueError for another form."""
-    date, _, time = text.partition("T")
-    clock = _CLOCK.fullmatch(time)
-    if not clock:
-        raise ValueError
-    hours, minutes, seconds = map(int, clock.groups())
-    return str(86400 * _days(date) + 3600 * hours + 60 * minutes + seconds)
+    """A UTC time as ``2009-04-08T01:57:47Z`` in Unix seconds; raises ValueError for a day that there is not."""
+    return _seconds(datetime.datetime.fromisoformat(text.removesuffix("Z")))
 
 
-@cache
-def _days(date: str) -> int:
-    if not re.fullmatch("[0-9]{4}-[0-9]{2}-[0-9]{2}", date):
-        raise ValueError
-    return (datetime.date.fromisoformat(date) - datetime.date(1970, 1, 1)).days
-
-
-@cache
 def from_day(text: str) -> str:
-    """The beginning of a day of 2014, as ``0829`` or ``829``, in Unix seconds; raises ValueError for another form."""
-    if not re.fullmatch("[0-9]{3,4}", text):
-        raise ValueError
-    return str(86400 * _days(f"2014-{text[:-2]:0>2}-{text[-2:]}"))
+    """The beginning of a day of 2014, as ``0829`` or ``829``, in Unix seconds; raises ValueError likewise."""
+    return _seconds(datetime.datetime(2014, int(text[:-2]), int(text[-2:])))
 
 
-def _reads(parse: Callable[[str], str]) -> Callable[[str], bool]:
-    def accepts(text: str) -> bool:
-        try:
-            parse(text)
-        except ValueError:
-            return False
-        return True
-    return accepts
-
-
-_KINDS = {ID: (_matches("[0-9]{1,18}"), "an id, which is a whole number"),
-          WHOLE: (_matches("-?[0-9]{1,18}"), "a whole number"),
-          NUMBER: (_matches(r"-?[0-9]{1,18}(\.[0-9]{1,18})?"), "a number"),
-          FLAG: (_matches("[01]"), "0 or 1"),
-          CODE: (_matches(r"[!-~]([ -~]*[!-~])?"), "an id of letters, digits and signs"),
-          LISTENER: (_matches("user_[0-9]{6}"), "a user as user_000639"),
-          ISO_TIME: (_reads(from_iso), "a time as 2009-04-08T01:57:47Z"),
-          DAY: (_reads(from_day), "a day as 0829, month before day"),
-          SHOP_EVENT: (_matches("view|addtocart|transaction"), "view, addtocart or transaction")}
+def _seconds(time: datetime.datetime) -> str:
+    return str(round((time - datetime.datetime(1970, 1, 1)).total_seconds()))
 
 
 @dataclass(frozen=True)
@@ -98,14 +76,13 @@ class Table:
 
     Attributes:
         file: its name; a marked copy (``u.corrected.data`` for ``u.data``) is taken where the file itself is missing.
-        columns: the name of every column, in order, and the kind of its fields.
+        columns: name of a column to the kind of its fields; with a header those that are read, which it must name,
+            perhaps each with that of its export before a dot; without one all, in order.
         separator: between fields; only files separated by commas quote fields.
-        header: whether the first line holds the names of the columns, perhaps each with that of its export before a
-            dot.
+        header: whether the first line holds the names of the columns.
         encoding: of the text; text that is valid UTF-8 is read as that in any case.
-        keys: of a file in pandas' HDF format, the tables in it that follow each other; the key of a row's table is its
-            field in the last column.
-        reader: of a file that is no text: its rows with their numbers, given its path and what messages call it.
+        reader: of a file that is no text: batches of its columns as text, given its path and what messages call it.
+        is_code: whether the format can hold code, so that a file of another checksum is never taken as a sample.
     """
 
     file: str
@@ -113,8 +90,8 @@ class Table:
     separator: str = "\t"
     header: bool = True
     encoding: str = "utf-8"
-    keys: tuple[str, ...] = ()
-    reader: Callable[[Path, str], Iterator[tuple[int, list[str]]]] | None = None
+    reader: Callable[[Path, str], Iterator[pa.RecordBatch]] | None = None
+    is_code: bool = False
 
     def matches(self, name: str) -> bool:
         """Whether a file of this name is this table or a marked copy of it."""
@@ -181,14 +158,14 @@ def _genres_in_a_table(movies, genres):
     of: dict[str, list[str]] = {}
     for movie, genre in genres:
         of.setdefault(movie, []).append(genre)
-    for movie, title, *_ in movies:
+    for movie, title in movies:
         yield movie, title, " ".join(of.get(movie, ()))
 
 
 def _session_set() -> Format:
     """A set of sessions as session recommenders' codes have it, pickled; or the same as tables."""
-    def of(stem: str, suffix: str, reader: Callable[..., Iterator[tuple[int, list[str]]]], split: str) -> Table:
-        return Table(f"{stem}.{suffix}", {"session": TEXT, "item": ID, "position": ID, "split": TEXT}, header=False,
+    def of(stem: str, suffix: str, reader: Callable[..., Iterator[pa.RecordBatch]], split: str) -> Table:
+        return Table(f"{stem}.{suffix}", {"session": TEXT, "item": ID, "position": ID, "split": TEXT},
                      reader=partial(reader, split=split))
 
     columns = {"user_id:token": "session", "item_id:token": "item", "timestamp:float": "position",
@@ -196,6 +173,35 @@ def _session_set() -> Format:
     tables = Format(of("train", "parquet", table_rows, TRAIN), columns, more=(of("test", "parquet", table_rows, TEST),))
     return Format(of("all_train_seq", "txt", pickled_rows, TRAIN), columns,
                   more=(of("test", "txt", pickled_rows, TEST),), otherwise=tables)
+
+
+def _parquet(path: Path, label: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    yield frame_batch(read_parquet(path, label, columns), columns)
+
+
+def _split_sequences(path: Path, label: str, domain: str) -> Iterator[pa.RecordBatch]:
+    """One domain of a table whose sequences are split into train, valid and test: user, item and the item's place in
+    the user's history.
+
+    A sequence of a later split may repeat those before it. Of what repeats, the first row counts.
+
+    Raises:
+        UserError: if the file is no such table, or has nothing of the domain.
+    """
+    import pandas as pd
+
+    frame = read_parquet(path, label, ("domain", "split", "user_id", "item_id"))
+    domains = frame["domain"].astype(str)
+    if not (domains == domain).any():
+        raise UserError(f"{label}: has no domain '{domain}'; found {', '.join(sorted(set(domains))) or 'no rows'}.")
+    frame = frame[domains == domain]
+    split = pd.Categorical(frame["split"].astype(str), SPLITS)
+    if split.isna().any():
+        wrong = frame["split"][split.isna()].astype(str).iloc[0]
+        raise UserError(f"{label}: column 'split' has {shown(wrong)}, expected {', '.join(SPLITS)}.")
+    frame = frame.iloc[split.codes.argsort(kind="stable")].drop_duplicates(["user_id", "item_id"])
+    yield frame_batch(frame.assign(order=frame.groupby("user_id", dropna=False).cumcount()),
+                      ("user_id", "item_id", "order"))
 
 
 def _domain(time: str, described: Mapping[str, str]) -> Format:
@@ -206,7 +212,7 @@ def _domain(time: str, described: Mapping[str, str]) -> Format:
         described: columns of the items' table to what they are called in the ``.item`` file; none: it has no texts.
     """
     def of(stem: str, columns: Mapping[str, str]) -> Table:
-        return Table(f"{stem}.parquet", columns, header=False, reader=partial(column_rows, columns=list(columns)))
+        return Table(f"{stem}.parquet", columns, reader=partial(_parquet, columns=list(columns)))
 
     inter = of("inter", {"user_id": CODE, "item_id": CODE, time: WHOLE})
     columns = {"user_id:token": "user_id", "item_id:token": "item_id", "timestamp:float": time}
@@ -223,8 +229,8 @@ def _identified(domain: str, persons: str) -> Format:
         domain: what the table calls it.
         persons: names whoever has the ids.
     """
-    inter = Table("inter.parquet", {"user_id": CODE, "item_id": CODE, "order": WHOLE}, header=False,
-                  reader=partial(split_sequences, domain=domain))
+    inter = Table("inter.parquet", {"user_id": CODE, "item_id": CODE, "order": WHOLE},
+                  reader=partial(_split_sequences, domain=domain))
     columns = {"user_id:token": "user_id", "item_id:token": "item_id", "timestamp:float": "order"}
     return Format(inter, columns, persons=persons)
 
@@ -252,24 +258,21 @@ FORMATS = {
          "timestamp:float": "timestamp"},
         (Table("movies.csv", {"movieId": ID, "title": TEXT, "genres": TEXT}, separator=","),), _genres_in_one_field),
     "lastfm-2k": Format(
-        Table("user_taggedartists-timestamps.dat", {"userID": ID, "artistID": ID, "tagID": ID, "timestamp": WHOLE}),
+        Table("user_taggedartists-timestamps.dat", {"userID": ID, "artistID": ID, "timestamp": WHOLE}),
         {"user_id:token": "userID", "item_id:token": "artistID", "timestamp:float": "timestamp"},
         time=from_milliseconds, distinct=True),
     "hetrec2011-ml": Format(
         Table("user_ratedmovies-timestamps.dat", {"userID": ID, "movieID": ID, "rating": NUMBER, "timestamp": WHOLE}),
         {"user_id:token": "userID", "item_id:token": "movieID", "rating:float": "rating",
          "timestamp:float": "timestamp"},
-        (Table("movies.dat", {"id": ID, **dict.fromkeys((
-            "title", "imdbID", "spanishTitle", "imdbPictureURL", "year", "rtID", "rtAllCriticsRating",
-            "rtAllCriticsNumReviews", "rtAllCriticsNumFresh", "rtAllCriticsNumRotten", "rtAllCriticsScore",
-            "rtTopCriticsRating", "rtTopCriticsNumReviews", "rtTopCriticsNumFresh", "rtTopCriticsNumRotten",
-            "rtTopCriticsScore", "rtAudienceRating", "rtAudienceNumRatings", "rtAudienceScore", "rtPictureURL"), TEXT)},
-               encoding="latin-1"),
+        (Table("movies.dat", {"id": ID, "title": TEXT}, encoding="latin-1"),
          Table("movie_genres.dat", {"movieID": ID, "genre": TEXT}, encoding="latin-1")), _genres_in_a_table,
         time=from_milliseconds),
     "xing": Format(
         Table("session.hdf", {"user_id": ID, "item_id": ID, "interaction_type": ID, "created_at": WHOLE,
-                              "session_id": ID, "split": TEXT}, header=False, keys=("train", "valid", "test")),
+                              "session_id": ID, "split": TEXT},
+              reader=partial(hdf.batches, keys=("train", "valid", "test"), key_column="split", columns=(
+                  "user_id", "item_id", "interaction_type", "created_at", "session_id")), is_code=True),
         {"user_id:token": "user_id", "item_id:token": "item_id", "session_id:token": "session_id",
          "interaction_type:float": "interaction_type", "timestamp:float": "created_at", "split:token": "split"},
         otherwise=Format(
@@ -278,8 +281,7 @@ FORMATS = {
              "timestamp:float": "created_at"},
             counted=False, settings={"session_from": "gap", "session_split": "last"})),
     "retailrocket": Format(
-        Table("events.csv", {"timestamp": WHOLE, "visitorid": ID, "event": SHOP_EVENT, "itemid": ID,
-                             "transactionid": TEXT}, separator=","),
+        Table("events.csv", {"timestamp": WHOLE, "visitorid": ID, "event": SHOP_EVENT, "itemid": ID}, separator=","),
         {"user_id:token": "visitorid", "item_id:token": "itemid", "event:token": "event",
          "timestamp:float": "timestamp"}, time=from_milliseconds),
     "lastfm-1k": Format(
@@ -289,8 +291,8 @@ FORMATS = {
         {"user_id:token": "userid", "item_id:token": ("musicbrainz-artist-id", "artist-name"),
          "timestamp:float": "timestamp"}, time=from_iso),
     "tmall": Format(
-        Table("user_log_format1.csv", {"user_id": ID, "item_id": ID, "cat_id": TEXT, "seller_id": TEXT,
-                                       "brand_id": TEXT, "time_stamp": DAY, "action_type": ID}, separator=","),
+        Table("user_log_format1.csv", {"user_id": ID, "item_id": ID, "time_stamp": DAY, "action_type": ID},
+              separator=","),
         {"user_id:token": "user_id", "item_id:token": "item_id", "action_type:token": "action_type",
          "timestamp:float": "time_stamp"}, time=from_day),
 }
@@ -408,7 +410,7 @@ def _compare_checksums(published: Published, files: list[RawFile], archive: tupl
     for file in files:
         if file.table.file in published.sha256:
             # A file in pandas' HDF format may hold code, and one in a zip was to arrive whole: no samples of these.
-            sample = archive is None and not file.table.keys
+            sample = archive is None and not file.table.is_code
             compare(file.path, file.label, "sha256", published.sha256[file.table.file], sample)
         elif not whole_zip:
             checks.append(f"{file.label}: no checksum is published")
@@ -475,166 +477,134 @@ def _files_in(format: Format, folders: list[Path], where: str, label: Callable[[
     return format, files
 
 
-def _lines(file: RawFile, advance: Callable[[int], None]) -> Iterator[str]:
-    """A file's lines with their ends, without empty ones at the file's end; raises UserError where it is no text."""
-    table, empty, has_text, read = file.table, [], False, 0
-    encodings = ("utf-8",) if table.encoding == "utf-8" else ("utf-8", table.encoding)
-    if len(encodings) > 1 and not _is_utf8(file):
-        encodings = encodings[1:]
-    for number, raw in enumerate(_raw_lines(file), start=1):
-        read += len(raw)
-        if not number % 10000:
-            advance(read)
-            read = 0
-        if number == 1 and raw.startswith(codecs.BOM_UTF8):
-            raw = raw[len(codecs.BOM_UTF8):]
-        if b"\0" in raw:
-            raise UserError(f"{file.label}, line {number}: holds a NUL byte, so it is not {table.encoding} text.")
-        try:
-            line = raw.decode(encodings[0])
-        except UnicodeDecodeError as error:
-            raise UserError(f"{file.label}, line {number}: byte 0x{raw[error.start]:02x} is not UTF-8 text, which is "
-                            f"expected.") from None
-        if not line.strip("\r\n"):
-            empty.append(line)
-            continue
-        has_text = True
-        yield from empty
-        empty.clear()
-        yield line
-    if not has_text:
-        raise UserError(f"{file.label}: is empty; expected lines of {_expected(table)}.")
-
-
-def _raw_lines(file: RawFile) -> Iterator[bytes]:
-    """A file's lines, read as they are asked for: some publishers' files are larger than memory."""
-    try:
-        with open(file.path, "rb") as lines:
-            yield from lines
-    except OSError as error:
-        raise UserError(f"{file.label}: cannot be read ({error.strerror}).") from None
-
-
-def _is_utf8(file: RawFile) -> bool:
-    try:
-        for line in _raw_lines(file):
-            line.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _expected(table: Table) -> str:
-    separator = {"\t": "a tab", ",": "a comma"}.get(table.separator, f"'{table.separator}'")
-    names = list(table.columns)
-    listed = ", ".join(names if len(names) < 8 else [*names[:3], "...", names[-1]])
-    return f"{len(names)} fields separated by {separator} ({listed})"
-
-
-def read_rows(file: RawFile) -> Iterator[list[str]]:
-    """The rows of a raw file as texts, each checked against the table's columns.
+def batches_of(file: RawFile) -> Iterator[tuple[str, int, pa.RecordBatch]]:
+    """The columns of a raw file as text, some rows at a time, each field checked against its kind; before them what
+    messages call a row, and the number of the first one.
 
     Raises:
         UserError: naming the file, line and field, what was found and what is expected.
     """
-    table = file.table
-    checked = [(i, name, *_KINDS[kind]) for i, (name, kind) in enumerate(table.columns.items()) if kind != TEXT]
-    width, number = len(table.columns), 0
-    with bar(f"reading {table.file}", file.path.stat().st_size, "bytes") as advance:
-        lines = _lines(file, advance)
-        if table.reader is not None:
-            rows = table.reader(file.path, file.label)
-        elif table.keys:
-            rows = _hdf_rows(file)
-        elif table.separator == ",":
-            reader = csv.reader(lines, strict=True)
-            rows = ((reader.line_num, fields) for fields in reader)
-        else:
-            rows = ((i, line.rstrip("\r\n").split(table.separator)) for i, line in enumerate(lines, start=1))
-        try:
-            for number, fields in rows:
-                if number == 1 and table.header:
-                    if [field.rpartition(".")[2] for field in fields] != list(table.columns):
-                        raise UserError(f"{file.label}, line 1: the header is {_shown(fields, table)}, expected "
-                                        f"{_expected(table)}.")
-                    continue
-                if len(fields) != width:
-                    raise UserError(f"{file.label}, line {number}: found {len(fields)} field"
-                                    f"{'' if len(fields) == 1 else 's'} ({_shown(fields, table)}), expected "
-                                    f"{_expected(table)}.")
-                for i, name, accepts, accepted in checked:
-                    if not accepts(fields[i]):
-                        line = "row" if table.keys or table.reader else "line"
-                        raise UserError(f"{file.label}, {line} {number}: field '{name}' is {fields[i][:60]!r}, "
-                                        f"expected {accepted}.")
-                yield fields
-        except csv.Error as error:
-            raise UserError(f"{file.label}, line {reader.line_num}: is not a line of comma-separated values "
-                            f"({error}).") from None
-    if number == 1 and table.header:
-        raise UserError(f"{file.label}: has no rows below its header.")
-    if number == 0:
-        raise UserError(f"{file.label}: has no rows.")
+    from pyarrow import compute as pc
+
+    table, first = file.table, 1
+    if table.reader is not None:
+        batches = table.reader(file.path, file.label)
+    else:
+        layout = _layout(file)
+        first += layout.header
+        batches = text_batches(file.path, file.label, layout, list(table.columns))
+    what, start = ("row" if table.reader else "line"), first
+    for batch in batches:
+        for name, kind in table.columns.items():
+            if kind != TEXT:
+                pattern, accepted = _KINDS[kind]
+                right = pc.match_substring_regex(batch.column(name), rf"\A(?:{pattern})\z")
+                if not pc.all(right, min_count=0).as_py():
+                    row = pc.index(right, False).as_py()
+                    raise UserError(f"{file.label}, {what} {first + row}: field '{name}' is "
+                                    f"{batch.column(name)[row].as_py()[:60]!r}, expected {accepted}.")
+        yield what, first, batch
+        first += batch.num_rows
+    if first == start:
+        raise UserError(f"{file.label}: has no rows{' below its header' * (table.header and not table.reader)}.")
 
 
-def _hdf_rows(file: RawFile) -> Iterator[tuple[int, list[str]]]:
-    """The rows of the tables of a file in pandas' HDF format, counted from 1, each with its table's key at the end."""
-    *columns, _ = file.table.columns
-    number = 0
-    for key in file.table.keys:
-        try:
-            frame = hdf.read(file.path, key)
-        except ImportError:
-            raise UserError(f"{file.label}: reading HDF files needs PyTables.\nInstall it: python -m pip install "
-                            f"'tables>=3.8' (or 'fedcl_bench[hdf]').") from None
-        except KeyError:
-            raise UserError(f"{file.label}: has no table '{key}'; expected {', '.join(file.table.keys)}.") from None
-        except hdf.HoldsObjects as error:
-            raise UserError(f"{file.label}: table '{key}' holds pickled objects ({shown(str(error))}), which could run "
-                            f"code of whoever wrote it; it is not read.\nGet the publisher's file, or save its columns "
-                            f"as numbers.") from None
-        except Exception as error:  # PyTables' own errors derive from nothing more precise
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise UserError(f"{file.label}: cannot be read as an HDF file of pandas ({reason[:100]}).") from None
-        missing = [name for name in columns if name not in getattr(frame, "columns", ())]
-        if missing:
-            raise UserError(f"{file.label}: table '{key}' has no column '{missing[0]}'; expected {', '.join(columns)}.")
-        for fields in zip(*(frame[name].astype(str) for name in columns)):
-            number += 1
-            yield number, [*fields, key]
+def _layout(file: RawFile) -> Layout:
+    """How a file of text is written, given its table and its first line."""
+    table, columns = file.table, list(file.table.columns)
+    encoding = table.encoding if table.encoding == "utf-8" or not _is_utf8(file.path) else "utf-8"
+    names = tuple(columns)
+    expected = f"lines of {Layout(table.separator, names, False).expected}"
+    first = first_lines(file.path, file.label, expected, encoding)[0]
+    if table.header:
+        names = tuple(name.rpartition(".")[2] for name in fields_of(first, table.separator))
+        if missing := [name for name in columns if name not in names]:
+            raise UserError(f"{file.label}, line 1: has no column '{missing[0]}' ({first[:60]!r}), expected "
+                            f"{', '.join(columns)}, separated by {SEPARATORS[table.separator]}.")
+    return Layout(table.separator, names, table.header, table.separator == ",", encoding)
 
 
-def _shown(fields: list[str], table: Table) -> str:
-    return repr(table.separator.join(fields)[:60])
+def _is_utf8(path: Path) -> bool:
+    try:
+        with open(path, encoding="utf-8") as lines:
+            return all(True for _ in lines)
+    except UnicodeDecodeError:
+        return False
 
 
 def _interactions(format: Format, files: Iterable[RawFile]) -> tuple[bytes, dict[str, int], int]:
     """The ``.inter`` file, the counts of the raw files, and the rows written."""
-    position = {name: i for i, name in enumerate(format.interactions.columns)}
-    first = [position[column if isinstance(column, str) else column[0]] for column in format.columns.values()]
-    alternatives = {i: [position[name] for name in column] for i, column in enumerate(format.columns.values())
-                    if not isinstance(column, str)}
-    time = list(format.columns).index("timestamp:float")
-    content, seen, users, items, rows, written = io.StringIO(), set(), set(), set(), 0, 0
-    content.write("\t".join(format.columns) + "\n")
-    for fields in itertools.chain.from_iterable(map(read_rows, files)):
-        rows += 1
-        values = [fields[i] for i in first]
-        for i, columns in alternatives.items():
-            values[i] = clean(next((fields[column] for column in columns if fields[column].strip()), ""))
-        if alternatives and not all(values):
-            continue
-        values[time] = format.time(values[time])
-        users.add(values[0])
-        items.add(values[1])
-        line = "\t".join(values)
-        if format.distinct:
-            if line in seen:
-                continue
-            seen.add(line)
-        content.write(line + "\n")
-        written += 1
-    return content.getvalue().encode(), {"rows": rows, "users": len(users), "items": len(items)}, written
+    from pyarrow import compute as pc
+
+    content = [("\t".join(format.columns) + "\n").encode()]
+    seen: set[str] = set()
+    users: set[str] = set()
+    items: set[str] = set()
+    rows = written = 0
+    for file in files:
+        for what, first, batch in batches_of(file):
+            values = {name: batch.column(column) if isinstance(column, str) else _first_of(batch, column)
+                      for name, column in format.columns.items()}
+            values[_TIME] = _times(format, values[_TIME], f"{file.label}, {what} {{}}", first)
+            named = pc.not_equal(values["item_id:token"], "")
+            user, item, *_ = values.values()
+            user, item, lines = (texts.filter(named) for texts in (user, item, joined([*values.values()])))
+            rows += batch.num_rows
+            users.update(pc.unique(user).to_pylist())
+            items.update(pc.unique(item).to_pylist())
+            if format.distinct:
+                lines = _new(lines, seen)
+            content.append(bytes(content_of(lines)))
+            written += len(lines)
+    return b"".join(content), {"rows": rows, "users": len(users), "items": len(items)}, written
+
+
+def _times(format: Format, texts: pa.Array, where: str, first: int) -> pa.Array:
+    """Times in seconds; raises UserError for one that there is not, as 30 February."""
+    if format.time is str:
+        return texts
+    try:
+        return _mapped(texts, format.time)
+    except ValueError:
+        row = next(row for row, text in enumerate(texts.to_pylist()) if not _is_time(format.time, text))
+        name = format.columns[_TIME]
+        raise UserError(f"{where.format(first + row)}: field '{name}' is {texts[row].as_py()!r}, expected "
+                        f"{_KINDS[format.interactions.columns[name]][1]}.") from None
+
+
+def _is_time(parse: Callable[[str], str], text: str) -> bool:
+    try:
+        return bool(parse(text))
+    except ValueError:
+        return False
+
+
+def _mapped(texts: pa.Array, function: Callable[[str], str]) -> pa.Array:
+    """A function of every text, called once for each different one."""
+    import pyarrow as pa
+
+    encoded = texts.dictionary_encode()
+    return pa.array(map(function, encoded.dictionary.to_pylist()), pa.string()).take(encoded.indices)
+
+
+def _first_of(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.Array:
+    """Of several columns the first that is not empty in a row, cleaned."""
+    from pyarrow import compute as pc
+
+    *others, texts = [batch.column(name) for name in columns]
+    texts = pc.if_else(pc.equal(pc.utf8_trim_whitespace(texts), ""), "", texts)
+    for other in reversed(others):
+        texts = pc.if_else(pc.equal(pc.utf8_trim_whitespace(other), ""), texts, other)
+    return _mapped(texts, clean)
+
+
+def _new(lines: pa.Array, seen: set[str]) -> pa.Array:
+    """Those lines that are not among ``seen``, each once; they are then."""
+    import pyarrow as pa
+
+    new = [line for line in dict.fromkeys(lines.to_pylist()) if line not in seen]
+    seen.update(new)
+    return pa.array(new, pa.string())
 
 
 def _items(format: Format, files: list[RawFile]) -> tuple[bytes, int]:
@@ -643,10 +613,15 @@ def _items(format: Format, files: list[RawFile]) -> tuple[bytes, int]:
     writer = csv.writer(buffer, delimiter="\t", lineterminator="\n")
     writer.writerow(("item_id:token", *(f"{name}:token_seq" for name in format.described)))
     count = 0
-    for item, *texts in format.describe(*(read_rows(file) for file in files)):
+    for item, *texts in format.describe(*(_rows(file) for file in files)):
         writer.writerow((item, *map(clean, texts)))
         count += 1
     return buffer.getvalue().encode(), count
+
+
+def _rows(file: RawFile) -> Iterator[tuple[str, ...]]:
+    for _, _, batch in batches_of(file):
+        yield from zip(*(column.to_pylist() for column in batch.columns))
 
 
 def clean(text: str) -> str:

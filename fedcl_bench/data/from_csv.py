@@ -6,25 +6,22 @@ times are written. The answer says what was detected.
 
 from __future__ import annotations
 
-import csv
 import operator
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Callable, Mapping
 
 import numpy as np
 
 from ..errors import UserError
-from ..files import bar, replacing, write_atomically
+from ..files import replacing, write_atomically
 from ..names import safe_name
+from .table_reader import SEPARATORS, Layout, content_of, fields_of, first_lines, joined, text_batches
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
-PIECE = 1 << 20  # bytes of a piece; up to 32 of them are read ahead, so they are small
-_HEAD = 1 << 16  # bytes that separator and header are detected from
 _CONDITION = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*(-?[0-9]+(?:\.[0-9]+)?)\s*")
 _ZONE = r"[0-9][Tt ].*(?:[Zz]|[+-][0-9]{2}(?::?[0-9]{2})?)$"
 _OPERATORS = {">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt,
@@ -54,15 +51,6 @@ class Columns:
     def named(self) -> dict[str, str]:
         """Part to column, in the order of the atomic file, of those that are read."""
         return {part: getattr(self, part) for part in ATOMIC if getattr(self, part)}
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How a table is written: its separator, and all its columns; ``header`` says whether they have names."""
-
-    separator: str
-    columns: tuple[str, ...]
-    header: bool
 
 
 @dataclass(frozen=True)
@@ -143,7 +131,7 @@ def import_table(path: Path, columns: Columns, name: str, out: Path, force: bool
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as file:
             file.write(("\t".join(ATOMIC[part] for part in columns.named) + "\n").encode())
-            for piece in _pieces(path, layout, columns):
+            for piece in text_batches(path, str(path), layout, list(dict.fromkeys(columns.named.values()))):
                 writer.write(piece, file)
             if not writer.written:
                 raise UserError(f"{path}: no row is left of {writer.rows:,}"
@@ -165,9 +153,11 @@ def detect(path: Path, columns: Columns) -> Layout:
     Raises:
         UserError: if it cannot be read, is empty, or lacks one of the columns; names those that it has.
     """
-    lines = _first_lines(path)
+    if not path.is_file():
+        raise UserError(f"--csv: no file {path}.")
+    first = first_lines(path, str(path), "a line of columns, then one interaction per line")[0]
     wanted = list(columns.named.values())
-    rows = {separator: next(csv.reader(lines[:1], delimiter=separator)) for separator in SEPARATORS}
+    rows = {separator: fields_of(first, separator) for separator in SEPARATORS}
     for separator, names in rows.items():
         if set(wanted) <= set(names):
             if doubled := [name for name in wanted if names.count(name) > 1]:
@@ -178,57 +168,12 @@ def detect(path: Path, columns: Columns) -> Layout:
     if all(re.fullmatch("[1-9][0-9]*", column) for column in wanted):
         numbers = tuple(str(i + 1) for i in range(len(names)))
         if set(wanted) <= set(numbers):
-            first = names[int(columns.time) - 1]
-            return Layout(separator, numbers, not _is_time(first))
+            return Layout(separator, numbers, not _is_time(names[int(columns.time) - 1]))
     missing = next(column for column in wanted if column not in names)
     headless = any(re.fullmatch(r"-?[0-9.]+", field) for field in names)
     hint = "\nIf that is no header, name columns by number, as --user 1 --item 2 --time 3." if headless else ""
     raise UserError(f"{path}: has no column '{missing}'; its columns are {', '.join(names)} (separated by "
                     f"{SEPARATORS[separator]}).{hint}")
-
-
-def _first_lines(path: Path) -> list[str]:
-    import pyarrow as pa
-
-    if not path.is_file():
-        raise UserError(f"--csv: no file {path}.")
-    try:
-        with pa.input_stream(str(path), compression="detect") as stream:
-            text = stream.read(_HEAD).decode("utf-8-sig", errors="replace")
-    except (OSError, pa.ArrowInvalid) as error:
-        raise UserError(f"{path}: cannot be read ({_reason(error)}).") from None
-    lines = [line for line in re.split("[\r\n]+", text) if line.strip()]  # str.splitlines knows more ends than a table
-    if not lines:
-        raise UserError(f"{path}: is empty; expected a line of columns, then one interaction per line.")
-    return lines
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:160]
-
-
-def _pieces(path: Path, layout: Layout, columns: Columns) -> Iterator[pa.RecordBatch]:
-    """The columns that are read, as text, some rows at a time."""
-    import pyarrow as pa
-    from pyarrow import csv as reader
-
-    wanted = list(dict.fromkeys(columns.named.values()))
-    numbered = not layout.header or layout.columns[:1] == ("1",)
-    read = reader.ReadOptions(block_size=PIECE, column_names=list(layout.columns) if numbered else None,
-                              skip_rows=1 if numbered and layout.header else 0)
-    parse = reader.ParseOptions(delimiter=layout.separator)
-    convert = reader.ConvertOptions(include_columns=wanted, column_types=dict.fromkeys(wanted, pa.string()),
-                                    strings_can_be_null=False)
-    try:
-        with bar(f"reading {path.name}", path.stat().st_size, "bytes") as advance, \
-                pa.input_stream(str(path), compression="detect") as stream:
-            for piece in reader.open_csv(stream, read, parse, convert):
-                yield piece
-                advance(PIECE)
-    except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
-        separator = SEPARATORS[layout.separator]
-        raise UserError(f"{path}: cannot be read as a table ({_reason(error)}).\nExpected: UTF-8 text with "
-                        f"{len(layout.columns)} fields per line, separated by {separator}.") from None
 
 
 def _is_time(text: str) -> bool:
@@ -320,8 +265,7 @@ class _Writer:
         self.users.add(values["user"])
         self.items.add(values["item"])
         self.written += len(rows)
-        lines = pc.binary_join_element_wise(*(values[part] for part in named), "\t")
-        file.write(_text(pc.binary_join_element_wise(lines, "", "\n")))
+        file.write(content_of(joined([values[part] for part in named])))
 
     def _narrowed(self, rows: np.ndarray, kept: np.ndarray, reason: str) -> np.ndarray:
         """The rows that are kept; the others are counted under the reason."""
@@ -345,13 +289,6 @@ class _Writer:
                             f"column '{self.columns.named[part]}' is {str(chosen[at])[:60]!r}, expected {accepted}"
                             + (f" ({self.times.note})." if part == "time" else "."))
         return numbers
-
-
-def _text(lines: pa.Array) -> memoryview:
-    """All texts of an array one after the other, as bytes, without a copy."""
-    _, offsets, content = lines.buffers()
-    ends = np.frombuffer(offsets, np.int32)[lines.offset:lines.offset + len(lines) + 1]
-    return memoryview(content)[ends[0]:ends[-1]]
 
 
 def _clean(texts: pa.Array) -> pa.Array:

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Mapping, Sequence
 
@@ -19,7 +18,7 @@ from ..errors import UserError
 from ..names import shown
 from .archives import arrays_of, one_array
 from .item_texts import item_ids
-from .parquet import read_parquet
+from .table_reader import read_parquet
 
 SUFFIXES = (".npz", ".parquet", ".npy")
 _CURE = "docs/domains.md says what such a file holds."

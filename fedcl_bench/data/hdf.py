@@ -11,10 +11,15 @@ import pickle
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Iterator
+from typing import TYPE_CHECKING, Any, Iterator, Sequence
+
+from ..errors import UserError
+from ..names import shown
+from .table_reader import frame_batch
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
 
 # What NumPy's numbers in attributes, which pandas writes, are made of.
 _HARMLESS = {("numpy", "dtype"), ("_codecs", "encode"), ("numpy.core.multiarray", "scalar"),
@@ -77,3 +82,31 @@ def read(path: Path, key: str) -> pd.DataFrame:
         if refused:
             raise HoldsObjects(", ".join(dict.fromkeys(refused)))
     return frame
+
+
+def batches(path: Path, label: str, keys: Sequence[str], columns: Sequence[str], key_column: str,
+            ) -> Iterator[pa.RecordBatch]:
+    """Tables of a file one after the other as text, each row with its table's key in ``key_column``.
+
+    Raises:
+        UserError: without PyTables, or if the file is none of pandas', lacks a table or column, or holds pickled
+            objects.
+    """
+    for key in keys:
+        try:
+            frame = read(path, key)
+        except ImportError:
+            raise UserError(f"{label}: reading HDF files needs PyTables.\nInstall it: python -m pip install "
+                            f"'tables>=3.8' (or 'fedcl_bench[hdf]').") from None
+        except KeyError:
+            raise UserError(f"{label}: has no table '{key}'; expected {', '.join(keys)}.") from None
+        except HoldsObjects as error:
+            raise UserError(f"{label}: table '{key}' holds pickled objects ({shown(str(error))}), which could run "
+                            f"code of whoever wrote it; it is not read.\nGet the publisher's file, or save its columns "
+                            f"as numbers.") from None
+        except Exception as error:  # PyTables' own errors derive from nothing more precise
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UserError(f"{label}: cannot be read as an HDF file of pandas ({reason[:100]}).") from None
+        if missing := [name for name in columns if name not in getattr(frame, "columns", ())]:
+            raise UserError(f"{label}: table '{key}' has no column '{missing[0]}'; expected {', '.join(columns)}.")
+        yield frame_batch(frame.assign(**{key_column: key}), [*columns, key_column])

@@ -9,18 +9,22 @@ from __future__ import annotations
 import pickle
 import pickletools
 from pathlib import Path
-from typing import Any, Iterator
+from typing import TYPE_CHECKING, Any, Iterator
 
 from ..errors import UserError
-from .parquet import read_parquet
+from .table_reader import frame_batch, read_parquet
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
 
 _PLAIN = {"PROTO", "FRAME", "MARK", "EMPTY_LIST", "APPEND", "APPENDS", "BININT", "BININT1", "BININT2", "BINPUT",
           "LONG_BINPUT", "MEMOIZE", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "STOP"}
 TRAIN, TEST = "train", "test"  # a file's split: whole sessions, or each a sequence and the item that follows it
 
 
-def pickled_rows(path: Path, label: str, split: str) -> Iterator[tuple[int, list[str]]]:
-    """Rows (session, item, position in the file, split) of a pickled file, each with its number from 1.
+def pickled_rows(path: Path, label: str, split: str) -> Iterator[pa.RecordBatch]:
+    """Rows (session, item, position in the file, split) of a pickled file.
 
     Args:
         label: what messages call the file.
@@ -29,12 +33,15 @@ def pickled_rows(path: Path, label: str, split: str) -> Iterator[tuple[int, list
     Raises:
         UserError: if the file holds anything but that.
     """
+    import pandas as pd
+
     try:
-        return _rows(_sessions(_numbers(path.read_bytes(), label), split), split)
+        sessions = _sessions(_numbers(path.read_bytes(), label), split)
     except _Unexpected as error:
         raise UserError(f"{label}: {error}, expected {_expected(split)}.") from None
     except OSError as error:
         raise UserError(f"{label}: cannot be read ({error.strerror}).") from None
+    yield _rows(pd.DataFrame({"session": range(len(sessions)), "item": sessions}).explode("item"), split)
 
 
 class _Unexpected(Exception):
@@ -77,15 +84,14 @@ def _sessions(content: Any, split: str) -> list[list[int]]:
     return content
 
 
-def _rows(sessions: list[list[int]], split: str) -> Iterator[tuple[int, list[str]]]:
-    row = 0
-    for number, session in enumerate(sessions):
-        for item in session:
-            row += 1
-            yield row, [f"{split}-{number}", str(item), str(row), split]
+def _rows(frame: pd.DataFrame, split: str) -> pa.RecordBatch:
+    """Rows, given the number of the session and the item of each."""
+    frame = frame.assign(session=f"{split}-" + frame["session"].astype(str), position=range(1, len(frame) + 1),
+                         split=split)
+    return frame_batch(frame, ("session", "item", "position", "split"))
 
 
-def table_rows(path: Path, label: str, split: str) -> Iterator[tuple[int, list[str]]]:
+def table_rows(path: Path, label: str, split: str) -> Iterator[pa.RecordBatch]:
     """The same rows of a Parquet table with the columns ``session`` and ``item_id``, in the sessions' order.
 
     Raises:
@@ -99,5 +105,4 @@ def table_rows(path: Path, label: str, split: str) -> Iterator[tuple[int, list[s
             raise UserError(f"{label}: has no column '{name}' of whole numbers; expected session, item_id.")
     if not frame["session"].is_monotonic_increasing:
         raise UserError(f"{label}: column 'session' does not ascend; expected the clicks of each session together.")
-    return ((row, [f"{split}-{session}", str(item), str(row), split])
-            for row, (session, item) in enumerate(zip(frame["session"], frame["item_id"]), start=1))
+    yield _rows(frame[["session", "item_id"]].rename(columns={"item_id": "item"}), split)

@@ -12,7 +12,7 @@ import pytest
 from helpers import ROOT
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.data import from_csv
+from fedcl_bench.data import table_reader
 from fedcl_bench.data.from_csv import Columns, condition, import_table
 from fedcl_bench.errors import UserError
 
@@ -35,7 +35,7 @@ def imported(text: str, columns: Columns = COLUMNS, **options):
     return done, Path("out/mine/mine.inter").read_text(encoding="utf-8").splitlines()
 
 
-@pytest.mark.parametrize("separator,name", from_csv.SEPARATORS.items())
+@pytest.mark.parametrize("separator,name", table_reader.SEPARATORS.items())
 def test_separators_are_detected(separator, name):
     text = "item,user,other,time\na b,u1,x,7\nc,u2,,8\n".replace(",", separator)
     done, lines = imported(text)
@@ -101,7 +101,7 @@ def test_compressed_tables():
     ("\n\n", COLUMNS, ["is empty"]),
     ("user,item,time\n1,2,3\n1,2,yesterday\n", COLUMNS, ["row 2 below the header", "'yesterday'", "a time as"]),
     ("user,item,time\n1,2,31/01/2020\n", COLUMNS, ["row 1 below", "'31/01/2020'", "ISO 8601"]),
-    ("user,item,time\n1,2,3\n1,2\n", COLUMNS, ["cannot be read as a table", "3 fields per line"]),
+    ("user,item,time\n1,2,3\n1,2\n", COLUMNS, ["t.csv, line 3", "found 2 fields ('1,2')", "expected 3 fields"]),
     ("user,item,time,r\n1,2,3,good\n", Columns("user", "item", "time", "r"), ["column 'r' is 'good'", "a number"]),
     ("user,item,time,r\n1,2,3,4\n", Columns("user", "item", "time", "r", keep="=>4"), ["--keep", "'>=4'"]),
     ("user,item,time,r\n1,2,3,3\n", Columns("user", "item", "time", "r", keep=">=4"), ["no row is left of 1"]),
@@ -129,7 +129,7 @@ def test_existing_files_are_kept_unless_forced():
 def test_pieces_do_not_show(monkeypatch):
     text = "user,item,time\n" + "".join(f"u{i % 97},i{i % 31},{1262304000000 + 500 * i}\n" for i in range(4000))
     whole = imported(text)
-    monkeypatch.setattr(from_csv, "PIECE", 1000)
+    monkeypatch.setattr(table_reader, "PIECE", 1000)
     assert imported(text, force=True) == whole
     assert (whole[0].users, whole[0].items) == (97, 31) and len(whole[1]) == 4001
 

@@ -1,4 +1,4 @@
-"""Archives and HDF files of anybody: none grows without bound, leaves its folder or runs code."""
+"""Archives and HDF files of anybody: none leaves its folder or runs code."""
 
 import os
 import zipfile
@@ -8,10 +8,8 @@ import pandas
 import pytest
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.data import archives, hdf
-from fedcl_bench.data.archives import fetch, unpack
-from fedcl_bench.data.source import configured, load_config
-from fedcl_bench.errors import UserError
+from fedcl_bench.data import hdf
+from fedcl_bench.data.archives import unpack
 
 COLUMNS = {"user_id": [1, 1], "item_id": [5, 5], "interaction_type": [1, 3], "created_at": [1443439587, 1443439602],
            "session_id": [842, 842]}
@@ -34,24 +32,6 @@ def write(path, **members):
     return path
 
 
-def test_a_small_zip_does_not_grow_large(tmp_path):
-    path = write(tmp_path / "bomb.zip", **{"ml-100k/u.data": b"1" * (8 << 20)})
-    assert path.stat().st_size < 20_000
-    out = tmp_path / "out"
-    out.mkdir()
-    with pytest.raises(UserError, match=r"bomb.zip: 'ml-100k/u.data' would unpack from [0-9,]+ to 8,388,608 bytes"):
-        unpack(path, "bomb.zip", out, lambda name: True)
-    assert not list(out.iterdir())
-    unpack(path, "bomb.zip", out, lambda name: name == "other")  # nobody wants it
-
-
-def test_what_has_no_room_is_not_begun(tmp_path, monkeypatch):
-    path = write(tmp_path / "big.zip", **{"u.data": os.urandom(5000)})
-    monkeypatch.setattr(archives.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 4999}))
-    with pytest.raises(UserError, match="would unpack to 5,000 bytes, and .* has 4,999 left"):
-        unpack(path, "big.zip", tmp_path, lambda name: True)
-
-
 @pytest.mark.parametrize("name", ["../u.data", "/tmp/u.data", "..\\u.data", "a/../../u.data", "C:\\u.data"])
 def test_members_stay_in_their_folder(name, tmp_path):
     out = tmp_path / "a" / "out"
@@ -59,18 +39,6 @@ def test_members_stay_in_their_folder(name, tmp_path):
     unpack(write(tmp_path / "x.zip", **{name: b"1"}), "x.zip", out, lambda name: name == "u.data")
     assert [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()] in (
         [Path("x.zip"), Path("a/out/u.data")], [Path("a/out/u.data"), Path("x.zip")])
-
-
-@pytest.mark.parametrize("url", ["http://example.org/x.zip", "file:///etc/passwd", "ftp://example.org/x.zip"])
-def test_only_encrypted_sources_are_fetched(url, tmp_path):
-    with pytest.raises(UserError, match="(?s)is not https://.*by hand"):
-        fetch(url, tmp_path / "x", "by hand")
-
-
-def test_shipped_sources_are_encrypted():
-    for name in configured():
-        url = load_config(name).raw.url
-        assert not url or url.startswith("https://")
 
 
 @pytest.fixture

@@ -1,0 +1,179 @@
+"""The one reader of tables: files of text and Parquet as batches of columns, all of them as text.
+
+Text is read by pyarrow, some rows at a time, so that memory does not grow with the file. How a table is written is a
+``Layout``: publishers' are given (``convert``), that of a user's own table is detected (``from_csv``).
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Iterator, Sequence
+
+import numpy as np
+
+from ..errors import UserError
+from ..files import bar
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
+PIECE = 1 << 20  # bytes of a piece; up to 32 of them are read ahead, so they are small
+_HEAD = 1 << 16  # bytes that a header and its separator are found in
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a table of text is written.
+
+    Attributes:
+        separator: between fields. columns: all of them, in order.
+        header: whether the first line holds their names.
+        quoted: whether fields may be quoted; if not, a return within a line is part of a field.
+        encoding: of the text.
+    """
+
+    separator: str
+    columns: tuple[str, ...]
+    header: bool
+    quoted: bool = True
+    encoding: str = "utf-8"
+
+    @property
+    def expected(self) -> str:
+        """What a line holds, for messages."""
+        names = self.columns if len(self.columns) < 8 else (*self.columns[:3], "...", self.columns[-1])
+        return (f"{len(self.columns)} fields separated by {SEPARATORS.get(self.separator, repr(self.separator))} "
+                f"({', '.join(names)})")
+
+
+def first_lines(path: Path, label: str, expected: str, encoding: str = "utf-8") -> list[str]:
+    """The lines that are not empty at the beginning of a file; raises UserError if it cannot be read or has none."""
+    import pyarrow as pa
+
+    try:
+        with pa.input_stream(str(path), compression="detect") as stream:
+            text = stream.read(_HEAD).decode("utf-8-sig" if encoding == "utf-8" else encoding, errors="replace")
+    except (OSError, pa.ArrowInvalid) as error:
+        raise UserError(f"{label}: cannot be read ({_reason(error)}).") from None
+    lines = [line for line in re.split("[\r\n]+", text) if line.strip()]  # str.splitlines knows more ends than a table
+    if not lines:
+        raise UserError(f"{label}: is empty; expected {expected}.")
+    return lines
+
+
+def fields_of(line: str, separator: str) -> list[str]:
+    """The fields of one line."""
+    return next(csv.reader([line], delimiter=separator))
+
+
+def text_batches(path: Path, label: str, layout: Layout, wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Columns of a table of text, compressed or not, as text, some rows at a time.
+
+    Args:
+        label: what messages call the file.
+
+    Raises:
+        UserError: for a row of another width, or text of another encoding; names the line.
+    """
+    import pyarrow as pa
+    from pyarrow import csv as reader
+
+    wrong = []
+
+    def of_another_width(row: Any) -> str:
+        wrong.append(f"{label}, line {row.number}: found {row.actual_columns} field{'s' * (row.actual_columns != 1)} "
+                     f"({row.text[:60]!r}), expected {layout.expected}.")
+        return "error"
+
+    read = reader.ReadOptions(block_size=PIECE, column_names=list(layout.columns), skip_rows=int(layout.header),
+                              encoding=layout.encoding, use_threads=False)  # rows have numbers in one thread alone
+    parse = reader.ParseOptions(delimiter=layout.separator, quote_char='"' if layout.quoted else False,
+                                invalid_row_handler=of_another_width)
+    text = reader.ConvertOptions(include_columns=list(wanted), column_types=dict.fromkeys(wanted, pa.string()),
+                                 strings_can_be_null=False)
+    try:
+        with bar(f"reading {path.name}", path.stat().st_size, "bytes") as advance, \
+                pa.input_stream(str(path), compression="detect") as stream:
+            source = stream if layout.quoted else pa.PythonFile(_WithoutReturns(stream), mode="r")
+            for batch in reader.open_csv(source, read, parse, text):
+                yield batch
+                advance(PIECE)
+    except (pa.ArrowInvalid, pa.ArrowKeyError, UnicodeDecodeError) as error:
+        if "Empty CSV file" in str(error):
+            return
+        raise UserError(wrong[0] if wrong else _not_text(error, label, layout)) from None
+    except OSError as error:
+        raise UserError(f"{label}: cannot be read ({error.strerror or _reason(error)}).") from None
+
+
+def _not_text(error: Exception, label: str, layout: Layout) -> str:
+    """What a message says of an error of pyarrow's."""
+    place = re.match(r"In CSV column #(\d+): Row #(\d+): .*invalid UTF8", str(error))
+    if place:
+        return (f"{label}, line {place[2]}: column '{layout.columns[int(place[1])]}' is not UTF-8 text, which is "
+                f"expected.\nSave the table as UTF-8.")
+    return f"{label}: cannot be read as a table ({_reason(error)}).\nExpected: UTF-8 text, lines of {layout.expected}."
+
+
+class _WithoutReturns:
+    """A stream in which returns that end no line are vertical tabs, as pyarrow takes each return for an end."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream, self.closed = stream, False
+
+    def read(self, size: int) -> bytes:
+        content = self.stream.read(max(size - 1, 1))
+        if content.endswith(b"\r") and size > 1:
+            content += self.stream.read(1)
+        return re.sub(rb"\r(?!\n)", b"\v", content)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:160]
+
+
+def read_parquet(path: Path, label: str, columns: Sequence[str] = ()) -> pd.DataFrame:
+    """A Parquet table; ``label`` is what messages call the file. Raises UserError if it is none, or lacks a column."""
+    import pandas as pd
+
+    try:
+        frame = pd.read_parquet(path)
+    except Exception as error:  # pyarrow raises errors of several families
+        raise UserError(f"{label}: cannot be read as a Parquet table ({_reason(error)[:100]}).") from None
+    if missing := [name for name in columns if name not in frame]:
+        raise UserError(f"{label}: has no column '{missing[0]}'; found {', '.join(map(str, frame.columns))}.")
+    return frame
+
+
+def frame_batch(frame: pd.DataFrame, columns: Sequence[str]) -> pa.RecordBatch:
+    """Columns of a frame as text; what is missing is empty."""
+    import pyarrow as pa
+
+    return pa.RecordBatch.from_pydict({
+        name: pa.array(frame[name].astype(object).where(frame[name].notna(), "").map(str), pa.string())
+        for name in columns})
+
+
+def joined(columns: Sequence[pa.Array]) -> pa.Array:
+    """Rows as lines of tab-separated fields, without their ends."""
+    from pyarrow import compute as pc
+
+    return pc.binary_join_element_wise(*columns, "\t")
+
+
+def content_of(lines: pa.Array) -> memoryview:
+    """All lines of an array, each with its end, as bytes."""
+    from pyarrow import compute as pc
+
+    ended = pc.binary_join_element_wise(lines, "", "\n")
+    _, offsets, content = ended.buffers()
+    ends = np.frombuffer(offsets, np.int32)[ended.offset:ended.offset + len(ended) + 1]
+    return memoryview(content)[ends[0]:ends[-1]] if content is not None else memoryview(b"")
