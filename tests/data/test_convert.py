@@ -138,8 +138,8 @@ def refused(capsys, *arguments):
 # Conversion
 
 
-@pytest.mark.parametrize("name", SMALL)
-@pytest.mark.parametrize("place", ["raw", "raw/of this dataset", "zip"])
+@pytest.mark.parametrize("name,place", [*((name, "raw") for name in SMALL), ("ml-100k", "raw/of this dataset"),
+                                        ("ml-100k", "zip"), ("xing", "zip")])
 def test_small_files_in_the_publishers_format(name, place):
     if place == "zip":
         raw = Path("some.zip")
@@ -302,15 +302,12 @@ def test_an_hdf_file_that_is_none(capsys, publish, monkeypatch):
 
 @pytest.mark.parametrize("name,replaced,words", [
     ("ml-100k", {"data": b""}, ["u.data", "is empty", "4 fields separated by tabs"]),
-    ("ml-100k", {"data": b"\r\n\n"}, ["u.data", "is empty"]),
     ("ml-100k", {"data": b"1\t2\t3\t4\n1\t2\t3\n"}, ["u.data, line 2", "found 3 fields ('1\\t2\\t3')", "expected 4"]),
     ("ml-100k", {"data": b"1::2::3::4\n"}, ["u.data, line 1", "found 1 field (", "separated by tabs"]),
     ("ml-100k", {"data": b"1\t2\tgood\t4\n"}, ["u.data, line 1", "'rating' is 'good'", "expected a number"]),
-    ("ml-100k", {"data": b"1\t2\tnan\t4\n"}, ["'rating' is 'nan'"]),
     ("ml-100k", {"data": b"1\t2\t3\t4.5\n"}, ["'timestamp' is '4.5'", "expected a whole number"]),
     ("ml-100k", {"data": b"1\t2\t3\t" + b"9" * 5000 + b"\n"}, ["'timestamp' is '999"]),
     ("ml-100k", {"data": b"1\t\t3\t4\n"}, ["'item id' is ''", "an id"]),
-    ("ml-100k", {"data": b"user_id:token\titem_id:token\trating:float\ttimestamp:float\n"}, ["'user id' is 'user_id"]),
     ("ml-100k", {"data": b"1\t2\t3\t4\n" + "1\t2\t3\t4\n".encode("utf-16")}, ["u.data, line 3", "found 1 field ("]),
     ("ml-100k", {"data": b"1\t2\t3\t4\n\xe9\t2\t3\t4\n"}, ["u.data, line 2", "'user id' is not UTF-8", "Save"]),
     ("ml-100k", {"item": b"1|Toy Story|1995\n"}, ["u.item, line 1", "found 3 fields", "24 fields separated by bars"]),
@@ -323,10 +320,7 @@ def test_an_hdf_file_that_is_none(capsys, publish, monkeypatch):
     ("ml-latest-small", {"csv": b"userId,movieId,rating,timestamp\r\n"}, ["ratings.csv", "no rows below its header"]),
     ("ml-latest-small", {"csv": b"userId,movieId,rating,timestamp\n1,1,\"4.0\"x,1\n"}, ["ratings.csv, line 2"]),
     ("ml-latest-small", {"csv": b"userId,movieId,rating,timestamp\n1,\"1\n\n"}, ["ratings.csv, line 2"]),
-    ("ml-latest-small", {"csv": b"<!DOCTYPE html>\n"}, ["ratings.csv, line 1", "'<!DOCTYPE html>'"]),
     ("lastfm-2k", {"dat": b"userID\tartistID\tweight\n2\t51\t13883\n"}, ["line 1", "has no column 'timestamp'"]),
-    ("lastfm-2k", {"dat": b"userID\tartistID\ttagID\ttimestamp\n2\t5x\t3\t1\n"}, ["line 2", "'artistID' is '5x'"]),
-    ("lastfm-2k", {"dat": None}, ["has no user_taggedartists-timestamps.dat", "hetrec2011-lastfm-2k.zip"]),
     ("hetrec2011-ml", {"dat": b"userID\tmovieID\trating\ttimestamp\n1\t2\t3\n"}, ["line 2", "found 3 fields"]),
     ("xing", {"csv": None}, ["raw: has no session.hdf and no interactions.csv"]),
     ("xing", {"csv": b"user_id,item_id,interaction_type,created_at\n"}, ["interactions.csv, line 1", "by tabs"]),
@@ -335,30 +329,18 @@ def test_an_hdf_file_that_is_none(capsys, publish, monkeypatch):
     ("retailrocket", {"csv": b"timestamp,visitorid,event\n"}, ["events.csv, line 1", "no column 'itemid'"]),
     ("retailrocket", {"csv": b"timestamp,visitorid,event,itemid,transactionid\n1433221332117,2,buy,3,\n"},
      ["events.csv, line 2", "'event' is 'buy'", "view, addtocart or transaction"]),
-    ("retailrocket", {"csv": b"timestamp,visitorid,event,itemid,transactionid\n1433221332117,2,view,,\n"},
-     ["events.csv, line 2", "'itemid' is ''"]),
     ("lastfm-1k", {"tsv": b"user_000001\t2009-02-29T23:08:57Z\ta\tb\tc\td\n"},
      ["line 1", "'timestamp' is '2009-02-29T23:08:57Z'", "a time as 2009-04-08T01:57:47Z"]),
     ("lastfm-1k", {"tsv": b"user_000001\t2009-02-28T24:00:00Z\ta\tb\tc\td\n"}, ["'2009-02-28T24:00:00Z'"]),
-    ("lastfm-1k", {"tsv": b"user_000001\t2009-02-28 23:00:00\ta\tb\tc\td\n"}, ["'2009-02-28 23:00:00'"]),
     ("lastfm-1k", {"tsv": b"user_1\t2009-02-28T23:00:00Z\ta\tb\tc\td\n"}, ["'userid' is 'user_1'"]),
     ("tmall", {"csv": SMALL["tmall"]["user_log_format1.csv"] + b"5,4,3,2,1,0230,0\n"},
      ["user_log_format1.csv, line 5", "'time_stamp' is '0230'", "a day as 0829"]),
-    ("tmall", {"csv": b"user_id,item_id,cat_id,seller_id,brand_id,time_stamp,action_type\n"}, ["no rows below"]),
 ])
 def test_malformed_files(capsys, publish, name, replaced, words):
     publish(name, url=load_config(name).raw.url)
     lay(name, **replaced)
     message = refused(capsys, "data", "convert", name, "--raw", "raw")
     assert all(word in message for word in words), message
-
-
-def test_a_wrong_movie_table(capsys, publish):
-    publish("hetrec2011-ml")
-    lay("hetrec2011-ml")
-    Path("raw/movies.dat").write_bytes(("\t".join(HETREC) + "\n1\tToy story\n").encode())
-    message = refused(capsys, "data", "convert", "hetrec2011-ml", "--raw", "raw")
-    assert "movies.dat, line 2: found 2 fields ('1\\tToy story'), expected 21" in message
 
 
 def test_text_that_was_made_utf8_is_read_as_such(publish):
