@@ -15,7 +15,6 @@ from .errors import Corrupt
 from .names import for_terminal, shown
 
 Check = Callable[[Any, str], None]
-LARGEST = 1 << 28  # bytes of a JSON file; the largest of ours have some hundred thousand
 _HUGE = 2 ** 100  # whole numbers beyond are no floating-point numbers
 _DEEPEST = 6  # of values that nothing more is known of
 _LONGEST = 80  # characters of a field's name that are shown
@@ -172,10 +171,7 @@ def read_bytes(path: Path, cure: str) -> bytes:
 
 def read_json(path: Path, check: Check, cure: str) -> Any:
     """The content of a JSON file that fits; raises as ``read_bytes``."""
-    content = read_bytes(path, cure)
-    if len(content) > LARGEST:
-        raise Corrupt(f"{path}: has {len(content)} bytes, accepted: at most {LARGEST}", cure)
-    return parsed_json(content, check, str(path), cure)
+    return parsed_json(read_bytes(path, cure), check, str(path), cure)
 
 
 def parsed_json(content: bytes | str, check: Check, where: str, cure: str) -> Any:

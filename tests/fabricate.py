@@ -15,7 +15,6 @@ from fedcl_bench.federation.parts import Best, Progress
 from fedcl_bench.model import Snapshot
 from fedcl_bench.runs.config import RunConfig, resolve
 from fedcl_bench.runs.records import Record, summary
-from fedcl_bench.runs.run_json import sealed
 from fedcl_bench.runs.specs import RunSpec, Tuned
 
 USERS, ITEMS, BLOCKS = 40, 10, 4
@@ -72,10 +71,10 @@ def fabricate(results: Path, registry, spec: RunSpec, seed: int, scores: Scores,
 
 
 def alter(folder: Path, without: Sequence[str] = (), **changes) -> None:
-    """Change fields of a record's ``run.json``, or take some away, and seal it anew."""
+    """Change fields of a record's ``run.json``, or take some away."""
     path = folder / "run.json"
     content = {**json.loads(path.read_text()), **changes}
-    path.write_text(json.dumps(sealed({name: value for name, value in content.items() if name not in without})))
+    path.write_text(json.dumps({name: value for name, value in content.items() if name not in without}))
 
 
 def fabricate_methods(results: Path, registry, means: Mapping[str, float]) -> None:

@@ -27,7 +27,7 @@ from ..errors import Corrupt
 from ..files import write_atomically
 from ..model import Snapshot
 from ..runs.config import RunConfig
-from ..runs.frames import check_columns, digest, parsed
+from ..runs.frames import digest, parsed
 from ..runs.records import method_uploads
 from ..schema import read_bytes
 from ..stats import accounting
@@ -120,9 +120,7 @@ def level_clients(level: Level, folder: Path, load: Callable[[], Stream], **opti
     try:
         content = read_bytes(path, "")
         if read_bytes(checksum, "").decode(errors="replace").split()[:1] == [digest(content)]:
-            frame = parsed(content, path, "")
-            check_columns(frame, ("round", "user", "items", "positives", "touched", *METRICS), path, "")
-            return frame, True
+            return parsed(content, path, "", ["round", "user", "items", "positives", "touched", *METRICS]), True
     except (FileNotFoundError, Corrupt):  # not there, or not what was written: made anew
         pass
     frame = attacked(level, load(), **options)

@@ -103,8 +103,8 @@ def unpack(path: Path, label: str, folder: Path, wanted: Callable[[str], bool]) 
         label: what messages call the file.
 
     Raises:
-        UserError: if the file is not a zip or is damaged (zip members carry checksums of their own), or there is no
-            room for what is in it.
+        UserError: if the file is not a zip or is damaged (zip members carry checksums of their own), or if there is
+            no room for what is in it.
     """
     try:
         with zipfile.ZipFile(path) as archive:

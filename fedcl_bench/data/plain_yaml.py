@@ -1,6 +1,6 @@
 """YAML whose numbers are what they look like: ``010`` and ``1:30`` are texts here, which YAML 1.1 reads as 8 and 90.
 
-A key that is there twice is an error, as is a file nested too deeply to be anybody's settings.
+A key that is there twice is an error.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 import yaml
 
 _BASE = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
-_DEEPEST, _ALIASES = 50, 10  # a few aliases of aliases would stand for more than fits into memory
 _INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
 _PLAIN = {_INT: r"[-+]?(?:0|[1-9][0-9]*)",
           _FLOAT: r"[-+]?(?:(?:0|[1-9][0-9]*)\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
@@ -38,12 +37,4 @@ class _Loader(_BASE):
 @functools.lru_cache(maxsize=64)
 def parsed(text: str) -> Any:
     """The content of a file, kept: tables ask for a few files hundreds of times. Raises yaml.YAMLError."""
-    depth = aliases = 0
-    for event in yaml.parse(text, Loader=_BASE):
-        aliases += isinstance(event, yaml.AliasEvent)
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > _DEEPEST:
-            raise yaml.YAMLError(f"it is nested more than {_DEEPEST} deep, line {event.start_mark.line + 1}")
-        if aliases > _ALIASES:
-            raise yaml.YAMLError(f"it has more than {_ALIASES} aliases, line {event.start_mark.line + 1}")
     return yaml.load(text, Loader=_Loader)

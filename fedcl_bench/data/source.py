@@ -209,7 +209,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         content = copy.deepcopy(parsed(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from None
-    except (yaml.YAMLError, ValueError) as error:  # of texts, numbers and dates that are none
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # of texts, numbers and dates that are none
         raise UserError(f"{path}: is not valid YAML ({' '.join(str(error).split())[:160]}).") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise UserError(f"{path}: expected 'name: value' lines, found {type(content).__name__}.")

@@ -27,7 +27,6 @@ from ..evaluation.metrics import OF_EVERY_RUN
 from ..files import sweep, write_atomically
 from ..names import ACCEPTED_IN_RECORD, is_safe_in_record, refuse_link, shown
 from ..schema import fields_of, lists, mapping, one_of, read_bytes, read_json, text, whole
-from .frames import COLUMNS, check_columns, check_rounds
 from .run_json import CURE, SCHEMA, parse_meta
 
 if TYPE_CHECKING:
@@ -46,8 +45,9 @@ _DIGITS = 4  # of seconds; finer is noise that does not compress
 _Row = dict[str, Any]
 _CURE = "Restore it, or pack the runs again."
 _INDEX = fields_of({
-    "format": one_of(FORMAT), "schema": one_of(SCHEMA), "commands": lists(text), "seal": text,
-    "files": mapping(fields_of({"hash": text, "runs": whole(), "bytes": whole()}, {}))}, {})
+    "format": one_of(FORMAT), "schema": one_of(SCHEMA), "commands": lists(text),
+    "files": mapping(fields_of({"hash": text, "runs": whole(), "bytes": whole()}, {}))},
+    {"seal": text})  # which packs once had
 
 
 def is_compact(folder: Path) -> bool:
@@ -65,11 +65,6 @@ def _check_name(name: str, where: str) -> None:
         raise UserError(f"{where}: found the name {shown(name)}, accepted: {ACCEPTED_IN_RECORD}.")
 
 
-def _seal(index: Mapping[str, Any]) -> str:
-    """The index's own hash: an index edited by hand is noticed too."""
-    return _hash(json.dumps({k: v for k, v in index.items() if k != "seal"}, sort_keys=True).encode())
-
-
 def _list(column: str, values: np.ndarray) -> np.ndarray:
     """A frame's column in its compact type."""
     if not np.issubdtype(values.dtype, np.floating):
@@ -79,7 +74,7 @@ def _list(column: str, values: np.ndarray) -> np.ndarray:
 
 def _row(run: Run, item_analysis: bool) -> _Row:
     """A run as one row: the text ``meta`` and one array per ``frame.column``."""
-    meta = {key: value for key, value in run.meta.items() if key not in ("files", "seal")}
+    meta = {key: value for key, value in run.meta.items() if key != "files"}
     settings = meta["settings"]
     if settings.get("split_file"):  # where it was is of this machine; its bytes are in the fingerprint
         meta["settings"] = {**settings, "split_file": Path(settings["split_file"]).name}
@@ -132,25 +127,16 @@ class _File:
         metas: the content of each run's ``run.json``.
 
     Raises:
-        Corrupt: if it holds no runs, or not so many.
+        Corrupt: if it is no such file, or holds a ``run.json`` of another version.
     """
 
-    def __init__(self, content: bytes, path: Path, runs: int):
+    def __init__(self, content: bytes, path: Path):
         self.path = path
         self._read: dict[str, pa.Table] = {}
         with self._refusing():
             self._parquet = pq.ParquetFile(io.BytesIO(content))
-            schema = self._parquet.schema_arrow
-        self.columns = schema.names
-        for name, kind in zip(schema.names, schema.types):
-            listed = pa.types.is_list(kind) and (pa.types.is_integer(kind.value_type)
-                                                 or pa.types.is_floating(kind.value_type))
-            if not (pa.types.is_string(kind) if name == "meta" else listed):
-                raise Corrupt(f"{path}, column '{name}': found {kind}, accepted: "
-                              f"{'texts' if name == 'meta' else 'lists of numbers'}", _CURE)
+            self.columns = self._parquet.schema_arrow.names
         lines = self.column("meta").to_pylist()
-        if len(lines) != runs or None in lines:
-            raise Corrupt(f"{path}: found {len(lines)} runs, accepted: {runs}, as {INDEX} says", _CURE)
         self.metas = [parse_meta(line, f"{path}, run {i}", _CURE) for i, line in enumerate(lines)]
 
     @contextmanager
@@ -183,23 +169,14 @@ class _File:
 
 
 def _frame(file: _File, row: int, name: str) -> pd.DataFrame:
-    """One frame of a run, in the form it has in a full record; raises Corrupt if its columns are not of one length."""
+    """One frame of a run, in the form it has in a full record."""
     kept = {column.split(".", 1)[1]: values for column in file.columns
             if column.startswith(f"{name}.") and (values := file.values(row, column)) is not None}
-    lengths = {len(values) for values in kept.values()}
-    if len(lengths) > 1:
-        raise Corrupt(f"{file.path}, run {row}: found columns of {name} with {sorted(lengths)} values, accepted: "
-                      f"columns of one length", _CURE)
     frame = _users(kept) if name == "users" else pd.DataFrame({
         column: values.astype(np.float64) if values.dtype == np.float32 else values for column, values in kept.items()})
     if name == "analysis":
         codes = kept.get("kind", np.zeros(0, np.int64))
-        if not set(np.unique(codes)) <= set(range(len(KINDS))):
-            raise Corrupt(f"{file.path}, run {row}: found kinds of analysis that are not known", _CURE)
         frame["kind"] = pd.Categorical.from_codes(codes.astype(np.int64), KINDS)
-    check_columns(frame, COLUMNS[name], file.path, _CURE)
-    if name == "rounds":
-        check_rounds(frame, file.metas[row]["rounds"], f"{file.path}, run {row}", _CURE)
     return frame[["block", "kind", "id", "value"]] if name == "analysis" else frame
 
 
@@ -235,14 +212,12 @@ def _files(rows: list[_Row]) -> list[tuple[int, bytes]]:
 
 
 def _read_index(folder: Path) -> dict[str, Any]:
-    """The index, with a fitting seal; raises Corrupt."""
+    """The index; raises Corrupt."""
     path = folder / INDEX
     try:
         index = read_json(path, _INDEX, _CURE)
     except FileNotFoundError:
         raise Corrupt(f"{path}: is missing", _CURE) from None
-    if index["seal"] != _seal(index):
-        raise Corrupt(f"{path}: has changed since it was packed", _CURE)
     for name in index["files"]:
         _check_name(name, str(path))
     return index
@@ -257,7 +232,7 @@ def _read_file(path: Path, expected: Mapping[str, Any]) -> _File:
         raise Corrupt(f"{path}: is missing", _CURE) from None
     if _hash(content) != expected["hash"]:
         raise Corrupt(f"{path}: has changed since it was packed", _CURE)
-    return _File(content, path, expected["runs"])
+    return _File(content, path)
 
 
 def read(folder: Path, left_out: Callable[[Corrupt], None]
@@ -314,7 +289,7 @@ def write(folder: Path, runs: Iterable[Run], command: str, item_analysis: Callab
         item_analysis: whether a run's analysis per item is kept. It is several times larger than all the rest.
 
     Returns:
-        The index: ``format``, ``schema``, ``commands``, ``files`` (each with ``hash``, ``runs``, ``bytes``), ``seal``.
+        The index: ``format``, ``schema``, ``commands``, ``files`` (each with ``hash``, ``runs``, ``bytes``).
 
     Raises:
         UserError: if the folder cannot be written, or what is in it is corrupt or of another schema version.
@@ -340,7 +315,6 @@ def write(folder: Path, runs: Iterable[Run], command: str, item_analysis: Callab
                 if name not in old_files:
                     write_atomically(folder / name, content)
         index = {"format": FORMAT, "schema": SCHEMA, "commands": sorted(commands), "files": files}
-        index["seal"] = _seal(index)
         write_atomically(folder / INDEX, (json.dumps(index, indent=1) + "\n").encode())
         for name in old_files - set(files):
             (folder / name).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The Parquet files of records and audits: one reader, which knows the columns that each must have."""
+"""The Parquet files of records and audits: what is read has the checksum that it was written with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import io
 from pathlib import Path
 from typing import Mapping, Sequence
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,15 +14,6 @@ import pyarrow.parquet as pq
 from ..errors import Corrupt
 from ..schema import read_bytes
 from .run_json import CURE
-
-_TEST = {"trained_block": "number", "tested_block": "number", "metric": "text"}
-# Columns of each frame, numbers or texts; there may be more.
-COLUMNS: dict[str, dict[str, str]] = {
-    "metrics": {**_TEST, "mean": "number", "users": "number"},
-    "users": {**_TEST, "user": "number", "value": "number"},
-    "rounds": dict.fromkeys(("step", "round", "participants", "loss", "valid", "bytes_up", "bytes_down",
-                             "train_seconds", "evaluate_seconds"), "number"),
-    "analysis": {"block": "number", "kind": "text", "id": "number", "value": "number"}}
 
 
 def digest(content: bytes) -> str:
@@ -50,20 +40,10 @@ def read_frame(folder: Path, name: str, files: Mapping[str, str]) -> pd.DataFram
         files: checksums by file, as ``run.json`` holds them.
 
     Raises:
-        Corrupt: if the file is missing, has changed or has not the frame's columns.
+        Corrupt: if the file is missing or has changed.
     """
     path = folder / f"{name}.parquet"
-    frame = parsed(read_content(path, files.get(path.name)), path, CURE)
-    check_columns(frame, COLUMNS[name], path, CURE)
-    return frame
-
-
-def check_rounds(frame: pd.DataFrame, rounds: Sequence[int], where: str, cure: str) -> None:
-    """Raise Corrupt unless a frame has a row for each of so many rounds per block."""
-    steps = frame["step"].value_counts(sort=False)
-    if {step: count for step, count in steps.items()} != dict(enumerate(rounds)):
-        raise Corrupt(f"{where}: found {len(frame)} rounds, accepted: {', '.join(map(str, rounds))} of the blocks",
-                      cure)
+    return parsed(read_content(path, files.get(path.name)), path, CURE)
 
 
 def read_columns(folder: Path, name: str, columns: list[str], optional: Sequence[str] = ()) -> pd.DataFrame:
@@ -72,11 +52,9 @@ def read_columns(folder: Path, name: str, columns: list[str], optional: Sequence
     path = folder / f"{name}.parquet"
     try:
         content = read_bytes(path, CURE)
-        frame = parsed(content, path, CURE, [*columns, *(set(optional) & _names_of(content, path))])
+        return parsed(content, path, CURE, [*columns, *(set(optional) & _names_of(content, path))])
     except FileNotFoundError:
         raise Corrupt(f"{path}: is missing", CURE) from None
-    check_columns(frame, {column: COLUMNS[name][column] for column in columns}, path, CURE)
-    return frame
 
 
 def _names_of(content: bytes, path: Path) -> set[str]:
@@ -93,15 +71,3 @@ def parsed(content: bytes, path: Path, cure: str, columns: list[str] | None = No
         return pd.read_parquet(io.BytesIO(content), columns=columns)
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Corrupt(f"{path}: is no Parquet file ({' '.join(str(error).split())[:80]})", cure) from None
-
-
-def check_columns(frame: pd.DataFrame, columns: Mapping[str, str] | Sequence[str], path: Path, cure: str) -> None:
-    """Raise Corrupt unless a frame has these columns, and, where that is said, of these kinds."""
-    for name in columns:
-        if name not in frame.columns:
-            raise Corrupt(f"{path}: found the columns {', '.join(map(str, frame.columns))[:120]}, accepted: those with "
-                          f"'{name}'", cure)
-        kind = columns[name] if isinstance(columns, Mapping) else "number"
-        is_number = pd.api.types.is_numeric_dtype(frame[name].dtype) and frame[name].dtype != np.bool_
-        if len(frame) and is_number != (kind == "number"):
-            raise Corrupt(f"{path}, column '{name}': found {frame[name].dtype}, accepted: {kind}s", cure)

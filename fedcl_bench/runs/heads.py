@@ -2,7 +2,7 @@
 
 The index keeps the head of every ``run.json``: names, seed, settings. An entry counts only while that file has the same
 size, times and number on its disk; of any other the record itself is read. Numbers never come from the index: whoever
-uses a run reads its record, with its seal, and its head must be the same.
+uses a run reads its record, and its head must be the same.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ..errors import Corrupt, UserError
 from ..files import sweep, write_atomically
 from ..schema import fields_of, lists, mapping, one_of, read_json, whole
 from . import run_json
-from .run_json import NAME, read_head, seal_of
+from .run_json import NAME, read_head
 
 INDEX = ".heads.json"
 MANY = 200  # records; fewer are read as fast, and nothing is written beside them
 _FORMAT = 1
 Head = dict[str, Any]
 _ENTRY = fields_of({"file": lists(whole()), "head": run_json.check_head}, {})
-_INDEX = fields_of({"format": one_of(_FORMAT), "records": mapping(_ENTRY), "seal": lambda value, field: None}, {})
+_INDEX = fields_of({"format": one_of(_FORMAT), "records": mapping(_ENTRY)}, {})
 
 
 def heads(results: Path, left_out: Callable[[Corrupt], None]) -> Iterator[tuple[Path, Head]]:
@@ -66,12 +66,11 @@ def _file(path: Path) -> list[int]:
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
-    """The entries of an index; none if there is none that can be trusted."""
+    """The entries of an index; none if there is none that can be read."""
     try:
-        index = read_json(path, _INDEX, "")
+        return read_json(path, _INDEX, "")["records"]
     except (Corrupt, FileNotFoundError):
         return {}
-    return index["records"] if index["seal"] == seal_of(index) else {}
 
 
 def _write(path: Path, entries: dict[str, dict[str, Any]]) -> None:
@@ -79,6 +78,6 @@ def _write(path: Path, entries: dict[str, dict[str, Any]]) -> None:
     index = {"format": _FORMAT, "records": entries}
     try:
         sweep(path.parent)
-        write_atomically(path, json.dumps({**index, "seal": seal_of(index)}, separators=(",", ":")).encode())
+        write_atomically(path, json.dumps(index, separators=(",", ":")).encode())
     except (OSError, UserError):
         pass

@@ -2,8 +2,7 @@
 
 A run in progress keeps one ``checkpoint.pt``; a finished one has
 
-- ``run.json``        status, settings, environment, metrics, R[t, s], seconds, bytes, the other files' hashes, and a
-  seal over all of that
+- ``run.json``        status, settings, environment, metrics, R[t, s], seconds, bytes, and the other files' hashes
 - ``metrics.parquet`` trained block, tested block, metric, mean over users, users
 - ``rounds.parquet``  one row per round: loss, validation metric, participants, bytes, seconds
 - ``users.parquet``   trained block, tested block, user, metric, value
@@ -52,7 +51,7 @@ from ..version import __version__
 from .checkpoints import digest_from, read_tensors, unpack
 from .config import RunConfig
 from .frames import digest, read_content, read_frame
-from .run_json import CURE, FILES, NAME as RUN, SCHEMA, read_run, sealed
+from .run_json import CURE, FILES, NAME as RUN, SCHEMA, read_run
 
 MODEL, MODEL_SUM = "model.pt", "model.pt.b2sum"
 _MODEL_CURE = "Delete the file: no table needs it. Running the record again makes it."
@@ -298,12 +297,13 @@ def _who_has(config: RunConfig, model: Snapshot, state: Tables) -> dict[str, lis
 
 
 def _compare(content: dict[str, Any], means: pd.DataFrame, folder: Path) -> None:
-    """Raise Corrupt unless the numbers of a ``run.json`` without a seal are those of ``metrics.parquet``."""
-    recorded = {(row.trained_block, row.tested_block, row.metric): row.mean for row in means.itertuples()}
+    """Raise Corrupt unless the numbers of a ``run.json`` are those of ``metrics.parquet``."""
     said = {(t, s, name): value for name, rows in content["matrix"].items() for t, row in enumerate(rows)
             for s, value in enumerate(row)}
-    if recorded.keys() != said.keys() or any(abs(said[key] - recorded[key]) > _NEAR for key in said):
-        raise Corrupt(f"{folder / RUN}: field 'matrix' is not what metrics.parquet holds", CURE)
+    for row in means.itertuples():
+        key = row.trained_block, row.tested_block, row.metric
+        if key not in said or abs(said[key] - row.mean) > _NEAR:
+            raise Corrupt(f"{folder / RUN}: field 'matrix' is not what metrics.parquet holds", CURE)
 
 
 @dataclass(frozen=True)
@@ -346,8 +346,7 @@ class Record:
         files = content.get("files", {})
         for name in FILES:
             read_content(self.folder / name, files.get(name))
-        if "seal" not in content:
-            _compare(content, read_frame(self.folder, "metrics", files), self.folder)
+        _compare(content, read_frame(self.folder, "metrics", files), self.folder)
         return content
 
     def finish(self, content: dict[str, Any], progress: Progress,
@@ -367,7 +366,6 @@ class Record:
             write_atomically(self.folder / name, blobs[name])
         content = {"schema": SCHEMA, "status": "finished", **content,
                    "files": {name: digest(blobs[name]) for name in FILES}}
-        content = sealed(content)
         write_atomically(self.folder / RUN, json.dumps(content, indent=1).encode())
         self.tidy()
         return content
@@ -387,7 +385,7 @@ class Record:
                    "backbone": config.backbone.name, "dataset": config.source.name, "seed": config.seed,
                    "settings": config.settings, "hash": config.hash, "environment": environment(config.device),
                    "client_updates": list(updates)}
-        write_atomically(self.folder / RUN, json.dumps(sealed(content), indent=1).encode())
+        write_atomically(self.folder / RUN, json.dumps(content, indent=1).encode())
 
     def clear(self) -> None:
         """Remove the run's files, ``run.json`` first; whatever else is in the folder stays.

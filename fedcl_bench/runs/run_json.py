@@ -1,18 +1,14 @@
-"""``run.json``: what it must hold, the seal that covers it, and what of it is asked of every record.
+"""``run.json``: what it must hold, and what of it is asked of every record.
 
-The seal is a checksum of all other fields. As these hold the checksums of the Parquet files, it covers a whole record
-but for the model, whose checksum lies beside it. Records of former versions have none; their numbers are compared with
-``metrics.parquet`` instead.
+It holds the checksums of the record's Parquet files, and has none itself: it is written whole or not at all, and each
+field is validated when it is read. Its numbers are compared with ``metrics.parquet`` (``records.py``).
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any, Mapping
 
-from ..errors import Corrupt
 from ..names import ACCEPTED_IN_RECORD, is_safe_in_record
 from ..schema import (Check, Wrong, fields_of, flag, lists, mapping, number, one_of, or_none, parsed_json, plain,
                       read_json, text, whole)
@@ -59,10 +55,10 @@ def _schema(value: Any, field: str) -> None:
 
 _RUN: dict[str, Check] = {"method": _name, "backbone": _name, "dataset": _name, "seed": _COUNT,
                           "settings": _settings, "hash": _hash, "environment": mapping(plain)}
-_SEALED = {"schema": _schema, "seal": _hash}
 _CONTINUAL = fields_of(dict.fromkeys(("LA", "RA", "HM", "BWT", "forgetting"), or_none(number)), {})
 _MACHINE = fields_of({"processor": text, "torch": text, "python": text}, None)
-_FAILED = fields_of({"status": one_of("failed"), "error": text, **_RUN}, {"client_updates": lists(_COUNT), **_SEALED})
+_FAILED = fields_of({"status": one_of("failed"), "error": text, **_RUN},
+                    {"client_updates": lists(_COUNT), "schema": _schema})
 
 
 def _finished(blocks: int) -> Check:
@@ -90,7 +86,7 @@ def _finished(blocks: int) -> Check:
                                        "bytes_down": counts}),
              "features": fields_of({"fingerprint": _hash,
                                     **dict.fromkeys(("items", "silent", "layers", "dim"), counts)}),
-             "files": mapping(_hash), **_SEALED}
+             "files": mapping(_hash), "schema": _schema}
     return fields_of(asked, later)
 
 
@@ -121,19 +117,8 @@ def _check_numbers(content: Mapping[str, Any]) -> None:
                 raise Wrong(f"matrix.{name}[{t}]", row, f"{t + 1} numbers, the last {diagonal}")
 
 
-def seal_of(content: Mapping[str, Any]) -> str:
-    """The checksum of all fields but ``seal``."""
-    plainly = json.dumps({name: value for name, value in content.items() if name != "seal"}, sort_keys=True)
-    return hashlib.blake2b(plainly.encode(), digest_size=16).hexdigest()
-
-
-def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content with its seal."""
-    return {**content, "seal": seal_of(json.loads(json.dumps(content)))}
-
-
 def read_run(folder: Path) -> dict[str, Any] | None:
-    """The content of a record's ``run.json``, checked and with a fitting seal if it has one; None if there is none.
+    """The content of a record's ``run.json``, validated; None if there is none.
 
     Raises:
         Corrupt: if it is not what a run wrote.
@@ -142,7 +127,7 @@ def read_run(folder: Path) -> dict[str, Any] | None:
 
 
 def read_head(folder: Path) -> dict[str, Any] | None:
-    """The head of a record whose seal fits; the rest is checked when the record is used. Otherwise as ``read_run``."""
+    """The head of a record; the rest is checked when the record is used. Otherwise as ``read_run``."""
     content = _read(folder / NAME, _check_for_head)
     return content and head_of(content)
 
@@ -161,12 +146,9 @@ def _anything(value: Any, field: str) -> None:
 
 def _read(path: Path, known: Check) -> dict[str, Any] | None:
     try:
-        content = read_json(path, known, CURE)
+        return read_json(path, known, CURE)
     except FileNotFoundError:
         return None
-    if "seal" in content and content["seal"] != seal_of(content):
-        raise Corrupt(f"{path}: has changed since it was recorded, its seal does not fit", CURE)
-    return content
 
 
 def parse_meta(line: str, where: str, cure: str) -> dict[str, Any]:

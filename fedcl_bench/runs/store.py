@@ -20,12 +20,12 @@ from ..names import JOIN
 from ..settings import declared_idle
 from . import compact
 from .config import RunConfig, backbone_of, effective, resolve
-from .frames import check_rounds, read_frame
+from .frames import read_frame
 from .heads import INDEX, heads
 from .records import Record
 from .registry import Registry
 from .run import Run, refuse
-from .run_json import CURE, head_of, read_run
+from .run_json import head_of, read_run
 from .specs import RunSpec, Tuned, seed_text
 
 LeftOut = Callable[[Corrupt], None]
@@ -49,16 +49,13 @@ def _open(folder: Path, head: Mapping[str, Any]) -> dict[str, Any]:
     """The content of a record's ``run.json``; raises Corrupt unless all of the record is what was written."""
     content = Record(folder).read()
     if content is None or head_of(content) != head:
-        raise Corrupt(f"{folder}: has changed while it was read, or is not what {INDEX} says", CURE)
+        raise Corrupt(f"{folder}: has changed while it was read, or is not what {INDEX} says",
+                      f"Give the command again; if it says the same, delete {INDEX}, which is made anew.")
     return content
 
 
 def _frame(folder: Path, name: str) -> pd.DataFrame:
-    content = read_run(folder) or {}
-    frame = read_frame(folder, name, content.get("files", {}))
-    if name == "rounds":
-        check_rounds(frame, content["rounds"], f"{folder / name}.parquet", CURE)
-    return frame
+    return read_frame(folder, name, (read_run(folder) or {}).get("files", {}))
 
 
 def _of_record(folder: Path, head: Mapping[str, Any], left_out: LeftOut = refuse) -> Run:

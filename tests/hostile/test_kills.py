@@ -63,7 +63,7 @@ def test_a_stale_checkpoint_goes_and_a_folder_of_the_users_stays(tmp_path, monke
     (folder / "plots").mkdir()
     (folder / "plots" / "mine.png").touch()
     assert main([*job, "--rerun"]) == 0
-    assert (folder / "plots" / "mine.png").exists() and json.loads((folder / "run.json").read_text())["seal"]
+    assert (folder / "plots" / "mine.png").exists()
     (folder / "users.parquet").unlink()
     (folder / "users.parquet").mkdir()
     before = {path.name for path in folder.iterdir()}
@@ -79,29 +79,11 @@ def two(registry, tmp_path):
     return sorted((tmp_path / "r" / "runs").iterdir())
 
 
-@pytest.mark.parametrize("before, after", [
-    ('"seed": 0', '"seed": 5'), ('"method": "ft"', '"method": "kd"'), ('"status": "finished"', '"status": "failed"'),
-    ('"per_block": [\n', '"per_block": [\n '), ("0.0", "0.9"), ('"lr": 0.1', '"lr": 0.2'), ('"seal"', '"sealed"')])
-def test_an_altered_record_is_left_out(before, after, two, tmp_path, capsys):
-    """White space changes no field."""
-    path = two[0] / "run.json"
-    text = path.read_text()
-    assert before in text or before.startswith('"lr"')
-    path.write_text(text.replace(before, after, 1))
-    same = json.loads(text) == json.loads(path.read_text())
-    assert main(["tables", "--methods", "ft", "--records", str(tmp_path / "r"), "--format", "csv"]) == 0
-    out, err = capsys.readouterr()
-    assert (",0 1," in out) == same and ("left out: " not in err) == same
-    assert main(["pack", "--results", str(tmp_path / "r"), "--out", str(tmp_path / "c")]) == 0
-    assert f"{1 + same} runs" in capsys.readouterr().out
-
-
-def test_records_of_before_seals_are_compared_with_their_metrics(two, tmp_path, capsys):
+def test_a_record_whose_numbers_were_altered_is_left_out(two, tmp_path, capsys):
     path = two[0] / "run.json"
     content = json.loads(path.read_text())
-    del content["seal"]
     words = ["tables", "--methods", "ft", "--records", str(tmp_path / "r"), "--format", "csv"]
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps(content))  # white space changes nothing
     assert main(words) == 0 and ",0 1," in capsys.readouterr().out
     content["metrics"]["ndcg@20"]["per_block"][1] = content["matrix"]["ndcg@20"][1][1] = 0.857
     path.write_text(json.dumps(content))

@@ -3,7 +3,10 @@
 import csv
 import io
 import json
+import os
 import shutil
+import zipfile
+from pathlib import Path
 
 import pytest
 from fabricate import alter
@@ -11,7 +14,9 @@ from helpers import ROOT
 from synthetic import run_of
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.data.source import locate
+from fedcl_bench.data import archives
+from fedcl_bench.data.source import configured, load_config, locate
+from fedcl_bench.data.stream import StreamSettings
 from fedcl_bench.errors import UserError
 from fedcl_bench.names import for_csv, for_markdown, for_terminal, is_safe
 from fedcl_bench.reports.render import csv_text, latex, markdown, terminal
@@ -21,8 +26,8 @@ from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.records import Record
 from fedcl_bench.runs.store import load_runs
 
-HOSTILE = ("../x", "", "..", "a/b", "a\\b", "x[/b]", "=cmd|calc", "<script>", "a\nb", "a\x1b[2J", "x" * 5000, ".hidden",
-           "-v", "a b", "ä", "\u202egnp", "a\0b")
+HOSTILE = ("../x", "", "..", "a/b", "a\\b", "x[/b]", "=cmd|calc", "<script>", "a\x1b[2J", "x" * 5000, ".hidden", "-v",
+           "a b", "ä", "\u202egnp", "a\0b")
 PUBLISHED = ROOT / "results" / "published" / "f3crec"
 
 
@@ -30,52 +35,35 @@ PUBLISHED = ROOT / "results" / "published" / "f3crec"
 def test_names_that_are_not_safe_are_refused_before_they_are_paths(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert not is_safe(name)
-    for words in (["--method", "ft", "--backbone", "fedmf", f"--dataset={name}"], ["data", "synth", "--", name],
-                  ["data", "show", "--", name], ["list", "--", name]):
-        assert main(words) == 2 or (words[0], name) == ("list", "")
+    for words in (["--method", "ft", "--backbone", "fedmf", f"--dataset={name}"], ["data", "synth", "--", name]):
+        assert main(words) == 2
         printed = capsys.readouterr()
         assert len(printed.err.splitlines()) <= 4 and "\x1b" not in printed.err and "\u202e" not in printed.err
     assert not list(tmp_path.iterdir())
 
 
 def test_a_path_as_a_dataset_names_no_folder_outside(tmp_path, monkeypatch):
-    good = tmp_path / "good"
-    good.mkdir()
-    (good / "good.inter").write_text("user_id:token\titem_id:token\ttimestamp:float\n1\t1\t1\n")
-    (tmp_path / "we ird.inter").write_bytes((good / "good.inter").read_bytes())
-    monkeypatch.chdir(good)
-    from fedcl_bench.data.stream import StreamSettings
+    (tmp_path / "good").mkdir()
+    (tmp_path / "good" / "good.inter").write_text("user_id:token\titem_id:token\ttimestamp:float\n1\t1\t1\n")
+    shutil.copy(tmp_path / "good" / "good.inter", tmp_path / "we ird.inter")
+    monkeypatch.chdir(tmp_path / "good")
     assert locate("../good/../good/good.inter", None, StreamSettings()).name == "good"
     with pytest.raises(UserError, match="found the name 'we ird'"):
         locate("../we ird.inter", None, StreamSettings())
 
 
-@pytest.fixture
-def packed(tmp_path):
-    folder = tmp_path / "packed"
-    shutil.copytree(PUBLISHED, folder)
-    return folder
-
-
-def test_an_index_cannot_name_files_of_other_folders(packed, tmp_path):
-    victim = tmp_path / "victim.parquet"
+def test_an_index_names_only_files_of_its_folder(tmp_path):
+    packed, victim = shutil.copytree(PUBLISHED, tmp_path / "packed"), tmp_path / "victim.parquet"
     index = json.loads((packed / compact.INDEX).read_text())
     name = next(iter(index["files"]))
-    shutil.copyfile(packed / name, victim)
-    index["files"] = {"../victim.parquet": index["files"][name]}
-    index["seal"] = compact._seal(index)
-    (packed / compact.INDEX).write_text(json.dumps(index))
+    shutil.move(packed / name, victim)
+    (packed / name).symlink_to(victim)
+    with pytest.raises(UserError, match="is a symbolic link"):
+        load_runs(packed)
+    (packed / compact.INDEX).write_text(json.dumps({**index, "files": {"../victim.parquet": index["files"][name]}}))
     with pytest.raises(UserError, match="index.json: found the name '../victim.parquet'"):
         compact.write(packed, load_runs(PUBLISHED)[:1], "a test", lambda run: False)
     assert victim.is_file()
-
-
-def test_a_packed_file_that_is_a_link_is_not_followed(packed, tmp_path):
-    name = next(iter(json.loads((packed / compact.INDEX).read_text())["files"]))
-    shutil.move(packed / name, tmp_path / name)
-    (packed / name).symlink_to(tmp_path / name)
-    with pytest.raises(UserError, match="is a symbolic link"):
-        load_runs(packed)
 
 
 @pytest.mark.parametrize("field", ["dataset", "backbone"])
@@ -102,6 +90,27 @@ def test_a_record_and_its_lock_are_no_links(registry, tmp_path):
         Record.of(config, tmp_path)
 
 
+@pytest.mark.parametrize("name", ["../u.data", "/tmp/u.data", "..\\u.data", "a/../../u.data"])
+def test_members_of_an_archive_stay_in_their_folder(name, tmp_path, monkeypatch):
+    out = tmp_path / "a" / "out"
+    out.mkdir(parents=True)
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr(name, os.urandom(5000))
+    archives.unpack(tmp_path / "x.zip", "x.zip", out, lambda name: name == "u.data")
+    assert {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()} == {
+        Path("x.zip"), Path("a/out/u.data")}
+    monkeypatch.setattr(archives.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 4999}))
+    with pytest.raises(UserError, match="would unpack to 5,000 bytes, and .* has 4,999 left"):
+        archives.unpack(tmp_path / "x.zip", "x.zip", out, lambda name: True)
+
+
+def test_only_encrypted_sources_are_fetched(tmp_path):
+    for url in ("http://example.org/x.zip", "file:///etc/passwd", "ftp://example.org/x.zip"):
+        with pytest.raises(UserError, match="(?s)is not https://.*by hand"):
+            archives.fetch(url, tmp_path / "x", "by hand")
+    assert all(not (url := load_config(name).raw.url) or url.startswith("https://") for name in configured())
+
+
 def test_what_a_record_says_is_text(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     job = ["--method", "ft", "--backbone", "fedmf", "--set", "rounds=1", "--set", "k_core=80"]
@@ -112,18 +121,6 @@ def test_what_a_record_says_is_text(tmp_path, monkeypatch, capsys):
     assert main(job) == 0
     out = capsys.readouterr().out
     assert "\\x1b[2Jnothing [/b] is private" in out and "\x1b" not in out
-
-
-@pytest.mark.parametrize("value", ["[/b]", "[red]x", "\x1b[2J"])
-def test_a_setting_is_text_in_the_plan_of_a_grid(value, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "x.inter").write_text("block\tuser\titem\tsplit\n0\t1\t1\ttrain\n")
-    path = tmp_path / f"a{value}".replace("/", "")
-    path.write_bytes((tmp_path / "x.inter").read_bytes())
-    assert main(["grid", "--methods", "ft", "--backbones", "fedmf", "--dry-run", "--set",
-                 f"split_file={path.name}"]) == 0
-    out = capsys.readouterr().out
-    assert for_terminal(path.name) in out and "\x1b" not in out
 
 
 def _table(name: str) -> Table:
