@@ -1,0 +1,89 @@
+"""Numbers, files of settings and columns that could mean something else than they say: each is refused before work
+starts."""
+
+import pytest
+
+import fedcl_bench as fb
+from fedcl_bench.cli.main import main
+from fedcl_bench.data.plain_yaml import parsed
+from fedcl_bench.data.recbole_files import read_table
+from fedcl_bench.data.source import load_config, read_yaml
+from fedcl_bench.errors import RunFailed, UserError
+from fedcl_bench.settings import LARGEST, plain_number
+
+JOB = ["--method", "ft", "--backbone", "fedmf"]
+
+
+@pytest.mark.parametrize("text", ["010", "1:30", "1_000", "0x10", "inf", "1e", "٣", "1,5", "9" * 5000, ""])
+def test_what_is_not_plain_decimal_is_no_number(text):
+    with pytest.raises(ValueError):
+        plain_number(text)
+    with pytest.raises(UserError, match="found '.*accepted: a "):
+        fb.run("ft", "fedmf", lr=text)
+
+
+def test_plain_decimals_are_what_they_say():
+    assert [plain_number(text) for text in ("0", "-3", "+4", "1e-5", "2E3", ".5", "5.", "1.25e+2")] == \
+        [0, -3, 4, 1e-5, 2000.0, 0.5, 5.0, 125.0]
+    assert parsed("a: 10\nb: -1.5\nc: .5\nd: 1.0e-5\ne: +3\nf: .inf") == {
+        "a": 10, "b": -1.5, "c": 0.5, "d": 1e-5, "e": 3, "f": float("inf")}
+
+
+@pytest.mark.parametrize("line, says", [
+    ("rounds: 010", "'rounds' (FILE): found '010', accepted: a whole number"), ("lr: 1:30", "found '1:30', accepted"),
+    (f"rounds: {LARGEST + 1}", f"at most {LARGEST}"), ("seeds: 0x10", "found '0x10'"),
+    ("a: 1\nb: {c: 1, d: 2, c: 3}\n", "'c' is there 2 times"), ("[" * 999, "is not valid YAML")])
+def test_files_of_settings(line, says, tmp_path, capsys):
+    path = tmp_path / "file.yaml"
+    path.write_text(line)
+    assert main([*JOB, "--config", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert says.replace("FILE", str(path)) in error and len(error.splitlines()) <= 4 and len(error) < 500
+
+
+@pytest.mark.parametrize("words, says", [
+    ([*JOB, "--seeds", "99999999999"], "from 1 to 10000"),
+    ([*JOB, "--seed", "9223372036854775807", "--seeds", "2"], "seeds from 0 to 9223372036854775807"),
+    ([*JOB, "--set", "blocks=100001"], "at most 10000"), ([*JOB, "--threads", "99999999"], "from 1 to 1024"),
+    ([*JOB, "--set", "lr=1", "--set", "lr=2"], "found 'lr' twice, '1' and '2'"),
+    ("compare ft kd --backbone fedmf --blocks 0-99999999999".split(), "at most 9999"),
+    ("data synth x --users 90000000 --items 9999999 --interactions-per-user 99999".split(), "GB are free"),
+    ("data synth x --items 99999999 --blocks 1000".split(), "both multiplied"),
+    ("tune --methods ft --backbones fedmf --budget 99999999999".split(), "from 1 to 100000")])
+def test_numbers_are_bounded_and_said_once(words, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    assert says in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_a_value_filter_that_recbole_would_ignore_is_refused(tmp_path):
+    (tmp_path / "mine.inter").write_text("user_id:token\n1\n")
+    for interval in ("abc", "[3,5", "3,5", "[5,3]", "[a,b]", "", "[1,2];x", "3", "[1,2,3]"):
+        (tmp_path / "mine.yaml").write_text(f"val_interval: {{rating: '{interval}'}}\n")
+        with pytest.raises(UserError, match="column 'rating': found .*, accepted: intervals"):
+            load_config(str(tmp_path / "mine.inter"))
+    for interval in ("[3,inf)", "(0, 5.5]", "[-1e3,2];(4,5)", "(-inf,inf)"):
+        (tmp_path / "mine.yaml").write_text(f"val_interval: {{rating: '{interval}'}}\n")
+        assert load_config(str(tmp_path / "mine.inter")).val_interval == {"rating": interval}
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    path = tmp_path / "mine.inter"
+    path.write_text("user_id:token\titem_id:token\titem_id:token\ttimestamp:float\n1\t1\t2\t1\n")
+    with pytest.raises(UserError, match="mine.inter: column 'item_id' is there 2 times; rename"):
+        read_table(path, {"user_id": "token"})
+
+
+def test_a_file_that_is_no_mapping_of_texts(tmp_path):
+    for content in ("- 1", "1: 2", "", "\xff", "? [a]\n: 1"):
+        (tmp_path / "x.yaml").write_text(content, encoding="latin-1")
+        with pytest.raises(UserError, match="x.yaml: (expected|is not valid)"):
+            read_yaml(tmp_path / "x.yaml")
+
+
+@pytest.mark.parametrize("method, settings, blamed", [
+    ("reg", {"lambda_reg": 1e4}, "lambda_reg=10000"), ("ft", {"lr": 1e30}, None)])
+def test_a_divergence_names_all_settings_that_may_have_caused_it(method, settings, blamed, tmp_path):
+    with pytest.raises(RunFailed, match="training diverged") as caught:
+        fb.run(method, "fedmf", results=tmp_path, progress=False, rounds=30, k_core=70, **settings)
+    assert (f"above its default: {blamed}" in str(caught.value)) if blamed else "default" not in str(caught.value)
