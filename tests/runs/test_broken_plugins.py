@@ -66,11 +66,15 @@ def test_broken_plugins_are_listed_and_the_others_work(tmp_path, capsys):
     for name, (_, says) in BROKEN.items():
         assert says in registry.broken[name] and f"{tmp_path / name}.py" in registry.broken[name]
         assert len(registry.broken[name]) < 400 and "\n" not in registry.broken[name]
-    with pytest.raises(UserError, match=r"(?s)unknown method 'wanted'.*Not loaded: .*syntax.py, line 2: SyntaxError"):
-        registry.get("method", "wanted")
     assert main(["list", "--plugins", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "does nothing" in shown and all(says in shown for _, says in BROKEN.values()) and "\x1b" not in shown
+
+
+def test_a_wrong_name_may_be_that_of_a_file_that_is_not_loaded(tmp_path):
+    write(tmp_path, "syntax", BROKEN["syntax"][0])
+    with pytest.raises(UserError, match=r"(?s)unknown method 'wanted'.*Not loaded: .*syntax.py, line 2: SyntaxError"):
+        discover([tmp_path]).get("method", "wanted")
 
 
 @pytest.mark.parametrize("does, says", [
