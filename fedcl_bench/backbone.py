@@ -250,10 +250,6 @@ class Backbone:
         """
         return {}
 
-    def remembered_bytes(self, step: Step) -> int:
-        """What ``remember`` makes in a step, about; for the memory plan."""
-        return 0
-
     def notes(self) -> Iterable[str]:
         """Sentences that the user should read before a run."""
         return ()

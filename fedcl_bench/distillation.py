@@ -116,11 +116,6 @@ class TopNDistillation(Method):
                 raise UserError(f"setting 'top_n': found {self.settings.top_n}, accepted: at most the number of items, "
                                 f"{step.n_items} in block {step.index}.")
 
-    def memory(self, sizes):
-        """Lists and the teacher's probabilities, also while new ones are made."""
-        entries = sizes.step.n_users * self.settings.top_n if self.settings.lambda_kd > 0.0 else 0
-        return 2 * entries * (8 + sizes.number), 0
-
     def replayed_items(self, users, draw):
         if self.settings.lambda_kd == 0.0:
             return None

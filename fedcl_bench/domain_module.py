@@ -26,7 +26,6 @@ TOPOLOGIES = ("federated", "local", "central")
 # What a backbone exchanges whose items have no rows: its modules know them by a buffer ``texts``, (items, d_W), alone.
 TEXT_MODEL = "a model of texts alone"
 _RESULTS = "_results_in_ranking"  # where a module has what it keeps then
-_KEPT = 40  # numbers that two Transformer layers keep of each number of a position until it is differentiated
 
 
 @dataclass(frozen=True)
@@ -238,16 +237,6 @@ class ModuleBackbone(Backbone):
 
     def learning_rates(self, n_items, round_=0, batch=0):
         return {"all": self.settings.lr}
-
-    def bytes_of(self, n_items: int, samples: int, number: int) -> tuple[int, int]:
-        """What a domain's module takes, about, for the plan that is made before a run: (its parameters, what a batch of
-        so many samples keeps until it is differentiated).
-
-        Args:
-            number: bytes of a parameter.
-        """
-        s = self.settings
-        return number * s.dim * n_items, number * samples * (3 * n_items + _KEPT * s.max_length * s.dim)
 
 
 @dataclass(frozen=True)

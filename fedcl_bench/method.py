@@ -19,7 +19,7 @@ from torch import Tensor
 from .backbone import Backbone
 from .data.stream import Step, Stream
 from .draws import DrawKey, Tables
-from .model import Snapshot, StepSizes
+from .model import Snapshot
 
 if TYPE_CHECKING:
     from .views import Local, LocalBatch, LocalSessions
@@ -95,15 +95,6 @@ class Method:
         A run's record says so, and a client that sends anything else is an error.
         """
         return {}
-
-    def memory(self, sizes: StepSizes) -> tuple[int, int]:
-        """Bytes that the method holds in a step besides parameters, for the plan that is made before a run: of all
-        clients and the server together, and of each thread that trains.
-
-        Args:
-            sizes: the step, the backbone, and how many numbers its tables have.
-        """
-        return 0, 0
 
     def begin_step(self, step: Step, model: Snapshot, backbone: Backbone) -> None:
         """Before the first round of a step, from ``first_step`` on, but not of step 0; at clients and server.

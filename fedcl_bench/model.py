@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from .backbone import Backbone
-from .data.stream import Step
 from .draws import Tables
 
 
@@ -57,43 +56,6 @@ class Snapshot:
         """Every tensor."""
         for kind in fields(self):
             yield from getattr(self, kind.name).values()
-
-
-@dataclass(frozen=True)
-class StepSizes:
-    """How many numbers the tables of a step have, from which memory is planned.
-
-    Attributes:
-        model: tables of one user and one item.
-        personal: numbers of personal item tables per user and item.
-        number: bytes of a parameter.
-    """
-
-    backbone: Backbone
-    step: Step
-    model: Snapshot
-    personal: int
-    number: int
-
-    @property
-    def public(self) -> int:
-        """Public parameters per item."""
-        return numbers(self.model.public)
-
-    @property
-    def private(self) -> int:
-        """Private parameters per user."""
-        return numbers(self.model.private)
-
-    @property
-    def dense(self) -> int:
-        """Public parameters without item rows."""
-        return numbers(self.model.dense)
-
-
-def numbers(tables: Tables) -> int:
-    """How many numbers tables hold."""
-    return sum(table.numel() for table in tables.values())
 
 
 def _slice(users: Tensor) -> Tensor | slice:

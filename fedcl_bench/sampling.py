@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Callable, Mapping
 
@@ -93,11 +93,6 @@ class Chunk:
         return kernels.InnerClients(self.users, self.positives, self.count, self.users, self.others.count,
                                     self.others.gaps, self.batches)
 
-    def part(self, clients: slice) -> "Chunk":
-        """Some of the clients; what they draw and train on is the same."""
-        return replace(self, users=self.users[clients], positives=self.positives[clients], count=self.count[clients],
-                       others=self.others.part(clients))
-
     def now(self) -> "Chunk":
         """Itself; see ``LaterChunk``."""
         return self
@@ -113,10 +108,6 @@ class LaterChunk:
 
     def now(self) -> Chunk:
         return self.make(self.users)
-
-    def part(self, clients: slice) -> "LaterChunk":
-        """Some of the clients; what they draw and train on is the same."""
-        return replace(self, users=self.users[clients])
 
 
 @dataclass(frozen=True)
@@ -322,11 +313,6 @@ class Others:
     items: Tensor | None = None
     start: Tensor | None = None
     gaps: Tensor | None = None
-
-    def part(self, clients: slice) -> "Others":
-        """Of some of the clients."""
-        return Others(self.count[clients], self.items, None if self.start is None else self.start[clients],
-                      None if self.gaps is None else self.gaps[clients])
 
     @staticmethod
     def of(positives: Tensor, n_items: int, listed: bool) -> "Others":

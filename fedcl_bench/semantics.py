@@ -22,8 +22,6 @@ from .settings import setting
 SEMANTICS = "semantics"  # the name of this exchange
 CENTROIDS = "clusters.centroids"  # where a module has what it receives
 _NARROW = 16  # numbers before the last layer of the released code's fusion
-_WIDTH = 768  # numbers of a language model's encoding, about
-_KEPT_BY_FILTER = 6  # numbers of each number of a position that a filter keeps until it is differentiated
 
 
 @dataclass(frozen=True)
@@ -166,19 +164,3 @@ class SemanticModule(DomainModule):
     def semantics(self) -> Tensor:
         """X_F, (items, d_W), Eqs. (10)-(11); of users nothing."""
         raise NotImplementedError
-
-
-def with_semantics(network: tuple[int, int], settings: SemanticSettings, n_items: int, filtered: int, number: int
-                   ) -> tuple[int, int]:
-    """What a network with these parts takes, about (see ``ModuleBackbone.bytes_of``): encodings and centroids, and what
-    a batch keeps of them until it is differentiated.
-
-    Args:
-        network: what it takes without them.
-        filtered: numbers of all sequences that filters read.
-        number: bytes of a parameter.
-    """
-    width = settings.text_dim if settings.encoder == "tfidf" else _WIDTH
-    encodings = n_items * ((settings.text_layers or 3) + 1) * width
-    kept = 2 * settings.experts * encodings + _KEPT_BY_FILTER * filtered
-    return network[0] + number * encodings, network[1] + number * kept

@@ -11,7 +11,6 @@ from .data.stream import Step
 
 _SLOPE = 0.2  # of leaky ReLUs
 _REACH = 3  # positions apart at which two clicks of a session are neighbours
-MOST_NEIGHBOURS = 2 * _REACH  # of a click
 
 
 def neighbours(items: np.ndarray, start: np.ndarray, user: np.ndarray, most: int) -> tuple[np.ndarray, ...]:

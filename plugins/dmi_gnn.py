@@ -112,10 +112,6 @@ class DMIGNN(SessionBackbone):
     def _most_items(self, step) -> int:
         return power_of_two(min(int(step.train.lengths.max()), step.n_items))
 
-    def remembered_bytes(self, step):
-        most = self.settings.graph_neighbours
-        return step.n_users * self._most_items(step) * (8 + 8 * most) if most and step.sessions else 0
-
     def _in_graph(self, memory, items: Tensor) -> tuple[Tensor, Tensor]:
         """Neighbours of items (C, L) in their client's graph, -1 where there is none, and counts, both (C, L, n)."""
         column, known = find_keys(memory["graph items"], -1 - items)

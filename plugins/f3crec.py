@@ -13,7 +13,6 @@ from torch import Tensor
 
 from fedcl_bench import draws, setting
 from fedcl_bench.distillation import TopNDistillation, TopNSettings
-from fedcl_bench.sizes import SIZES
 
 
 @dataclass(frozen=True)
@@ -74,12 +73,6 @@ class F3CRec(TopNDistillation):
         if settings.without == "sc":
             settings = replace(settings, beta=0.0)
         super().__init__(settings)
-
-    def memory(self, sizes):
-        """And scores of all items, which shifts of preference take."""
-        ranks = self.settings.lambda_kd > 0.0 and self.settings.without != "arm"
-        scores = min(SIZES.ranked_scores, sizes.step.n_users * sizes.step.n_items)
-        return super().memory(sizes)[0], sizes.number * ranks * scores
 
     def chosen(self, batch, known, lists):
         """Adaptive replay memory: a uniform sample of the list, as large as Eqs. 2-4 say."""

@@ -131,21 +131,6 @@ class FCUCR(Method):
         asks = {"query": size} if self.answers_in(round_) else {}
         return {"prototype": size, "session": (), **asks}
 
-    def memory(self, sizes):
-        """Every client's statistics of psi, its prototype or the copy of a teacher; and at the server the knowledge
-        base, also while a round's prototypes enter it."""
-        users, settings = sizes.step.n_users, sizes.backbone.settings
-        vector = settings.max_length * settings.dim
-        held = 4 * 8 * users * self.settings.head_size
-        if self.distils and self.settings.teacher == "previous":
-            held += 2 * 8 * users * vector
-        if self.transfers:
-            kept = len(sizes.step.sessions["train"].start) - 1
-            if self.settings.window > 0:
-                kept = min(kept, (self.settings.window + 1) * users)
-            held += sizes.number * vector * (2 * kept + 3 * users)  # a round's prototypes, queries and answers
-        return held, 0
-
     # The private prediction module psi.
 
     def starts(self, dim: int) -> dict[str, Start]:

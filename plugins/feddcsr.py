@@ -15,7 +15,6 @@ from fedcl_bench.domain_module import DomainData, Histories, once_in_ranking
 from fedcl_bench.layers import check_heads
 
 SENT = "shared.encoder."  # what the names of the shared encoder's parameters begin with
-_KEPT = 25  # numbers that a block keeps of each number of a position until it is differentiated
 
 
 @dataclass(frozen=True)
@@ -372,13 +371,6 @@ class FedDCSRBackbone(ModuleBackbone):
 
     def module(self, data: DomainData) -> FedDCSRModule:
         return FedDCSRModule(self.settings, data)
-
-    def bytes_of(self, n_items, samples, number):
-        s = self.settings
-        rows = s.max_length * s.dim
-        dense = (2 * rows + 24 * s.layers * s.dim) * s.dim + 2 * s.anchor_rows * rows  # discriminator, stacks, buffers
-        passes = 8 * s.layers * _KEPT * rows  # two stacks each of one shared and three exclusive encodings
-        return number * (3 * n_items * s.dim + dense), number * samples * (6 * n_items + passes)
 
 
 class FedDCSR(DomainMethod):

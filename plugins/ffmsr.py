@@ -17,7 +17,7 @@ from fedcl_bench.codes import of_texts
 from fedcl_bench.domain_layers import EncoderSettings, TransformerEncoder, by_length
 from fedcl_bench.domain_module import once_in_ranking
 from fedcl_bench.semantics import (CENTROIDS, SEMANTICS, ClusterStream, FourierFilter, SemanticModule, SemanticSettings,
-                                   TextFusion, with_semantics)
+                                   TextFusion)
 
 FINETUNE = "finetune"
 
@@ -266,12 +266,6 @@ class FFMSRBackbone(ModuleBackbone):
 
     def module(self, data):
         return FFMSRModule(data, self.settings)
-
-    def bytes_of(self, n_items, samples, number):
-        """Also the encodings, each expert's copy of them in training, and the values of filters."""
-        s, network = self.settings, super().bytes_of(n_items, samples, number)
-        filtered = samples * s.max_length * s.dim * (s.filter_layers + s.clustered)
-        return with_semantics(network, s, n_items if s.text == "fusion" else 0, filtered, number)
 
 
 @dataclass(frozen=True)

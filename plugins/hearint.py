@@ -18,7 +18,7 @@ from fedcl_bench.clustering import k_means
 from fedcl_bench.functional import Pooling, attention, linear
 from fedcl_bench.layers import ITEM, apply_linear
 from fedcl_bench.sequential import SessionVectors, Start
-from fedcl_bench.session_graph import (MOST_NEIGHBOURS, attend_edges, find_keys, first_positions, neighbours_in,
+from fedcl_bench.session_graph import (attend_edges, find_keys, first_positions, neighbours_in,
                                        power_of_two, session_edges, step_cells, table_of_cells)
 
 _SCALE = 13.0  # of cosines
@@ -110,10 +110,6 @@ class HearInt(SessionBackbone):
         tables["graph pairs"][owner, column], tables["graph buckets"][owner, column] = keys, bucket
         device = step.sessions["train"].items.device
         return {name: torch.from_numpy(table).to(device) for name, table in tables.items()}
-
-    def remembered_bytes(self, step):
-        pairs = power_of_two(min(self.settings.graph_neighbours, MOST_NEIGHBOURS) * int(step.train.lengths.max()))
-        return 9 * step.n_users * pairs if step.sessions else 0
 
     def derive(self, public, draw):
         """Each item's cluster, (items,), and which clusters have a cosine above 0, (K, K)."""

@@ -293,12 +293,6 @@ class RecGURU(ModuleBackbone):
     def module(self, data):
         return RecGURUModule(self.settings, data)
 
-    def bytes_of(self, n_items, samples, number):
-        s = self.settings
-        kept = 3 * s.layers * s.max_length * (20 * s.dim + 3 * s.inner_size)  # of an encoder and two decoders
-        dense = 100 * s.dim ** 2 + 7 * s.layers * s.dim * (8 * s.heads * s.head_size + 2 * s.inner_size)  # 3 domains'
-        return number * (n_items * s.dim + dense), number * samples * (n_items + kept)
-
     def joint_loss(self, modules, batches, targets):
         """The sum of the domains' own losses, each weighted by its samples; in ``align`` the adversarial ones too, and
         the pull between users who are known in two domains.

@@ -58,11 +58,6 @@ class RLP2(Method):
     Settings = RLP2Settings
     reimplementation = True
 
-    def memory(self, sizes):
-        """Each client's keys, about as long as an item's row, and errors, also while new ones are made."""
-        entries = sizes.step.n_users * self.settings.memory if self.settings.lambda_error > 0.0 else 0
-        return 2 * entries * (sizes.number * (sizes.public + 1) + 1), 0
-
     def rescore(self, users, scores, model, backbone):
         if self.settings.lambda_error == 0.0 or "keys" not in self.client_state:
             return scores

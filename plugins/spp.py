@@ -82,16 +82,6 @@ class SPP(Method):
     def _off(self) -> bool:
         return self.settings.lambda_replay == 0.0 or not (self.settings.stable_items or self.settings.plastic_items)
 
-    def memory(self, sizes):
-        """Two proxies of all parameters, the candidates of both, and what each client trained on."""
-        if self._off:
-            return 0, 0
-        step, top = sizes.step, min(self.settings.proxy_top, sizes.step.n_items)
-        per_client = sizes.private + step.n_items * sizes.personal
-        proxy = sizes.number * (step.n_items * sizes.public + step.n_users * per_client + sizes.dense)
-        candidates = step.n_users * top * (8 + 2 * sizes.number)
-        return 2 * (proxy + candidates) + 8 * step.n_users * int(step.train.lengths.max()), 0
-
     def begin_step(self, step, model, backbone):
         if self._off:
             return

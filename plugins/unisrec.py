@@ -12,7 +12,7 @@ from fedcl_bench.cosine_module import CosineModule, CosineSettings, rows_at
 from fedcl_bench.domain_layers import MoEAdapter, by_length
 from fedcl_bench.domain_module import TEXT_MODEL, once_in_ranking
 from fedcl_bench.semantics import (CENTROIDS, SEMANTICS, AddedSemanticSettings, ClusterStream, SemanticModule,
-                                   TextFusion, with_semantics)
+                                   TextFusion)
 
 
 @dataclass(frozen=True)
@@ -122,13 +122,6 @@ class UniSRec(ModuleBackbone):
         if not settings.ids:
             raise UserError("setting 'ids': found false, accepted: true with semantics=true, whose weights look at the "
                             "items' rows.")
-
-    def bytes_of(self, n_items, samples, number):
-        s, (tables, training) = self.settings, super().bytes_of(n_items, samples, number)
-        if s.semantics:
-            return with_semantics((tables, training), s, n_items, samples * s.max_length * s.dim, number)
-        clicks = samples * s.max_length if s.adapter_draws == "click" else n_items
-        return tables, training + number * clicks * s.experts * 3 * s.dim  # texts are about as long as vectors
 
     def module(self, data):
         if self.settings.semantics:

@@ -145,11 +145,5 @@ class VQRec(ModuleBackbone):
             return torch.ones(data.n_items, dtype=torch.bool)
         return torch.bincount(data.histories[0].cpu(), minlength=data.n_items) > 0
 
-    def bytes_of(self, n_items, samples, number):
-        s = self.settings
-        tables = s.codes * s.centroids * (s.dim + (s.centroids if s.permutation_rounds else 0))
-        of_items, training = super().bytes_of(n_items, samples, number)
-        return of_items + number * tables, training + number * tables
-
     def module(self, data):
         return VQRecModule(self.settings, data.codes)

@@ -47,10 +47,6 @@ class SessionChunk:
     others: Others
     batches: int = 1
 
-    def part(self, clients: slice) -> "SessionChunk":
-        """Some of the clients; what they draw and train on is the same."""
-        return replace(self, users=self.users[clients], others=self.others.part(clients))
-
 
 def clients_at_once(backbone: SequentialBackbone, n_items: int) -> int:
     """The most clients of a chunk."""

@@ -1,4 +1,4 @@
-"""The one decision how clients are trained, made once per step; protocol, rounds and the memory plan ask its answer."""
+"""The one decision how clients are trained, made once per step; protocol and rounds ask its answer."""
 
 from __future__ import annotations
 

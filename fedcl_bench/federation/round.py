@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import chain
-from typing import Callable, Iterable, NamedTuple, Sequence
+from typing import Callable, NamedTuple, Sequence
 
 from torch import Tensor
 
@@ -13,7 +12,6 @@ from ..client.base import ChunkTrainer
 from ..client.factored import InnerTrainer
 from ..client.fused import RoundTrainer, plan_of
 from ..client.lists import ListTrainer
-from ..client.out_of_memory import AnyChunk, in_halves
 from ..client.sessions import SessionChunk, SessionTrainer
 from ..client.trained import Trained, at_slots, covers_all_items, rows_of
 from ..client.untouched import shifts_of
@@ -26,6 +24,8 @@ from ..sequential import SequentialBackbone
 from ..sizes import SIZES
 from .server import clip
 from .sums import RoundSums
+
+AnyChunk = Chunk | LaterChunk | SessionChunk
 
 
 class Work(NamedTuple):
@@ -55,21 +55,12 @@ def train_clients(work: Sequence[Work], model: Snapshot, key: DrawKey, weights: 
     sums = RoundSums(model, training, count, weights, own_start)
     for training, chunks in work:
         train = trainer_of(chunks, model, training, key, observe is not None)
-        for trained in _in_order(train, chunks, training):
+        short = not chunks or _is_short(chunks, training)
+        for trained in map(train, chunks) if short else in_order(train, chunks, chunks[0].users.device):
             if observe is not None:
                 observe(trained)
             sums.add(trained)
     return sums
-
-
-def _in_order(train: Callable[[AnyChunk], Trained], chunks: Sequence[AnyChunk], training: Training
-              ) -> Iterable[Trained]:
-    """Trained chunks in their own order."""
-    def trained(chunk: AnyChunk) -> list[Trained]:
-        return in_halves(train, chunk, training.method)
-
-    short = not chunks or _is_short(chunks, training)
-    return chain.from_iterable(map(trained, chunks) if short else in_order(trained, chunks, chunks[0].users.device))
 
 
 def _is_short(chunks: Sequence[AnyChunk], training: Training) -> bool:

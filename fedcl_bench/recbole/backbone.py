@@ -172,9 +172,6 @@ class RecBoleBackbone(Backbone):
         """How many items of a client are kept at most."""
         return self.settings.max_length if self.facts.sequential else int(step.train.lengths.max())
 
-    def remembered_bytes(self, step: Step) -> int:
-        return 8 * step.n_users * self._longest(step) if self.facts.remembers else 0
-
     def own_samples(self, settings: LocalSettings) -> OwnSamples:
         kind, k = self.facts.samples, settings.negatives
         of = {"point": lambda n: n * (1 + k), "pair": lambda n: n * k, "group": lambda n: n, "target": lambda n: n - 1,

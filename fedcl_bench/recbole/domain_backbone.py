@@ -15,7 +15,7 @@ import torch
 from ..backbone import Backbone
 from ..domain_module import DomainData, DomainModule, ModuleBackbone, Stage
 from ..errors import UserError
-from ..semantics import SEMANTICS, AddedSemanticSettings, with_semantics
+from ..semantics import SEMANTICS, AddedSemanticSettings
 from . import models
 from .domain_models import hyper_parameters
 from .domain_networks import PRETRAIN, Design, made
@@ -82,11 +82,6 @@ class RecBoleDomainBackbone(ModuleBackbone):
     @property
     def _has_semantics(self) -> bool:
         return getattr(self.settings, "semantics", False)
-
-    def bytes_of(self, n_items, samples, number):
-        s, network = self.settings, super().bytes_of(n_items, samples, number)
-        filtered = samples * s.max_length * s.dim
-        return with_semantics(network, s, n_items, filtered, number) if self._has_semantics else network
 
     def module(self, data: DomainData) -> DomainModule:
         """RecBole's model of a domain; raises UserError for one that has too few items for RecBole's masks."""

@@ -30,7 +30,7 @@ from ..names import shown
 from ..sampling import LocalSettings
 from ..settings import LARGEST_SEED, assemble, declared_idle, flat
 from ..version import NUMBERS_VERSION
-from .memory_plan import require_item_tables
+from .memory_check import require_item_tables
 from .registry import Plugin, Registry
 
 _COLUMNS = ("USER_ID_FIELD", "ITEM_ID_FIELD", "TIME_FIELD")

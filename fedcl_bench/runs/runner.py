@@ -10,9 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Iterator, Protocol
 
-import torch
-
-from ..client.out_of_memory import in_words
 from ..data.stream import Stream
 from ..errors import Busy, Corrupt, OutOfMemory, RunFailed, UserError, ran_out
 from ..federation.divergence import largest
@@ -23,7 +20,7 @@ from ..federation.silos import beginning
 from ..files import sweep
 from .checkpoints import CURE, check_tables, load_progress, save_progress
 from .config import SHARED, RunConfig
-from .memory_plan import advice, require
+from .memory_check import ended, require
 from .records import MODEL, Record, of_features, summary
 from .run import refuse
 from .store import load_record, tested
@@ -51,7 +48,7 @@ class Here:
     """Trains a run in this process."""
 
     def check(self, federation: Federation) -> None:
-        require(federation, torch.get_num_threads())
+        require(federation)
 
     def run(self, federation: Federation, progress: Progress | None) -> Iterator[Progress]:
         return run(federation, progress)
@@ -313,8 +310,7 @@ def execute(config: RunConfig, load: Callable[[], Stream], results: Path, watch:
         except (OutOfMemory, RuntimeError, MemoryError) as error:
             if not (isinstance(error, OutOfMemory) or ran_out(error)):
                 raise
-            words = str(error) if isinstance(error, OutOfMemory) else in_words(error)
-            raise OutOfMemory(f"{words}\n{advice(federation, 1)}") from None
+            raise ended(error, federation) from None
         except OSError as error:
             raise UserError(f"results folder {results}: cannot be written ({error.strerror}).") from None
         return {**content, "record": str(record.folder), "reused": False}

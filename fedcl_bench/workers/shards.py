@@ -32,7 +32,7 @@ from ..federation.loop import run
 from ..federation.parts import Federation, FederationSettings, Progress
 from ..federation.server import Population
 from ..runs.config import RunConfig
-from ..runs.memory_plan import require
+from ..runs.memory_check import require
 from ..sampling import LocalSettings
 from .cluster import other_versions, versions
 from .partition import check_divisible, divide, outline, progress_part, stream_part, whole_progress
@@ -145,7 +145,7 @@ class Shard:
         torch.set_num_threads(self._threads)  # of this thread
         try:
             federation = replace(task.federation(), population=Apart(self._ask))
-            require(federation, self._threads)
+            require(federation)
             with draws.named(task.names):
                 for progress in run(federation, task.progress):
                     if self._ask("outline", outline(progress)) == GATHER:

@@ -18,7 +18,7 @@ from fedcl_bench import parallel
 from fedcl_bench.data.stream import Step
 from fedcl_bench.data.synth import World, as_step
 from fedcl_bench.draws import DrawKey
-from fedcl_bench.errors import OutOfMemory, PluginError
+from fedcl_bench.errors import PluginError
 from fedcl_bench.federation import round as rounds
 from fedcl_bench.federation.growth import grow
 from fedcl_bench.layers import ITEM, USER
@@ -143,7 +143,7 @@ def test_one_call_without_memory(registry, step, monkeypatch):
     full = {name: function._replace(call=lambda *_: -1) if name == "inner_round_float" else function
             for name, function in library._loaded().items()}
     monkeypatch.setattr(library, "_loaded", lambda: full)
-    with pytest.raises(OutOfMemory, match="^out of memory: no memory for inner_round_float with .*'P': "):
+    with pytest.raises(MemoryError, match="^no memory for inner_round_float with .*'P': "):
         train_round(chunks, model, backbone, FT, local, 3, 1, 2)
 
 

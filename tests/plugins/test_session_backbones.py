@@ -6,7 +6,6 @@ import importlib.util
 import math
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -21,20 +20,14 @@ from torch.nn.functional import cosine_similarity, cross_entropy, normalize
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from fedcl_bench import draws, session_graph
-from fedcl_bench.client import footprint
 from fedcl_bench.client.all_scores import AllScores
 from fedcl_bench.client.sessions import clients_at_once, window
 from fedcl_bench.clustering import k_means
 from fedcl_bench.data.stream import Sessions
 from fedcl_bench.draws import DrawKey
 from fedcl_bench.errors import UserError
-from fedcl_bench.evaluation.ranking import EvaluationSettings
-from fedcl_bench.federation.footprint import load_of, tables
-from fedcl_bench.federation.parts import Federation, FederationSettings
-from fedcl_bench.sampling import LocalSettings
 from fedcl_bench.sequential import Dropout, Sequence, SessionVectors, Targets
 from fedcl_bench.sizes import SIZES
-from fedcl_bench.testing.worlds import session_log, session_stream
 
 N_ITEMS, LENGTHS, LONGEST, SEED = 40, (2, 5, 9, 14), 8, 7
 SMALL = {"miasrec": {"dim": 6, "max_length": LONGEST, "heads": 2, "inner_size": 7, "dropout": 0.0,
@@ -564,44 +557,11 @@ def _released_hearint(model, settings, table, dense):
     return module
 
 
-# Memory.
-
-
-@pytest.mark.parametrize("name", ["dmi-gnn", "hearint"])
-def test_what_clients_remember_is_planned(registry, name):
-    """Of tables of dmi-gnn the exact size, of hearint's a bound, which the longest list of clicks gives."""
-    step = session_stream(session_log(N_ITEMS), N_ITEMS).steps[0]
-    for most in (0, 4, 12):
-        backbone = make(registry, name, graph_neighbours=most)
-        taken = sum(table.numel() * table.element_size() for table in backbone.remember(step, {}).values())
-        planned = backbone.remembered_bytes(step)
-        assert planned == taken if name == "dmi-gnn" or not most else taken <= planned <= 8 * taken
-    stream = session_stream(session_log(N_ITEMS), N_ITEMS)
-    f = Federation(stream, backbone, build(registry, "method", "ft"), LocalSettings("adam"), FederationSettings(),
-                   EvaluationSettings(), 0)
-    more, planned = backbone.remembered_bytes(step), tables(load_of(f, step, 1), False)
-    backbone.remembered_bytes = lambda step: 0
-    assert more > 0 and planned - tables(load_of(f, step, 1), False) == more
-
-
-def test_clients_of_a_chunk_and_their_memory(registry):
-    """As many as keep a chunk's parameters below 2^24 numbers, or with item tables 2^25, and 256 at most; the plan
-    counts whole tables."""
+def test_clients_of_a_chunk(registry):
+    """As many as keep a chunk's parameters below 2^24 numbers, or with item tables 2^25, and 256 at most."""
     n_items, dim = 24_390, 100
     assert clients_at_once(build(registry, "backbone", "sasrec"), n_items) == 256
     backbones = {loss: build(registry, "backbone", "miasrec", loss=loss) for loss in ("bce", "cross_entropy")}
     dense = sum(value.numel() for value in backbones["bce"].new_dense(0).values())
     assert clients_at_once(backbones["bce"], n_items) == (1 << 24) // dense == 81
     assert clients_at_once(backbones["cross_entropy"], n_items) == (1 << 25) // (dense + n_items * dim) == 12
-
-    def planned(loss, threads=1):
-        step = replace(session_stream(session_log(N_ITEMS), N_ITEMS).steps[0], n_items=n_items, n_users=877)
-        return footprint.training(load_of(Federation(
-            replace(session_stream(session_log(N_ITEMS), N_ITEMS), steps=(step,)), backbones[loss],
-            build(registry, "method", "ft"), LocalSettings("adam"), FederationSettings(), EvaluationSettings(), 0),
-            step, threads))
-
-    # Value, gradient, two moments and what moved, of 12 tables, and three more on the way.
-    assert 8 * 4 * 12 * n_items * dim < planned("cross_entropy") < 10 * 4 * 12 * n_items * dim
-    assert planned("cross_entropy", 2) > 2 * planned("cross_entropy")
-    assert planned("bce") < planned("cross_entropy")

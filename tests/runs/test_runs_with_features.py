@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +11,7 @@ import torch
 
 import fedcl_bench as fb
 from fedcl_bench.cli.main import main
-from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.errors import UserError
-from fedcl_bench.federation.footprint import of_domains
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.records import Record
 from fedcl_bench.runs.registry import discover
@@ -202,11 +199,3 @@ def test_a_grid_shares_features(capsys):
                  "--set", "encoder=tfidf", "--results", "grid"]) == 0
     assert len(list(Path("grid/runs").glob("*/run.json"))) == 2
     assert len(list(Path("data").glob("*/*.features-*"))) == 2
-
-
-def test_the_memory_plan_counts_what_a_gpu_has_to_hold(known):
-    config = configured(known)
-    f = config.federation(load_stream(config.source, config.stream, config.features))
-    part = "what items' texts say"
-    assert of_domains(f)[part] == 0  # mapped
-    assert of_domains(replace(f, device=torch.device("cuda")))[part] == 4 * (8 + 6) * 8

@@ -1,0 +1,143 @@
+"""Whether a run's tables fit into memory, asked before it starts, and what is said when memory ends later.
+
+Counted are the tables that grow with users and items. What is made of a chunk of clients or of evaluated users is
+bounded (see ``sizes.py``) and not counted, nor what a method keeps, so a run that passes may still run out of memory.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Mapping
+
+import torch
+
+from ..data.stream import Step
+from ..domain_module import ModuleBackbone
+from ..draws import Tables
+from ..errors import OutOfMemory, UserError
+from ..federation.parts import Federation
+from ..ops.memory import available
+
+_SNAPSHOTS = 3  # of a model: before a round, after it, and of the best round
+_PER_SCORE = 3  # numbers that live for each score of a mini-batch: itself, its probability and its gradient
+
+
+def require_item_tables(f: Federation) -> None:
+    """Raise UserError if the public item tables alone need more memory than there is.
+
+    Asked before anything else, with tables of no row: what looks closer makes rows, of which one may be too long.
+    """
+    if isinstance(f.backbone, ModuleBackbone):
+        return
+    made = f.backbone.new_rows(f.seed, range(0), range(0))
+    if isinstance(made, tuple) and isinstance(made[0], Mapping):  # or a check that follows says that it is not
+        needed = _SNAPSHOTS * _bytes_of_number(f) * f.stream.steps[-1].n_items * _per_row(made[0])
+        _require(f, needed, "item tables alone take")
+
+
+def require(f: Federation) -> None:
+    """Raise UserError if a run's tables need more memory than there is; does nothing where that is not known."""
+    _require(f, bytes_of_tables(f), "tables take")
+
+
+def bytes_of_tables(f: Federation) -> int:
+    """What the tables of a run take in the step in which they are largest."""
+    if f.central or f.stream.domains:
+        return _in_epochs(f)
+    return max(_of_step(f, step) for step in f.stream.steps)
+
+
+def ended(error: BaseException, f: Federation) -> OutOfMemory:
+    """The error to raise when memory ends in a run: what could not be allocated, what its tables take, what helps."""
+    said = str(error) if isinstance(error, OutOfMemory) else _in_words(error)
+    return OutOfMemory(f"{said}\nThe run's tables take {_gib(bytes_of_tables(f))} ({_sizes(f)}).\n"
+                       f"{_what_helps(f)}\nThe same command goes on from the run's last checkpoint.")
+
+
+def _in_words(error: BaseException) -> str:
+    """What such an error says, without where in PyTorch it was and its advice on the allocator."""
+    if not isinstance(error, torch.OutOfMemoryError):
+        asked = re.search(r"tried to allocate (\d+) bytes", str(error))
+        return "out of memory: " + (f"Tried to allocate {_gib(int(asked[1]))}." if asked else
+                                    f"{str(error) or 'no more is known'}.")
+    words = [part for part in str(error).split(". ") if part.startswith(("Tried", "GPU", "CUDA"))]
+    return f"out of GPU memory: {'. '.join(words or [str(error) or 'no more is known']).rstrip('.')}."
+
+
+def _require(f: Federation, needed: int, what: str) -> None:
+    memory = available(f.device)
+    if memory is not None and needed > memory.bytes:
+        raise UserError(f"not enough memory: {_gib(memory.bytes)} are left ({memory.limit}). The run's {what} "
+                        f"{_gib(needed)} ({_sizes(f)}).\n{_what_helps(f)}")
+
+
+def _of_step(f: Federation, step: Step) -> int:
+    """Those before a round, after it and of the best round, after arrivals too with ``fold_in``; those of the step
+    before, whose memory the allocator does not give back for larger ones; and what a server makes of uploads that are
+    whole tables."""
+    backbone, number = f.backbone, _bytes_of_number(f)
+    public, private = backbone.new_rows(f.seed, range(1), range(1))
+    of_method = f.acting_in(step).new_private(f.seed, range(1), backbone)
+    per_item, per_user = _per_row(public), _per_row({**private, **of_method})
+    copies = backbone.keeps_local_tables + backbone.serves_tables
+    per_pair = _per_row(backbone.new_personal(f.seed, range(1))) + copies * per_item
+    dense = sum(table.numel() for table in backbone.new_dense(f.seed).values())
+
+    def model(users: int, items: int) -> int:
+        return items * per_item + users * per_user + users * items * per_pair + dense
+
+    snapshots = _SNAPSHOTS + (f.server.fold_in > 0)
+    models = snapshots * (model(step.n_users, step.n_items) + model(step.old_users, step.old_items))
+    uploads = {0: 0, 1: 1, 2: 3}[copies] * step.n_users * step.n_items * per_item
+    return number * (models + uploads)
+
+
+def _in_epochs(f: Federation) -> int:
+    """Of clients that hold many users: also gradients, what the optimiser remembers, and all items' scores of a
+    mini-batch."""
+    steps, backbone = f.stream.steps, f.backbone
+    items = steps[-1].n_items
+    scored = max(step.n_items - step.old_items for step in steps) if f.stream.domains else items
+    if isinstance(backbone, ModuleBackbone):  # whose tables are the modules', of vectors of the setting dim
+        parameters = items * backbone.settings.dim
+    else:
+        dense = sum(table.numel() for table in backbone.new_dense(f.seed).values())
+        parameters = items * _per_row(backbone.new_rows(f.seed, range(0), range(0))[0]) + len(steps) * dense
+    texts = 4 * sum(vectors.numel() for vectors in f.stream.features or ()) if f.device.type == "cuda" else 0
+    of_optimiser = 2 * (f.local.optimiser == "adam") + 1
+    return _bytes_of_number(f) * (parameters * (_SNAPSHOTS + of_optimiser)
+                                  + _PER_SCORE * f.local.batch_size * scored) + texts
+
+
+def _per_row(tables: Tables) -> int:
+    """Numbers in a row of all tables together."""
+    return sum(math.prod(table.shape[1:]) for table in tables.values())
+
+
+def _bytes_of_number(f: Federation) -> int:
+    return 8 if f.server.precision == "float64" else 4
+
+
+def _sizes(f: Federation) -> str:
+    step = f.stream.steps[-1]
+    return f"{step.n_users:,} users, {step.n_items:,} items, {f.server.precision}"
+
+
+def _what_helps(f: Federation) -> str:
+    """Settings that lower what a run needs."""
+    helps = [f"a smaller --set {name}=N (now {getattr(f.backbone.settings, name)})" for name in ("dim", "max_length")
+             if hasattr(f.backbone.settings, name)]
+    if f.central or f.stream.domains:
+        helps.append(f"a smaller --set batch_size=N (now {f.local.batch_size})")
+    if f.server.precision == "float64":
+        helps.append("--set precision=float32")
+    if f.device.type == "cuda":
+        helps.append("--device cpu")
+    elif torch.get_num_threads() > 1:
+        helps.append("--threads 1, which trains fewer clients at a time and changes no number")
+    return f"What helps: {', '.join([*helps, 'a larger machine', 'fewer users and items'])}."
+
+
+def _gib(number: float) -> str:
+    return f"{number / (1 << 30):.2f} GiB"

@@ -1,0 +1,235 @@
+"""What the tables of a run take, what is available, the refusal before a run, and what is said when memory ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from helpers import same_numbers
+
+from fedcl_bench.cli.main import main
+from fedcl_bench.client.lists import BatchView
+from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.distillation import ranks_of
+from fedcl_bench.errors import OutOfMemory, UserError, ran_out
+from fedcl_bench.federation import loop
+from fedcl_bench.federation import round as rounds
+from fedcl_bench.ops import memory
+from fedcl_bench.ops.memory import Available, available
+from fedcl_bench.runs import memory_check
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.memory_check import bytes_of_tables, ended, require
+from fedcl_bench.runs.runner import execute
+from fedcl_bench.sizes import SIZES
+
+CPU = torch.device("cpu")
+LAST, BEFORE = (943, 1152), (827, 1148)  # users and items of ML-100K's blocks 3 and 2
+
+
+def federation(registry, ml100k, backbone, **settings):
+    return make_config(registry, "ft", backbone, "ml-100k", overrides=[("test", settings)]).federation(ml100k)
+
+
+@pytest.mark.parametrize("name, settings, of_pair, of_user, uploads", [
+    ("fedmf", {}, 0, 32, 0), ("fedrap", {}, 32, 33, 0), ("fedncf", {}, 0, 97, 0),
+    ("pfedrec", {"eval_item_table": "local"}, 32, 33, 1),
+    ("gpfedrec", {}, 64, 32 + 65 * 32 + 33 * 16 + 17 * 8 + 9, 3)])
+def test_tables_are_counted_exactly(registry, ml100k, name, settings, of_pair, of_user, uploads):
+    """Three times those of the last block and of the one before it, 4 bytes a number; and whole uploads, which a server
+    that serves tables holds three of."""
+    def numbers(users, items):
+        return items * 32 + users * of_user + users * items * of_pair
+    expected = 4 * (3 * (numbers(*LAST) + numbers(*BEFORE)) + uploads * 943 * 1152 * 32)
+    assert bytes_of_tables(federation(registry, ml100k, name, **settings)) == expected
+    assert bytes_of_tables(federation(registry, ml100k, name, precision="float64", **settings)) == 2 * expected
+
+
+def test_mini_batches_count_scores_and_what_the_optimiser_keeps(registry):
+    """Of one client that holds all sessions."""
+    def tables(**more):
+        settings = {"stream": "sessions", "min_session_length": 5, "min_sessions": 4, "topology": "central", **more}
+        config = make_config(registry, "ft", "sasrec", "ml-100k", overrides=[("test", settings)])
+        return config.federation(load_stream(config.source, config.stream))
+    f = tables(optimiser="adam", batch_size=100)
+    items = f.stream.steps[0].n_items
+    parameters = sum(table.numel() for table in f.backbone.new_dense(0).values()) + items * f.backbone.settings.dim
+    assert bytes_of_tables(f) == 4 * (6 * parameters + 3 * 100 * items)
+    assert bytes_of_tables(f) - bytes_of_tables(tables(optimiser="sgd", batch_size=100)) == 4 * 2 * parameters
+    assert "a smaller --set batch_size=N (now 100)" in str(ended(MemoryError(), f))
+
+
+def lay(root, **files):
+    for name, content in files.items():
+        path = root / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+
+
+def test_what_is_available(tmp_path):
+    """The least of the machine's memory and every enclosing control group's limit, whose cached files count as free."""
+    assert available(CPU, tmp_path) is None
+    lay(tmp_path, proc__meminfo="MemTotal: 900 kB\nMemAvailable: 800 kB\n")
+    assert available(CPU, tmp_path) == Available(800 << 10, "available on this machine")
+    inner = "sys/fs/cgroup/jobs/mine/"
+    for name, content in (("proc/self/cgroup", "0::/jobs/mine\n"), (inner + "memory.max", "max\n"),
+                          (inner + "memory.current", "7\n"), ("sys/fs/cgroup/jobs/memory.max", str(1 << 20)),
+                          ("sys/fs/cgroup/jobs/memory.current", str(700 << 10)),
+                          ("sys/fs/cgroup/jobs/memory.stat", f"anon 5\ninactive_file {100 << 10}\nslab 3\n")):
+        lay(tmp_path, **{name: content})
+    assert available(CPU, tmp_path) == Available(424 << 10, "of this process's limit of 0.00 GiB")
+    lay(tmp_path, **{"sys/fs/cgroup/jobs/memory.current": str(2 << 20)})
+    assert available(CPU, tmp_path).bytes == 0
+
+
+def test_what_is_available_in_control_groups_of_the_first_version(tmp_path):
+    for name, content in (("proc/self/cgroup", "5:cpu:/x\n4:cpuset,memory:/x\n"),
+                          ("sys/fs/cgroup/memory/x/memory.limit_in_bytes", str(3 << 30)),
+                          ("sys/fs/cgroup/memory/x/memory.usage_in_bytes", str(1 << 30)),
+                          ("sys/fs/cgroup/memory/x/memory.stat", "total_inactive_file 1024\n"),
+                          ("sys/fs/cgroup/memory/memory.limit_in_bytes", str(1 << 62)),
+                          ("sys/fs/cgroup/memory/memory.usage_in_bytes", str(1 << 30))):
+        lay(tmp_path, **{name: content})
+    assert available(CPU, tmp_path) == Available((2 << 30) + 1024, "of this process's limit of 3.00 GiB")
+
+
+def test_a_limit_of_addresses_counts(tmp_path, monkeypatch):
+    """What is left is the limit without the pages that the process has, used or not."""
+    monkeypatch.setattr(memory.resource, "getrlimit", lambda kind: (
+        (3 << 30, 4 << 30) if kind == memory.resource.RLIMIT_AS else (-1, -1)))
+    lay(tmp_path, proc__meminfo=f"MemAvailable: {8 << 20} kB\n",
+        proc__self__statm=f"{(1 << 30) // memory.resource.getpagesize()} 1 1 1 0 1 0\n")
+    assert available(CPU, tmp_path) == Available(2 << 30, "of this process's limit of 3.00 GiB, see ulimit -v")
+
+
+def left(monkeypatch, number):
+    monkeypatch.setattr(memory_check, "available", lambda device: number and Available(number, "available here"))
+
+
+def test_a_run_that_does_not_fit_is_refused(registry, ml100k, monkeypatch):
+    """By one byte, with the numbers and what helps; nothing is said where nothing is known."""
+    f = federation(registry, ml100k, "fedrap", precision="float64")
+    need = bytes_of_tables(f)
+    for enough in (need, None):
+        left(monkeypatch, enough)
+        require(f)
+    left(monkeypatch, need - 1)
+    with pytest.raises(UserError) as error:
+        require(f)
+    assert f"are left (available here). The run's tables take {need / 2 ** 30:.2f} GiB (943 users, 1,152 items, " \
+           f"float64).\nWhat helps: a smaller --set dim=N (now 32), --set precision=float32" in str(error.value)
+
+
+def test_rows_too_long_to_make_are_refused_before_one_is_made(registry, ml100k, monkeypatch):
+    """Rows of 10^9 numbers: 8 GB each."""
+    left(monkeypatch, 20 << 30)
+    config = make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", {"dim": 10 ** 9})])
+    with pytest.raises(UserError, match="item tables alone take .* GiB .*\n.*a smaller --set dim=N .now 1000000000"):
+        config.check(config.federation(ml100k))
+
+
+def test_every_backbone_has_tables_without_rows(registry, ml100k):
+    """What the question before all others asks for; it lets every one pass that fits."""
+    for kind, name in registry.plugins:
+        if kind == "backbone":
+            memory_check.require_item_tables(federation(registry, ml100k, name))
+
+
+def test_the_command_refuses_before_anything_is_written(monkeypatch, tmp_path, capsys):
+    left(monkeypatch, 1 << 20)
+    assert main(["--method", "pfedrec", "--set", "rounds=1", "--results", str(tmp_path / "results")]) == 2
+    assert "not enough memory: 0.00 GiB are left (available here). The run's tables take" in capsys.readouterr().err
+    assert not (tmp_path / "results").exists()
+
+
+def test_imports_are_not_searched_for_garbage_later():
+    """What PyTorch's import leaves is frozen, once; what comes later is not."""
+    said = subprocess.run([sys.executable, "-c", "import gc\n"
+                           "from fedcl_bench.ops.memory import importing\n"
+                           "with importing():\n    import torch\n    assert not gc.isenabled()\n"
+                           "frozen = gc.get_freeze_count()\n"
+                           "with importing():\n    assert gc.isenabled()\n"
+                           "later = [[] for _ in range(1000)]\n"
+                           "print(gc.isenabled(), frozen > 50_000, gc.get_freeze_count() == frozen)"],
+                          capture_output=True, text=True, check=True)
+    assert said.stdout.split() == ["True"] * 3
+
+
+def test_scores_for_ranks_are_made_in_pieces(monkeypatch):
+    """Of at most so many clients that their scores of all items are no more than the size; the ranks are the same."""
+    scores, asked = torch.randn(17, 50), []
+    clients = torch.tensor([16, 3, 5, 4, 0, 9, 1])
+    items = torch.randint(50, (7, 4))
+    view = object.__new__(BatchView)
+    view._trainer = SimpleNamespace(n_items=50)
+    monkeypatch.setattr(BatchView, "all_scores", lambda self, part: asked.append(len(part)) or scores[part])
+    whole = view.ranks(clients, items)
+    monkeypatch.setattr(SIZES, "ranked_scores", 3 * 50 + 49)
+    assert torch.equal(view.ranks(clients, items), whole) and asked == [7, 3, 3, 1]
+    assert torch.equal(whole, ranks_of(scores[clients], items))
+
+
+TEXT = ("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 16.00 GiB of which 3.00 GiB is "
+        "free. Process 7 has 13.00 GiB memory in use. If reserved but unallocated memory is large try setting "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.")
+
+
+def too_large(kind):
+    """An error as PyTorch, NumPy and the compiled kernels raise it."""
+    if kind == "gpu":
+        raise torch.OutOfMemoryError(TEXT)
+    if kind == "torch":
+        torch.empty(1 << 50)
+    if kind == "numpy":
+        np.empty(1 << 50)
+    raise MemoryError("no memory for negatives")
+
+
+@pytest.mark.parametrize("kind, words", [
+    ("gpu", "out of GPU memory: CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 16.00 "
+            "GiB of which 3.00 GiB is free."),
+    ("torch", "out of memory: Tried to allocate 4194304.00 GiB."), ("numpy", "out of memory: Unable to allocate"),
+    ("kernels", "out of memory: no memory for negatives.")])
+def test_what_is_said_when_memory_ends(registry, ml100k, kind, words):
+    """What could not be allocated, what the tables take, what helps, and that nothing is lost."""
+    with pytest.raises((RuntimeError, MemoryError)) as error:
+        too_large(kind)
+    said = str(ended(error.value, federation(registry, ml100k, "fedmf"))).splitlines()
+    assert ran_out(error.value) and len(said) == 4 and said[0].startswith(words)
+    assert said[1] == "The run's tables take 0.00 GiB (943 users, 1,152 items, float32)."
+    assert said[2].startswith("What helps: a smaller --set dim=N (now 32), ")
+
+
+@pytest.mark.parametrize("where", ["training", "validation"])
+def test_when_memory_ends_the_checkpoint_is_kept(registry, monkeypatch, tmp_path, where):
+    """The next try goes on from it, with the same numbers."""
+    config = make_config(registry, "kd", "fedmf", "ml-100k", overrides=[("test", {"rounds": 1, "k_core": 80})])
+    stream = load_stream(config.source, config.stream)
+    module, name = (rounds, "trainer_of") if where == "training" else (loop, "validate")
+    usual, calls = getattr(module, name), []
+
+    def failing(*arguments, **named):
+        calls.append(name)
+        if len(calls) != 3:
+            return usual(*arguments, **named)
+        return too_large if where == "training" else too_large("torch")
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, failing)
+        with pytest.raises(OutOfMemory, match="^out of memory: "):
+            execute(config, lambda: stream, tmp_path)
+        assert len(list(tmp_path.glob("runs/*/checkpoint.pt"))) == 1
+        again = execute(config, lambda: stream, tmp_path)
+        assert len(calls) == 3 + 2  # blocks 2 and 3
+    same_numbers(again, execute(config, lambda: stream, tmp_path / "whole"))
+
+
+def test_other_errors_are_not_taken_for_it(registry, ml100k, monkeypatch, tmp_path):
+    def failing(*arguments, **named):
+        raise RuntimeError("no such operator")
+    monkeypatch.setattr(rounds, "trainer_of", failing)
+    config = make_config(registry, "ft", "fedmf", "ml-100k", overrides=[("test", {"rounds": 1})])
+    with pytest.raises(RuntimeError, match="no such operator"):
+        execute(config, lambda: ml100k, tmp_path)
