@@ -370,7 +370,7 @@ def check(words: list[str], capsys, monkeypatch, done: set[tuple[str, ...]]) -> 
         elif words[1] == "run_bench.py":
             bench(words[2:], capsys, done)
         else:
-            assert words[1].startswith("benchmarks/"), "no known command"
+            assert words[1].startswith(("benchmarks/", "tools/")), "no known command"
             script(ROOT / words[1], words[2:], monkeypatch)
     elif first == "ray":
         ray(words[1:])

@@ -109,7 +109,7 @@ def test_the_dockerfile_copies_what_exists_and_installs_what_was_tested():
 
 
 def test_lines_are_as_long_as_contributing_allows():
-    files = [path for folder in ("fedcl_bench", "plugins", "tests", "benchmarks", "docs", "examples")
+    files = [path for folder in ("fedcl_bench", "plugins", "tests", "benchmarks", "tools", "docs", "examples")
              for path in (ROOT / folder).rglob("*.py")]
     long = [f"{path.relative_to(ROOT)}:{number}" for path in (*files, ROOT / "run_bench.py", ROOT / "setup.py")
             for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1) if len(line) > 120]

@@ -45,3 +45,15 @@ def show_listing(cards: Iterable[Card], titles: Mapping[str, str], broken: Mappi
         for name, error in broken.items():
             console.print(f"  {name:<{width}}{error}", markup=False)
     console.print("\n`list NAME` shows one of them in full.", markup=False)
+
+
+def show_recbole_models() -> None:
+    """Which RecBole models can be backbones."""
+    from ..recbole import client_facts, domain_facts
+    from ..recbole.models import names
+
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    for name, kind in names().items():
+        by_domains = f"; by domains: {domain_facts.status(name)}" if kind == "sequential" else ""
+        console.print(f"  {name:<12}{kind:<12}{client_facts.status(name)}{by_domains}")
+    console.print("\n`list recbole:NAME` shows a model's settings.")

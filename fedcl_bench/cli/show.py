@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
 import numpy as np
 from rich import box
@@ -20,10 +20,6 @@ from ..runs.registry import Plugin
 from ..runs.store import domains_of
 from ..settings import as_text, describe, flat
 from ..stats.significance import FEW_USERS, interval_of_mean
-
-if TYPE_CHECKING:
-    from ..testing.recbole_survey import SurveyedModel
-
 
 def _console() -> Console:
     return Console(highlight=False, soft_wrap=True, markup=False)
@@ -144,16 +140,6 @@ def intervals(users: int, means: Mapping[str, float]) -> str:
     parts = (f"{name} {low:.4f} to {high:.4f}" for name, mean in means.items()
              for low, high in [interval_of_mean(mean, users)])
     return f"only {users} test user{'s' if users > 1 else ''}; 95 % intervals of the means: {', '.join(parts)}"
-
-
-def show_survey(surveyed: Iterable[SurveyedModel]) -> None:
-    """Which RecBole models can be backbones."""
-    console = _console()
-    for model in surveyed:
-        in_domains = f"; by domains: {model.domains}" if model.domains else ""
-        console.print(f"  {model.name:<12}{model.kind:<12}{model.status}{': ' + model.why if model.why else ''}"
-                      f"{in_domains}", markup=False)
-    console.print("\n`list recbole:NAME` shows a model's settings.", markup=False)
 
 
 def _show_settings(title: str, cls: type) -> None:

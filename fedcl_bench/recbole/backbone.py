@@ -3,7 +3,7 @@
 A client trains RecBole's own model of one user with its own ``calculate_loss``, on the client's items of the block.
 What grows with users is private, what grows with items is a public table, the rest is public and dense
 (``parameters.py``). Clients are trained at once where ``torch.func.vmap`` takes the model, else one by one, to the same
-numbers (``probe.py`` finds out which).
+numbers (``client_facts.py`` says which).
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from ..layers import same_for_all
 from ..sampling import LocalSettings, OwnSamples
 from ..semantics import AddedSemanticSettings
 from ..settings import setting
-from . import models
-from .calls import HISTORY, Caller, Facts, training_fields
-from .models import PREFIX, READS_TEXT, Refused
+from . import client_facts, domain_facts, models
+from .calls import HISTORY, Caller, Elements, training_fields
+from .client_facts import Facts
+from .domain_facts import READS_TEXT
+from .models import PREFIX, Refused
 from .parameters import Parameter, Starts, classify
-from .probe import probe
 
 
 @dataclass(frozen=True)
@@ -66,24 +67,26 @@ class _Design:
 
     parameters: tuple[Parameter, ...]
     facts: Facts
+    elements: Elements
 
 
 @functools.lru_cache(maxsize=64)
 def _design(settings: RecBoleSettings) -> _Design:
     name, values, width = settings.NAME, settings.hyper_parameters(), settings.max_length
-    models.check_trainable(name)
-    parameters = classify(lambda users, items: models.build(name, users, items, values, width),
-                          settings.patterns())
-    facts = probe(lambda items, negatives, device, history: models.build(
-        name, 1, items, values, width, negatives, history, device=device), parameters, width)
-    return _Design(tuple(parameters), facts)
+    facts = client_facts.TABLE[name]
+    if isinstance(facts, str):
+        raise Refused(facts)
+    facts = facts.chosen({**models.defaults(name), **values})
+    parameters = tuple(classify(lambda users, items: models.build(name, users, items, values, width),
+                                settings.patterns()))
+    elements = Elements.measure(lambda items, negatives, device: models.build(
+        name, 1, items, values, width, negatives, device=device), parameters, facts, width)
+    return _Design(parameters, facts, elements)
 
 
 def _advice(name: str) -> str:
     """What to do where a model cannot be trained by clients of one user each."""
-    from .domain_backbone import refusal
-
-    if refusal(name):
+    if isinstance(domain_facts.TABLE.get(name, ""), str):
         return "`run_bench.py list recbole` shows the RecBole models that can be used."
     return ("Domains of many users can train it: name two or more datasets, as in --dataset A+B, with --set "
             "topology=local.")
@@ -108,10 +111,10 @@ class RecBoleBackbone(Backbone):
         except Refused as error:
             hint = " (settings 'dim' and 'model' are part of it)" if settings.dim or settings.model else ""
             raise UserError(f"backbone '{PREFIX}{settings.NAME}' {error}{hint}.\n{_advice(settings.NAME)}") from None
-        self.parameters, self.facts = design.parameters, design.facts
+        self.parameters, self.facts, self._elements = design.parameters, design.facts, design.elements
         self._values = settings.hyper_parameters()
         self._starts: dict[int, Starts] = {}
-        self._caller = Caller(self._module, self.parameters, self.facts, settings.max_length)
+        self._caller = Caller(self._module, self.parameters, self.facts, settings.max_length, design.elements.score)
 
     def _module(self, n_items: int, negatives: int, device: str):
         s = self.settings
@@ -177,7 +180,7 @@ class RecBoleBackbone(Backbone):
         of = {"point": lambda n: n * (1 + k), "pair": lambda n: n * k, "group": lambda n: n, "target": lambda n: n - 1,
               "target pair": lambda n: (n - 1) * k, "user": torch.ones_like}[kind]
         per_batch = max(1, settings.batch_size // k) if kind == "group" else settings.batch_size
-        return OwnSamples(of, per_batch, self.facts.loss_elements)
+        return OwnSamples(of, per_batch, self._elements.loss)
 
     def own_loss(self, clients: Tables, rows: Tables, batch: OwnBatch) -> Tensor:
         facts, tables = self.facts, {**clients, **rows}
@@ -251,10 +254,9 @@ def backbone_class(name: str) -> type[RecBoleBackbone]:
 
 def code_files(domains: bool = False) -> list[Path]:
     """The files that decide a RecBole backbone's numbers, at clients of one user each or at domains."""
-    names = (("domain_backbone", "domain_models", "domain_networks", "domain_probe", "domain_semantics",
-              "same_target", "text_models",
-              "models", "parameters") if domains else
-             ("keyed_random", "backbone", "calls", "models", "parameters", "probe"))
+    names = (("domain_backbone", "domain_models", "domain_networks", "domain_facts", "domain_semantics",
+              "same_target", "text_models", "models", "parameters") if domains else
+             ("keyed_random", "backbone", "calls", "models", "parameters", "client_facts"))
     return [Path(__file__).with_name(f"{name}.py") for name in names]
 
 

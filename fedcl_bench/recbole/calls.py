@@ -8,59 +8,22 @@ The model is a module of one user. What differs between clients is handed to it 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
-from typing import Callable, Mapping, Sequence
+import warnings
+from dataclasses import dataclass, replace
+from typing import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from ..draws import Tables
+from .client_facts import Facts
 from .keyed_random import Keyed
-from .models import INVERSE, ITEM, LABEL, LENGTH, NEGATIVE, SEQUENCE, USER
+from .models import INVERSE, ITEM, LABEL, LENGTH, NEGATIVE, SEQUENCE, USER, Refused, first_line
 from .parameters import Parameter
 
 HISTORY = "history"
 # Numbers that scoring makes on the way, over all clients scored at once.
 _AT_ONCE = 1 << 23
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What calling a model has shown.
-
-    Attributes:
-        samples: what one sample of its loss is: a ``point`` (item, label), a ``pair`` (item, negative), a ``group``
-            (item, all its negatives), a ``target`` (sequence, next item), a ``target pair`` (with a negative), or
-            the ``user`` as a whole.
-        reversed: it reads sequences with the latest item last.
-        history: (module, attribute) pairs that hold the user's history, and what of it: ids, values or lengths.
-        counters: (module, attribute) pairs that count the calls of the loss, and where they begin.
-        score: the method that scores all items, ``full_sort_predict`` or ``predict``.
-        log: its scores are probabilities that sum to 1.
-        loss_alone, score_alone: why the loss, or scoring, is called for one client at a time; empty: it is not.
-        loss_elements: numbers that the loss makes on the way per sample, and per sample and item.
-        score_elements: numbers that scoring makes on the way, and per item.
-    """
-
-    samples: str
-    reversed: bool = False
-    history: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    counters: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    score: str = "full_sort_predict"
-    log: bool = False
-    loss_alone: str = ""
-    score_alone: str = ""
-    loss_elements: tuple[int, int] = (1, 0)
-    score_elements: tuple[int, int] = (1, 0)
-
-    @property
-    def sequential(self) -> bool:
-        return self.samples.startswith("target")
-
-    @property
-    def remembers(self) -> bool:
-        """Whether scoring needs the client's own items."""
-        return self.sequential or bool(self.history)
 
 
 class Host(nn.Module):
@@ -74,13 +37,6 @@ class Host(nn.Module):
 
     def forward(self, method: str, interaction):
         return getattr(self.model, method)(interaction)
-
-    def changed(self) -> dict[tuple[str, str], tuple]:
-        """Attributes set since ``restore``, by module and name: (before, now)."""
-        names = {module: name for name, module in self.model.named_modules()}
-        return {(names[module], name): (before.get(name), value) for module, before in self.before
-                for name, value in vars(module).items()
-                if not name.startswith("_") and name != "training" and before.get(name) is not value}
 
     def restore(self) -> None:
         """Every attribute as it was when the model was built: a call keeps nothing for the next."""
@@ -149,11 +105,13 @@ class Caller:
         build: the model of one user for a number of items, of negatives per positive, and a device.
         parameters: its parameters.
         width: of sequences.
+        score_elements: numbers that scoring makes on the way, a part that is fixed and one per item.
     """
 
     def __init__(self, build: Callable[[int, int, str], nn.Module], parameters: Sequence[Parameter], facts: Facts,
-                 width: int):
+                 width: int, score_elements: tuple[int, int] = (1, 0)):
         self.build, self.parameters, self.facts, self.width = build, parameters, facts, width
+        self.score_elements = score_elements
         self._mine = threading.local()  # a call changes the module, so every thread has its own
 
     def host(self, n_items: int, negatives: int, device: torch.device) -> Host:
@@ -176,15 +134,14 @@ class Caller:
         values = {f"model.{p.name}": p.assemble(tables) for p in self.parameters}
         host.restore()
         host.train(method == "calculate_loss")
-        modules = dict(host.model.named_modules())
         if self.facts.history:
             ids = torch.stack([torch.zeros_like(history), history])
             real = (ids > 0).to(dtype)
             held = {"ids": ids, "values": real, "lengths": real.long().sum(1).clamp(min=1)}
-            for (module, name), what in self.facts.history.items():
-                setattr(modules[module], name, held[what])
-        for (module, name), start in self.facts.counters.items():
-            setattr(modules[module], name, start + done)
+            for name, what in self.facts.history.items():
+                setattr(host.model, name, held[what])
+        for name in self.facts.counters:
+            setattr(host.model, name, getattr(host.model, name) + done)
         mode = Keyed(key, dtype)
         with mode:
             return torch.func.functional_call(host, values, (method, self.batch(fields))), mode
@@ -251,7 +208,7 @@ class Caller:
 
     def _scores(self, tables: Tables, history: Tensor | None, n_items: int) -> Tensor:
         clients = len(next(iter(tables.values())))
-        alone, per_item = self.facts.score_elements
+        alone, per_item = self.score_elements
         size = max(1, _AT_ONCE // (alone + per_item * n_items))
         if clients > size:
             pieces = torch.arange(clients, device=next(iter(tables.values())).device).split(size)
@@ -299,3 +256,103 @@ def _rows(tables: Tables, clients: Tensor) -> Tables:
     """Some clients' parameters; what is the same for all stays expanded."""
     return {name: value[:1].expand(len(clients), *value.shape[1:]) if _is_same(value) else value[clients]
             for name, value in tables.items()}
+
+
+class Trial:
+    """Made-up clients of a model: parameters, items and random numbers.
+
+    Args:
+        build: the model of one user for a number of items, of negatives per positive, and a device.
+        parameters: its parameters.
+        width: of sequences.
+        items: how many there are.
+    """
+
+    CLIENTS, POSITIVES, PER_POSITIVE, ITEMS = 3, 4, 2, 23
+
+    def __init__(self, build: Callable[[int, int, str], nn.Module], parameters: Sequence[Parameter], width: int,
+                 items: int = ITEMS):
+        generator = torch.Generator().manual_seed(0)
+        self.build, self.parameters, self.width, self.items = build, parameters, width, items
+        shapes = {}
+        for p in parameters:
+            shapes[p.name] = (items, *p.row) if p.follows == "items" else p.row
+            if p.follows == "items":
+                shapes |= {p.padding: p.row, p.rest: (p.behind, *p.row)}
+        self.tables = {name: 0.1 * torch.randn(self.CLIENTS, *shape, generator=generator, dtype=torch.float64)
+                       for name, shape in shapes.items()}
+        order = torch.stack([torch.randperm(items, generator=generator) for _ in range(self.CLIENTS)])
+        self.positives = order[:, :self.POSITIVES]
+        self.negatives = order[:, self.POSITIVES:self.POSITIVES * (1 + self.PER_POSITIVE)]
+        self.keys = torch.arange(self.CLIENTS)
+
+    def caller(self, facts: Facts, kind: type[Caller] = Caller) -> Caller:
+        return kind(self.build, self.parameters, facts, self.width)
+
+    def loss(self, caller: Caller, tables: Tables, chosen: Tensor) -> Tensor:
+        """Every client's loss of the samples ``chosen``, (clients, samples)."""
+        facts = caller.facts
+        fields = training_fields(facts.samples, facts.reversed, self.positives, self.negatives, chosen, self.width,
+                                 torch.float64)
+        history = self.positives + 1 if facts.history else None
+        return caller.loss(tables, history, fields, self.keys, 0, self.items, self.PER_POSITIVE)
+
+    def scores(self, caller: Caller) -> Tensor:
+        """Every client's scores of all items; histories of sequences are padded, as they are in runs."""
+        history = None
+        if caller.facts.sequential:
+            history = nn.functional.pad(self.positives + 1, (0, max(0, self.width - self.POSITIVES)))[:, :self.width]
+        elif caller.facts.history:
+            history = self.positives + 1
+        return caller.scores(self.tables, history, self.items)
+
+
+@dataclass(frozen=True)
+class Elements:
+    """Numbers that a model makes on the way: by its loss per sample, and by scoring one client; each is a part that is
+    fixed and one per item."""
+
+    loss: tuple[int, int]
+    score: tuple[int, int]
+
+    @staticmethod
+    def measure(build: Callable[[int, int, str], nn.Module], parameters: Sequence[Parameter], facts: Facts,
+                width: int) -> "Elements":
+        """Count them in calls of one client at a time, with few items and with twice as many.
+
+        Raises:
+            Refused: if a call fails, as with hyper-parameters that do not fit together.
+        """
+        counts: list[int] = []
+
+        class Counting(Caller):
+            def call(self, *arguments):
+                result, mode = super().call(*arguments)
+                counts.append(mode.elements)
+                return result, mode
+
+        def most(what: str, call: Callable[[], Tensor]) -> int:
+            counts.clear()
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # of RecBole's code
+                    call()
+            except Exception as error:  # whatever a model's code raises is a reason, not a traceback
+                raise Refused(f"{what} fails on one client: {first_line(error)}") from error
+            return max(counts)
+
+        loss, score = [], []
+        samples = 1 if facts.samples == "user" else Trial.POSITIVES - 1
+        for items in (Trial.ITEMS, 2 * Trial.ITEMS):
+            trial = Trial(build, parameters, width, items)
+            caller = trial.caller(replace(facts, loss_alone="trial", score_alone="trial"), Counting)
+            chosen = torch.arange(samples).expand(Trial.CLIENTS, -1)
+            loss.append(-(-most("its loss", lambda: trial.loss(caller, trial.tables, chosen)) // samples))
+            score.append(most(facts.score, lambda: trial.scores(caller)))
+        return Elements(_line(*loss), _line(*score))
+
+
+def _line(few: int, twice: int) -> tuple[int, int]:
+    """A fixed part and one per item, from the numbers with few items and with twice as many."""
+    slope = -(-(twice - few) // Trial.ITEMS)
+    return max(1, few - slope * Trial.ITEMS), slope

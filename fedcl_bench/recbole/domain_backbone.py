@@ -7,36 +7,66 @@ file.
 from __future__ import annotations
 
 import functools
+import warnings
 from dataclasses import replace
 from typing import Sequence
 
 import torch
+from torch import Tensor, nn
 
 from ..backbone import Backbone
-from ..domain_module import DomainData, DomainModule, ModuleBackbone, Stage
+from ..domain_module import DomainData, DomainModule, Histories, ModuleBackbone, Stage
 from ..errors import UserError
 from ..semantics import SEMANTICS, AddedSemanticSettings
-from . import models
+from . import domain_facts, models
+from .domain_facts import READS_TEXT, DomainFacts
 from .domain_models import hyper_parameters
-from .domain_networks import PRETRAIN, Design, made
-from .domain_probe import probe
+from .domain_networks import PRETRAIN, Design, made, prepared
 from .domain_semantics import SemanticRecommender
-from .models import PREFIX, READS_TEXT, Refused
+from .models import PREFIX, Refused, first_line
+from .parameters import classify
 
 
 @functools.lru_cache(maxsize=64)
 def _design(settings) -> Design:
-    return probe(settings.NAME, chosen(settings), settings.max_length)
+    name, values, width = settings.NAME, chosen(settings), settings.max_length
+    facts = domain_facts.TABLE.get(name)
+    if not isinstance(facts, DomainFacts):
+        raise Refused(facts or "is no sequential recommender, and domains are sequences of items of many users")
+    negatives = facts.bpr and {**hyper_parameters(name), **values}["loss_type"] == "BPR"
+    with torch.random.fork_rng(devices=[]):
+        parameters = classify(lambda users, items: prepared(name, values, width, made_up(users, items))[0], [])
+        design = Design(tuple(parameters), facts, negatives)
+        _try(made(name, values, width, made_up(), design), width)
+    return design
 
 
-@functools.cache
-def refusal(name: str) -> str:
-    """Why domains cannot train a model with RecBole's hyper-parameters; empty if they can."""
-    try:
-        probe(name, {}, 50)
-    except Refused as error:
-        return str(error)
-    return ""
+def made_up(n_users: int = 7, n_items: int = 23) -> DomainData:
+    """A domain of random histories and texts, whose longest history has 6 items."""
+    lengths = 2 + torch.arange(n_users) % 5
+    generator = torch.Generator().manual_seed(0)
+    return DomainData(n_users, n_items, torch.randn(n_items, 1, 5, generator=generator),
+                      (torch.randint(n_items, (int(lengths.sum()),), generator=generator),
+                       nn.functional.pad(lengths.cumsum(0), (1, 0))))
+
+
+def made_up_batch(lengths: Tensor, width: int) -> tuple[Histories, Tensor]:
+    """Random histories in the domain ``made_up`` and their targets."""
+    items = torch.randint(23, (len(lengths), width)).masked_fill(torch.arange(width) >= lengths[:, None], -1)
+    return Histories(items, lengths, torch.arange(len(lengths)) % 7), torch.randint(23, lengths.shape)
+
+
+def _try(module: DomainModule, width: int) -> None:
+    """Raise Refused if a model fails, as with hyper-parameters that do not fit together."""
+    batch, targets = made_up_batch(torch.arange(7) % min(6, width) + 1, width)
+    for what, call in (("its loss", lambda: module.train().loss(batch, targets)),
+                       ("full_sort_predict", lambda: module.eval().scores(batch))):
+        try:
+            with warnings.catch_warnings(), torch.no_grad():
+                warnings.simplefilter("ignore")  # of RecBole's code
+                call()
+        except Exception as error:  # whatever a model's code raises is a reason, not a traceback
+            raise Refused(f"{what} fails: {first_line(error)}") from error
 
 
 def chosen(settings) -> dict:

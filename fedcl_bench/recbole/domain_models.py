@@ -15,7 +15,8 @@ from torch import nn
 
 from ..domain_module import DomainData
 from . import models
-from .models import ITEM, READS_TEXT, Config
+from .domain_facts import READS_TEXT
+from .models import ITEM, Config
 from .text_models import TEXT, TextEmbedding, TextPretraining, TextTable, of_ids
 
 # Hyper-parameters that models read and RecBole's files lack; FEARec has no contrast unless one is named.
@@ -63,7 +64,7 @@ def build(name: str, config: Config, data: DomainData, seed: int = 0) -> nn.Modu
         config: as ``configuration`` makes it, with what RecBole's transform adds.
 
     Raises:
-        Refused: if it asks for what a domain does not have, or cannot be built with these hyper-parameters.
+        Refused: if it cannot be built with these hyper-parameters.
     """
     cls = models.model_class(name)
     if name == "S3Rec":

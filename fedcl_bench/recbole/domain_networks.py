@@ -17,6 +17,7 @@ from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
 from ..domain_module import DomainData, DomainModule, Histories
+from .domain_facts import DomainFacts
 from .domain_models import Stub, build, configuration
 from .models import ITEM, LENGTH, NEGATIVE, SEQUENCE, USER, Config
 from .parameters import Parameter
@@ -45,21 +46,22 @@ class _Rows(nn.Module):
 
 @dataclass(frozen=True)
 class Design:
-    """What trying a model has shown.
+    """What is known of a model with certain settings.
 
     Attributes:
         parameters: RecBole's, as they follow items or not.
-        negatives: its loss reads a negative item per sample.
-        draws: its loss, or RecBole's transform, draws from Python's or NumPy's generator.
-        fixed_length: padding behind the longest history of a batch changes loss or scores.
-        divides: its loss is the mean of samples that have nothing to do with one another.
+        facts: how its loss treats a batch.
+        negatives: the loss reads a negative item per sample.
     """
 
     parameters: tuple[Parameter, ...]
-    negatives: bool = True
-    draws: bool = True
-    fixed_length: bool = True
-    divides: bool = False
+    facts: DomainFacts
+    negatives: bool = False
+
+    @property
+    def divides(self) -> bool:
+        """Whether the loss of a batch may be made of those of its parts."""
+        return self.facts.divides and not self.negatives
 
 
 class RecBoleModule(DomainModule):
@@ -78,7 +80,7 @@ class RecBoleModule(DomainModule):
         self.model, self.design, self.n_items = model, design, data.n_items
         self.transform, self.stub = transform, Stub(data, config["MAX_ITEM_LIST_LENGTH"])
         self.same_target = SameTarget(data.histories, config["MAX_ITEM_LIST_LENGTH"]) if config["contrast"] else None
-        self.fixed_length = design.fixed_length
+        self.fixed_length = design.facts.fixed_length
         rows = []
         for p in design.parameters:
             if p.follows == "items":
@@ -110,7 +112,7 @@ class RecBoleModule(DomainModule):
             fields[NEGATIVE] = negative + (negative >= targets) + 1
         if hasattr(self.model, "train_stage"):
             self._set_stage()
-        draws = self.design.draws or self.stage == PRETRAIN
+        draws = self.design.facts.draws or self.stage == PRETRAIN
         with self._called(), _seeded() if draws else contextlib.nullcontext():
             interaction = self.interaction(fields)
             if self.transform is not None:

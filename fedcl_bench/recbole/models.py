@@ -1,13 +1,13 @@
 """RecBole's general and sequential recommenders as modules of one client: which there are, and how one is built.
 
 A model is built for one user and N items; RecBole counts its padding id 0 besides both. In place of a dataset it gets
-a stub that knows these numbers and one user's own history. Whatever else a model asks for is not there: a model that
-needs the interactions of other users, or features, is refused with what it asked for.
+a stub that knows these numbers and one user's own history. The tables of facts say which models need more than that.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 import random
 import re
@@ -22,26 +22,28 @@ import yaml
 from torch import Tensor, nn
 
 from ..errors import UserError, unknown
+from . import client_facts, domain_facts
 
 PREFIX = "recbole:"
 USER, ITEM, LABEL, NEGATIVE = "user_id", "item_id", "label", "neg_item_id"
 SEQUENCE, LENGTH, INVERSE = "item_id_list", "item_length", "Inverse_item_id_list"
-READS_TEXT = "FDSA", "GRU4RecF", "S3Rec", "SASRecF"  # models whose features of items can be what texts say
 # RecBole's names of the fields above, and what every model may ask for besides its own hyper-parameters.
 _FIELDS = {"USER_ID_FIELD": USER, "ITEM_ID_FIELD": ITEM, "LABEL_FIELD": LABEL, "NEG_PREFIX": "neg_",
            "LIST_SUFFIX": "_list", "ITEM_LIST_LENGTH_FIELD": LENGTH, "INVERSE_ITEM_SEQ": INVERSE,
            "RATING_FIELD": "rating", "TIME_FIELD": "timestamp", "seed": 0, "train_batch_size": 512,
            "require_pow": False}
-_OTHERS = ("inter_matrix", "inter_feat", "inter_num", "history_user_matrix", "user_counter", "item_counter",
-           "net_graph", "ckg_graph")
-_FEATURES = ("item_feat", "user_feat", "get_item_feature", "get_user_feature", "fields", "field2type",
-             "get_preload_weight", "kg_graph", "num_like_fields", "float_like_fields")
 _FLOAT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 _BUILDING = threading.Lock()  # building draws from the global generators
 
 
 class Refused(Exception):
     """Why a model cannot be a federated backbone, in words that end a sentence on it."""
+
+
+def first_line(error: Exception | Warning) -> str:
+    """An error's type and the beginning of what it says."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:100] if text else ''}".rstrip(": ")
 
 
 @contextmanager
@@ -66,34 +68,25 @@ def quiet_generators(seed: int) -> Iterator[None]:
 
 
 @functools.cache
-def _classes() -> dict[str, tuple[str, type]]:
+def model_class(name: str) -> type:
+    """RecBole's class of this name."""
     anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
-    import recbole.model.general_recommender as general
-    import recbole.model.sequential_recommender as sequential
-
+    module = importlib.import_module(f"recbole.model.{names()[name]}_recommender")
     torch.autograd.set_detect_anomaly(*anomaly)  # a model's module switches it on for the whole process
-    return {name: (kind, value) for kind, module in (("general", general), ("sequential", sequential))
-            for name, value in sorted(vars(module).items()) if isinstance(value, type)}
+    return getattr(module, name)
 
 
 def names() -> dict[str, str]:
     """``general`` or ``sequential`` by RecBole's name of every such model."""
-    return {name: kind for name, (kind, _) in _classes().items()}
-
-
-def model_class(name: str) -> type:
-    """RecBole's class of this name."""
-    return _classes()[name][1]
+    return {name: "sequential" if name in domain_facts.TABLE else "general" for name in client_facts.TABLE}
 
 
 def find(name: str) -> str:
     """RecBole's spelling of a model's name; capital letters do not matter. Raises UserError for an unknown one."""
-    if name in _classes():
-        return name
-    alike = [known for known in _classes() if known.lower() == name.lower()]
-    if len(alike) != 1:
-        raise unknown("RecBole model", name, _classes())
-    return alike[0]
+    known = {each.lower(): each for each in client_facts.TABLE}
+    if name.lower() not in known:
+        raise unknown("RecBole model", name, client_facts.TABLE)
+    return known[name.lower()]
 
 
 @functools.cache
@@ -143,15 +136,10 @@ def parse_model(name: str, text: str, known: Mapping[str, Any] | None = None) ->
 
 
 class Config(dict):
-    """RecBole's configuration as its models see it: None for what nobody set. ``asked`` has the names looked up."""
+    """RecBole's configuration as its models see it: None for what nobody set."""
 
-    def __init__(self, values: Mapping[str, Any]):
-        super().__init__(values)
-        self.asked: set[str] = set()
-
-    def __getitem__(self, key):
-        self.asked.add(key)
-        return self.get(key)
+    def __missing__(self, key):
+        return None
 
     def __getattr__(self, key: str):
         if key not in self:
@@ -176,45 +164,16 @@ class Client:
         self._history = history
 
     def num(self, field: str) -> int:
-        sizes = {USER: self.user_num, ITEM: self.item_num}
-        if field not in sizes:
-            raise Refused(f"needs features of items or users, or a knowledge graph (dataset.num({field!r}))")
-        return sizes[field]
+        return {USER: self.user_num, ITEM: self.item_num}[field]
 
     def history_item_matrix(self, value_field=None, max_history_len=None):
-        if value_field is not None:
-            raise Refused(f"needs values '{value_field}' of the interactions")
         return self._history
-
-    def __getattr__(self, name: str):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if name in _OTHERS:
-            raise Refused(f"needs other users' interactions (dataset.{name}), which no client has")
-        if name in _FEATURES:
-            raise Refused(f"needs features of items or users, or a knowledge graph (dataset.{name})")
-        raise Refused(f"needs dataset.{name}, which one client's interactions do not give")
 
 
 def no_history(n_users: int) -> tuple[Tensor, Tensor, Tensor]:
     """Ids, values and lengths of the histories of users without one."""
     return (torch.zeros(n_users + 1, 1, dtype=torch.int64), torch.zeros(n_users + 1, 1),
             torch.zeros(n_users + 1, dtype=torch.int64))
-
-
-def check_trainable(name: str) -> None:
-    """Raise Refused for a model whose kind says that gradients of ``calculate_loss`` do not train it."""
-    from recbole.utils import ModelType
-
-    cls = model_class(name)
-    if cls.type == ModelType.TRADITIONAL:
-        raise Refused("is one of RecBole's traditional models, which are not trained by gradients but computed at "
-                      "once, from the interactions of all users or from nothing")
-    transform = defaults(name).get("transform")
-    if transform not in (None, "inverse_itemseq"):
-        raise Refused(f"needs RecBole's transform '{transform}' of every batch")
-    if cls.calculate_loss.__code__.co_argcount != 2:
-        raise Refused("takes turns in a trainer of its own: calculate_loss has more arguments than the batch")
 
 
 def build(name: str, n_users: int, n_items: int, values: Mapping[str, Any], length: int, negatives: int = 1,
@@ -229,23 +188,20 @@ def build(name: str, n_users: int, n_items: int, values: Mapping[str, Any], leng
         seed: of its own initial values.
 
     Returns:
-        The model; its attribute ``asked`` has the names it looked up in its configuration.
+        The model.
 
     Raises:
-        Refused: if it asks for what a client does not have, or cannot be built with these hyper-parameters.
+        Refused: if it cannot be built with these hyper-parameters.
     """
-    config = configuration(name, values, length, negatives, device)
-    client = Client(n_users, n_items, length, history or no_history(n_users))
-    model = built(model_class(name), config, client, seed)
-    model.asked = frozenset(config.asked)
-    return model
+    return built(model_class(name), configuration(name, values, length, negatives, device),
+                 Client(n_users, n_items, length, history or no_history(n_users)), seed)
 
 
 def built(cls: type, config: Config, dataset: Any, seed: int) -> nn.Module:
     """An object of a RecBole model's class; the same for the same arguments.
 
     Raises:
-        Refused: if it asks for what the dataset does not have, or cannot be built with this configuration.
+        Refused: if it cannot be built with this configuration.
     """
     with quiet_generators(seed):
         try:

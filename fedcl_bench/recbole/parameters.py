@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from .. import draws
 from ..draws import Tables
 from ..errors import UserError
-from .models import Refused
 
 # Users and items of the model whose initial values are measured: some laws depend on the size of a table.
 REFERENCE = 1000, 1000
@@ -117,51 +116,33 @@ def classify(build: Callable[[int, int], nn.Module], private: Sequence[str]) -> 
         private: patterns of the names of parameters to keep at the client besides those of users.
 
     Raises:
-        Refused: for a parameter with a dimension that grows with both, or with several.
         UserError: for a pattern that no public parameter has, or if no item table is left public.
     """
-    (users, items), (more_users, _), (_, more_items) = _SIZES
-    built = [build(*size) for size in _SIZES]
-    base, wide, long = ({name: tuple(p.shape) for name, p in model.named_parameters()} for model in built)
-    trained = {name: p.requires_grad for name, p in built[0].named_parameters()}
-    if not base.keys() == wide.keys() == long.keys():
-        raise Refused("has parameters whose number depends on the numbers of users and items")
+    items = _SIZES[0][1]
+    small, wide, long = (dict(build(*size).named_parameters()) for size in _SIZES)
     result, matched = [], set()
-    for name, shape in base.items():
-        if len(shape) != len(wide[name]) or len(shape) != len(long[name]):
-            raise Refused(f"has a parameter '{name}' whose dimensions depend on the numbers of users and items")
-        grown = [(axis, w - s, l - s) for axis, (s, w, l) in enumerate(zip(shape, wide[name], long[name]))
-                 if w != s or l != s]
-        if not trained[name]:
-            if grown:
-                raise Refused(f"keeps users or items in '{name}', which is not trained")
+    for name, parameter in small.items():
+        if not parameter.requires_grad:
             continue
-        if len(grown) > 1 or (grown and grown[0][1:] not in ((more_users - users, 0), (0, more_items - items))):
-            raise Refused(f"has a parameter '{name}' of shape {shape} that belongs to neither single users nor single "
-                          f"items")
-        patterns = [pattern for pattern in private if fnmatchcase(name, pattern)]
-        if not grown:
-            matched.update(patterns)
+        shape = tuple(parameter.shape)
+        of_users, of_items = (next((axis for axis, size in enumerate(shape) if larger[name].shape[axis] != size), None)
+                              for larger in (wide, long))
+        axis = of_items if of_users is None else of_users
+        patterns = [pattern for pattern in private if of_users is None and fnmatchcase(name, pattern)]
+        matched.update(patterns)
+        if axis is None:
             result.append(Parameter(name, "", 0, shape, shape, 0, bool(patterns)))
             continue
-        axis, by_user, _ = grown[0]
-        rest = tuple(size for k, size in enumerate(shape) if k != axis)
-        behind = shape[axis] - (users if by_user else items) - 1
-        if behind < 0 or (by_user and behind):
-            raise Refused(f"has a parameter '{name}' of shape {shape} without a row for RecBole's padding id")
-        if not by_user:
-            matched.update(patterns)
-        result.append(Parameter(name, "users" if by_user else "items", axis, rest or (1,), rest, behind,
-                                bool(by_user) or bool(patterns)))
+        rest = shape[:axis] + shape[axis + 1:]
+        follows, behind = ("items", shape[axis] - items - 1) if of_users is None else ("users", 0)
+        result.append(Parameter(name, follows, axis, rest or (1,), rest, behind, follows == "users" or bool(patterns)))
     for pattern in private:
         if pattern not in matched:
             raise UserError(f"setting 'private': found '{pattern}', accepted: patterns of parameters that are public "
                             f"otherwise: {', '.join(p.name for p in result if p.follows != 'users')}.")
     if not any(p.follows == "items" and not p.private for p in result):
-        if private:
-            raise UserError("setting 'private': leaves no public item table, so clients would share nothing about "
-                            "items; leave at least one out.")
-        raise Refused("has no parameter with a row per item")
+        raise UserError("setting 'private': leaves no public item table, so clients would share nothing about items; "
+                        "leave at least one out.")
     return result
 
 

@@ -15,7 +15,7 @@ MODELS = "recbole-models.md"
 STANDING = "standing.md"
 _HEAD = """# Generated pages
 
-Written by `python run_bench.py reproduction` and `python run_bench.py list recbole`, this index included; not to be
+Written by `python run_bench.py reproduction` and `python tools/probe_recbole.py`, this index included; not to be
 edited.
 
 ## Printed numbers beside ours

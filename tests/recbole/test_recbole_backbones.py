@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
+import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,14 +26,14 @@ from fedcl_bench.federation.loop import run
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot, score_users
 from fedcl_bench.parallel import workers
-from fedcl_bench.recbole import models
+from fedcl_bench.recbole import client_facts, domain_facts, models
+from fedcl_bench.recbole.client_facts import Facts
 from fedcl_bench.recbole.keyed_random import Keyed
 from fedcl_bench.recbole.parameters import Law
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.checkpoints import load_progress, save_progress
 from fedcl_bench.runs.specs import RunSpec, tuned_file
 from fedcl_bench.sampling import LocalSettings, Needs, draw_negatives, make_chunks
-from fedcl_bench.testing.recbole_survey import SurveyedModel, markdown, survey, try_model
 from fedcl_bench.testing.worlds import growing_stream, session_log, session_stream
 
 SEED, CPU = 3, torch.device("cpu")
@@ -217,12 +219,11 @@ def oracle_client(name, backbone, user, items, negatives, settings, model, n_ite
     return module
 
 
-LOCAL = {"adam, one batch": LocalSettings(optimiser="adam", batch_size=512, negatives=2, local_epochs=2),
-         "sgd, many batches": LocalSettings(batch_size=4, negatives=2, local_epochs=2)}
+LOCAL = {"adam, many batches": LocalSettings(optimiser="adam", batch_size=4, negatives=2, local_epochs=2),
+         "sgd, one batch": LocalSettings(batch_size=512, negatives=2, local_epochs=2)}
 
 
-@pytest.mark.parametrize("local", LOCAL)
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name,local", [*((name, "adam, many batches") for name in SMALL), ("NeuMF", "sgd, one batch")])
 def test_a_round_is_that_of_copies_of_recboles_model(registry, step, name, local):
     """After a round: private rows of every client, and the mean of everything public, as a loop makes them."""
     backbone, settings = backbone_of(registry, name, lr=0.02), LOCAL[local]
@@ -280,13 +281,12 @@ def test_scores_are_recboles_own(registry, step, name):
 
 # ------------------------------------------------------------------------------------- one by one, all at once, grouped
 
-WITH_DROPOUT = {**{name: SMALL[name] for name in ("BPR", "SimpleX", "TransRec")},
+WITH_DROPOUT = {"SimpleX": SMALL["SimpleX"],
                 "NeuMF": dict(dim=6, model="{mlp_hidden_size: [8, 4], dropout_prob: 0.3}"),
                 "MultiVAE": dict(model="{mlp_hidden_size: [9], latent_dimension: 6, anneal_cap: 0.5, "
                                        "total_anneal_steps: 20}"),
                 "MacridVAE": dict(dim=6, model="{encoder_hidden_size: [9], kfac: 2}"),
-                "SASRec": dict(dim=8, max_length=7, model="{n_layers: 1, inner_size: 16}"),
-                "GRU4Rec": dict(dim=6, max_length=7)}
+                "GRU4Rec": dict(dim=6, max_length=7, model="{num_layers: 2}")}
 
 
 @pytest.mark.parametrize("name", WITH_DROPOUT)
@@ -295,7 +295,7 @@ def test_vectorised_equals_one_by_one_for_any_chunks_and_threads(registry, step,
     settings = LocalSettings(optimiser="adam", batch_size=4, negatives=2, local_epochs=2)
     cls = registry.get("backbone", f"recbole:{name}").cls
     found = []
-    for alone, elements, threads in ((False, 1 << 20, 1), (True, 1 << 20, 1), (False, 1, 1), (False, 1, 2)):
+    for alone, elements, threads in ((False, 1 << 20, 1), (True, 1 << 20, 1), (False, 1, 2)):
         backbone = cls(cls.Settings(**WITH_DROPOUT[name]))
         assert backbone.facts.loss_alone == backbone.facts.score_alone == ""
         torch.manual_seed(len(found))  # the global generator has no say
@@ -422,8 +422,7 @@ def small_federation(registry, stream, method, backbone, **settings):
                       evaluation=EvaluationSettings(topk=(5,), valid_metric="ndcg@5"), **settings)
 
 
-@pytest.mark.parametrize("method", ["ft", "f3crec", "spp"])
-@pytest.mark.parametrize("name", ["FISM", "MultiDAE", "GRU4Rec"])
+@pytest.mark.parametrize("name,method", [("FISM", "f3crec"), ("MultiDAE", "ft"), ("GRU4Rec", "spp")])
 def test_blocks_bring_users_and_items_and_a_killed_run_goes_on(registry, tmp_path, name, method):
     stream = growing_stream(blocks=2)
     f = small_federation(registry, stream, method, backbone_of(registry, name))
@@ -483,7 +482,6 @@ def test_a_counter_of_the_model_is_the_clients_own(registry, step):
     """MultiVAE weighs a term by the batches so far: with anneal_cap above it, by those of the client in the block."""
     backbone = backbone_of(registry, "MultiVAE", model="{mlp_hidden_size: [9], latent_dimension: 6, dropout_prob: 0.0, "
                                                        "anneal_cap: 1.0, total_anneal_steps: 10}")
-    assert backbone.facts.counters == {("", "update"): 0}
     model = start(backbone, step)
     chunk = make_chunks(step, torch.tensor([1, 3]), LocalSettings(), 6,
                         Needs(whole_tables=True, sampler=backbone.own_samples(LocalSettings())))[0]
@@ -519,13 +517,11 @@ def test_names_in_any_spelling_and_records_without_colon(registry):
 
 
 @pytest.mark.parametrize("name,message", [
-    ("LightGCN", "needs other users' interactions"), ("FEARec", "needs other users' interactions"),
-    ("EASE", "not trained by gradients"), ("DIN", "needs features"), ("KSR", "needs features"),
-    ("BERT4Rec", "transform 'mask_itemseq'"), ("RecVAE", "takes turns"), ("DiffRec", "keeps 'Lt_history'")])
+    ("FEARec", "needs other users' interactions"), ("EASE", "not trained by gradients")])
 def test_refused_models_say_why(registry, name, message):
     with pytest.raises(UserError, match=f"backbone 'recbole:{name}' .*{message}") as raised:
         backbone_of(registry, name)
-    assert ("--dataset A+B" if name in ("FEARec", "BERT4Rec") else "list recbole") in str(raised.value)
+    assert ("--dataset A+B" if name == "FEARec" else "list recbole") in str(raised.value)
 
 
 @pytest.mark.parametrize("settings,message", [
@@ -533,6 +529,7 @@ def test_refused_models_say_why(registry, name, message):
     (dict(model="[3]"), "setting 'model': found '\\[3\\]', accepted: a mapping in braces"),
     (dict(model="{dropout_prob: [}"), "setting 'model'"),
     (dict(model="{mlp_hidden_size: many}"), "cannot be built: .*\n?.*list recbole"),
+    (dict(model="{mf_train: false, mlp_train: false}"), "its loss fails on one client: RuntimeError"),
     (dict(private="predict*,nothing*"), "setting 'private': found 'nothing\\*', accepted: .*item_mf_embedding.weight"),
     (dict(private="item_*"), "leaves no public item table")])
 def test_bad_settings(registry, settings, message):
@@ -549,12 +546,15 @@ def test_unknown_models_name_the_nearest_and_idle_settings_are_refused(registry,
             make_config(registry, "ft", backbone, "ml-100k", overrides=[("--set", {name: "9"})])
     assert main.main(["list", "recbole:bpr"]) == 0
     assert "RecBole 1.2.0's general recommender BPR" in capsys.readouterr().out
+    assert main.main(["list", "recbole"]) == 0
+    assert "  SRGNN       sequential  one by one: Tensor.numpy; by domains: yes\n" in capsys.readouterr().out
 
 
 def test_in_grid_compare_check_and_tables(same_process, tmp_path, monkeypatch, capsys):
     """Commands that read records find those of RecBole's models, in any spelling."""
     monkeypatch.chdir(tmp_path)
-    small = ["--set", "rounds=1", "--set", "blocks=2", "--set", "k_core=70", "--set", "dim=4"]
+    small = ["--set", "rounds=1", "--set", "blocks=2", "--set", "k_core=90", "--set", "dim=4", "--set",
+             "client_ratio=0.1"]
     cells = ["--backbones", "recbole:bpr", "--datasets", "ml-100k", *small]
     assert main.main(["grid", "--methods", "ft,kd", *cells, "--jobs", "1"]) == 0
     assert main.main(["compare", "kd", "ft", "--backbone", "recbole:BPR", *small]) == 0
@@ -583,51 +583,49 @@ def test_importing_recboles_models_changes_nothing_of_the_process(registry):
     assert random.getstate() == state[1] and np.random.get_state()[1].tolist() == state[2]
 
 
-# ------------------------------------------------------------------------------------------------------- the docs' page
+# --------------------------------------------------------------------------------------------------- tables of facts
 
-PAGE = ROOT / "results/pages/recbole-models.md"
-QUICK = ("BPR", "NeuMF", "CDAE", "LightGCN", "EASE", "RecVAE", "GRU4Rec", "SRGNN", "SASRecF", "BERT4Rec")
-
-
-def test_the_page_has_what_is_found_for_some_models():
-    lines = PAGE.read_text(encoding="utf-8").splitlines()
-    for outcome in survey(QUICK):
-        assert markdown([outcome]).splitlines()[-1] in lines
-
-
-@pytest.mark.long
-def test_the_page_is_what_is_found():
-    assert PAGE.read_text(encoding="utf-8") == markdown(survey())
+@pytest.fixture(scope="module")
+def probe():
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        import probe_recbole
+    finally:
+        sys.path.remove(str(ROOT / "tools"))
+    return probe_recbole
 
 
-def test_a_model_that_crashes_is_listed_with_the_reason(monkeypatch):
-    """Whatever a model's code raises becomes a line of the table."""
-    from recbole.model.general_recommender import BPR
+def test_tables_have_all_models_and_the_page_has_the_tables(probe):
+    found = probe.all_models()
+    assert [*client_facts.TABLE] == found["general"] + found["sequential"]
+    assert [*domain_facts.TABLE] == found["sequential"]
+    assert (ROOT / "results/pages/recbole-models.md").read_text(encoding="utf-8") == probe.page()
 
-    def broken(self, interaction):
-        raise ZeroDivisionError("no luck")
 
-    monkeypatch.setattr(BPR, "calculate_loss", broken)
-    from fedcl_bench.recbole import backbone
-    backbone._design.cache_clear()
-    found = try_model("BPR", growing_stream(blocks=2))
-    backbone._design.cache_clear()
-    assert found == SurveyedModel("BPR", "general", "refused",
-                                  "its loss fails on one client: ZeroDivisionError: no luck")
+@pytest.mark.parametrize("names", [
+    ("CDAE", "NeuMF", "LightGCN", "EASE", "RecVAE", "GRU4Rec", "HGN", "SASRecF", "BERT4Rec"),
+    pytest.param(tuple(client_facts.TABLE), marks=pytest.mark.long)], ids=["some", "all"])
+def test_rows_are_what_calling_the_models_shows(probe, names, tmp_path):
+    for name in names:
+        assert probe.of_clients(name) == client_facts.TABLE[name]
+        if name in domain_facts.TABLE:
+            assert probe.of_domains(name) == domain_facts.TABLE[name]
+    for module in (client_facts, domain_facts):  # and are written as they stand
+        copy = tmp_path / Path(module.__file__).name
+        shutil.copy(module.__file__, copy)
+        probe.write_table(copy, module.TABLE)
+        assert copy.read_text(encoding="utf-8") == Path(module.__file__).read_text(encoding="utf-8")
+
+
+def test_hyper_parameters_change_facts():
+    """Pairs with BPR's loss; and RepeatNet's second loss looks at numbers."""
+    table = client_facts.TABLE
+    assert table["SASRec"].chosen({"loss_type": "BPR"}).samples == "target pair"
+    assert table["RepeatNet"].chosen({"joint_train": False}).loss_alone == ""
+    assert table["RepeatNet"].chosen({"joint_train": True}).loss_alone == "control flow that depends on data"
 
 
 # ------------------------------------------------------------------------------------- every model on the real ML-100K
-
-
-def usable():
-    return [line.split("|")[1].strip() for line in PAGE.read_text(encoding="utf-8").splitlines()
-            if line.startswith("|") and any(f"| {status}" in line for status in ("vectorised", "one by one"))]
-
-
-def test_enough_models_are_usable():
-    kinds = models.names()
-    assert sum(kinds[name] == "general" for name in usable()) == 12
-    assert sum(kinds[name] == "sequential" for name in usable()) == 19
 
 
 # Autoencoders are wide, and ConvNCF's layers are made for one width.
@@ -637,7 +635,7 @@ SLIM = {**dict.fromkeys(("MultiDAE", "MultiVAE", "RaCT"), {"model": "{mlp_hidden
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", usable())
+@pytest.mark.parametrize("name", [name for name, row in client_facts.TABLE.items() if isinstance(row, Facts)])
 def test_two_blocks_of_ml_100k_equal_one_client_at_a_time(registry, name):
     """FT on all, F3CRec on the general ones, in double precision; a tenth of the clients in each round."""
     settings = {"blocks": 2, "k_core": 70, "rounds": 2, "client_ratio": 0.1, "precision": "float64",

@@ -106,7 +106,7 @@ def test_every_part_learns_and_padding_changes_nothing(registry, shops, name):  
         ("clusters", "filter.weight"), ("texts", "weigh.0.weight")))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["S3Rec", pytest.param("FDSA", marks=pytest.mark.long)])
 def test_it_runs_under_ffmsr_and_not_without_the_parts(registry, shops, tmp_path, name):  # noqa: F811
     config = configured(registry, name, "ffmsr", topology="federated", semantics=True, federated_rounds=2, clusters=4)
     f = federation_of(config)

@@ -19,9 +19,7 @@ def add(commands) -> None:
                                   description="Show all methods, backbones, metrics and datasets, or one in "
                                               "full.")
     listing.add_argument("name", nargs="?", help="a method, backbone, metric or dataset; recbole: all of RecBole's "
-                         "models, and whether they can be backbones (takes a minute); recbole:NAME: one of them")
-    listing.add_argument("--out", type=Path, metavar="FILE",
-                         help="with recbole: also write the table to FILE (Markdown)")
+                         "models, and whether they can be backbones; recbole:NAME: one of them")
     add_plugins(listing)
 
 
@@ -30,9 +28,10 @@ def run(args: argparse.Namespace) -> int:
     from ...runs.cards import RECBOLE, read_all, unknown_plugin
 
     if args.name == "recbole":
-        return _recbole(args.out)
-    if args.out is not None:
-        raise UserError("--out has no effect without `list recbole`; leave it out.")
+        from ..listing import show_recbole_models
+
+        show_recbole_models()
+        return 0
     # Files of --plugins are imported, to say whether they can be; of the shipped ones reading the text is enough.
     cards = None if args.plugins else read_all()
     if args.name is None:
@@ -85,17 +84,4 @@ def _in_full(name: str, folders: list[Path]) -> int:
         raise unknown_plugin("method, backbone, metric or dataset", name,
                              [*(n for _, n in registry.plugins), *configured(), *beside()])
     show_dataset(dataset_name(dataset), load_config(dataset), path)
-    return 0
-
-
-def _recbole(out: Path | None) -> int:
-    from ...reports.pages import write_page
-    from ...testing.recbole_survey import markdown, survey
-    from ..show import show_survey
-
-    surveyed = survey()
-    show_survey(surveyed)
-    if out is not None:
-        write_page(out, markdown(surveyed))
-        print(f"written: {out}")
     return 0
