@@ -10,10 +10,10 @@ both ways give the same losses, gradients and scores.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import random
 import re
-import sys
 import textwrap
 import warnings
 from dataclasses import replace
@@ -529,7 +529,11 @@ def all_models() -> dict[str, list[str]]:
     return found
 
 
-def main(names: list[str]) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Find out by calling RecBole's models what they do, and write it "
+                                                 "down.")
+    parser.add_argument("names", nargs="*", help="print what is found of these models, and write nothing")
+    names = parser.parse_args().names
     torch.set_num_threads(1)  # operations are tiny
     if names:
         for name in names:
@@ -545,4 +549,4 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
