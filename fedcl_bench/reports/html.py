@@ -1,7 +1,6 @@
 """A page to look at: one HTML file with everything in it, which loads nothing.
 
-Tables are written here; ``page.js`` filters and sorts them and draws the figures. Every name comes from data or
-plugins, so it is escaped in HTML, and in the JSON that the script reads.
+Figures are plotly's and tables DataTables', and both libraries are in the page. Tables can be read without scripts.
 """
 
 from __future__ import annotations
@@ -9,261 +8,209 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import math
 from html import escape
 from pathlib import Path
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
-from ..evaluation.beyond import GROUPS
+import numpy as np
+import pandas as pd
+
 from ..runs.registry import Registry
 from ..runs.run import Run
-from . import gathered
-from .gathered import Cell, Difference, GroupValue, Row, Variant
-from .tables import p_text
+from ..runs.store import user_scores
+from . import dashboard
+from .comparison import Comparison
+from .dashboard import Cell, Number, TableRow, Variant
+from .scores import mean_matrix, validation_curves
+from .tables import DASH
 
 # The page may run its own scripts and styles, and load nothing from anywhere.
-POLICY = ("default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
+POLICY = ("default-src 'none'; script-src 'unsafe-inline' blob:; style-src 'unsafe-inline'; img-src data: blob:; "
           "base-uri 'none'; form-action 'none'")
 LIMIT = 5_000_000  # bytes of a page
+EDGES = np.linspace(-1.0, 1.0, 42)  # of the histogram of users' differences; the middle range holds 0
+_ACROSS = 4  # panels side by side
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito's
 _HERE = Path(__file__).parent
 
 
-def json_text(value: Any) -> str:
-    """JSON that may stand in a script element: without ``<``, so that no text in it can end the element."""
-    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+# Figures: px is plotly.express, which takes seconds to import.
 
 
-def _digits(value: float | None, digits: int = 5) -> float | None:
-    """A number for a figure; None if there is none."""
-    return None if value is None or not math.isfinite(value) else float(f"{value:.{digits}g}")
+def _name(title: str) -> str:
+    """A name as plotly takes it, which reads markup."""
+    return escape(title, quote=False)
 
 
-def _script(kind: str, name: str, text: str) -> str:
-    return f'<script type="{kind}" id="{name}">{text}</script>'
+def _panels(figure: Any, height: int, heading: Callable[[str], str] = str) -> Any:
+    """Panels in rows of ``height`` pixels; ``heading``: of the value that px has written as ``column=value``."""
+    figure.for_each_annotation(lambda each: each.update(text=heading(each.text.partition("=")[2])))
+    return figure.update_layout(height=height * -(-len(figure.layout.annotations) // _ACROSS) + 80)
 
 
-def library() -> str:
-    """plotly.js, compressed, as base64; the same bytes on every machine with the same version."""
-    from plotly.offline import get_plotlyjs
-
-    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()
-
-
-# Tables
-
-
-def _td(text: str, value: float | str | None = "", kind: str = "") -> str:
-    """A cell; ``value`` is the full number that sorting uses, None if there is none, and ``""`` for a text."""
-    if value == "":
-        return f"<td>{escape(text)}</td>"
-    classes = escape(" ".join(filter(None, ["number", kind])))
-    return f'<td class="{classes}" data-value="{_full(value)}">{escape(text)}</td>'
+def _points(px: Any, rows: Sequence[TableRow], x: str, y: str, colors: Mapping[str, str], log: bool = False) -> Any:
+    """A point per row of the leaderboard: a colour per method, a symbol per dataset, backbone and stream."""
+    points = [{"method": _name(row["method"]), "row": i,
+               "tested on": _name(", ".join(row[name] for name in ("dataset", "backbone", "stream"))),
+               **{name: getattr(row.get(name), "value", None) for name in (x, y)}} for i, row in enumerate(rows)]
+    frame = pd.DataFrame(points).dropna()
+    figure = px.scatter(frame, x, y, color="method", symbol="tested on", log_x=log, height=500,
+                        custom_data=["row", "method"], color_discrete_map=colors, render_mode="svg")
+    for trace in figure.data:  # of one row each; of those with one name, the page's script puts one into the legend
+        row, method = trace.customdata[0]
+        trace.update(name=method, legendgroup=method, meta=int(row), marker_size=10)
+    return figure.update_layout(legend_title_text="")
 
 
-def _full(value: float | None) -> str:
-    """The full number as JavaScript reads it."""
-    return "" if value is None else repr(value).replace("inf", "Infinity")
+def _curves(px: Any, cell: Cell, colors: Mapping[str, str]) -> Any:
+    """The validation metric by round, a panel per block."""
+    frame = pd.concat(
+        pd.DataFrame({"method": _name(variant.title), "block": block, "round": np.arange(len(curve.mean)) + 1,
+                      cell.metric: curve.mean.astype("float32")})
+        for variant in cell.variants for block, curve in enumerate(validation_curves(variant.runs)))
+    figure = px.line(frame, "round", cell.metric, color="method", facet_col="block", facet_col_wrap=_ACROSS,
+                     color_discrete_map=colors, render_mode="svg", markers=bool(frame["round"].max() <= 10))
+    return _panels(figure.update_xaxes(matches=None).update_yaxes(matches=None, showticklabels=True), 320,
+                   "block {}".format)
 
 
-def _table(name: str, heads: Iterable[tuple[str, bool]], rows: Iterable[str]) -> str:
-    """A table with headings (text, whether numbers stand below) and rows that are HTML."""
-    head = "".join(f'<th class="number">{escape(text)}</th>' if number else f"<th>{escape(text)}</th>"
-                   for text, number in heads)
-    return (f'<div class="wide"><table id="{escape(name)}"><thead><tr>{head}</tr></thead><tbody>\n'
-            + "\n".join(rows) + "\n</tbody></table></div>")
+def _matrices(px: Any, cell: Cell) -> Any | None:
+    """R[t, s] of every variant; None with a single block."""
+    matrices = np.stack([mean_matrix(variant.runs, cell.metric) for variant in cell.variants])
+    if matrices.shape[1] == 1:
+        return None
+    figure = px.imshow(matrices, facet_col=0, facet_col_wrap=_ACROSS, text_auto=".3f", aspect="auto",
+                       color_continuous_scale="Cividis", labels={"x": "tested on block", "y": "trained up to block"})
+    return _panels(figure.update_xaxes(dtick=1).update_yaxes(dtick=1), 260,
+                   lambda i: _name(cell.variants[int(i)].title))
 
 
-def _leaderboard(cells: Sequence[Cell], rows: Mapping[Cell, Sequence[Row]]) -> str:
-    metrics = sorted({name for of_cell in rows.values() for row in of_cell for name in row.metrics},
-                     key=lambda name: (name not in {cell.metric for cell in cells}, name))
-    heads = [("method", False), ("dataset", False), ("backbone", False), ("stream", False),
-             *((name, True) for name in metrics), ("forgetting", True), ("MB sent", True), ("seconds", True),
-             ("users", True), ("seeds", False)]
-    lines = []
-    for i, cell in enumerate(cells):
-        best = {name: max(row.metrics[name][0] for row in rows[cell] if name in row.metrics) for name in metrics
-                if any(name in row.metrics for row in rows[cell])}
-        for row in sorted(rows[cell], key=lambda row: -row.metrics.get(cell.metric, (0.0, 0.0))[0]):
-            lines.append(f'<tr data-cell="{i}">' + "".join([
-                _td(row.variant.title), _td(cell.dataset), _td(cell.backbone), _td(cell.stream),
-                *(_metric_td(row, name, best.get(name)) for name in metrics),
-                _td("–" if row.forgetting is None else f"{row.forgetting:.4f}", row.forgetting),
-                _td(f"{row.bytes / 1e6:,.1f}", row.bytes), _td(f"{row.seconds:,.1f}", row.seconds),
-                _td(f"{row.users:,}", row.users), _td(row.variant.seeds)]) + "</tr>")
-    return _table("leaderboard", heads, lines)
-
-
-def _metric_td(row: Row, name: str, best: float | None) -> str:
-    if name not in row.metrics:
-        return _td("–", None)
-    mean, deviation = row.metrics[name]
-    text = f"{mean:.4f}" + (f" ± {deviation:.4f}" if len(row.variant.runs) > 1 else "")
-    return _td(text, mean, "best" if mean == best else "")
-
-
-def _tests(cells: Sequence[Cell], of_cell: Mapping[Cell, Sequence[Difference]]) -> str:
-    heads = [("method", False), ("against", False), ("dataset", False), ("backbone", False), ("metric", False),
-             ("difference", True), ("t", True), ("p", True), ("p Holm", True), ("d_z", True), ("users", True),
-             ("seeds in common", False)]
-    lines = [f'<tr data-cell="{i}" data-alone="yes">' + "".join(_test_cells(cell, difference)) + "</tr>"
-             for i, cell in enumerate(cells) for difference in of_cell[cell]]
-    return _table("tests", heads, lines)
-
-
-def _test_cells(cell: Cell, difference: Difference) -> list[str]:
-    names = [_td(difference.variant.title), _td(cell.reference.title), _td(cell.dataset), _td(cell.backbone),
-             _td(cell.metric)]
-    if difference.comparison is None:
-        return [*names, f'<td colspan="7">not tested: {escape(difference.reason)}</td>']
-    users = difference.comparison.users  # of reference - variant
-    return [*names, _td(f"{-users.difference:+.4f}", -users.difference), _td(f"{-users.t:.2f}", -users.t),
-            _td(p_text(users.p), users.p), _td(p_text(difference.p_holm), difference.p_holm),
-            _td(f"{-users.effect:.3f}", -users.effect), _td(f"{users.n:,}", users.n),
-            _td(", ".join(map(str, difference.comparison.seeds)))]
-
-
-def _groups(cells: Sequence[Cell]) -> str:
-    """A table per cell, a row per variant and a column per group; the best of a group in bold."""
+def _differences(px: Any, cell: Cell, results: Iterable[tuple[Variant, Comparison | str]],
+                 colors: Mapping[str, str]) -> Any | None:
+    """The share of users by their difference from the reference; None if nothing could be compared with it."""
     parts = []
-    for i, cell in enumerate(cells):
-        values = {variant.title: gathered.group_values(cell, variant) for variant in cell.variants}
-        with_groups = {title: of_groups for title, of_groups in values.items() if of_groups}
-        columns = {group: value for of_groups in with_groups.values() for group, value in of_groups.items()}
-        best = {group: max(of_groups[group].mean for of_groups in with_groups.values() if group in of_groups)
-                for group in columns}
-        rows = [f"<tr>{_td(title)}{''.join(_group_td(of_groups.get(group), best[group]) for group in columns)}</tr>"
-                for title, of_groups in with_groups.items()]
-        heads = [("method", False), *((f"{group}: {value.metric} ({value.users:,} users)", True)
-                                      for group, value in columns.items())]
-        lacking = [title for title in values if title not in with_groups]
-        note = f"<p>Records of an older version, without groups: {escape(', '.join(lacking))}.</p>" if lacking else ""
-        absent = [group for group in GROUPS if columns and group not in columns]
-        note += f"<p>Nobody is in {escape(', '.join(absent))}.</p>" if absent else ""
-        parts.append(f'<div data-cell="{i}">{_table(f"groups-{i}", heads, rows) if columns else ""}{note}</div>')
-    return "\n".join(parts)
-
-
-def _group_td(value: GroupValue | None, best: float) -> str:
-    if value is None:
-        return _td("–", None)
-    text = f"{value.mean:.4f}" + ("" if value.deviation is None else f" ± {value.deviation:.4f}")
-    return _td(text, value.mean, "best" if value.mean == best else "")
-
-
-def _settings(cells: Sequence[Cell]) -> str:
-    parts = []
-    for i, cell in enumerate(cells):
-        differing = gathered.differing_settings(cell)
-        rows = ["<tr>" + _td(variant.title) + "".join(
-            _td("–" if values[j] is None else str(values[j])) for values in differing.values()) + "</tr>"
-            for j, variant in enumerate(cell.variants)]
-        content = (_table(f"settings-{i}", [("method", False), *((name, False) for name in differing)], rows)
-                   if differing else "<p>All variants have the same settings.</p>")
-        parts.append(f'<div data-cell="{i}">{content}</div>')
-    return "\n".join(parts)
-
-
-def _environments(runs: Sequence[Run]) -> str:
-    several = gathered.environments(runs)
-    names = list(dict.fromkeys(name for _, environment in several for name in environment))
-    # What tells the rows apart comes first, as the last columns are out of sight.
-    names.sort(key=lambda name: len({str(environment.get(name)) for _, environment in several}) == 1)
-    rows = ["<tr>" + _td(str(number), number) + "".join(
-        _td("–" if environment.get(name) is None else str(environment[name])) for name in names) + "</tr>"
-        for number, environment in several]
-    return _table("environments", [("runs", True), *((name, False) for name in names)], rows)
-
-
-def _commands(cells: Sequence[Cell], registry: Registry, plugins: Sequence[Path]) -> str:
-    rows = [f'<tr data-cell="{i}" data-alone="yes">{_td(variant.title)}<td><pre>'
-            f"{escape(gathered.rerun_command(registry, variant, plugins))}</pre></td></tr>"
-            for i, cell in enumerate(cells) for variant in cell.variants]
-    return _table("commands", [("method", False), ("command", False)], rows)
-
-
-# The data of the figures
-
-
-def _variant_data(cell: Cell, variant: Variant, row: Row, difference: Difference | None) -> dict[str, Any]:
-    score = row.metrics[cell.metric][0] if cell.metric in row.metrics else None
-    return {"title": variant.title, "score": _digits(score),
-            "learning": _digits(row.learning), "forgetting": _digits(row.forgetting), "bytes": _digits(row.bytes),
-            "seconds": _digits(row.seconds),
-            "curves": [[_digits(value, 4) for value in curve.mean] for curve in gathered.curves(variant)],
-            "matrix": [[_digits(value) for value in line] for line in gathered.matrix(cell, variant)],
-            "counts": list(difference.counts) if difference else []}
-
-
-def page_data(cells: Sequence[Cell], rows: Mapping[Cell, Sequence[Row]],
-              of_cell: Mapping[Cell, Sequence[Difference]]) -> dict[str, Any]:
-    """What ``page.js`` draws: per cell its names and per variant its numbers, to 4 or 5 digits."""
-    content = []
-    for cell in cells:
-        by_variant = {id(difference.variant): difference for difference in of_cell[cell]}
-        content.append({"dataset": cell.dataset, "backbone": cell.backbone, "stream": cell.stream, "title": cell.title,
-                        "metric": cell.metric, "reference": cell.reference.title,
-                        "variants": [_variant_data(cell, row.variant, row, by_variant.get(id(row.variant)))
-                                     for row in rows[cell]]})
-    return {"edges": [round(float(edge), 6) for edge in gathered.EDGES], "cells": content}
+    for variant, test in results:
+        if isinstance(test, Comparison):
+            mine, theirs = (user_scores([run for run in of.runs if run.seed in test.seeds], cell.metric)
+                            for of in (variant, cell.reference))
+            counts = np.histogram((mine - theirs).dropna().clip(-1.0, 1.0), EDGES)[0]
+            parts.append(pd.DataFrame({"method": _name(variant.title), "share of users": counts / counts.sum(),
+                                       "difference per user": (EDGES[1:] + EDGES[:-1]) / 2})[counts > 0])
+    if not parts:
+        return None
+    figure = px.bar(pd.concat(parts), "difference per user", "share of users", color="method", facet_col="method",
+                    facet_col_wrap=_ACROSS, log_y=True, range_x=(-1.0, 1.0), color_discrete_map=colors,
+                    range_y=(min(part["share of users"].min() for part in parts) / 2, 1.5))
+    return _panels(figure.update_layout(showlegend=False).update_yaxes(tickformat="~%", dtick=1), 240)
 
 
 # The page
 
-_SECTIONS = (
-    ("Leaderboard", "Mean ± sample standard deviation over seeds of the metric on the block just trained, averaged "
-     "over the blocks but block 0. Best of a dataset, backbone and stream in bold. Click a heading to sort.",
-     "{leaderboard}"),
-    ("Tests", "Two-sided paired t-test over users, each averaged over blocks and the seeds in common. Positive: better "
-     "than the method in the second column. p Holm is adjusted for all variants tested on the same items.", "{tests}"),
-    ("Groups of users and items", "The metric of groups on the block just trained, mean ± sample standard deviation "
-     "over seeds, averaged over the blocks but block 0 that have somebody of the group. Groups of items have their "
-     "recall.", "{groups}"),
-    ("Curves over rounds", "Validation metric, mean over the seeds that still train.", '<div id="curves"></div>'),
-    ("R[t, s]", "The metric on block s after block t, mean over seeds. Down a column: forgetting.",
-     '<div id="maps"></div>'),
-    ("Forgetting against learning", "Better lies to the right and below. A symbol is a dataset, backbone and stream.",
-     '<div id="learning"></div>'),
-    ("Accuracy against bytes sent", "Of a whole run, all clients together.", '<div id="bytes"></div>'),
-    ("Accuracy against time", "Of a whole run; it depends on the machine.", '<div id="seconds"></div>'),
-    ("Differences per user", "Share of the users by their difference from the method that the tests compare with; "
-     "positive: better.", '<div id="differences"></div>'),
-    ("Settings that differ", "Between the variants that were tested on the same items.", "{settings}"),
-    ("Environment", "Where the runs were made.", "{environments}"),
-    ("How to rerun", "Settings that are today's defaults are left out.", "{commands}"),
-)
+
+def _table(name: str, rows: Sequence[TableRow], columns: Iterable[str] = (), of: Sequence[int] = ()) -> str:
+    """A table with a column per key of the rows, those of ``columns`` first; ``of``: the cell of each row."""
+    columns = list(dict.fromkeys([*columns, *(column for row in rows for column in row)]))
+
+    def td(value: str | Number) -> str:
+        if isinstance(value, Number):
+            kind = "best dt-type-numeric" if value.best else "dt-type-numeric"
+            return f'<td class="{kind}" data-order="{value.value!r}">{escape(value.text)}</td>'
+        return f'<td data-order="">{value}</td>' if value == DASH else f"<td>{escape(value)}</td>"
+    lines = [(f'<tr data-row="{i}" data-cell="{of[i]}">' if of else "<tr>")
+             + "".join(td(row.get(column, DASH)) for column in columns) + "</tr>" for i, row in enumerate(rows)]
+    heads = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    return "\n".join([f'<table id="{name}" class="compact nowrap"><thead><tr>{heads}</tr></thead><tbody>', *lines,
+                      "</tbody></table>"]) if rows else ""
 
 
-def _body(title: str, parts: Mapping[str, str]) -> str:
-    filters = "".join(f'<label>{name} <select id="filter-{name}"></select></label>'
-                      for name in ("dataset", "backbone", "stream"))
-    sections = "\n".join(f"<h2>{escape(head)}</h2>\n<p>{escape(text)}</p>\n"
-                         + (parts[content[1:-1]] if content.startswith("{") else content)
-                         for head, text, content in _SECTIONS)
-    cell = '<label>shown below <select id="cell"></select></label>'
-    return (f"<header><h1>{escape(title)}</h1>{filters}{cell}</header>\n"
-            f'<main><p id="errors"></p>\n{sections}\n</main>')
+def _packed(name: str, text: str) -> str:
+    """An element with a text that the script unpacks; the same bytes on every machine with the same versions."""
+    packed = base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+    return f'<script type="text/plain" id="{name}">{packed}</script>'
 
 
-def report(runs: Sequence[Run], registry: Registry, title: str, plugins: Sequence[Path] = ()) -> str:
+_ABOUT = {  # the sections of the page
+    "Leaderboard": "Mean ± sample standard deviation over seeds of the metric on the block just trained, averaged over "
+    "the blocks but block 0. Learning is the mean of R[t, t]; forgetting, bytes and seconds are of the whole run. Best "
+    "of a dataset, backbone and stream in bold. What is filtered out here is not drawn below.",
+    "Forgetting against learning": "Better lies to the right and below.",
+    "Accuracy against bytes sent": "Of a whole run, all clients together.",
+    "Accuracy against time": "Of a whole run; it depends on the machine.",
+    "Tests": "Two-sided paired t-test over users, each averaged over blocks and the seeds in common. Positive: better "
+    "than the method in the second column. p Holm is adjusted for all variants tested on the same items.",
+    "Differences per user": "Share of the users by their difference from the method that the tests compare with.",
+    "Groups of users and items": "The metric of groups on the block just trained, averaged over the blocks but block 0 "
+    "that have somebody of the group; a group that nobody is in is left out. Groups of items have their recall.",
+    "Curves over rounds": "Validation metric, mean over the seeds that still train.",
+    "R[t, s]": "The metric on block s after block t, mean over seeds. Down a column: forgetting.",
+    "Settings that differ": "Between the variants that were tested on the same items.",
+    "How to rerun": "Settings that are today's defaults are left out.",
+    "Environment": "Where the runs were made.",
+    "Runs that failed": "They are in none of the numbers above."}
+
+
+def _section(parts: Mapping[str, str | None], cell: int | None = None) -> str:
+    """Headings with what they are about; ``cell``: shown only if that cell is chosen."""
+    content = "\n".join(f"<h2>{head}</h2>\n<p>{_ABOUT[head]}</p>\n{part or '<p>No record here has these numbers.</p>'}"
+                        for head, part in parts.items())
+    return f"<section{'' if cell is None else f' data-cell={cell}'}>\n{content}\n</section>"
+
+
+def report(runs: Sequence[Run], registry: Registry, title: str, plugins: Sequence[Path] = (),
+           failed: Sequence[Mapping[str, Any]] = ()) -> str:
     """The page of some records.
 
     Args:
         runs: any; at least one.
         registry: of the plugins that the commands to rerun are for.
         plugins: folders of ``--plugins``, for those commands.
+        failed: the content of ``run.json`` of runs that failed.
     """
-    cells = gathered.gather(runs, registry)
-    rows = {cell: [gathered.leaderboard_row(cell, variant) for variant in cell.variants] for cell in cells}
-    of_cell = {cell: gathered.differences(cell) for cell in cells}
-    parts = {"leaderboard": _leaderboard(cells, rows), "tests": _tests(cells, of_cell), "groups": _groups(cells),
-             "settings": _settings(cells), "environments": _environments(runs),
-             "commands": _commands(cells, registry, plugins)}
+    import plotly.express as px
+    from itables.utils import read_package_file
+    from plotly.offline import get_plotlyjs
+
+    cells = dashboard.gather(runs, registry)
+    rows, of = zip(*((row, i) for i, cell in enumerate(cells) for row in dashboard.leaderboard(cell)))
+    metrics = sorted({name for run in runs for name in run.meta["metrics"]},
+                     key=lambda name: (name not in {cell.metric for cell in cells}, name))
+    averages = [{**row, "average": row[cells[i].metric]} for row, i in zip(rows, of)]
+    names = dict.fromkeys(_name(variant.title) for cell in cells for variant in cell.variants)
+    colors = dict(zip(names, [*_COLORS, *px.colors.qualitative.Dark24] * len(names)))
+    figures: dict[str, str] = {}
+
+    def drawn(name: str, figure: Any | None) -> str:
+        if figure is None or not figure.data:
+            return ""
+        figures[name] = figure.update_layout(template="plotly_white", margin_t=40).to_json()
+        return f'<div class="figure" id="{name}"></div>'
+    sections = [_section({
+        "Leaderboard": _table("leaderboard", rows, ["method", "dataset", "backbone", "stream", *metrics], of),
+        "Forgetting against learning": drawn("learning", _points(px, rows, "learning", "forgetting", colors)),
+        "Accuracy against bytes sent": drawn("bytes", _points(px, averages, "MB sent", "average", colors, log=True)),
+        "Accuracy against time": drawn("seconds", _points(px, averages, "seconds", "average", colors, log=True))})]
+    for i, cell in enumerate(cells):
+        results = dashboard.compared(cell)
+        sections.append(_section({
+            "Tests": _table(f"tests-{i}", dashboard.tests(cell, results)),
+            "Differences per user": drawn(f"differences-{i}", _differences(px, cell, results, colors)),
+            "Groups of users and items": _table(f"groups-{i}", dashboard.groups(cell)),
+            "Curves over rounds": drawn(f"curves-{i}", _curves(px, cell, colors)),
+            "R[t, s]": drawn(f"matrices-{i}", _matrices(px, cell)),
+            "Settings that differ": _table(f"settings-{i}", dashboard.differing_settings(cell)),
+            "How to rerun": _table(f"commands-{i}", [
+                {"method": variant.title, "command": dashboard.rerun_command(registry, variant, plugins)}
+                for variant in cell.variants])}, i))
+    sections.append(_section({"Environment": _table("environments", dashboard.environments(runs)),
+                              "Runs that failed": _table("failures", dashboard.failures(failed))}))
+    options = "".join(f'<option value="{i}">{escape(cell.title)}</option>' for i, cell in enumerate(cells))
+    drawings = ",".join(f"{json.dumps(name)}:{text}" for name, text in figures.items())
     return "\n".join([
         "<!DOCTYPE html>", '<html lang="en"><head><meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{escape(title)}</title>", f"<style>{(_HERE / 'page.css').read_text(encoding='utf-8')}</style>",
-        "</head><body>", _body(title, parts),
-        _script("application/json", "data", json_text(page_data(cells, rows, of_cell))),
-        _script("text/plain", "library", library()),
+        f'</head><body><h1>{escape(title)}</h1><p id="errors"></p>', sections[0],
+        f'<label>shown below <select id="cell">{options}</select></label>', *sections[1:],
+        _packed("plotly", get_plotlyjs()), _packed("tables-js", read_package_file("html/dt_bundle.js")),
+        _packed("tables-css", read_package_file("html/dt_bundle.css")), _packed("figures", f"{{{drawings}}}"),
         f"<script>{(_HERE / 'page.js').read_text(encoding='utf-8')}</script>", "</body></html>", ""])

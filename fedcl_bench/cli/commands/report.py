@@ -36,11 +36,12 @@ def run(args: argparse.Namespace) -> int:
     from ...files import write_atomically
     from ...reports.html import LIMIT, report
     from ...runs.registry import discover
-    from ...runs.store import load_runs
+    from ...runs.store import load_all
 
-    runs = [run for run in load_runs(args.records, LeftOut()) if run.whole]
+    found, failed = load_all(args.records, LeftOut())
+    runs = [run for run in found if run.whole]
     title = args.title or args.records.resolve().name
-    content = report(runs, discover(args.plugins), title, args.plugins).encode(errors="backslashreplace")
+    content = report(runs, discover(args.plugins), title, args.plugins, failed).encode(errors="backslashreplace")
     try:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(args.out, content)
