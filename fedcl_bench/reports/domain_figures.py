@@ -6,11 +6,10 @@ from functools import partial
 from typing import Any, Mapping, Sequence
 
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from ..names import JOIN
 from ..runs.specs import seed_text
-from .draw import GREY, PAGE, styled
+from .draw import GREY, PAGE, missing_key, styled
 from .paper_figures import Drawn, Job, Skip
 from .tables import Cell, Source, Table, build, pilot_users
 
@@ -31,7 +30,7 @@ def dots(domains: Mapping[str, Sequence[Cell]], labels: Sequence[str], strong: s
             if cell.mean is None:
                 axes.plot(0.02, y, "x", color=GREY, transform=axes.get_yaxis_transform(), gid=f"missing:{label}")
                 continue
-            axes.errorbar(cell.mean, y, xerr=cell.std or None, color=color, capsize=2, linewidth=0.9)
+            axes.errorbar(cell.mean, y, xerr=cell.std or None, color=color, linewidth=0.9)
             axes.plot(cell.mean, y, "o", color=color, gid=f"{domain}:{label}")
             if label == strong:
                 axes.axvline(cell.mean, color=color, linewidth=0.6, linestyle=":", zorder=0)
@@ -43,9 +42,8 @@ def dots(domains: Mapping[str, Sequence[Cell]], labels: Sequence[str], strong: s
         axes.set_title(domain)
         axes.set_xlabel(metric)
     if any(cell.mean is None for cells in domains.values() for cell in cells):
-        figure.legend(handles=[Line2D([], [], linestyle="", marker="x", color=GREY, label="no record")],
-                      loc="outside lower right")
-    figure.suptitle(title, fontsize=7.5)
+        figure.legend(handles=[missing_key()], loc="outside lower right")
+    figure.suptitle(title)
     return figure
 
 

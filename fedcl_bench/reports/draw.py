@@ -34,6 +34,9 @@ STYLE = {
     "ytick.labelsize": 7, "legend.fontsize": 7, "legend.frameon": False, "axes.linewidth": 0.6, "lines.linewidth": 1.1,
     "lines.markersize": 4, "hatch.linewidth": 0.6, "xtick.major.width": 0.6, "ytick.major.width": 0.6,
     "xtick.major.size": 2.5, "ytick.major.size": 2.5, "axes.spines.top": False, "axes.spines.right": False,
+    "figure.titlesize": 7.5, "figure.labelsize": 7, "legend.title_fontsize": 7.5, "errorbar.capsize": 2,
+    "figure.constrained_layout.w_pad": 0.03, "figure.constrained_layout.h_pad": 0.03,
+    "figure.constrained_layout.wspace": 0.03, "figure.constrained_layout.hspace": 0.03,
     "axes.unicode_minus": True, "savefig.dpi": 300, "pdf.fonttype": 42, "svg.hashsalt": "fedcl_bench",
 }
 
@@ -58,6 +61,7 @@ _FIXED = {  # Okabe and Ito's colours
 _OTHERS = (("#0072B2", "----", "P", (0, (5, 1))), ("#882255", "||||", "X", (0, (1, 1))),
            ("#117733", "++++", "<", (0, (4, 2, 1, 2))), ("#332288", "oooo", ">", (0, (2, 2))),
            ("#8A5A00", "**", "p", (0, (6, 2))), ("#AA4499", "OO", "h", (0, (1, 3))))
+_MARKER = dict(markeredgecolor="white", markeredgewidth=0.5)
 TANGLE = 3  # curves that one pair of axes shows without tangling; more get a panel each
 
 
@@ -110,11 +114,20 @@ def _texts(artist: Artist) -> Iterator[Text]:
             yield from _texts(child)
 
 
-def _grid(rows: int, columns: int, height: float, **options) -> tuple[Figure, np.ndarray]:
+def _grid(rows: int, columns: int, height: float, width: float | None = None, **options) -> tuple[Figure, np.ndarray]:
     """A figure of rows x columns axes, one column of a paper wide if it has one axes across, else two."""
-    figure = Figure(figsize=(COLUMN if columns == 1 else PAGE, height), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.03, h_pad=0.03, wspace=0.03, hspace=0.03)
+    figure = Figure(figsize=(width or (COLUMN if columns == 1 else PAGE), height), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def _key(label: str, **look) -> Line2D:
+    """An entry of a legend."""
+    return Line2D([], [], label=label, **look)
+
+
+def missing_key() -> Line2D:
+    """The entry of what has no record."""
+    return _key("no record", linestyle="", marker="x", color=GREY)
 
 
 @dataclass(frozen=True)
@@ -147,10 +160,9 @@ def improvement_bars(rows: Sequence[Sequence[BarPanel]], look: Mapping[str, Look
         for panel, axes in zip(panels, axes_row):
             _draw_bars(axes, panel, look)
         axes_row[0].set_ylabel(f"{metric}, improvement\nover {base} (%)")
-    handles = [Line2D([], [], marker="s", linestyle="", color=GREY, markersize=6, label="ours, ± std over seeds")]
+    handles = [_key("ours, ± std over seeds", marker="s", linestyle="", color=GREY, markersize=6)]
     if any(panel.paper.get(name) is not None for panels in rows for panel in panels for name in panel.ours):
-        handles.append(Line2D([], [], marker="D", linestyle="", markerfacecolor="white", markeredgecolor="black",
-                              label="the paper"))
+        handles.append(_key("the paper", marker="D", linestyle="", markerfacecolor="white", markeredgecolor="black"))
     figure.legend(handles=handles, loc="outside upper center", ncols=2)
     return figure
 
@@ -167,7 +179,7 @@ def _draw_bars(axes, panel: BarPanel, look: Mapping[str, Look]) -> None:
                      gid=f"ours:{name}")
             axes.bar(x - 0.1, ours.mean, 0.58, fill=False, edgecolor="black", linewidth=0.6)
             if ours.n > 1:
-                axes.errorbar(x - 0.1, ours.mean, ours.deviation, color="black", linewidth=0.8, capsize=2)
+                axes.errorbar(x - 0.1, ours.mean, ours.deviation, color="black", linewidth=0.8)
         printed = panel.paper.get(name)
         if printed is not None:
             axes.plot(x + 0.33, printed, "D", markerfacecolor="white", markeredgecolor="black", markersize=4,
@@ -215,11 +227,11 @@ def sensitivity(panels: Sequence[SettingPanel], look: Look, metric: str, title: 
     for panel, axes in zip(panels, grid[0]):
         _draw_setting(axes, panel, look)
     grid[0, 0].set_ylabel(metric)
-    handles = [Line2D([], [], color=look.color, marker="o", markersize=3.5, label=f"{title}, ± std over seeds"),
-               Line2D([], [], linestyle="", marker="o", markersize=7, markerfacecolor="none", markeredgecolor="black",
-                      label="value of the other runs")]
+    handles = [_key(f"{title}, ± std over seeds", color=look.color, marker="o", markersize=3.5),
+               _key("value of the other runs", linestyle="", marker="o", markersize=7, markerfacecolor="none",
+                    markeredgecolor="black")]
     if any(point is None for panel in panels for point in panel.points.values()):
-        handles.append(Line2D([], [], linestyle="", marker="x", color=GREY, label="no record"))
+        handles.append(missing_key())
     figure.legend(handles=handles, loc="outside upper center", ncols=3 if len(panels) > 1 else 1)
     return figure
 
@@ -231,7 +243,7 @@ def _draw_setting(axes, panel: SettingPanel, look: Look) -> None:
     # nan where there is no record, so that the line is broken there
     axes.errorbar(every, [p.mean if p else np.nan for p in points],
                   [p.deviation if p and p.n > 1 else np.nan for p in points], color=look.color, linestyle="-",
-                  marker="o", markersize=3.5, capsize=2, linewidth=0.9, gid=f"ours:{panel.name}")
+                  marker="o", markersize=3.5, linewidth=0.9, gid=f"ours:{panel.name}")
     if panel.points.get(panel.chosen):
         axes.plot(panel.chosen, panel.points[panel.chosen].mean, "o", markersize=8, markerfacecolor="none",
                   markeredgecolor="black", markeredgewidth=0.9, zorder=5, gid="chosen")
@@ -271,9 +283,7 @@ def forgetting_maps(matrices: Mapping[str, np.ndarray | None], look: Mapping[str
     low, high = min(float(np.nanmin(m)) for m in shown), max(float(np.nanmax(m)) for m in shown)
     width = PAGE if columns > 2 else COLUMN
     side = min(1.5, (width - 1.0) / columns)
-    figure = Figure(figsize=(width, rows * (side + 0.25) + 0.45), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.02, h_pad=0.02, wspace=0.02, hspace=0.02)
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    figure, grid = _grid(rows, columns, rows * (side + 0.25) + 0.45, width, sharex=True, sharey=True)
     image = None
     for axes, (name, matrix) in zip(grid.flat, matrices.items()):
         axes.set_title(look[name].label)
@@ -295,13 +305,9 @@ def forgetting_maps(matrices: Mapping[str, np.ndarray | None], look: Mapping[str
         axes.set_visible(False)
     for axes in grid[:, 0]:
         axes.set_ylabel("trained up to block")
-    figure.supxlabel("tested on block", fontsize=7)
-    bar = figure.colorbar(image, ax=grid, fraction=0.03, pad=0.01, aspect=18)
-    bar.set_label(metric)
-    bar.outline.set_linewidth(0.5)
-    bar.locator = MaxNLocator(4)
-    bar.update_ticks()
-    figure.suptitle(title, fontsize=7.5)
+    figure.supxlabel("tested on block")
+    figure.colorbar(image, ax=grid, fraction=0.03, pad=0.01, aspect=18, label=metric, ticks=MaxNLocator(4))
+    figure.suptitle(title)
     return figure
 
 
@@ -319,7 +325,7 @@ def _note_missing(figure: Figure, lacking: Sequence[str]) -> None:
     """Name below a figure what has no record."""
     if lacking:
         text = "\n".join(f"No record: {names}." for names in lacking)
-        figure.supxlabel(text, x=0.01, ha="left", fontsize=7, color=GREY)
+        figure.supxlabel(text, x=0.01, ha="left", color=GREY)
 
 
 @styled
@@ -338,7 +344,7 @@ def early_curves(panels: Mapping[str, Mapping[str, Curve | None]], look: Mapping
         for z, (name, curve) in enumerate(curves.items(), start=3):
             style = look[name]
             line = dict(color=style.color, linestyle=style.line, linewidth=1.0)
-            handles.setdefault(name, Line2D([], [], **line, label=style.label))
+            handles.setdefault(name, _key(style.label, **line))
             if curve is not None:
                 _draw_curve(axes, curve, name, z, line)
         missing = [look[name].label for name, curve in curves.items() if curve is None]
@@ -349,7 +355,7 @@ def early_curves(panels: Mapping[str, Mapping[str, Curve | None]], look: Mapping
         axes.yaxis.set_major_locator(MaxNLocator(5))
     grid[0, 0].set_ylabel(f"{metric},\nfirst session")
     figure.legend(handles=list(handles.values()), loc="outside upper center", ncols=len(handles), handlelength=2.8,
-                  title="mean ± std over seeds", title_fontsize=7)
+                  title="mean ± std over seeds")
     _note_missing(figure, lacking)
     return figure
 
@@ -372,7 +378,7 @@ def user_histograms(panels: Mapping[str, Mapping[str, Histogram | None]], look: 
         for i, (name, histogram) in enumerate(variants.items()):
             style = look[name]
             if histogram is None:
-                handles.append(Line2D([], [], linestyle="", label=f"{style.label}: no record"))
+                handles.append(_key(f"{style.label}: no record", linestyle=""))
                 continue
             line = dict(color=style.color, linestyle=style.line, linewidth=1.0)
             if i == 0:
@@ -381,7 +387,7 @@ def user_histograms(panels: Mapping[str, Mapping[str, Histogram | None]], look: 
             axes.plot([histogram.mean.mean] * 2, [0.0, 1.05 * top], zorder=3 + i, gid=f"mean:{name}",
                       **{**line, "linewidth": 0.7})
             deviation = f" ± {histogram.mean.deviation:.3f}" if histogram.mean.n > 1 else ""
-            handles.append(Line2D([], [], **line, label=f"{style.label}: mean {histogram.mean.mean:.3f}{deviation}"))
+            handles.append(_key(f"{style.label}: mean {histogram.mean.mean:.3f}{deviation}", **line))
         axes.set_title(title)
         axes.set_xlabel(axis)
         axes.yaxis.set_major_locator(MaxNLocator(5))
@@ -391,19 +397,10 @@ def user_histograms(panels: Mapping[str, Mapping[str, Histogram | None]], look: 
     return figure
 
 
-def _draw_background(axes, curves: Mapping[str, Curve], name: str) -> None:
-    """The curves of the other methods, thin and grey, so that a panel can be compared with them."""
-    for other, curve in curves.items():
-        if other != name:
-            axes.plot(np.arange(1, len(curve.mean) + 1), curve.mean, color="#C4C4C4", linewidth=0.6, zorder=1,
-                      gid=f"background:{other}")
-
-
 def _draw_best(axes, curve: Curve, name: str, style: Look) -> None:
     """The mean best round and its mean value."""
     axes.plot(curve.best_round, curve.best_value, color=style.color, marker=style.marker,
-              markersize=8.5 if style.marker == "*" else 5.5, markeredgecolor="white", markeredgewidth=0.5, zorder=20,
-              gid=f"best:{name}")
+              markersize=8.5 if style.marker == "*" else 5.5, zorder=20, gid=f"best:{name}", **_MARKER)
 
 
 @styled
@@ -434,8 +431,7 @@ def _curves_together(curves: Mapping[str, Sequence[Curve]], look: Mapping[str, L
     for z, (name, several) in enumerate(curves.items(), start=3):
         style = look[name]
         line = dict(color=style.color, linestyle=style.line, linewidth=1.0)
-        handles.append(Line2D([], [], **line, marker=style.marker, markersize=5.5, markeredgecolor="white",
-                              markeredgewidth=0.5, label=style.label))
+        handles.append(_key(style.label, **line, **_MARKER, marker=style.marker, markersize=5.5))
         for axes, curve in zip(grid.flat, several):
             _draw_curve(axes, curve, name, z, line)
             _draw_best(axes, curve, name, style)
@@ -447,8 +443,7 @@ def _curves_together(curves: Mapping[str, Sequence[Curve]], look: Mapping[str, L
     for axes in grid[:, 0]:
         axes.set_ylabel(f"validation {metric}")
     figure.legend(handles=handles, loc="outside upper center", ncols=min(7, len(handles)),
-                  title=title if columns > 1 else title.replace("; ", "\n"),
-                  title_fontsize=7.5, handlelength=2.8, columnspacing=1.2)
+                  title=title if columns > 1 else title.replace("; ", "\n"), handlelength=2.8, columnspacing=1.2)
     return figure
 
 
@@ -473,8 +468,10 @@ def _curves_apart(curves: Mapping[str, Sequence[Curve]], look: Mapping[str, Look
         if block >= blocks:
             continue
         style = look[name]
-        _draw_background(axes, {other: several[block] for other, several in curves.items() if block < len(several)},
-                         name)
+        for other, several in curves.items():
+            if other != name and block < len(several):
+                axes.plot(np.arange(len(several[block].mean)) + 1, several[block].mean, color="#C4C4C4", linewidth=0.6,
+                          zorder=1, gid=f"background:{other}")
         if block < len(curves[name]):
             _draw_curve(axes, curves[name][block], name, 3, dict(color=style.color, linewidth=1.2))
             _draw_best(axes, curves[name][block], name, style)
@@ -485,7 +482,7 @@ def _curves_apart(curves: Mapping[str, Sequence[Curve]], look: Mapping[str, Look
             axes.set_xlabel("round")
             axes.tick_params(labelbottom=True)
         _few_ticks(axes, 3)
-    figure.suptitle(f"validation {metric}: {title}; grey: the other methods", fontsize=7.5)
+    figure.suptitle(f"validation {metric}: {title}; grey: the other methods")
     return figure
 
 
@@ -523,8 +520,7 @@ def tornado(labels: Sequence[str], panels: Sequence[SwingPanel], title: str) -> 
     Args:
         labels: of the changes, the first on top.
     """
-    figure, grid = _grid(1, len(panels), 0.34 * len(labels) + 0.85, sharey=True)
-    figure.set_figwidth(PAGE)
+    figure, grid = _grid(1, len(panels), 0.34 * len(labels) + 0.85, PAGE, sharey=True)
     for panel, axes in zip(panels, grid[0]):
         reach = _reach([abs(swing.change) + (swing.deviation or 0.0) for swing in panel.swings if swing])
         for y, swing in enumerate(panel.swings):
@@ -539,7 +535,7 @@ def tornado(labels: Sequence[str], panels: Sequence[SwingPanel], title: str) -> 
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
     grid[0, 0].set_yticks(range(len(labels)), labels)
-    figure.suptitle(title, fontsize=7.5)
+    figure.suptitle(title)
     return figure
 
 
@@ -563,7 +559,7 @@ def _draw_swing(axes, y: int, default: float, swing: Swing | None, reach: float)
     axes.barh(y, length, 0.55, left=default, color="#0072B2" if rises else "#D55E00", gid=f"swing:{y}")
     end = default + length
     if swing.deviation is not None and not cut:
-        axes.errorbar(end, y, xerr=swing.deviation, color="black", linewidth=0.8, capsize=2)
+        axes.errorbar(end, y, xerr=swing.deviation, color="black", linewidth=0.8)
         end += swing.deviation if rises else -swing.deviation
     arrow = ("▸" if rises else "◂") if cut else ""
     text = f"{arrow} {swing.change:+.4f}" if rises else f"{swing.change:+.4f} {arrow}"
@@ -596,7 +592,7 @@ def audit_curves(content: Mapping[str, Any], title: str) -> Figure:
                 means = np.array([value["mean"] for _, value in points])
                 reach = np.abs([[value["low"], value["high"]] for _, value in points] - means[:, None]).T
                 axes.errorbar([noise for noise, _ in points], means, reach, color=color, marker="os^D"[i % 4],
-                              linestyle=lines[i % 4], markersize=3.5, capsize=2, linewidth=0.9,
+                              linestyle=lines[i % 4], markersize=3.5, linewidth=0.9,
                               gid=f"{name}:{number}")
         for floor, words in floors:
             axes.axhline(floor, color=GREY, linewidth=0.8, linestyle=":", zorder=1)
@@ -610,10 +606,10 @@ def audit_curves(content: Mapping[str, Any], title: str) -> Figure:
             axes.set_xticks(every, [f"{noise:g}" for noise in every])
             axes.xaxis.set_minor_locator(NullLocator())
         axes.set(xlabel="noise on uploads", ylabel=label, ylim=(-0.03, 1.03))
-    handles = [Line2D([], [], color=color, label=f"by {attack} of the change") for attack, color in attacks.items()]
-    handles += [Line2D([], [], color="black", marker="os^D"[i % 4], linestyle=lines[i % 4], markersize=3.5,
-                       label=f"round {number}") for i, number in enumerate(content["rounds"])]
-    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), title=title, title_fontsize=7.5,
+    handles = [_key(f"by {attack} of the change", color=color) for attack, color in attacks.items()]
+    handles += [_key(f"round {number}", color="black", marker="os^D"[i % 4], linestyle=lines[i % 4], markersize=3.5)
+                for i, number in enumerate(content["rounds"])]
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), title=title,
                   handlelength=2.6, columnspacing=1.2)
     return figure
 
