@@ -16,7 +16,7 @@ from fedcl_bench.reports import scores
 from fedcl_bench.reports.draw import (COLUMN, PAGE, BarPanel, SettingPanel, Swing, SwingPanel,
                                       critical_difference_diagram, early_curves, forgetting_maps, improvement_bars,
                                       looks, save, sensitivity, tornado, user_histograms, validation_curves)
-from fedcl_bench.reports.scores import Curve, Histogram, OverSeeds, improvement, mean_matrix, over_seeds, variations
+from fedcl_bench.reports.scores import Curve, Histogram, OverSeeds, improvement, mean_matrix, variations
 from fedcl_bench.runs.specs import RunSpec
 from fedcl_bench.runs.store import load_runs
 from fedcl_bench.stats.significance import friedman
@@ -61,15 +61,15 @@ def curves(seed):
             for n in (80, 50, 52, 60)]
 
 
-def early(panels):
-    """Of so many backbones; the last lacks a method if there are several."""
+def early():
+    """Of three backbones; the last lacks a method."""
     return {f"TiSASRec, Retail{i}": {"ft": curves(i)[1], "f3crec": None if i == 2 else curves(i)[2]}
-            for i in range(panels)}
+            for i in range(3)}
 
 
-def histograms(panels):
+def histograms():
     found = Histogram(np.linspace(0.0, 1.0, 21), np.full(20, 0.05), OverSeeds(0.5, 0.011, 5))
-    return {f"TiSASRec, Retail{i}": {"f3crec": found, "ft": None if i == 2 else found} for i in range(panels)}
+    return {f"TiSASRec, Retail{i}": {"f3crec": found, "ft": None if i == 2 else found} for i in range(3)}
 
 
 READINGS = {"item_lr\nplain (paper)": -0.09, "inc_split\nrandom (paper)": 0.006,
@@ -77,16 +77,16 @@ READINGS = {"item_lr\nplain (paper)": -0.09, "inc_split\nrandom (paper)": 0.006,
             "init_from\nbest (the model tested)": None}
 
 
-def swings(lead):
+def swings():
     """With a change far larger than the others, and one without records."""
     bars = [None if change is None else Swing(change, 0.002 if i < 3 else None)
             for i, change in enumerate(READINGS.values())]
-    return [SwingPanel("N@20", 0.1, bars), *([SwingPanel("lead over FT", 0.004, bars, zero=True)] if lead else [])]
+    return [SwingPanel("N@20", 0.1, bars), SwingPanel("lead over FT", 0.004, bars, zero=True)]
 
 
-def grid_test(methods, rows=12):
+def grid_test(methods):
     rng = np.random.default_rng(4)
-    return friedman(np.linspace(0.1, 0.3, methods) + rng.normal(0, 0.03, (rows, methods)))
+    return friedman(np.linspace(0.1, 0.3, methods) + rng.normal(0, 0.03, (12, methods)))
 
 
 EVERY = {
@@ -110,20 +110,15 @@ EVERY = {
         "TiSASRec, RetailRocket, mean ± std over seeds 0-4 (RLP2: 0-2)"),
     "curves and a missing one": lambda: validation_curves({"ft": curves(0), "kd": None}, LOOK, "N@20",
                                                           "FedMF, ML-100K"),
-    "one early curve": lambda: early_curves(early(1), LOOK, "NDCG@10"),
-    "three early curves": lambda: early_curves(early(3), LOOK, "NDCG@10"),
-    "one histogram": lambda: user_histograms(histograms(1), LOOK, "predicted probability of the test target"),
-    "three histograms": lambda: user_histograms(histograms(3), LOOK, "predicted probability of the test target"),
+    "early curves": lambda: early_curves(early(), LOOK, "NDCG@10"),
+    "histograms": lambda: user_histograms(histograms(), LOOK, "predicted probability of the test target"),
     "noise": lambda: sensitivity([SettingPanel("prototype_noise", {i / 10: OverSeeds(0.2, 0.01, 5) if i else None
                                                                    for i in range(7)}, 0.1,
                                                {i / 10: "48.4" for i in range(7)}, "ε at δ = 10⁻⁵")],
                                  LOOK["f3crec"], "NDCG@10", "FCUCR on TiSASRec, RetailRocket"),
-    "tornado": lambda: tornado(list(READINGS), swings(True), "F3CRec on FedMF, ML-Latest-Small: one setting changed"),
-    "tornado of one panel": lambda: tornado(list(READINGS), swings(False), "FT on FedMF, ML-100K"),
+    "tornado": lambda: tornado(list(READINGS), swings(), "F3CRec on FedMF, ML-Latest-Small: one setting changed"),
     "ranks": lambda: critical_difference_diagram(list(LABELS.values()), grid_test(6),
                                                  "N@20 on 4 datasets × 3 backbones"),
-    "three ranks": lambda: critical_difference_diagram(list(LABELS.values())[:3], grid_test(3, 2),
-                                                       "N@20 on 2 datasets × FedMF, as far as complete"),
     "ten ranks": lambda: critical_difference_diagram([f"method {i}" for i in range(10)], grid_test(10), "N@20"),
 }
 
@@ -152,8 +147,7 @@ def test_readable_in_print(draw, monkeypatch):
             assert not a.overlaps(b), f"{one!r} lies on {other!r}"
 
 
-@pytest.mark.parametrize("name, kind", [("one bar panel", "png"), ("sensitivity", "svg"), ("two maps", "pdf"),
-                                        ("one curve", "png"), ("ranks", "svg"), ("ranks", "pdf")])
+@pytest.mark.parametrize("name, kind", [("one bar panel", "png"), ("ranks", "svg"), ("two maps", "pdf")])
 def test_same_numbers_same_bytes(tmp_path, name, kind):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
@@ -173,9 +167,9 @@ def test_the_users_matplotlibrc_changes_nothing(tmp_path):
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["FT $x^$", "$\\frac{", "a$b"])
-def test_dollar_signs_are_no_formulas(name, tmp_path):
+def test_dollar_signs_are_no_formulas(tmp_path):
     """In legends and titles, which may hold a user's words."""
+    name = "$\\frac{ and $x^$"
     save(validation_curves({"ft": curves(0)[:1]}, looks({"ft": name}), "N@20", f"of {name}"), tmp_path / "a.svg")
     save(sensitivity(settings((0.1, 0.5)), looks({"ft": name})["ft"], "N@20", f"{name}, of 1"), tmp_path / "b.png")
     assert f">of {name}<" in (tmp_path / "a.svg").read_text() or f"of {name} -->" in (tmp_path / "a.svg").read_text()
@@ -219,7 +213,7 @@ def test_setting_lines_are_the_numbers():
 
 def test_swings_are_the_numbers():
     """From the default's value; the one far longer than the others is cut, and says how long it is."""
-    figure = tornado(list(READINGS), swings(True), "title")
+    figure = tornado(list(READINGS), swings(), "title")
     for axes, default in zip(figure.axes, (0.1, 0.004)):
         low, high = axes.get_xlim()
         found = {y: bar for y in range(5) for bar in axes.patches if bar.get_gid() == f"swing:{y}"}
@@ -280,7 +274,7 @@ def test_many_curves_have_a_panel_each():
 
 def test_missing_runs_are_noted_below():
     for figure, text in ((EVERY["curves and a missing one"](), "No record: KD."),
-                         (EVERY["three early curves"](), "No record: F3CRec on TiSASRec, Retail2.")):
+                         (EVERY["early curves"](), "No record: F3CRec on TiSASRec, Retail2.")):
         assert figure.get_supxlabel() == text
         titles = [axes.get_title() for axes in figure.axes] + [str(figure.get_suptitle())]
         titles += [legend.get_title().get_text() for legend in figure.legends]
@@ -387,11 +381,6 @@ def test_variations_change_one_setting_only():
         "eps": [0.001, 0.006], "lambda_kd": [0.1], "beta": [0.5, 0.9]}
 
 
-def test_over_seeds():
-    assert over_seeds([0.1]) == OverSeeds(0.1, 0.0, 1)
-    assert over_seeds([1.0, 3.0]) == OverSeeds(2.0, pytest.approx(2 ** 0.5), 2)
-
-
 # The command
 
 @pytest.fixture
@@ -432,21 +421,14 @@ def test_numbers_of_the_command_come_from_the_records(at_records, tmp_path, monk
 
 @pytest.mark.parametrize("arguments,parts", [
     (["--figure", "5"], ["unknown figure '5'", "cd, curves, forgetting"]),
-    (["--figure", "curve"], ["Did you mean 'curves'"]),
     (["--format", "jpg"], ["unknown format 'jpg'", "pdf, png, svg"]),
-    (["--paper", "f3rec"], ["unknown paper 'f3rec'", "Did you mean 'f3crec'"]),
-    (["--methods", "ftt"], ["unknown method 'ftt'"]),
     (["--datasets", "ml-1m"], ["unknown dataset 'ml-1m'", "ml-100k"]),
-    (["--backbones", "fedmff"], ["unknown backbone 'fedmff'"]),
     ([], ["no records in results of ft", "grid --methods ft"]),  # these runs have rounds=2
     ([*QUICK, "--datasets", "lastfm-2k"], ["no records in results", "grid --methods", "lastfm-2k"]),
     ([*QUICK, "--metric", "ndcg@2O"], ["unknown metric", "Did you mean 'ndcg@20'"]),
-    ([*QUICK, "--metric", "ndcg@50"], ["has no ndcg@50", "topk"]),
     ([*QUICK, "--figure", "cd", "--methods", "ft,kd"], ["cd: not drawn", "3 methods; found 2 and 2"]),
     ([*QUICK, "--figure", "3", "--methods", "kd,f3crec"], ["figure 3: not drawn: needs ft"]),
     ([*QUICK, "--figure", "4", "--backbones", "fedncf"], ["figure 4: not drawn", "eps, lambda_kd, beta"]),
-    (["--set", "lr=x"], ["setting 'lr'"]),
-    (["--records", "nowhere"], ["no folder nowhere"]),
 ])
 def test_bad_input(at_records, capsys, tmp_path, arguments, parts):
     assert main(["figures", "--out", str(tmp_path / "out"), *arguments]) == 2
