@@ -15,9 +15,11 @@ async function start() {
   function begin(part) {  // a part is begun when it is first seen, as what is hidden has no size
     if (begun.has(part)) return;
     begun.add(part);
-    for (const table of part.querySelectorAll("table"))
-      new DataTable(table, { paging: false, info: false, searching: table.id === "leaderboard", order: [], scrollX: true,
-        ...(table.id === "leaderboard" && { scrollY: "50vh", scrollCollapse: true, columnControl: [["searchList"]] }) });
+    for (const table of part.querySelectorAll("table")) {
+      const options = { paging: false, info: false, searching: false, order: [], scrollX: true };
+      const filters = { searching: true, scrollY: "50vh", scrollCollapse: true, columnControl: [["searchList"]] };
+      new DataTable(table, table.id === "leaderboard" ? { ...options, ...filters } : options);
+    }
     for (const place of part.querySelectorAll(".figure"))
       Plotly.newPlot(place, figures[place.id].data, figures[place.id].layout, { displaylogo: false, responsive: true });
   }
@@ -40,7 +42,7 @@ async function start() {
       select.value = Object.keys(variants).reduce((a, b) => (variants[b] > (variants[a] ?? 0) ? b : a), "");
     for (const place of document.querySelectorAll("section:not([data-cell]) .figure")) {
       const visible = place.data.map(({ meta }) => rows.has(meta)), names = place.data.map(({ name }) => name);
-      const first = names.map((name, i) => visible[i] && !names.some((other, j) => j < i && visible[j] && other === name));
+      const first = names.map((name, i) => visible[i] && names.findIndex((n, j) => visible[j] && n === name) === i);
       Plotly.restyle(place, { visible, showlegend: first });
     }
     show();
