@@ -29,6 +29,14 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
 @pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory):
+    """Tests neither use nor change the user's cache of plugins' metadata."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDCL_BENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def read_once():
     """The ML-100K that RecBole bundles is parsed once for each set of filters, as hundreds of tests run on it."""
     original, folder = datasets.load_interactions, bundled("ml-100k")

@@ -110,7 +110,7 @@ def _plugins(folders: Iterable[Path]) -> str:
 
 def _plugin_texts(folders: Iterable[Path]) -> str:
     from ..files import shipped
-    from ..runs.cards import plugin_files
+    from ..runs.metadata import plugin_files
 
     folders = [shipped("plugins"), *folders]
     for folder in folders:

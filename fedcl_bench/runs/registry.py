@@ -7,7 +7,6 @@ error at once, because nobody could tell which of them made a number.
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.metadata
 import importlib.util
 import inspect
@@ -16,7 +15,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Iterable
+from typing import Callable, Iterable
 
 from ..backbone import Backbone
 from ..errors import Misfit, UserError
@@ -26,9 +25,9 @@ from ..method import Method, NoSettings
 from ..metric import Metric
 from ..names import ACCEPTED, LONGEST_OF_PLUGIN, for_terminal, is_safe, shown
 from ..settings import describe
-from .cards import ENTRY_POINTS, RECBOLE, plugin_files, unknown_plugin
 from .faults import at_import, words
 from .identity import identity, identity_of
+from .metadata import ENTRY_POINTS, OWN_METRICS, RECBOLE, Metadata, digest, keep, plugin_files, unknown_plugin
 
 BASES = {"method": Method, "backbone": Backbone, "metric": Metric}
 _METRIC_NAME = r"[a-z][a-z0-9]*([-_][a-z0-9]+)*"  # nothing that NAME@K or all:NAME@K could be taken for
@@ -40,15 +39,20 @@ class Plugin:
 
     Attributes:
         kind: ``method``, ``backbone`` or ``metric``.
-        digest: what stands for the plugin's code in run hashes (see ``identity.py``); empty for the suite's own
-            metrics, whose numbers ``NUMBERS_VERSION`` is of.
+        code: gives the digest.
     """
 
     kind: str
     name: str
     cls: type
     path: Path
-    digest: str
+    code: Callable[[], str] = field(compare=False, repr=False)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """What stands for the plugin's code in run hashes (see ``identity.py``); empty for the suite's own metrics,
+        whose numbers ``NUMBERS_VERSION`` is of."""
+        return self.code()
 
     def of_domains(self) -> "Plugin":
         """What stands for it where clients are domains: itself, but for a RecBole model."""
@@ -57,7 +61,7 @@ class Plugin:
 
 def _own_metrics() -> dict[tuple[str, str], Plugin]:
     """The suite's own metrics."""
-    return {("metric", cls.name): Plugin("metric", cls.name, cls, Path(metrics.__file__), "")
+    return {("metric", cls.name): Plugin("metric", cls.name, cls, OWN_METRICS, str)
             for cls in metrics.SHIPPED}
 
 
@@ -127,7 +131,13 @@ class Registry:
         names = [name for name in self.names(error.kind) if error.fits(self.get(error.kind, name).cls)]
         return UserError(f"{error}\n{error.kind.capitalize()}s that fit: {', '.join(names) or 'none is installed'}.")
 
-    def _add(self, module: ModuleType, digest: str, path: Path) -> None:
+    def metadata(self, path: Path | None = None) -> list[Metadata]:
+        """What ``list`` shows of all plugins, or of a file's."""
+        return [Metadata(plugin.kind, plugin.name, plugin.cls.title, plugin.cls.reference,
+                         bool(getattr(plugin.cls, "reimplementation", False)))
+                for plugin in self.plugins.values() if path in (None, plugin.path)]
+
+    def _add(self, module: ModuleType, code: Callable[[], str], path: Path) -> None:
         for value in list(vars(module).values()):
             for kind, base in BASES.items():
                 if not (inspect.isclass(value) and issubclass(value, base) and value.__module__ == module.__name__
@@ -140,7 +150,7 @@ class Registry:
                 if other:
                     raise UserError(f"two {kind} plugins are named '{value.name}': {other.path} and {path}.\n"
                                     f"Rename one of them.")
-                self.plugins[kind, value.name] = Plugin(kind, value.name, value, path, digest)
+                self.plugins[kind, value.name] = Plugin(kind, value.name, value, path, code)
 
 
 def _unfit(kind: str, cls: type) -> str:
@@ -188,7 +198,7 @@ def _recbole(name: str, domains: bool = False) -> Plugin:
         from ..recbole.domain_backbone import domain_backbone_class
 
         cls = domain_backbone_class(cls.Settings.NAME, cls)
-    return Plugin("backbone", name, cls, Path(backbone.__file__), backbone.digest(identity, domains))
+    return Plugin("backbone", name, cls, Path(backbone.__file__), lambda: backbone.digest(identity, domains))
 
 
 def spelled(backbone: str) -> str:
@@ -200,15 +210,14 @@ def spelled(backbone: str) -> str:
     return RECBOLE + find(backbone[len(RECBOLE):])
 
 
-def _import_file(path: Path) -> tuple[ModuleType, str]:
-    """The module of a file as it is now, and what stands for its code in run hashes.
+def _import_file(path: Path) -> tuple[ModuleType, bytes]:
+    """The module of a file as it is now, and the file's content.
 
     The module's name carries the content's hash, so that an edited file is another module. Python's own cache is not
     asked: it takes a file of the same size and second for the one that it compiled.
     """
     content = path.read_bytes()
-    digest = hashlib.blake2b(str(path).encode() + b"\0" + content, digest_size=10).hexdigest()
-    name = f"fedcl_bench_plugin_{digest}_{path.stem}"
+    name = f"fedcl_bench_plugin_{digest(bytes(path) + content)}_{path.stem}"
     if name not in sys.modules:
         module = importlib.util.module_from_spec(importlib.util.spec_from_file_location(name, path))
         sys.modules[name] = module  # dataclasses look their module up while it is being executed
@@ -217,7 +226,11 @@ def _import_file(path: Path) -> tuple[ModuleType, str]:
         except BaseException:
             del sys.modules[name]
             raise
-    return sys.modules[name], identity_of(importlib.util.decode_source(content))
+    return sys.modules[name], content
+
+
+def _code(content: bytes) -> Callable[[], str]:
+    return lambda: identity_of(importlib.util.decode_source(content))
 
 
 def _packaged_identity(module: ModuleType) -> str:
@@ -239,7 +252,8 @@ _packaged: dict[ModuleType, str] = {}  # the identity with which a module first 
 
 def load_file(registry: Registry, path: Path) -> None:
     """Add a file's plugins. Raises whatever its code raises, and UserError for a name that is taken."""
-    registry._add(*_import_file(path), path)
+    module, content = _import_file(path)
+    registry._add(module, _code(content), path)
 
 
 def discover(folders: Iterable[Path] = ()) -> Registry:
@@ -256,14 +270,18 @@ def discover(folders: Iterable[Path] = ()) -> Registry:
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"--plugins: '{folder}' is not a folder.")
+    digests = {OWN_METRICS: digest(OWN_METRICS.read_bytes())}
     for folder in dict.fromkeys(folder.resolve() for folder in folders):
         for path in plugin_files(folder):
             try:
-                loaded = _import_file(path)
+                module, content = _import_file(path)
             except (Exception, SystemExit) as error:  # whatever a plugin's code raises belongs in `list`
                 registry.broken[path.stem] = at_import(error, path)
                 continue
-            registry._add(*loaded, path)
+            registry._add(module, _code(content), path)
+            digests[path] = digest(content)
+    keep({path: (of_file, registry.metadata(path)) for path, of_file in digests.items()
+          if path.stem not in registry.broken})
     packaged: dict[str, ModuleType] = {}  # several entry points may name classes of one module
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
@@ -274,5 +292,6 @@ def discover(folders: Iterable[Path] = ()) -> Registry:
         module = target if isinstance(target, ModuleType) else sys.modules[target.__module__]
         packaged[module.__name__] = module
     for module in packaged.values():
-        registry._add(module, _packaged_identity(module), Path(module.__file__))
+        code = _packaged_identity(module)
+        registry._add(module, lambda code=code: code, Path(module.__file__))
     return registry

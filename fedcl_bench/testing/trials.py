@@ -48,7 +48,7 @@ def with_plugin(cls: type) -> tuple[Registry, Plugin]:
     kind = next(kind for kind, base in BASES.items() if issubclass(cls, base))
     registry = discover()
     path = Path(inspect.getfile(cls))
-    plugin = Plugin(kind, cls.name, cls, path, identity(path))
+    plugin = Plugin(kind, cls.name, cls, path, lambda: identity(path))
     registry.plugins[kind, cls.name] = plugin
     return registry, plugin
 

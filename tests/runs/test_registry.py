@@ -17,7 +17,7 @@ from fedcl_bench.errors import UserError
 from fedcl_bench.files import shipped
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.identity import changed, code_digest
-from fedcl_bench.runs.cards import OWN_METRICS
+from fedcl_bench.runs.metadata import OWN_METRICS
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.runner import execute
 from fedcl_bench.settings import assemble, setting

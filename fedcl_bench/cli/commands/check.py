@@ -49,7 +49,7 @@ def add(commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ...errors import UserError
-    from ...runs.cards import unknown_plugin
+    from ...runs.metadata import unknown_plugin
     from ...runs.registry import RECBOLE, discover
 
     if (args.name is None) == (not args.all):

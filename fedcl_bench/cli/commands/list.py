@@ -10,7 +10,7 @@ from ...errors import UserError
 from .common import add_plugins
 
 if TYPE_CHECKING:
-    from ...runs.cards import Card
+    from ...runs.metadata import Metadata
 
 
 def add(commands) -> None:
@@ -25,45 +25,59 @@ def add(commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ...data.source import beside, config_file, configured, spelled
-    from ...runs.cards import RECBOLE, read_all, unknown_plugin
+    from ...runs.metadata import RECBOLE, read_all, unknown_plugin
 
     if args.name == "recbole":
-        from ..listing import show_recbole_models
-
-        show_recbole_models()
+        _show_recbole_models()
         return 0
-    # Files of --plugins are imported, to say whether they can be; of the shipped ones reading the text is enough.
-    cards = None if args.plugins else read_all()
+    plugins = read_all(args.plugins) if all(folder.is_dir() for folder in args.plugins) else None
     if args.name is None:
-        return _listing(args.plugins, cards)
-    known = [*([] if cards is None else (card.name for card in cards)), *configured(), *beside()]
+        return _listing(args.plugins, plugins)
+    known = [*([] if plugins is None else (plugin.name for plugin in plugins)), *configured(), *beside()]
     anywhere = args.name.lower() in map(str.lower, known) or args.name.lower().startswith(RECBOLE)
-    if cards is not None and not anywhere and config_file(spelled(args.name)) is None:
+    if plugins is not None and not anywhere and config_file(spelled(args.name)) is None:
         raise unknown_plugin("method, backbone, metric or dataset", args.name, known)
     return _in_full(args.name, args.plugins)
 
 
-def _listing(folders: list[Path], cards: list[Card] | None) -> int:
-    """All plugins and datasets; the plugins are loaded where ``cards`` is None."""
+def _listing(folders: list[Path], plugins: list[Metadata] | None) -> int:
+    """One line per method, backbone, metric and dataset; plugins that cannot be loaded with their error.
+
+    Args:
+        plugins: None where importing them must tell.
+    """
+    from rich.console import Console
+
     from ...data.source import beside, configured, load_config
-    from ..listing import cards_of, show_listing
+    from ...runs.metadata import RECBOLE
 
     broken = {}
-    if cards is None:
+    if plugins is None:
         from ...runs.registry import discover
 
         registry = discover(folders)
-        cards, broken = cards_of(registry), registry.broken
+        plugins, broken = registry.metadata(), registry.broken
     titles = {name: load_config(name).title for name in configured()}
-    mine = {name: str(path) for name, path in beside().items() if name not in titles}
-    show_listing(cards, {**titles, **mine}, broken)
+    titles |= {name: str(path) for name, path in beside().items() if name not in titles}
+    groups = {f"{kind}s": {plugin.name: plugin.title + " [re-implementation]" * plugin.reimplementation
+                           for plugin in sorted(plugins, key=lambda plugin: plugin.name) if plugin.kind == kind}
+              for kind in ("method", "backbone", "metric")} | {"datasets": titles, "cannot be loaded": broken}
+    groups["backbones"][f"{RECBOLE}NAME"] = "RecBole's own models; `list recbole` shows which"
+    width = 2 + max(16, *(len(name) for lines in groups.values() for name in lines))
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    for heading, lines in groups.items():
+        if lines:
+            console.print(heading, style="bold")
+        for name, text in lines.items():
+            console.print(f"  {name:<{width}}{text}", markup=False)
+    console.print("\n`list NAME` shows one of them in full.", markup=False)
     return 0
 
 
 def _in_full(name: str, folders: list[Path]) -> int:
     from ...data.source import beside, config_file, configured, dataset_name, file_there, load_config, spelled
     from ...runs.config import CORE_SETTINGS
-    from ...runs.cards import unknown_plugin
+    from ...runs.metadata import unknown_plugin
     from ...runs.registry import RECBOLE, discover
     from ..show import show_dataset, show_metric, show_plugin
 
@@ -85,3 +99,15 @@ def _in_full(name: str, folders: list[Path]) -> int:
                              [*(n for _, n in registry.plugins), *configured(), *beside()])
     show_dataset(dataset_name(dataset), load_config(dataset), path)
     return 0
+
+
+def _show_recbole_models() -> None:
+    """Which RecBole models can be backbones."""
+    from ...recbole import client_facts, domain_facts
+    from ...recbole.models import names
+
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    for name, kind in names().items():
+        by_domains = f"; by domains: {domain_facts.status(name)}" if kind == "sequential" else ""
+        console.print(f"  {name:<12}{kind:<12}{client_facts.status(name)}{by_domains}")
+    console.print("\n`list recbole:NAME` shows a model's settings.")

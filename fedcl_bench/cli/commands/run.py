@@ -109,7 +109,7 @@ def _merge_config_file(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ...runs.cards import refuse_typos
+    from ...runs.metadata import refuse_typos
 
     from_file = _merge_config_file(args)
     refuse_typos(args.method, args.backbone, args.plugins)
@@ -167,8 +167,8 @@ def _configs(args: argparse.Namespace, from_file: dict[str, Any]) -> tuple[list[
         UserError: for anything that is wrong with the options or the file of ``--config``.
     """
     from ...api.seeds import configurations
-    from ...runs.cards import MAIN_JOB
     from ...runs.config import resolve_device
+    from ...runs.metadata import missing
     from ...runs.registry import discover
     from ...runs.specs import RunSpec, Tuned, spelled_spec
     from ...settings import parse_assignments
@@ -177,7 +177,7 @@ def _configs(args: argparse.Namespace, from_file: dict[str, Any]) -> tuple[list[
     split_federated_recommender(args, registry)
     for kind in ("method", "backbone"):
         if getattr(args, kind) is None:
-            raise UserError(f"--{kind} is missing. Known: {', '.join(registry.names(kind))}.\n{MAIN_JOB}")
+            raise missing(kind, registry.names(kind))
     if args.shards and not args.ray:
         raise UserError("--shards: needs --ray, as --ray local, or --ray HOST:PORT of a cluster's head.")
     if args.threads and not args.ray:

@@ -1,0 +1,153 @@
+"""What plugin files hold, from a cache: names, titles and references without importing PyTorch.
+
+Whenever plugins are imported (``registry.discover``), what ``list`` shows of each file is written to one JSON file of
+the user's cache folder, with the digest of the file's content. It is used as long as that content stays. A file that
+could not be imported has no entry, so that its error is always that of today.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any, Iterable, Mapping
+
+from ..errors import UserError, unknown
+from ..files import shipped, write_atomically
+
+ENTRY_POINTS = "fedcl_bench.plugins"
+RECBOLE = "recbole:"  # before a RecBole model's name: see backbone.py
+OWN_METRICS = Path(__file__).resolve().parents[1] / "evaluation" / "metrics.py"
+
+
+@dataclasses.dataclass(frozen=True)
+class Metadata:
+    """A plugin as ``list`` shows it.
+
+    Attributes:
+        kind: ``method``, ``backbone`` or ``metric``.
+        reimplementation: written without its authors' code.
+    """
+
+    kind: str
+    name: str
+    title: str
+    reference: str
+    reimplementation: bool
+
+
+def plugin_files(folder: Path) -> list[Path]:
+    """The plugin files of a folder, sorted: not those that begin with ``_``, and not pytest's."""
+    return [path for path in sorted(folder.glob("*.py"))
+            if not path.stem.startswith(("_", "test_")) and path.stem != "conftest"]
+
+
+def digest(content: bytes) -> str:
+    """Hash of a plugin file's content."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _cache() -> Path:
+    """The cache's file: in ``$FEDCL_BENCH_CACHE``, or else in the user's folder for caches.
+
+    Raises:
+        RuntimeError: for a user without a home.
+    """
+    if own := os.environ.get("FEDCL_BENCH_CACHE"):
+        return Path(own) / "plugins.json"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedcl_bench" / "plugins.json"
+
+
+def _entries() -> dict[str, dict[str, Any]]:
+    """The cache's entries by file; none where it is absent or cannot be read."""
+    try:
+        entries = json.loads(_cache().read_bytes())
+    except (OSError, ValueError, RuntimeError):  # RecursionError is a RuntimeError
+        return {}
+    return entries if isinstance(entries, dict) else {}
+
+
+def read_all(folders: Iterable[Path] = ()) -> list[Metadata] | None:
+    """All plugins and the suite's own metrics from the cache; None if importing must tell what there is.
+
+    Args:
+        folders: besides the shipped ones.
+    """
+    if importlib.metadata.entry_points(group=ENTRY_POINTS):  # plugins of installed packages
+        return None
+    entries, found = _entries(), []
+    several = dict.fromkeys(Path(folder).resolve() for folder in (shipped("plugins"), *folders))
+    try:
+        for path in [OWN_METRICS, *(path for folder in several for path in plugin_files(folder))]:
+            entry = entries[str(path)]
+            if entry["digest"] != digest(path.read_bytes()):
+                return None
+            found += [Metadata(**plugin) for plugin in entry["plugins"]]
+    except (OSError, LookupError, TypeError):  # no entry, or not one of this version
+        return None
+    return found if len({(plugin.kind, plugin.name) for plugin in found}) == len(found) else None
+
+
+def keep(files: Mapping[Path, tuple[str, Iterable[Metadata]]]) -> None:
+    """Write what files hold to the cache where that is new; without a folder that can be written, nothing is kept.
+
+    Args:
+        files: by path, the digest of the content that was imported, and its plugins.
+    """
+    entries = _entries()
+    new = {str(path): {"digest": code, "plugins": [dataclasses.asdict(plugin) for plugin in plugins]}
+           for path, (code, plugins) in files.items()}
+    if all(entries.get(path) == entry for path, entry in new.items()):
+        return
+    there = {path: entry for path, entry in entries.items() if os.path.exists(path)}
+    try:
+        _cache().parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(_cache(), json.dumps(there | new, indent=1).encode())
+    except (OSError, RuntimeError, UserError):
+        pass
+
+
+def unknown_plugin(kind: str, name: str, known: Iterable[str]) -> UserError:
+    """As ``unknown``; of a plugin in a folder below this one, how to load it."""
+    named = re.compile(rf"^\s+name\s*=\s*[\"']{re.escape(name)}[\"']", re.IGNORECASE | re.MULTILINE)
+    for path in sorted(Path().glob(f"*/{glob.escape(name.lower().replace('-', '_'))}.py")):
+        if named.search(path.read_text(encoding="utf-8", errors="replace")):
+            return UserError(f"unknown {kind} '{name}'.\n{path} has one of this name; load it with --plugins "
+                             f"{path.parent}.")
+    return unknown(kind, name, known)
+
+
+def refuse_typos(method: str | None, backbone: str | None, folders: Iterable[Path] = ()) -> None:
+    """Answer a wrong or absent name of a run's method or backbone before anything slow is imported.
+
+    Does nothing where the cache does not say which names there are; the registry answers then.
+
+    Raises:
+        UserError: for a name that no plugin has in any spelling, naming the nearest, or for one that is absent.
+    """
+    known = read_all(folders) if all(Path(folder).is_dir() for folder in folders) else None
+    if known is None:
+        return
+    names = {kind: sorted(plugin.name for plugin in known if plugin.kind == kind) for kind in ("method", "backbone")}
+    spelled = {kind: {name.lower() for name in of_kind} for kind, of_kind in names.items()}
+    if method is not None and method.lower() in spelled["backbone"]:
+        return  # a federated recommender, which needs no method
+    if method is not None and method.lower() not in spelled["method"]:
+        raise unknown_plugin("method", method, names["method"])
+    if backbone is not None and backbone.lower() not in spelled["backbone"] \
+            and not backbone.lower().startswith(RECBOLE):
+        raise unknown_plugin("backbone", backbone, names["backbone"])
+    for kind, name in (("method", method), ("backbone", backbone)):
+        if name is None:
+            raise missing(kind, names[kind])
+
+
+def missing(kind: str, known: Iterable[str]) -> UserError:
+    """The error for a run without ``--method`` or ``--backbone``."""
+    return UserError(f"--{kind} is missing. Known: {', '.join(known)}.\nThe main job is: "
+                     f"run_bench.py --method f3crec --backbone fedmf")
