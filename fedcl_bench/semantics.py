@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from .domain_layers import MoEAdapter
 from .domain_module import DomainModule, TextSettings
-from .settings import setting
+from .settings import inherited, setting
 
 SEMANTICS = "semantics"  # the name of this exchange
 CENTROIDS = "clusters.centroids"  # where a module has what it receives
@@ -43,11 +43,10 @@ class AddedSemanticSettings(SemanticSettings):
 
     semantics: bool = setting(False, "with FFMSR's fusion of the language model's layers, and its filtered clusters "
                               "(its Table 5), for --method ffmsr")
-
-    def idle_settings(self) -> dict[str, str]:
-        """Without these parts theirs have no effect."""
-        parts = ("experts", "adapter_dropout", "layer_adapters", "fusion_layers")
-        return super().idle_settings() | ({} if self.semantics else dict.fromkeys(parts, "without semantics=true"))
+    experts: int = inherited(SemanticSettings, "experts", only_if="semantics")
+    adapter_dropout: float = inherited(SemanticSettings, "adapter_dropout", only_if="semantics")
+    layer_adapters: str = inherited(SemanticSettings, "layer_adapters", only_if="semantics")
+    fusion_layers: int = inherited(SemanticSettings, "fusion_layers", only_if="semantics")
 
 
 class FourierFilter(nn.Module):

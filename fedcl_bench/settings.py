@@ -3,9 +3,8 @@
 Every part of a run (stream, training, evaluation, backbone, method) declares one such dataclass. On the command line
 and in files they share one flat namespace, so ``--set lambda_kd=0.01`` needs no prefix.
 
-A plugin's dataclass may have a method ``idle_settings``. It returns those of its settings that the values of others
-leave without effect, as an ablation does, by name with the reason: ``{"beta": "with without=sc"}``. They do not enter a
-run's hash, so runs that differ in nothing else are one.
+A setting that the values of others leave without effect, as an ablation does, is inactive; its field says so with
+``only_if``. It does not enter a run's hash, so runs that differ in nothing else are one.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import functools
 import math
 import re
 import typing
+from fnmatch import fnmatchcase
 from typing import Any, Iterable, Mapping
 
 from .errors import PluginError, UserError, unknown
@@ -29,7 +29,7 @@ _TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "
 
 
 def setting(default, help: str, *, low=None, high=None, above=None, below=None, choices=None,
-            search=None):
+            search=None, only_if: str | tuple[str, ...] = ()):
     """Declare one setting of a dataclass.
 
     Args:
@@ -38,9 +38,47 @@ def setting(default, help: str, *, low=None, high=None, above=None, below=None, 
         low, high: inclusive bounds of a number; above, below: exclusive ones.
         choices: the accepted values of a named choice.
         search: the values that ``tune`` tries: the paper's, without those that diverge.
+        only_if: conditions on other settings, all of which must hold for this one to have an effect. Each is one
+            comparison or several joined by " or ": ``optimiser=adam``; ``stream=blocks|static``, one of several values
+            or of patterns such as ``kmeans*``; ``without!=cc``, none of them; ``fold_in``, which is not 0, false or
+            empty.
     """
+    conditions = (only_if,) if isinstance(only_if, str) else only_if
+    for text in conditions:
+        _condition(text)
     return dataclasses.field(default=default, metadata=dict(
-        help=help, low=low, high=high, above=above, below=below, choices=choices, search=search))
+        help=help, low=low, high=high, above=above, below=below, choices=choices, search=search,
+        only_if=conditions))
+
+
+def inherited(base: type, name: str, **changes):
+    """The setting of a base class, declared again with some arguments of ``setting`` changed."""
+    field = _declared(base)[name][0]
+    return setting(field.default, **{**field.metadata, **changes})
+
+
+class _Comparison(typing.NamedTuple):
+    """A part of a condition; ``sign`` is ``=``, ``!=``, or empty where the setting alone stands."""
+
+    name: str
+    sign: str
+    values: tuple[str, ...]
+
+    def holds(self, value: Any) -> bool:
+        """Whether a value of the setting fulfils it."""
+        if not self.sign:
+            return bool(value)
+        return any(fnmatchcase(as_text(value), accepted) for accepted in self.values) == (self.sign == "=")
+
+
+@functools.cache
+def _condition(text: str) -> tuple[_Comparison, ...]:
+    """The alternatives of a condition; raises PluginError for one that cannot be read."""
+    parts = [re.fullmatch(r"(\w+)(?:(!?=)(.*))?", part) for part in text.split(" or ")]
+    if None in parts:
+        raise PluginError(f"only_if: found {shown(text)}, accepted: NAME, NAME=VALUE|VALUE or NAME!=VALUE|VALUE, or "
+                          f"several of them joined by ' or '.")
+    return tuple(_Comparison(part[1], part[2] or "", tuple((part[3] or "").split("|"))) for part in parts)
 
 
 def accepted(field: dataclasses.Field, kind: type) -> str:
@@ -225,22 +263,46 @@ def flat(instances: Iterable[Any]) -> dict[str, Any]:
     return result
 
 
-def declared_idle(instances: Iterable[Any]) -> dict[str, str]:
-    """Settings without effect, and why, by the word of their own classes (``idle_settings``).
+def inactive(instances: Iterable[Any]) -> dict[str, str]:
+    """Settings that the values of others leave without effect, by name with the reason, as ``with optimiser=sgd``.
+
+    In the conditions of others an inactive setting counts with its default.
+
+    Args:
+        instances: of all settings classes that conditions name.
 
     Raises:
-        PluginError: if a class declares a setting idle that it does not have.
+        PluginError: for a condition on a setting that none of the classes has.
     """
-    idle: dict[str, str] = {}
-    for instance in instances:
-        if not hasattr(instance, "idle_settings"):
-            continue
-        declared = instance.idle_settings()
-        if foreign := set(declared) - {field.name for field in dataclasses.fields(instance)}:
-            raise PluginError(f"{type(instance).__qualname__}.idle_settings names {', '.join(sorted(foreign))}, "
-                              f"expected settings of its own.")
-        idle |= declared
-    return idle
+    declared = {field.name: (field, getattr(instance, field.name), type(instance).__qualname__)
+                for instance in instances for field in dataclasses.fields(instance)}
+    reasons: dict[str, str] = {}
+
+    def reason(name: str) -> str:
+        """Why a setting is inactive; empty if it is not."""
+        if name not in reasons:
+            reasons[name] = ""  # for a condition that leads back to the setting itself
+            conditions = declared[name][0].metadata.get("only_if", ())
+            reasons[name] = next(filter(None, (missed(text, name) for text in conditions)), "")
+        return reasons[name]
+
+    def missed(text: str, of: str) -> str:
+        """By which values a condition does not hold, in words; empty if it holds."""
+        condition = _condition(text)
+        if foreign := [part.name for part in condition if part.name not in declared]:
+            raise PluginError(f"{declared[of][2]}.{of}: only_if names '{foreign[0]}', expected another setting of the "
+                              f"run.")
+        values = [declared[part.name][0].default if reason(part.name) else declared[part.name][1]
+                  for part in condition]
+        if any(part.holds(value) for part, value in zip(condition, values)):
+            return ""
+        if len(condition) == 1 and reason(condition[0].name):
+            return reason(condition[0].name)
+        compared = " and ".join(f"{part.name}={as_text(value)}" for part, value in zip(condition, values) if part.sign)
+        absent = " or ".join(part.name for part in condition if not part.sign)
+        return " and ".join([f"with {compared}"] * bool(compared) + [f"without {absent}"] * bool(absent))
+
+    return {name: why for name in declared if (why := reason(name))}
 
 
 def as_text(value: Any) -> str:

@@ -27,18 +27,14 @@ class CCDRSettings(TextSettings):
     dropout: float = setting(0.3, "share of neighbours' values that are dropped in training", low=0.0, below=1.0)
     link_negatives: int = setting(30, "nodes that a batch's links are told from", low=1)
     intra: str = setting("contrast", "two views of a node in its domain: InfoNCE, or a link like those of neighbours",
-                         choices=("contrast", "link"))
+                         choices=("contrast", "link"), only_if="intra_weight")
     intra_weight: float = setting(1.0, "of that term", low=0.0, search=(0.1, 1.0))
     category_weight: float = setting(1.0, "of the contrast of categories between domains", low=0.0, search=(0.1, 1.0))
     neighbour_weight: float = setting(1.0, "of the contrast of items of a category between domains", low=0.0,
                                       search=(0.1, 1.0))
-    temperature: float = setting(0.1, "of all contrasts", above=0.0, search=(0.05, 0.1, 0.2))
-
-    def idle_settings(self) -> dict[str, str]:
-        contrasted = (self.intra_weight and self.intra == "contrast") or self.category_weight or self.neighbour_weight
-        return {**super().idle_settings(),
-                **({} if self.intra_weight else {"intra": "with intra_weight=0"}),
-                **({} if contrasted else {"temperature": "without a contrast"})}
+    temperature: float = setting(0.1, "of all contrasts", above=0.0, search=(0.05, 0.1, 0.2),
+                                 only_if=("intra_weight or category_weight or neighbour_weight",
+                                          "intra=contrast or category_weight or neighbour_weight"))
 
 
 @dataclass(frozen=True)

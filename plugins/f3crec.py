@@ -13,21 +13,22 @@ from torch import Tensor
 
 from fedcl_bench import draws, setting
 from fedcl_bench.distillation import TopNDistillation, TopNSettings
+from fedcl_bench.settings import inherited
 
 
 @dataclass(frozen=True)
 class F3CRecSettings(TopNSettings):
     eps: float = setting(0.006, "how fast the replay rate falls with a user's preference shift (Eq. 3)", low=0.0,
-                         search=tuple(i / 1000 for i in range(1, 10)))
+                         search=tuple(i / 1000 for i in range(1, 10)), only_if="without!=cc|arm")
     beta: float = setting(0.9, "weight of the temporal mean for an unmoved item (Eq. 9)", low=0.0, high=1.0,
-                          search=tuple(i / 20 for i in range(21)))
+                          search=tuple(i / 20 for i in range(21)), only_if="without!=sc")
     without: str = setting("none", "ablation of Tables 3 and 6: cc = no client loss, arm = the whole list is replayed, "
                            "sc = plain averaging at the server, itm = the same weight beta for every old item",
                            choices=("none", "cc", "arm", "sc", "itm"))
-
-    def idle_settings(self):
-        idle = {"cc": ("lambda_kd", "top_n", "kd_reduction", "refresh_lists", "eps"), "arm": ("eps",), "sc": ("beta",)}
-        return dict.fromkeys(idle.get(self.without, ()), f"with without={self.without}")
+    lambda_kd: float = inherited(TopNSettings, "lambda_kd", only_if="without!=cc")
+    top_n: int = inherited(TopNSettings, "top_n", only_if="without!=cc")
+    kd_reduction: str = inherited(TopNSettings, "kd_reduction", only_if="without!=cc")
+    refresh_lists: str = inherited(TopNSettings, "refresh_lists", only_if="without!=cc")
 
 
 def preference_shift(ranks: Tensor) -> Tensor:

@@ -21,41 +21,38 @@ from fedcl_bench.sequential import Start, linear_start, norm_start, zeros
 BN_EPS, BN_MOMENTUM = 1e-9, 0.1  # of Dice's batch normalisation
 _ANSWERED_AT_ONCE = 256  # queries that one thread answers together
 _FUSED_AT_ONCE = 32  # queries; bounds the memory of their k prototypes
-# The settings of the two parts that ablations leave out.
-_DISTILLATION = ("lambda_tasd", "distillation", "teacher")
-_TRANSFER = ("neighbours", "fusion", "window", "window_rule", "transfer_interval", "prototype_noise")
 
 
 @dataclass(frozen=True)
 class FCUCRSettings:
     lambda_tasd: float = setting(10.0, "lambda: weight of the self-distillation loss; with distillation=capped the "
-                                 "most it can be", low=0.0, search=(0.1, 1.0, 5.0, 10.0, 20.0, 50.0))
+                                 "most it can be", low=0.0, search=(0.1, 1.0, 5.0, 10.0, 20.0, 50.0),
+                                 only_if="without!=tasd|both")
     distillation: str = setting("capped", "the weight is the smaller of lambda and L_rec / L_dist (released code), or "
-                                "lambda (paper)", choices=("capped", "fixed"))
+                                "lambda (paper)", choices=("capped", "fixed"), only_if="without!=tasd|both")
     teacher: str = setting("broadcast", "the encoder that a client distils from: the one it has just received (what "
                            "the released code comes to), or its own after its previous round (paper)",
-                           choices=("broadcast", "previous"))
+                           choices=("broadcast", "previous"), only_if="without!=tasd|both")
     neighbours: int = setting(20, "k: the most similar prototypes that are fused", low=1,
-                              search=(1, 5, 20, 100, 200, 1000))
+                              search=(1, 5, 20, 100, 200, 1000), only_if="without!=iupr|both")
     fusion: str = setting("softmax", "of those prototypes: weighted by a softmax over their similarities (released "
                           "code), their mean (paper), or the mean of their projections onto their first "
                           "principal direction",
-                          choices=("softmax", "mean", "pca"))
-    window: int = setting(0, "rounds whose prototypes the knowledge base keeps; 0: all (Table 4)", low=0)
+                          choices=("softmax", "mean", "pca"), only_if="without!=iupr|both")
+    window: int = setting(0, "rounds whose prototypes the knowledge base keeps; 0: all (Table 4)", low=0,
+                          only_if="without!=iupr|both")
     window_rule: str = setting("rounds", "prototypes older than `window` rounds leave (paper), or the first inserted "
                                "when there are more than `window` times the clients (released code)",
-                               choices=("rounds", "entries"))
-    transfer_interval: int = setting(1, "prototypes are transferred every so many rounds (Table 5)", low=1)
+                               choices=("rounds", "entries"), only_if="without!=iupr|both")
+    transfer_interval: int = setting(1, "prototypes are transferred every so many rounds (Table 5)", low=1,
+                                     only_if="without!=iupr|both")
     head_size: int = setting(80, "hidden size of the private prediction module", low=1)
     prototype_noise: float = setting(0.0, "standard deviation of Gaussian noise on the prototype a client receives, "
-                                     "anew in every local batch and evaluation (released code)", low=0.0)
+                                     "anew in every local batch and evaluation (released code)", low=0.0,
+                                     only_if="without!=iupr|both")
     without: str = setting("none", "ablation of Table 3: tasd = no self-distillation, iupr = no prototypes (zeros in "
                            "their place), both = the backbone with the private prediction module alone",
                            choices=("none", "tasd", "iupr", "both"))
-
-    def idle_settings(self):
-        idle = {"tasd": _DISTILLATION, "iupr": _TRANSFER, "both": _DISTILLATION + _TRANSFER}
-        return dict.fromkeys(idle.get(self.without, ()), f"with without={self.without}")
 
 
 class Dice(torch.autograd.Function):

@@ -33,32 +33,22 @@ class FedDCSRSettings(ModuleSettings):
     predicts: str = setting("last", "a sample's positions that predict the next item: the last one, or all",
                             choices=("last", "all"))
     averaged_over: str = setting("all", "with predicts=all, means are over all positions, or those with an item",
-                                 choices=("all", "items"))
+                                 choices=("all", "items"), only_if="predicts=all")
     kl_cap: float = setting(1.0, "the most that the Kullback-Leibler terms weigh", low=0.0)
     kl_batches: int = setting(10_000, "batches until they would weigh 1", low=1)
     similarity_weight: float = setting(2.0, "beta, of telling shared from exclusive parts", low=0.0,
                                        search=(0.5, 1.0, 2.0))
-    margin: float = setting(0.3, "of that term's hinge", low=0.0)
+    margin: float = setting(0.3, "of that term's hinge", low=0.0, only_if="similarity_weight")
     negative: str = setting("again", "exclusive parts that shared ones are told from: encoded again with other noise, "
-                            "or the same", choices=("again", "same"))
+                            "or the same", choices=("again", "same"), only_if="similarity_weight")
     anchor: str = setting("kept", "the server's representations in a round: kept, or masked by one batch after the "
-                          "other", choices=("kept", "eroded"))
+                          "other", choices=("kept", "eroded"), only_if="similarity_weight")
     anchor_rows: int = setting(256, "samples whose shared representations a domain sends; the batch in the paper",
                                low=1)
     exclusive_weight: float = setting(1.0, "gamma, of predicting by the exclusive part alone", low=0.0)
     contrast_weight: float = setting(1.0, "lambda, of the contrast with shuffled histories", low=0.0,
                                      search=(0.1, 1.0))
-    temperature: float = setting(1.0, "of that contrast", above=0.0)
-
-    def idle_settings(self) -> dict[str, str]:
-        idle = {}
-        if self.predicts == "last":
-            idle["averaged_over"] = "with predicts=last, where each sample has one such position"
-        if not self.similarity_weight:
-            idle |= dict.fromkeys(("margin", "negative", "anchor"), "with similarity_weight=0")
-        if not self.contrast_weight:
-            idle["temperature"] = "with contrast_weight=0"
-        return idle
+    temperature: float = setting(1.0, "of that contrast", above=0.0, only_if="contrast_weight")
 
 
 @dataclass(frozen=True)

@@ -18,57 +18,50 @@ from fedcl_bench.domain_layers import EncoderSettings, TransformerEncoder, by_le
 from fedcl_bench.domain_module import once_in_ranking
 from fedcl_bench.semantics import (CENTROIDS, SEMANTICS, ClusterStream, FourierFilter, SemanticModule, SemanticSettings,
                                    TextFusion)
+from fedcl_bench.settings import inherited
 
 FINETUNE = "finetune"
 
 
 @dataclass(frozen=True)
 class FFMSRBackboneSettings(SemanticSettings, EncoderSettings):
-    filter_layers: int = setting(2, "filter layers before the Transformer (Eq. 18)", low=0)
+    filter_layers: int = setting(2, "filter layers before the Transformer (Eq. 18)", low=0,
+                                 only_if="without!=encoder-filter")
     filter_dropout: float = setting(0.2, "share of a filter layer's values that are dropped in training", low=0.0,
-                                    below=1.0)
+                                    below=1.0, only_if="without!=encoder-filter")
     input_dropout: float = setting(0.1, "the same of the vectors that positions are added to", low=0.0, below=1.0)
     positions: str = setting("before_filters", "positions are added after the filter layers (Eqs. 18-19), or before "
                              "them, with a normalisation (released code)", choices=("after_filters", "before_filters"))
     similarity: str = setting("cosine", "logits are inner products (Eq. 22), or cosines by a temperature (released "
                               "code)", choices=("dot", "cosine"))
-    temperature: float = setting(0.07, "of cosines", above=0.0)
+    temperature: float = setting(0.07, "of cosines", above=0.0, only_if="similarity=cosine")
     item_vectors: str = setting("gated", "an item to find is e + t (Eq. 23), or w e + t + w' f with a second gate w' "
                               "(released code)", choices=("plain", "gated"))
     orthogonality: str = setting("correlation", "L_orth is the sum of |t_i e_i| (Eq. 25), or the mean square of what "
                                  "the normalised tables' columns correlate (released code)",
-                                 choices=("products", "correlation"))
+                                 choices=("products", "correlation"), only_if="without!=orthogonality")
     cluster_loss: bool = setting(True, "L'_orth (Eq. 27) is in the loss of the second stage (Eq. 28); the released "
-                                 "command leaves it out")
+                                 "command leaves it out",
+                                 only_if=("without!=orthogonality|semantic-fusion", "text=fusion"))
     padding_row: bool = setting(False, "padding is an item without text and with e = 0, which passes the adapters and "
                                 "is in the softmax (released code)")
     text: str = setting("fusion", "t_i is the fusion of the language model's layers, or the mean of the vectors of its "
                         "codes (FFMSR-PQ of Table 6)", choices=("fusion", "pq"))
-    codes: int = setting(32, "codes per item with text=pq", low=1)
-    code_values: int = setting(256, "values that such a code can have", low=2, high=65536)
+    codes: int = setting(32, "codes per item with text=pq", low=1, only_if="text=pq")
+    code_values: int = setting(256, "values that such a code can have", low=2, high=65536, only_if="text=pq")
     without: str = setting("none", "ablation of Table 4: semantic-fusion = nothing that servers cluster, "
                            "adaptation-filter = Eqs. 12-14, encoder-filter = Eq. 18, orthogonality = Eqs. 25 and 27, "
                            "gate = Eq. 16", choices=("none", "semantic-fusion", "adaptation-filter", "encoder-filter",
                                                      "orthogonality", "gate"))
+    experts: int = inherited(SemanticSettings, "experts", only_if="text=fusion")
+    adapter_dropout: float = inherited(SemanticSettings, "adapter_dropout", only_if="text=fusion")
+    layer_adapters: str = inherited(SemanticSettings, "layer_adapters", only_if="text=fusion")
+    fusion_layers: int = inherited(SemanticSettings, "fusion_layers", only_if="text=fusion")
 
     @property
     def clustered(self) -> bool:
         """Whether there is a stream of what a server clusters."""
         return self.without != "semantic-fusion" and self.text == "fusion"
-
-    def idle_settings(self):
-        idle = super().idle_settings()
-        if self.similarity == "dot":
-            idle["temperature"] = "with similarity=dot"
-        if self.without == "encoder-filter":
-            idle |= dict.fromkeys(("filter_layers", "filter_dropout"), "with without=encoder-filter")
-        if self.without == "orthogonality":
-            idle |= dict.fromkeys(("orthogonality", "cluster_loss"), "with without=orthogonality")
-        if self.without == "semantic-fusion":
-            idle["cluster_loss"] = "with without=semantic-fusion"
-        names = ("codes", "code_values") if self.text == "fusion" else (
-            "experts", "adapter_dropout", "layer_adapters", "fusion_layers", "cluster_loss")
-        return {**idle, **dict.fromkeys(names, f"with text={self.text}")}
 
 
 @dataclass(frozen=True)
@@ -277,14 +270,11 @@ class FFMSRSettings:
     clustering: str = setting("kmeans++", "how the server clusters (Table 7); the released code has kmeans, from "
                               "points that are drawn with replacement", choices=ALGORITHMS)
     centroid: str = setting("weighted", "of K-means: the mean with weights 1 / distance (Algorithm 1), or the plain "
-                            "mean (released code)", choices=("weighted", "plain"))
+                            "mean (released code)", choices=("weighted", "plain"), only_if="clustering=kmeans*")
     upload_mode: str = setting("training", "encodings are mixed with the noise and dropout of training (released "
                                "code), or without", choices=("training", "evaluation"))
     keep_optimiser: bool = setting(False, "Adam's moments of the first stage go on in the second; the released code "
                                    "begins anew")
-
-    def idle_settings(self):
-        return {} if self.clustering.startswith("kmeans") else {"centroid": f"with clustering={self.clustering}"}
 
 
 class FFMSR(DomainMethod):

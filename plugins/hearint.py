@@ -31,20 +31,18 @@ class HearIntSettings(SessionSettings):
                              high=0.9)
     p: float = setting(0.4, "probability that a view leaves out a click whose cluster is not near; 0: no views",
                        low=0.0, high=1.0)
-    clusters: int = setting(100, "K: clusters of items; at most as many as there are items", low=1)
-    kmeans_iterations: int = setting(10, "iterations of K-means in every round; 50 in the code", low=1)
+    clusters: int = setting(100, "K: clusters of items; at most as many as there are items", low=1, only_if="p")
+    kmeans_iterations: int = setting(10, "iterations of K-means in every round; 50 in the code", low=1, only_if="p")
     long_view: str = setting("positions", "the long-term view leaves out items by their own cluster (items), or item "
                              "number n of the session's, in order of ids, by the cluster at its n-th position, padding "
-                             "and cluster 0 being one (positions, released code)", choices=("positions", "items"))
+                             "and cluster 0 being one (positions, released code)", choices=("positions", "items"),
+                             only_if="p")
     temporal_positions: bool = setting(True, "the temporal encoder adds vectors of positions; false in the code for "
                                        "Tmall")
     graph_neighbours: int = setting(12, "neighbours of an item in the graph of all clicks, the most frequent", low=0)
     buckets: str = setting("released", "kinds of edges in that graph are quarters of a neighbour's share of the "
                            "counts, and an only neighbour seen more than once is in the first (released code) or in "
                            "the last (quarters)", choices=("released", "quarters"))
-
-    def idle_settings(self):
-        return dict.fromkeys(("clusters", "kmeans_iterations", "long_view"), "with p=0") if self.p == 0.0 else {}
 
 
 class HearInt(SessionBackbone):

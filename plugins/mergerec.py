@@ -18,7 +18,6 @@ from fedcl_bench.draws import Tables
 
 TOGETHER, ALONE, MERGED = "together", "alone", "merged"
 START, TEXTS = "start", "content.texts"  # the latter is the buffer by which a text model knows its items
-_OF_LEARNING = ("weights_lr", "pseudo_users", "distillation", "distillation_temperature")
 
 
 @dataclass(frozen=True)
@@ -27,20 +26,18 @@ class MergeRecSettings:
                                     "models start from a language model instead", low=0, search=(0, 5, 20))
     merging: str = setting("task_vectors", "what of a domain's training is added: all of it, or by TIES its largest "
                            "numbers, where their sign is that of most", choices=("task_vectors", "ties"))
-    ties_density: float = setting(0.2, "share of its numbers that TIES keeps of each domain", above=0.0, high=1.0)
+    ties_density: float = setting(0.2, "share of its numbers that TIES keeps of each domain", above=0.0, high=1.0,
+                                  only_if="merging=ties")
     initial_weight: float = setting(0.0, "weight of each domain at first; 0: its weight in the server's mean, and 1 "
                                     "with TIES, which has a mean of its own", low=0.0, search=(0.2, 0.5, 1.0))
     learning_steps: int = setting(500, "steps in which the server learns the weights; 0: they stay", low=0)
-    weights_lr: float = setting(0.001, "learning rate of the weights", above=0.0)
-    pseudo_users: int = setting(16, "items of all domains in a step, each the history of a pseudo-user", low=1)
-    distillation: float = setting(1000.0, "weight of the distillation from the domains' models", low=0.0)
+    weights_lr: float = setting(0.001, "learning rate of the weights", above=0.0, only_if="learning_steps")
+    pseudo_users: int = setting(16, "items of all domains in a step, each the history of a pseudo-user", low=1,
+                                only_if="learning_steps")
+    distillation: float = setting(1000.0, "weight of the distillation from the domains' models", low=0.0,
+                                  only_if="learning_steps")
     distillation_temperature: float = setting(0.05, "temperature T of the distillation; cosines are divided by it",
-                                              above=0.0)
-
-    def idle_settings(self) -> dict[str, str]:
-        """Without learning or TIES some have no effect."""
-        idle = {} if self.learning_steps else dict.fromkeys(_OF_LEARNING, "with learning_steps=0")
-        return idle if self.merging == "ties" else idle | {"ties_density": "without merging=ties"}
+                                              above=0.0, only_if="learning_steps")
 
 
 class MergeableModule(DomainModule):

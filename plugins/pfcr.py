@@ -17,7 +17,6 @@ from fedcl_bench.randomised_response import budget, estimated, kept_share, rando
 
 FEDERATED, SINGLE, PROMPTED = "fed_pretrain", "single_train", "prompt_finetune"
 TABLE = "content.code_table"
-_WITHOUT_LDP = ("ldp_epsilon", "ldp_clip", "ldp_levels")
 
 
 @dataclass(frozen=True)
@@ -29,20 +28,18 @@ class PFCRSettings:
     ldp: str = setting("off", "what domains do to the gradients that they send: off: nothing; unbiased: they clip, "
                        "round and randomise them; released: as the released code, whose mean is not the gradient",
                        choices=("off", "unbiased", "released"))
-    ldp_epsilon: float = setting(0.3, "budget of each number of each upload", above=0.0, search=(0.3, 1.0, 3.0))
-    ldp_clip: float = setting(0.12, "largest size of a number that is sent", above=0.0)
-    ldp_levels: int = setting(256, "values that a number can have when it is sent", low=2, high=65536)
+    ldp_epsilon: float = setting(0.3, "budget of each number of each upload", above=0.0, search=(0.3, 1.0, 3.0),
+                                 only_if="ldp!=off")
+    ldp_clip: float = setting(0.12, "largest size of a number that is sent", above=0.0, only_if="ldp!=off")
+    ldp_levels: int = setting(256, "values that a number can have when it is sent", low=2, high=65536,
+                              only_if="ldp!=off")
     prompt: str = setting("full", "what is tuned: full: prompts and an encoder of item rows; light: prompts alone, "
                           "added; context: full without item rows; ids: full without prompts",
                           choices=("full", "light", "context", "ids"))
-    prompts: int = setting(1024, "context prompts", low=1)
-    prompt_heads: int = setting(4, "heads of the attention over prompts, a divisor of dim", low=1)
+    prompts: int = setting(1024, "context prompts", low=1, only_if="prompt!=ids")
+    prompt_heads: int = setting(4, "heads of the attention over prompts, a divisor of dim", low=1,
+                                only_if="prompt!=ids")
     frozen_dropout: bool = setting(True, "the encoder of texts, frozen while prompts are tuned, has its dropout there")
-
-    def idle_settings(self) -> dict[str, str]:
-        """Without noise or prompts some have no effect."""
-        without = dict.fromkeys(_WITHOUT_LDP, "with ldp=off") if self.ldp == "off" else {}
-        return without | (dict.fromkeys(("prompts", "prompt_heads"), "with prompt=ids") if self.prompt == "ids" else {})
 
 
 class PromptedModule(DomainModule):

@@ -29,17 +29,14 @@ class RecGURUSettings(ModuleSettings):
     pretrain_rounds: int = setting(2, "rounds of reconstruction alone", low=1)
     align_rounds: int = setting(2, "rounds of reconstruction against the discriminator", low=1)
     adversary: str = setting("wasserstein", "what the discriminator and the encoder make of its outputs",
-                             choices=("wasserstein", "cross_entropy"))
+                             choices=("wasserstein", "cross_entropy"), only_if="adversary_weight")
     adversary_weight: float = setting(1.0, "of both", low=0.0, search=(0.1, 1.0))
-    penalty: float = setting(0.1, "weight of the discriminator's gradient penalty", low=0.0)
+    penalty: float = setting(0.1, "weight of the discriminator's gradient penalty", low=0.0, only_if="adversary_weight")
     reconstruction_negatives: int = setting(30, "items that each one of a history is told from", low=1)
     bpr_negatives: int = setting(5, "items that the next one is ranked above", low=1)
     fixed_encoder: bool = setting(True, "recommending does not train the encoder")
     tuning_reconstructs: bool = setting(True, "reconstruction goes on while recommending is trained")
     shared_decoder: bool = setting(False, "one decoder reconstructs histories of all domains")
-
-    def idle_settings(self) -> dict[str, str]:
-        return dict.fromkeys(("adversary", "penalty"), "with adversary_weight=0") if not self.adversary_weight else {}
 
 
 class Attention(nn.Module):

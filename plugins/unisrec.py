@@ -12,7 +12,8 @@ from fedcl_bench.cosine_module import CosineModule, CosineSettings, rows_at
 from fedcl_bench.domain_layers import MoEAdapter, by_length
 from fedcl_bench.domain_module import TEXT_MODEL, once_in_ranking
 from fedcl_bench.semantics import (CENTROIDS, SEMANTICS, AddedSemanticSettings, ClusterStream, SemanticModule,
-                                   TextFusion)
+                                   SemanticSettings, TextFusion)
+from fedcl_bench.settings import inherited
 
 
 @dataclass(frozen=True)
@@ -21,13 +22,10 @@ class UniSRecSettings(CosineSettings, AddedSemanticSettings):
                         "alone (inductive)")
     adapter_draws: str = setting("click", "in training an adapted text has dropout and gate noise of its own in every "
                                  "click; or one per batch, which is faster where clicks are more than items",
-                                 choices=("click", "item"))
-
-    def idle_settings(self):
-        """The adapter of texts has experts and dropout; with FFMSR's parts it is that of the fusion."""
-        own = "experts", "adapter_dropout"
-        idle = {name: why for name, why in super().idle_settings().items() if name not in own}
-        return idle | ({"adapter_draws": "with semantics=true"} if self.semantics else {})
+                                 choices=("click", "item"), only_if="semantics=False")
+    # The adapter of texts has these; with FFMSR's parts it is that of the fusion.
+    experts: int = inherited(SemanticSettings, "experts")
+    adapter_dropout: float = inherited(SemanticSettings, "adapter_dropout")
 
 
 class UniSRecModule(CosineModule):

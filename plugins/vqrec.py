@@ -28,14 +28,13 @@ class VQRecSettings(CosineSettings):
                                       "trained; 0: none", low=0)
     permutation_gradient: str = setting("straight_through", "what the permutation is trained by: straight_through, as "
                                         "if the largest entries were not rounded to 1; released: their rounding has no "
-                                        "gradient, so nothing is trained", choices=("straight_through", "released"))
-    sinkhorn_iterations: int = setting(3, "normalisations of rows and of columns", low=1)
-    permutation_temperature: float = setting(0.7, "of the Gumbel-Sinkhorn operator", above=0.0)
-    frozen_encoder: bool = setting(False, "after the permutation the Transformer and the positions are not trained")
-
-    def idle_settings(self) -> dict[str, str]:
-        return {**super().idle_settings(),
-                **({} if self.permutation_rounds else dict.fromkeys(_OF_PERMUTATION, "with permutation_rounds=0"))}
+                                        "gradient, so nothing is trained", choices=("straight_through", "released"),
+                                        only_if="permutation_rounds")
+    sinkhorn_iterations: int = setting(3, "normalisations of rows and of columns", low=1, only_if="permutation_rounds")
+    permutation_temperature: float = setting(0.7, "of the Gumbel-Sinkhorn operator", above=0.0,
+                                             only_if="permutation_rounds")
+    frozen_encoder: bool = setting(False, "after the permutation the Transformer and the positions are not trained",
+                                   only_if="permutation_rounds")
 
 
 class VQRecModule(CosineModule):

@@ -14,7 +14,7 @@ from ..data.stream import Stream
 from ..evaluation.continual import SUMMARIES
 from ..federation import cold_start
 from ..federation.parts import Federation, Progress
-from ..runs.config import RunConfig, idle_notes, make_config
+from ..runs.config import RunConfig, inactive_notes, make_config
 from ..runs.logs import RunLog, Target
 from ..runs.registry import Registry
 from ..runs.runner import Engine, Here, Watch, execute
@@ -115,7 +115,7 @@ def _run(config: RunConfig, overrides: Layers, stream: SharedStream, execution: 
         notes: say which settings are without effect.
     """
     with Display(config, execution.quiet, execution.verbose) as display, RunLog(config, execution.logs) as log:
-        for text in idle_notes(config, overrides) if notes else ():
+        for text in inactive_notes(config, overrides) if notes else ():
             display.note(text)
         if config.stream.domain_blocks > 1:
             display.note(f"block {config.stream.domain_block} of the {config.stream.domain_blocks} of each domain")

@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.table import Table
 
 from ..data.source import DatasetConfig, DatasetSource
-from ..data.stream import StreamSettings, idle_settings
+from ..data.stream import StreamSettings
 from ..errors import UserError
 from ..evaluation.metrics import OF_EVERY_RUN, is_share
 from ..names import for_terminal
 from ..runs.config import RunConfig
 from ..runs.registry import Plugin
 from ..runs.store import domains_of
-from ..settings import as_text, describe, flat
+from ..settings import as_text, describe, flat, inactive
 from ..stats.significance import FEW_USERS, interval_of_mean
 
 def _console() -> Console:
@@ -239,8 +239,8 @@ def show_statistics(source: DatasetSource, settings: StreamSettings, counts: Map
     if settings.split_file:
         print("blocks and splits as the file says")
     else:
-        idle = {"split_file", *idle_settings(flat([settings]))}
-        print(", ".join(f"{k}={v}" for k, v in flat([settings]).items() if k not in idle))
+        without = {"split_file", *inactive([settings])}
+        print(", ".join(f"{k}={v}" for k, v in flat([settings]).items() if k not in without))
     if of_sessions and settings.topology == "federated" and not settings.split_file:
         print("FCUCR's Table 1 counts before items that nobody trains on are left out"
               + ("." if _AVERAGES[1] in counts else "; a file that says its split does not tell how many those were."))

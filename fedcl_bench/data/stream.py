@@ -22,6 +22,11 @@ from ..settings import setting
 from .recbole_files import SPLITS, Interactions, check_splits, read_table
 from .tie_order import SHIPPED, TIE_ORDERS, time_order
 
+# Conditions of settings (see ``setting``): where a round is an epoch over all samples of a client that holds many
+# users' interactions, and where it is not.
+IN_EPOCHS = "stream=domains or topology=central"
+NOT_IN_EPOCHS = ("stream!=domains", "topology!=central")
+
 
 @dataclass(frozen=True)
 class StreamSettings:
@@ -30,47 +35,59 @@ class StreamSettings:
     stream: str = setting("blocks", "time blocks (F3CRec); one step in which each user's latest interaction is test "
                           "and the one before it valid (PFedRec, FedRAP, GPFedRec); sessions, of which each client "
                           "trains on its next one in every round (FCUCR); or several datasets as domains, each split "
-                          "so (FFMSR)", choices=("blocks", "static", "sessions", "domains"))
+                          "so (FFMSR)", choices=("blocks", "static", "sessions", "domains"), only_if="split_file=")
     min_interactions: int = setting(0, "in a static stream, users with fewer interactions are left out (FedRAP: 10)",
-                                    low=0)
+                                    low=0, only_if="stream=static")
     k_core: int = setting(10, "users and items keep at least this many interactions; 0: all, as for datasets that are "
-                          "not shipped", low=0)
-    blocks: int = setting(4, "blocks: the base block and the incremental ones", low=1, high=10_000)
-    base_share: float = setting(0.6, "share of the interactions in the base block", above=0.0, high=1.0)
-    base_split: str = setting("random", "per-user split of the base block", choices=("random", "chronological"))
+                          "not shipped", low=0, only_if="split_file=")
+    blocks: int = setting(4, "blocks: the base block and the incremental ones", low=1, high=10_000,
+                          only_if=("split_file=", "stream=blocks"))
+    base_share: float = setting(0.6, "share of the interactions in the base block", above=0.0, high=1.0,
+                                only_if=("split_file=", "stream=blocks or domain_blocks!=1"))
+    base_split: str = setting("random", "per-user split of the base block", choices=("random", "chronological"),
+                              only_if=("split_file=", "stream=blocks"))
     inc_split: str = setting("chronological", "per-user split of later blocks: the released code's chronological, "
-                             "or the paper's random", choices=("chronological", "random"))
+                             "or the paper's random", choices=("chronological", "random"),
+                             only_if=("split_file=", "stream=blocks"))
     split_seed: int = setting(0, "seed of random splits and of pilots; the same for every run seed, so runs test "
-                              "alike", low=0)
+                              "alike", low=0, only_if=("split_file=", "stream=blocks or pilot_users"))
     tie_order: str = setting("file", "rows of equal time stand as in the file; in a random order, the same for "
                              "every run; or as released code left them, which is shipped for "
-                             f"{' and '.join(SHIPPED.values())}", choices=TIE_ORDERS)
+                             f"{' and '.join(SHIPPED.values())}", choices=TIE_ORDERS,
+                             only_if=("split_file=", "stream!=sessions"))
     split_file: str = setting("", "take blocks and splits from this tab-separated file (block, user, item, split)")
     session_from: str = setting("gap", "a user's sessions are cut where it was inactive for longer than session_gap, "
-                                "or are those of the dataset's session column", choices=("gap", "column"))
-    session_gap: float = setting(30.0, "minutes of inactivity that end a session", above=0.0)
+                                "or are those of the dataset's session column", choices=("gap", "column"),
+                                only_if="stream=sessions")
+    session_gap: float = setting(30.0, "minutes of inactivity that end a session", above=0.0,
+                                 only_if=("stream=sessions", "session_from=gap"))
     session_split: str = setting("last", "a user's last session is test and the one before it valid, or the dataset's "
-                                 "split column says (train, valid, test)", choices=("last", "column"))
-    min_session_length: int = setting(2, "sessions with fewer interactions are left out", low=2)
-    min_sessions: int = setting(3, "users with fewer sessions are left out", low=3)
+                                 "split column says (train, valid, test)", choices=("last", "column"),
+                                 only_if="stream=sessions")
+    min_session_length: int = setting(2, "sessions with fewer interactions are left out", low=2,
+                                      only_if=("stream=sessions", "session_split=last"))
+    min_sessions: int = setting(3, "users with fewer sessions are left out", low=3,
+                                only_if=("stream=sessions", "session_split=last"))
     topology: str = setting("federated", "of a stream of sessions: a client per user; or central: one holds all "
                             "sessions and trains on mini-batches of them, as session recommenders' own papers do. Of "
                             "domains, each of which is a client: they average what is public; local: each trains "
                             "alone; or central: one model is trained on all of them",
-                            choices=("federated", "local", "central"))
+                            choices=("federated", "local", "central"), only_if="stream=sessions|domains")
     train_share: float = setting(1.0, "share of the training sessions that are used, the most recent ones", above=0.0,
-                                 high=1.0)
+                                 high=1.0, only_if=("topology=central", "stream=sessions"))
     valid_share: float = setting(0.1, "share of those, the most recent ones, that validate instead where the data has "
-                                 "no validation sessions", above=0.0, below=1.0)
+                                 "no validation sessions", above=0.0, below=1.0,
+                                 only_if=("topology=central", "stream=sessions"))
     pilot_users: int = setting(0, "of each domain so many users are drawn, for a pilot whose numbers compare with no "
-                               "others; 0: all users", low=0)
-    pilot_core: int = setting(5, "users and items of a pilot keep at least this many interactions", low=0)
+                               "others; 0: all users", low=0, only_if="stream=domains")
+    pilot_core: int = setting(5, "users and items of a pilot keep at least this many interactions", low=0,
+                              only_if="pilot_users")
     domain_blocks: int = setting(1, "blocks in time that the interactions of each domain are cut into, the first with "
-                                 "base_share of them; 1: all at once", low=1)
+                                 "base_share of them; 1: all at once", low=1, only_if="stream=domains")
     domain_block: int = setting(0, "the one of these blocks that is trained and tested, from the model after the one "
-                                "before; 0 is the first", low=0)
+                                "before; 0 is the first", low=0, only_if="domain_blocks!=1")
     known_users: bool = setting(False, "pooled domains are told which of their users are the same, as the publisher's "
-                                "NAME.overlap says; for backbones that use it")
+                                "NAME.overlap says; for backbones that use it", only_if="stream=domains")
 
     def __post_init__(self):
         if self.topology == "local" and self.stream == "sessions":
@@ -83,8 +100,6 @@ class StreamSettings:
                             f"{self.domain_blocks}.")
 
 
-_BLOCKS_ONLY = ("blocks", "base_share", "base_split", "inc_split", "split_seed")
-_SESSIONS_ONLY = ("session_from", "session_gap", "session_split", "min_session_length", "min_sessions")
 CENTRAL_ONLY = ("train_share", "valid_share")
 DOMAINS_ONLY = ("pilot_users", "pilot_core", "domain_blocks", "domain_block", "known_users")
 
@@ -107,43 +122,6 @@ def in_epochs(settings: Mapping[str, Any]) -> bool:
 def how_in_epochs(settings: Mapping[str, Any]) -> str:
     """The setting by which they do, for messages."""
     return "stream=domains" if is_domains(settings) else "topology=central"
-
-
-def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Settings without effect, and why, given the values of all settings."""
-    stream = settings["stream"]
-    if settings["split_file"]:
-        return dict.fromkeys(("stream", "min_interactions", "k_core", "tie_order", "topology", *_BLOCKS_ONLY,
-                              *_SESSIONS_ONLY, *CENTRAL_ONLY, *DOMAINS_ONLY),
-                             "with 'split_file', which says the blocks and splits")
-    idle = {} if stream == "sessions" else dict.fromkeys(_SESSIONS_ONLY, f"with stream={stream}")
-    if stream not in ("sessions", "domains"):
-        idle["topology"] = f"with stream={stream}"
-    if stream != "domains":
-        idle |= dict.fromkeys(DOMAINS_ONLY, f"with stream={stream}")
-    elif not settings["pilot_users"]:
-        idle["pilot_core"] = "without pilot_users"
-    if not is_central(settings):
-        idle |= dict.fromkeys(CENTRAL_ONLY, "without topology=central on a stream of sessions")
-    if stream == "blocks":
-        return {**idle, "min_interactions": "with stream=blocks; use k_core"}
-    idle |= dict.fromkeys(_BLOCKS_ONLY, f"with stream={stream}, which has one step and a fixed split")
-    if stream == "domains":
-        idle["min_interactions"] = "with stream=domains; use k_core"
-        if settings["domain_blocks"] > 1:
-            del idle["base_share"]
-        else:
-            idle["domain_block"] = "with domain_blocks=1"
-        idle.pop("split_seed" if settings["pilot_users"] else "", None)
-    if stream == "sessions":
-        idle["min_interactions"] = "with stream=sessions; use min_sessions"
-        idle["tie_order"] = "with stream=sessions, where rows of equal time keep the order of the file"
-        if settings["session_from"] == "column":
-            idle["session_gap"] = "with session_from=column"
-        if settings["session_split"] == "column":
-            idle |= dict.fromkeys(("min_session_length", "min_sessions"),
-                                  "with session_split=column, where the file says what is used")
-    return idle
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from .. import contract, draws
 from ..backbone import Backbone
-from ..data.stream import Ragged, Step, how_in_epochs, in_epochs, is_domains
+from ..data.stream import NOT_IN_EPOCHS, Ragged, Step
 from ..errors import UserError
 from ..method import Method
 from ..metric import Catalogue, Metric, RankedLists
@@ -36,19 +36,22 @@ class EvaluationSettings:
     valid_decimals: int = setting(5, "decimals of the validation metric before rounds are compared, as in the "
                                   "released code", low=1, high=17)
     candidates: str = setting("all", "rank all items, or a user's items to find among sampled ones; numbers of the two "
-                              "cannot be compared", choices=("all", "sampled"))
+                              "cannot be compared", choices=("all", "sampled"), only_if=NOT_IN_EPOCHS)
     sampled_candidates: int = setting(99, "sampled items per user, besides the one to find. In a static stream all "
                                       "different, and none the user ever has; in a stream of sessions drawn with "
-                                      "replacement among the items the user does not train on", low=1)
+                                      "replacement among the items the user does not train on", low=1,
+                                      only_if="candidates=sampled")
     candidate_lists: str = setting("separate", "validation and test have different sampled items (PFedRec, GPFedRec), "
-                                   "or the same (FedRAP)", choices=("separate", "shared"))
+                                   "or the same (FedRAP)", choices=("separate", "shared"),
+                                   only_if=("candidates=sampled", "stream!=sessions"))
     candidate_draw: str = setting("once", "sampled items are drawn once per seed, so that methods and rounds are "
                                   "comparable, or anew at every evaluation (FCUCR's released code)",
-                                  choices=("once", "redraw"))
+                                  choices=("once", "redraw"), only_if=("stream=sessions", "candidates=sampled"))
     early_session: bool = setting(False, "in every validation, also find the last item of each client's first training "
-                                  "session: its forgetting curve (FCUCR, Figure 2a)")
+                                  "session: its forgetting curve (FCUCR, Figure 2a)",
+                                  only_if=("stream=sessions", "topology!=central"))
     mask_history: bool = setting(False, "of a stream of domains: items that a user has had before are not recommended; "
-                                 "RecBole recommends them to sequential models")
+                                 "RecBole recommends them to sequential models", only_if="stream=domains")
 
 
 def parse_metric(text: str) -> tuple[str, int]:
@@ -76,23 +79,6 @@ class UserScores:
 
     def mean(self, metric: str) -> float:
         return float(self.values[metric].mean())
-
-
-_NOT_MASKED = {"mask_history": "without stream=domains"}
-
-
-def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Settings without effect, and why, given the values of all settings."""
-    if in_epochs(settings):
-        idle = dict.fromkeys(("candidates", "sampled_candidates", "candidate_lists", "candidate_draw", "early_session"),
-                             f"with {how_in_epochs(settings)}, where all items are ranked")
-        return idle if is_domains(settings) else {**idle, **_NOT_MASKED}
-    idle = dict(_NOT_MASKED)
-    if settings["candidates"] == "all":
-        idle |= dict.fromkeys(("sampled_candidates", "candidate_lists", "candidate_draw"), "with candidates=all")
-    if settings["stream"] == "sessions" and not settings["split_file"]:
-        return {**idle, "candidate_lists": "with stream=sessions, where validation and test have different ones"}
-    return {**idle, **dict.fromkeys(("candidate_draw", "early_session"), "without stream=sessions")}
 
 
 def draw_candidates(step: Step, settings: EvaluationSettings, seed: int) -> dict[str, Tensor]:

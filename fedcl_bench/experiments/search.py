@@ -24,7 +24,7 @@ from ..errors import UserError, unknown
 from ..runs.config import CORE_SETTINGS, effective, resolve
 from ..runs.registry import Registry
 from ..runs.specs import RunSpec
-from ..settings import as_text, checked, declared_idle, flat, search_space
+from ..settings import as_text, checked, flat, inactive, search_space
 
 if TYPE_CHECKING:
     import optuna
@@ -163,8 +163,8 @@ def default_settings(registry: Registry, c: Combination, effort: Effort, inherit
     names = known_settings(registry, c)
     fixed = {name: value for name, value in effort.fixed.items() if name in names}
     parts = resolve(registry, c.method, c.backbone, c.dataset, [("tuned", inherited), ("--set", fixed)])
-    values, idle = flat(parts), declared_idle(parts)
-    return effective(parts), {name: values[name] for name in fixed if name not in idle}
+    values, without = flat(parts), inactive(parts)
+    return effective(parts), {name: values[name] for name in fixed if name not in without}
 
 
 def make_search(registry: Registry, combination: Combination, effort: Effort, inherited: Point) -> Search:
@@ -177,7 +177,7 @@ def make_search(registry: Registry, combination: Combination, effort: Effort, in
     values, fixed = default_settings(registry, c, effort, inherited)
     space = {}
     for name, choices in searched(registry, c).items():
-        if name not in effort.fixed and name in values:  # an idle one would give the same run again
+        if name not in effort.fixed and name in values:  # an inactive one would give the same run again
             space[name] = choices if values[name] in choices else (values[name], *choices)
     search = Search(c, effort, space, {name: values[name] for name in space}, inherited, fixed)
     if search.sampler == "grid" and not search.exhaustive:

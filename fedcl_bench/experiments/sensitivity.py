@@ -48,14 +48,14 @@ def cases(registry: Registry, proposed: RunSpec, against: RunSpec | None,
         PluginError: if a plugin reads a setting differently that no run of it has.
     """
     parts = resolve(registry, proposed.method, proposed.backbone, proposed.dataset, proposed.layers(tuned))
-    usual, idle = flat(parts), without_effect(parts, registry.get("backbone", proposed.backbone).cls)
+    usual, inactive = flat(parts), without_effect(parts, registry.get("backbone", proposed.backbone).cls)
     result, notes = [Case(proposed, against)], []
     for name, values in readings(registry, proposed).items():
         if name not in usual:
             raise PluginError(f"readings of {proposed.method} or {proposed.backbone} name '{name}', expected a setting "
                               f"of their runs.")
-        if name in idle:
-            notes.append(f"{name} is left out, as it has no effect {idle[name]}.")
+        if name in inactive:
+            notes.append(f"{name} is left out, as it has no effect {inactive[name]}.")
             continue
         specs = {value: [spec and _changed(registry, spec, name, value, tuned) for spec in (proposed, against)]
                  for value in values}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Mapping
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
 
 from .. import contract
 from ..backbone import Backbone
-from ..data.stream import Step, Stream, is_central, is_domains
+from ..data.stream import NOT_IN_EPOCHS, Step, Stream
 from ..domain_module import DomainMethod, ModuleBackbone
 from ..errors import UserError
 from ..evaluation.ranking import DEFAULT, EvaluationSettings, UserScores, parse_metric
@@ -41,37 +41,42 @@ class FederationSettings:
                                   "one", low=1)
     best_round: str = setting("first", "of rounds with the same validation metric the first (F3CRec) or the latest "
                               "(PFedRec, GPFedRec) counts as the best", choices=("first", "latest"))
-    client_ratio: float = setting(1.0, "share of the clients with data that take part in a round", above=0.0, high=1.0)
+    client_ratio: float = setting(1.0, "share of the clients with data that take part in a round", above=0.0, high=1.0,
+                                  only_if=NOT_IN_EPOCHS)
     availability: str = setting("always", "which clients can be asked: always all; by day, each in 12 of 24 rounds; by "
-                                "activity, the more often the more interactions it has", choices=AVAILABILITY)
+                                "activity, the more often the more interactions it has", choices=AVAILABILITY,
+                                only_if=NOT_IN_EPOCHS)
     client_dropout: float = setting(0.0, "probability that a client fails after its training: it has received the "
-                                    "model, and what it trained is lost", low=0.0, below=1.0)
+                                    "model, and what it trained is lost", low=0.0, below=1.0, only_if=NOT_IN_EPOCHS)
     stragglers: float = setting(0.0, "probability that a client ends a round before its last local epoch", low=0.0,
-                                high=1.0)
+                                high=1.0, only_if="local_epochs!=1")
     upload_noise: float = setting(0.0, "scale of the noise on every uploaded number: b of Laplace noise, the standard "
-                                  "deviation of Gaussian", low=0.0)
+                                  "deviation of Gaussian", low=0.0, only_if=NOT_IN_EPOCHS)
     upload_mechanism: str = setting(LAPLACE, "distribution of that noise, and with it the norm of upload_clip: L1 with "
-                                    "laplace, L2 with gaussian", choices=MECHANISMS)
+                                    "laplace, L2 with gaussian", choices=MECHANISMS,
+                                    only_if="upload_noise or upload_clip")
     upload_clip: float = setting(0.0, "a client's change of all public parameters in a round is scaled down to this "
-                                 "norm; 0: never. With noise it bears a formal guarantee", low=0.0)
+                                 "norm; 0: never. With noise it bears a formal guarantee", low=0.0,
+                                 only_if=NOT_IN_EPOCHS)
     weighting: str = setting("uniform", "all clients count alike in the mean, or by their training interactions",
-                             choices=("uniform", "interactions"))
+                             choices=("uniform", "interactions"), only_if="topology=federated")
     reset_private: bool = setting(False, "clients with data in a block start it from untrained private parameters, as "
-                                  "the released FedNCF and PFedRec code of F3CRec does")
+                                  "the released FedNCF and PFedRec code of F3CRec does", only_if=NOT_IN_EPOCHS)
     init_from: str = setting("last", "a block starts from the previous one's last round (released code) or its best "
-                             "validation round", choices=("last", "best"))
+                             "validation round", choices=("last", "best"), only_if=NOT_IN_EPOCHS)
     precision: str = setting("float32", "floating-point numbers of the training", choices=("float32", "float64"))
     init: str = setting("server", "all clients begin the first round with the server's random public parameters "
                         "(Algorithm 1 of FCUCR), or each with its own (FCUCR's released code)",
-                        choices=("server", "per_client"))
+                        choices=("server", "per_client"), only_if=("stream=sessions", "topology!=central"))
     fold_in: int = setting(0, "of a user who is new in a block, how many training interactions the client knows when "
-                           "it arrives, after the block's training; 0: new users take part in it", low=0)
+                           "it arrives, after the block's training; 0: new users take part in it", low=0,
+                           only_if="stream=blocks")
     fold_in_rounds: int = setting(20, "rounds of local training in which a new user fits its private parameters to "
-                                  "them, the public ones frozen", low=1)
+                                  "them, the public ones frozen", low=1, only_if=("fold_in", "cold_start=fold_in"))
     cold_start: str = setting("fold_in", "what new users get: such a fit; the mean of their items' public vectors as "
-                              "vector of their own; or the most popular items", choices=COLD_STARTS)
+                              "vector of their own; or the most popular items", choices=COLD_STARTS, only_if="fold_in")
     tested_round: str = setting("best", "the model tested is that of the best validation round, or of the last round",
-                                choices=("best", "last"))
+                                choices=("best", "last"), only_if="stream=sessions|domains")
 
     @property
     def attendance(self) -> Attendance:
@@ -82,39 +87,6 @@ class FederationSettings:
     def protection(self) -> Protection:
         """What clients do to their uploads."""
         return Protection(self.upload_clip, self.upload_noise, self.upload_mechanism)
-
-
-_OF_CLIENTS = ("client_ratio", "availability", "client_dropout", "stragglers", "upload_noise", "upload_mechanism",
-               "upload_clip", "weighting", "reset_private", "init_from", "init", "fold_in", "fold_in_rounds",
-               "cold_start")
-
-
-def idle_settings(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Settings without effect, and why, given the values of all settings."""
-    idle = {}
-    if not settings["upload_noise"] and not settings["upload_clip"]:
-        idle["upload_mechanism"] = "without upload_noise or upload_clip"
-    if settings["local_epochs"] == 1:
-        idle["stragglers"] = "with local_epochs=1"
-    if is_central(settings):
-        return idle | dict.fromkeys(_OF_CLIENTS, "with topology=central, where one client holds all sessions")
-    if is_domains(settings):
-        idle |= dict.fromkeys(_OF_CLIENTS, "with stream=domains, whose domains take part in every round and send what "
-                              "they trained")
-        if settings["topology"] == "federated":
-            del idle["weighting"]
-        else:
-            idle["weighting"] = f"with topology={settings['topology']}, where nothing is averaged"
-        return idle
-    if settings["stream"] != "sessions" or settings["split_file"]:
-        idle |= dict.fromkeys(("init", "tested_round"), "without stream=sessions")
-    if settings["stream"] != "blocks" and not settings["split_file"]:
-        idle["fold_in"] = f"with stream={settings['stream']}, which has one step"
-    if "fold_in" in idle or not settings["fold_in"]:
-        idle |= dict.fromkeys(("fold_in_rounds", "cold_start"), idle.get("fold_in", "without fold_in"))
-    elif settings["cold_start"] != "fold_in":
-        idle["fold_in_rounds"] = f"with cold_start={settings['cold_start']}"
-    return idle
 
 
 @dataclass(frozen=True)

@@ -235,14 +235,14 @@ def user_histogram(runs: Sequence[Run], kind: str, edges: np.ndarray) -> Histogr
 
 
 def variations(runs: Iterable[Run], base: Mapping[str, Any], spec: RunSpec,
-               names: Iterable[str], idle: Collection[str] = ()) -> dict[str, list[float]]:
+               names: Iterable[str], inactive: Collection[str] = ()) -> dict[str, list[float]]:
     """Which values of single settings there are runs of, all other settings being those of ``base``.
 
     Args:
         runs: any; those of the spec's method, backbone and dataset count.
         base: the settings that the spec stands for.
         names: the settings to look at.
-        idle: settings that have no effect with those of the spec.
+        inactive: settings that have no effect with those of the spec.
 
     Returns:
         Setting to its values, sorted; the value of ``base`` is among them if there are runs of it.
@@ -252,7 +252,7 @@ def variations(runs: Iterable[Run], base: Mapping[str, Any], spec: RunSpec,
     for run in runs:
         if any(run.head[key] != getattr(spec, key) for key in ("method", "backbone", "dataset")):
             continue
-        settings = comparable(run.head["settings"], idle)
+        settings = comparable(run.head["settings"], inactive)
         differs = [name for name in {**base, **settings} if settings.get(name) != base.get(name)]
         for name in names:
             if differs in ([], [name]):

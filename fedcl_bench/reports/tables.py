@@ -24,7 +24,7 @@ from ..experiments.tune import ALIKE
 from ..names import JOIN
 from ..runs.registry import Registry
 from ..runs.run import Run
-from ..runs.specs import RunSpec, Tuned, Where, expected_idle, expected_settings, seed_text
+from ..runs.specs import RunSpec, Tuned, Where, expected_inactive, expected_settings, seed_text
 from ..runs.store import (comparable, domains_of, failure, incremental, matching, one_data, one_protocol, tested,
                           user_scores)
 from ..stats.significance import FEW_USERS, compare_paired, holm, interval_of_mean
@@ -327,8 +327,8 @@ def find(source: Source, spec: RunSpec) -> tuple[list[Run], str]:
     if failed := failure(source.failed, source.registry, spec, source.tuned):
         return [], failed
     wanted = comparable(expected_settings(source.registry, spec, source.tuned))
-    idle = expected_idle(source.registry, spec, source.tuned)
-    others = [(_differences(wanted, comparable(run.head["settings"], idle)), run) for run in source.runs
+    inactive = expected_inactive(source.registry, spec, source.tuned)
+    others = [(_differences(wanted, comparable(run.head["settings"], inactive)), run) for run in source.runs
               if (run.head["method"], run.head["backbone"], run.head["dataset"])
               == (spec.method, spec.backbone, dataset_name(spec.dataset))]
     if not others:

@@ -12,7 +12,6 @@ from typing import Any, Iterable, Mapping, NamedTuple
 
 import torch
 
-from .. import sampling
 from ..backbone import Backbone
 from ..data import stream
 from ..data.features import FeatureSource, locate_features, short_name
@@ -21,14 +20,13 @@ from ..data.source import (DatasetConfig, DatasetSource, JoinedConfig, config_la
 from ..data.stream import Stream, StreamSettings
 from ..domain_module import DomainMethod, ModuleBackbone
 from ..errors import Misfit, UserError
-from ..evaluation import ranking
 from ..evaluation.ranking import DEFAULT, EvaluationSettings, parse_metric
-from ..federation import kinds, parts
+from ..federation import kinds
 from ..federation.parts import Federation, FederationSettings
 from ..metric import Metric
 from ..names import shown
 from ..sampling import LocalSettings
-from ..settings import LARGEST_SEED, assemble, declared_idle, flat
+from ..settings import LARGEST_SEED, assemble, flat, inactive
 from ..version import NUMBERS_VERSION
 from .memory_check import require_item_tables
 from .registry import Plugin, Registry
@@ -71,9 +69,9 @@ class RunConfig:
         return effective(self._parts(with_method=True))
 
     @property
-    def idle(self) -> dict[str, str]:
-        """Settings of the plugins that others of their settings leave without effect, and why."""
-        return declared_idle([self.backbone_settings, self.method_settings])
+    def inactive(self) -> dict[str, str]:
+        """Settings of the plugins that others leave without effect, and why."""
+        return _of_plugins(inactive(self._parts(with_method=True)))
 
     @property
     def metrics(self) -> list[Plugin]:
@@ -100,8 +98,8 @@ class RunConfig:
         parts = [self.stream, self.local, self.server, self.evaluation, self.backbone_settings]
         return parts + ([self.method_settings] if with_method else [])
 
-    def _identity(self, with_method: bool, with_idle: bool = False) -> dict[str, Any]:
-        settings = effective(self._parts(with_method), with_idle)
+    def _identity(self, with_method: bool, with_inactive: bool = False) -> dict[str, Any]:
+        settings = effective(self._parts(with_method), with_inactive)
         settings["split_file"] = bool(settings["split_file"])  # its bytes count, not its place
         identity = {"numbers": NUMBERS_VERSION, "data": self.source.fingerprint, "seed": self.seed,
                     "device": self.device, "backbone": [self.backbone.name, self.backbone.digest],
@@ -134,8 +132,8 @@ class RunConfig:
 
     @cached_property
     def former_hash(self) -> str | None:
-        """The run's hash in records from when idle settings of plugins were part of it; None if that is ``hash``."""
-        return _hash(self._identity(with_method=True, with_idle=True)) if self.idle else None
+        """The run's hash in records of when plugins' inactive settings were part of it; None if that is ``hash``."""
+        return _hash(self._identity(with_method=True, with_inactive=True)) if self.inactive else None
 
     @cached_property
     def base_hash(self) -> str:
@@ -209,18 +207,18 @@ DOMAIN_DEFAULTS = {"topk": (10, 50), "valid_metric": "recall@10", "valid_decimal
                    "rounds": 300, "patience": 10}
 
 
-def _idle(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Settings without effect, and why."""
-    idle: dict[str, str] = {}
-    for module in (stream, sampling, parts, ranking):
-        idle |= module.idle_settings(settings)
-    return idle
-
-
 def without_effect(parts: Iterable[Any], backbone: type) -> dict[str, str]:
     """Settings that others, or the backbone, leave without effect, and why."""
     parts = list(parts)
-    return {**_ignored(parts, backbone), **_idle(flat(parts)), **declared_idle(parts)}
+    return {**_ignored(parts, backbone), **inactive(parts)}
+
+
+_CORE_NAMES = {each.name for cls in CORE_SETTINGS for each in fields(cls)}
+
+
+def _of_plugins(settings: Mapping[str, str]) -> dict[str, str]:
+    """Those of inactive settings that plugins declare."""
+    return {name: why for name, why in settings.items() if name not in _CORE_NAMES}
 
 
 def _ignored(parts: Iterable[Any], backbone: type) -> Mapping[str, str]:
@@ -236,20 +234,21 @@ def of_other_stages(backbone: type, method: type) -> dict[str, str]:
     return dict.fromkeys(backbone.of_stages, f"with the method {method.name}, which has stages of its own")
 
 
-def refuse_idle(parts: Iterable[Any], overrides: Iterable[tuple[str, Mapping[str, Any]]],
-                ignored: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Raise UserError if the user set something that other settings, or the backbone, leave without effect."""
-    idle = {**ignored, **_idle(flat(parts))}
+def refuse_inactive(parts: Iterable[Any], overrides: Iterable[tuple[str, Mapping[str, Any]]],
+                    ignored: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Raise UserError if the user set something of every run that other settings, or the backbone, leave without
+    effect."""
+    without = {**inactive(parts), **ignored}
     for origin, layer in overrides:
         for name in layer:
-            if name in idle:
-                raise UserError(f"setting '{name}' ({origin}) has no effect {idle[name]}; leave it out.")
+            if name in ignored or name in without and name in _CORE_NAMES:
+                raise UserError(f"setting '{name}' ({origin}) has no effect {without[name]}; leave it out.")
 
 
-def idle_notes(config: RunConfig, overrides: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
+def inactive_notes(config: RunConfig, overrides: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
     """Sentences on settings that the user gave and that the plugins' other settings leave without effect."""
-    return [f"setting '{name}' ({origin}) has no effect {config.idle[name]}."
-            for origin, layer in overrides for name in layer if name in config.idle]
+    return [f"setting '{name}' ({origin}) has no effect {config.inactive[name]}."
+            for origin, layer in overrides for name in layer if name in config.inactive]
 
 
 def layers(dataset: str, overrides: Iterable[tuple[str, Mapping[str, Any]]], backbone: type | None = None,
@@ -350,7 +349,7 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
                                   f"{method} on {backbone}"))
     parts = parts._replace(evaluation=_with_known_metrics(registry, parts.evaluation))
     as_trained = backbone_of(registry, backbone, parts).cls
-    refuse_idle(parts, overrides, {**_ignored(parts, as_trained), **of_other_stages(as_trained, method_plugin.cls)})
+    refuse_inactive(parts, overrides, {**_ignored(parts, as_trained), **of_other_stages(as_trained, method_plugin.cls)})
     return parts
 
 
@@ -376,15 +375,16 @@ _LATER = {"upload_clip": 0.0, "upload_mechanism": "laplace", "evaluate_every": 1
           "known_users": False}
 
 
-def effective(parts: Iterable[Any], with_idle: bool = False) -> dict[str, Any]:
+def effective(parts: Iterable[Any], with_inactive: bool = False) -> dict[str, Any]:
     """Settings classes as one flat, JSON-ready mapping of those that have an effect: what a run record holds.
 
     Args:
-        with_idle: also those that plugins declare idle, as records held them before plugins could.
+        with_inactive: also those of plugins that are inactive, as records held them before plugins could.
     """
     parts = list(parts)
     settings = flat(parts)
-    for name in {**_idle(settings), **({} if with_idle else declared_idle(parts))}:
+    without = inactive(parts)
+    for name in without.keys() - (_of_plugins(without).keys() if with_inactive else ()):
         del settings[name]
     return {name: value for name, value in settings.items() if name not in _LATER or value != _LATER[name]}
 

@@ -15,7 +15,7 @@ from ..data.source import dataset_name, spelled as spelled_dataset
 from ..errors import UserError
 from ..files import shipped
 from ..schema import fields_of, flag, lists, mapping, number, or_none, plain, read_json, text, whole
-from ..settings import declared_idle
+from ..settings import inactive
 from .config import effective, resolve
 from .registry import Registry, spelled
 
@@ -83,9 +83,9 @@ def expected_settings(registry: Registry, spec: RunSpec, tuned: Tuned | None = N
     return effective(resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned)))
 
 
-def expected_idle(registry: Registry, spec: RunSpec, tuned: Tuned | None = None) -> dict[str, str]:
+def expected_inactive(registry: Registry, spec: RunSpec, tuned: Tuned | None = None) -> dict[str, str]:
     """The settings that the plugins of a spec leave without effect, and why; older records hold their values."""
-    return declared_idle(resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned)))
+    return inactive(resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned)))
 
 
 def tuned_file(folder: Path, method: str, backbone: str, dataset: str) -> Path:

@@ -17,7 +17,7 @@ from ..data.features import FeatureSource, short_name
 from ..data.source import DatasetSource, dataset_name, load_config
 from ..errors import Corrupt, UserError
 from ..names import JOIN
-from ..settings import declared_idle
+from ..settings import inactive
 from . import compact
 from .config import RunConfig, backbone_of, effective, resolve
 from .frames import read_frame
@@ -135,17 +135,17 @@ def _why(head: Mapping[str, Any]) -> str:
 def failure(failed: Iterable[Mapping[str, Any]], registry: Registry, spec: RunSpec, tuned: Tuned | None = None) -> str:
     """That the runs of a spec failed, and why; empty if none of them did."""
     parts = resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned))
-    wanted, idle = comparable(effective(parts)), declared_idle(parts)
+    wanted, without = comparable(effective(parts)), inactive(parts)
     names = spec.method, spec.backbone, dataset_name(spec.dataset)
     alike = [meta for meta in failed if (meta["method"], meta["backbone"], meta["dataset"]) == names
-             and comparable(meta["settings"], idle) == wanted]
+             and comparable(meta["settings"], without) == wanted]
     if not alike:
         return ""
     seeds = seed_text({meta["seed"] for meta in alike})
     return f"failed with seed{'s' if len(alike) > 1 else ''} {seeds} ({_why(alike[0])})"
 
 
-def comparable(settings: Mapping[str, Any], idle: Collection[str] = ()) -> dict[str, Any]:
+def comparable(settings: Mapping[str, Any], without: Collection[str] = ()) -> dict[str, Any]:
     """Settings in the form in which those of a record and of a spec are compared.
 
     A split file's bytes are in the data fingerprint and its place means nothing, so only whether there is one counts.
@@ -153,13 +153,13 @@ def comparable(settings: Mapping[str, Any], idle: Collection[str] = ()) -> dict[
     encoder's files.
 
     Args:
-        idle: names that are left out: records that older versions made of the spec hold them.
+        without: names that are left out: records that older versions made of the spec hold them.
     """
     places: dict[str, Any] = {"split_file": bool(settings.get("split_file"))}
     if "text_layers" in settings:
         places["encoder"] = short_name(settings["encoder"])
     return {name: value for name, value in {**settings, **places}.items()
-            if name not in idle and name != "extra_metrics"}
+            if name not in without and name != "extra_metrics"}
 
 
 def _current_hashes(registry: Registry, spec: RunSpec, tuned: Tuned | None,
@@ -182,19 +182,19 @@ def matching(runs: Iterable[Run], registry: Registry, spec: RunSpec, tuned: Tune
     """The runs of a spec, sorted by seed: same names, and the settings the spec stands for.
 
     Of several runs of one seed (a plugin was edited in between) the one of the present code is taken; of several of
-    those the one whose hash has no idle settings, and the one with the most metrics.
+    those the one whose hash has no inactive settings, and the one with the most metrics.
 
     Raises:
         UserError: for an unknown name or setting of the spec; if none or several of a seed's runs are of the present
             code, or runs of the spec used different data.
     """
     parts = resolve(registry, spec.method, spec.backbone, spec.dataset, spec.layers(tuned))
-    wanted, idle = comparable(effective(parts)), declared_idle(parts)
+    wanted, without = comparable(effective(parts)), inactive(parts)
     wanted_names = spec.method, spec.backbone, dataset_name(spec.dataset)
     seeds: dict[int, list[Run]] = defaultdict(list)
     for run in runs:
         names = (run.head["method"], run.head["backbone"], run.head["dataset"])
-        if names == wanted_names and comparable(run.head["settings"], idle) == wanted and run.whole:
+        if names == wanted_names and comparable(run.head["settings"], without) == wanted and run.whole:
             seeds[run.seed].append(run)
     chosen = []
     for seed in sorted(seeds):

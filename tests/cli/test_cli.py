@@ -272,7 +272,7 @@ def test_split_file_and_what_it_decides(capsys):
     Path("split.tsv").write_text("block\tuser\titem\tsplit\n0\t1\t2\ttrain\n")
     for command in (RUN, ["data", "ml-100k"]):
         message = refused(capsys, *command, "--set", "split_file=split.tsv", "--set", "blocks=3")
-        assert "'blocks' (--set) has no effect with 'split_file'" in message
+        assert "'blocks' (--set) has no effect with split_file=split.tsv" in message
         message = refused(capsys, *command, "--set", "split_file=split.tsv", "--data-dir", ".")
         assert "--data-dir has no effect with 'split_file'" in message
 

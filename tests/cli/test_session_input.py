@@ -76,10 +76,10 @@ def run_json(capsys, *arguments):
     ([*job("ft", "sasrec", "dropout=1"), *SESSIONS], ["'dropout'", "at most 0.9"]),
     ([*job("ft", "sasrec", "max_length=0"), *SESSIONS], ["'max_length'", "at least 1"]),
     ([*job("ft", "gru4rec", "heads=2"), *SESSIONS], ["'heads'", "ft on gru4rec"]),
-    (job("ft", "fedmf", "early_session=true"), ["'early_session'", "no effect without stream=sessions"]),
+    (job("ft", "fedmf", "early_session=true"), ["'early_session'", "no effect with stream=blocks"]),
     (job("ft", "fedmf", "candidate_draw=redraw", "candidates=sampled"),
-     ["'candidate_draw'", "without stream=sessions"]),
-    (job("ft", "fedmf", "tested_round=last"), ["'tested_round'", "no effect without stream=sessions"]),
+     ["'candidate_draw'", "with stream=blocks"]),
+    (job("ft", "fedmf", "tested_round=last"), ["'tested_round'", "no effect with stream=blocks"]),
     (job("ft", "fedmf", "session_gap=10"), ["'session_gap'", "no effect with stream=blocks"]),
     ([*job("ft", "sasrec", "blocks=2"), *SESSIONS], ["'blocks'", "no effect with stream=sessions"]),
     *(([*job("fcucr", "sasrec", f"{name}={value}"), *SESSIONS], [f"'{name}'", "no effect with a sequential backbone"])

@@ -122,7 +122,7 @@ def test_a_prepared_block_is_the_same(shops, registry):
 @pytest.mark.parametrize("changed, message", [
     ({"domain_blocks": 2, "domain_block": 2}, "'domain_block': found 2, accepted: less than domain_blocks, 2"),
     ({"domain_block": 1}, "'domain_block': found 1, accepted: less than domain_blocks, 1"),
-    ({"base_share": 0.4}, "'base_share'.* has no effect with stream=domains"),
+    ({"base_share": 0.4}, "'base_share'.* has no effect with stream=domains and domain_blocks=1"),
     ({"domain_blocks": 0}, "'domain_blocks' .*: found 0")])
 def test_blocks_that_there_are_not_are_refused(shops, registry, changed, message):
     with pytest.raises(UserError, match=message):

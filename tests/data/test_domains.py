@@ -178,7 +178,7 @@ def test_a_prepared_stream_is_the_same(shops, registry):
     ("books+games", {"k_core": 50}, "no interaction is left of 10 after the 50-core filter"),
     ("books+games", {"pilot_users": 2}, "domain 'books': no item is left of a pilot of 2 users"),
     ("books+games", {"pilot_core": 2}, "'pilot_core'.* has no effect without pilot_users"),
-    ("books+games", {"min_interactions": 2}, "use k_core"), ("books+games", {"blocks": 3}, "stream=domains"),
+    ("books+games", {"min_interactions": 2}, "stream=domains"), ("books+games", {"blocks": 3}, "stream=domains"),
     ("+".join(["a" * 60, "b" * 60]), {}, "have 121 characters, accepted: at most 100")])
 def test_what_is_no_stream_of_domains_is_refused(shops, registry, dataset, settings, message):
     with pytest.raises(UserError, match=message):

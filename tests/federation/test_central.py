@@ -209,10 +209,10 @@ def test_what_makes_no_sense_is_refused(registry, log, changed, message):
 
 
 @pytest.mark.parametrize("setting, reason", [
-    ("client_ratio=0.5", "with topology=central, where one client holds all sessions"),
-    ("init=per_client", "with topology=central, where one client"),
-    ("local_epochs=2", "with topology=central, where a round"),
-    ("candidates=sampled", "with topology=central, where all items are ranked"), ("lr_decay=0.5", "with lr_step=0")])
+    ("client_ratio=0.5", "with topology=central"),
+    ("init=per_client", "with topology=central"),
+    ("local_epochs=2", "with topology=central"),
+    ("candidates=sampled", "with topology=central"), ("lr_decay=0.5", "without lr_step")])
 def test_settings_of_clients_have_no_effect(log, capsys, setting, reason):
     assert main(["--method", "ft", "--backbone", "gru4rec", "--dataset", "./log.inter", "--set", setting]) == 2
     assert reason in capsys.readouterr().err

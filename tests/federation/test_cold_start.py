@@ -259,9 +259,8 @@ def test_hashes_and_settings_without_effect(registry):
     for settings, message in (({"cold_start": "mean"}, "'cold_start' .* has no effect without fold_in"),
                               ({"fold_in_rounds": 7}, "'fold_in_rounds' .* has no effect without fold_in"),
                               ({"fold_in": 5, "cold_start": "mean", "fold_in_rounds": 7}, "with cold_start=mean"),
-                              ({"fold_in": 5, "stream": "static"}, "'fold_in' .* with stream=static, which has one "
-                               "step"),
-                              ({"fold_in": 5, "stream": "sessions"}, "with stream=sessions, which has one step")):
+                              ({"fold_in": 5, "stream": "static"}, "'fold_in' .* with stream=static"),
+                              ({"fold_in": 5, "stream": "sessions"}, "with stream=sessions")):
         with pytest.raises(UserError, match=message):
             config(**settings)
 

@@ -13,6 +13,7 @@ from helpers import build, module_of
 
 from fedcl_bench.draws import DrawKey
 from fedcl_bench.errors import UserError
+from fedcl_bench.settings import inactive
 
 SMALL = {"dim": 4, "heads": 2, "inner_size": 5, "max_length": 6, "codes": 3, "centroids": 5}
 STILL = {"dropout": 0.0, "attention_dropout": 0.0}
@@ -270,5 +271,5 @@ def test_heads_must_divide_the_vectors(registry):
 
 def test_settings_without_effect_are_said(registry):
     settings = module_of(registry, "method", "pfcr").PFCRSettings
-    assert set(settings().idle_settings()) == {"ldp_epsilon", "ldp_clip", "ldp_levels"}
-    assert set(settings(ldp="released", prompt="ids").idle_settings()) == {"prompts", "prompt_heads"}
+    assert set(inactive([settings()])) == {"ldp_epsilon", "ldp_clip", "ldp_levels"}
+    assert set(inactive([settings(ldp="released", prompt="ids")])) == {"prompts", "prompt_heads"}

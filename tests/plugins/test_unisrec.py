@@ -8,6 +8,7 @@ from helpers import build
 
 from fedcl_bench.domain_module import Histories
 from fedcl_bench.errors import UserError
+from fedcl_bench.settings import inactive
 
 SMALL = {"dim": 4, "heads": 2, "inner_size": 5, "max_length": 6, "experts": 3}
 STILL = {"dropout": 0.0, "attention_dropout": 0.0, "adapter_dropout": 0.0}
@@ -69,9 +70,9 @@ def test_ffmsrs_parts_need_rows_of_items(registry):
         make(registry, ids=False, semantics=True)
     backbones = [build(registry, "backbone", "unisrec", semantics=value) for value in (False, True)]
     assert [backbone.exchanges for backbone in backbones] == [frozenset(), frozenset({"semantics"})]
-    idle = [set(backbone.settings.idle_settings()) for backbone in backbones]
-    assert {"layer_adapters", "fusion_layers"} <= idle[0] and "experts" not in idle[0]
-    assert "adapter_draws" in idle[1] and "fusion_layers" not in idle[1]
+    without = [set(inactive([backbone.settings])) for backbone in backbones]
+    assert {"layer_adapters", "fusion_layers"} <= without[0] and "experts" not in without[0]
+    assert "adapter_draws" in without[1] and "fusion_layers" not in without[1]
 
 
 @pytest.mark.parametrize("ids", [True, False])

@@ -119,7 +119,7 @@ def test_it_runs_under_ffmsr_and_not_without_the_parts(registry, shops, tmp_path
     with pytest.raises(UserError, match=f"exchanges semantics, which 'recbole:{name}' has none of with these"):
         config = configured(registry, name, "ffmsr", topology="federated")
         config.check(federation_of(config))
-    assert configured(registry, name).idle["fusion_layers"] == "without semantics=true"
-    assert "fusion_layers" not in configured(registry, name, semantics=True).idle
+    assert configured(registry, name).inactive["fusion_layers"] == "without semantics"
+    assert "fusion_layers" not in configured(registry, name, semantics=True).inactive
 
 

@@ -187,7 +187,7 @@ def test_domains_of_different_vectors_are_refused_before_anything_is_written(cap
     (["encoder=tfid"], "unknown encoder 'tfid'.\nDid you mean 'tfidf'?"),
     (["encoder=tfidf", "text_layers=3"], "'text_layers': found 3, accepted: at most 1"),
     (["text_layers=-1"], "'text_layers' (--set): found '-1'"),
-    (["encoder=given:place", "text_dim=9"], "setting 'text_dim' (--set) has no effect without encoder=tfidf")])
+    (["encoder=given:place", "text_dim=9"], "setting 'text_dim' (--set) has no effect with encoder=given:place")])
 def test_wrong_settings_end_the_command_before_anything_is_read(words, said, capsys):
     vectors("place")
     status = run(*(word for setting in words for word in ("--set", setting)))

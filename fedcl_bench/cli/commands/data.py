@@ -133,13 +133,13 @@ def run(args: argparse.Namespace) -> int:
 def _located(args: argparse.Namespace):
     """The dataset's file and the stream's settings that the command line asks for."""
     from ...data.source import locate, spelled
-    from ...runs.config import CORE_SETTINGS, layers, refuse_idle
+    from ...runs.config import CORE_SETTINGS, layers, refuse_inactive
     from ...settings import assemble, parse_assignments
 
     changes = [("--set", parse_assignments(args.assignments, "--set"))]
     dataset = spelled(args.name, args.data_dir)
     parts = assemble(CORE_SETTINGS, layers(dataset, changes), "data")
-    refuse_idle(parts, changes)
+    refuse_inactive(parts, changes)
     return locate(dataset, args.data_dir, parts[0]), parts[0]
 
 

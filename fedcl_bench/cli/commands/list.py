@@ -103,6 +103,8 @@ def _in_full(name: str, folders: list[Path]) -> int:
 
 def _show_recbole_models() -> None:
     """Which RecBole models can be backbones."""
+    from rich.console import Console
+
     from ...recbole import client_facts, domain_facts
     from ...recbole.models import names
 

@@ -1,4 +1,4 @@
-"""Settings that an ablation leaves without effect: truly without, told, left out of hashes, and old records found."""
+"""Settings that others leave inactive: truly without effect, told, left out of hashes, and old records found."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from fedcl_bench.runs.runner import execute
 from fedcl_bench.runs.specs import RunSpec, expected_settings
 from fedcl_bench.runs.store import load_runs, matching
 from fedcl_bench.sampling import LocalSettings
-from fedcl_bench.settings import declared_idle
+from fedcl_bench.settings import inactive, inherited, setting
 from fedcl_bench.testing.worlds import session_log, session_stream, small_stream
 
-# Of every setting that an ablation idles another value, far from the default.
+# Of every setting that an ablation leaves inactive another value, far from the default.
 OTHERS = {"f3crec": {"eps": 0.5, "beta": 0.2, "lambda_kd": 0.9, "top_n": 3, "kd_reduction": "sum",
                      "refresh_lists": "all"},
           "fcucr": {"lambda_tasd": 0.3, "distillation": "fixed", "teacher": "previous", "neighbours": 1,
@@ -34,8 +34,8 @@ ABLATIONS = [("f3crec", "cc"), ("f3crec", "arm"), ("f3crec", "sc"), ("f3crec", "
              ("fcucr", "iupr"), ("fcucr", "both")]
 
 
-def idle_of(registry, method: str, **settings) -> dict[str, str]:
-    return declared_idle([registry.get("method", method).cls.Settings(**settings)])
+def inactive_of(registry, method: str, **settings) -> dict[str, str]:
+    return inactive([registry.get("method", method).cls.Settings(**settings)])
 
 
 def few_rounds(registry, method: str, **settings) -> Federation:
@@ -66,40 +66,65 @@ def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("method,without", ABLATIONS)
-def test_idle_settings_change_no_number(registry, method, without):
-    """All idle ones at once and the default give the same to the bit; another value of a setting that is not idle gives
+def test_inactive_settings_change_no_number(registry, method, without):
+    """All inactive ones at once and the default give the same to the bit; another value of an active setting gives
     something else."""
     usual = numbers(few_rounds(registry, method, without=without))
-    idle = idle_of(registry, method, without=without)
+    without_effect = inactive_of(registry, method, without=without)
     assert same(usual, numbers(few_rounds(registry, method, without=without,
-                                          **{name: OTHERS[method][name] for name in idle})))
-    acting = {name: value for name, value in OTHERS[method].items() if name not in idle}
+                                          **{name: OTHERS[method][name] for name in without_effect})))
+    acting = {name: value for name, value in OTHERS[method].items() if name not in without_effect}
     for name, value in acting.items():
         if name not in ("window_rule", "refresh_lists"):  # act with a window, and where somebody has no data in a block
             assert not same(usual, numbers(few_rounds(registry, method, without=without, **{name: value}))), name
 
 
-def test_what_is_idle(registry):
+def test_what_is_inactive(registry):
     for method, others in OTHERS.items():
-        assert idle_of(registry, method) == {}
+        assert inactive_of(registry, method) == {}
         choices = next(f for f in fields(registry.get("method", method).cls.Settings) if f.name == "without")
         assert {("none", *(without for name, without in ABLATIONS if name == method))} \
             == {tuple(choices.metadata["choices"])}
-    assert idle_of(registry, "f3crec", without="sc") == {"beta": "with without=sc"}
-    assert set(idle_of(registry, "f3crec", without="cc")) == set(OTHERS["f3crec"]) - {"beta"}
-    assert set(idle_of(registry, "fcucr", without="both")) == set(OTHERS["fcucr"])
+    assert inactive_of(registry, "f3crec", without="sc") == {"beta": "with without=sc"}
+    assert set(inactive_of(registry, "f3crec", without="cc")) == set(OTHERS["f3crec"]) - {"beta"}
+    assert set(inactive_of(registry, "fcucr", without="both")) == set(OTHERS["fcucr"])
 
 
-def test_a_class_names_settings_of_its_own_only():
+@dataclass(frozen=True)
+class Example:
+    kind: str = setting("plain", "", choices=("plain", "kmeans", "kmeans++"))
+    seeds: int = setting(3, "", only_if="kind=kmeans*")
+    weight: float = setting(0.0, "", only_if="kind!=plain|kmeans")
+    noise: float = setting(0.0, "")
+    norm: float = setting(1.0, "", only_if="noise or weight")
+    form: str = setting("round", "", only_if=("norm=2.0", "kind=plain or noise"))
+
+
+def test_reasons_are_derived_from_conditions():
+    """An inactive setting counts with its default, and its reason is that of what hangs on it alone."""
+    first = {"seeds": "with kind=plain", "weight": "with kind=plain", "norm": "without noise or weight",
+             "form": "without noise or weight"}
+    assert inactive([Example()]) == inactive([Example(weight=1.0)]) == first
+    assert inactive([Example("kmeans++", noise=1.0, weight=0.5)]) == {"form": "with norm=1.0"}
+    assert inactive([Example("kmeans", weight=1.0)])["norm"] == "without noise or weight"
+    assert inactive([Example("kmeans++", weight=1.0, norm=2.0)]) == {"form": "with kind=kmeans++ and without noise"}
+
+    @dataclass(frozen=True)
+    class Narrower(Example):
+        noise: float = inherited(Example, "noise", only_if="kind=plain")
+
+    assert inactive([Narrower("kmeans", noise=2.0)]).keys() == {"weight", "noise", "norm", "form"}
+
+
+def test_wrong_conditions_are_errors():
     @dataclass(frozen=True)
     class Wrong:
-        weight: float = 1.0
+        weight: float = setting(1.0, "", only_if="lr=2")
 
-        def idle_settings(self):
-            return {"lr": "always"}
-
-    with pytest.raises(PluginError, match="Wrong.idle_settings names lr"):
-        declared_idle([Wrong()])
+    with pytest.raises(PluginError, match="Wrong.weight: only_if names 'lr', expected another setting"):
+        inactive([Wrong()])
+    with pytest.raises(PluginError, match="only_if: found 'lr > 1', accepted: NAME"):
+        setting(1.0, "", only_if="lr > 1")
 
 
 def config(registry, **settings):
@@ -107,7 +132,7 @@ def config(registry, **settings):
 
 
 def test_hashes(registry):
-    """Idle values do not count; hashes of runs without idle settings, and former ones, are those of published records.
+    """Inactive values do not count; hashes of runs without inactive settings, and former ones, are published records'.
     """
     assert config(registry).hash.startswith("02797fc01971") and config(registry).former_hash is None
     first, second = (config(registry, without="sc", beta=beta) for beta in (0.9, 0.5))
@@ -115,17 +140,17 @@ def test_hashes(registry):
     assert first.former_hash.startswith("e45d2060831f") and second.former_hash.startswith("0f2cb5a5042b")
     assert config(registry, without="arm").former_hash.startswith("ffea2d6d695d")
     assert config(registry, without="itm").hash.startswith("d5fa5253a955")
-    assert "beta" not in first.settings and first.idle == {"beta": "with without=sc"}
-    assert config(registry, beta=0.5).hash != config(registry).hash and not config(registry, beta=0.5).idle
+    assert "beta" not in first.settings and first.inactive == {"beta": "with without=sc"}
+    assert config(registry, beta=0.5).hash != config(registry).hash and not config(registry, beta=0.5).inactive
 
 
-def as_before(results, registry, spec: RunSpec, seed: int = 0, **idle) -> Record:
-    """A record of a spec as it was written when idle settings were part of the hash."""
-    spec = RunSpec(spec.method, spec.backbone, spec.dataset, (*spec.settings, *idle.items()))
+def as_before(results, registry, spec: RunSpec, seed: int = 0, **inactive_ones) -> Record:
+    """A record of a spec as it was written when inactive settings were part of the hash."""
+    spec = RunSpec(spec.method, spec.backbone, spec.dataset, (*spec.settings, *inactive_ones.items()))
     former = config_of(registry, spec, seed)
     folder = fabricate(results, registry, spec, seed, level(0.08))
     content = json.loads((folder / "run.json").read_text())
-    alter(folder, ["idle_settings"], hash=former.former_hash, settings={**content["settings"], **idle})
+    alter(folder, ["idle_settings"], hash=former.former_hash, settings={**content["settings"], **inactive_ones})
     return Record(folder.rename(folder.with_name(former.former_name)))
 
 
@@ -141,13 +166,6 @@ def test_tables_find_records_of_before(registry, tmp_path):
     fabricate(tmp_path, registry, SPEC, 0, level(0.08))  # made again since
     present = config_of(registry, SPEC, 0).hash
     assert [run.hash for run in matching(load_runs(tmp_path), registry, SPEC)] == [present]
-
-
-def test_of_two_records_of_before_the_one_with_the_specs_values_is_taken(registry, tmp_path):
-    for beta in (0.5, 0.9):
-        as_before(tmp_path, registry, SPEC, 0, beta=beta)
-    run, = matching(load_runs(tmp_path), registry, SPEC)
-    assert run.meta["settings"]["beta"] == 0.9
 
 
 def refuse():
