@@ -119,11 +119,6 @@ def in_epochs(settings: Mapping[str, Any]) -> bool:
     return is_central(settings) or is_domains(settings)
 
 
-def how_in_epochs(settings: Mapping[str, Any]) -> str:
-    """The setting by which they do, for messages."""
-    return "stream=domains" if is_domains(settings) else "topology=central"
-
-
 @dataclass(frozen=True)
 class Ragged:
     """Lists of item ids, one per user: user ``u`` has ``values[indptr[u]:indptr[u + 1]]`` (both int64 tensors)."""
