@@ -547,39 +547,6 @@ def test_the_picture_of_results_is_that_of_the_records(tmp_path, monkeypatch, ca
 
 # Words
 
-PROSE = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-
-
-def sentences(text: str) -> list[list[str]]:
-    """The words of every sentence of a page's paragraphs and lists; code in a line is a word.
-
-    Blocks of code, tables, headings and pictures are no sentences. An item of a list ends one, and so does a paragraph.
-    """
-    text = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
-    text = re.sub(r"^(?:\||#|!\[).*$", "", text, flags=re.MULTILINE)
-    text = re.sub(r"`[^`]*`", "code", text)
-    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
-    text = text.replace(".**", "**")  # a lead in bold belongs to its sentence
-    parts = re.split(r"\n\s*\n|^\s*(?:[-*]|\d+\.)\s", text, flags=re.MULTILINE)
-    ends = re.compile(r"[.!?][)*\"]*(?:\s|$)")
-    counted = [re.findall(r"\S*\w\S*", sentence) for part in parts for sentence in ends.split(part)]
-    return [words for words in counted if words]
-
-
-def test_sentences_are_counted():
-    page = ("# A heading of no sentence\n\nOne two three. Four (five six)? **Seven.** Eight `run it now` "
-            "[nine\nten](a.md) .5.\n\n- eleven twelve;\n- thirteen\n  fourteen:\n\n"
-            "```bash\nmake bench. make test.\n```\n\n"
-            "| no | word. |\n")
-    assert [len(words) for words in sentences(page)] == [3, 3, 6, 2, 2]
-
-
-@pytest.mark.parametrize("page", PROSE, ids=name_of)
-def test_sentences_are_short(page):
-    lengths = [len(words) for words in sentences(page.read_text(encoding="utf-8"))]
-    assert len(lengths) > 15 and sum(lengths) / len(lengths) <= 20
-
-
 @pytest.mark.parametrize("page,most", [("README.md", 1000), ("docs/architecture.md", 1200)])
 def test_pages_that_are_read_first_are_short(page, most):
     """All words count, those of code and tables too."""
