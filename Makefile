@@ -27,7 +27,7 @@ docs: $(VENV)/.installed-docs
 	$(BIN)/python -m mkdocs build --strict
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; (3, 10) <= sys.version_info[:2] <= (3, 12) or sys.exit("fedcl_bench needs Python 3.10, 3.11 or 3.12, and \"$(PYTHON)\" is %d.%d; name another: make PYTHON=python3.11" % sys.version_info[:2])'
+	@$(PYTHON) -c 'import sys; (3, 10) <= sys.version_info[:2] <= (3, 14) or sys.exit("fedcl_bench needs Python 3.10 to 3.14, and \"$(PYTHON)\" is %d.%d; name another: make PYTHON=python3.11" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(BIN)/python setup.cfg setup.py constraints.txt $(wildcard fedcl_bench/ops/kernels*.[ch])

@@ -61,13 +61,13 @@ def ours(dataset: str, data_dir: Path, name: str, batches: int) -> Iterator[tupl
 
 def recbole(name: str, domain: Domain, batches: int, size: int = 1024, length: int = 50) -> float:
     """Speed of RecBole's module with its own settings, on random samples of a domain."""
-    from fedcl_bench.data.recbole_files import _fenced
+    from fedcl_bench.data.recbole_files import fenced
 
     class Items:
         def num(self, _field: str) -> int:
             return domain.step.n_items + 1
 
-    with _fenced():
+    with fenced():
         from recbole.config import Config
         from recbole.model import sequential_recommender
 

@@ -23,7 +23,7 @@ from fedcl_bench.client.mini_batches import Point
 from fedcl_bench.client.modules import ModuleEpoch
 from fedcl_bench.client.silo import Domain
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.data.recbole_files import _fenced
+from fedcl_bench.data.recbole_files import fenced
 from fedcl_bench.domain_module import DomainData
 from fedcl_bench.draws import DrawKey
 from fedcl_bench.federation.silos import Silos
@@ -87,7 +87,7 @@ def main() -> None:
         dataset = types.SimpleNamespace(num=lambda field: domain.step.n_items + 1,
                                         layer_embedding=torch.cat([torch.zeros(1, LAYERS, WIDTH), encodings]))
         speeds = [ours(domain, encodings, args.batches)]
-        with _fenced():
+        with fenced():
             from recbole.model.sequential_recommender.sasrec import SASRec
 
             modules = [SASRec(Config(), dataset), *([authors(args.released, dataset)] if args.released else [])]

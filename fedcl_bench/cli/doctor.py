@@ -15,8 +15,8 @@ from packaging.requirements import Requirement
 from ..errors import UserError
 
 # The same list as in setup.cfg, for a checkout that is not installed; a test compares the two.
-REQUIREMENTS = ("recbole==1.2.0", "kmeans-pytorch>=0.3", "torch>=2.4", "numpy>=1.24,<2", "pandas>=2.0,<3",
-                "scipy>=1.10", "scikit-learn>=1.3", "threadpoolctl>=3", "pyyaml>=6", "pyarrow>=14,<26", "rich>=13",
+REQUIREMENTS = ("recbole==1.2.0", "kmeans-pytorch>=0.3", "torch>=2.4", "numpy>=1.24,<3", "pandas>=2.0,<4",
+                "scipy>=1.10", "scikit-learn>=1.3", "threadpoolctl>=3", "pyyaml>=6", "pyarrow>=14", "rich>=13",
                 "packaging>=21", "matplotlib>=3.7")
 # Of the extras [privacy] and [ray]; their modules, which know the same, import PyTorch.
 ACCOUNTANT, RAY = "dp-accounting>=0.6", "ray>=2.60"
@@ -31,8 +31,8 @@ def _requirements() -> list[Requirement]:
 
 
 def _python() -> str:
-    if not (3, 10) <= tuple(map(int, platform.python_version_tuple()[:2])) <= (3, 12):
-        raise UserError(f"Python {platform.python_version()}: use 3.10, 3.11 or 3.12")
+    if not (3, 10) <= tuple(map(int, platform.python_version_tuple()[:2])) <= (3, 14):
+        raise UserError(f"Python {platform.python_version()}: use 3.10 to 3.14")
     return f"Python {platform.python_version()}"
 
 

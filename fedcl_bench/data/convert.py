@@ -191,14 +191,14 @@ def _split_sequences(path: Path, label: str, domain: str) -> Iterator[pa.RecordB
     import pandas as pd
 
     frame = read_parquet(path, label, ("domain", "split", "user_id", "item_id"))
-    domains = frame["domain"].astype(str)
+    domains = frame["domain"].astype(object).map(str)  # "nan" where one is missing, which pandas 3 would leave missing
     if not (domains == domain).any():
         raise UserError(f"{label}: has no domain '{domain}'; found {', '.join(sorted(set(domains))) or 'no rows'}.")
     frame = frame[domains == domain]
-    split = pd.Categorical(frame["split"].astype(str), SPLITS)
-    if split.isna().any():
-        wrong = frame["split"][split.isna()].astype(str).iloc[0]
-        raise UserError(f"{label}: column 'split' has {shown(wrong)}, expected {', '.join(SPLITS)}.")
+    splits = frame["split"].astype(object).map(str)
+    if (wrong := ~splits.isin(SPLITS)).any():
+        raise UserError(f"{label}: column 'split' has {shown(splits[wrong].iloc[0])}, expected {', '.join(SPLITS)}.")
+    split = pd.Categorical(splits, SPLITS)
     frame = frame.iloc[split.codes.argsort(kind="stable")].drop_duplicates(["user_id", "item_id"])
     yield frame_batch(frame.assign(order=frame.groupby("user_id", dropna=False).cumcount()),
                       ("user_id", "item_id", "order"))

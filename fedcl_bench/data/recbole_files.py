@@ -169,16 +169,29 @@ def _without_sklearn() -> Iterator[None]:
                 del sys.modules[name]
 
 
+# What RecBole's Config reads of NumPy and NumPy 2 no longer has. No other code of RecBole reads a removed name, unless
+# one that Config sets itself: metrics read np.float.
+_REMOVED = {"float_": np.float64, "complex_": np.complex128, "unicode_": np.str_}
+
+
 @contextmanager
-def _fenced() -> Iterator[None]:
-    """Hide the command line from RecBole and undo what its Config does to the process."""
+def fenced() -> Iterator[None]:
+    """Where RecBole's Config is made, and its datasets and metrics are used: hides the command line from it, gives it
+    the names that NumPy 2 removed, and undoes what it does to the process.
+
+    RecBole's datasets fill missing values in place, which pandas 3 warns of and does not do: a file that is read by
+    RecBole itself must have none.
+    """
     argv, visible = sys.argv, os.environ.get("CUDA_VISIBLE_DEVICES")
-    patched = ("bool", "int", "float", "complex", "object", "str", "long", "unicode")
+    patched = ("bool", "int", "float", "complex", "object", "str", "long", "unicode", *_REMOVED)
     before = {name: np.__dict__[name] for name in patched if name in np.__dict__}
     sys.argv = argv[:1]
+    for name, value in _REMOVED.items():
+        setattr(np, name, value)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
+            for kind in (FutureWarning, pd.errors.ChainedAssignmentError):
+                warnings.simplefilter("ignore", kind)
             yield
     finally:
         sys.argv = argv
@@ -256,7 +269,7 @@ def _filtered(path: Path, frame: pd.DataFrame, columns: tuple[str, str, str], k_
                 self.field2seqlen[name] = 1
             return frame.copy()
 
-    with _fenced():
+    with fenced():
         config = Config(model=BPR, dataset=path.stem, config_dict={
             "USER_ID_FIELD": user, "ITEM_ID_FIELD": item, "TIME_FIELD": time, "LABEL_FIELD": None,
             "load_col": {"inter": list(frame.columns)}, "val_interval": dict(keep) or None,

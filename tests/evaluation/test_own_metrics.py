@@ -72,7 +72,7 @@ def test_the_example_is_recboles_map_and_tail(mine, seed, monkeypatch):
     catalogue = Catalogue(torch.from_numpy(counts).double(), torch.zeros(n_items), 9.0, torch.zeros(n_items, 2))
     lists = RankedLists(torch.from_numpy(hits), torch.from_numpy(relevant), torch.from_numpy(items), catalogue)
     ours = measure([mine.get("metric", name).cls() for name in ("map", "tail")], lists, topk)
-    monkeypatch.setattr(np, "float", np.float_, raising=False)  # RecBole's MAP uses the old name
+    monkeypatch.setattr(np, "float", np.float64, raising=False)  # RecBole's MAP uses the old name
     config = {"topk": topk, "metric_decimal_place": 12, "tail_ratio": 5}
     theirs = recbole_metrics.MAP(config).calculate_metric(
         {"rec.topk": torch.from_numpy(np.concatenate([hits, relevant[:, None]], axis=1).astype(np.int64))})

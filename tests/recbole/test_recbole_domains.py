@@ -18,7 +18,7 @@ from torch import nn
 from fedcl_bench.cli.main import main
 from fedcl_bench.client import modules
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.data.recbole_files import _fenced
+from fedcl_bench.data.recbole_files import fenced
 from fedcl_bench.domain_module import DomainData, Histories
 from fedcl_bench.errors import UserError
 from fedcl_bench.evaluation.central import Ranking, rank_by_module
@@ -118,7 +118,7 @@ class Pipeline:
     """RecBole's dataset, loaders, model and trainer of one shop."""
 
     def __init__(self, name: str, values: dict):
-        with _fenced():
+        with fenced():
             from recbole.config import Config
             from recbole.data import create_dataset, data_preparation
             from recbole.utils import get_model, get_trainer, init_seed
@@ -140,12 +140,12 @@ class Pipeline:
         """Train as RecBole does; returns the batches in their order."""
         batches, loss = [], self.model.calculate_loss
         self.model.calculate_loss = lambda interaction: (batches.append(interaction), loss(interaction))[1]
-        with _fenced():
+        with fenced():
             self.trainer.fit(self.train, None, verbose=False, saved=False)
         return batches
 
     def evaluate(self) -> dict[str, float]:
-        with _fenced():
+        with fenced():
             return dict(self.trainer.evaluate(self.test, load_best_model=False))
 
 
