@@ -210,6 +210,7 @@ class _Times:
         zoned = pd.Series(texts).str.contains(_ZONE).to_numpy(bool)
         for rows in (zoned, ~zoned):  # among others with a zone, pandas gives times without one that of another row
             times = pd.to_datetime(pd.Series(texts[rows]), format="ISO8601", utc=True, errors="coerce")
+            times = times.dt.as_unit("us")  # pandas 2 counts nanoseconds, whose division rounds otherwise
             seconds[rows] = ((times - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(seconds=1)).to_numpy(np.float64)
         return seconds
 

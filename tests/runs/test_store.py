@@ -94,6 +94,21 @@ def test_compact_records_hold_the_same(real, registry, tmp_path):
     np.testing.assert_allclose(user_scores(runs, "ndcg@20"), user_scores(small, "ndcg@20"), atol=1e-7)
 
 
+@pytest.mark.filterwarnings("ignore:The 'future.infer_string' option")  # pandas 4 will have no such choice
+def test_records_of_pandas_2_and_3_hold_the_same(registry, tmp_path):
+    """Texts are objects in pandas 2 and have a type of their own in pandas 3, in memory and in files."""
+    for texts in (False, True):
+        with pd.option_context("future.infer_string", texts):
+            fabricate(tmp_path / f"{texts}", registry, RunSpec("ft", "fedmf", "ml-100k"), 0, level(0.08))
+    read = []
+    for texts in (False, True):
+        with pd.option_context("future.infer_string", texts):
+            read += [load_runs(tmp_path / name)[0] for name in ("False", "True")]
+            frames = [{name: getattr(run, name).to_dict("list") for name in ("users", "analysis", "rounds")}
+                      for run in read]
+    assert all(frame == frames[0] for frame in frames)
+
+
 def test_of_compact_records_only_what_is_asked_for_is_decoded(three, tmp_path, monkeypatch):
     pack(tmp_path / "c", load_runs(three))
     original, columns = pq.ParquetFile.read, []
