@@ -190,7 +190,7 @@ def fenced() -> Iterator[None]:
         setattr(np, name, value)
     try:
         with warnings.catch_warnings():
-            for kind in (FutureWarning, pd.errors.ChainedAssignmentError):
+            for kind in (FutureWarning, DeprecationWarning, pd.errors.ChainedAssignmentError):
                 warnings.simplefilter("ignore", kind)
             yield
     finally:
