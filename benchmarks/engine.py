@@ -34,7 +34,7 @@ from fedcl_bench.federation.attendance import Attendance
 from fedcl_bench.federation.growth import grow
 from fedcl_bench.federation.parts import Federation
 from fedcl_bench.federation.steps import open_step
-from fedcl_bench.layers import ITEM, USER
+from fedcl_bench.backbone import ITEM, USER
 from fedcl_bench.model import Snapshot
 from fedcl_bench.ops.memory import keep_freed_blocks
 from fedcl_bench.parallel import workers

@@ -29,7 +29,7 @@ from fedcl_bench.draws import DrawKey
 from fedcl_bench.federation.silos import Silos
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
-from fedcl_bench.sampling import LocalSettings
+from fedcl_bench.local_settings import LocalSettings
 
 LAYERS, WIDTH, DIM, LENGTH = 3, 768, 300, 50
 AUTHORS = {"train_stage": "transductive_ft", "temperature": 0.07, "lambda": 1e-3, "ft_layer": LAYERS, "plm_size": WIDTH,

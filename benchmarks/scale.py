@@ -36,7 +36,7 @@ from fedcl_bench.model import Snapshot
 from fedcl_bench.ops.memory import keep_freed_blocks, peak_mib
 from fedcl_bench.parallel import workers
 from fedcl_bench.runs.registry import discover
-from fedcl_bench.sampling import LocalSettings
+from fedcl_bench.local_settings import LocalSettings
 
 SIZES = ("clients", "items", "dim", "local_epochs")
 COLUMNS = (*SIZES, "samples", "chunks", "data s", "chunks s", "round s", "ns per sample", "data MiB",

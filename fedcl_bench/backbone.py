@@ -22,13 +22,15 @@ from torch import Tensor
 
 from .draws import Tables
 from .functional import dot, weighted_bce
-from .sampling import OwnSamples
+from .local_settings import OwnSamples
 from .settings import setting
 
 if TYPE_CHECKING:
     from .data.stream import Step
     from .draws import DrawKey
-    from .sampling import LocalSettings
+    from .local_settings import LocalSettings
+
+USER, ITEM = "user_embedding.weight", "item_embedding.weight"
 
 
 @dataclass(frozen=True)

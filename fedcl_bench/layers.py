@@ -12,7 +12,6 @@ from . import draws, functional
 from .draws import Tables
 from .errors import UserError
 
-USER, ITEM = "user_embedding.weight", "item_embedding.weight"
 
 
 def same_for_all(rows: Tables, users: range) -> Tables:

@@ -25,7 +25,7 @@ from . import draws
 from .backbone import Backbone, BackboneSettings
 from .draws import DrawKey, Tables
 from .functional import Pooling, cosine_pool, target_logits
-from .layers import ITEM
+from .backbone import ITEM
 from .settings import setting
 from .sizes import SIZES
 

@@ -8,7 +8,8 @@ import torch
 
 from fedcl_bench import Backbone, BackboneSettings, setting
 from fedcl_bench.functional import dot, plus_constant
-from fedcl_bench.layers import ITEM, USER, item_rows
+from fedcl_bench.layers import item_rows
+from fedcl_bench.backbone import ITEM, USER
 
 ITEM_BIAS, USER_BIAS, GLOBAL_BIAS = "item_bias.weight", "user_bias.weight", "global_bias"
 

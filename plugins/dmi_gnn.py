@@ -15,7 +15,8 @@ from torch.nn.functional import leaky_relu, normalize
 
 from fedcl_bench import SessionBackbone, SessionSettings, setting
 from fedcl_bench.functional import Pooling, linear
-from fedcl_bench.layers import ITEM, apply_linear
+from fedcl_bench.layers import apply_linear
+from fedcl_bench.backbone import ITEM
 from fedcl_bench.sequential import SessionVectors, Start
 from fedcl_bench.session_graph import (attend_edges, find_keys, first_positions, neighbours_in, power_of_two,
                                        session_edges)

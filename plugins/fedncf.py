@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from fedcl_bench import Backbone, BackboneSettings, setting
-from fedcl_bench.layers import ITEM, USER, apply_linear, apply_pair_linear, item_rows, perceptron, same_for_all
+from fedcl_bench.layers import apply_linear, apply_pair_linear, item_rows, perceptron, same_for_all
+from fedcl_bench.backbone import ITEM, USER
 
 
 @dataclass(frozen=True)

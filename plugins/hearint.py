@@ -16,7 +16,8 @@ from torch.nn.functional import normalize, selu
 from fedcl_bench import SessionBackbone, SessionSettings, draws, setting
 from fedcl_bench.clustering import k_means
 from fedcl_bench.functional import Pooling, attention, linear
-from fedcl_bench.layers import ITEM, apply_linear
+from fedcl_bench.layers import apply_linear
+from fedcl_bench.backbone import ITEM
 from fedcl_bench.sequential import SessionVectors, Start
 from fedcl_bench.session_graph import (attend_edges, find_keys, first_positions, neighbours_in,
                                        power_of_two, session_edges, step_cells, table_of_cells)

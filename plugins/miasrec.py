@@ -14,7 +14,8 @@ from torch.nn.functional import normalize
 
 from fedcl_bench import SessionBackbone, SessionSettings, setting
 from fedcl_bench.functional import Pooling, cosine_pool
-from fedcl_bench.layers import ITEM, apply_linear, check_heads, layer_norm, transformer_block
+from fedcl_bench.layers import apply_linear, check_heads, layer_norm, transformer_block
+from fedcl_bench.backbone import ITEM
 from fedcl_bench.sequential import SessionVectors, Start, norm_start, zeros
 
 _ENTMAX = {"entmax": 1.5, "sparsemax": 2.0}  # alpha

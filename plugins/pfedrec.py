@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedcl_bench import Backbone, BackboneSettings, setting
-from fedcl_bench.layers import ITEM, item_rows, linear, same_for_all
+from fedcl_bench.layers import item_rows, linear, same_for_all
+from fedcl_bench.backbone import ITEM
 
 
 @dataclass(frozen=True)

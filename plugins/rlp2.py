@@ -10,7 +10,8 @@ from torch import Tensor
 from fedcl_bench import Backbone, Method, setting
 from fedcl_bench.functional import nearest_entries
 from fedcl_bench.model import Snapshot, all_keys, in_pieces, pair_keys, score_users
-from fedcl_bench.sampling import Chunk, LocalSettings, draw_negatives, make_chunks
+from fedcl_bench.sampling import Chunk, draw_negatives, make_chunks
+from fedcl_bench.local_settings import LocalSettings
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from fedcl_bench.federation.parts import Federation, FederationSettings
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.runs.records import Record
 from fedcl_bench.runs.runner import Interrupted, Watch, execute
-from fedcl_bench.sampling import LocalSettings, Needs, draw_negatives, make_chunks
+from fedcl_bench.sampling import Needs, draw_negatives, make_chunks
+from fedcl_bench.local_settings import LocalSettings
 from fedcl_bench.stats.clip_noise import OPEN
 from fedcl_bench.testing.worlds import ragged
 from fedcl_bench.workers.worker import STOP, run_job

@@ -20,7 +20,8 @@ from fedcl_bench.model import Snapshot
 from fedcl_bench.ops import kernels
 from fedcl_bench.parallel import workers
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.sampling import LocalSettings, Needs, make_chunks
+from fedcl_bench.sampling import Needs, make_chunks
+from fedcl_bench.local_settings import LocalSettings
 from fedcl_bench.sizes import SIZES
 from fedcl_bench.stats.clip_noise import OPEN
 

@@ -17,9 +17,9 @@ from torch.nn.functional import cross_entropy, embedding
 from .. import contract
 from ..data.stream import Prefixes, Sessions
 from ..draws import DrawKey, Tables
-from ..layers import ITEM
+from ..backbone import ITEM
 from ..model import Snapshot
-from ..sampling import LocalSettings
+from ..local_settings import LocalSettings
 from ..sequential import Dropout, Sequence, SequentialBackbone, SessionBackbone, SessionVectors, Targets
 from ..sizes import SIZES
 from .mini_batches import MiniBatches, Point

@@ -17,7 +17,8 @@ from .. import contract, draws
 from ..draws import DrawKey, Tables
 from ..model import Snapshot
 from ..ops import kernels
-from ..sampling import Chunk, LocalSettings
+from ..sampling import Chunk
+from ..local_settings import LocalSettings
 from .base import Slots
 from .factored import Outer
 from .ways import Layout, Training

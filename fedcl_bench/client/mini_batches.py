@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import draws
 from ..draws import DrawKey, Tables
-from ..sampling import LocalSettings
+from ..local_settings import LocalSettings
 from .optim import BETA1, EPS
 
 _STATE = ("step", "exp_avg", "exp_avg_sq")  # what PyTorch's Adam keeps of a parameter

@@ -19,7 +19,7 @@ from ..domain_module import DomainModule, Histories, ModuleBackbone
 from ..draws import DrawKey, Tables
 from ..errors import PluginError, UserError
 from ..model import Snapshot
-from ..sampling import LocalSettings
+from ..local_settings import LocalSettings
 from .mini_batches import MiniBatches, Point
 
 

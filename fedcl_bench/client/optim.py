@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from ..sampling import LocalSettings
+    from ..local_settings import LocalSettings
 
 
 BETA1, EPS = 0.9, 1e-8  # of Adam, PyTorch's defaults

@@ -13,7 +13,7 @@ from ..draws import Tables
 from ..functional import Pooling
 from ..method import Method
 from ..ops import kernels
-from ..sampling import LocalSettings
+from ..local_settings import LocalSettings
 from ..sequential import Dropout, SequentialBackbone, SessionBackbone
 from .optim import BETA1, EPS
 

@@ -17,7 +17,7 @@ from torch.nn.functional import embedding
 from .. import contract, draws, views
 from ..data.stream import Sessions, Step
 from ..draws import DrawKey, Tables
-from ..layers import ITEM
+from ..backbone import ITEM
 from ..method import Encoding
 from ..model import Snapshot
 from ..parallel import even_pieces

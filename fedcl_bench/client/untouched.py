@@ -17,7 +17,7 @@ from .. import draws
 from ..backbone import Backbone
 from ..draws import DrawKey, Tables
 from ..method import Method
-from ..sampling import LocalSettings
+from ..local_settings import LocalSettings
 from .base import own_start_key, row_penalties, writable
 from .optim import make_optimiser
 

@@ -12,7 +12,7 @@ from ..backbone import Backbone
 from ..method import Method
 from ..model import Snapshot
 from ..ops import kernels
-from ..sampling import LocalSettings
+from ..local_settings import LocalSettings
 from ..sequential import SequentialBackbone
 from ..stats.clip_noise import OPEN, Protection
 

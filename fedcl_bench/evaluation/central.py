@@ -17,7 +17,7 @@ from ..client.central import encode, samples_at, score
 from ..client.modules import histories
 from ..data.stream import Ragged, Sessions
 from ..domain_module import DomainModule, ModuleBackbone
-from ..layers import ITEM
+from ..backbone import ITEM
 from ..metric import Catalogue, Metric
 from ..model import Snapshot
 from ..ops.topk import highest

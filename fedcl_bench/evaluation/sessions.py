@@ -19,7 +19,7 @@ from ..backbone import Backbone
 from ..client.sessions import input_rows, window
 from ..data.stream import Sessions, Step
 from ..draws import DrawKey
-from ..layers import ITEM
+from ..backbone import ITEM
 from ..method import Encoding, Method
 from ..metric import Catalogue, Metric, RankedLists
 from ..model import Snapshot, score_pairs

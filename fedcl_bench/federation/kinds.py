@@ -6,7 +6,7 @@ from ..backbone import Backbone
 from ..domain_module import DomainMethod, ModuleBackbone
 from ..errors import Misfit, UserError
 from ..method import Method, does_something
-from ..sampling import LocalSettings
+from ..local_settings import LocalSettings
 from ..sequential import SequentialBackbone
 
 _SESSIONS = "a stream of sessions (--set stream=sessions, or --dataset xing)"

@@ -18,7 +18,7 @@ from ..evaluation.ranking import DEFAULT, EvaluationSettings, UserScores, parse_
 from ..method import Method, NoSettings
 from ..metric import Metric
 from ..model import Snapshot
-from ..sampling import LocalSettings
+from ..local_settings import LocalSettings
 from ..settings import setting
 from ..stats.clip_noise import LAPLACE, MECHANISMS, Protection
 from . import kinds

@@ -23,7 +23,7 @@ from ..domain_module import TextSettings
 from ..draws import Tables
 from ..errors import UserError
 from ..layers import same_for_all
-from ..sampling import LocalSettings, OwnSamples
+from ..local_settings import LocalSettings, OwnSamples
 from ..semantics import AddedSemanticSettings
 from ..settings import setting
 from . import client_facts, domain_facts, models

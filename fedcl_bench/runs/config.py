@@ -25,7 +25,7 @@ from ..federation import kinds
 from ..federation.parts import Federation, FederationSettings
 from ..metric import Metric
 from ..names import shown
-from ..sampling import LocalSettings
+from ..local_settings import LocalSettings
 from ..settings import LARGEST_SEED, assemble, flat, inactive
 from ..version import NUMBERS_VERSION
 from .memory_check import require_item_tables

@@ -27,7 +27,7 @@ from ..domain_module import ModuleSettings, TextSettings
 from ..errors import RunFailed, UserError
 from ..federation.loop import run
 from ..federation.parts import Progress
-from ..layers import ITEM
+from ..backbone import ITEM
 from ..model import Snapshot, score_users
 from ..recbole.parameters import PADDING
 from ..runs.checkpoints import load_progress, save_progress

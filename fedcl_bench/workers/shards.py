@@ -33,7 +33,7 @@ from ..federation.parts import Federation, FederationSettings, Progress
 from ..federation.server import Population
 from ..runs.config import RunConfig
 from ..runs.memory_check import require
-from ..sampling import LocalSettings
+from ..local_settings import LocalSettings
 from .cluster import other_versions, versions
 from .partition import check_divisible, divide, outline, progress_part, stream_part, whole_progress
 

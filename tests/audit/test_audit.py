@@ -20,11 +20,11 @@ from fedcl_bench.audit.audit import Level, Stopped, attacked, content, level_cli
 from fedcl_bench.audit.audit_report import markdown
 from fedcl_bench.cli.main import main
 from fedcl_bench.federation.loop import run
-from fedcl_bench.layers import ITEM as ROWS
+from fedcl_bench.backbone import ITEM as ROWS
 from fedcl_bench.reports.draw import audit_curves
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.specs import RunSpec
-from fedcl_bench.sampling import LocalSettings
+from fedcl_bench.local_settings import LocalSettings
 from fedcl_bench.stats import accounting
 from fedcl_bench.stats.accounting import epsilon
 from fedcl_bench.stats.clip_noise import OPEN, Protection, upload_key

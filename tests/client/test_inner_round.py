@@ -21,11 +21,12 @@ from fedcl_bench.draws import DrawKey
 from fedcl_bench.errors import PluginError
 from fedcl_bench.federation import round as rounds
 from fedcl_bench.federation.growth import grow
-from fedcl_bench.layers import ITEM, USER
+from fedcl_bench.backbone import ITEM, USER
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.ops import kernels, library
-from fedcl_bench.sampling import LocalSettings, Needs, make_chunks
+from fedcl_bench.sampling import Needs, make_chunks
+from fedcl_bench.local_settings import LocalSettings
 from fedcl_bench.sizes import SIZES
 from fedcl_bench.stats.clip_noise import Protection
 from fedcl_bench.testing.worlds import ragged

@@ -14,7 +14,7 @@ from fedcl_bench.functional import Pooling, cosine_pool
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.ops import kernels
-from fedcl_bench.sampling import LocalSettings
+from fedcl_bench.local_settings import LocalSettings
 from fedcl_bench.sequential import Dropout
 from fedcl_bench.testing.worlds import session_log, session_stream
 

@@ -17,7 +17,8 @@ from fedcl_bench.errors import PluginError
 from fedcl_bench.federation.growth import grow
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
-from fedcl_bench.sampling import LocalSettings, Needs, make_chunks
+from fedcl_bench.sampling import Needs, make_chunks
+from fedcl_bench.local_settings import LocalSettings
 
 FT = Method(NoSettings())
 COMMON, PERSONAL = "item_commonality.weight", "item_personality.weight"

@@ -15,7 +15,7 @@ from fedcl_bench.evaluation.ranking import EvaluationSettings
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.runs.config import make_config, resolve
-from fedcl_bench.sampling import LocalSettings
+from fedcl_bench.local_settings import LocalSettings
 from fedcl_bench.testing.worlds import ragged
 
 TWICE, ONCE = ragged([3, 1, 3, 3], [], [0, 2, 0]), ragged([3, 1], [], [0, 2])

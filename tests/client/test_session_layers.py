@@ -16,7 +16,7 @@ from fedcl_bench.federation.growth import grow
 from fedcl_bench.functional import attention, layer_norm, linear
 from fedcl_bench.model import Snapshot
 from fedcl_bench.parallel import even_pieces
-from fedcl_bench.sampling import LocalSettings
+from fedcl_bench.local_settings import LocalSettings
 from fedcl_bench.sequential import Dropout
 from fedcl_bench.sizes import SIZES
 from fedcl_bench.testing.worlds import session_log, session_stream

@@ -13,7 +13,7 @@ from fedcl_bench.client.ways import MEANING, choose_way
 from fedcl_bench.federation.growth import grow
 from fedcl_bench.model import Snapshot
 from fedcl_bench.ops import kernels
-from fedcl_bench.sampling import LocalSettings
+from fedcl_bench.local_settings import LocalSettings
 
 STEP = one_step(ragged([0, 1], [2], [1, 3]), 6)
 

@@ -21,7 +21,8 @@ from fedcl_bench.federation.growth import grow, row_width
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.sampling import LaterChunk, LocalSettings, Needs, make_chunks
+from fedcl_bench.sampling import LaterChunk, Needs, make_chunks
+from fedcl_bench.local_settings import LocalSettings
 from fedcl_bench.sizes import SIZES
 
 SETTINGS = StreamSettings(k_core=0)

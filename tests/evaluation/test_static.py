@@ -29,7 +29,8 @@ from fedcl_bench.model import Snapshot, score_users
 from fedcl_bench.runs import config
 from fedcl_bench.runs.config import STATIC_DEFAULTS, layers, make_config
 from fedcl_bench.runs.records import Record
-from fedcl_bench.sampling import LocalSettings, draw_negatives, make_chunks
+from fedcl_bench.sampling import draw_negatives, make_chunks
+from fedcl_bench.local_settings import LocalSettings
 from fedcl_bench.sizes import SIZES
 from fedcl_bench.testing.worlds import ragged, small_interactions
 

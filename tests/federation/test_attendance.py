@@ -13,7 +13,7 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.data.stream import Ragged
 from fedcl_bench.federation.attendance import Attendance
 from fedcl_bench.federation.loop import run
-from fedcl_bench.sampling import LocalSettings
+from fedcl_bench.local_settings import LocalSettings
 from fedcl_bench.testing.worlds import small_stream
 
 

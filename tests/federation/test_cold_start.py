@@ -19,7 +19,7 @@ from fedcl_bench.model import score_users
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.checkpoints import load_progress, save_progress
 from fedcl_bench.runs.records import summary
-from fedcl_bench.sampling import LocalSettings
+from fedcl_bench.local_settings import LocalSettings
 from fedcl_bench.sizes import SIZES
 from fedcl_bench.testing.worlds import growing_stream, ragged
 

@@ -23,7 +23,7 @@ from fedcl_bench.errors import Corrupt, UserError
 from fedcl_bench.evaluation.central import Ranking, rank_samples
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.silos import Silos
-from fedcl_bench.layers import ITEM
+from fedcl_bench.backbone import ITEM
 from fedcl_bench.runs.checkpoints import load_progress, save_progress
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.records import Record

@@ -17,7 +17,8 @@ from fedcl_bench.errors import UserError
 from fedcl_bench.federation.growth import grow
 from fedcl_bench.model import Snapshot
 from fedcl_bench.ops import kernels
-from fedcl_bench.sampling import LocalSettings, Others, draw_negatives, make_chunks
+from fedcl_bench.sampling import Others, draw_negatives, make_chunks
+from fedcl_bench.local_settings import LocalSettings
 from fedcl_bench.sizes import SIZES
 from fedcl_bench.testing.worlds import ragged
 

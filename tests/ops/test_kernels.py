@@ -21,7 +21,8 @@ from fedcl_bench.functional import nearest_entries, weighted_bce
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.ops import kernels, library
-from fedcl_bench.sampling import LocalSettings, Needs, Others, draw_negatives, make_chunks, padded
+from fedcl_bench.sampling import Needs, Others, draw_negatives, make_chunks, padded
+from fedcl_bench.local_settings import LocalSettings
 from fedcl_bench.sizes import SIZES
 from fedcl_bench.testing.worlds import ragged
 

@@ -19,7 +19,8 @@ from fedcl_bench.federation.loop import run
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot, pair_keys, score_users
 from fedcl_bench.runs.config import make_config, resolve
-from fedcl_bench.sampling import LocalSettings, Needs, make_chunks
+from fedcl_bench.sampling import Needs, make_chunks
+from fedcl_bench.local_settings import LocalSettings
 from fedcl_bench.testing.worlds import ragged, small_interactions, small_stream
 
 LN2 = math.log(2.0)

@@ -16,7 +16,8 @@ from fedcl_bench.federation.loop import run
 from fedcl_bench.method import Method, NoSettings
 from fedcl_bench.model import Snapshot
 from fedcl_bench.ops import kernels
-from fedcl_bench.sampling import LocalSettings, make_chunks
+from fedcl_bench.sampling import make_chunks
+from fedcl_bench.local_settings import LocalSettings
 from fedcl_bench.testing.worlds import ragged
 
 # FedMF -------------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from fedcl_bench.federation.parts import Federation, FederationSettings
 from fedcl_bench.method import Encoding
 from fedcl_bench.model import Snapshot
 from fedcl_bench.prototypes import fuse, gaussian_epsilon, nearest
-from fedcl_bench.sampling import LocalSettings
+from fedcl_bench.local_settings import LocalSettings
 from fedcl_bench.sizes import SIZES
 from fedcl_bench.testing.worlds import session_log, session_stream, sessions_of
 

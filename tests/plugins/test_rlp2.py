@@ -8,7 +8,8 @@ from helpers import build, one_step
 from fedcl_bench.draws import DrawKey
 from fedcl_bench.federation.growth import grow
 from fedcl_bench.model import Snapshot
-from fedcl_bench.sampling import LaterChunk, LocalSettings, make_chunks
+from fedcl_bench.sampling import LaterChunk, make_chunks
+from fedcl_bench.local_settings import LocalSettings
 from fedcl_bench.sizes import SIZES
 from fedcl_bench.testing.worlds import ragged
 

@@ -33,7 +33,8 @@ from fedcl_bench.recbole.parameters import Law
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.checkpoints import load_progress, save_progress
 from fedcl_bench.runs.specs import RunSpec, tuned_file
-from fedcl_bench.sampling import LocalSettings, Needs, draw_negatives, make_chunks
+from fedcl_bench.sampling import Needs, draw_negatives, make_chunks
+from fedcl_bench.local_settings import LocalSettings
 from fedcl_bench.testing.worlds import growing_stream, session_log, session_stream
 
 SEED, CPU = 3, torch.device("cpu")

@@ -20,7 +20,7 @@ from fedcl_bench.runs.records import Record
 from fedcl_bench.runs.runner import execute
 from fedcl_bench.runs.specs import RunSpec, expected_settings
 from fedcl_bench.runs.store import load_runs, matching
-from fedcl_bench.sampling import LocalSettings
+from fedcl_bench.local_settings import LocalSettings
 from fedcl_bench.settings import inactive, inherited, setting
 from fedcl_bench.testing.worlds import session_log, session_stream, small_stream
 

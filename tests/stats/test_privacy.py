@@ -24,7 +24,7 @@ from fedcl_bench.federation.server import most_rounds
 from fedcl_bench.federation.steps import begin_step, open_step
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.runner import execute
-from fedcl_bench.sampling import LocalSettings
+from fedcl_bench.local_settings import LocalSettings
 from fedcl_bench.stats import accounting
 from fedcl_bench.stats.accounting import closed_form, epsilon, sentences
 from fedcl_bench.stats.clip_noise import OPEN, Protection
