@@ -30,7 +30,7 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; (3, 10) <= sys.version_info[:2] <= (3, 14) or sys.exit("fedcl_bench needs Python 3.10 to 3.14, and \"$(PYTHON)\" is %d.%d; name another: make PYTHON=python3.11" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: $(BIN)/python setup.cfg setup.py constraints.txt $(wildcard fedcl_bench/ops/kernels*.[ch])
+$(VENV)/.installed: $(BIN)/python setup.cfg setup.py constraints.txt $(wildcard fedcl_bench/kernels/kernels*.[ch])
 	$(BIN)/python -m pip install -c constraints.txt -e .
 	@touch $@
 
@@ -43,4 +43,4 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info fedcl_bench/ops/*.so
+	rm -rf $(VENV) build dist *.egg-info fedcl_bench/kernels/*.so

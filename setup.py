@@ -10,7 +10,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-SOURCES = sorted(path.as_posix() for path in Path("fedcl_bench/ops").glob("kernels*.[ch]"))
+SOURCES = sorted(path.as_posix() for path in Path("fedcl_bench/kernels").glob("kernels*.[ch]"))
 # No contraction of products and sums: results do not depend on the processor.
 FLAGS = ["-O2", "-g0", "-fno-fast-math", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]
 X86_64 = {"v3": ["-march=x86-64-v3"], "v4": ["-march=x86-64-v4"]}
@@ -30,7 +30,7 @@ class Build(build_ext):
 def kernels(name: str, flags: list) -> Extension:
     """The library of one build. It knows the digest of its sources, which is compared when it is loaded."""
     digest = hashlib.blake2b(b"".join(Path(source).read_bytes() for source in SOURCES), digest_size=12).hexdigest()
-    return Extension(f"fedcl_bench.ops.kernels_{name}", SOURCES[:1], depends=SOURCES[1:], libraries=["m"],
+    return Extension(f"fedcl_bench.kernels.kernels_{name}", SOURCES[:1], depends=SOURCES[1:], libraries=["m"],
                      define_macros=[("SOURCES", f'"{digest}"')], extra_compile_args=FLAGS + flags, optional=True)
 
 

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import torch
 
-from fedcl_bench.client.central import Epoch, SampleSet
-from fedcl_bench.client.mini_batches import Point
+from fedcl_bench.training.silo_samples import Epoch, SampleSet
+from fedcl_bench.training.mini_batches import Point
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.stream import Prefixes
-from fedcl_bench.draws import DrawKey
-from fedcl_bench.evaluation.central import Ranking, rank_samples
-from fedcl_bench.federation.growth import grow
-from fedcl_bench.model import Snapshot
+from fedcl_bench.rng import DrawKey
+from fedcl_bench.evaluation.sample_ranking import Ranking, rank_samples
+from fedcl_bench.federation.parameter_growth import grow
+from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
-from fedcl_bench.settings import parse_assignments
+from fedcl_bench.core.settings import parse_assignments
 
 
 def main() -> None:

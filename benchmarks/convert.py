@@ -23,7 +23,7 @@ BENCH = Path(__file__).resolve().parents[1] / "run_bench.py"
 COMMAND = """\
 import sys
 from fedcl_bench.cli.main import main
-from fedcl_bench.ops.memory import peak_mib
+from fedcl_bench.kernels.memory import peak_mib
 status = main(sys.argv[1:])
 print(peak_mib())
 sys.exit(status)

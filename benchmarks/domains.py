@@ -16,12 +16,12 @@ import torch
 from machine import heading
 from torch import Tensor
 
-from fedcl_bench.client.central import Epoch
-from fedcl_bench.client.mini_batches import Point
-from fedcl_bench.client.modules import ModuleEpoch, histories
-from fedcl_bench.client.silo import Domain
+from fedcl_bench.training.silo_samples import Epoch
+from fedcl_bench.training.mini_batches import Point
+from fedcl_bench.training.silo_modules import ModuleEpoch, histories
+from fedcl_bench.training.silo_parts import Domain
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.draws import DrawKey
+from fedcl_bench.rng import DrawKey
 from fedcl_bench.federation.silos import Silos
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover

@@ -14,10 +14,10 @@ import time
 
 import torch
 
-from fedcl_bench import draws
-from fedcl_bench.ops.memory import keep_freed_blocks
+from fedcl_bench import rng
+from fedcl_bench.kernels.memory import keep_freed_blocks
 from fedcl_bench.runs.registry import discover
-from fedcl_bench.sequential import Dropout, Sequence
+from fedcl_bench.plugin.sequential import Dropout, Sequence
 
 
 def numbers(text: str) -> list[int]:
@@ -39,7 +39,7 @@ def one_pass(backbone, clients: int, chunk: int):
         for tensor in (inputs, *own.values()):
             tensor.requires_grad_()
         change = torch.randn(count, length, dim, generator=generator)
-        chunks.append((own, inputs, Sequence(real, times, real.long()), draws.client_keys(0, users), change))
+        chunks.append((own, inputs, Sequence(real, times, real.long()), rng.client_keys(0, users), change))
 
     def run() -> float:
         began = time.perf_counter()

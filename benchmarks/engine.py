@@ -27,17 +27,17 @@ from machine import copy_bandwidth, heading
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcl_bench.backbone import Backbone
+from fedcl_bench.plugin.backbone import Backbone
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.stream import Step
-from fedcl_bench.federation.attendance import Attendance
-from fedcl_bench.federation.growth import grow
+from fedcl_bench.federation.client_sampling import Attendance
+from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.federation.parts import Federation
 from fedcl_bench.federation.steps import open_step
-from fedcl_bench.backbone import ITEM, USER
-from fedcl_bench.model import Snapshot
-from fedcl_bench.ops.memory import keep_freed_blocks
-from fedcl_bench.parallel import workers
+from fedcl_bench.plugin.backbone import ITEM, USER
+from fedcl_bench.plugin.state import Snapshot
+from fedcl_bench.kernels.memory import keep_freed_blocks
+from fedcl_bench.core.parallel import workers
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
 

@@ -23,10 +23,10 @@ from torch import Tensor
 from fedcl_bench.cli.commands.common import count
 from fedcl_bench.data.stream import Ragged
 from fedcl_bench.evaluation.ranking import rank_all
-from fedcl_bench.backbone import ITEM, USER
-from fedcl_bench.model import Snapshot
-from fedcl_bench.ops.memory import keep_freed_blocks, peak_mib
-from fedcl_bench.parallel import in_order, workers
+from fedcl_bench.plugin.backbone import ITEM, USER
+from fedcl_bench.plugin.state import Snapshot
+from fedcl_bench.kernels.memory import keep_freed_blocks, peak_mib
+from fedcl_bench.core.parallel import in_order, workers
 from fedcl_bench.runs.registry import discover
 
 MASKED, WANTED, SAMPLE = 20, 5, 2048

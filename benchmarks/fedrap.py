@@ -22,9 +22,9 @@ from machine import copy_bandwidth, heading
 from fedcl_bench.cli.commands.common import count
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.source import find_file
-from fedcl_bench.errors import UserError
+from fedcl_bench.core.errors import UserError
 from fedcl_bench.federation.loop import run
-from fedcl_bench.ops.memory import keep_freed_blocks, peak_mib, reset_peak
+from fedcl_bench.kernels.memory import keep_freed_blocks, peak_mib, reset_peak
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
 

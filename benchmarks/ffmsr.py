@@ -19,17 +19,17 @@ from domains import per_second, speed_of
 from machine import heading
 from torch import nn
 
-from fedcl_bench.client.mini_batches import Point
-from fedcl_bench.client.modules import ModuleEpoch
-from fedcl_bench.client.silo import Domain
+from fedcl_bench.training.mini_batches import Point
+from fedcl_bench.training.silo_modules import ModuleEpoch
+from fedcl_bench.training.silo_parts import Domain
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.recbole_files import fenced
-from fedcl_bench.domain_module import DomainData
-from fedcl_bench.draws import DrawKey
+from fedcl_bench.plugin.silo import DomainData
+from fedcl_bench.rng import DrawKey
 from fedcl_bench.federation.silos import Silos
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
-from fedcl_bench.local_settings import LocalSettings
+from fedcl_bench.plugin.local_settings import LocalSettings
 
 LAYERS, WIDTH, DIM, LENGTH = 3, 768, 300, 50
 AUTHORS = {"train_stage": "transductive_ft", "temperature": 0.07, "lambda": 1e-3, "ft_layer": LAYERS, "plm_size": WIDTH,

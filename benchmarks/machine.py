@@ -7,7 +7,7 @@ import time
 
 import torch
 
-from fedcl_bench.parallel import in_order, workers
+from fedcl_bench.core.parallel import in_order, workers
 from fedcl_bench.runs.records import environment
 
 

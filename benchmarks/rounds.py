@@ -22,13 +22,13 @@ from engine_round import engine_round
 from machine import heading
 
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.federation.attendance import Attendance
-from fedcl_bench.federation.growth import grow
+from fedcl_bench.federation.client_sampling import Attendance
+from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.federation.steps import open_step
-from fedcl_bench.model import Snapshot
-from fedcl_bench.ops import kernels
-from fedcl_bench.ops.memory import keep_freed_blocks
-from fedcl_bench.parallel import workers
+from fedcl_bench.plugin.state import Snapshot
+from fedcl_bench.kernels import ops
+from fedcl_bench.kernels.memory import keep_freed_blocks
+from fedcl_bench.core.parallel import workers
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
 
@@ -57,7 +57,7 @@ def one_round(name: str, args, streams: dict):
 
 def without_kernels(function):
     """What a function returns with compiled kernels switched off."""
-    with mock.patch.object(kernels, "why_not", lambda: "switched off"):
+    with mock.patch.object(ops, "why_not", lambda: "switched off"):
         return function()
 
 

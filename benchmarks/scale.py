@@ -25,18 +25,18 @@ from engine_round import engine_round
 from machine import heading
 
 from fedcl_bench.cli.commands.common import count, counts
-from fedcl_bench.client.ways import Training, choose_way
+from fedcl_bench.training.strategies import Training, choose_way
 from fedcl_bench.data.synth import World, as_step
-from fedcl_bench.draws import DrawKey
-from fedcl_bench.federation.attendance import Attendance
-from fedcl_bench.federation.growth import grow
+from fedcl_bench.rng import DrawKey
+from fedcl_bench.federation.client_sampling import Attendance
+from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.federation.protocols import list_chunks
-from fedcl_bench.method import Method, NoSettings
-from fedcl_bench.model import Snapshot
-from fedcl_bench.ops.memory import keep_freed_blocks, peak_mib
-from fedcl_bench.parallel import workers
+from fedcl_bench.plugin.method import Method, NoSettings
+from fedcl_bench.plugin.state import Snapshot
+from fedcl_bench.kernels.memory import keep_freed_blocks, peak_mib
+from fedcl_bench.core.parallel import workers
 from fedcl_bench.runs.registry import discover
-from fedcl_bench.local_settings import LocalSettings
+from fedcl_bench.plugin.local_settings import LocalSettings
 
 SIZES = ("clients", "items", "dim", "local_epochs")
 COLUMNS = (*SIZES, "samples", "chunks", "data s", "chunks s", "round s", "ns per sample", "data MiB",

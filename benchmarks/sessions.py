@@ -39,7 +39,7 @@ from torch.nn import functional
 
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.federation.loop import run
-from fedcl_bench.ops.memory import peak_mib, reset_peak
+from fedcl_bench.kernels.memory import peak_mib, reset_peak
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
 

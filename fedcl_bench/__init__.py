@@ -11,25 +11,35 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .exports import MODULES
-from .version import __version__
+from .core.version import __version__
 
 if TYPE_CHECKING:
     from .api.loading import load
     from .api.model import Model
     from .api.results import Results
     from .api.running import run
-    from .backbone import Backbone, BackboneSettings
-    from .domain_module import DomainMethod, DomainModule, ModuleBackbone, ModuleSettings, Stage, TextSettings
-    from .errors import RunFailed, UserError
-    from .method import Method
-    from .metric import Catalogue, Metric, RankedLists
-    from .sequential import SequentialBackbone, SequentialSettings, SessionBackbone, SessionSettings
-    from .settings import setting
+    from .core.errors import RunFailed, UserError
+    from .core.parallel import in_order
+    from .core.settings import inherited, setting
+    from .core.tuning import SIZES
+    from .plugin.backbone import ITEM, USER, Backbone, BackboneSettings
+    from .plugin.local_settings import LocalSettings
+    from .plugin.method import Method
+    from .plugin.metric import Catalogue, Metric, RankedLists
+    from .plugin.sequential import (Sequence, SequentialBackbone, SequentialSettings, SessionBackbone, SessionSettings,
+                                    SessionVectors, Start, linear_start, norm_start, xavier, zeros)
+    from .plugin.silo import (TEXT_MODEL, DomainData, DomainMethod, DomainModule, Histories, ModuleBackbone,
+                              ModuleSettings, Stage, TextSettings, once_in_ranking)
+    from .plugin.state import Snapshot, all_keys, in_pieces, pair_keys, score_users
+    from .training.sampling import Chunk, draw_negatives, make_chunks, padded
 
-__all__ = ["Backbone", "BackboneSettings", "Catalogue", "DomainMethod", "DomainModule", "Method", "Metric", "Model",
-           "ModuleBackbone", "ModuleSettings", "RankedLists", "Results", "RunFailed", "SequentialBackbone",
-           "SequentialSettings", "SessionBackbone", "SessionSettings", "Stage", "TextSettings", "UserError", "load",
-           "run", "setting"]
+__all__ = ["Backbone", "BackboneSettings", "Catalogue", "Chunk", "DomainData", "DomainMethod", "DomainModule",
+           "Histories", "ITEM", "LocalSettings", "Method", "Metric", "Model", "ModuleBackbone", "ModuleSettings",
+           "RankedLists", "Results", "RunFailed", "SIZES", "Sequence", "SequentialBackbone", "SequentialSettings",
+           "SessionBackbone", "SessionSettings", "SessionVectors", "Snapshot", "Stage", "Start", "TEXT_MODEL",
+           "TextSettings", "USER", "UserError", "all_keys", "draw_negatives", "in_order", "in_pieces", "inherited",
+           "linear_start", "load", "make_chunks", "norm_start", "once_in_ranking", "padded", "pair_keys", "run", "score_users",
+           "setting", "xavier", "zeros"]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-MODULES = {"Backbone": "backbone", "BackboneSettings": "backbone", "Catalogue": "metric",
-           "DomainMethod": "domain_module", "DomainModule": "domain_module", "Method": "method", "Metric": "metric",
-           "Model": "api.model", "ModuleBackbone": "domain_module", "ModuleSettings": "domain_module",
-           "RankedLists": "metric", "Results": "api.results", "RunFailed": "errors", "SequentialBackbone": "sequential",
-           "SequentialSettings": "sequential", "SessionBackbone": "sequential", "SessionSettings": "sequential",
-           "Stage": "domain_module", "TextSettings": "domain_module", "UserError": "errors", "load": "api.loading",
-           "run": "api.running", "setting": "settings"}
+_NAMES = {
+    "api.loading": ("load",),
+    "api.model": ("Model",),
+    "api.results": ("Results",),
+    "api.running": ("run",),
+    "core.errors": ("RunFailed", "UserError"),
+    "core.parallel": ("in_order",),
+    "core.settings": ("inherited", "setting"),
+    "core.tuning": ("SIZES",),
+    "plugin.backbone": ("Backbone", "BackboneSettings", "ITEM", "USER"),
+    "plugin.local_settings": ("LocalSettings",),
+    "plugin.method": ("Method",),
+    "plugin.metric": ("Catalogue", "Metric", "RankedLists"),
+    "plugin.sequential": ("linear_start", "norm_start", "Sequence", "SequentialBackbone", "SequentialSettings",
+                          "SessionBackbone", "SessionSettings", "SessionVectors", "Start", "xavier", "zeros"),
+    "plugin.silo": ("DomainData", "DomainMethod", "DomainModule", "Histories", "ModuleBackbone", "ModuleSettings",
+                    "once_in_ranking", "Stage", "TEXT_MODEL", "TextSettings"),
+    "plugin.state": ("all_keys", "in_pieces", "pair_keys", "score_users", "Snapshot"),
+    "training.sampling": ("Chunk", "draw_negatives", "make_chunks", "padded"),
+}
+MODULES = {name: module for module, names in _NAMES.items() for name in names}

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from fedcl_bench import Backbone, BackboneSettings, setting
-from fedcl_bench.functional import dot, plus_constant
-from fedcl_bench.layers import item_rows
-from fedcl_bench.backbone import ITEM, USER
+from fedcl_bench import ITEM, USER, Backbone, BackboneSettings, setting
+from fedcl_bench.toolbox.functional import dot, plus_constant
+from fedcl_bench.toolbox.layers import item_rows
 
 ITEM_BIAS, USER_BIAS, GLOBAL_BIAS = "item_bias.weight", "user_bias.weight", "global_bias"
 

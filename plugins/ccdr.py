@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcl_bench import DomainModule, ModuleBackbone, TextSettings, draws, setting
-from fedcl_bench.clustering import Clustering, cluster
-from fedcl_bench.domain_module import DomainData, Histories, once_in_ranking
+from fedcl_bench import DomainData, DomainModule, Histories, ModuleBackbone, TextSettings, once_in_ranking, rng, setting
+from fedcl_bench.toolbox.clustering import Clustering, cluster
 
 
 @dataclass(frozen=True)
@@ -233,7 +232,7 @@ class CCDR(ModuleBackbone):
         texts = [data.features.double().mean(1) for data in domains]
         told = [each.abs().sum(1) > 0 for each in texts]
         points = F.normalize(torch.cat([each[known] for each, known in zip(texts, told)]), dim=1)
-        labels, _ = cluster(points, self.settings.categories, Clustering(), draws.key(0, "categories of texts"))
+        labels, _ = cluster(points, self.settings.categories, Clustering(), rng.key(0, "categories of texts"))
         codes = []
         for known, part in zip(told, labels.split([int(known.sum()) for known in told])):
             codes.append(torch.full((len(known), 1), -1, dtype=torch.int64, device=known.device))

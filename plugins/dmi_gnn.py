@@ -13,13 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu, normalize
 
-from fedcl_bench import SessionBackbone, SessionSettings, setting
-from fedcl_bench.functional import Pooling, linear
-from fedcl_bench.layers import apply_linear
-from fedcl_bench.backbone import ITEM
-from fedcl_bench.sequential import SessionVectors, Start
-from fedcl_bench.session_graph import (attend_edges, find_keys, first_positions, neighbours_in, power_of_two,
-                                       session_edges)
+from fedcl_bench import ITEM, SessionBackbone, SessionSettings, SessionVectors, Start, setting
+from fedcl_bench.toolbox.functional import Pooling, linear
+from fedcl_bench.toolbox.item_graphs import (attend_edges, find_keys, first_positions, neighbours_in, power_of_two,
+                                             session_edges)
+from fedcl_bench.toolbox.layers import apply_linear
 
 _SLOPE = 0.2  # of leaky ReLUs
 

@@ -1,6 +1,6 @@
 """F3CRec: adaptive replay memory at the client, item-wise temporal mean at the server.
 
-Equations are those of the paper. Eqs. 1, 5 and 6 are computed in ``fedcl_bench/distillation.py``; Eq. 7, the mean of
+Equations are those of the paper. Eqs. 1, 5 and 6 are computed in ``fedcl_bench/toolbox/distillation.py``; Eq. 7, the mean of
 the uploads, is the server's own.
 """
 
@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedcl_bench import draws, setting
-from fedcl_bench.distillation import TopNDistillation, TopNSettings
-from fedcl_bench.settings import inherited
+from fedcl_bench import inherited, rng, setting
+from fedcl_bench.toolbox.distillation import TopNDistillation, TopNSettings
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class F3CRec(TopNDistillation):
         size = replay_size(shift, self.settings.eps, n)
         # The replayed items are uniform without replacement: those with the smallest of N random keys.
         keys = batch.draw.clients("replay", batch.users[known])
-        order = draws.sort_keys(draws.bits(keys[:, None], torch.arange(n, device=keys.device))).argsort(1)
+        order = rng.sort_keys(rng.bits(keys[:, None], torch.arange(n, device=keys.device))).argsort(1)
         chosen = torch.zeros_like(lists, dtype=torch.bool)
         return chosen.scatter_(1, order, torch.arange(n, device=keys.device) < size[:, None])
 

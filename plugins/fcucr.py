@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from fedcl_bench import Method, draws, setting
-from fedcl_bench.layers import apply_linear
-from fedcl_bench.parallel import in_order
-from fedcl_bench.prototypes import DELTA, fuse, gaussian_epsilon, nearest
-from fedcl_bench.sequential import Start, linear_start, norm_start, zeros
+from fedcl_bench import Method, Start, in_order, linear_start, norm_start, rng, setting, zeros
+from fedcl_bench.toolbox.layers import apply_linear
+from fedcl_bench.toolbox.prototypes import DELTA, fuse, gaussian_epsilon, nearest
 
 BN_EPS, BN_MOMENTUM = 1e-9, 0.1  # of Dice's batch normalisation
 _ANSWERED_AT_ONCE = 256  # queries that one thread answers together
@@ -140,7 +138,7 @@ class FCUCR(Method):
         ids, hidden = torch.arange(users.start, users.stop), self.settings.head_size
         for name, value in (("head.norm.mean", 0.0), ("head.norm.var", 1.0)):
             self.client_state[name] = torch.full((users.stop, hidden), value, dtype=torch.float64)
-        return {name: start.draw(draws.client_keys(draws.key(seed, f"init {name}"), ids))
+        return {name: start.draw(rng.client_keys(rng.key(seed, f"init {name}"), ids))
                 for name, start in self.starts(backbone.settings.dim).items()}
 
     def dice(self, encoding, x: Tensor) -> Tensor:
@@ -180,7 +178,7 @@ class FCUCR(Method):
             rho = self.answer(encoding.queries.flatten(1), encoding.users)  # evaluations have threads of their own
         if self.settings.prototype_noise > 0.0:
             keys = encoding.draw.clients(f"prototype noise of {encoding.purpose}", encoding.users)
-            noise = draws.normals(keys[:, None], torch.arange(rho.shape[1], device=rho.device))
+            noise = rng.normals(keys[:, None], torch.arange(rho.shape[1], device=rho.device))
             rho = rho + self.settings.prototype_noise * noise.to(rho)
         return rho.view_as(features)
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcl_bench import DomainMethod, DomainModule, ModuleBackbone, ModuleSettings, setting
-from fedcl_bench.domain_module import DomainData, Histories, once_in_ranking
-from fedcl_bench.layers import check_heads
+from fedcl_bench import (DomainData, DomainMethod, DomainModule, Histories, ModuleBackbone, ModuleSettings,
+                         once_in_ranking, setting)
+from fedcl_bench.toolbox.layers import check_heads
 
 SENT = "shared.encoder."  # what the names of the shared encoder's parameters begin with
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedcl_bench import Backbone, BackboneSettings, draws, setting
-from fedcl_bench.recbole_model import build_model
+from fedcl_bench import Backbone, BackboneSettings, rng, setting
+from fedcl_bench.toolbox.recbole_model import build_model
 
 USER, ITEM = "user_embedding.weight", "item_embedding.weight"
 
@@ -41,7 +41,7 @@ class FedMF(Backbone):
         shapes = {name: tuple(p.shape) for name, p in
                   self.recbole_model(len(users), len(items)).named_parameters()}
         first = {USER: users.start, ITEM: items.start}
-        rows = {name: draws.normal_rows(seed, f"init {name}", first[name], *shape) * self.settings.init_std
+        rows = {name: rng.normal_rows(seed, f"init {name}", first[name], *shape) * self.settings.init_std
                 for name, shape in shapes.items()}
         return {ITEM: rows[ITEM]}, {USER: rows[USER]}
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fedcl_bench import Backbone, BackboneSettings, setting
-from fedcl_bench.layers import apply_linear, apply_pair_linear, item_rows, perceptron, same_for_all
-from fedcl_bench.backbone import ITEM, USER
+from fedcl_bench import ITEM, USER, Backbone, BackboneSettings, setting
+from fedcl_bench.toolbox.layers import apply_linear, apply_pair_linear, item_rows, perceptron, same_for_all
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from fedcl_bench import Backbone, BackboneSettings, setting
-from fedcl_bench.functional import dot, weighted_bce
-from fedcl_bench.layers import item_rows, linear, same_for_all
+from fedcl_bench.toolbox.functional import dot, weighted_bce
+from fedcl_bench.toolbox.layers import item_rows, linear, same_for_all
 
 COMMON, PERSONAL = "item_commonality.weight", "item_personality.weight"
 SPARSE = 1e-4  # entries of C at most this large count as zero

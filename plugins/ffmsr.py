@@ -11,14 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcl_bench import DomainMethod, ModuleBackbone, Stage, draws, setting
-from fedcl_bench.clustering import ALGORITHMS, Clustering, Lloyd, cluster
-from fedcl_bench.codes import of_texts
-from fedcl_bench.domain_layers import EncoderSettings, TransformerEncoder, by_length
-from fedcl_bench.domain_module import once_in_ranking
-from fedcl_bench.semantics import (CENTROIDS, SEMANTICS, ClusterStream, FourierFilter, SemanticModule, SemanticSettings,
-                                   TextFusion)
-from fedcl_bench.settings import inherited
+from fedcl_bench import DomainMethod, ModuleBackbone, Stage, inherited, once_in_ranking, rng, setting
+from fedcl_bench.toolbox.clustering import ALGORITHMS, Clustering, Lloyd, cluster
+from fedcl_bench.toolbox.quantisation import of_texts
+from fedcl_bench.toolbox.text_fusion import (CENTROIDS, SEMANTICS, ClusterStream, FourierFilter, SemanticModule,
+                                             SemanticSettings, TextFusion)
+from fedcl_bench.toolbox.transformer import EncoderSettings, TransformerEncoder, by_length
 
 FINETUNE = "finetune"
 
@@ -310,6 +308,6 @@ class FFMSR(DomainMethod):
         s = self.settings
         points = torch.cat([sent["semantics"] for sent in uploads])
         how = Clustering(s.clustering, Lloyd(weighted=s.centroid == "weighted"))
-        nearest, centroids = cluster(points, s.clusters, how, draws.key(draw.seed, "clusters", draw.round))
+        nearest, centroids = cluster(points, s.clusters, how, rng.key(draw.seed, "clusters", draw.round))
         counts = [len(sent["semantics"]) for sent in uploads]
         return [{CENTROIDS: centroids[part]} for part in nearest.split(counts)]

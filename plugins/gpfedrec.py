@@ -7,10 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedcl_bench import Backbone, BackboneSettings, setting
-from fedcl_bench.layers import apply_linear, apply_pair_linear, item_rows, perceptron, same_for_all
-from fedcl_bench.backbone import ITEM, USER
-from fedcl_bench.parallel import in_order
+from fedcl_bench import ITEM, USER, Backbone, BackboneSettings, in_order, setting
+from fedcl_bench.toolbox.layers import apply_linear, apply_pair_linear, item_rows, perceptron, same_for_all
 
 
 @dataclass(frozen=True)

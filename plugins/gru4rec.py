@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedcl_bench import SequentialBackbone, SequentialSettings, setting
-from fedcl_bench.functional import linear, shared
-from fedcl_bench.layers import apply_linear
-from fedcl_bench.sequential import linear_start, xavier
+from fedcl_bench import SequentialBackbone, SequentialSettings, linear_start, setting, xavier
+from fedcl_bench.toolbox.functional import linear, shared
+from fedcl_bench.toolbox.layers import apply_linear
 
 
 @dataclass(frozen=True)

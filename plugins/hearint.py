@@ -13,14 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, selu
 
-from fedcl_bench import SessionBackbone, SessionSettings, draws, setting
-from fedcl_bench.clustering import k_means
-from fedcl_bench.functional import Pooling, attention, linear
-from fedcl_bench.layers import apply_linear
-from fedcl_bench.backbone import ITEM
-from fedcl_bench.sequential import SessionVectors, Start
-from fedcl_bench.session_graph import (attend_edges, find_keys, first_positions, neighbours_in,
-                                       power_of_two, session_edges, step_cells, table_of_cells)
+from fedcl_bench import ITEM, SessionBackbone, SessionSettings, SessionVectors, Start, rng, setting
+from fedcl_bench.toolbox.clustering import k_means
+from fedcl_bench.toolbox.functional import Pooling, attention, linear
+from fedcl_bench.toolbox.item_graphs import (attend_edges, find_keys, first_positions, neighbours_in, power_of_two,
+                                             session_edges, step_cells, table_of_cells)
+from fedcl_bench.toolbox.layers import apply_linear
 
 _SCALE = 13.0  # of cosines
 _BUCKETS = 4  # of shares
@@ -115,7 +113,7 @@ class HearInt(SessionBackbone):
         s = self.settings
         if s.p == 0.0:
             return {}
-        key = draws.key(draw.seed, "clusters of items", draw.step, draw.round)
+        key = rng.key(draw.seed, "clusters of items", draw.step, draw.round)
         clusters, centroids = k_means(public[ITEM], s.clusters, s.kmeans_iterations, key)
         unit = normalize(centroids, dim=1)
         return {"clusters": clusters, "near": (unit @ unit.T > 0.0).fill_diagonal_(True)}

@@ -11,10 +11,9 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector
 
-from fedcl_bench import DomainMethod, DomainModule, Stage, draws, setting
-from fedcl_bench.cosine_module import CosineModule, cosines
-from fedcl_bench.domain_module import TEXT_MODEL, DomainData, Histories
-from fedcl_bench.draws import Tables
+from fedcl_bench import TEXT_MODEL, DomainData, DomainMethod, DomainModule, Histories, Stage, rng, setting
+from fedcl_bench.rng import Tables
+from fedcl_bench.toolbox.cosine import CosineModule, cosines
 
 TOGETHER, ALONE, MERGED = "together", "alone", "merged"
 START, TEXTS = "start", "content.texts"  # the latter is the buffer by which a text model knows its items
@@ -140,7 +139,7 @@ class MergeRec(DomainMethod):
         merge = Merge(start, changes, models)
         weights = weights.to(changes.dtype)
         if s.learning_steps:
-            key = draws.key(draw.seed, "pseudo-users", draw.round)
+            key = rng.key(draw.seed, "pseudo-users", draw.round)
             weights = learned(s, merge, weights, texts, self._recommender(texts[0]), key)
         return [merge(weights)] * len(uploads)
 

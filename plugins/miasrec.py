@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedcl_bench import SessionBackbone, SessionSettings, setting
-from fedcl_bench.functional import Pooling, cosine_pool
-from fedcl_bench.layers import apply_linear, check_heads, layer_norm, transformer_block
-from fedcl_bench.backbone import ITEM
-from fedcl_bench.sequential import SessionVectors, Start, norm_start, zeros
+from fedcl_bench import ITEM, SessionBackbone, SessionSettings, SessionVectors, Start, norm_start, setting, zeros
+from fedcl_bench.toolbox.functional import Pooling, cosine_pool
+from fedcl_bench.toolbox.layers import apply_linear, check_heads, layer_norm, transformer_block
 
 _ENTMAX = {"entmax": 1.5, "sparsemax": 2.0}  # alpha
 _STD = 0.02  # of the encoder's matrices at the start

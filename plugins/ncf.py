@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from fedcl_bench import Backbone, BackboneSettings, setting
-from fedcl_bench.functional import dot, plus_constant
-from fedcl_bench.layers import apply_linear, apply_pair_linear, item_rows, linear, perceptron
+from fedcl_bench.toolbox.functional import dot, plus_constant
+from fedcl_bench.toolbox.layers import apply_linear, apply_pair_linear, item_rows, linear, perceptron
 
 USERS = ("user_gmf.weight", "user_mlp.weight")
 ITEMS = ("item_gmf.weight", "item_mlp.weight")

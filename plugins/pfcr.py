@@ -9,11 +9,10 @@ from typing import Iterable
 import torch
 from torch import Tensor, nn
 
-from fedcl_bench import DomainMethod, DomainModule, Stage, UserError, draws, setting
-from fedcl_bench.cosine_module import CosineModule, cosines, rows_at
-from fedcl_bench.domain_layers import TransformerEncoder, by_length
-from fedcl_bench.domain_module import Histories
-from fedcl_bench.randomised_response import budget, estimated, kept_share, randomise, shifted_share
+from fedcl_bench import DomainMethod, DomainModule, Histories, Stage, UserError, rng, setting
+from fedcl_bench.toolbox.cosine import CosineModule, cosines, rows_at
+from fedcl_bench.toolbox.randomised_response import budget, estimated, kept_share, randomise, shifted_share
+from fedcl_bench.toolbox.transformer import TransformerEncoder, by_length
 
 FEDERATED, SINGLE, PROMPTED = "fed_pretrain", "single_train", "prompt_finetune"
 TABLE = "content.code_table"
@@ -169,7 +168,7 @@ class PFCR(DomainMethod):
         gradient = module.gradient
         module.tallied.zero_()
         if self.settings.ldp != "off":
-            gradient = responded(gradient, self.settings, draws.key(draw.seed, "upload", draw.round))
+            gradient = responded(gradient, self.settings, rng.key(draw.seed, "upload", draw.round))
         return {TABLE: module.received - self.settings.server_lr * gradient}
 
     def privacy(self) -> Iterable[str]:
@@ -196,9 +195,9 @@ def responded(gradient: Tensor, s: PFCRSettings, key: int) -> Tensor:
     level = (gradient.double().clamp(-c, c) + c) / width
     if unbiased:
         index = torch.arange(level.numel(), device=level.device).view(level.shape)
-        keys = draws.row_keys(draws.key(key, "rounding"), torch.zeros(1, dtype=torch.int64, device=level.device))
-        level = (level + draws.uniform(draws.bits(keys, index))).floor().clamp(max=k - 1)
-    reports = randomise(level.round().long() % k, k, _kept(s), draws.key(key, "response"))
+        keys = rng.row_keys(rng.key(key, "rounding"), torch.zeros(1, dtype=torch.int64, device=level.device))
+        level = (level + rng.uniform(rng.bits(keys, index))).floor().clamp(max=k - 1)
+    reports = randomise(level.round().long() % k, k, _kept(s), rng.key(key, "response"))
     values = estimated(reports, k, _kept(s)) * width - c if unbiased else (reports - c) * width
     return values.to(gradient.dtype)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedcl_bench import Backbone, BackboneSettings, setting
-from fedcl_bench.layers import item_rows, linear, same_for_all
-from fedcl_bench.backbone import ITEM
+from fedcl_bench import ITEM, Backbone, BackboneSettings, setting
+from fedcl_bench.toolbox.layers import item_rows, linear, same_for_all
 
 
 @dataclass(frozen=True)

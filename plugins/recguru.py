@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcl_bench import DomainModule, ModuleBackbone, ModuleSettings, Stage, setting
-from fedcl_bench.domain_module import DomainData, Histories
+from fedcl_bench import DomainData, DomainModule, Histories, ModuleBackbone, ModuleSettings, Stage, setting
 
 RECONSTRUCT, ALIGN, RECOMMEND = "reconstruct", "align", "recommend"
 

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedcl_bench import Backbone, Method, setting
-from fedcl_bench.functional import nearest_entries
-from fedcl_bench.model import Snapshot, all_keys, in_pieces, pair_keys, score_users
-from fedcl_bench.sampling import Chunk, draw_negatives, make_chunks
-from fedcl_bench.local_settings import LocalSettings
+from fedcl_bench import (Backbone, Chunk, LocalSettings, Method, Snapshot, all_keys, draw_negatives, in_pieces,
+                         make_chunks, pair_keys, score_users, setting)
+from fedcl_bench.toolbox.functional import nearest_entries
 
 
 @dataclass(frozen=True)

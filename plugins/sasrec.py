@@ -8,10 +8,9 @@ from functools import partial
 
 import torch
 
-from fedcl_bench import SequentialBackbone, SequentialSettings, setting
-from fedcl_bench.functional import linear
-from fedcl_bench.layers import apply_linear, attend, check_heads, feed_forward, layer_norm, transformer_block
-from fedcl_bench.sequential import linear_start, norm_start, xavier, zeros
+from fedcl_bench import SequentialBackbone, SequentialSettings, linear_start, norm_start, setting, xavier, zeros
+from fedcl_bench.toolbox.functional import linear
+from fedcl_bench.toolbox.layers import apply_linear, attend, check_heads, feed_forward, layer_norm, transformer_block
 
 
 @dataclass(frozen=True)

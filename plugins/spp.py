@@ -8,10 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedcl_bench import Backbone, Method, draws, setting
-from fedcl_bench.functional import weighted_bce
-from fedcl_bench.model import Snapshot, in_pieces
-from fedcl_bench.sampling import padded
+from fedcl_bench import Backbone, Method, Snapshot, in_pieces, padded, rng, setting
+from fedcl_bench.toolbox.functional import weighted_bce
 
 PROXIES = ("stability", "plasticity")
 CANDIDATES = ("items", "labels", "weights")  # what is kept of a proxy's top items, each (users, A)
@@ -139,7 +137,7 @@ class SPP(Method):
             owner = users.clamp(max=len(items) - 1)
             # Without replacement with these weights: the n largest of log-weight + Gumbel noise (Gumbel top-n).
             keys = replace(draw, batch=0).clients("replay from " + proxy, users)[:, None]
-            uniform = draws.uniform(draws.bits(keys, torch.arange(items.shape[1], device=users.device)))
+            uniform = rng.uniform(rng.bits(keys, torch.arange(items.shape[1], device=users.device)))
             order = (weights[owner] - torch.log(-torch.log(uniform))).topk(min(n, items.shape[1]), dim=1).indices
             valid = (weights[owner].gather(1, order) > -torch.inf) & (users < len(items))[:, None]
             drawn.append((items[owner].gather(1, order), labels[owner].gather(1, order), valid))

@@ -9,10 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fedcl_bench import SequentialBackbone, SequentialSettings, setting
-from fedcl_bench.functional import attention
-from fedcl_bench.layers import apply_linear, feed_forward, layer_norm
-from fedcl_bench.sequential import Sequence, linear_start, norm_start, xavier
+from fedcl_bench import Sequence, SequentialBackbone, SequentialSettings, linear_start, norm_start, setting, xavier
+from fedcl_bench.toolbox.functional import attention
+from fedcl_bench.toolbox.layers import apply_linear, feed_forward, layer_norm
 
 
 @dataclass(frozen=True)

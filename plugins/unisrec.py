@@ -7,13 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from fedcl_bench import ModuleBackbone, UserError, setting
-from fedcl_bench.cosine_module import CosineModule, CosineSettings, rows_at
-from fedcl_bench.domain_layers import MoEAdapter, by_length
-from fedcl_bench.domain_module import TEXT_MODEL, once_in_ranking
-from fedcl_bench.semantics import (CENTROIDS, SEMANTICS, AddedSemanticSettings, ClusterStream, SemanticModule,
-                                   SemanticSettings, TextFusion)
-from fedcl_bench.settings import inherited
+from fedcl_bench import TEXT_MODEL, ModuleBackbone, UserError, inherited, once_in_ranking, setting
+from fedcl_bench.toolbox.cosine import CosineModule, CosineSettings, rows_at
+from fedcl_bench.toolbox.text_fusion import (CENTROIDS, SEMANTICS, AddedSemanticSettings, ClusterStream, SemanticModule,
+                                             SemanticSettings, TextFusion)
+from fedcl_bench.toolbox.transformer import MoEAdapter, by_length
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcl_bench import ModuleBackbone, Stage, setting
-from fedcl_bench.codes import of_texts
-from fedcl_bench.cosine_module import CosineModule, CosineSettings
-from fedcl_bench.domain_module import DomainData, once_in_ranking
+from fedcl_bench import DomainData, ModuleBackbone, Stage, once_in_ranking, setting
+from fedcl_bench.toolbox.cosine import CosineModule, CosineSettings
+from fedcl_bench.toolbox.quantisation import of_texts
 
 PERMUTATION = "permutation"  # the stage that trains which vector each code has
 _OF_PERMUTATION = ("permutation_gradient", "sinkhorn_iterations", "permutation_temperature", "frozen_encoder")

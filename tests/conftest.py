@@ -18,7 +18,7 @@ from fedcl_bench.data.recbole_files import bundled
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.runner import execute
-from fedcl_bench.workers import pool
+from fedcl_bench.experiments import pool
 
 torch.manual_seed(0)
 torch.set_num_threads(1)  # operations of tests are short; threads that wait for each other take ten times as long

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fedcl_bench.domain_module import DomainMethod, DomainModule, ModuleBackbone
+from fedcl_bench.plugin.silo import DomainMethod, DomainModule, ModuleBackbone
 
 
 class _Mean(DomainModule):

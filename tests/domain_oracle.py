@@ -7,7 +7,7 @@ import math
 import numpy as np
 import torch
 
-from fedcl_bench.domain_module import DomainData, Histories
+from fedcl_bench.plugin.silo import DomainData, Histories
 
 N_USERS, N_ITEMS, WIDTH = 7, 11, 6  # of the world, and the length of its texts' encodings
 

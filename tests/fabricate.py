@@ -12,7 +12,7 @@ import torch
 from fedcl_bench.data.source import DatasetSource, load_config
 from fedcl_bench.evaluation.ranking import UserScores
 from fedcl_bench.federation.parts import Best, Progress
-from fedcl_bench.model import Snapshot
+from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.runs.config import RunConfig, resolve
 from fedcl_bench.runs.records import Record, summary
 from fedcl_bench.runs.specs import RunSpec, Tuned

@@ -12,21 +12,21 @@ import numpy as np
 import pandas as pd
 import torch
 
-from fedcl_bench.client.ways import Training, choose_way
+from fedcl_bench.training.strategies import Training, choose_way
 from fedcl_bench.data.stream import Step
-from fedcl_bench.draws import DrawKey
+from fedcl_bench.rng import DrawKey
 from fedcl_bench.evaluation.ranking import EvaluationSettings
 from fedcl_bench.federation import round as rounds, server
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Federation, FederationSettings
-from fedcl_bench.method import Method, NoSettings
+from fedcl_bench.plugin.method import Method, NoSettings
 from fedcl_bench.runs.records import Record
 from fedcl_bench.runs.runner import Interrupted, Watch, execute
-from fedcl_bench.sampling import Needs, draw_negatives, make_chunks
-from fedcl_bench.local_settings import LocalSettings
+from fedcl_bench.training.sampling import Needs, draw_negatives, make_chunks
+from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.stats.clip_noise import OPEN
 from fedcl_bench.testing.worlds import ragged
-from fedcl_bench.workers.worker import STOP, run_job
+from fedcl_bench.experiments.worker import STOP, run_job
 
 ROOT = Path(__file__).resolve().parents[1]
 # Small and stable: few users and items, few epochs, rates at which no model diverges in two rounds.

@@ -1,6 +1,6 @@
 /* Every kernel on random sizes, to be run under sanitizers: none may read or write beyond what it is given. */
 
-#include "../fedcl_bench/ops/kernels.c"
+#include "../fedcl_bench/kernels/kernels.c"
 
 #include <stdio.h>
 

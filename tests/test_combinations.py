@@ -10,13 +10,13 @@ import torch
 from helpers import SMALL, STABLE
 
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.domain_module import DomainMethod, ModuleBackbone
-from fedcl_bench.evaluation import beyond
+from fedcl_bench.plugin.silo import DomainMethod, ModuleBackbone
+from fedcl_bench.evaluation import beyond_accuracy
 from fedcl_bench.federation.loop import run
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.checkpoints import load_progress, save_progress
 from fedcl_bench.runs.registry import discover
-from fedcl_bench.sequential import SequentialBackbone
+from fedcl_bench.plugin.sequential import SequentialBackbone
 
 NAMES = discover()
 BACKBONES = [name for name in NAMES.names("backbone")
@@ -59,7 +59,7 @@ def test_runs_through_all_blocks_and_resumes(registry, stream, tmp_path, method,
     assert all(0.0 <= scores.mean("ndcg@20") <= 1.0 for _, _, scores in last.tests)
     kinds = {(t, kind) for t, kind, _, _ in last.analysis}
     assert kinds == {(t, kind) for t in (1, 2, 3) for kind in ("user_shift", "item_phi", "item_rank_change")} | {
-        (t, kind) for t in range(4) for kind in (*beyond.OF_BLOCKS, beyond.RECOMMENDED)}
+        (t, kind) for t in range(4) for kind in (*beyond_accuracy.OF_BLOCKS, beyond_accuracy.RECOMMENDED)}
     middle = next(p for p in points if p.step == 2 and p.round == 1 and not p.trained)
     save_progress(tmp_path / "checkpoint.pt", middle, 1.0)
     restored, _ = load_progress(tmp_path / "checkpoint.pt", "cpu", f)

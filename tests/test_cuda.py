@@ -20,19 +20,18 @@ from torch import nn
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.domain_module import TOPOLOGIES, ModuleBackbone
+from fedcl_bench.plugin.silo import TOPOLOGIES, ModuleBackbone
 from fedcl_bench.federation.parts import Progress
 from fedcl_bench.federation.steps import begin_step, open_step
-from fedcl_bench.model import Snapshot
-from fedcl_bench.ops.memory import available
-from fedcl_bench.ops.topk import highest
+from fedcl_bench.plugin.state import Snapshot
+from fedcl_bench.kernels.memory import available
+from fedcl_bench.kernels.topk import highest
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.records import Record
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.runner import execute
-from fedcl_bench.sizes import SIZES
-from fedcl_bench.testing.trials import (Pair, all_tables, finished, is_of_domains, is_sequential, runs_differ,
-                                        stable)
+from fedcl_bench.core.tuning import SIZES
+from fedcl_bench.testing.trials import Pair, all_tables, finished, is_of_domains, is_sequential, runs_differ, stable
 
 REAL = torch.cuda.is_available()
 needs_gpu = pytest.mark.skipif(not REAL, reason="needs a CUDA device, which is not here")

@@ -31,14 +31,14 @@ from fedcl_bench.cli.commands.tune import effort_of
 from fedcl_bench.data.convert import FORMATS
 from fedcl_bench.data.recbole_files import bundled
 from fedcl_bench.data.source import load_config
-from fedcl_bench.errors import UserError
+from fedcl_bench.core.errors import UserError
 from fedcl_bench.experiments import grid, papers, search, sensitivity
 from fedcl_bench.runs import config
 from fedcl_bench.runs.records import Record
 from fedcl_bench.runs.registry import Registry, discover
 from fedcl_bench.runs.runner import execute
 from fedcl_bench.runs.specs import RunSpec, Tuned
-from fedcl_bench.settings import assemble, parse_assignments
+from fedcl_bench.core.settings import assemble, parse_assignments
 from fedcl_bench.testing.trials import is_of_domains
 
 PAGES = [ROOT / "README.md", *(ROOT / "results" / part / "README.md" for part in ("published", "domains")),
@@ -161,7 +161,7 @@ def without(words: list[str], *options: str) -> list[str]:
 
 
 def run_command(words, args, capsys):
-    if args.ray:  # tests/workers/test_ray.py has a cluster
+    if args.ray:  # tests/experiments/test_ray.py has a cluster
         words = without(words, "--ray", "--shards")
     changes = parse_assignments(args.assignments, "--set")
     if args.config is None and on_this_machine(args.dataset or "ml-100k"):

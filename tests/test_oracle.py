@@ -11,18 +11,18 @@ import torch
 from helpers import build, federation, train_round, way_of
 
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.draws import DrawKey
+from fedcl_bench.rng import DrawKey
 from fedcl_bench.federation import round as rounds
 from fedcl_bench.federation.cold_start import cold_start_of, shown
-from fedcl_bench.federation.growth import grow
+from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.federation.server import aggregate
-from fedcl_bench.model import Snapshot
-from fedcl_bench.ops import kernels
-from fedcl_bench.parallel import workers
+from fedcl_bench.plugin.state import Snapshot
+from fedcl_bench.kernels import ops
+from fedcl_bench.core.parallel import workers
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.sampling import Needs, make_chunks
-from fedcl_bench.local_settings import LocalSettings
-from fedcl_bench.sizes import SIZES
+from fedcl_bench.training.sampling import Needs, make_chunks
+from fedcl_bench.plugin.local_settings import LocalSettings
+from fedcl_bench.core.tuning import SIZES
 from fedcl_bench.stats.clip_noise import OPEN
 
 ITEM = "item_embedding.weight"
@@ -205,7 +205,7 @@ def test_round_on_scores_of_all_items_equals_oracle(registry, stream, monkeypatc
         compare(registry, stream, backbone, method, LOCAL[local], count=8, layout="all items", weighted=True)
 
 
-@pytest.mark.skipif(kernels.why_not() is not None, reason=f"no compiled kernels: {kernels.why_not()}")
+@pytest.mark.skipif(ops.why_not() is not None, reason=f"no compiled kernels: {ops.why_not()}")
 @pytest.mark.parametrize("method, local, backbone", every_two(
     ["ft", "kd", "f3crec", "rlp2", "spp"], LOCAL, ["fedmf", "fedncf", "pfedrec"]))
 def test_round_on_rows_read_in_place_equals_oracle(registry, stream, monkeypatch, backbone, method, local):
@@ -214,7 +214,7 @@ def test_round_on_rows_read_in_place_equals_oracle(registry, stream, monkeypatch
     monkeypatch.setattr(SIZES, "weighted_batches", 1 << 30)  # for heavy clients too
     monkeypatch.setattr(SIZES, "most_updates", 1 << 30)
     calls = []
-    monkeypatch.setattr(kernels, "inner_round", lambda *arguments, call=kernels.inner_round:
+    monkeypatch.setattr(ops, "inner_round", lambda *arguments, call=ops.inner_round:
                         calls.append(len(calls)) or call(*arguments))
     compare(registry, stream, backbone, method, LOCAL[local], count=8, layout="in place")
     fused = method in ("ft", "rlp2") and backbone != "fedncf"
@@ -228,7 +228,7 @@ def test_round_on_rows_read_in_place_equals_oracle(registry, stream, monkeypatch
 
 @pytest.mark.parametrize("backbone, local", list(zip(BACKBONES, ["batch512x1", "batch48x1"] * 7)))
 def test_round_without_compiled_kernels_equals_oracle(registry, stream, monkeypatch, backbone, local):
-    monkeypatch.setattr(kernels, "why_not", lambda: "switched off")
+    monkeypatch.setattr(ops, "why_not", lambda: "switched off")
     compare(registry, stream, backbone, "ft", LOCAL[local], count=8)
     if backbone in ("fedmf", "fedncf", "pfedrec"):
         monkeypatch.setattr(SIZES, "dense_items", 1 << 30)
@@ -315,7 +315,7 @@ def test_error_memory_equals_oracle(registry, stream, backbone):
         memory = [(key_of(client, item).detach(), errors[item]) for item in largest]
         expected = oracle.corrected(model, name, backbone.settings, user, memory, key_of, 0.1, 3, 1.0)
         one = torch.tensor([user])
-        from fedcl_bench.model import score_users
+        from fedcl_bench.plugin.state import score_users
         found = method.rescore(one, score_users(backbone, model, one), model, backbone)[0]
         assert found.tolist() == pytest.approx(expected, abs=1e-9)
 
@@ -395,17 +395,17 @@ def test_upload_noise_has_the_law_of_a_mean_of_laplace_tables():
     """The two Gamma draws against N independent Laplace uploads: moments and Kolmogorov-Smirnov distance."""
     from scipy import stats
 
-    from fedcl_bench import draws
+    from fedcl_bench import rng
     scale, uploads, shape = 0.3, 3, (400, 50)
-    ours = draws.mean_laplace(SEED, 0, 0, ITEM, shape, scale, uploads).numpy().ravel()
+    ours = rng.mean_laplace(SEED, 0, 0, ITEM, shape, scale, uploads).numpy().ravel()
     naive = np.random.default_rng(0).laplace(0.0, scale, size=(uploads, *shape)).mean(0).ravel()
     assert ours.std() == pytest.approx(np.sqrt(2 * scale ** 2 / uploads), rel=0.03)
     assert abs(ours.mean()) < 4 * ours.std() / np.sqrt(ours.size)
     assert stats.kurtosis(ours) == pytest.approx(3 / uploads, abs=0.25)  # of a mean of Laplace variables
     assert stats.ks_2samp(ours, naive).pvalue > 1e-3
     assert stats.ks_2samp(ours, np.random.default_rng(1).normal(0, ours.std(), ours.size)).pvalue < 1e-3
-    again = draws.mean_laplace(SEED, 0, 1, ITEM, shape, scale, uploads).numpy().ravel()
+    again = rng.mean_laplace(SEED, 0, 1, ITEM, shape, scale, uploads).numpy().ravel()
     assert abs(np.corrcoef(ours, again)[0, 1]) < 0.03
-    each = draws.laplace(draws.key(SEED, "a test", 0, 0), torch.arange(3), shape, scale).numpy().reshape(3, -1)
+    each = rng.laplace(rng.key(SEED, "a test", 0, 0), torch.arange(3), shape, scale).numpy().reshape(3, -1)
     assert all(stats.ks_1samp(row, stats.laplace(0, scale).cdf).pvalue > 1e-3 for row in each)
     assert abs(np.corrcoef(each)[0, 1]) < 0.03

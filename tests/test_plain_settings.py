@@ -8,8 +8,8 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.data.plain_yaml import parsed
 from fedcl_bench.data.recbole_files import read_table
 from fedcl_bench.data.source import load_config, read_yaml
-from fedcl_bench.errors import RunFailed, UserError
-from fedcl_bench.settings import LARGEST, plain_number
+from fedcl_bench.core.errors import RunFailed, UserError
+from fedcl_bench.core.settings import LARGEST, plain_number
 
 JOB = ["--method", "ft", "--backbone", "fedmf"]
 

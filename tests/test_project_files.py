@@ -13,7 +13,7 @@ from helpers import ROOT
 from test_docs import LINK, anchors, blocks, prose, sentences, targets
 
 from fedcl_bench.cli import main
-from fedcl_bench.version import __version__
+from fedcl_bench.core.version import __version__
 
 PAGES = [ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md")]
 

@@ -9,11 +9,11 @@ from helpers import build
 from session_oracle import Oracle
 
 from fedcl_bench.evaluation.ranking import EvaluationSettings
-from fedcl_bench.federation.growth import grow
+from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Federation, FederationSettings
-from fedcl_bench.model import Snapshot
-from fedcl_bench.local_settings import LocalSettings
+from fedcl_bench.plugin.state import Snapshot
+from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.testing.worlds import session_log, session_stream
 
 N_ITEMS, SEED, ROUNDS = 40, 5, 3

@@ -7,17 +7,17 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from fedcl_bench import draws
+from fedcl_bench import rng
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.recbole_files import bundled
 from fedcl_bench.federation import loop, protocols
-from fedcl_bench.federation.attendance import Attendance
+from fedcl_bench.federation.client_sampling import Attendance
 from fedcl_bench.federation.loop import run
-from fedcl_bench.model import score_pairs
+from fedcl_bench.plugin.state import score_pairs
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.checkpoints import load_progress, save_progress
-from fedcl_bench.sampling import draw_negatives
-from fedcl_bench.sizes import SIZES
+from fedcl_bench.training.sampling import draw_negatives
+from fedcl_bench.core.tuning import SIZES
 
 ITEM = "item_embedding.weight"
 CUT = {"stream": "sessions", "min_session_length": 5, "min_sessions": 4}  # and the default gap of 30 minutes
@@ -205,7 +205,7 @@ def test_candidates_alone_rank_as_among_all_items(registry, stream, monkeypatch,
     def valid(items_per_candidate):
         monkeypatch.setattr(SIZES, "items_per_candidate", items_per_candidate)
         sizes = []
-        monkeypatch.setattr("fedcl_bench.evaluation.sessions.score_pairs",
+        monkeypatch.setattr("fedcl_bench.evaluation.session_ranking.score_pairs",
                             lambda *a: sizes.append(a[3].shape[1]) or score_pairs(*a))
         curve = finish(federation(registry, stream, "ft", backbone, **settings)).curve
         return [row["valid"] for row in curve], set(sizes)
@@ -270,10 +270,10 @@ def test_noise_on_all_uploads(registry, stream):
                     for scale in (0.0, 0.5))
     for kind in ("public", "dense"):
         for name, value in getattr(clean.model, kind).items():
-            noise = draws.mean_laplace(0, 0, 0, name, tuple(value.shape), 0.5, 108)
+            noise = rng.mean_laplace(0, 0, 0, name, tuple(value.shape), 0.5, 108)
             torch.testing.assert_close(getattr(noisy.model, kind)[name], value + noise, rtol=1e-12, atol=1e-12)
     assert_same(clean.model.private, noisy.model.private)  # in the first round clients have received nothing yet
-    noise = draws.laplace(draws.key(0, "upload noise of prototype", 0, 0), torch.arange(108), (15, 50), 0.5).flatten(1)
+    noise = rng.laplace(rng.key(0, "upload noise of prototype", 0, 0), torch.arange(108), (15, 50), 0.5).flatten(1)
     torch.testing.assert_close(noisy.server_state["prototypes"], clean.server_state["prototypes"] + noise, rtol=1e-12,
                                atol=1e-12)
     assert ((noisy.client_state["prototype"] - clean.client_state["prototype"]).abs().mean(1) > 0.05).all()

@@ -26,7 +26,7 @@ from recbole.data.interaction import Interaction
 from recbole.utils import ModelType
 from torch import Tensor, nn
 
-from fedcl_bench.domain_module import Histories
+from fedcl_bench.plugin.silo import Histories
 from fedcl_bench.recbole import client_facts, domain_facts, models
 from fedcl_bench.recbole.calls import Caller, Host, Trial, padded_sequences
 from fedcl_bench.recbole.client_facts import Facts

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Sequence
 
-from ..errors import UserError, unknown
-from ..ops.memory import importing
-from ..settings import as_text
+from ..core.errors import UserError, unknown
+from ..kernels.memory import importing
+from ..core.settings import as_text
 
 with importing():
     from ..runs.config import recorded

@@ -12,22 +12,22 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..client.central import samples_at
-from ..client.modules import load
+from ..training.silo_samples import samples_at
+from ..training.silo_modules import load
 from ..data.datasets import load_stream
 from ..data.stream import Stream
-from ..draws import DrawKey
-from ..errors import Corrupt, UserError, unknown
-from ..evaluation.central import scores_after, scores_by_module
-from ..evaluation.sessions import SessionTask, session_scores
+from ..rng import DrawKey
+from ..core.errors import Corrupt, UserError, unknown
+from ..evaluation.sample_ranking import scores_after, scores_by_module
+from ..evaluation.session_ranking import SessionTask, session_scores
 from ..federation.cold_start import ranks_by
 from ..federation.silos import Silos
-from ..model import Snapshot, score_users
+from ..plugin.state import Snapshot, score_users
 from ..runs.config import RunConfig
 from ..runs.records import Record, SavedModel, ranks_by_state
 from ..runs.run import Run
 from ..runs.store import describe
-from ..sequential import SequentialBackbone
+from ..plugin.sequential import SequentialBackbone
 from .origin import Origin
 
 

@@ -10,7 +10,7 @@ from typing import Any, Mapping
 from ..data.datasets import load_stream
 from ..data.source import dataset_name, file_there, find_file, is_path, spelled
 from ..data.stream import Stream
-from ..errors import Corrupt, UserError
+from ..core.errors import Corrupt, UserError
 from ..runs.config import RunConfig, make_config, of_other_stages
 from ..runs.registry import Registry
 from ..runs.run import Run

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Sequence
 import numpy as np
 import pandas as pd
 
-from ..errors import UserError, unknown
+from ..core.errors import UserError, unknown
 from ..reports import draw, scores
 from ..runs.run import Run
 from ..runs.specs import seed_text
 from ..runs.store import tested
-from . import frames, versus
+from . import run_frames, versus
 from .model import Model, saved_model
 from .origin import Origin
 from .seeds import combined
@@ -88,7 +88,7 @@ class Results:
     def metrics(self) -> pd.DataFrame:
         """Test metrics, one row per test. Columns: seed; trained_block, the block trained last; tested_block; metric,
         as ``ndcg@20``; mean, over users, from 0 to 1; users, how many the mean is over."""
-        return frames.metrics(self.runs)
+        return run_frames.metrics(self.runs)
 
     @property
     def users(self) -> pd.DataFrame:
@@ -98,7 +98,7 @@ class Results:
         Raises:
             UserError: if neither a model nor the data is there to tell the original ids.
         """
-        return frames.users(self.runs, self._user_ids)
+        return run_frames.users(self.runs, self._user_ids)
 
     @property
     def groups(self) -> pd.DataFrame:
@@ -111,26 +111,26 @@ class Results:
         for run in self.runs:
             if "groups" not in run.meta:
                 raise UserError(f"groups: the record {run.path} has none, as it is of an older version; run it again.")
-        return frames.groups(self.runs)
+        return run_frames.groups(self.runs)
 
     @property
     def rounds(self) -> pd.DataFrame:
         """What happened in each round. Columns: seed; step, the block; round, from 0; participants; loss; valid, the
         validation metric (nan: not validated); bytes_up and bytes_down per participant; train_seconds and
         evaluate_seconds; and what the backbone or method measures besides."""
-        return frames.rounds(self.runs)
+        return run_frames.rounds(self.runs)
 
     @property
     def matrix(self) -> pd.DataFrame:
         """R[t, s], the mean of a metric on block s after training up to block t. Columns: seed; metric; trained_block
         (t); then 0, 1, ..., one per tested block (s), nan where s > t."""
-        return frames.matrix(self.runs)
+        return run_frames.matrix(self.runs)
 
     def table(self) -> pd.DataFrame:
         """What the command ``run`` shows, as text: a row per metric, a column per block and their average but for
         block 0. Cells are the mean over users and seeds on the block just trained, with ± the sample standard deviation
         over seeds if there are several."""
-        return frames.table(self._combined)
+        return run_frames.table(self._combined)
 
     def compare(self, others: str | Results | Sequence[str | Results], metric: str | None = None,
                 blocks: Sequence[int] | None = None, tuned: str | Path | None = None) -> pd.DataFrame:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Iterable
 
-from ..errors import UserError
-from ..files import closed_to_others
-from ..names import shown
-from ..ops.memory import importing
-from ..settings import LARGEST_SEED, MOST_SEEDS
+from ..core.errors import UserError
+from ..core.files import closed_to_others
+from ..core.text import shown
+from ..kernels.memory import importing
+from ..core.settings import LARGEST_SEED, MOST_SEEDS
 
 with importing():
     from ..runs.config import resolve_device
-    from ..runs.faults import named
+    from ..runs.plugin_errors import named
     from ..runs.registry import Registry, discover
     from ..runs.runner import Interrupted
     from ..runs.store import load_record

@@ -19,7 +19,7 @@ from ..runs.logs import RunLog, Target
 from ..runs.registry import Registry
 from ..runs.runner import Engine, Here, Watch, execute
 from ..runs.specs import Layers
-from .progress import Display
+from .progress_bars import Display
 
 
 def configurations(registry: Registry, names: tuple[str, str, str], seeds: Iterable[int], overrides: Layers,

@@ -8,7 +8,7 @@ from typing import Any, Sequence
 
 import pandas as pd
 
-from ..errors import UserError
+from ..core.errors import UserError
 from ..reports.comparison import Comparison, against_each
 from ..reports.selection import parse_method
 from ..runs.config import CORE_SETTINGS

@@ -20,12 +20,12 @@ import torch
 from scipy.stats import rankdata
 from torch import Tensor
 
-from .. import draws
-from ..backbone import Backbone
-from ..client.base import Slots, own_start_key
-from ..client.trained import Trained
-from ..draws import DrawKey, Tables
-from ..model import Snapshot
+from .. import rng
+from ..plugin.backbone import Backbone
+from ..training.chunk_trainer import Slots, own_start_key
+from ..training.trained import Trained
+from ..rng import DrawKey, Tables
+from ..plugin.state import Snapshot
 from ..stats.clip_noise import Protection, upload_key
 
 METRICS = ("size_auc", "size_precision", "size_auc_touched", "direction_auc", "direction_precision")
@@ -140,10 +140,10 @@ def item_changes(key: DrawKey, model: Snapshot, trained: Trained, backbone: Back
             held = torch.zeros(len(piece.users), model.n_items, dtype=torch.bool, device=piece.users.device)
             held.scatter_(1, piece.slots.items, True)
             for name, begin in backbone.item_starts(model.n_items).items():
-                keys = draws.client_keys(own_start_key(key.seed, name), piece.users)
+                keys = rng.client_keys(own_start_key(key.seed, name), piece.users)
                 items = torch.arange(model.n_items, device=piece.users.device)
                 change = changes[name]
-                first = begin.draw(draws.bits(keys[:, None], items).flatten()).to(change).view_as(change)
+                first = begin.draw(rng.bits(keys[:, None], items).flatten()).to(change).view_as(change)
                 changes[name] = torch.where(held.view(*held.shape, *[1] * (first.dim() - 2)), change, first)
         yield piece, {name: protection.noisy(upload_key(key.seed, name, key.step, key.round), piece.users, change)
                      for name, change in changes.items()}

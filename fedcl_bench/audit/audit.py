@@ -18,18 +18,18 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from .. import draws
-from ..client.trained import Trained
+from .. import rng
+from ..training.trained import Trained
 from ..data.stream import Stream
-from ..draws import DrawKey
+from ..rng import DrawKey
 from ..federation.loop import run
-from ..errors import Corrupt
-from ..files import write_atomically
-from ..model import Snapshot
+from ..core.errors import Corrupt
+from ..core.files import write_atomically
+from ..plugin.state import Snapshot
 from ..runs.config import RunConfig
 from ..runs.frames import digest, parsed
 from ..runs.records import method_uploads
-from ..schema import read_bytes
+from ..core.schema import read_bytes
 from ..stats import accounting
 from ..stats.significance import mean_interval
 from .attack import METRICS, attack, clients_of
@@ -108,8 +108,8 @@ def attacked(level: Level, stream: Stream, on_round: Callable[[], None] = lambda
 def _chosen(level: Level, stream: Stream, round_: int) -> Tensor:
     """Ids of the participants of a round whose uploads are attacked: the same in all rounds that have the same."""
     users = level.config.server.attendance.of(stream.steps[level.block], level.config.seed, round_).users
-    keys = draws.client_keys(draws.key(level.config.seed, "audited clients", level.block), users)
-    order = draws.sort_keys(draws.bits(keys, torch.zeros_like(users))).argsort()
+    keys = rng.client_keys(rng.key(level.config.seed, "audited clients", level.block), users)
+    order = rng.sort_keys(rng.bits(keys, torch.zeros_like(users))).argsort()
     return users[order[:level.clients or len(users)]]
 
 

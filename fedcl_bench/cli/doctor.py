@@ -12,7 +12,7 @@ from typing import Callable, Iterable
 
 from packaging.requirements import Requirement
 
-from ..errors import UserError
+from ..core.errors import UserError
 
 # The same list as in setup.cfg, for a checkout that is not installed; a test compares the two.
 REQUIREMENTS = ("recbole==1.2.0", "kmeans-pytorch>=0.3", "torch>=2.4", "numpy>=1.24,<3", "pandas>=2.0,<4",
@@ -59,7 +59,7 @@ def _data() -> str:
     from ..data.source import load_config, locate
     from ..data.stream import statistics
     from ..runs.config import CORE_SETTINGS
-    from ..settings import assemble
+    from ..core.settings import assemble
 
     config = load_config("ml-100k")
     settings = assemble(CORE_SETTINGS, [("dataset_configs/ml-100k.yaml", config.settings)], "doctor")[0]
@@ -82,9 +82,9 @@ def _device() -> str:
 
 
 def _kernels() -> str:
-    from ..ops import kernels
+    from ..kernels import ops
 
-    if (why := kernels.why_not()) is not None:
+    if (why := ops.why_not()) is not None:
         return f"optional: {why}; PyTorch's operations are used, whose rounds of lists take several times as long"
     return "compiled kernels for this processor"
 
@@ -109,7 +109,7 @@ def _plugins(folders: Iterable[Path]) -> str:
 
 
 def _plugin_texts(folders: Iterable[Path]) -> str:
-    from ..files import shipped
+    from ..core.files import shipped
     from ..runs.metadata import plugin_files
 
     folders = [shipped("plugins"), *folders]

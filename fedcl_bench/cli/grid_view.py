@@ -15,10 +15,10 @@ from rich.text import Text
 from ..data.source import dataset_name
 from ..experiments.grid import Outcome, State, Task
 from ..experiments.tune import ALIKE, Result
-from ..names import for_terminal
+from ..core.text import for_terminal
 from ..runs.specs import seed_text
-from ..settings import as_text
-from ..workers.pool import Board
+from ..core.settings import as_text
+from ..experiments.pool import Board
 from .show import plain_table, print_table
 
 

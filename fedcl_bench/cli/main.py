@@ -10,12 +10,12 @@ import os
 import sys
 from typing import Sequence, TextIO
 
-from ..errors import RunFailed, UserError, ran_out, unknown
-from ..files import NO_SPACE, closed_to_others, no_space
-from ..names import for_terminal
-from ..ops.memory import importing
-from ..runs.faults import named
-from ..version import __version__
+from ..core.errors import RunFailed, UserError, ran_out, unknown
+from ..core.files import NO_SPACE, closed_to_others, no_space
+from ..core.text import for_terminal
+from ..kernels.memory import importing
+from ..runs.plugin_errors import named
+from ..core.version import __version__
 from . import commands
 from .commands.data import with_action
 

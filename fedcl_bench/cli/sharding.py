@@ -16,7 +16,7 @@ class Sharding:
     """The cluster of ``--ray``, which is left when the stack is closed."""
 
     def __init__(self, args: argparse.Namespace, stack: ExitStack):
-        from ..workers import cluster
+        from ..experiments import cluster
 
         self.joined, self.threads = stack.enter_context(cluster.joined(args.ray, cores())), args.threads or 1
         self.joined.check_threads(self.threads)
@@ -25,13 +25,13 @@ class Sharding:
 
     def check(self, federation: Federation) -> None:
         """Raise UserError if the run cannot be cut into these shards."""
-        from ..workers import partition
+        from ..experiments import partition
 
         partition.check(federation, self.shards)
 
     def engine(self, config: RunConfig, warn: Callable[[str], None]) -> Engine:
         """What does a run on the cluster."""
-        from ..workers.ray_crew import ShardStarter
-        from ..workers.shards import Conductor
+        from ..experiments.ray_crew import ShardStarter
+        from ..experiments.shards import Conductor
 
         return Conductor(config, self.shards, self.plugins, ShardStarter(self.joined, self.threads), warn)

@@ -12,13 +12,13 @@ from rich.table import Table
 
 from ..data.source import DatasetConfig, DatasetSource
 from ..data.stream import StreamSettings
-from ..errors import UserError
+from ..core.errors import UserError
 from ..evaluation.metrics import OF_EVERY_RUN, is_share
-from ..names import for_terminal
+from ..core.text import for_terminal
 from ..runs.config import RunConfig
 from ..runs.registry import Plugin
 from ..runs.store import domains_of
-from ..settings import as_text, describe, flat, inactive
+from ..core.settings import as_text, describe, flat, inactive
 from ..stats.significance import FEW_USERS, interval_of_mean
 
 def _console() -> Console:

@@ -19,9 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Iterable, Iterator, Mapping, Sequence
 
-from ..errors import UserError, unknown
-from ..files import write_atomically
-from ..names import shown
+from ..core.errors import UserError, unknown
+from ..core.files import write_atomically
+from ..core.text import shown
 from . import archives, hdf
 from .overlap import persons_file
 from .session_sets import TEST, TRAIN, pickled_rows, table_rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from . import domains, prepared, sessions, stream as blocks
+from . import domain_streams, prepared, session_streams, stream as blocks
 from .features import FeatureSource, Hearing, load_features
 from .overlap import known_users
 from .recbole_files import Interactions, load_interactions
@@ -36,12 +36,12 @@ def build_stream(source: DatasetSource, settings: StreamSettings) -> Stream:
     if settings.split_file:
         return read_split_file(source.path)
     if source.parts:
-        return domains.build_domains([(part.name, _interactions(part, settings)) for part in source.parts], settings)
+        return domain_streams.build_domains([(part.name, _interactions(part, settings)) for part in source.parts], settings)
     config = source.config
     if settings.stream == "sessions":
         data = load_interactions(source.path, settings.k_core, {**_names(config), **session_columns(source, settings)},
                                  config.val_interval, config.drop_events)
-        return sessions.build_sessions(data, settings, str(source.path))
+        return session_streams.build_sessions(data, settings, str(source.path))
     build = build_static if settings.stream == "static" else build_blocks
     return build(_interactions(source, settings), settings, source.name)
 
@@ -76,6 +76,6 @@ def statistics(stream: Stream) -> dict[str, list[float]]:
     """A stream's statistics in the layout of its paper's Table 1: one value per block or domain, or one in all of
     sessions."""
     if stream.domains:
-        return domains.statistics(stream)
-    return (sessions if stream.steps[0].sessions else blocks).statistics(stream)
+        return domain_streams.statistics(stream)
+    return (session_streams if stream.steps[0].sessions else blocks).statistics(stream)
 

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import UserError, unknown
-from ..files import replacing, sweep
-from . import given, language_models, tfidf
+from ..core.errors import UserError, unknown
+from ..core.files import replacing, sweep
+from . import precomputed_vectors, language_models, tfidf
 from .item_texts import item_file, read_texts
 from .language_models import PACKAGED, LanguageModel
 from .source import DatasetSource
@@ -124,7 +124,7 @@ def _files(encoder: str, part: DatasetSource) -> list[Path]:
     """
     described = item_file(part.path)
     if encoder.startswith(GIVEN):
-        return given.files_of(Path(encoder.removeprefix(GIVEN)).expanduser(), part.name, described)
+        return precomputed_vectors.files_of(Path(encoder.removeprefix(GIVEN)).expanduser(), part.name, described)
     if not described.is_file():
         raise UserError(f"domain '{part.name}': its items have no texts, as there is no file {described}.\n{_WAYS}")
     return [described]
@@ -192,7 +192,7 @@ def _of_domain(features: FeatureSource, part: DatasetSource, items: list[str], h
 
 def _given(features: FeatureSource, files: Sequence[Path], items: Sequence[str], column: str) -> np.ndarray:
     """The last layers of given vectors."""
-    vectors = given.read(files[0], items, files[1:], column)
+    vectors = precomputed_vectors.read(files[0], items, files[1:], column)
     if features.layers > vectors.shape[1]:
         raise UserError(f"setting 'text_layers': found {features.layers}, accepted: at most {vectors.shape[1]}, the "
                         f"layers of {files[0]}, or 0.")

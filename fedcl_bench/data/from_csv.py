@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Callable, Mapping
 
 import numpy as np
 
-from ..errors import UserError
-from ..files import replacing, write_atomically
-from ..names import safe_name
+from ..core.errors import UserError
+from ..core.files import replacing, write_atomically
+from ..core.text import safe_name
 from .table_reader import SEPARATORS, Layout, content_of, fields_of, first_lines, joined, text_batches
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
-from ..errors import UserError
-from ..names import shown
+from ..core.errors import UserError
+from ..core.text import shown
 from .table_reader import frame_batch
 
 if TYPE_CHECKING:

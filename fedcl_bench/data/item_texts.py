@@ -11,8 +11,8 @@ import io
 from pathlib import Path
 from typing import Sequence
 
-from ..errors import UserError
-from ..names import shown
+from ..core.errors import UserError
+from ..core.text import shown
 
 _WORDS = ":token_seq"
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import UserError
-from ..names import shown
-from ..schema import read_bytes
+from ..core.errors import UserError
+from ..core.text import shown
+from ..core.schema import read_bytes
 from .source import DatasetSource, persons_beside
 from .stream import Stream
 

@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import Corrupt, UserError
-from ..files import folder_beside
-from ..schema import fields_of, lists, mapping, one_of, plain, read_json, text, whole
-from ..version import NUMBERS_VERSION
+from ..core.errors import Corrupt, UserError
+from ..core.files import folder_beside
+from ..core.schema import fields_of, lists, mapping, one_of, plain, read_json, text, whole
+from ..core.version import NUMBERS_VERSION
 from .stream import CENTRAL_ONLY, DOMAINS_ONLY, Ragged, Sessions, Step, Stream, StreamSettings
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import Collection, Iterator, Mapping
 import numpy as np
 import pandas as pd
 
-from ..errors import UserError
+from ..core.errors import UserError
 
 SPLITS = ("train", "valid", "test")
 _ROW = "row of the file"  # a column RecBole carries along, to find the text of others again behind its filters

@@ -11,7 +11,7 @@ import pickletools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator
 
-from ..errors import UserError
+from ..core.errors import UserError
 from .table_reader import frame_batch, read_parquet
 
 if TYPE_CHECKING:

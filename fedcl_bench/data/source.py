@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Mapping
 
 import yaml
 
-from ..errors import UserError, unknown
-from ..files import shipped
-from ..names import JOIN, LONGEST, for_terminal, safe_name, shown
+from ..core.errors import UserError, unknown
+from ..core.files import shipped
+from ..core.text import JOIN, LONGEST, for_terminal, safe_name, shown
 from .plain_yaml import parsed
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import draws
-from ..errors import UserError
-from ..settings import setting
+from .. import rng
+from ..core.errors import UserError
+from ..core.settings import setting
 from .recbole_files import SPLITS, Interactions, check_splits, read_table
 from .tie_order import SHIPPED, TIE_ORDERS, time_order
 
@@ -381,8 +381,8 @@ def split_of_rows(user: np.ndarray, how: str, seed: int, block: int) -> np.ndarr
     start = np.concatenate([[0], np.flatnonzero(np.diff(user[order])) + 1]) if len(user) else np.zeros(0, int)
     position = np.arange(len(user)) - np.repeat(start, np.diff(np.append(start, len(user))))
     if how == "random":
-        keys = draws.client_keys(draws.key(seed, "split", block), torch.from_numpy(user[order]))
-        random = draws.sort_keys(draws.bits(keys, torch.from_numpy(position))).numpy()
+        keys = rng.client_keys(rng.key(seed, "split", block), torch.from_numpy(user[order]))
+        random = rng.sort_keys(rng.bits(keys, torch.from_numpy(position))).numpy()
         shuffled = np.lexsort((random, user[order]))  # within a user, by random key
         order = order[shuffled]
     test = np.where(count < 3, 0, -(-count // 10))

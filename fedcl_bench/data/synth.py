@@ -28,10 +28,10 @@ from typing import Callable, Iterator
 import numpy as np
 import torch
 
-from .. import draws
-from ..errors import UserError
-from ..files import folder_beside
-from ..parallel import in_order, workers
+from .. import rng
+from ..core.errors import UserError
+from ..core.files import folder_beside
+from ..core.parallel import in_order, workers
 from .stream import Ragged, Step, StreamSettings
 
 FACTORS = 4  # length f of the vectors of tastes and properties
@@ -119,8 +119,8 @@ class Written:
 def catalogue(world: World) -> Catalogue:
     """The items of a world: memory grows with items x blocks."""
     weight = torch.arange(1, world.items + 1, dtype=torch.float64) ** -world.exponent
-    score = _drifting(draws.normal_rows(world.seed, "synth popularity", 0, world.items, world.blocks).T, world.drift)
-    properties = draws.normal_rows(world.seed, "synth properties", 0, world.items, FACTORS).float()
+    score = _drifting(rng.normal_rows(world.seed, "synth popularity", 0, world.items, world.blocks).T, world.drift)
+    properties = rng.normal_rows(world.seed, "synth properties", 0, world.items, FACTORS).float()
     return Catalogue(weight.cumsum(0) / weight.sum(), score.argsort(dim=1, descending=True, stable=True), properties)
 
 
@@ -134,7 +134,7 @@ def _drifting(noise: torch.Tensor, drift: float) -> torch.Tensor:
 
 def activity(world: World, users: range) -> torch.Tensor:
     """How many interactions some users have, int64, shape (n,)."""
-    z = draws.normal_rows(world.seed, "synth activity", users.start, len(users), 1)[:, 0]
+    z = rng.normal_rows(world.seed, "synth activity", users.start, len(users), 1)[:, 0]
     mean = world.per_user * torch.exp(world.activity * z - world.activity ** 2 / 2.0)
     return mean.round().long().clamp(1, max(1, world.items // 2))
 
@@ -150,7 +150,7 @@ def interactions(world: World, items: Catalogue, users: range) -> Rows:
                       torch.full((world.blocks,), (1.0 - world.base_share) / max(world.blocks - 1, 1),
                                  dtype=torch.float64)]).cumsum(0)[:world.blocks - 1]
     block = torch.searchsorted(ends, at, right=True)
-    noise = draws.normal_rows(world.seed, "synth taste", users.start, len(users), world.blocks * FACTORS)
+    noise = rng.normal_rows(world.seed, "synth taste", users.start, len(users), world.blocks * FACTORS)
     tastes = _drifting(noise.float().view(-1, world.blocks, FACTORS).transpose(0, 1), world.drift)
     item = _choices(world, items, ids, of_row, position, block, tastes)
     second = START + (at * SPAN).long()
@@ -164,11 +164,11 @@ def _times(world: World, ids: torch.Tensor, of_row: torch.Tensor, position: torc
     A user that begins at a has uniform times on [a, 1). With a = 0 for a share 1 - L of the users and uniform for the
     others, a time is below t with probability t + L (1 - t) ln(1 - t): that is what a time is replaced by.
     """
-    pattern = draws.bits(draws.client_keys(draws.key(world.seed, "synth begin"), ids)[:, None], torch.arange(2))
-    late, begin = draws.uniform(pattern).unbind(1)
+    pattern = rng.bits(rng.client_keys(rng.key(world.seed, "synth begin"), ids)[:, None], torch.arange(2))
+    late, begin = rng.uniform(pattern).unbind(1)
     begin = torch.where(late < LATE, begin, 0.0)[of_row]
-    keys = draws.client_keys(draws.key(world.seed, "synth time"), ids)
-    t = begin + (1.0 - begin) * draws.uniform(draws.bits(keys[of_row], position))
+    keys = rng.client_keys(rng.key(world.seed, "synth time"), ids)
+    t = begin + (1.0 - begin) * rng.uniform(rng.bits(keys[of_row], position))
     left = 1.0 - t
     return (t + LATE * torch.special.xlogy(left, left)).clamp_(0.0, math.nextafter(1.0, 0.0))
 
@@ -184,15 +184,15 @@ def _choices(world: World, items: Catalogue, ids: torch.Tensor, of_row: torch.Te
     open_, attempt = torch.arange(len(of_row)), 0
     while len(open_):
         user, when = of_row[open_], block[open_]
-        keys = draws.client_keys(draws.key(world.seed, "synth proposal", attempt), ids)[user]
-        first, coin = (draws.bits(keys, 2 * position[open_] + side) for side in (0, 1))
+        keys = rng.client_keys(rng.key(world.seed, "synth proposal", attempt), ids)[user]
+        first, coin = (rng.bits(keys, 2 * position[open_] + side) for side in (0, 1))
         if attempt < _TASTEFUL:
-            rank = torch.searchsorted(items.cumulative, draws.uniform(first)).clamp_(max=world.items - 1)
+            rank = torch.searchsorted(items.cumulative, rng.uniform(first)).clamp_(max=world.items - 1)
             item = items.ranked[when, rank]
             fit = (tastes[when, user] * items.properties[item]).sum(1).double() / math.sqrt(FACTORS)
-            willing = draws.uniform(coin) < torch.sigmoid(world.taste * (fit - 1.0))
+            willing = rng.uniform(coin) < torch.sigmoid(world.taste * (fit - 1.0))
         else:  # a user who has nearly all that is popular and to its taste
-            item = draws.integers(first, world.items)
+            item = rng.integers(first, world.items)
             willing = torch.ones_like(item, dtype=torch.bool)
         pair = (user * world.items + item).numpy()
         candidates = np.flatnonzero(willing.numpy())

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
 import numpy as np
 
-from ..errors import UserError
-from ..files import bar
+from ..core.errors import UserError
+from ..core.files import bar
 
 if TYPE_CHECKING:
     import pandas as pd

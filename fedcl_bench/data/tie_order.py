@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from .. import draws
-from ..errors import UserError
+from .. import rng
+from ..core.errors import UserError
 
 # Of which rows each shipped order is.
 SHIPPED = {"numpy_quicksort": "ml-100k with k_core=10", "numpy_avx512": "lastfm-2k with k_core=5"}
@@ -43,7 +43,7 @@ def time_order(times: np.ndarray, tie_order: str) -> np.ndarray:
         UserError: if a shipped order is asked for that is of other rows.
     """
     if tie_order == "random":
-        keys = draws.sort_keys(draws.row_keys(draws.key(0, "ties"), torch.arange(len(times))))
+        keys = rng.sort_keys(rng.row_keys(rng.key(0, "ties"), torch.arange(len(times))))
         return np.lexsort((keys.numpy(), times))
     stable = np.argsort(times, kind="stable")
     if tie_order == "file":

@@ -7,13 +7,13 @@ from typing import Callable
 import torch
 from torch import Tensor
 
-from ..backbone import Backbone
+from ..plugin.backbone import Backbone
 from ..data.stream import Step
-from ..distillation import ranks_of
-from ..draws import Tables
-from ..model import Snapshot, in_pieces, score_users
-from ..ops import kernels
-from ..parallel import in_order
+from ..toolbox.distillation import ranks_of
+from ..rng import Tables
+from ..plugin.state import Snapshot, in_pieces, score_users
+from ..kernels import ops
+from ..core.parallel import in_order
 
 SHIFT_TOP_N = 30
 _COLUMNS = 256  # items whose changes of rank are added up at once
@@ -79,8 +79,8 @@ def _sum_of_changes(before: Tensor, now: Tensor) -> Tensor:
 
 def _ranks(scores: Tensor) -> Tensor:
     """1-based rank of every item, equal scores by their item's number: whole numbers of shape (n, items)."""
-    if kernels.serve(scores):
-        return kernels.all_ranks(scores)
+    if ops.serve(scores):
+        return ops.all_ranks(scores)
     order = scores.argsort(dim=1, descending=True, stable=True)
     rank = torch.arange(1, scores.shape[1] + 1, dtype=torch.int32, device=scores.device)
     return torch.empty_like(order, dtype=torch.int32).scatter_(1, order, rank.expand_as(order))

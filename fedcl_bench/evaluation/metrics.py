@@ -11,8 +11,8 @@ from typing import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from .. import contract
-from ..metric import Metric, RankedLists
+from ..plugin import checks
+from ..plugin.metric import Metric, RankedLists
 
 
 class NDCG(Metric):
@@ -165,6 +165,6 @@ def measure(metrics: Iterable[Metric], lists: RankedLists, topk: Sequence[int]) 
         for metric in metrics:
             if not metric.of_items or top.items is not None:
                 values = metric.values(top if metric.of_items else hits)
-                contract.check_metric(metric, values, len(hits.relevant))
+                checks.check_metric(metric, values, len(hits.relevant))
                 result[f"{metric.name}@{k}"] = values.double()
     return result

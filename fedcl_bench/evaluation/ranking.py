@@ -8,18 +8,19 @@ from typing import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from .. import contract, draws
-from ..backbone import Backbone
+from .. import rng
+from ..plugin import checks
+from ..plugin.backbone import Backbone
 from ..data.stream import NOT_IN_EPOCHS, Ragged, Step
-from ..errors import UserError
-from ..method import Method
-from ..metric import Catalogue, Metric, RankedLists
-from ..model import Snapshot, in_pieces, score_pairs, score_users
-from ..ops.topk import highest
-from ..parallel import in_order
-from ..sampling import padded
-from ..settings import setting
-from ..sizes import SIZES
+from ..core.errors import UserError
+from ..plugin.method import Method
+from ..plugin.metric import Catalogue, Metric, RankedLists
+from ..plugin.state import Snapshot, in_pieces, score_pairs, score_users
+from ..kernels.topk import highest
+from ..core.parallel import in_order
+from ..training.sampling import padded
+from ..core.settings import setting
+from ..core.tuning import SIZES
 from .metrics import OF_EVERY_RUN, measure
 
 DEFAULT: tuple[Metric, ...] = tuple(cls() for cls in OF_EVERY_RUN)
@@ -97,8 +98,8 @@ def draw_candidates(step: Step, settings: EvaluationSettings, seed: int) -> dict
     drawn = min(2 * n if several else n, step.n_items)
     parts = []
     for users in in_pieces(torch.arange(step.n_users, device=step.train.values.device), step.n_items):
-        keys = draws.client_keys(draws.key(seed, "candidates", step.index), users)
-        order = draws.sort_keys(draws.bits(keys[:, None], torch.arange(step.n_items, device=users.device)))
+        keys = rng.client_keys(rng.key(seed, "candidates", step.index), users)
+        order = rng.sort_keys(rng.bits(keys[:, None], torch.arange(step.n_items, device=users.device)))
         for split in ("train", "valid", "test"):
             order[step.split(split).select(users)] = torch.iinfo(torch.int64).max
         key, item = order.topk(drawn, dim=1, largest=False)
@@ -195,7 +196,7 @@ class _Lists:
         n_items = self.model.n_items
         items = torch.cat([self.candidates[users], padded(self.target, users)], 1).sort(1).values
         scores = score_pairs(self.backbone, self.model, users, items.clamp(min=0))
-        contract.require_finite_scores(self.backbone, "score", scores, users)
+        checks.require_finite_scores(self.backbone, "score", scores, users)
         out = items < 0
         out[:, 1:] |= items[:, 1:] == items[:, :-1]
         pair = torch.arange(len(users), device=users.device)[:, None] * n_items + items
@@ -211,11 +212,11 @@ def finite_scores(backbone: Backbone, method: Method | None, model: Snapshot, us
         RunFailed: if a score is not finite. PluginError: if the method returns anything else than scores.
     """
     scores = score_users(backbone, model, users)
-    contract.require_finite_scores(backbone, "score", scores, users)
+    checks.require_finite_scores(backbone, "score", scores, users)
     if method is not None and method.overrides("rescore"):
         scores = method.rescore(users, scores, model, backbone)
-        contract.check_tensor(method, "rescore", scores, (len(users), model.n_items), "(n, items): a score per item")
-        contract.require_finite_scores(method, "rescore", scores, users)
+        checks.check_tensor(method, "rescore", scores, (len(users), model.n_items), "(n, items): a score per item")
+        checks.require_finite_scores(method, "rescore", scores, users)
     return scores
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, Iterable, Mapping
 
 from ..data.source import dataset_name
-from ..errors import Corrupt, UserError, unknown
-from ..names import shown
+from ..core.errors import Corrupt, UserError, unknown
+from ..core.text import shown
 from ..runs.config import RunConfig, make_config
 from ..runs.records import Record
 from ..runs.registry import Registry
 from ..runs.specs import Layers, RunSpec, Tuned, spelled_spec
-from ..settings import LARGEST, LARGEST_SEED, MOST_SEEDS, as_text
+from ..core.settings import LARGEST, LARGEST_SEED, MOST_SEEDS, as_text
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,11 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Generator, Mapping
 
 from ..data.source import config_file, dataset_name, load_config
-from ..errors import UserError, unknown
+from ..core.errors import UserError, unknown
 from ..runs.config import CORE_SETTINGS, effective, resolve
 from ..runs.registry import Registry
 from ..runs.specs import RunSpec
-from ..settings import as_text, checked, flat, inactive, search_space
+from ..core.settings import as_text, checked, flat, inactive, search_space
 
 if TYPE_CHECKING:
     import optuna

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Mapping
 
-from ..errors import PluginError
+from ..core.errors import PluginError
 from ..runs.config import resolve, without_effect
 from ..runs.registry import Registry
 from ..runs.specs import RunSpec, Tuned
-from ..settings import as_text, flat
+from ..core.settings import as_text, flat
 
 
 @dataclass(frozen=True)

@@ -14,18 +14,18 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Callable, Generator, Iterable, Mapping, Sequence
 
-from ..errors import Corrupt, UserError
+from ..core.errors import Corrupt, UserError
 from ..federation.parts import STAGE
-from ..files import sweep, write_atomically
+from ..core.files import sweep, write_atomically
 from ..runs.frames import read_columns
 from ..runs.records import last_stage
 from ..runs.registry import Registry
 from ..runs.run_json import read_run
 from ..runs.specs import RunSpec, Tuned, Where, read_tuned, tuned_file
-from ..settings import unknown_setting
+from ..core.settings import unknown_setting
 from .grid import Outcome, Task, make_tasks, merged, state
-from .search import (REFERENCE, Combination, Effort, Point, Run, Search, Study, Trial, default_settings,
-                     known_settings, make_search)
+from .search import (REFERENCE, Combination, Effort, Point, Run, Search, Study, Trial, default_settings, known_settings,
+                     make_search)
 
 ALIKE = 1e-4  # what no metric of a run that is FT in effect is away from FT's
 Runner = Callable[[list[Task]], list[Outcome]]

@@ -13,17 +13,17 @@ from typing import Iterator
 
 import torch
 
-from ..client.central import Epoch, SampleSet
-from ..client.mini_batches import Point
+from ..training.silo_samples import Epoch, SampleSet
+from ..training.mini_batches import Point
 from ..data.stream import Step
-from ..draws import DrawKey
-from ..evaluation.beyond import catalogue_of
-from ..evaluation.central import Ranking, rank_samples
+from ..rng import DrawKey
+from ..evaluation.beyond_accuracy import catalogue_of
+from ..evaluation.sample_ranking import Ranking, rank_samples
 from ..evaluation.ranking import UserScores
-from ..model import Snapshot
-from ..sizes import SIZES
+from ..plugin.state import Snapshot
+from ..core.tuning import SIZES
 from .divergence import naming, require_finite
-from .growth import grow
+from .parameter_growth import grow
 from .parts import Best, Federation, Progress, Within
 from .validation import is_due, judge
 

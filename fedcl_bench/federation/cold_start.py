@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .. import draws
-from ..client.ways import Training, choose_way
+from .. import rng
+from ..training.strategies import Training, choose_way
 from ..data.stream import Step
-from ..draws import DrawKey, Tables
-from ..method import Method, NoSettings
-from ..model import Snapshot
-from ..sampling import padded
-from .growth import initial_private
+from ..rng import DrawKey, Tables
+from ..plugin.method import Method, NoSettings
+from ..plugin.state import Snapshot
+from ..training.sampling import padded
+from .parameter_growth import initial_private
 from .parts import Federation
 from .protocols import list_chunks
 from .round import Work, train_clients
@@ -80,7 +80,7 @@ class ColdStart:
         """Private parameters after the rounds of local training that each of ``users`` does alone."""
         f, first = self.federation, torch.arange(self.step.n_users, device=users.device) + self.old
         work = Work(self.training, list_chunks(self.step, users, new, self.training))
-        with draws.named(draws.names(first)):
+        with rng.named(rng.names(first)):
             for round_ in range(f.server.fold_in_rounds):
                 sums = train_clients([work], new, DrawKey(f.seed, self.step.index, round_))
                 new = replace(new, private={**new.private, **sums.private})

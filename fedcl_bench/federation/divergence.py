@@ -9,9 +9,9 @@ from typing import Any, Iterator
 
 import torch
 
-from ..draws import DrawKey
-from ..errors import RunFailed
-from ..model import Snapshot
+from ..rng import DrawKey
+from ..core.errors import RunFailed
+from ..plugin.state import Snapshot
 from .parts import Federation
 
 

@@ -11,13 +11,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Callable, Iterator
 
-from .. import contract
-from ..client.trained import Trained
-from ..draws import DrawKey, Tables
+from ..plugin import checks
+from ..training.trained import Trained
+from ..rng import DrawKey, Tables
 from ..evaluation.drift import analyse
-from ..model import Snapshot
-from ..ops.memory import keep_freed_blocks
-from ..parallel import workers
+from ..plugin.state import Snapshot
+from ..kernels.memory import keep_freed_blocks
+from ..core.parallel import workers
 from . import central, server, silos
 from .divergence import naming, require_finite
 from .parts import Best, Federation, Progress
@@ -78,7 +78,7 @@ def one_round(opened: OpenStep, group: Group, progress: Progress, observe: Obser
     # 2. The server averages what they upload, with its noise, lets the method aggregate, and answers.
     model, loss = server.mean(sums, progress.model, f.backbone, f.seed, f.population.sum)
     model = server.aggregate(f.backbone, model, group.users, opened.training.protection, key, group.count)
-    model = replace(model, public=contract.checked_aggregate(method, model.public))
+    model = replace(model, public=checks.checked_aggregate(method, model.public))
     uploads = sums.uploads
     answers = server.answer(method, key.round, group.users, uploads, opened.step.n_users)
     trained = time.perf_counter()

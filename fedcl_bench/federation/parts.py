@@ -9,20 +9,20 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from .. import contract
-from ..backbone import Backbone
+from ..plugin import checks
+from ..plugin.backbone import Backbone
 from ..data.stream import NOT_IN_EPOCHS, Step, Stream
-from ..domain_module import DomainMethod, ModuleBackbone
-from ..errors import UserError
+from ..plugin.silo import DomainMethod, ModuleBackbone
+from ..core.errors import UserError
 from ..evaluation.ranking import DEFAULT, EvaluationSettings, UserScores, parse_metric
-from ..method import Method, NoSettings
-from ..metric import Metric
-from ..model import Snapshot
-from ..local_settings import LocalSettings
-from ..settings import setting
+from ..plugin.method import Method, NoSettings
+from ..plugin.metric import Metric
+from ..plugin.state import Snapshot
+from ..plugin.local_settings import LocalSettings
+from ..core.settings import setting
 from ..stats.clip_noise import LAPLACE, MECHANISMS, Protection
-from . import kinds
-from .attendance import AVAILABILITY, Attendance
+from . import compatibility
+from .client_sampling import AVAILABILITY, Attendance
 from .server import Population
 
 STAGE = "stage"  # of a round: the number of its stage, where a method has several
@@ -134,7 +134,7 @@ class Progress:
         curve: one row per round of every step so far; ``valid`` is nan where the round was not validated.
         tests: (trained step, tested step, per-user scores).
         analysis: (step, kind, ids of users or items, values), see ``evaluation/drift.py``.
-        ways: how clients were trained in every step so far (see ``client/ways.py``).
+        ways: how clients were trained in every step so far (see ``training/strategies.py``).
         under_way: the share of the next round that is done; only shown, and not saved.
         within: gives how far that round is, if clients hold many users; it looks at what is being trained, so it is
             asked before the next progress is.
@@ -241,29 +241,29 @@ class Federation:
         self.check_kinds()
         self._check_fold_in()
         self._check_protection()
-        contract.check_declaration(self.backbone)
+        checks.check_declaration(self.backbone)
         self.method.check(self.stream)
 
     def _check_domains(self) -> None:
         """Every domain must have enough items for the lists."""
         self.check_kinds()
         if self.stream.known:
-            kinds.check_known_users(self.backbone)
+            compatibility.check_known_users(self.backbone)
         for name, step in zip(self.stream.domains, self.stream.steps):
             if self.topk[-1] > step.n_items - step.old_items:
                 raise UserError(f"setting 'topk'/'valid_metric': found {self.topk[-1]}, accepted: at most the number "
                                 f"of items, {step.n_items - step.old_items} in domain '{name}'.")
         if not isinstance(self.backbone, ModuleBackbone):
-            contract.check_declaration(self.backbone)
+            checks.check_declaration(self.backbone)
         self.method.check(self.stream)
 
     def check_kinds(self) -> None:
         """Raise UserError unless backbone, method and stream go together; see ``kinds.py``."""
         if self.central or self.stream.domains:
-            return kinds.check_in_epochs(self.backbone, self.method, bool(self.stream.domains), self.topology)
-        kinds.check(self.backbone, self.method, bool(self.stream.steps[0].sessions), self.local, self.server.init)
+            return compatibility.check_in_epochs(self.backbone, self.method, bool(self.stream.domains), self.topology)
+        compatibility.check(self.backbone, self.method, bool(self.stream.steps[0].sessions), self.local, self.server.init)
         if self.server.fold_in and self.server.cold_start == "mean":
-            kinds.check_vectors(self.backbone)
+            compatibility.check_vectors(self.backbone)
 
     def _check_fold_in(self) -> None:
         """Somebody must be left to train in every block."""

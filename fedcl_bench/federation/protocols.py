@@ -11,21 +11,21 @@ from typing import Sequence
 import torch
 from torch import Tensor
 
-from ..client.sessions import SessionChunk, clients_at_once, make_session_chunks
-from ..client.ways import Training
+from ..training.session_trainer import SessionChunk, clients_at_once, make_session_chunks
+from ..training.strategies import Training
 from ..data.stream import Ragged, Step
-from ..draws import DrawKey
-from ..evaluation.beyond import analyse_lists, analyse_sessions, catalogue_of
+from ..rng import DrawKey
+from ..evaluation.beyond_accuracy import analyse_lists, analyse_sessions, catalogue_of
 from ..evaluation.drift import TARGET
 from ..evaluation.metrics import NDCG, Hit
 from ..evaluation.ranking import UserScores, draw_candidates, rank_all
-from ..evaluation.sessions import SessionRanking, SessionTask, draw_session_candidates, rank_sessions
-from ..method import Method
-from ..metric import Catalogue, Metric
-from ..model import Snapshot
-from ..sampling import Chunk, Needs, make_chunks
-from ..sequential import SequentialBackbone
-from .growth import row_width
+from ..evaluation.session_ranking import SessionRanking, SessionTask, draw_session_candidates, rank_sessions
+from ..plugin.method import Method
+from ..plugin.metric import Catalogue, Metric
+from ..plugin.state import Snapshot
+from ..training.sampling import Chunk, Needs, make_chunks
+from ..plugin.sequential import SequentialBackbone
+from .parameter_growth import row_width
 from .parts import Federation
 
 Tests = list[tuple[int, int, UserScores]]

@@ -6,22 +6,22 @@ from typing import Callable, NamedTuple, Sequence
 
 from torch import Tensor
 
-from .. import contract
-from ..client.at_rest import PartialTrainer
-from ..client.base import ChunkTrainer
-from ..client.factored import InnerTrainer
-from ..client.fused import RoundTrainer, plan_of
-from ..client.lists import ListTrainer
-from ..client.sessions import SessionChunk, SessionTrainer
-from ..client.trained import Trained, at_slots, covers_all_items, rows_of
-from ..client.untouched import shifts_of
-from ..client.ways import Training
-from ..draws import DrawKey, Tables
-from ..model import Snapshot
-from ..parallel import in_order
-from ..sampling import Chunk, LaterChunk
-from ..sequential import SequentialBackbone
-from ..sizes import SIZES
+from ..plugin import checks
+from ..training.lazy_decay import PartialTrainer
+from ..training.chunk_trainer import ChunkTrainer
+from ..training.factored import InnerTrainer
+from ..training.fused import RoundTrainer, plan_of
+from ..training.list_trainer import ListTrainer
+from ..training.session_trainer import SessionChunk, SessionTrainer
+from ..training.trained import Trained, at_slots, covers_all_items, rows_of
+from ..training.unseen_rows import shifts_of
+from ..training.strategies import Training
+from ..rng import DrawKey, Tables
+from ..plugin.state import Snapshot
+from ..core.parallel import in_order
+from ..training.sampling import Chunk, LaterChunk
+from ..plugin.sequential import SequentialBackbone
+from ..core.tuning import SIZES
 from .server import clip
 from .sums import RoundSums
 
@@ -97,7 +97,7 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, training: Training, 
         chunk = chunk.now() if isinstance(chunk, LaterChunk) else chunk
         work = trainer(chunk)
         loss = work.train()
-        contract.check_sent(method, work.declared, work.uploads)
+        checks.check_sent(method, work.declared, work.uploads)
         return _result(work, loss, shifts.get(chunk.batches, {}), training)
 
     return train

@@ -8,27 +8,27 @@ from typing import Any, Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from .. import contract
-from ..backbone import Backbone
-from ..client.factored import Outer
-from ..client.trained import Trained, at_slots, beside, rows_of
-from ..client.untouched import start_elsewhere
+from ..plugin import checks
+from ..plugin.backbone import Backbone
+from ..training.factored import Outer
+from ..training.trained import Trained, at_slots, beside, rows_of
+from ..training.unseen_rows import start_elsewhere
 from ..data.stream import Step, Stream
-from ..draws import DrawKey, Tables
+from ..rng import DrawKey, Tables
 from ..evaluation.drift import Add
 from ..evaluation.ranking import UserScores
-from ..method import Method
-from ..model import Snapshot, in_pieces
-from ..ops import kernels
-from ..parallel import in_order
-from ..sizes import SIZES
+from ..plugin.method import Method
+from ..plugin.state import Snapshot, in_pieces
+from ..kernels import ops
+from ..core.parallel import in_order
+from ..core.tuning import SIZES
 from ..stats.clip_noise import Protection, upload_key
-from .attendance import Attendance
+from .client_sampling import Attendance
 from .sums import RoundSums
 
 
 class Population:
-    """All clients of a run, which are here. ``workers/shards.py`` has those that are spread over workers.
+    """All clients of a run, which are here. ``experiments/shards.py`` has those that are spread over workers.
 
     Attributes:
         sum: adds up tables over all clients, given the sums over the clients here; None: they are all of them. May
@@ -118,13 +118,13 @@ def mean(sums: RoundSums, model: Snapshot, backbone: Backbone, seed: int, add: A
 
 def _mean(change: Tensor, whole: Tensor, table: Tensor) -> Tensor:
     """What the server sent plus the mean change, in the sum's memory; in pieces that threads take in turns."""
-    if not (kernels.serve(change) and table.is_contiguous()):
+    if not (ops.serve(change) and table.is_contiguous()):
         return change.div_(whole).add_(table)
     if change.numel() <= SIZES.averaged:
-        kernels.mean(change, table, float(whole))
+        ops.mean(change, table, float(whole))
         return change
     pieces = zip(change.view(-1).split(SIZES.averaged), table.view(-1).split(SIZES.averaged))
-    list(in_order(lambda piece: kernels.mean(*piece, float(whole)), list(pieces), change.device))
+    list(in_order(lambda piece: ops.mean(*piece, float(whole)), list(pieces), change.device))
     return change
 
 
@@ -170,7 +170,7 @@ def _uploaded_tables(model: Snapshot, users: Tensor, protection: Protection, key
 
 def answer(method: Method, round_: int, users: Tensor, uploads: Tables, n_users: int) -> Tables:
     """What the server answers the participants, each (N, ...); they keep it in ``client_state``."""
-    answers = contract.checked_answers(method, method.end_round(round_, users, uploads), len(users))
+    answers = checks.checked_answers(method, method.end_round(round_, users, uploads), len(users))
     for name, rows in answers.items():
         kept = method.client_state.get(name)
         kept = rows.new_zeros(n_users, *rows.shape[1:]) if kept is None else kept

@@ -20,22 +20,22 @@ from typing import Any, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .. import contract
-from ..client import modules
-from ..client.central import Epoch
-from ..client.mini_batches import Point
-from ..client.modules import ModuleEpoch
-from ..client.silo import Domain, Silo, as_one_client, joined, joined_states
-from ..domain_module import DomainMethod, DomainModule, ModuleBackbone, Stage
-from ..draws import DrawKey, Tables
-from ..evaluation.beyond import catalogue_of
-from ..evaluation.central import Ranking, rank_by_module, rank_samples, scores_by_module
+from ..plugin import checks
+from ..training import silo_modules
+from ..training.silo_samples import Epoch
+from ..training.mini_batches import Point
+from ..training.silo_modules import ModuleEpoch
+from ..training.silo_parts import Domain, Silo, as_one_client, joined, joined_states
+from ..plugin.silo import DomainMethod, DomainModule, ModuleBackbone, Stage
+from ..rng import DrawKey, Tables
+from ..evaluation.beyond_accuracy import catalogue_of
+from ..evaluation.sample_ranking import Ranking, rank_by_module, rank_samples, scores_by_module
 from ..evaluation.ranking import UserScores
-from ..method import NoSettings
-from ..model import Snapshot
-from ..sizes import SIZES
+from ..plugin.method import NoSettings
+from ..plugin.state import Snapshot
+from ..core.tuning import SIZES
 from .divergence import naming, require_finite
-from .growth import grow
+from .parameter_growth import grow
 from .parts import STAGE, Best, Federation, Progress, Within
 from .validation import is_due, judge, judged_again
 
@@ -81,7 +81,7 @@ class Silos:
         f, models = self.federation, []
         for domain in self.domains:
             if domain.module is not None:
-                model = modules.exported(domain.module)
+                model = silo_modules.exported(domain.module)
             else:
                 model = grow(Snapshot({}, {}), f.backbone, Silo.alone(domain, f.seed).seed, as_one_client(domain.step),
                              getattr(torch, f.server.precision), f.device)
@@ -231,7 +231,7 @@ def _enter(phase: Phase, silo: Silo, model: Snapshot) -> None:
     """Let a silo's modules begin a stage, and look at the shape of their scores before anybody trains."""
     f = phase.silos.federation
     for domain, module in zip(silo.domains, _loaded(phase, silo, model)):
-        with torch.no_grad(), modules.seeded(silo.seed, "stage", phase.number, device=f.device):
+        with torch.no_grad(), silo_modules.seeded(silo.seed, "stage", phase.number, device=f.device):
             module.enter_stage(phase.stage.name)
             first = torch.zeros(1, dtype=torch.int64, device=f.device)
             scores_by_module(f.backbone, module, domain.step.n_items, domain.step.sessions["valid"], first)
@@ -353,13 +353,13 @@ def _exchanged(phase: Phase, models: Sequence[Snapshot], progress: Progress
         if module is None:
             uploads.append(model.dense)
             continue
-        with torch.no_grad(), modules.seeded(draw.seed, "upload", draw.round, device=silos.federation.device):
+        with torch.no_grad(), silo_modules.seeded(draw.seed, "upload", draw.round, device=silos.federation.device):
             upload = silos.method.upload(module, draw)
-        contract.check_domain_upload(silos.method, upload, silos.method.sent or [*model.dense])
+        checks.check_domain_upload(silos.method, upload, silos.method.sent or [*model.dense])
         uploads.append({name: value.detach().clone() for name, value in upload.items()})
     downloads = silos.method.aggregate(uploads, silos.weights(), DrawKey(silos.federation.seed, 0, progress.round))
     for silo, model, upload, download in zip(silos.models, models, uploads, downloads, strict=True):
-        contract.check_download(silos.method, model, download)
+        checks.check_download(silos.method, model, download)
         changed.append(replace(model, **{kind: {name: download.get(name, value) for name, value in
                                                 getattr(model, kind).items()} for kind in ("public", "dense")}))
         sent[silo.domains[0].number] = _bytes(upload), _bytes(download)

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..client.ways import Training, choose_way
+from ..training.strategies import Training, choose_way
 from ..data.stream import Step
-from ..draws import DrawKey
-from ..method import Method
-from ..model import Snapshot
-from .attendance import Attendance
+from ..rng import DrawKey
+from ..plugin.method import Method
+from ..plugin.state import Snapshot
+from .client_sampling import Attendance
 from .cold_start import ColdStart, cold_start_of, ranks_by, shown
-from .growth import grow, reset_private
+from .parameter_growth import grow, reset_private
 from .parts import Federation, Progress
 from .protocols import Lists, SessionSteps, protocol_of
 from .round import Work

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..client.factored import Outer
-from ..client.trained import Trained, beside
-from ..client.ways import Training
-from ..draws import Tables
+from ..training.factored import Outer
+from ..training.trained import Trained, beside
+from ..training.strategies import Training
+from ..rng import Tables
 from ..evaluation.drift import Add
-from ..model import Snapshot
-from ..ops import kernels
+from ..plugin.state import Snapshot
+from ..kernels import ops
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def _multiply(table: Tensor, users: Tensor, factors: Tensor, result: Tensor) -> 
 
 def _add_rows(table: Tensor, users: Tensor, rows: Tensor) -> None:
     """Add rows (n, ...) to those of some users, in the table's memory."""
-    if kernels.serve(table) and rows.dtype == table.dtype in kernels.REALS:
-        kernels.add_rows(table, users, rows)
+    if ops.serve(table) and rows.dtype == table.dtype in ops.REALS:
+        ops.add_rows(table, users, rows)
     else:
         table.index_add_(0, users, rows)

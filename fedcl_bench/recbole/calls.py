@@ -15,7 +15,7 @@ from typing import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from ..draws import Tables
+from ..rng import Tables
 from .client_facts import Facts
 from .keyed_random import Keyed
 from .models import INVERSE, ITEM, LABEL, LENGTH, NEGATIVE, SEQUENCE, USER, Refused, first_line

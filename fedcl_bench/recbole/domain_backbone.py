@@ -14,10 +14,10 @@ from typing import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..backbone import Backbone
-from ..domain_module import DomainData, DomainModule, Histories, ModuleBackbone, Stage
-from ..errors import UserError
-from ..semantics import SEMANTICS, AddedSemanticSettings
+from ..plugin.backbone import Backbone
+from ..plugin.silo import DomainData, DomainModule, Histories, ModuleBackbone, Stage
+from ..core.errors import UserError
+from ..toolbox.text_fusion import SEMANTICS, AddedSemanticSettings
 from . import domain_facts, models
 from .domain_facts import READS_TEXT, DomainFacts
 from .domain_models import hyper_parameters

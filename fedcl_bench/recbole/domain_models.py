@@ -13,7 +13,7 @@ from typing import Any, Mapping
 import torch
 from torch import nn
 
-from ..domain_module import DomainData
+from ..plugin.silo import DomainData
 from . import models
 from .domain_facts import READS_TEXT
 from .models import ITEM, Config

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
-from ..domain_module import DomainData, DomainModule, Histories
+from ..plugin.silo import DomainData, DomainModule, Histories
 from .domain_facts import DomainFacts
 from .domain_models import Stub, build, configuration
 from .models import ITEM, LENGTH, NEGATIVE, SEQUENCE, USER, Config

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
-from ..domain_module import once_in_ranking
-from ..semantics import CENTROIDS, AddedSemanticSettings, ClusterStream, SemanticModule, TextFusion
+from ..plugin.silo import once_in_ranking
+from ..toolbox.text_fusion import CENTROIDS, AddedSemanticSettings, ClusterStream, SemanticModule, TextFusion
 from .domain_networks import RecBoleModule
 
 

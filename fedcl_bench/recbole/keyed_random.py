@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from .. import draws
+from .. import rng
 
 _RARE = "max_norm", "scale_grad_by_freq", "sparse"  # of embeddings
 _NEW = {torch.zeros, torch.ones, torch.full, torch.empty, torch.zeros_like, torch.ones_like, torch.full_like,
@@ -80,19 +80,19 @@ class Keyed(TorchFunctionMode):
     def bits(self, shape: tuple[int, ...]) -> Tensor:
         """The next call's 64-bit patterns."""
         count = math.prod(shape)
-        stream = draws.bits(self.key, torch.tensor(self.calls, device=self.key.device))
+        stream = rng.bits(self.key, torch.tensor(self.calls, device=self.key.device))
         self.calls += 1
-        return draws.bits(stream, torch.arange(count, device=self.key.device)).view(shape)
+        return rng.bits(stream, torch.arange(count, device=self.key.device)).view(shape)
 
     def uniform(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         """Uniform on (0, 1)."""
-        values = draws.uniform(self.bits(shape)).to(dtype or self.dtype)
+        values = rng.uniform(self.bits(shape)).to(dtype or self.dtype)
         return values.clamp(max=1.0 - torch.finfo(values.dtype).eps / 2)  # single precision may round up to 1
 
     def normal(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         """Standard normal (Box-Muller)."""
-        radius = torch.sqrt(-2.0 * torch.log(draws.uniform(self.bits(shape))))
-        return (radius * torch.cos(2.0 * math.pi * draws.uniform(self.bits(shape)))).to(dtype or self.dtype)
+        radius = torch.sqrt(-2.0 * torch.log(rng.uniform(self.bits(shape))))
+        return (radius * torch.cos(2.0 * math.pi * rng.uniform(self.bits(shape)))).to(dtype or self.dtype)
 
 
 def _wide(value: Any) -> Any:
@@ -130,7 +130,7 @@ def _randn(mode: Keyed, *size, dtype=None, **ignored) -> Tensor:
 
 
 def _integers(mode: Keyed, low: int, high: int, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
-    return (draws.integers(mode.bits(shape), high - low) + low).to(dtype or torch.int64)
+    return (rng.integers(mode.bits(shape), high - low) + low).to(dtype or torch.int64)
 
 
 def _randint(mode: Keyed, *args, low=0, high=None, size=None, dtype=None, **ignored) -> Tensor:
@@ -146,7 +146,7 @@ def _randint_like(mode: Keyed, input: Tensor, *args, low=0, high=None, dtype=Non
 
 
 def _randperm(mode: Keyed, n: int, dtype=None, **ignored) -> Tensor:
-    return draws.sort_keys(mode.bits((n,))).argsort().to(dtype or torch.int64)
+    return rng.sort_keys(mode.bits((n,))).argsort().to(dtype or torch.int64)
 
 
 def _bernoulli(mode: Keyed, input: Tensor, p: float | None = None, **ignored) -> Tensor:

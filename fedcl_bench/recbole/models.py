@@ -21,7 +21,7 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from ..errors import UserError, unknown
+from ..core.errors import UserError, unknown
 from . import client_facts, domain_facts
 
 PREFIX = "recbole:"

@@ -15,9 +15,9 @@ from typing import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from .. import draws
-from ..draws import Tables
-from ..errors import UserError
+from .. import rng
+from ..rng import Tables
+from ..core.errors import UserError
 
 # Users and items of the model whose initial values are measured: some laws depend on the size of a table.
 REFERENCE = 1000, 1000
@@ -52,11 +52,11 @@ class Law:
         """float64 rows of some users or items; a row depends on the seed and its own id only."""
         columns = shape.numel() if isinstance(shape, torch.Size) else torch.Size(shape).numel()
         if self.kind == "normal":
-            values = draws.normal_rows(seed, f"init {name}", ids.start, len(ids), columns) * self.scale
+            values = rng.normal_rows(seed, f"init {name}", ids.start, len(ids), columns) * self.scale
         elif self.kind == "uniform":
-            keys = draws.client_keys(draws.key(seed, f"init {name}"), torch.arange(ids.start, ids.start + len(ids)))
-            pattern = draws.bits(keys[:, None], torch.arange(columns))
-            values = (2.0 * draws.uniform(pattern) - 1.0) * self.scale
+            keys = rng.client_keys(rng.key(seed, f"init {name}"), torch.arange(ids.start, ids.start + len(ids)))
+            pattern = rng.bits(keys[:, None], torch.arange(columns))
+            values = (2.0 * rng.uniform(pattern) - 1.0) * self.scale
         else:
             values = torch.zeros(len(ids), columns, dtype=torch.float64)
         return (values + self.mean).view(len(ids), *shape)

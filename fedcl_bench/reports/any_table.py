@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Iterable, Mapping, Sequence
 
-from ..errors import UserError, unknown
-from ..evaluation.beyond import GROUPS
+from ..core.errors import UserError, unknown
+from ..evaluation.beyond_accuracy import GROUPS
 from ..experiments.papers import Key, PaperTable, Printed, get
 from ..runs.registry import spelled
 from ..runs.run import Run

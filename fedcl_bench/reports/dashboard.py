@@ -14,7 +14,7 @@ from typing import Any, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from ..errors import UserError
+from ..core.errors import UserError
 from ..runs.registry import Registry
 from ..runs.run import Run
 from ..runs.specs import RunSpec, expected_settings, seed_text

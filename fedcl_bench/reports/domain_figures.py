@@ -7,7 +7,7 @@ from typing import Any, Mapping, Sequence
 
 from matplotlib.figure import Figure
 
-from ..names import JOIN
+from ..core.text import JOIN
 from ..runs.specs import seed_text
 from .draw import GREY, PAGE, missing_key, styled
 from .paper_figures import Drawn, Job, Skip

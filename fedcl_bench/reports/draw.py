@@ -22,7 +22,7 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from ..files import write_atomically
+from ..core.files import write_atomically
 from ..stats.significance import LEVEL, FriedmanComparison
 from .scores import Curve, Histogram, OverSeeds
 

@@ -13,9 +13,9 @@ from typing import Callable, Iterable, Iterator, Sequence
 from matplotlib.figure import Figure
 
 from ..experiments.papers import PAPERS, Key, PaperTable, Reading
-from ..names import for_csv, for_markdown
+from ..core.text import for_csv, for_markdown
 from ..runs.specs import seed_text
-from .squares import Band, Side, squares
+from .standing_figure import Band, Side, squares
 from .standing import DIFFERS, MARKS, MIN_SEEDS, Judged, judge, printed_lead, rules
 from .tables import DASH, Source, build, p_text
 

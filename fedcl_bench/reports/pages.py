@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..files import write_atomically
+from ..core.files import write_atomically
 from .standing import MARKS
 
 FOLDER = Path("results/pages")

@@ -12,7 +12,7 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from matplotlib.figure import Figure
 
-from ..errors import UserError
+from ..core.errors import UserError
 from ..experiments.papers import Key, figure_specs
 from ..runs.registry import Registry
 from ..runs.run import Run

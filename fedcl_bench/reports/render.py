@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from ..names import for_csv, for_latex as tex, for_markdown, for_terminal
+from ..core.text import for_csv, for_latex as tex, for_markdown, for_terminal
 from .tables import DAGGER, DASH, REFERENCE, Cell, Line, Panel, Table
 
 FORMATS = {"md": "md", "latex": "tex", "csv": "csv"}  # format -> ending of its file

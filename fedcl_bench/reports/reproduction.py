@@ -11,9 +11,9 @@ from typing import Iterable, Mapping, Sequence
 
 from scipy import stats
 
-from ..errors import UserError
+from ..core.errors import UserError
 from ..experiments.papers import Contrast, Key, PaperTable, get
-from ..names import for_markdown
+from ..core.text import for_markdown
 from ..runs.run import Run
 from ..runs.specs import seed_text
 from .render import ours, printed

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 
 from ..data.stream import StreamSettings
-from ..errors import UserError, unknown
+from ..core.errors import UserError, unknown
 from ..evaluation.metrics import SHIPPED
-from ..names import shown
+from ..core.text import shown
 from ..runs.run import Run
 from ..runs.specs import RunSpec
 from ..runs.store import comparable, describe, incremental, one_data, one_protocol

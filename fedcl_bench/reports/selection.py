@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, Iterable, Mapping, Sequence
 
 from ..data.source import configured, dataset_name
-from ..errors import UserError, unknown
+from ..core.errors import UserError, unknown
 from ..runs.config import resolve
 from ..runs.registry import Registry
 from ..runs.run import Run
 from ..runs.specs import RunSpec, Tuned, Where, spelled_spec
-from ..settings import parse_assignments
+from ..core.settings import parse_assignments
 from .tables import DAGGER, Source, find
 
 FOOTNOTE = f"{DAGGER} re-implementation from the description: its code was never released."

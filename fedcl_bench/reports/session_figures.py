@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from ..prototypes import DELTA, gaussian_epsilon
+from ..toolbox.prototypes import DELTA, gaussian_epsilon
 from ..runs.run import Run
 from . import draw, scores
 from .paper_figures import Drawn, Job, Skip, curves, sensitivity

@@ -17,11 +17,11 @@ from typing import Any, Callable, Iterable, Mapping, Protocol, Sequence
 import numpy as np
 
 from ..data.source import dataset_name
-from ..errors import UserError
+from ..core.errors import UserError
 from ..evaluation.metrics import is_share
 from ..experiments.papers import Key, PaperTable, Printed, get
 from ..experiments.tune import ALIKE
-from ..names import JOIN
+from ..core.text import JOIN
 from ..runs.registry import Registry
 from ..runs.run import Run
 from ..runs.specs import RunSpec, Tuned, Where, expected_inactive, expected_settings, seed_text

@@ -15,15 +15,15 @@ from typing import Any, BinaryIO
 
 import torch
 
-from ..errors import Corrupt
+from ..core.errors import Corrupt
 from ..evaluation.ranking import UserScores
-from ..federation.growth import grow
+from ..federation.parameter_growth import grow
 from ..federation.parts import Best, Federation, Progress, Within
 from ..federation.silos import Silos
-from ..files import replacing
-from ..model import Snapshot
-from ..schema import read_bytes
-from .faults import words
+from ..core.files import replacing
+from ..plugin.state import Snapshot
+from ..core.schema import read_bytes
+from .plugin_errors import words
 
 VERSION = 1  # of the format; raised whenever the fields of ``Progress``, or what they mean, change
 DIGEST = 32  # bytes of a checksum

@@ -22,11 +22,11 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..errors import Corrupt, UserError
+from ..core.errors import Corrupt, UserError
 from ..evaluation.metrics import OF_EVERY_RUN
-from ..files import sweep, write_atomically
-from ..names import ACCEPTED_IN_RECORD, is_safe_in_record, refuse_link, shown
-from ..schema import fields_of, lists, mapping, one_of, read_bytes, read_json, text, whole
+from ..core.files import sweep, write_atomically
+from ..core.text import ACCEPTED_IN_RECORD, is_safe_in_record, refuse_link, shown
+from ..core.schema import fields_of, lists, mapping, one_of, read_bytes, read_json, text, whole
 from .run_json import CURE, SCHEMA, parse_meta
 
 if TYPE_CHECKING:

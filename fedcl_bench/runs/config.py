@@ -12,22 +12,22 @@ from typing import Any, Iterable, Mapping, NamedTuple
 
 import torch
 
-from ..backbone import Backbone
+from ..plugin.backbone import Backbone
 from ..data import stream
 from ..data.features import FeatureSource, locate_features, short_name
 from ..data.source import (DatasetConfig, DatasetSource, JoinedConfig, config_label, load_config, locate,
                            session_columns, spelled, unfiltered)
 from ..data.stream import Stream, StreamSettings
-from ..domain_module import DomainMethod, ModuleBackbone
-from ..errors import Misfit, UserError
+from ..plugin.silo import DomainMethod, ModuleBackbone
+from ..core.errors import Misfit, UserError
 from ..evaluation.ranking import DEFAULT, EvaluationSettings, parse_metric
-from ..federation import kinds
+from ..federation import compatibility
 from ..federation.parts import Federation, FederationSettings
-from ..metric import Metric
-from ..names import shown
-from ..local_settings import LocalSettings
-from ..settings import LARGEST_SEED, assemble, flat, inactive
-from ..version import NUMBERS_VERSION
+from ..plugin.metric import Metric
+from ..core.text import shown
+from ..plugin.local_settings import LocalSettings
+from ..core.settings import LARGEST_SEED, assemble, flat, inactive
+from ..core.version import NUMBERS_VERSION
 from .memory_check import require_item_tables
 from .registry import Plugin, Registry
 
@@ -340,7 +340,7 @@ def resolve(registry: Registry, method: str, backbone: str, dataset: str,
     overrides = list(overrides)
     try:
         in_domains = issubclass(method_plugin.cls, DomainMethod)
-        kinds.check_classes((backbone_plugin.of_domains() if in_domains else backbone_plugin).cls, method_plugin.cls)
+        compatibility.check_classes((backbone_plugin.of_domains() if in_domains else backbone_plugin).cls, method_plugin.cls)
     except Misfit as error:
         raise registry.naming(error) from None
     layered = layers(dataset, [_of_method(method_plugin.cls, backbone_plugin.cls), *overrides], backbone_plugin.cls,

@@ -11,8 +11,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..errors import Corrupt
-from ..schema import read_bytes
+from ..core.errors import Corrupt
+from ..core.schema import read_bytes
 from .run_json import CURE
 
 

@@ -83,8 +83,8 @@ def table() -> dict[str, dict[str, str]]:
 
 def shipped_code() -> dict[str, Path]:
     """Shipped files whose code enters run hashes, by the names they have in the table."""
-    from ..files import shipped
-    from ..recbole.backbone import code_files
+    from ..core.files import shipped
+    from ..recbole.adapter import code_files
 
     files = {path.name: path for path in sorted(shipped("plugins").glob("*.py")) if path.stem != "__init__"}
     return files | {f"recbole/{path.name}": path for path in (*code_files(), *code_files(domains=True))}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping, Protocol
 
-from ..errors import UserError
+from ..core.errors import UserError
 from ..federation.parts import Progress
 from .config import RunConfig
 from .frames import read_frame

@@ -1,7 +1,7 @@
 """Whether a run's tables fit into memory, asked before it starts, and what is said when memory ends later.
 
 Counted are the tables that grow with users and items. What is made of a chunk of clients or of evaluated users is
-bounded (see ``sizes.py``) and not counted, nor what a method keeps, so a run that passes may still run out of memory.
+bounded (see ``core/tuning.py``) and not counted, nor what a method keeps, so a run that passes may still run out of memory.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Mapping
 import torch
 
 from ..data.stream import Step
-from ..domain_module import ModuleBackbone
-from ..draws import Tables
-from ..errors import OutOfMemory, UserError
+from ..plugin.silo import ModuleBackbone
+from ..rng import Tables
+from ..core.errors import OutOfMemory, UserError
 from ..federation.parts import Federation
-from ..ops.memory import available
+from ..kernels.memory import available
 
 _SNAPSHOTS = 3  # of a model: before a round, after it, and of the best round
 _PER_SCORE = 3  # numbers that live for each score of a mini-batch: itself, its probability and its gradient

@@ -17,8 +17,8 @@ import re
 from pathlib import Path
 from typing import Any, Iterable, Mapping
 
-from ..errors import UserError, unknown
-from ..files import shipped, write_atomically
+from ..core.errors import UserError, unknown
+from ..core.files import shipped, write_atomically
 
 ENTRY_POINTS = "fedcl_bench.plugins"
 RECBOLE = "recbole:"  # before a RecBole model's name: see backbone.py

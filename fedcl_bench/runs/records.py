@@ -33,21 +33,21 @@ import torch
 
 from ..data.features import silent
 from ..data.stream import Stream
-from ..domain_module import ModuleBackbone
-from ..draws import Tables
-from ..errors import Busy, Corrupt, UserError
-from ..evaluation.beyond import summarise
+from ..plugin.silo import ModuleBackbone
+from ..rng import Tables
+from ..core.errors import Busy, Corrupt, UserError
+from ..evaluation.beyond_accuracy import summarise
 from ..evaluation.continual import summaries
 from ..federation.parts import STAGE, Federation, Progress
-from ..files import replacing, sweep, write_atomically
-from ..method import Method
-from ..model import Snapshot
-from ..names import refuse_link
-from ..ops import kernels
-from ..ops.memory import peak_mib
-from ..schema import Wrong, fields_of, fitting, lists, mapping, read_bytes, text
+from ..core.files import replacing, sweep, write_atomically
+from ..plugin.method import Method
+from ..plugin.state import Snapshot
+from ..core.text import refuse_link
+from ..kernels import ops
+from ..kernels.memory import peak_mib
+from ..core.schema import Wrong, fields_of, fitting, lists, mapping, read_bytes, text
 from ..stats import accounting
-from ..version import __version__
+from ..core.version import __version__
 from .checkpoints import digest_from, read_tensors, unpack
 from .config import RunConfig
 from .frames import digest, read_content, read_frame
@@ -135,7 +135,7 @@ def environment(device: str) -> dict[str, Any]:
     packages = {name: version(name) for name in ("torch", "recbole", "numpy", "pandas", "scipy")}
     return {"fedcl_bench": __version__, "python": platform.python_version(), **packages,
             "system": f"{platform.system()} {platform.machine()}", "processor": _processor(),
-            "compiled_kernels": kernels.why_not() is None,
+            "compiled_kernels": ops.why_not() is None,
             "cores": os.cpu_count(), "threads": torch.get_num_threads(),
             "accelerator": torch.cuda.get_device_name() if device == "cuda" else None}
 

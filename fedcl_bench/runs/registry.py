@@ -17,15 +17,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Callable, Iterable
 
-from ..backbone import Backbone
-from ..errors import Misfit, UserError
+from ..plugin.backbone import Backbone
+from ..core.errors import Misfit, UserError
 from ..evaluation import metrics
-from ..files import shipped
-from ..method import Method, NoSettings
-from ..metric import Metric
-from ..names import ACCEPTED, LONGEST_OF_PLUGIN, for_terminal, is_safe, shown
-from ..settings import describe
-from .faults import at_import, words
+from ..core.files import shipped
+from ..plugin.method import Method, NoSettings
+from ..plugin.metric import Metric
+from ..core.text import ACCEPTED, LONGEST_OF_PLUGIN, for_terminal, is_safe, shown
+from ..core.settings import describe
+from .plugin_errors import at_import, words
 from .identity import identity, identity_of
 from .metadata import ENTRY_POINTS, OWN_METRICS, RECBOLE, Metadata, digest, keep, plugin_files, unknown_plugin
 
@@ -191,14 +191,14 @@ def _line_of(cls: type) -> int:
 @functools.cache
 def _recbole(name: str, domains: bool = False) -> Plugin:
     """RecBole's model as a backbone; imported when asked for, as RecBole takes a second or two."""
-    from ..recbole import backbone
+    from ..recbole import adapter
 
-    cls = backbone.backbone_class(name.removeprefix(RECBOLE))
+    cls = adapter.backbone_class(name.removeprefix(RECBOLE))
     if domains:
         from ..recbole.domain_backbone import domain_backbone_class
 
         cls = domain_backbone_class(cls.Settings.NAME, cls)
-    return Plugin("backbone", name, cls, Path(backbone.__file__), lambda: backbone.digest(identity, domains))
+    return Plugin("backbone", name, cls, Path(adapter.__file__), lambda: adapter.digest(identity, domains))
 
 
 def spelled(backbone: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Callable, Mapping
 
 import pandas as pd
 
-from ..errors import Corrupt
+from ..core.errors import Corrupt
 
 
 def refuse(error: Corrupt) -> None:

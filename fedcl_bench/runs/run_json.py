@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Mapping
 
-from ..names import ACCEPTED_IN_RECORD, is_safe_in_record
-from ..schema import (Check, Wrong, fields_of, flag, lists, mapping, number, one_of, or_none, parsed_json, plain,
-                      read_json, text, whole)
+from ..core.text import ACCEPTED_IN_RECORD, is_safe_in_record
+from ..core.schema import (Check, Wrong, fields_of, flag, lists, mapping, number, one_of, or_none, parsed_json, plain,
+                           read_json, text, whole)
 
 NAME = "run.json"
 SCHEMA = 2  # of a record's files; raised when their content changes

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, Protocol
 
 from ..data.stream import Stream
-from ..errors import Busy, Corrupt, OutOfMemory, RunFailed, UserError, ran_out
+from ..core.errors import Busy, Corrupt, OutOfMemory, RunFailed, UserError, ran_out
 from ..federation.divergence import largest
 from ..federation.loop import run
 from ..federation.parts import Federation, Progress
 from ..federation.server import most_rounds
 from ..federation.silos import beginning
-from ..files import sweep
+from ..core.files import sweep
 from .checkpoints import CURE, check_tables, load_progress, save_progress
 from .config import SHARED, RunConfig
 from .memory_check import ended, require

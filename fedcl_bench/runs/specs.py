@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Iterable, Mapping
 
 from ..data.source import dataset_name, spelled as spelled_dataset
-from ..errors import UserError
-from ..files import shipped
-from ..schema import fields_of, flag, lists, mapping, number, or_none, plain, read_json, text, whole
-from ..settings import inactive
+from ..core.errors import UserError
+from ..core.files import shipped
+from ..core.schema import fields_of, flag, lists, mapping, number, or_none, plain, read_json, text, whole
+from ..core.settings import inactive
 from .config import effective, resolve
 from .registry import Registry, spelled
 

@@ -15,13 +15,13 @@ import pandas as pd
 
 from ..data.features import FeatureSource, short_name
 from ..data.source import DatasetSource, dataset_name, load_config
-from ..errors import Corrupt, UserError
-from ..names import JOIN
-from ..settings import inactive
+from ..core.errors import Corrupt, UserError
+from ..core.text import JOIN
+from ..core.settings import inactive
 from . import compact
 from .config import RunConfig, backbone_of, effective, resolve
 from .frames import read_frame
-from .heads import INDEX, heads
+from .index import INDEX, heads
 from .records import Record
 from .registry import Registry
 from .run import Run, refuse

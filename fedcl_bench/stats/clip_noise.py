@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .. import draws
+from .. import rng
 
 LAPLACE, GAUSSIAN = MECHANISMS = ("laplace", "gaussian")
 # A change that is clipped ends this share below the norm allowed, so that no rounding of its entries lifts it above.
@@ -47,12 +47,12 @@ class Protection:
         """What clients send as ``value`` (C, ...): with noise on every number, keyed by client."""
         if self.noise == 0.0:
             return value
-        draw = draws.laplace if self.mechanism == LAPLACE else draws.gaussian
+        draw = rng.laplace if self.mechanism == LAPLACE else rng.gaussian
         return value + draw(key, users, tuple(value.shape[1:]), self.noise).to(value)
 
     def mean_noise(self, seed: int, step: int, round_: int, name: str, shape: tuple[int, ...], uploads: int) -> Tensor:
         """The noise on the mean of so many clients' tables, float64, without drawing each client's."""
-        draw = draws.mean_laplace if self.mechanism == LAPLACE else draws.mean_gaussian
+        draw = rng.mean_laplace if self.mechanism == LAPLACE else rng.mean_gaussian
         return draw(seed, step, round_, name, shape, self.noise, uploads)
 
 
@@ -61,4 +61,4 @@ OPEN = Protection()  # neither clipping nor noise
 
 def upload_key(seed: int, name: str, step: int, round_: int) -> int:
     """Names the random numbers of each client's own noise on something that it uploads."""
-    return draws.key(seed, f"upload noise of {name}", step, round_)
+    return rng.key(seed, f"upload noise of {name}", step, round_)

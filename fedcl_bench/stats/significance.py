@@ -13,7 +13,7 @@ from typing import Sequence
 import numpy as np
 from scipy import special  # scipy.stats takes half a second to import
 
-from ..errors import UserError
+from ..core.errors import UserError
 
 LEVEL = 0.05  # of Friedman's test and Nemenyi's critical difference
 

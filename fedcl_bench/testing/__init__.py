@@ -9,7 +9,7 @@
 """
 
 from ..runs.registry import discover
-from .checks import check_backbone, check_method, check_metric, check_plugin
+from .plugin_checks import check_backbone, check_method, check_metric, check_plugin
 from .report import Report, Verdict, assert_passed
 
 __all__ = ["Report", "Verdict", "assert_passed", "check_backbone", "check_method", "check_metric", "check_plugin",

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ..data.stream import Stream
-from ..draws import Tables
+from ..rng import Tables
 from ..federation.parts import Progress
-from ..model import Snapshot
+from ..plugin.state import Snapshot
 from .worlds import with_other_data, with_steps
 
 WAYS = ("content", "rows")

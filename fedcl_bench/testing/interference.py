@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from ..data.stream import Step, Stream
-from ..draws import DrawKey, Tables
-from ..evaluation.sessions import SessionTask, session_scores
+from ..rng import DrawKey, Tables
+from ..evaluation.session_ranking import SessionTask, session_scores
 from ..federation.parts import Federation, Progress
 from ..federation.round import Work, train_clients
 from ..federation.server import aggregate, mean
 from ..federation.steps import begin_step, open_step
-from ..method import Method
-from ..model import Snapshot, score_users
+from ..plugin.method import Method
+from ..plugin.state import Snapshot, score_users
 from ..stats.clip_noise import OPEN
 from .alterations import WAYS, altered, altered_model, parts_of
 from .report import Inapplicable, Violated

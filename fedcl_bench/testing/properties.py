@@ -21,20 +21,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import contract
-from ..client.sessions import input_rows, window
-from ..domain_module import ModuleSettings, TextSettings
-from ..errors import RunFailed, UserError
+from ..plugin import checks
+from ..training.session_trainer import input_rows, window
+from ..plugin.silo import ModuleSettings, TextSettings
+from ..core.errors import RunFailed, UserError
 from ..federation.loop import run
 from ..federation.parts import Progress
-from ..backbone import ITEM
-from ..model import Snapshot, score_users
+from ..plugin.backbone import ITEM
+from ..plugin.state import Snapshot, score_users
 from ..recbole.parameters import PADDING
 from ..runs.checkpoints import load_progress, save_progress
 from ..runs.registry import RECBOLE, Plugin
-from ..sequential import Dropout, Sequence, SequentialBackbone, SessionVectors
-from ..settings import checked
-from ..sizes import SIZES
+from ..plugin.sequential import Dropout, Sequence, SequentialBackbone, SessionVectors
+from ..core.settings import checked
+from ..core.tuning import SIZES
 from .report import Inapplicable, Violated
 from .trials import (Pair, all_tables, client_round, difference, finished, is_sequential, module_of, runs_differ,
                      tables_differ)
@@ -45,7 +45,7 @@ from .trials import (Pair, all_tables, client_round, difference, finished, is_se
 def declared_parameters(plugin: Plugin, backbone) -> str:
     """Public and private parameters are declared completely: names, shapes, rates, order of updates; and a row's start
     depends on the seed and its own id only."""
-    contract.check_declaration(backbone)
+    checks.check_declaration(backbone)
     with random_state(1):
         whole = backbone.new_rows(3, range(0, 6), range(0, 9))
     with random_state(2):
@@ -62,7 +62,7 @@ def declared_parameters(plugin: Plugin, backbone) -> str:
     with random_state(2):
         mismatch = tables_differ(dense, backbone.new_dense(3), 0.0)
     if mismatch:
-        raise Violated(f"new_dense: {mismatch} from call to call; draw from fedcl_bench.draws with the seed")
+        raise Violated(f"new_dense: {mismatch} from call to call; draw from fedcl_bench.rng with the seed")
     public, private = (", ".join(tables) for tables in whole)
     return f"public {public}{', ' + ', '.join(dense) if dense else ''}; private {private or 'none'}"
 
@@ -313,7 +313,7 @@ def random_numbers(pair: Pair) -> str:
     mismatch = runs_differ(a, b)
     if mismatch:
         raise Violated(f"two states of the global generators (torch, numpy, random): {mismatch}; draw from "
-                       f"fedcl_bench.draws with the keys that hooks get")
+                       f"fedcl_bench.rng with the keys that hooks get")
     return f"{_alike(a, b)} under two states of torch's, numpy's and Python's generators"
 
 

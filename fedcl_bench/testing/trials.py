@@ -13,20 +13,20 @@ from typing import Any, Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from ..backbone import Backbone
+from ..plugin.backbone import Backbone
 from ..data.stream import Stream
-from ..domain_module import TOPOLOGIES, DomainMethod, ModuleBackbone
-from ..draws import Tables
-from ..errors import RunFailed, UserError
+from ..plugin.silo import TOPOLOGIES, DomainMethod, ModuleBackbone
+from ..rng import Tables
+from ..core.errors import RunFailed, UserError
 from ..federation.loop import run
 from ..federation.parts import Federation, Progress
 from ..federation.round import trainer_of
 from ..federation.steps import begin_step, open_step
-from ..model import Snapshot
+from ..plugin.state import Snapshot
 from ..runs.config import AllSettings, metrics_of, resolve
 from ..runs.identity import identity
 from ..runs.registry import BASES, Plugin, Registry, discover
-from ..sequential import SequentialBackbone
+from ..plugin.sequential import SequentialBackbone
 from .worlds import domain_stream, growing_stream, session_log, session_stream
 
 SESSION_ITEMS = 40

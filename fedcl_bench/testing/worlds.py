@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.domains import build_domains
+from ..data.domain_streams import build_domains
 from ..data.recbole_files import Interactions
 from ..data.stream import Ragged, Sessions, Step, Stream, StreamSettings, build_blocks
 

@@ -13,18 +13,18 @@ import torch
 from fabricate import config_of
 from helpers import ITEM, build, federation
 
-from fedcl_bench import draws
+from fedcl_bench import rng
 from fedcl_bench.audit import attack
 from fedcl_bench.audit.attack import METRICS, Roles, along_direction, auc, item_changes, precision
 from fedcl_bench.audit.audit import Level, Stopped, attacked, content, level_clients, summarise
 from fedcl_bench.audit.audit_report import markdown
 from fedcl_bench.cli.main import main
 from fedcl_bench.federation.loop import run
-from fedcl_bench.backbone import ITEM as ROWS
+from fedcl_bench.plugin.backbone import ITEM as ROWS
 from fedcl_bench.reports.draw import audit_curves
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.specs import RunSpec
-from fedcl_bench.local_settings import LocalSettings
+from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.stats import accounting
 from fedcl_bench.stats.accounting import epsilon
 from fedcl_bench.stats.clip_noise import OPEN, Protection, upload_key
@@ -154,8 +154,8 @@ def test_own_starts_are_whole_uploads(registry):
     changes = torch.cat([some[ROWS] for _, some in item_changes(place, model, trained, f.backbone, OPEN, True)])
     start = f.backbone.item_starts(30)[ROWS]
     for row, (user, items) in enumerate(zip(trained.users.tolist(), trained.slots.items)):
-        keys = draws.client_keys(draws.key(0, f"client start {ROWS}"), torch.tensor([user]))
-        own = start.draw(draws.bits(keys, torch.arange(30))).float()
+        keys = rng.client_keys(rng.key(0, f"client start {ROWS}"), torch.tensor([user]))
+        own = start.draw(rng.bits(keys, torch.arange(30))).float()
         alone = torch.ones(30, dtype=torch.bool)
         alone[items] = False
         assert alone.any() and torch.equal(changes[row][alone], own[alone])
@@ -177,7 +177,7 @@ def test_roles_and_noise_do_not_depend_on_how_many_are_attacked_at_once(registry
     key = upload_key(0, ITEM, 0, 0)
     first = next(iter(item_changes(place, model, trained, f.backbone, f.server.protection, False)))[1][ITEM][0]
     clean = next(iter(item_changes(place, model, trained, f.backbone, OPEN, False)))[1][ITEM][0]
-    noise = draws.laplace(key, trained.users[:1], tuple(clean.shape), 0.1)[0].float()
+    noise = rng.laplace(key, trained.users[:1], tuple(clean.shape), 0.1)[0].float()
     assert torch.equal(first, clean + noise)
 
 

@@ -16,8 +16,8 @@ from helpers import ROOT, build, one_step, ragged
 from fedcl_bench import testing
 from fedcl_bench.cli.commands.new_plugin import TEMPLATES
 from fedcl_bench.cli.main import main
-from fedcl_bench.draws import DrawKey
-from fedcl_bench.model import Snapshot
+from fedcl_bench.rng import DrawKey
+from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.runs.registry import discover
 
 ROUNDS = ["--set", "rounds=2"]

@@ -10,7 +10,7 @@ from helpers import ROOT
 
 import fedcl_bench as fb
 from fedcl_bench.cli.main import main
-from fedcl_bench.files import write_atomically
+from fedcl_bench.core.files import write_atomically
 
 JOB = {"rounds": 1, "k_core": 80}
 TABLES = ["tables", "--paper", "f3crec", "--table", "2", "--records", str(ROOT / "results" / "published" / "f3crec")]

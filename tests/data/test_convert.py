@@ -19,7 +19,7 @@ from fedcl_bench.data.archives import fetch
 from fedcl_bench.data.convert import FORMATS, clean, convert
 from fedcl_bench.data.recbole_files import bundled
 from fedcl_bench.data.source import Published, configured, load_config
-from fedcl_bench.errors import UserError
+from fedcl_bench.core.errors import UserError
 
 UNCHECKED = Published()
 ITEM_100K = "{}|{}|01-Jan-1995||http://us.imdb.com/M/title-exact?x|" + "|".join("0000010010000000000")  # Comedy, Drama

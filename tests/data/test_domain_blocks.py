@@ -10,10 +10,10 @@ from hypothesis import given, settings, strategies as st
 
 from fedcl_bench.data import prepared
 from fedcl_bench.data.datasets import load_stream, statistics
-from fedcl_bench.data.domains import build_domains
+from fedcl_bench.data.domain_streams import build_domains
 from fedcl_bench.data.recbole_files import Interactions
 from fedcl_bench.data.stream import StreamSettings
-from fedcl_bench.errors import UserError
+from fedcl_bench.core.errors import UserError
 from fedcl_bench.runs.config import make_config
 
 

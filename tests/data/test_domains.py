@@ -13,7 +13,7 @@ from fedcl_bench.data import prepared
 from fedcl_bench.data.convert import convert
 from fedcl_bench.data.datasets import build_stream, load_stream, statistics
 from fedcl_bench.data.source import Published, load_config
-from fedcl_bench.errors import UserError
+from fedcl_bench.core.errors import UserError
 from fedcl_bench.runs.config import make_config
 
 # Histories of users, in order; both domains have a user u1 and an item i1.

@@ -19,7 +19,7 @@ from fedcl_bench.data.features import Hearing, locate_features, notes, silent
 from fedcl_bench.data.item_texts import read_texts
 from fedcl_bench.data.source import locate
 from fedcl_bench.data.stream import StreamSettings
-from fedcl_bench.errors import UserError
+from fedcl_bench.core.errors import UserError
 
 BOOKS = {"u1": ["i1", "i2", "i3", "i4", "i2"], "u2": ["i3", "i1", "i5"], "u3": ["i4", "i6"]}
 GAMES = {"u1": ["9", "1", "7", "9"], "u5": ["8", "7", "1"]}

@@ -14,7 +14,7 @@ from helpers import ROOT
 from fedcl_bench.cli.main import main
 from fedcl_bench.data import table_reader
 from fedcl_bench.data.from_csv import Columns, condition, import_table
-from fedcl_bench.errors import UserError
+from fedcl_bench.core.errors import UserError
 
 COLUMNS = Columns("user", "item", "time")
 
@@ -182,7 +182,7 @@ def test_memory_does_not_grow_with_the_table():
                 file.write("".join(f"{i * 7919 % 1_000_003},{i * 104729 % 100_003},{i % 5},{1262304000 + i}\n"
                                    for i in range(start, start + 100_000)))
         code = ("from pathlib import Path; from fedcl_bench.data.from_csv import *; "
-                "from fedcl_bench.ops.memory import peak_mib; "
+                "from fedcl_bench.kernels.memory import peak_mib; "
                 "import_table(Path('big.csv'), Columns('user', 'item', 'time', 'rating'), 'big', Path('.'), True); "
                 "print(peak_mib())")
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,

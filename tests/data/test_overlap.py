@@ -15,7 +15,7 @@ from fedcl_bench.data.convert import convert
 from fedcl_bench.data.datasets import build_stream, load_stream
 from fedcl_bench.data.overlap import read_persons, shared_users
 from fedcl_bench.data.source import Published
-from fedcl_bench.errors import UserError
+from fedcl_bench.core.errors import UserError
 from fedcl_bench.federation.silos import Silos
 from fedcl_bench.runs.config import make_config
 

@@ -16,14 +16,14 @@ from fedcl_bench.data.datasets import build_stream, load_stream
 from fedcl_bench.data.source import locate
 from fedcl_bench.data.stream import Ragged, Stream, StreamSettings
 from fedcl_bench.data.synth import World, write
-from fedcl_bench.errors import UserError
-from fedcl_bench.federation.growth import grow, row_width
-from fedcl_bench.method import Method, NoSettings
-from fedcl_bench.model import Snapshot
+from fedcl_bench.core.errors import UserError
+from fedcl_bench.federation.parameter_growth import grow, row_width
+from fedcl_bench.plugin.method import Method, NoSettings
+from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.sampling import LaterChunk, Needs, make_chunks
-from fedcl_bench.local_settings import LocalSettings
-from fedcl_bench.sizes import SIZES
+from fedcl_bench.training.sampling import LaterChunk, Needs, make_chunks
+from fedcl_bench.plugin.local_settings import LocalSettings
+from fedcl_bench.core.tuning import SIZES
 
 SETTINGS = StreamSettings(k_core=0)
 

@@ -15,7 +15,7 @@ from fedcl_bench.data import prepared
 from fedcl_bench.data.convert import convert
 from fedcl_bench.data.datasets import load_stream, statistics
 from fedcl_bench.data.source import Published, load_config
-from fedcl_bench.errors import UserError
+from fedcl_bench.core.errors import UserError
 from fedcl_bench.runs.config import make_config
 
 NAME = "session-diginetica"

@@ -14,10 +14,10 @@ from hypothesis import given
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.datasets import load_stream, statistics
 from fedcl_bench.data.recbole_files import Interactions
-from fedcl_bench.data.sessions import build_sessions
+from fedcl_bench.data.session_streams import build_sessions
 from fedcl_bench.data.source import load_config
 from fedcl_bench.data.stream import StreamSettings
-from fedcl_bench.errors import UserError
+from fedcl_bench.core.errors import UserError
 from fedcl_bench.runs.config import make_config
 
 CUT = StreamSettings(stream="sessions", k_core=0)

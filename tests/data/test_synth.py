@@ -13,11 +13,11 @@ import torch
 from hypothesis import given, settings, strategies as st
 from scipy import optimize, stats
 
-from fedcl_bench import draws
+from fedcl_bench import rng
 from fedcl_bench.cli.main import main, parse
 from fedcl_bench.data.synth import (FACTORS, LATE, SPAN, START, World, _drifting, activity, all_interactions, as_step,
                                     catalogue, interactions, write)
-from fedcl_bench.errors import UserError
+from fedcl_bench.core.errors import UserError
 
 WORLD = World(400, 300, per_user=20.0, seed=3)
 
@@ -123,7 +123,7 @@ def test_first_choices_follow_tastes():
     items = catalogue(world)
     popularity = torch.empty(40, dtype=torch.float64)
     popularity[items.ranked[0]] = torch.arange(1, 41, dtype=torch.float64) ** -1.0
-    tastes = draws.normal_rows(0, "synth taste", 0, 3000, FACTORS)
+    tastes = rng.normal_rows(0, "synth taste", 0, 3000, FACTORS)
     fit = tastes @ items.properties.double().T / FACTORS ** 0.5
     p = popularity * torch.sigmoid(3.0 * (fit - 1.0))
     p /= p.sum(1, keepdim=True)
@@ -145,7 +145,7 @@ def test_a_step_holds_the_rows_of_the_file(rows):
 @pytest.mark.long
 def test_memory_is_bounded(tmp_path):
     """Ten times the rows in the same memory; those alone would take 24 MB."""
-    code = ("from fedcl_bench.data.synth import *; from fedcl_bench.ops.memory import peak_mib; import sys\n"
+    code = ("from fedcl_bench.data.synth import *; from fedcl_bench.kernels.memory import peak_mib; import sys\n"
             "for users in (5000, 50000):\n"
             "    write(World(users, 500, 20.0), Path(sys.argv[1]), 1 << 14); print(peak_mib())")
     done = subprocess.run([sys.executable, "-c", code, tmp_path / "x.inter"], stdout=subprocess.PIPE, text=True,

@@ -7,8 +7,8 @@ import torch
 
 from fedcl_bench.evaluation import drift
 from fedcl_bench.evaluation.drift import item_rank_change
-from fedcl_bench.model import Snapshot
-from fedcl_bench.ops import kernels
+from fedcl_bench.plugin.state import Snapshot
+from fedcl_bench.kernels import ops
 
 
 class Given:
@@ -32,11 +32,11 @@ def ranks_by_definition(scores):
 @pytest.mark.parametrize("compiled", [True, False])
 def test_all_ranks_are_those_of_a_stable_sort(columns, dtype, compiled, monkeypatch):
     """Many different numbers; few, so that nearly all are equal to others; and all that are special."""
-    if compiled and kernels.why_not():
-        pytest.skip(kernels.why_not())
+    if compiled and ops.why_not():
+        pytest.skip(ops.why_not())
     if not compiled:
-        monkeypatch.setattr(kernels, "why_not", lambda: "switched off")
-    ranks = kernels.all_ranks if compiled else drift._ranks
+        monkeypatch.setattr(ops, "why_not", lambda: "switched off")
+    ranks = ops.all_ranks if compiled else drift._ranks
     generator = torch.Generator().manual_seed(columns)
     special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, -torch.nan, 1e-45, -1e-45], dtype=dtype)
     for values in (special, torch.arange(-3.0, 4.0, dtype=dtype), torch.randn(10 ** 5, generator=generator).to(dtype),
@@ -50,7 +50,7 @@ def test_all_ranks_are_those_of_a_stable_sort(columns, dtype, compiled, monkeypa
 def test_rank_change_is_its_definition_to_the_bit(compiled, monkeypatch):
     """Over several pieces of users; items new since are not ranked, and users are those asked for."""
     if not compiled:
-        monkeypatch.setattr(kernels, "why_not", lambda: "switched off")
+        monkeypatch.setattr(ops, "why_not", lambda: "switched off")
     monkeypatch.setattr(drift, "in_pieces", lambda users, n_items: iter(users.split(30)))
     generator, users = torch.Generator().manual_seed(0), torch.arange(0, 200, 2)
     before, now = torch.randn(200, 600, generator=generator), torch.randn(200, 610, generator=generator)

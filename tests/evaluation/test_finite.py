@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedcl_bench import contract
+from fedcl_bench.plugin import checks
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.errors import RunFailed
+from fedcl_bench.core.errors import RunFailed
 from fedcl_bench.federation.divergence import largest
 from fedcl_bench.federation.loop import run
-from fedcl_bench.method import Method, NoSettings
-from fedcl_bench.model import Snapshot
+from fedcl_bench.plugin.method import Method, NoSettings
+from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.runs import runner
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.runner import Watch, execute
@@ -79,7 +79,7 @@ def test_a_backbone_is_named_also_under_a_method_that_rescores(registry, monkeyp
 
 
 def test_numbers_whose_sum_overflows_are_finite():
-    contract.require_finite_scores(None, "", torch.full((2, 8), 3e38), torch.arange(2))
+    checks.require_finite_scores(None, "", torch.full((2, 8), 3e38), torch.arange(2))
 
 
 def test_a_run_whose_parameters_grow_out_of_bounds_is_warned_of(registry, ml100k, tmp_path, monkeypatch):

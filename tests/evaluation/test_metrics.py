@@ -11,15 +11,15 @@ import torch
 from helpers import ITEM, USER, TableBackbone, build
 from hypothesis import given, settings, strategies as st
 
-from fedcl_bench.errors import UserError
+from fedcl_bench.core.errors import UserError
 from fedcl_bench.evaluation.continual import summaries
 from fedcl_bench.evaluation.metrics import measure
 from fedcl_bench.evaluation.ranking import DEFAULT, is_product, parse_metric, rank_all, users_at_once
-from fedcl_bench.metric import RankedLists
-from fedcl_bench.model import Snapshot
-from fedcl_bench.ops import kernels
-from fedcl_bench.ops.topk import highest
-from fedcl_bench.sizes import SIZES
+from fedcl_bench.plugin.metric import RankedLists
+from fedcl_bench.plugin.state import Snapshot
+from fedcl_bench.kernels import ops
+from fedcl_bench.kernels.topk import highest
+from fedcl_bench.core.tuning import SIZES
 from fedcl_bench.testing.worlds import ragged
 
 
@@ -107,7 +107,7 @@ def test_lists_longer_than_the_items_are_refused():
 def test_highest_are_those_of_a_stable_sort(columns, k, dtype, compiled, monkeypatch):
     """Few different values, so that nearly all are equal to others; some are not numbers, infinite or -0."""
     if not compiled:
-        monkeypatch.setattr(kernels, "why_not", lambda: "switched off")
+        monkeypatch.setattr(ops, "why_not", lambda: "switched off")
     generator = torch.Generator().manual_seed(columns)
     special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, -torch.nan], dtype=dtype)
     for values in (special, torch.arange(-3.0, 4.0, dtype=dtype), torch.randn(10 ** 6, generator=generator).to(dtype)):

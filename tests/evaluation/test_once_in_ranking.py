@@ -7,13 +7,13 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from fedcl_bench.client.modules import histories
-from fedcl_bench.domain_layers import MoEAdapter
-from fedcl_bench.domain_module import DomainModule, once_in_ranking
-from fedcl_bench.evaluation.central import Ranking, rank_by_module
+from fedcl_bench.training.silo_modules import histories
+from fedcl_bench.toolbox.transformer import MoEAdapter
+from fedcl_bench.plugin.silo import DomainModule, once_in_ranking
+from fedcl_bench.evaluation.sample_ranking import Ranking, rank_by_module
 from fedcl_bench.federation.silos import Silos
 from fedcl_bench.runs.registry import discover
-from fedcl_bench.sizes import SIZES
+from fedcl_bench.core.tuning import SIZES
 from fedcl_bench.testing.trials import Pair
 
 

@@ -16,22 +16,22 @@ from helpers import TableBackbone, build, federation, finish, one_step, train_on
 from hypothesis import given, settings, strategies as st
 from scipy import stats
 
-from fedcl_bench.backbone import Backbone
+from fedcl_bench.plugin.backbone import Backbone
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.recbole_files import Interactions
 from fedcl_bench.data.source import load_config
 from fedcl_bench.data.stream import StreamSettings, build_static
-from fedcl_bench.errors import UserError
+from fedcl_bench.core.errors import UserError
 from fedcl_bench.evaluation.ranking import EvaluationSettings, draw_candidates, rank_all
 from fedcl_bench.federation.loop import run
-from fedcl_bench.model import Snapshot, score_users
+from fedcl_bench.plugin.state import Snapshot, score_users
 from fedcl_bench.runs import config
 from fedcl_bench.runs.config import STATIC_DEFAULTS, layers, make_config
 from fedcl_bench.runs.records import Record
-from fedcl_bench.sampling import draw_negatives, make_chunks
-from fedcl_bench.local_settings import LocalSettings
-from fedcl_bench.sizes import SIZES
+from fedcl_bench.training.sampling import draw_negatives, make_chunks
+from fedcl_bench.plugin.local_settings import LocalSettings
+from fedcl_bench.core.tuning import SIZES
 from fedcl_bench.testing.worlds import ragged, small_interactions
 
 STATIC = StreamSettings(stream="static", k_core=0)

@@ -16,13 +16,13 @@ import torch
 from helpers import ROOT, SameProcess, records, same_numbers
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.errors import UserError
+from fedcl_bench.core.errors import UserError
 from fedcl_bench.experiments import grid
 from fedcl_bench.experiments.grid import Outcome
-from fedcl_bench.ops.memory import peak_mib, reset_peak
+from fedcl_bench.kernels.memory import peak_mib, reset_peak
 from fedcl_bench.runs.specs import RunSpec, seed_text
-from fedcl_bench.workers import pool
-from fedcl_bench.workers.pool import Board, Pool, Running
+from fedcl_bench.experiments import pool
+from fedcl_bench.experiments.pool import Board, Pool, Running
 
 CELLS = ["--methods", "ft,kd", "--backbones", "fedmf", "--seeds", "2", "--set", "rounds=2", "--set", "k_core=70"]
 
@@ -304,7 +304,7 @@ def test_plugin_errors_are_reported(same_process, tmp_path, capsys):
     """An exception in a plugin's code is that run's failure; plugins of other folders reach the workers."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "broken.py").write_text(
-        "from fedcl_bench.method import Method\n\nclass Broken(Method):\n    name = title = 'broken'\n\n"
+        "from fedcl_bench.plugin.method import Method\n\nclass Broken(Method):\n    name = title = 'broken'\n\n"
         "    def aggregate(self, public):\n        return public['no such table']\n")
     found, _ = grid_json(capsys, "--methods", "broken", "--backbones", "fedmf", "--set", "rounds=1", "--plugins",
                          str(tmp_path / "mine"), "--results", str(tmp_path), status=1)

@@ -9,11 +9,11 @@ import pytest
 from synthetic import flat_runs
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.errors import PluginError, UserError
+from fedcl_bench.core.errors import PluginError, UserError
 from fedcl_bench.experiments.sensitivity import Case, cases
-from fedcl_bench.reports import sensitivity
+from fedcl_bench.reports import sensitivity_table
 from fedcl_bench.reports.scores import OverSeeds
-from fedcl_bench.reports.sensitivity import effects, markdown
+from fedcl_bench.reports.sensitivity_table import effects, markdown
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.specs import RunSpec
 
@@ -142,11 +142,11 @@ def test_without_another_method_there_is_no_lead():
 def test_notes():
     cases_of = list(made_up())
     split = Case(*cases_of[0].specs, "inc_split", "chronological", "random")
-    many = sensitivity.notes(effects({**made_up(), split: ([], [])}, "ndcg@20"), range(3), ["b is left out."])
+    many = sensitivity_table.notes(effects({**made_up(), split: ([], [])}, "ndcg@20"), range(3), ["b is left out."])
     assert "over seeds 0-2" in many[0] and many[2].startswith("inc_split: what is tested changes too")
     assert many[3:] == ["c = new: no seed of all its runs finished.",
                         "inc_split = random: no seed of all its runs finished.", "b is left out."]
-    alone = sensitivity.notes(effects(made_up(), "ndcg@20"), range(1), [])
+    alone = sensitivity_table.notes(effects(made_up(), "ndcg@20"), range(1), [])
     assert alone[0].startswith("Seed 0 alone") and not any("tested" in note for note in alone)
 
 

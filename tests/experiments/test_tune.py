@@ -15,12 +15,12 @@ from fedcl_bench.cli.commands import tune as tune_command
 from fedcl_bench.cli.grid_view import show_tuned
 from fedcl_bench.cli.main import main, parse
 from fedcl_bench.data import source
-from fedcl_bench.errors import UserError
+from fedcl_bench.core.errors import UserError
 from fedcl_bench.experiments import search, tune
 from fedcl_bench.experiments.grid import Outcome, make_tasks
 from fedcl_bench.experiments.search import Combination, Effort, Run
 from fedcl_bench.runs.specs import RunSpec, Tuned, Where
-from fedcl_bench.workers import pool
+from fedcl_bench.experiments import pool
 
 FT, REG, KD, F3CREC = (Combination(method, "fedmf", "ml-100k") for method in ("ft", "reg", "kd", "f3crec"))
 QUICK = ["--set", "rounds=1", "--set", "k_core=70", "--set", "local_epochs=1"]

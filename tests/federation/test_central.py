@@ -17,13 +17,13 @@ from torch import nn
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.errors import UserError
-from fedcl_bench.federation.growth import grow
+from fedcl_bench.core.errors import UserError
+from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.federation.loop import run
-from fedcl_bench.model import Snapshot
+from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.runs.config import make_config, resolve, without_effect
 from fedcl_bench.runs.runner import execute
-from fedcl_bench.sizes import SIZES
+from fedcl_bench.core.tuning import SIZES
 
 SMALL = {"max_length": 4, "dim": 6, "dropout": 0.0, "batch_size": 7, "rounds": 3, "topk": [3], "valid_metric": "mrr@3",
          "precision": "float64", "lr": 0.01}
@@ -242,7 +242,7 @@ def test_it_runs_from_the_command_line(log, capsys):
 
 
 def test_shards_are_refused(registry, log):
-    from fedcl_bench.workers.partition import check
+    from fedcl_bench.experiments.partition import check
 
     with pytest.raises(UserError, match="with topology=central there is one"):
         check(federation_of(configured(registry, "gru4rec")), 2)

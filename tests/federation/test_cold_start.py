@@ -10,17 +10,17 @@ from helpers import ITEM, STABLE, USER, build, federation
 
 from fedcl_bench.api import running
 from fedcl_bench.data.stream import Ragged
-from fedcl_bench.errors import UserError
+from fedcl_bench.core.errors import UserError
 from fedcl_bench.evaluation.ranking import EvaluationSettings
-from fedcl_bench.federation.attendance import Attendance
+from fedcl_bench.federation.client_sampling import Attendance
 from fedcl_bench.federation.cold_start import notes, ranks_by, shown
 from fedcl_bench.federation.loop import run
-from fedcl_bench.model import score_users
+from fedcl_bench.plugin.state import score_users
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.checkpoints import load_progress, save_progress
 from fedcl_bench.runs.records import summary
-from fedcl_bench.local_settings import LocalSettings
-from fedcl_bench.sizes import SIZES
+from fedcl_bench.plugin.local_settings import LocalSettings
+from fedcl_bench.core.tuning import SIZES
 from fedcl_bench.testing.worlds import growing_stream, ragged
 
 K = 3

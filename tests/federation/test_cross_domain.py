@@ -9,9 +9,9 @@ import pytest
 import torch
 from helpers import lay_shop
 
-from fedcl_bench import contract
+from fedcl_bench.plugin import checks
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.errors import PluginError, UserError
+from fedcl_bench.core.errors import PluginError, UserError
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Progress
 from fedcl_bench.runs.config import make_config
@@ -106,9 +106,9 @@ def test_mergerec_merges_the_best_models_once_and_tests_that(registry, shops, tm
 def test_what_is_sent_begins_with_a_declared_name():
     class Method:
         kind, name = "method", "sender"
-    contract.check_domain_upload(Method, {"a.b": torch.ones(1)}, ("a.", "c"))
+    checks.check_domain_upload(Method, {"a.b": torch.ones(1)}, ("a.", "c"))
     with pytest.raises(PluginError, match="sends 'b.a'"):
-        contract.check_domain_upload(Method, {"b.a": torch.ones(1)}, ("a.", "c"))
+        checks.check_domain_upload(Method, {"b.a": torch.ones(1)}, ("a.", "c"))
 
 
 CCDR = {"topology": "central", "encoder": "tfidf", "text_dim": 8, "categories": 3, "link_negatives": 4,

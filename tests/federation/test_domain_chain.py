@@ -13,7 +13,7 @@ from helpers import same_numbers, stopped_everywhere
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.errors import Busy, Corrupt, UserError
+from fedcl_bench.core.errors import Busy, Corrupt, UserError
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.silos import Silos, beginning
 from fedcl_bench.runs import runner

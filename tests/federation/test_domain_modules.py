@@ -13,10 +13,10 @@ from helpers import lay_shop, same_numbers, stopped_everywhere
 from test_silos import TOPOLOGIES
 
 import fedcl_bench as fb
-from fedcl_bench import draws
-from fedcl_bench.client import modules
+from fedcl_bench import rng
+from fedcl_bench.training import silo_modules
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.errors import Corrupt, PluginError, RunFailed, UserError
+from fedcl_bench.core.errors import Corrupt, PluginError, RunFailed, UserError
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.silos import Silos
 from fedcl_bench.runs.checkpoints import load_progress, save_progress
@@ -24,7 +24,7 @@ from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.records import Record
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.runner import execute
-from fedcl_bench.sizes import SIZES
+from fedcl_bench.core.tuning import SIZES
 
 PLUGINS = '''
 from dataclasses import dataclass, replace
@@ -32,9 +32,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from fedcl_bench.domain_module import DomainMethod, DomainModule, ModuleBackbone, ModuleSettings, Stage
-from fedcl_bench.method import NoSettings
-from fedcl_bench.settings import setting
+from fedcl_bench.plugin.silo import DomainMethod, DomainModule, ModuleBackbone, ModuleSettings, Stage
+from fedcl_bench.plugin.method import NoSettings
+from fedcl_bench.core.settings import setting
 
 
 class Pooled(DomainModule):
@@ -161,7 +161,7 @@ class PlainLoop:
         self.modules = [domain.module for domain in silos.domains]
         start = silos.start()
         for domain, module in zip(self.domains, self.modules):
-            modules.load(module, domain.model(start))
+            silo_modules.load(module, domain.model(start))
         if self.pooled:
             for module in self.modules[1:]:
                 module.mix, module.late = self.modules[0].mix, self.modules[0].late
@@ -177,9 +177,9 @@ class PlainLoop:
 
     def epoch(self, which, seed, optimiser, number):
         every = [(self.modules[i], sample) for i in which for sample in self.samples[i]]
-        keys = draws.bits(draws.client_keys(draws.key(seed, "order of samples", number), torch.tensor([0])),
+        keys = rng.bits(rng.client_keys(rng.key(seed, "order of samples", number), torch.tensor([0])),
                           torch.arange(len(every)))
-        order, total = draws.sort_keys(keys).argsort().tolist(), 0.0
+        order, total = rng.sort_keys(keys).argsort().tolist(), 0.0
         for at in range(0, len(order), self.f.local.batch_size):
             batch = [every[i] for i in order[at:at + self.f.local.batch_size]]
             losses = torch.stack([-self.score(module, history).log_softmax(0)[target]
@@ -196,7 +196,7 @@ class PlainLoop:
     def round(self, number):
         if self.pooled:
             return [self.epoch([0, 1], self.f.seed, self.optimisers[0], number)] * 2
-        seeds = [draws.key(self.f.seed, "domain", i) >> 1 for i in (0, 1)]
+        seeds = [rng.key(self.f.seed, "domain", i) >> 1 for i in (0, 1)]
         losses = [self.epoch([i], seeds[i], self.optimisers[i], number) for i in (0, 1)]
         if self.f.topology == "federated":
             with torch.no_grad():

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedcl_bench.draws import DrawKey
-from fedcl_bench.errors import RunFailed, UserError
+from fedcl_bench.rng import DrawKey
+from fedcl_bench.core.errors import RunFailed, UserError
 from fedcl_bench.evaluation.ranking import UserScores, rank_all
-from fedcl_bench.federation.attendance import Attendance
+from fedcl_bench.federation.client_sampling import Attendance
 from fedcl_bench.federation.divergence import require_finite
 from fedcl_bench.federation.loop import run
-from fedcl_bench.model import Snapshot
+from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.runs.config import make_config
 
 USER, ITEM = "user_embedding.weight", "item_embedding.weight"

@@ -17,18 +17,18 @@ from helpers import ROOT
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedcl_bench import contract
+from fedcl_bench.plugin import checks
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.draws import DrawKey
+from fedcl_bench.rng import DrawKey
 from fedcl_bench.evaluation.ranking import pairs_of
 from fedcl_bench.federation.parts import Progress
 from fedcl_bench.federation.round import Work, train_clients
 from fedcl_bench.federation.server import mean
 from fedcl_bench.federation.steps import begin_step, open_step
-from fedcl_bench.ops import kernels
+from fedcl_bench.kernels import ops
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
-from fedcl_bench.sequential import SequentialBackbone
+from fedcl_bench.plugin.sequential import SequentialBackbone
 from fedcl_bench.testing.trials import is_of_domains
 from fedcl_bench.testing.worlds import ragged
 
@@ -117,7 +117,7 @@ def opened(f):
 @pytest.mark.parametrize("method,backbone", list(combinations()))
 def test_a_round_waits_once(registry, monkeypatch, method, backbone):
     """For its mean loss. Methods that distil lists of the users known before ask once per chunk who they are."""
-    monkeypatch.setattr(kernels, "why_not", lambda: "as on a GPU")
+    monkeypatch.setattr(ops, "why_not", lambda: "as on a GPU")
     settings = SESSIONS if is_sequential(backbone) else BLOCKS
     config = make_config(registry, method, backbone, "ml-100k", overrides=[("test", settings)])
     f = config.federation(load_stream(config.source, config.stream))
@@ -128,7 +128,7 @@ def test_a_round_waits_once(registry, monkeypatch, method, backbone):
     chunks = step_opened.protocol.chunks(users, 1, model)
     acting.begin_round(step, 1, f.backbone)
     # Looks at item ids only where they need not be waited for.
-    monkeypatch.setattr(contract, "check_items", lambda *arguments: None)
+    monkeypatch.setattr(checks, "check_items", lambda *arguments: None)
     with watched() as found:
         mean(train_clients([Work(step_opened.training, chunks)], model, step_opened.key(1)), model, f.backbone, f.seed)
     expected = {("_local_scalar_dense", "loss"): 1}

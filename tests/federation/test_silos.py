@@ -17,18 +17,18 @@ from test_central import BACKBONES, Plain, cut
 
 import fedcl_bench as fb
 from fedcl_bench.cli.main import main
-from fedcl_bench.client.silo import as_one_client
+from fedcl_bench.training.silo_parts import as_one_client
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.errors import Corrupt, UserError
-from fedcl_bench.evaluation.central import Ranking, rank_samples
+from fedcl_bench.core.errors import Corrupt, UserError
+from fedcl_bench.evaluation.sample_ranking import Ranking, rank_samples
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.silos import Silos
-from fedcl_bench.backbone import ITEM
+from fedcl_bench.plugin.backbone import ITEM
 from fedcl_bench.runs.checkpoints import load_progress, save_progress
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.records import Record
 from fedcl_bench.runs.runner import execute
-from fedcl_bench.sizes import SIZES
+from fedcl_bench.core.tuning import SIZES
 
 SMALL = {"max_length": 4, "dim": 6, "dropout": 0.0, "batch_size": 7, "rounds": 3, "topk": [3], "valid_metric": "mrr@3",
          "precision": "float64", "lr": 0.01}
@@ -401,7 +401,7 @@ def test_its_model_recommends_a_domains_own_items(shops):
 
 
 def test_shards_are_refused(registry, shops):
-    from fedcl_bench.workers.partition import check
+    from fedcl_bench.experiments.partition import check
 
     with pytest.raises(UserError, match="a domain is one client, whose training is not divided"):
         check(federation_of(configured(registry)), 2)

@@ -12,7 +12,7 @@ from helpers import lay_shop
 
 import fedcl_bench as fb
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.errors import UserError
+from fedcl_bench.core.errors import UserError
 from fedcl_bench.federation import cold_start
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.silos import Silos

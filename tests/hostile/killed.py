@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from fedcl_bench import files
+from fedcl_bench.core import files
 from fedcl_bench.data import prepared
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.runs import compact, runner

@@ -15,7 +15,7 @@ from typing import Any, Callable
 from hypothesis import strategies as st
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.errors import RunFailed, UserError
+from fedcl_bench.core.errors import RunFailed, UserError
 
 SECONDS = 60  # most that a command may take, on a busy machine
 _ODD = (None, True, -1, 7, 10 ** 30, 0.5, float("nan"), "", "a text", "../x", "\ud800", [], {}, [1, "a"], {"a": None})

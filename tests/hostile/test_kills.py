@@ -10,7 +10,7 @@ import pytest
 from fabricate import fabricate, level
 from helpers import ROOT
 
-from fedcl_bench import files
+from fedcl_bench.core import files
 from fedcl_bench.cli.main import main
 from fedcl_bench.runs.specs import RunSpec
 

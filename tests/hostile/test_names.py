@@ -17,8 +17,8 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.data import archives
 from fedcl_bench.data.source import configured, load_config, locate
 from fedcl_bench.data.stream import StreamSettings
-from fedcl_bench.errors import UserError
-from fedcl_bench.names import for_csv, for_markdown, for_terminal, is_safe
+from fedcl_bench.core.errors import UserError
+from fedcl_bench.core.text import for_csv, for_markdown, for_terminal, is_safe
 from fedcl_bench.reports.render import csv_text, latex, markdown, terminal
 from fedcl_bench.reports.tables import Cell, Key, Line, Panel, Table
 from fedcl_bench.runs import compact

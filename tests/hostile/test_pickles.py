@@ -12,7 +12,7 @@ import torch
 from fedcl_bench.cli.main import main
 from fedcl_bench.data import archives, hdf, prepared
 from fedcl_bench.data.datasets import build_stream
-from fedcl_bench.errors import Corrupt, UserError
+from fedcl_bench.core.errors import Corrupt, UserError
 from fedcl_bench.runs import checkpoints
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.records import Record

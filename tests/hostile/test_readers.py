@@ -28,7 +28,7 @@ from fedcl_bench.data.features import Hearing, load_features, locate_features
 from fedcl_bench.data.overlap import persons_file, read_persons
 from fedcl_bench.data.source import locate
 from fedcl_bench.data.stream import StreamSettings
-from fedcl_bench.runs import compact, heads, run_json
+from fedcl_bench.runs import compact, index, run_json
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.runner import Interrupted, Watch, execute
 from fedcl_bench.runs.specs import RunSpec, Tuned, read_tuned
@@ -118,10 +118,10 @@ def test_compact_records(world, name):
 
 def test_the_index_of_heads(world, monkeypatch):
     """It is not believed more than the records."""
-    monkeypatch.setattr(heads, "MANY", 1)
+    monkeypatch.setattr(index, "MANY", 1)
     words = [*TABLE, str(world[0] / "results")]
     assert said(words)[0] == 0
-    path = world[0] / "results" / heads.INDEX
+    path = world[0] / "results" / index.INDEX
     fuzz(path, lambda: said(words), INSTEAD[1:])
     fuzz(path, lambda: said(words), (), changed_json)
     path.unlink()

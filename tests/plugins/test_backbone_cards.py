@@ -10,17 +10,17 @@ import torch
 from helpers import ITEM, USER, build, federation, finish, module_of, one_step, train_once, train_round
 from scipy import stats
 
-from fedcl_bench.backbone import Backbone, BackboneSettings
+from fedcl_bench.plugin.backbone import Backbone, BackboneSettings
 from fedcl_bench.data.stream import StreamSettings, build_static
-from fedcl_bench.draws import DrawKey
+from fedcl_bench.rng import DrawKey
 from fedcl_bench.evaluation.ranking import rank_all
-from fedcl_bench.federation.growth import grow, row_width
+from fedcl_bench.federation.parameter_growth import grow, row_width
 from fedcl_bench.federation.loop import run
-from fedcl_bench.method import Method, NoSettings
-from fedcl_bench.model import Snapshot, pair_keys, score_users
+from fedcl_bench.plugin.method import Method, NoSettings
+from fedcl_bench.plugin.state import Snapshot, pair_keys, score_users
 from fedcl_bench.runs.config import make_config, resolve
-from fedcl_bench.sampling import Needs, make_chunks
-from fedcl_bench.local_settings import LocalSettings
+from fedcl_bench.training.sampling import Needs, make_chunks
+from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.testing.worlds import ragged, small_interactions, small_stream
 
 LN2 = math.log(2.0)

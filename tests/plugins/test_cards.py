@@ -8,16 +8,16 @@ import pytest
 import torch
 from helpers import ITEM, USER, build, federation, finish, module_of, train_once, training
 
-from fedcl_bench.client.lists import ListTrainer
-from fedcl_bench.distillation import distillation_loss, ranks_of, refresh_teacher
-from fedcl_bench.draws import DrawKey
-from fedcl_bench.errors import UserError
+from fedcl_bench.training.list_trainer import ListTrainer
+from fedcl_bench.toolbox.distillation import distillation_loss, ranks_of, refresh_teacher
+from fedcl_bench.rng import DrawKey
+from fedcl_bench.core.errors import UserError
 from fedcl_bench.federation.loop import run
-from fedcl_bench.method import Method, NoSettings
-from fedcl_bench.model import Snapshot
-from fedcl_bench.ops import kernels
-from fedcl_bench.sampling import make_chunks
-from fedcl_bench.local_settings import LocalSettings
+from fedcl_bench.plugin.method import Method, NoSettings
+from fedcl_bench.plugin.state import Snapshot
+from fedcl_bench.kernels import ops
+from fedcl_bench.training.sampling import make_chunks
+from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.testing.worlds import ragged
 
 # FedMF -------------------------------------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ def test_f3crec_ranks_match_sorting(monkeypatch, dtype):
     expected = scores.argsort(1, descending=True).argsort(1).gather(1, items) + 1
     some_equal = (4 * scores).round()
     found = ranks_of(scores, items), ranks_of(some_equal, items)
-    monkeypatch.setattr(kernels, "why_not", lambda: "switched off")
+    monkeypatch.setattr(ops, "why_not", lambda: "switched off")
     assert torch.equal(found[0], expected) and torch.equal(ranks_of(scores, items), expected)
     assert torch.equal(found[1], ranks_of(some_equal, items))
 

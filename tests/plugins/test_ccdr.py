@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers import build, module_of
 
-from fedcl_bench.domain_module import DomainData, Histories
+from fedcl_bench.plugin.silo import DomainData, Histories
 
 USERS = {"a": ([0, 1, 2, 1], [3, 1], [4]), "b": ([0, 2, 2], [1, 0, 3])}
 CODES = {"a": [0, 1, 1, -1, 2, 0], "b": [1, 0, 3, 1]}

@@ -10,10 +10,10 @@ import torch
 from helpers import build, module_of
 from session_oracle import ITEM, left_padded, single_client
 
-from fedcl_bench import draws
+from fedcl_bench import rng
 from fedcl_bench.data.stream import Sessions
-from fedcl_bench.errors import UserError
-from fedcl_bench.sequential import Dropout, Sequence, Start, xavier
+from fedcl_bench.core.errors import UserError
+from fedcl_bench.plugin.sequential import Dropout, Sequence, Start, xavier
 
 ENCODERS = pytest.mark.parametrize("name, options", [
     ("gru4rec", {}), ("sasrec", {}), ("sasrec", {"architecture": "recbole"}), ("tisasrec", {})],
@@ -103,7 +103,7 @@ def test_dropout_of_a_client_does_not_depend_on_the_others(registry, name, optio
 
     def trained(users, round_=0):
         users = torch.tensor(users)
-        dropout = Dropout(draws.client_keys(draws.key(0, "dropout", round_), users))
+        dropout = Dropout(rng.client_keys(rng.key(0, "dropout", round_), users))
         return encode(backbone, public, dense, some, dropout, users)
 
     together = trained([0, 1, 2, 3])
@@ -116,7 +116,7 @@ def test_dropout_of_a_client_does_not_depend_on_the_others(registry, name, optio
 def test_dropout_draws_are_those_of_the_published_generator():
     """Entry e of call c is decided by 16 bits of number e // 4 + c 2^32 of the client's stream."""
     users, share = torch.tensor([5, 2]), 0.2
-    dropout = Dropout(draws.client_keys(draws.key(3, "dropout", 1), users))
+    dropout = Dropout(rng.client_keys(rng.key(3, "dropout", 1), users))
     threshold = round(share * 65536)
     for call in range(3):
         found = dropout(torch.ones(2, 3, 7, dtype=torch.float64), share)
@@ -130,7 +130,7 @@ def test_dropout_draws_are_those_of_the_published_generator():
 
 def test_dropout_drops_its_share_and_nothing_in_evaluation():
     x = torch.ones(4, 50_000)
-    dropped = (Dropout(draws.client_keys(draws.key(0, "dropout"), torch.arange(4)))(x, 0.2) == 0.0).double().mean(1)
+    dropped = (Dropout(rng.client_keys(rng.key(0, "dropout"), torch.arange(4)))(x, 0.2) == 0.0).double().mean(1)
     assert (dropped - 0.2).abs().max() < 4.0 * math.sqrt(0.2 * 0.8 / 50_000)
     assert Dropout()(x, 0.2) is x
     assert Dropout(torch.tensor([1, 2, 3, 4]))(x, 0.0) is x
@@ -164,7 +164,7 @@ def test_starts_are_those_of_the_released_training_script(registry, name, option
 
 def test_starts_as_drawn():
     """xavier(16, 50) without its first row has the deviation of the whole matrix, .174; every client draws its own."""
-    keys = draws.client_keys(draws.key(0, "init"), torch.arange(40))
+    keys = rng.client_keys(rng.key(0, "init"), torch.arange(40))
     normal = xavier(16, 50).without_rows(1).draw(keys)
     assert normal.shape == (40, 15, 50)
     assert normal.square().mean().sqrt().item() == pytest.approx(math.sqrt(2 / 66), rel=4 / math.sqrt(2 * 30_000))

@@ -17,18 +17,18 @@ from hypothesis import given
 from session_oracle import ITEM, drawn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedcl_bench import draws
-from fedcl_bench.client.sessions import SessionTrainer, make_session_chunks, window
-from fedcl_bench.draws import DrawKey
+from fedcl_bench import rng
+from fedcl_bench.training.session_trainer import SessionTrainer, make_session_chunks, window
+from fedcl_bench.rng import DrawKey
 from fedcl_bench.evaluation.ranking import EvaluationSettings
-from fedcl_bench.federation.growth import grow
+from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Federation, FederationSettings
-from fedcl_bench.method import Encoding
-from fedcl_bench.model import Snapshot
-from fedcl_bench.prototypes import fuse, gaussian_epsilon, nearest
-from fedcl_bench.local_settings import LocalSettings
-from fedcl_bench.sizes import SIZES
+from fedcl_bench.plugin.method import Encoding
+from fedcl_bench.plugin.state import Snapshot
+from fedcl_bench.toolbox.prototypes import fuse, gaussian_epsilon, nearest
+from fedcl_bench.plugin.local_settings import LocalSettings
+from fedcl_bench.core.tuning import SIZES
 from fedcl_bench.testing.worlds import session_log, session_stream, sessions_of
 
 N_ITEMS = 40
@@ -408,8 +408,8 @@ def test_noise_on_what_a_client_uploads(registry):
         f = replace(f, server=replace(f.server, upload_noise=scale))
         return after_each_round(f)[0].server_state["prototypes"]
 
-    key = draws.key(5, "upload noise of prototype", 0, 0)
-    expected = torch.stack([draws.laplace(key, torch.tensor([user]), (5, 6), 2.0) for user in range(8)]).view(8, 30)
+    key = rng.key(5, "upload noise of prototype", 0, 0)
+    expected = torch.stack([rng.laplace(key, torch.tensor([user]), (5, 6), 2.0) for user in range(8)]).view(8, 30)
     torch.testing.assert_close(base(2.0) - base(0.0), expected, rtol=1e-9, atol=1e-9)
     assert len(expected.unique()) == 240
 
@@ -421,9 +421,9 @@ def test_noise_on_what_a_client_uploads(registry):
 def test_law_of_own_starts(registry, weighting):
     """With a learning rate of nothing the first round's mean is that of the starts: the exact sum over the clients that
     look a row up, and for the others one draw with the variance that the mean of theirs has."""
-    rng = np.random.default_rng(7)
+    generator = np.random.default_rng(7)
     n_items, count = 4000, 30
-    log = [([[(int(i), float(t)) for t, i in enumerate(rng.integers(0, 20, 4 + user % 3))]], [(0, 1.0), (1, 2.0)],
+    log = [([[(int(i), float(t)) for t, i in enumerate(generator.integers(0, 20, 4 + user % 3))]], [(0, 1.0), (1, 2.0)],
             [(0, 3.0), (1, 4.0)]) for user in range(count)]
     stream = session_stream(log, n_items)
     backbone = build(registry, "backbone", "gru4rec", lr=1e-13, dim=6, max_length=5)
@@ -455,6 +455,6 @@ def test_law_of_own_starts(registry, weighting):
     assert float(rest.square().mean()) == pytest.approx(variance, rel=4 * math.sqrt(2 / rest.numel()))
     assert len(rest.unique()) == rest.numel()
     for name, of_client in backbone.dense_starts().items():  # every client has drawn all of it
-        keys = draws.client_keys(draws.key(5, f"client start {name}"), users)
+        keys = rng.client_keys(rng.key(5, f"client start {name}"), users)
         mean = (of_client.draw(keys) * weights.view(-1, *[1] * len(of_client.shape))).sum(0) / everyone
         torch.testing.assert_close(after.dense[name], mean, rtol=1e-9, atol=1e-11)

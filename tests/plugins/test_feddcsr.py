@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers import build, module_of
 
-from fedcl_bench.domain_module import DomainData, Histories
+from fedcl_bench.plugin.silo import DomainData, Histories
 
 USERS = ([0, 1, 2, 1, 2], [3, 1, 2], [4], [2, 1, 5, 5, 0])
 SMALL = dict(dim=4, heads=2, layers=2, max_length=5, anchor_rows=3, dropout=0.0)

@@ -10,10 +10,10 @@ import pytest
 import torch
 from helpers import build, module_of
 
-from fedcl_bench.codes import of_texts
-from fedcl_bench.domain_module import DomainData, Histories
-from fedcl_bench.draws import DrawKey
-from fedcl_bench.semantics import CENTROIDS, FourierFilter
+from fedcl_bench.toolbox.quantisation import of_texts
+from fedcl_bench.plugin.silo import DomainData, Histories
+from fedcl_bench.rng import DrawKey
+from fedcl_bench.toolbox.text_fusion import CENTROIDS, FourierFilter
 
 ITEMS, LAYERS, WIDTH = 7, 3, 6
 SMALL = {"dim": 4, "max_length": 6, "layers": 2, "heads": 2, "inner_size": 5, "experts": 3, "dropout": 0.0,

@@ -9,7 +9,7 @@ import torch
 from helpers import build, module_of
 from test_unisrec import SMALL, adapted
 
-from fedcl_bench.draws import DrawKey
+from fedcl_bench.rng import DrawKey
 
 ADAM = 0.9, 0.999, 1e-8
 

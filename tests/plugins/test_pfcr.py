@@ -11,9 +11,9 @@ import pytest
 import torch
 from helpers import build, module_of
 
-from fedcl_bench.draws import DrawKey
-from fedcl_bench.errors import UserError
-from fedcl_bench.settings import inactive
+from fedcl_bench.rng import DrawKey
+from fedcl_bench.core.errors import UserError
+from fedcl_bench.core.settings import inactive
 
 SMALL = {"dim": 4, "heads": 2, "inner_size": 5, "max_length": 6, "codes": 3, "centroids": 5}
 STILL = {"dropout": 0.0, "attention_dropout": 0.0}

@@ -10,7 +10,7 @@ import torch
 from helpers import build, module_of
 from torch.nn import functional as F
 
-from fedcl_bench.domain_module import DomainData, Histories
+from fedcl_bench.plugin.silo import DomainData, Histories
 
 SMALL = dict(dim=4, heads=2, head_size=3, layers=2, inner_size=5, max_length=5, dropout=0.0,
              reconstruction_negatives=3, bpr_negatives=2)

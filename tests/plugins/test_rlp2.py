@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from helpers import build, one_step
 
-from fedcl_bench.draws import DrawKey
-from fedcl_bench.federation.growth import grow
-from fedcl_bench.model import Snapshot
-from fedcl_bench.sampling import LaterChunk, make_chunks
-from fedcl_bench.local_settings import LocalSettings
-from fedcl_bench.sizes import SIZES
+from fedcl_bench.rng import DrawKey
+from fedcl_bench.federation.parameter_growth import grow
+from fedcl_bench.plugin.state import Snapshot
+from fedcl_bench.training.sampling import LaterChunk, make_chunks
+from fedcl_bench.plugin.local_settings import LocalSettings
+from fedcl_bench.core.tuning import SIZES
 from fedcl_bench.testing.worlds import ragged
 
 

@@ -19,15 +19,16 @@ from session_oracle import k_means as plain_k_means
 from torch.nn.functional import cosine_similarity, cross_entropy, normalize
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from fedcl_bench import draws, session_graph
-from fedcl_bench.client.all_scores import AllScores
-from fedcl_bench.client.sessions import clients_at_once, window
-from fedcl_bench.clustering import k_means
+from fedcl_bench import rng
+from fedcl_bench.toolbox import item_graphs
+from fedcl_bench.training.tiled_softmax import AllScores
+from fedcl_bench.training.session_trainer import clients_at_once, window
+from fedcl_bench.toolbox.clustering import k_means
 from fedcl_bench.data.stream import Sessions
-from fedcl_bench.draws import DrawKey
-from fedcl_bench.errors import UserError
-from fedcl_bench.sequential import Dropout, Sequence, SessionVectors, Targets
-from fedcl_bench.sizes import SIZES
+from fedcl_bench.rng import DrawKey
+from fedcl_bench.core.errors import UserError
+from fedcl_bench.plugin.sequential import Dropout, Sequence, SessionVectors, Targets
+from fedcl_bench.core.tuning import SIZES
 
 N_ITEMS, LENGTHS, LONGEST, SEED = 40, (2, 5, 9, 14), 8, 7
 SMALL = {"miasrec": {"dim": 6, "max_length": LONGEST, "heads": 2, "inner_size": 7, "dropout": 0.0,
@@ -155,7 +156,7 @@ def test_scores_in_tiles_have_the_gradients_of_scores_at_once(registry, name, ti
 
 def test_dropout_of_rows_belongs_to_client_and_item(monkeypatch):
     """Whoever else is scored, and in tiles of any size; another epoch, and so another key, drops others."""
-    keys = draws.client_keys(draws.key(3, "dropout", 1), torch.tensor([5, 2]))
+    keys = rng.client_keys(rng.key(3, "dropout", 1), torch.tensor([5, 2]))
     items = torch.arange(3000)
     whole = Dropout(keys).of_rows(items, 7, 0.2, torch.float64)
     assert whole.shape == (2, 3000, 7)
@@ -329,7 +330,7 @@ def test_the_best_interest_is_each_items_own(registry):
 
 def test_neighbours_are_of_a_clients_own_sessions(registry):
     """User 0: 1 2 1 3 5 | 2 1; user 1: 1 5. Within 3 positions, in both directions, the most frequent first."""
-    neighbours = session_graph.neighbours
+    neighbours = item_graphs.neighbours
     items, start, user = np.array([1, 2, 1, 3, 5, 2, 1, 1, 5]), np.array([0, 5, 7, 9]), np.array([0, 0, 1])
     found = {}
     for owner, item, rank, near, count in zip(*neighbours(items, start, user, 2)):
@@ -438,7 +439,7 @@ def test_views_of_a_session_by_hand(registry):
     clusters = torch.tensor([[0, 0, 0, 1, 0, 2, 0, 0, 1]])  # of items 3, 5, 6 and 8: 1, 2, 0, 1
     sequence = Sequence(items >= 0, torch.zeros(1, 7), items)
     clients = {"near": near, "clusters": clusters, "positions": torch.zeros(1, 7, 6)}
-    node = session_graph.first_positions(items, items >= 0)
+    node = item_graphs.first_positions(items, items >= 0)
     # By items, clusters 1 and 2 are equally frequent, so 1 is taken. Otherwise padding, 3, 5, 6 and 8 go by clusters
     # 0, 0, 2, 1 and 2 of the first positions.
     for long_view, expected in (("items", [3, 8, 6]), ("positions", [3, 6])):
@@ -504,7 +505,7 @@ def test_hearint_equals_the_released_code(registry, monkeypatch):
     monkeypatch.setattr(torch, "rand", torch.ones)  # a draw of 1 leaves out what may be
     world = World(make(registry, "hearint"))
     s, table = world.backbone.settings, world.table.detach()
-    clusters, centroids = k_means(table[0], s.clusters, s.kmeans_iterations, draws.key(SEED, "clusters of items", 0, 0))
+    clusters, centroids = k_means(table[0], s.clusters, s.kmeans_iterations, rng.key(SEED, "clusters of items", 0, 0))
     ours, whole = world.vectors(), world.vectors(Dropout())
     for client in range(world.clients):
         theirs = _released_hearint(model, s, table[client],

@@ -6,9 +6,9 @@ import pytest
 import torch
 from helpers import build
 
-from fedcl_bench.domain_module import Histories
-from fedcl_bench.errors import UserError
-from fedcl_bench.settings import inactive
+from fedcl_bench.plugin.silo import Histories
+from fedcl_bench.core.errors import UserError
+from fedcl_bench.core.settings import inactive
 
 SMALL = {"dim": 4, "heads": 2, "inner_size": 5, "max_length": 6, "experts": 3}
 STILL = {"dropout": 0.0, "attention_dropout": 0.0, "adapter_dropout": 0.0}

@@ -15,17 +15,17 @@ import torch
 from helpers import ROOT, build, federation, finish, one_step, ragged, train_round
 from recbole.data.interaction import Interaction
 
-from fedcl_bench.backbone import OwnBatch
+from fedcl_bench.plugin.backbone import OwnBatch
 from fedcl_bench.cli import main
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.draws import DrawKey, client_keys, key
-from fedcl_bench.errors import UserError
+from fedcl_bench.rng import DrawKey, client_keys, key
+from fedcl_bench.core.errors import UserError
 from fedcl_bench.evaluation.ranking import EvaluationSettings
-from fedcl_bench.federation.growth import grow
+from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.federation.loop import run
-from fedcl_bench.method import Method, NoSettings
-from fedcl_bench.model import Snapshot, score_users
-from fedcl_bench.parallel import workers
+from fedcl_bench.plugin.method import Method, NoSettings
+from fedcl_bench.plugin.state import Snapshot, score_users
+from fedcl_bench.core.parallel import workers
 from fedcl_bench.recbole import client_facts, domain_facts, models
 from fedcl_bench.recbole.client_facts import Facts
 from fedcl_bench.recbole.keyed_random import Keyed
@@ -33,8 +33,8 @@ from fedcl_bench.recbole.parameters import Law
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.checkpoints import load_progress, save_progress
 from fedcl_bench.runs.specs import RunSpec, tuned_file
-from fedcl_bench.sampling import Needs, draw_negatives, make_chunks
-from fedcl_bench.local_settings import LocalSettings
+from fedcl_bench.training.sampling import Needs, draw_negatives, make_chunks
+from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.testing.worlds import growing_stream, session_log, session_stream
 
 SEED, CPU = 3, torch.device("cpu")

@@ -16,12 +16,12 @@ from recbole.data.interaction import Interaction
 from torch import nn
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.client import modules
+from fedcl_bench.training import silo_modules
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.recbole_files import fenced
-from fedcl_bench.domain_module import DomainData, Histories
-from fedcl_bench.errors import UserError
-from fedcl_bench.evaluation.central import Ranking, rank_by_module
+from fedcl_bench.plugin.silo import DomainData, Histories
+from fedcl_bench.core.errors import UserError
+from fedcl_bench.evaluation.sample_ranking import Ranking, rank_by_module
 from fedcl_bench.evaluation.ranking import DEFAULT
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.silos import Silos
@@ -287,7 +287,7 @@ def test_every_parameter_is_carried_once(registry, shops, name):
     data = made_up()
     module = module_of(registry, name, data)
     trained = dict(module.named_parameters())
-    assert modules.carried(module).keys() == trained.keys()
+    assert silo_modules.carried(module).keys() == trained.keys()
     bare = models.built(models.model_class(name), configuration(name, {"hidden_size": 8, "embedding_size": 8}, WIDTH),
                         Stub(data, WIDTH), 0)
     of_text = sum(p.numel() for key, p in trained.items() if "adapter" in key) - (

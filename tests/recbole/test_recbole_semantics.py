@@ -11,7 +11,7 @@ from test_recbole_domains import (WIDTH, configured, federation_of, made_up, mod
 from torch.nn.utils import parametrize
 
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.errors import UserError
+from fedcl_bench.core.errors import UserError
 from fedcl_bench.federation.loop import run
 from fedcl_bench.recbole.domain_networks import PRETRAIN
 from fedcl_bench.runs.runner import execute

@@ -13,7 +13,7 @@ from fabricate import USERS, fabricate, fabricate_methods, level
 from scipy import stats
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.errors import UserError
+from fedcl_bench.core.errors import UserError
 from fedcl_bench.reports.any_table import Layout, build_any, split_methods
 from fedcl_bench.reports.render import csv_text, latex, markdown, terminal
 from fedcl_bench.reports.tables import Source

@@ -14,7 +14,7 @@ from scipy import stats
 from synthetic import flat_runs, make_run
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.errors import UserError
+from fedcl_bench.core.errors import UserError
 from fedcl_bench.reports.comparison import against_each, over_grid
 from fedcl_bench.reports.scores import parse_blocks, seed_averages
 from fedcl_bench.reports.selection import command_for, parse_method
@@ -243,7 +243,7 @@ def test_compact_records_give_the_same(at_records, capsys, tmp_path):
 
 def test_reimplementations_are_marked(at_records, capsys, tmp_path):
     (tmp_path / "again.py").write_text(
-        "from fedcl_bench.method import Method\n\n\nclass Again(Method):\n    name = 'again'\n    title = 'a test'\n"
+        "from fedcl_bench.plugin.method import Method\n\n\nclass Again(Method):\n    name = 'again'\n    title = 'a test'\n"
         "    reimplementation = True\n")
     results = Path.cwd() / "results"
     plugin = ["--plugins", str(tmp_path)]

@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from synthetic import make_run
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.errors import UserError
+from fedcl_bench.core.errors import UserError
 from fedcl_bench.experiments.papers import fcucr
 from fedcl_bench.reports import draw as draw_module
 from fedcl_bench.reports.scores import OverSeeds, user_histogram, validation_curves

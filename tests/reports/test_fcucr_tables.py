@@ -11,7 +11,7 @@ from fabricate import USERS, fabricate_sessions
 from scipy import stats
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.errors import UserError
+from fedcl_bench.core.errors import UserError
 from fedcl_bench.experiments import papers
 from fedcl_bench.experiments.papers import Key, Printed, fcucr
 from fedcl_bench.reports.render import csv_text, latex, markdown

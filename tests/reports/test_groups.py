@@ -13,8 +13,8 @@ from test_report import Tree, rows_of
 
 import fedcl_bench as fb
 from fedcl_bench.cli.main import main
-from fedcl_bench.errors import UserError
-from fedcl_bench.evaluation.beyond import GROUPS
+from fedcl_bench.core.errors import UserError
+from fedcl_bench.evaluation.beyond_accuracy import GROUPS
 from fedcl_bench.reports import dashboard
 from fedcl_bench.reports.any_table import Layout, build_any
 from fedcl_bench.reports.html import report

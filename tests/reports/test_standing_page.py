@@ -11,7 +11,7 @@ import pytest
 from helpers import ROOT
 
 from fedcl_bench.cli.commands.paper import statistics_of
-from fedcl_bench.errors import UserError
+from fedcl_bench.core.errors import UserError
 from fedcl_bench.experiments.papers import PAPERS
 from fedcl_bench.reports import overview
 from fedcl_bench.reports.pages import FOLDER, STANDING

@@ -18,7 +18,7 @@ from helpers import ROOT
 from scipy import stats
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.errors import UserError
+from fedcl_bench.core.errors import UserError
 from fedcl_bench.experiments import papers
 from fedcl_bench.experiments.papers import Key, f3crec, fcucr
 from fedcl_bench.reports import any_table, render, tables
@@ -237,7 +237,7 @@ def test_no_star_without_significance_or_for_the_worse(registry, tmp_path, mean,
 def with_mine(main_runs, registry, tmp_path):
     """Table 2 with a method of one's own, above all others; the folder of its runs and the registry that knows it."""
     (tmp_path / "plugins").mkdir()
-    (tmp_path / "plugins/mine.py").write_text("from fedcl_bench.method import Method\n\n\nclass Mine(Method):\n"
+    (tmp_path / "plugins/mine.py").write_text("from fedcl_bench.plugin.method import Method\n\n\nclass Mine(Method):\n"
                                               "    name = title = 'mine'\n")
     shutil.copytree(main_runs, tmp_path / "results")
     known = discover([tmp_path / "plugins"])

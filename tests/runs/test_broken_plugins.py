@@ -9,11 +9,11 @@ from helpers import ROOT
 
 import fedcl_bench as fb
 from fedcl_bench.cli.main import main
-from fedcl_bench.errors import RunFailed, UserError
+from fedcl_bench.core.errors import RunFailed, UserError
 from fedcl_bench.runs.registry import discover
 
 GOOD = '''
-from fedcl_bench.method import Method
+from fedcl_bench.plugin.method import Method
 
 class Good(Method):
     name = "good"

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from fedcl_bench.data.datasets import build_stream
-from fedcl_bench.errors import Corrupt
+from fedcl_bench.core.errors import Corrupt
 from fedcl_bench.federation.loop import run
 from fedcl_bench.runs import checkpoints
 from fedcl_bench.runs.checkpoints import load_progress, save_progress
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.runner import Interrupted, Watch, execute
-from fedcl_bench.sizes import SIZES
+from fedcl_bench.core.tuning import SIZES
 
 BLOCKS = {"k_core": 80, "blocks": 3, "rounds": 2}
 SESSIONS = {"stream": "sessions", "min_session_length": 5, "min_sessions": 8, "rounds": 1, "max_length": 5, "dim": 8}

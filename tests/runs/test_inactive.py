@@ -11,7 +11,7 @@ from fabricate import alter, config_of, fabricate, level
 from helpers import build, federation, finish
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.errors import PluginError
+from fedcl_bench.core.errors import PluginError
 from fedcl_bench.evaluation.ranking import EvaluationSettings
 from fedcl_bench.experiments.grid import make_tasks, state
 from fedcl_bench.federation.parts import Federation, FederationSettings
@@ -20,8 +20,8 @@ from fedcl_bench.runs.records import Record
 from fedcl_bench.runs.runner import execute
 from fedcl_bench.runs.specs import RunSpec, expected_settings
 from fedcl_bench.runs.store import load_runs, matching
-from fedcl_bench.local_settings import LocalSettings
-from fedcl_bench.settings import inactive, inherited, setting
+from fedcl_bench.plugin.local_settings import LocalSettings
+from fedcl_bench.core.settings import inactive, inherited, setting
 from fedcl_bench.testing.worlds import session_log, session_stream, small_stream
 
 # Of every setting that an ablation leaves inactive another value, far from the default.

@@ -14,7 +14,7 @@ from helpers import ROOT
 
 from fedcl_bench.cli.commands import run as command
 from fedcl_bench.cli.main import main
-from fedcl_bench.errors import UserError
+from fedcl_bench.core.errors import UserError
 from fedcl_bench.runs import logs
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.runner import Interrupted, Watch, execute

@@ -12,19 +12,19 @@ import torch
 from helpers import same_numbers
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.client.lists import BatchView
+from fedcl_bench.training.list_trainer import BatchView
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.distillation import ranks_of
-from fedcl_bench.errors import OutOfMemory, UserError, ran_out
+from fedcl_bench.toolbox.distillation import ranks_of
+from fedcl_bench.core.errors import OutOfMemory, UserError, ran_out
 from fedcl_bench.federation import loop
 from fedcl_bench.federation import round as rounds
-from fedcl_bench.ops import memory
-from fedcl_bench.ops.memory import Available, available
+from fedcl_bench.kernels import memory
+from fedcl_bench.kernels.memory import Available, available
 from fedcl_bench.runs import memory_check
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.memory_check import bytes_of_tables, ended, require
 from fedcl_bench.runs.runner import execute
-from fedcl_bench.sizes import SIZES
+from fedcl_bench.core.tuning import SIZES
 
 CPU = torch.device("cpu")
 LAST, BEFORE = (943, 1152), (827, 1148)  # users and items of ML-100K's blocks 3 and 2
@@ -148,7 +148,7 @@ def test_the_command_refuses_before_anything_is_written(monkeypatch, tmp_path, c
 def test_imports_are_not_searched_for_garbage_later():
     """What PyTorch's import leaves is frozen, once; what comes later is not."""
     said = subprocess.run([sys.executable, "-c", "import gc\n"
-                           "from fedcl_bench.ops.memory import importing\n"
+                           "from fedcl_bench.kernels.memory import importing\n"
                            "with importing():\n    import torch\n    assert not gc.isenabled()\n"
                            "frozen = gc.get_freeze_count()\n"
                            "with importing():\n    assert gc.isenabled()\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.errors import UserError
+from fedcl_bench.core.errors import UserError
 from fedcl_bench.runs import registry as registry_module
 from fedcl_bench.runs.metadata import Metadata, plugin_files, read_all, refuse_typos
 from fedcl_bench.runs.registry import discover

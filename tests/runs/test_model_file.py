@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.model import Snapshot
+from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.runs import checkpoints
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.errors import Corrupt
+from fedcl_bench.core.errors import Corrupt
 from fedcl_bench.runs.records import Record
 from fedcl_bench.runs.runner import execute
 

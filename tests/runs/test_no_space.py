@@ -17,8 +17,8 @@ from helpers import ROOT
 from fedcl_bench.cli import main as command
 from fedcl_bench.cli.main import main
 from fedcl_bench.data import prepared
-from fedcl_bench.errors import UserError
-from fedcl_bench.files import replacing, write_atomically
+from fedcl_bench.core.errors import UserError
+from fedcl_bench.core.files import replacing, write_atomically
 
 
 @contextmanager

@@ -13,20 +13,20 @@ import pytest
 import fedcl_bench
 from fedcl_bench.cli.commands.new_plugin import TEMPLATES
 from fedcl_bench.cli.main import main
-from fedcl_bench.errors import UserError
-from fedcl_bench.files import shipped
+from fedcl_bench.core.errors import UserError
+from fedcl_bench.core.files import shipped
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.identity import changed, code_digest
 from fedcl_bench.runs.metadata import OWN_METRICS
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.runner import execute
-from fedcl_bench.settings import assemble, setting
+from fedcl_bench.core.settings import assemble, setting
 
 SHRINK = '''"""Shrink: an example method in one file."""
 from dataclasses import dataclass
 
-from fedcl_bench.method import Method
-from fedcl_bench.settings import setting
+from fedcl_bench.plugin.method import Method
+from fedcl_bench.core.settings import setting
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,8 @@ def test_plugins_import_the_top_level_alone(path):
 
 
 def test_the_package_offers_what_plugins_are_written_from():
-    from fedcl_bench import backbone, method, sequential, settings
+    from fedcl_bench.core import settings
+    from fedcl_bench.plugin import backbone, method, sequential
 
     assert fedcl_bench.Method is method.Method and fedcl_bench.setting is settings.setting
     assert fedcl_bench.Backbone is backbone.Backbone
@@ -247,7 +248,7 @@ def test_doctor_and_setup_agree():
 
     from fedcl_bench.cli.doctor import ACCOUNTANT, RAY, REQUIREMENTS
     from fedcl_bench.stats import accounting
-    from fedcl_bench.workers import cluster
+    from fedcl_bench.experiments import cluster
     assert (ACCOUNTANT, RAY) == (accounting.ACCOUNTANT, cluster.REQUIREMENT)
     parser = configparser.ConfigParser()
     parser.read(shipped("plugins").parent / "setup.cfg")

@@ -12,10 +12,10 @@ import pytest
 from helpers import ROOT, same_numbers
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.errors import UserError
+from fedcl_bench.core.errors import UserError
 from fedcl_bench.runs import records, runner
 from fedcl_bench.runs.config import make_config
-from fedcl_bench.errors import Corrupt
+from fedcl_bench.core.errors import Corrupt
 from fedcl_bench.runs.records import Record
 from fedcl_bench.runs.runner import Interrupted, Watch, execute
 
@@ -124,7 +124,7 @@ ASKED = """
 import os, signal, sys
 import torch
 from fedcl_bench.cli.main import main
-from fedcl_bench.api.progress import Display
+from fedcl_bench.api.progress_bars import Display
 from fedcl_bench.data import datasets
 from fedcl_bench.runs import runner
 

@@ -11,7 +11,7 @@ import torch
 
 import fedcl_bench as fb
 from fedcl_bench.cli.main import main
-from fedcl_bench.errors import UserError
+from fedcl_bench.core.errors import UserError
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.records import Record
 from fedcl_bench.runs.registry import discover
@@ -20,7 +20,7 @@ PLUGIN = '''
 import torch
 from torch import nn
 
-from fedcl_bench.domain_module import DomainModule, ModuleBackbone, TextSettings
+from fedcl_bench.plugin.silo import DomainModule, ModuleBackbone, TextSettings
 
 
 class Told(DomainModule):

@@ -13,8 +13,8 @@ from fabricate import alter, fabricate, level
 from helpers import ROOT
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.errors import UserError
-from fedcl_bench.evaluation.beyond import PER_USER, RECOMMENDED
+from fedcl_bench.core.errors import UserError
+from fedcl_bench.evaluation.beyond_accuracy import PER_USER, RECOMMENDED
 from fedcl_bench.runs import compact
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.runner import execute

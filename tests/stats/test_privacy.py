@@ -14,17 +14,17 @@ import torch
 from helpers import build, federation, finish, train_round, trainer_of
 from scipy import optimize, stats
 
-from fedcl_bench import draws
-from fedcl_bench.draws import DrawKey
-from fedcl_bench.errors import UserError
-from fedcl_bench.federation.attendance import Attendance
+from fedcl_bench import rng
+from fedcl_bench.rng import DrawKey
+from fedcl_bench.core.errors import UserError
+from fedcl_bench.federation.client_sampling import Attendance
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Progress
 from fedcl_bench.federation.server import most_rounds
 from fedcl_bench.federation.steps import begin_step, open_step
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.runner import execute
-from fedcl_bench.local_settings import LocalSettings
+from fedcl_bench.plugin.local_settings import LocalSettings
 from fedcl_bench.stats import accounting
 from fedcl_bench.stats.accounting import closed_form, epsilon, sentences
 from fedcl_bench.stats.clip_noise import OPEN, Protection
@@ -137,7 +137,7 @@ def test_gaussian_noise_has_its_law():
     scale, uploads, shape = 0.3, 3, (400, 50)
     mean = Protection(0.0, scale, "gaussian").mean_noise(5, 0, 0, "item", shape, uploads).numpy().ravel()
     assert stats.ks_1samp(mean, stats.norm(0.0, scale / math.sqrt(uploads)).cdf).pvalue > 1e-3
-    again = draws.mean_gaussian(5, 0, 1, "item", shape, scale, uploads).numpy().ravel()
+    again = rng.mean_gaussian(5, 0, 1, "item", shape, scale, uploads).numpy().ravel()
     assert abs(np.corrcoef(mean, again)[0, 1]) < 0.03
     each = Protection(0.0, scale, "gaussian").noisy(7, torch.arange(3), torch.zeros(3, *shape, dtype=torch.float64))
     assert all(stats.ks_1samp(row, stats.norm(0.0, scale).cdf).pvalue > 1e-3 for row in each.reshape(3, -1).numpy())
@@ -153,7 +153,7 @@ def test_gaussian_noise_of_a_round(registry):
                     for noise in ({}, {"upload_noise": 0.5, "upload_mechanism": "gaussian"}))
     uploads = clean.curve[0]["participants"]
     for name, table in clean.model.public.items():
-        noise = draws.mean_gaussian(0, 0, 0, name, tuple(table.shape), 0.5, uploads)
+        noise = rng.mean_gaussian(0, 0, 0, name, tuple(table.shape), 0.5, uploads)
         torch.testing.assert_close(noisy.model.public[name], table + noise, rtol=1e-12, atol=1e-12)
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from scipy import stats
 
-from fedcl_bench.errors import UserError
+from fedcl_bench.core.errors import UserError
 from fedcl_bench.stats.significance import TooFew, compare_paired, critical_difference, friedman, holm, interval_of_mean
 
 score = st.floats(0, 1, allow_subnormal=False)

@@ -11,7 +11,7 @@ import pytest
 
 from fedcl_bench import testing
 from fedcl_bench.cli.main import main
-from fedcl_bench.errors import UserError
+from fedcl_bench.core.errors import UserError
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.testing import assert_passed, check_backbone, check_method, check_plugin
 from fedcl_bench.testing.trials import with_plugin
@@ -169,7 +169,7 @@ def test_every_shipped_plugin_passes_with_all_partners(registry, kind, name):
 def test_the_command_reports_and_returns_one(tmp_path, capsys, monkeypatch):
     (tmp_path / "dice.py").write_text('''
 import torch
-from fedcl_bench.method import Method
+from fedcl_bench.plugin.method import Method
 
 
 class Dice(Method):

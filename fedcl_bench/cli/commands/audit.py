@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import UserError
-from ...settings import LARGEST
-from .common import (Extend, add_dataset, add_plugins, add_quiet, count, counts, seed,
-                     seeds, split_federated_recommender, stop_between_rounds, whole)
+from ...core.errors import UserError
+from ...core.settings import LARGEST
+from .common import (Extend, add_dataset, add_plugins, add_quiet, count, counts, seed, seeds,
+                     split_federated_recommender, stop_between_rounds, whole)
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -138,7 +138,7 @@ def _tell(args: argparse.Namespace, text: str) -> None:
 
 def _settings(args: argparse.Namespace, registry: Registry) -> dict[str, str]:
     """The settings of ``--set``; UserError if the command lacks a name or sets what an audit sets itself."""
-    from ...settings import parse_assignments
+    from ...core.settings import parse_assignments
 
     for kind in ("method", "backbone"):
         if getattr(args, kind) is None:
@@ -187,7 +187,7 @@ def _attack(args: argparse.Namespace, stream: Stream, planned: list[Level], out:
         OSError: if a level's numbers cannot be kept.
     """
     from ...audit.audit import Stopped, level_clients
-    from ...files import bar
+    from ...core.files import bar
 
     with stop_between_rounds() as stop:
         for level in planned:
@@ -203,7 +203,7 @@ def _attack(args: argparse.Namespace, stream: Stream, planned: list[Level], out:
 def _write(results: dict[str, Any], out: Path) -> list[Path]:
     """The files of an audit."""
     from ...audit import audit_report as report
-    from ...files import write_atomically
+    from ...core.files import write_atomically
     from ...reports.draw import audit_curves, save
 
     texts = {"audit.json": json.dumps(results, indent=1, allow_nan=False) + "\n",

@@ -48,7 +48,7 @@ def add(commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ...errors import UserError
+    from ...core.errors import UserError
     from ...runs.metadata import unknown_plugin
     from ...runs.registry import RECBOLE, discover
 
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _of_recbole(plugin: Plugin) -> list[Plugin]:
     """What can be checked of a RecBole model: with clients of one user each, as that of a domain, or both."""
-    from ...errors import UserError
+    from ...core.errors import UserError
 
     usable = []
     for each in (plugin, plugin.of_domains()):

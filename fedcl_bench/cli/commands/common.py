@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Iterable, Iterator
 
-from ...api.stopping import stop_between_rounds as stop_between_rounds  # of all commands that run something
-from ...errors import Corrupt, UserError, unknown
-from ...names import for_terminal, shown
-from ...settings import LARGEST, LARGEST_SEED, MOST_SEEDS
+from ...api.stopping import stop_between_rounds as stop_between_rounds
+from ...core.errors import Corrupt, UserError, unknown
+from ...core.text import for_terminal, shown
+from ...core.settings import LARGEST, LARGEST_SEED, MOST_SEEDS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -148,7 +148,7 @@ def add_ray(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def add_by(parser: argparse._ActionsContainer, help: str) -> None:
-    """``--by``; the groups are those of ``evaluation/beyond.py``, which imports PyTorch."""
+    """``--by``; the groups are those of ``evaluation/beyond_accuracy.py``, which imports PyTorch."""
     parser.add_argument("--by", type=names, action=Extend, default=(), metavar="GROUP,...",
                         help=f"{help}: new-users, old-users, least-active, most-active, worst-decile, new-items, "
                              f"old-items, popular-items, rare-items")

@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ...errors import UserError, unknown
+from ...core.errors import UserError, unknown
 from .common import (Extend, LeftOut, add_json, add_plugins, add_records, add_set, add_tuned, names, records_where,
                      say_tuned)
 
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     from ...runs.registry import discover
     from ...runs.specs import RunSpec, Tuned
     from ...runs.store import incremental, load_all
-    from ...settings import parse_assignments
+    from ...core.settings import parse_assignments
 
     registry = discover(args.plugins)
     if args.backbones is None:

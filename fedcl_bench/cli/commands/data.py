@@ -8,8 +8,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ...errors import UserError, unknown
-from ...names import safe_name
+from ...core.errors import UserError, unknown
+from ...core.text import safe_name
 from .common import add_dataset, count, seed
 
 ACTIONS = ("show", "convert", "download", "synth", "prepare")
@@ -134,7 +134,7 @@ def _located(args: argparse.Namespace):
     """The dataset's file and the stream's settings that the command line asks for."""
     from ...data.source import locate, spelled
     from ...runs.config import CORE_SETTINGS, layers, refuse_inactive
-    from ...settings import assemble, parse_assignments
+    from ...core.settings import assemble, parse_assignments
 
     changes = [("--set", parse_assignments(args.assignments, "--set"))]
     dataset = spelled(args.name, args.data_dir)
@@ -244,7 +244,7 @@ def _download(args: argparse.Namespace) -> int:
 def _synth(args: argparse.Namespace) -> int:
     from ...data.stream import StreamSettings
     from ...data.synth import World, write
-    from ...files import bar
+    from ...core.files import bar
 
     safe_name(args.name, "data synth")
     _refuse_taken(args.name, "synth")

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Callable
 
-from ...errors import UserError, unknown
+from ...core.errors import UserError, unknown
 from .common import (Extend, LeftOut, add_cells, add_drawn, add_plugins, add_records, add_set, add_tuned, check_formats,
                      names, records_where, save_figure, say_tuned)
 
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     from ...runs.registry import discover
     from ...runs.specs import RunSpec, Tuned
     from ...runs.store import load_all
-    from ...settings import parse_assignments
+    from ...core.settings import parse_assignments
 
     check_formats(args.format)
     paper = papers.get(args.paper)

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from ...errors import UserError
+from ...core.errors import UserError
 from .common import (Extend, add_cells, add_device, add_paper, add_pool, add_quiet, add_ray, add_set, add_tuned_runs,
                      cores, interrupted, names, results_where, say_tuned, seed, seeds, stop_between_rounds)
 
@@ -64,7 +64,7 @@ def add(commands) -> None:
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
     """Fields of ``grid.Part`` that the command line names."""
-    from ...settings import parse_assignments
+    from ...core.settings import parse_assignments
 
     given = {name: getattr(args, name) for name in ("methods", "backbones", "datasets", "seeds", "first_seed", "paper")}
     given["tables"], given["figures"] = (tuple(numbers) if numbers else None for numbers in (args.table, args.figure))
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     from ...runs.config import resolve_device
     from ...runs.registry import discover
     from ...runs.specs import Tuned
-    from ...workers.pool import Pool
+    from ...experiments.pool import Pool
     from ..grid_view import View, as_json, show_outcomes, show_tasks
 
     began = time.perf_counter()
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         results, data_dir, plugins, jobs, crew = args.results, args.data_dir, args.plugins, args.jobs or cores(), None
         if args.ray:
-            from ...workers import cluster, ray_crew
+            from ...experiments import cluster, ray_crew
             joined = stack.enter_context(cluster.joined(args.ray, cores()))
             crew = stack.enter_context(ray_crew.crew(joined, args.threads, results))
             jobs = args.jobs or max(1, joined.cores // args.threads)

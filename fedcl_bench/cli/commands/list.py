@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import UserError
+from ...core.errors import UserError
 from .common import add_plugins
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from string import Template
 
-from ...errors import UserError, unknown
+from ...core.errors import UserError, unknown
 
 KINDS = ("method", "backbone", "metric")
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
@@ -37,7 +37,7 @@ def add(commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ...data.source import configured
-    from ...files import shipped
+    from ...core.files import shipped
     from ...runs.registry import discover
 
     if args.kind not in KINDS:

@@ -35,7 +35,7 @@ def add(commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ...errors import UserError
+    from ...core.errors import UserError
     from ...experiments import papers
     from ...reports.tables import find
     from ...runs.compact import INDEX, write

@@ -49,7 +49,7 @@ def add_records(parser: argparse.ArgumentParser) -> None:
 
 def chosen_tables(args: argparse.Namespace) -> tuple[str, list[PaperTable]]:
     """The paper and its tables; UserError for an unknown paper, table, dataset or backbone."""
-    from ...errors import UserError, unknown
+    from ...core.errors import UserError, unknown
     from ...experiments.papers import get, select
 
     paper = args.paper or "f3crec"
@@ -70,7 +70,7 @@ def make_source(args: argparse.Namespace, records: Path, needs_runs: bool = True
     from ...runs.registry import discover
     from ...runs.specs import Tuned, Where
     from ...runs.store import load_all
-    from ...settings import parse_assignments
+    from ...core.settings import parse_assignments
 
     assignments = parse_assignments(args.assignments, "--set")
     data_dir = getattr(args, "data_dir", None)
@@ -96,9 +96,9 @@ def statistics_of(dataset: str, data_dir: Path | None, assignments: Mapping[str,
     from ...data.recbole_files import bundled
     from ...data.source import locate
     from ...data.stream import StreamSettings
-    from ...errors import UserError
+    from ...core.errors import UserError
     from ...runs.config import layers
-    from ...settings import assemble
+    from ...core.settings import assemble
 
     known = {field.name for field in fields(StreamSettings)}
     chosen = [(origin, {name: value for name, value in layer.items() if name in known})

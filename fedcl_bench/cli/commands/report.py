@@ -32,8 +32,8 @@ def add(commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ...errors import UserError
-    from ...files import write_atomically
+    from ...core.errors import UserError
+    from ...core.files import write_atomically
     from ...reports.html import LIMIT, report
     from ...runs.registry import discover
     from ...runs.store import load_all

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import UserError
+from ...core.errors import UserError
 from .common import LeftOut, say_tuned
 from .paper import (add_records, add_settings, add_tables, chosen_tables, command_line, make_source, specs_of,
                     statistics_of)
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _overview(args: argparse.Namespace) -> int:
     from ...experiments.papers import PAPERS
-    from ...files import write_atomically
+    from ...core.files import write_atomically
     from ...reports import overview
     from ...reports.draw import save
     from ...reports.pages import FOLDER, STANDING, write_page

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import UserError, unknown
-from ...ops.memory import importing
+from ...core.errors import UserError, unknown
+from ...kernels.memory import importing
 from .common import (add_by, add_dataset, add_device, add_plugins, add_quiet, add_ray, add_results, add_tuned_runs,
                      results_where, say_tuned, seed, seeds, split_federated_recommender, stop_between_rounds, workers)
 
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     refuse_typos(args.method, args.backbone, args.plugins)
     with importing():
         from ...api.seeds import combined
-        from ...evaluation.beyond import GROUPS
+        from ...evaluation.beyond_accuracy import GROUPS
         from ...runs.runner import Interrupted
         from ..show import few_users, show_groups, show_result
 
@@ -171,7 +171,7 @@ def _configs(args: argparse.Namespace, from_file: dict[str, Any]) -> tuple[list[
     from ...runs.metadata import missing
     from ...runs.registry import discover
     from ...runs.specs import RunSpec, Tuned, spelled_spec
-    from ...settings import parse_assignments
+    from ...core.settings import parse_assignments
 
     registry = discover(args.plugins)
     split_federated_recommender(args, registry)

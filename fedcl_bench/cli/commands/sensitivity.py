@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Sequence
 
-from ...errors import UserError, unknown
+from ...core.errors import UserError, unknown
 from .common import (add_device, add_drawn, add_pool, add_quiet, add_set, add_tuned_runs, check_formats, cores,
                      interrupted, results_where, save_figure, say_tuned, seeds, stop_between_rounds, writing)
 
 if TYPE_CHECKING:
     from ...experiments.grid import Task
     from ...experiments.sensitivity import Case
-    from ...reports.sensitivity import Effect
+    from ...reports.sensitivity_table import Effect
     from ...runs.registry import Registry
     from ...runs.specs import RunSpec, Tuned
 
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     from ...runs.config import resolve_device
     from ...runs.registry import discover
     from ...runs.specs import Tuned
-    from ...workers.pool import Pool
+    from ...experiments.pool import Pool
     from ..grid_view import View, show_outcomes, show_tasks
 
     check_formats(args.format)
@@ -117,7 +117,7 @@ def _specs(registry: Registry, args: argparse.Namespace, tuned: Tuned | None) ->
     """The runs of the method and of the one it is compared with, or None if that is the same."""
     from ...reports.selection import checked_spec, parse_method
     from ...runs.specs import RunSpec, spelled_spec
-    from ...settings import parse_assignments
+    from ...core.settings import parse_assignments
 
     common = parse_assignments(args.assignments, "--set")
     both = []
@@ -150,7 +150,7 @@ def _measured(planned: Sequence[Case], tasks: dict[RunSpec, list[Task]], results
     """
     from ...experiments.grid import state
     from ...reports.scores import check_metric
-    from ...reports.sensitivity import effects
+    from ...reports.sensitivity_table import effects
     from ...runs.store import load_record
 
     runs = {spec: [load_record(task.record(results).folder) for task in of_spec
@@ -168,28 +168,28 @@ def _show(measured: Sequence[Effect], args: argparse.Namespace, metric: str, lef
     """Write figure and tables, and print the table with the files' paths."""
     from ...data.source import dataset_name
     from ...experiments.papers import label
-    from ...reports import sensitivity
+    from ...reports import sensitivity_table
     from ..show import plain_table, print_table
 
     case = measured[0].case
     names = case.proposed.method, case.proposed.backbone, dataset_name(case.proposed.dataset)
     called, against = label(metric), label(case.against.method) if case.against else ""
-    notes = sensitivity.notes(measured, range(args.seeds), left_out)
+    notes = sensitivity_table.notes(measured, range(args.seeds), left_out)
     method, backbone, dataset = map(label, names)
-    drawn = sensitivity.figure(measured, called, against, f"{method} on {backbone}, {dataset}: one setting changed")
+    drawn = sensitivity_table.figure(measured, called, against, f"{method} on {backbone}, {dataset}: one setting changed")
     file = "-".join(("sensitivity", *names, metric)).replace("@", "").replace(":", "-")
     written = save_figure(file, drawn, args.out, args.format)
-    for kind, text in (("md", sensitivity.markdown(measured, called, against, notes)),
-                       ("csv", sensitivity.csv_text(measured, metric))):
+    for kind, text in (("md", sensitivity_table.markdown(measured, called, against, notes)),
+                       ("csv", sensitivity_table.csv_text(measured, metric))):
         written.append(args.out / f"{file}.{kind}")
         with writing(written[-1]):
             written[-1].write_text(text, encoding="utf-8")
     if args.json:
-        json.dump({"metric": metric, "cases": [sensitivity.as_json(effect) for effect in measured],
+        json.dump({"metric": metric, "cases": [sensitivity_table.as_json(effect) for effect in measured],
                    "notes": notes, "files": list(map(str, written))}, sys.stdout, allow_nan=False)
         print()
         return
-    head, *lines = sensitivity.rows(measured, called, against)
+    head, *lines = sensitivity_table.rows(measured, called, against)
     table = plain_table(*head)
     for line in lines:
         table.add_row(*line)

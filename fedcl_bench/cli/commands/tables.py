@@ -72,8 +72,8 @@ def _add_layout(tables: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ...errors import UserError
-    from ...files import write_atomically
+    from ...core.errors import UserError
+    from ...core.files import write_atomically
     from ...reports.render import FORMATS, RENDERERS
 
     own = any(getattr(args, name) for name in ("rows", "columns", "metrics", "methods", "against", "by"))
@@ -107,7 +107,7 @@ def _drawn(table: Table) -> str:
 
 def _own_table(args: argparse.Namespace) -> Table:
     """The table that the options lay out."""
-    from ...errors import UserError
+    from ...core.errors import UserError
     from ...reports.any_table import Layout, build_any, split_methods
 
     if args.table or args.add:
@@ -124,7 +124,7 @@ def _own_table(args: argparse.Namespace) -> Table:
 
 def _paper_tables(args: argparse.Namespace) -> list[Table]:
     """The tables of a paper that are asked for."""
-    from ...errors import UserError, unknown
+    from ...core.errors import UserError, unknown
     from ...reports.tables import build
 
     paper, chosen = chosen_tables(args)

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import UserError
-from .common import (add_cells, add_paper, add_pool, add_quiet, add_set, cores, interrupted, results_where,
-                     seed, seeds, stop_between_rounds, whole)
+from ...core.errors import UserError
+from .common import (add_cells, add_paper, add_pool, add_quiet, add_set, cores, interrupted, results_where, seed, seeds,
+                     stop_between_rounds, whole)
 
 if TYPE_CHECKING:
     from ...experiments.search import Effort
@@ -72,7 +72,7 @@ def _folders(args: argparse.Namespace) -> tuple[Path, Path | None]:
     Raises:
         UserError: if shipped settings would be written without being asked to, or there are none.
     """
-    from ...files import shipped
+    from ...core.files import shipped
     from ...runs.specs import MY_TUNED, SHIPPED_TUNED, shipped_tuned
 
     ours = shipped(str(SHIPPED_TUNED))
@@ -91,7 +91,7 @@ def _folders(args: argparse.Namespace) -> tuple[Path, Path | None]:
 def effort_of(args: argparse.Namespace) -> Effort:
     """How hard the command line asks to search."""
     from ...experiments.search import Effort
-    from ...settings import parse_assignments
+    from ...core.settings import parse_assignments
 
     return Effort(args.budget, args.seeds, args.sampler, args.seed, args.batch,
                   parse_assignments(args.assignments, "--set"))
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     from ...experiments.search import Combination
     from ...runs.registry import discover
     from ...runs.specs import spelled_spec
-    from ...workers.pool import Pool
+    from ...experiments.pool import Pool
     from ..grid_view import View, show_outlook, show_tuned
 
     if args.table and not args.paper:

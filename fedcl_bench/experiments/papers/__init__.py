@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Iterable
 
-from ...errors import UserError, unknown
+from ...core.errors import UserError, unknown
 from ...runs.specs import RunSpec
 from . import f3crec, fcucr, ffmsr
 from .definitions import Contrast, Key, Known, Lead, PaperTable, Printed, Reading

@@ -1,0 +1,197 @@
+"""Files and paths: writing so that a file is never half there, where shipped ones lie, a bar for long reading."""
+
+from __future__ import annotations
+
+import errno
+import glob
+import io
+import os
+import shutil
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Callable, Iterator
+
+from .errors import UserError
+
+try:
+    import fcntl
+except ImportError:  # no advisory locks on this system
+    fcntl = None
+
+_PART = ".part"  # how the name of a file ends that is being written
+
+
+def shipped(name: str) -> Path:
+    """The folder ``plugins`` or ``dataset_configs``: inside the installed package, or beside it in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    return package / name if (package / name).is_dir() else package.parent / name
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that it is either the old one or wholly the new one, whenever the process dies."""
+    with replacing(path) as file:
+        file.write(content)
+
+
+class _Watched(io.BufferedRandom):
+    """A file that remembers why it could not be written; ``torch.save`` says only that it could not."""
+
+    error: OSError | None = None
+
+    def write(self, content: Any) -> int:
+        try:
+            return super().write(content)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            self.error = error
+            raise
+
+
+@contextmanager
+def closed_to_others() -> Iterator[None]:
+    """While the block runs, nothing that the process and its children write can be written by other users, whatever the
+    umask allows."""
+    before = os.umask(0o077)  # it can be asked for only by setting it
+    os.umask(before | 0o022)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file, for writing and reading, that takes the place of ``path`` when the block ends without an error.
+
+    Raises:
+        UserError: if there is no space left for it. OSError: for whatever else is in its way, as a folder or a device.
+    """
+    if path.exists() and not path.is_file():
+        raise FileExistsError(errno.EEXIST, "it is there and is no file", str(path))
+    temporary, file, guard = None, None, None
+    try:
+        handle, temporary = _temporary(path)
+        guard = os.dup(handle) if fcntl else None  # keeps the lock until the file has its name
+        with _Watched(io.FileIO(handle, "w+b")) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        cause = file.error if file is not None and file.error is not None else error
+        if isinstance(cause, OSError) and cause.errno in NO_SPACE:
+            raise no_space(path, cause) from None
+        raise
+    finally:
+        if guard is not None:
+            os.close(guard)
+
+
+def _temporary(path: Path) -> tuple[int, str]:
+    """A new file beside ``path``, open and locked as long as it is: one without a lock was left by a process that died,
+    and ``sweep`` removes it."""
+    return _locked(lambda: tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_PART))
+
+
+def _locked(make: Callable[[], tuple[int | None, str]]) -> tuple[int | None, str]:
+    """What is made, open and with a lock; made again if somebody swept it before it was locked."""
+    while True:
+        handle, name = make()
+        if fcntl is None:
+            return handle, name
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.path.exists(name):  # not swept before it was locked
+            return handle, name
+        os.close(handle)
+
+
+def sweep(folder: Path) -> None:
+    """Remove the files in a folder that were being written when a process was killed, and no others."""
+    for path in folder.glob(f".*{_PART}") if fcntl else ():
+        if not path.is_dir():
+            _remove_if_free(path, os.O_RDWR | os.O_NONBLOCK, Path.unlink)
+
+
+def _remove_if_free(path: Path, how: int, remove: Callable[[Path], Any]) -> None:
+    """Remove what nobody has a lock on."""
+    try:
+        handle = os.open(path, how | os.O_NOFOLLOW)
+    except OSError:
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        remove(path)
+    except OSError:  # somebody is writing it
+        pass
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def folder_beside(path: Path) -> Iterator[Path]:
+    """An empty folder next to ``path`` in which to make what takes its place; it is gone at the end. Those that killed
+    processes left for the same path go first.
+
+    Raises:
+        OSError: if it cannot be made.
+    """
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*{_PART}") if fcntl else ():
+        if left.is_dir():
+            _remove_if_free(left, os.O_RDONLY | os.O_DIRECTORY, shutil.rmtree)
+    handle, folder = _locked(lambda: _open_folder(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.",
+                                                                   suffix=_PART)))
+    try:
+        yield Path(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if handle is not None:
+            os.close(handle)
+
+
+def _open_folder(name: str) -> tuple[int | None, str]:
+    return os.open(name, os.O_RDONLY) if fcntl else None, name
+
+
+# Of errors: the disk, the user's share of it, or the size that a file may have (``ulimit -f``) is exhausted.
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def no_space(path: Path | str, error: OSError) -> UserError:
+    """The error for a file that did not fit; what stood there before still does."""
+    return UserError(f"no space left at {path} ({error.strerror}): it is not written.\nFree some, or choose another "
+                     f"folder, and give the same command again; runs go on from their last checkpoint.")
+
+
+@contextmanager
+def bar(label: str, total: int | None, unit: str, quiet: bool = False) -> Iterator[Callable[[int], None]]:
+    """A progress bar with the time left on a terminal's standard error, and nothing elsewhere; it vanishes at the end.
+
+    Args:
+        total: how many units there are, or None if that is not known.
+        unit: ``bytes``, or what is counted.
+        quiet: show nothing.
+
+    Yields:
+        A function to call with the number of units done since its last call.
+    """
+    from rich.console import Console
+    from rich.progress import (BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn,
+                               TransferSpeedColumn)
+
+    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+    amount = [DownloadColumn(), TransferSpeedColumn()] if unit == "bytes" else [MofNCompleteColumn(), TextColumn(unit)]
+    with Progress(TextColumn("{task.description}"), BarColumn(bar_width=20), *amount, TimeRemainingColumn(),
+                  console=console, transient=True, refresh_per_second=5,
+                  disable=quiet or not console.is_terminal) as display:
+        task = display.add_task(label, total=total)
+        yield lambda count: display.update(task, advance=count)

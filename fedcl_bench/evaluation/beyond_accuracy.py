@@ -1,0 +1,220 @@
+"""Beyond one mean: whom and what a step's lists serve.
+
+From the tested lists of a step, per user: how novel, popular and varied they are (``metrics.py`` has the formulas), and
+how much of the new, old, popular and rare items to find is in them. ``runs/records.py`` makes means and groups of users
+of these (``summarise``). Coverage is RecBole's ``ItemCoverage``. Where popular items end, at 80 % of the interactions,
+is our choice.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from ..data.stream import Step
+from ..plugin.metric import Catalogue, RankedLists
+from .drift import Add
+from .metrics import OF_ITEMS
+from .ranking import UserScores
+from .session_ranking import FULL
+
+_OF_LISTS = tuple(metric.name for metric in OF_ITEMS)
+_OF_ITEMS = ("new-items", "old-items", "popular-items", "rare-items")
+OF_BLOCKS = ("interactions", "known", *_OF_LISTS, *(f"recall {kind}" for kind in _OF_ITEMS))
+PER_USER = (*OF_BLOCKS, *(f"{FULL}recall {kind}" for kind in _OF_ITEMS))  # those with a prefix, of sessions alone
+RECOMMENDED = "recommended"  # per item: how many lists it is in
+HEAD = 0.8  # share of the interactions that popular items have
+GROUPS = {"new-users": "users without data in an earlier block", "old-users": "users with data in an earlier block",
+          "least-active": "the quarter of users with fewest training interactions in the block",
+          "most-active": "the quarter of users with most training interactions in the block",
+          "worst-decile": "the tenth of users with the lowest value",
+          "new-items": "items to find that no earlier block has", "old-items": "items to find of earlier blocks",
+          "popular-items": "items to find among the fewest that have 80 % of the training interactions",
+          "rare-items": "the other items to find"}
+Analysis = list[tuple[int, str, Tensor, Tensor]]
+
+
+def catalogue_of(steps: Sequence[Step], vectors: Tensor, add: Add | None = None) -> Catalogue:
+    """What is known of the items after some steps.
+
+    Args:
+        steps: all up to the one just trained.
+        vectors: of the items, by which their distances are measured, (items, ...).
+        add: adds up over clients that are elsewhere.
+    """
+    n_items = steps[-1].n_items
+    sums = {"counts": sum(torch.bincount(s.train.values, minlength=n_items).double() for s in steps),
+            "owners": _owners(steps), "users": torch.tensor([float(steps[-1].n_users)], dtype=torch.float64)}
+    sums = sums if add is None else add(sums)
+    return Catalogue(sums["counts"], sums["owners"], float(sums["users"]),
+                     vectors.flatten(1))
+
+
+@torch.no_grad()
+def analyse_lists(steps: Sequence[Step], catalogue: Catalogue, users: Tensor, lists: Tensor, add: Add | None = None
+                  ) -> Analysis:
+    """What the lists of a step are like.
+
+    Args:
+        steps: all up to the tested one, which is the last.
+        catalogue: after these steps.
+        users: ids of the users with items to find in it, shape (n,).
+        lists: their items, best first, int64 of shape (n, K), -1 where fewer are ranked.
+        add: adds up over clients that are elsewhere.
+
+    Returns:
+        Rows of (step, kind, ids, values): kinds of ``OF_BLOCKS`` with users, ``RECOMMENDED`` with items. A user without
+        an item of a kind to find is left out of that kind.
+    """
+    step, n_items = steps[-1], steps[-1].n_items
+    rows = [_recommended(step, lists, add)]
+    if not len(users):
+        return rows + [(step.index, kind, users, users.double()) for kind in OF_BLOCKS]
+    earlier = torch.zeros(step.n_users, device=users.device)
+    for before in steps[:-1]:
+        earlier[:before.n_users] += sum(before.split(name).lengths for name in ("train", "valid", "test"))
+    values = {"interactions": step.train.lengths[users].double(), "known": (earlier[users] > 0).double(),
+              **_properties(catalogue, lists)}
+    rows += [(step.index, kind, users, value) for kind, value in values.items()]
+    new = torch.arange(n_items, device=users.device) >= step.old_items
+    popular = _popular(catalogue.counts)
+    for kind, items in zip(_OF_ITEMS, (new, ~new, popular, ~popular)):
+        rows.append((step.index, f"recall {kind}", *_recall(step, users, lists, items)))
+    return rows
+
+
+@torch.no_grad()
+def analyse_sessions(step: Step, catalogue: Catalogue, scores: UserScores, k: int, add: Add | None = None) -> Analysis:
+    """What the lists of a stream of sessions are like, under full ranking.
+
+    There is a single step, in which nobody and nothing is new or old.
+
+    Args:
+        catalogue: after the step.
+        scores: with the lists under full ranking.
+        k: length of the lists.
+        add: adds up over clients that are elsewhere.
+
+    Returns:
+        As ``analyse_lists``, without the kind ``known``. Kinds of items to find are of the ranking that the run is
+        judged by, and of full ranking beside it if that is another.
+    """
+    users, lists = scores.users, scores.lists[:, :k]
+    values = {"interactions": step.train.lengths[users].double(), **_properties(catalogue, lists)}
+    rows = [_recommended(step, lists, add), *((step.index, kind, users, value) for kind, value in values.items())]
+    popular = _popular(catalogue.counts)[step.test.select(users)[1]]  # a single item to find each
+    for kind, chosen in zip(_OF_ITEMS, (popular[:0], popular[:0], popular, ~popular)):
+        for name in _recalls(scores.values, k):
+            of_kind = chosen.nonzero().flatten()
+            rows.append((step.index, _kind(name, kind), users[of_kind], scores.values[name][of_kind]))
+    return rows
+
+
+def _recalls(metrics: Iterable[str], k: int) -> list[str]:
+    """Which of some metrics are recall at ``k``, of any ranking."""
+    return [name for name in metrics if name.partition("recall@")[1:] == ("recall@", str(k))]
+
+
+def _kind(recall: str, items: str) -> str:
+    """The kind of such a metric of some items to find."""
+    return f"{recall.partition('recall@')[0]}recall {items}"
+
+
+def _recommended(step: Step, lists: Tensor, add: Add | None) -> tuple[int, str, Tensor, Tensor]:
+    """In how many lists each item is."""
+    shown = {"shown": torch.bincount(lists[lists >= 0], minlength=step.n_items).double()}
+    shown = shown if add is None else add(shown)
+    return step.index, RECOMMENDED, torch.arange(step.n_items, device=lists.device), shown["shown"]
+
+
+def _owners(steps: Sequence[Step]) -> Tensor:
+    """How many users have trained on each item, (items,), however often."""
+    n_items = steps[-1].n_items
+    pairs = [torch.repeat_interleave(s.train.lengths) * n_items + s.train.values for s in steps]
+    return torch.bincount(torch.cat(pairs).unique() % n_items, minlength=n_items).double()
+
+
+def _properties(catalogue: Catalogue, lists: Tensor) -> dict[str, Tensor]:
+    """The metrics of items that every run records as properties of its lists."""
+    hits = torch.zeros(lists.shape, dtype=torch.bool, device=lists.device)  # which none of them looks at
+    ranked = RankedLists(hits, hits.sum(1), lists, catalogue)
+    return {metric.name: metric().values(ranked) for metric in OF_ITEMS}
+
+
+def _popular(counts: Tensor) -> Tensor:
+    """The fewest items that have ``HEAD`` of the interactions, bool of shape (items,)."""
+    order = counts.argsort(descending=True, stable=True)
+    before = counts[order].cumsum(0) - counts[order]
+    popular = torch.zeros(len(counts), dtype=torch.bool, device=counts.device)
+    popular[order] = before < HEAD * counts.sum()
+    return popular
+
+
+def _recall(step: Step, users: Tensor, lists: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
+    """(users with such items to find, the share of those items that is in their lists)."""
+    row, item = step.test.select(users)
+    row, item = row[items[item]], item[items[item]]
+    hit = (lists[row] == item[:, None]).any(1).double()
+    wanted = torch.bincount(row, minlength=len(users))
+    hits = torch.zeros(len(users), dtype=torch.float64, device=users.device).index_add_(0, row, hit)
+    having = wanted > 0
+    return users[having], hits[having] / wanted[having]
+
+
+def summarise(tests: Iterable[tuple[int, int, UserScores]], analysis: Analysis, k: int) -> dict[str, Any]:
+    """Means and groups for a record, from a run's tests and its analysis.
+
+    Args:
+        k: length of the lists.
+
+    Returns:
+        ``{"lists": {"coverage@K": [per block], ...}, "groups": {group: {"users": [per block], metric: [per block]}}}``;
+        None where a block has nobody of a group. Empty if the run has no such analysis.
+    """
+    kept: dict[int, dict[str, pd.Series]] = {}
+    for t, kind, ids, values in analysis:
+        kept.setdefault(t, {})[kind] = pd.Series(values.cpu().numpy(), index=ids.cpu().numpy())
+    diagonal = [(kept[t], scores) for t, s, scores in tests if t == s and RECOMMENDED in kept.get(t, ())]
+    if not diagonal:
+        return {}
+    # In a stream of sessions with sampled candidates the lists are those under full ranking.
+    prefix = FULL if any(name.startswith(FULL) for name in diagonal[0][1].values) else ""
+    lists = {f"{prefix}coverage@{k}": [float((kinds[RECOMMENDED] > 0).mean()) for kinds, _ in diagonal]}
+    lists |= {f"{prefix}{name}@{k}": [float(kinds[name].mean()) for kinds, _ in diagonal] for name in _OF_LISTS}
+    groups: dict[str, dict[str, list]] = {}
+    for kinds, scores in diagonal:
+        for group, values in _groups(kinds, scores, k).items():
+            rows = groups.setdefault(group, {name: [] for name in ("users", *values)})
+            rows["users"].append(len(next(iter(values.values()))))
+            for metric, of_users in values.items():
+                rows[metric].append(float(of_users.mean()) if len(of_users) else None)
+    return {"lists": lists, "groups": groups}
+
+
+def _groups(kinds: dict[str, pd.Series], scores: UserScores, k: int) -> dict[str, dict[str, pd.Series]]:
+    """Group to metric to the values of its users, in one block."""
+    users = scores.users.cpu().numpy()
+    result: dict[str, dict[str, pd.Series]] = {group: {} for group in GROUPS}
+    for metric, values in scores.values.items():
+        for group, of_users in _user_groups(kinds, users, pd.Series(values.cpu().numpy(), index=users)).items():
+            result[group][metric] = of_users
+    for kind, of_users in kinds.items():
+        prefix, recall, group = kind.partition("recall ")
+        if recall:
+            result[group][f"{prefix}recall@{k}"] = of_users
+    return result
+
+
+def _user_groups(kinds: dict[str, pd.Series], users: np.ndarray, values: pd.Series) -> dict[str, pd.Series]:
+    """A metric's values of the users of each group."""
+    # Nobody is new or old in a stream of sessions.
+    known = kinds["known"].loc[users].to_numpy() if "known" in kinds else np.full(len(users), np.nan)
+    order = np.argsort(kinds["interactions"].loc[users].to_numpy(), kind="stable")
+    quarter, tenth = -(-len(users) // 4), -(-len(users) // 10)
+    return {"new-users": values[known == 0.0], "old-users": values[known > 0.0],
+            "least-active": values.iloc[order[:quarter]], "most-active": values.iloc[order[len(users) - quarter:]],
+            "worst-decile": values.sort_values().iloc[:tenth]}

@@ -1,0 +1,237 @@
+"""Ranking the last item of a session (protocol of FCUCR).
+
+Each user has one item to find: the last of its validation or test session, given the items before it. It is ranked
+among sampled items, and among all of them beside that. Of equal scores the item to find comes last, so that a model
+that scores everything alike finds nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Iterable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
+from .. import rng
+from ..plugin import checks
+from ..plugin.backbone import Backbone
+from ..training.session_trainer import input_rows, window
+from ..data.stream import Sessions, Step
+from ..rng import DrawKey
+from ..plugin.backbone import ITEM
+from ..plugin.method import Encoding, Method
+from ..plugin.metric import Catalogue, Metric, RankedLists
+from ..plugin.state import Snapshot, score_pairs
+from ..kernels.topk import highest
+from ..core.parallel import even_pieces, in_order
+from ..training.sampling import Others, padded
+from ..plugin.sequential import Dropout, Sequence, SequentialBackbone
+from ..core.tuning import SIZES
+from ..stats.clip_noise import OPEN, Protection, upload_key
+from .metrics import measure
+from .ranking import DEFAULT, EvaluationSettings, UserScores, finite_scores, scores_alone
+
+FULL = "all:"  # before the name of a metric under full ranking, beside sampled candidates
+
+
+@dataclass(frozen=True)
+class SessionRanking:
+    """Where the items to find were ranked.
+
+    Attributes:
+        scores: metrics of each user's list.
+        probabilities: sigmoid of the logit of each user's item, float64, in the order of ``scores.users``.
+    """
+
+    scores: UserScores
+    probabilities: Tensor
+
+
+def draw_session_candidates(step: Step, purpose: str, settings: EvaluationSettings, seed: int,
+                            round_: int) -> Tensor | None:
+    """The sampled items of every user: uniform with replacement over the items it does not train on.
+
+    The same in every round and for every method, unless ``candidate_draw=redraw``.
+
+    Args:
+        purpose: ``valid``, ``test`` or ``early``.
+
+    Returns:
+        int64 of shape (users, sampled_candidates); None if all items are ranked.
+    """
+    if settings.candidates == "all":
+        return None
+    drawn = rng.key(seed, f"session candidates of {purpose}", step.index,
+                      1 + round_ if settings.candidate_draw == "redraw" else 0)
+    number = torch.arange(settings.sampled_candidates, device=step.train.values.device)
+    listed = step.n_users * step.n_items <= SIZES.listed_others
+    parts = []
+    for users in torch.arange(step.n_users, device=number.device).split(SIZES.session_users):
+        others = Others.of(padded(step.train, users), step.n_items, listed)
+        keys = rng.client_keys(drawn, users)[:, None]
+        parts.append(others.at(rng.integers(rng.bits(keys, number), others.count)))
+    return torch.cat(parts)
+
+
+@dataclass(frozen=True)
+class SessionTask:
+    """Which item each user is to find, among which.
+
+    Attributes:
+        purpose: ``valid`` or ``test``: the last item of that session; ``early``: of the first training session.
+        topk: list lengths.
+        candidates: sampled items of every user (see ``draw_session_candidates``); None: all items.
+        draw: key of the method's random numbers.
+        metrics: what is said of the lists.
+        catalogue: with it the lists under full ranking are kept. With sampled candidates the same metrics are taken
+            under full ranking too, named with ``all:`` in front; those of items only there.
+    """
+
+    step: Step
+    purpose: str
+    topk: Iterable[int]
+    candidates: Tensor | None
+    draw: DrawKey
+    metrics: tuple[Metric, ...] = DEFAULT
+    catalogue: Catalogue | None = None
+
+    @property
+    def ranks_all(self) -> bool:
+        """Whether the scores of all items are needed."""
+        return self.catalogue is not None or self.candidates is None
+
+    @property
+    def sessions(self) -> Sessions:
+        return self.step.sessions["train" if self.purpose == "early" else self.purpose]
+
+
+def rank_sessions(backbone: Backbone, method: Method, model: Snapshot, task: SessionTask,
+                  protection: Protection = OPEN) -> SessionRanking:
+    """Rank every user's item to find.
+
+    Args:
+        model: the tables to score with.
+        protection: its noise is on what clients send for their own evaluation.
+    """
+    topk, candidates = sorted(set(task.topk)), task.candidates
+    users = (task.sessions.count > 0).nonzero().flatten()
+    sequential = isinstance(backbone, SequentialBackbone)
+    logits = _SequentialLogits(backbone, method, model, task, protection) if sequential else \
+        _ListLogits(backbone, method, model, task)
+
+    @torch.no_grad()  # holds per thread
+    def rank(users: Tensor) -> tuple[Tensor | None, ...]:
+        """Each (n, ...): items before the one to find among the candidates and among all; its probability; the list."""
+        ids = None if candidates is None else candidates[users]
+        target, wanted, others, every = logits.of(users, ids)
+        sampled, whole, items = None, None, None
+        if ids is not None:
+            # `not below` counts what is no number against the model.
+            sampled = (~(others < wanted) & (ids != target)).sum(1)
+        if every is not None and task.ranks_all:
+            whole = (~(every < every.gather(1, target))).sum(1) - 1
+            items = None if task.catalogue is None else highest(every, topk[-1])
+        return sampled, whole, torch.sigmoid(wanted.double()).squeeze(1), items
+
+    # Scores of all items take more memory, and those of a set of vectors so many times that.
+    at_once = SIZES.session_users if task.ranks_all or not sequential else 4 * SIZES.session_users
+    at_once = max(1, at_once // scores_per_item(backbone))
+    parts = zip(*in_order(rank, even_pieces(users, at_once), users.device))
+    sampled, whole, probabilities, items = (None if part[0] is None else torch.cat(part) for part in parts)
+    scores = {} if sampled is None else measure(task.metrics, ranked_lists(sampled, topk), topk)
+    if whole is not None:
+        of_all = measure(task.metrics, ranked_lists(whole, topk, items, task.catalogue), topk)
+        scores |= of_all if sampled is None else {FULL + name: values for name, values in of_all.items()}
+    return SessionRanking(UserScores(users, scores, items), probabilities)
+
+
+def scores_per_item(backbone: Backbone) -> int:
+    """How many numbers a user's score of an item is pooled from."""
+    return backbone.n_vectors if isinstance(backbone, SequentialBackbone) and not backbone.positionwise else 1
+
+
+@dataclass(frozen=True)
+class _SequentialLogits:
+    """Logits of a sequential backbone: of item rows and what it makes of the items before."""
+
+    backbone: SequentialBackbone
+    method: Method
+    model: Snapshot
+    task: SessionTask
+    protection: Protection
+
+    def of(self, users: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """The item to find (n, 1), its logit (n, 1), those of the candidates ``ids``, and of all items if needed."""
+        sessions, table = self.task.sessions, self.model.public[ITEM]
+        items, sequence = window(sessions, sessions.of_user[users], self.backbone.settings.max_length)
+        target, vectors, mask = items[:, -1:], *self._vectors(users, sequence)
+
+        def score(rows: Tensor) -> Tensor:
+            scores = self.backbone.session_scores(vectors, mask, rows)
+            checks.check_tensor(self.backbone, "session_scores", scores, (len(users), rows.shape[-2]),
+                                  "(C, n): a score per client and item")
+            return scores
+
+        wanted, others = score(embedding(target, table)), None if ids is None else score(embedding(ids, table))
+        every = score(table) if self.task.ranks_all else None
+        hook = "encode" if self.backbone.positionwise else "session_vectors"
+        maker = (self.method, "represent") if self.method.overrides("represent") else (self.backbone, hook)
+        for scores in (wanted, others, every):
+            if scores is not None:
+                checks.require_finite_scores(*maker, scores, users)
+        return target, wanted, others, every
+
+    def _vectors(self, users: Tensor, sequence: Sequence) -> tuple[Tensor, Tensor]:
+        """What users' next items are scored with, and which of it counts (see ``SessionVectors``)."""
+        backbone, draw, purpose = self.backbone, self.task.draw, self.task.purpose
+        clients = self.model.clients(users)
+        rows = input_rows(backbone, self.model, users, sequence)
+        session = backbone.session_vectors(clients, rows, sequence, Dropout())
+        if backbone.positionwise:  # what stands for no item may be nan
+            checks.require_finite_scores(backbone, "encode", session.vectors[:, -1], users)
+        queries = None
+        if self.method.encodes_next_session:
+            queries = backbone.encode(clients, rows, sequence, Dropout(draw.clients(f"dropout of {purpose}", users)))
+            key = upload_key(draw.seed, f"the query of {purpose}", draw.step, draw.round)
+            queries = self.protection.noisy(key, users, queries)
+        vectors = self.method.represent(Encoding(users, clients, session.vectors, purpose, draw, queries))
+        return vectors, session.mask
+
+
+@dataclass(frozen=True)
+class _ListLogits:
+    """Logits of a backbone that is not sequential; they depend on no items before."""
+
+    backbone: Backbone
+    method: Method
+    model: Snapshot
+    task: SessionTask
+
+    def of(self, users: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """As of ``_SequentialLogits``."""
+        backbone, model, sessions = self.backbone, self.model, self.task.sessions
+        target = window(sessions, sessions.of_user[users], 1)[0][:, -1:]
+        if not self.task.ranks_all and scores_alone(backbone, self.method, model.n_items, ids.shape[1]):
+            # At once, so that equal rows score alike.
+            scores = score_pairs(backbone, model, users, torch.cat([target, ids], 1))
+            checks.require_finite_scores(backbone, "score", scores, users)
+            wanted, others = scores.tensor_split([1], 1)
+            return target, wanted, others, None
+        every = finite_scores(backbone, self.method, model, users)
+        return target, every.gather(1, target), None if ids is None else every.gather(1, ids), every
+
+
+def session_scores(backbone: SequentialBackbone, method: Method, model: Snapshot, task: SessionTask, users: Tensor,
+                   protection: Protection = OPEN) -> Tensor:
+    """Logits of all items after what each user's session of the task begins with: (n, items). Arguments as of
+    ``rank_sessions``; each of the users must have a session."""
+    return _SequentialLogits(backbone, method, model, task, protection).of(users, None)[3]
+
+
+def ranked_lists(rank: Tensor, topk: list[int], items: Tensor | None = None, catalogue: Catalogue | None = None
+           ) -> RankedLists:
+    """Lists with one item to find, which ``rank`` items are before."""
+    hits = rank[:, None] == torch.arange(topk[-1], device=rank.device)
+    return RankedLists(hits, torch.ones_like(rank), items, catalogue)

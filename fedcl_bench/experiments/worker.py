@@ -1,0 +1,167 @@
+"""A worker of a grid: takes runs from a pipe one after the other, and reports on each.
+
+The parent's end of the pipe is the only thing a worker depends on: a message on it while a run is going on, or its end
+when the parent is gone, makes the worker stop after the current round with the checkpoint saved.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Callable, Mapping, Protocol
+
+STOP = "stop"
+REPORT_EVERY = 0.25  # seconds between two progress messages
+STREAMS = 2  # streams kept: consecutive runs are mostly of one dataset
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run in plain data, so that another process can put it together again.
+
+    Attributes:
+        layers: overrides for ``make_config``.
+        device: where it computes.
+        hash: the run's hash in the parent; the worker refuses to run anything else.
+    """
+
+    method: str
+    backbone: str
+    dataset: str
+    seed: int
+    layers: list[tuple[str, Mapping[str, Any]]]
+    data_dir: Path | None
+    results: Path
+    plugins: tuple[Path, ...]
+    hash: str
+    device: str = "cpu"
+
+
+def serve(pipe: Connection, threads: int) -> None:
+    """Run jobs until the parent closes its end of the pipe.
+
+    Sends ("progress", block, blocks, round, rounds) and ("warn", text) during a job and one of ("finished", seconds),
+    ("failed" | "error" | "busy" | "stopped", text) at its end: "failed" runs have a record that says so.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):  # whoever asks the parent to stop asks the workers through it
+        signal.signal(number, signal.SIG_IGN)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # before torch is imported
+        os.environ[name] = str(threads)
+    streams: OrderedDict[Any, Any] = OrderedDict()
+    try:
+        while True:
+            job = pipe.recv()
+            if job != STOP:  # asked to stop when the last job had just ended
+                pipe.send(run_job(job, pipe, threads, streams))
+    except (EOFError, OSError):
+        pass  # the parent is gone
+
+
+class Pipe(Protocol):
+    """What ``run_job`` needs of a pipe's end, which need not be one of the operating system."""
+
+    def poll(self) -> bool: ...
+
+    def recv(self) -> Any: ...
+
+    def send(self, message: tuple) -> None: ...
+
+
+class _Parent:
+    """The process that gave a job, at the other end of a pipe.
+
+    Attributes:
+        asked_to_stop: it wants the job to stop, or is gone.
+    """
+
+    def __init__(self, pipe: Pipe):
+        self._pipe, self._reported = pipe, 0.0
+        self.asked_to_stop = False
+
+    def stop(self) -> bool:
+        """Whether the job is to stop."""
+        try:
+            if not self.asked_to_stop and self._pipe.poll():
+                self._pipe.recv()
+                self.asked_to_stop = True
+        except (EOFError, OSError):
+            self.asked_to_stop = True
+        return self.asked_to_stop
+
+    def tell(self, *message: Any) -> None:
+        try:
+            self._pipe.send(message)
+        except OSError:  # the parent is gone: not a reason to lose the checkpoint
+            self.asked_to_stop = True
+
+    def tell_progress(self, progress: Any, blocks: int, rounds: int) -> None:
+        """Report on a round, unless another was reported on just before."""
+        if time.monotonic() - self._reported >= REPORT_EVERY or progress.trained:
+            self._reported = time.monotonic()
+            self.tell("progress", progress.step, blocks, progress.round, rounds)
+
+
+def _stream(config: Any, dataset: str, streams: OrderedDict[Any, Any], warn: Callable[[str], None]) -> Any:
+    """The stream of a configuration, perhaps an earlier job's."""
+    from ..data.datasets import load_stream
+    from ..data.features import Hearing
+
+    key = (dataset, config.source.fingerprint, config.source.persons, config.stream, config.features)
+    if key not in streams:
+        streams[key] = load_stream(config.source, config.stream, config.features, Hearing(warn))
+    streams.move_to_end(key)
+    while len(streams) > STREAMS:
+        streams.popitem(last=False)
+    return streams[key]
+
+
+def run_job(job: Job, pipe: Pipe, threads: int, streams: OrderedDict[Any, Any]) -> tuple[str, Any]:
+    """Do a run; returns the last message about it, and sends the others (see ``serve``).
+
+    Args:
+        streams: streams of earlier jobs, by what they were made of; kept up to date.
+    """
+    from ..kernels.memory import importing, reset_peak
+    with importing():
+        import torch
+
+        from ..core.errors import Busy, HookFailed, RunFailed, UserError
+        from ..runs.config import make_config, resolve_device
+        from ..runs.plugin_errors import named
+        from ..runs.registry import discover
+        from ..runs.runner import Interrupted, Watch, execute, execute_before
+
+    torch.set_num_threads(threads)
+    reset_peak()
+    parent = _Parent(pipe)
+    try:
+        with named():
+            config = make_config(discover(job.plugins), job.method, job.backbone, job.dataset, job.seed, job.layers,
+                                 job.data_dir, resolve_device(job.device))
+            if config.hash != job.hash:
+                raise UserError("its data, plugin or configuration file was changed since the grid began; start it "
+                                "again.")
+            watch = Watch(lambda stream, done: parent.tell_progress(done, len(stream.steps), config.server.rounds),
+                          warn=lambda text: parent.tell("warn", text), stop=parent.stop)
+
+            def load(of: Any) -> Any:
+                return _stream(of, job.dataset, streams, watch.warn)
+            execute_before(config, load, job.results, watch)
+            content = execute(config, partial(load, config), job.results, watch)
+        return "finished", content["seconds"]["total"]
+    except Interrupted as error:
+        return "stopped", str(error)
+    except Busy as error:
+        return "busy", str(error)
+    except (UserError, HookFailed) as error:
+        return "error", str(error)
+    except RunFailed as error:
+        return "failed", str(error)
+    except Exception as error:  # a plugin's fault is no reason to give up the other runs
+        return "error", f"{type(error).__name__}: {error}"

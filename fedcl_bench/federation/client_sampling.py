@@ -1,0 +1,107 @@
+"""Which clients a round reaches, and whose updates come back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import rng
+from ..data.stream import Step
+
+AVAILABILITY = ("always", "day", "activity")
+_DAY, _AWAKE = 24, 12  # rounds
+
+
+class Participants(NamedTuple):
+    """The clients of a round.
+
+    Attributes:
+        users: ids of those whose update arrives, ascending.
+        dropped: how many others were asked and failed after their training.
+    """
+
+    users: Tensor
+    dropped: int
+
+
+@dataclass(frozen=True)
+class Attendance:
+    """Who takes part in a round, a function of seed, step and round alone.
+
+    Attributes:
+        ratio: share of the available clients that the server asks, at least one (McMahan et al., AISTATS 2017, C).
+        availability: ``always``; ``day``: a round is an hour, and a client is there for 12 of 24, from an hour of its
+            own on; ``activity``: the more training interactions a client has in the step, the more often it is there,
+            with probability rank / n.
+        stragglers: probability that a participant ends its round after 1, ..., E - 1 of its E local epochs, each as
+            likely, and sends what it has. FedProx (Li et al., MLSys 2020, section 5.2) draws from 1, ..., E: there some
+            stragglers are not late.
+        dropout: probability that a client which was asked fails after its training. Its update and its new private
+            parameters are lost, so the round goes on as if it had not been asked; it has received the model.
+        known_only: nobody takes part in the rounds of the step that it is new in, but for the first step.
+    """
+
+    ratio: float = 1.0
+    availability: str = "always"
+    dropout: float = 0.0
+    stragglers: float = 0.0
+    known_only: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether the same clients take part in every round, all that can."""
+        return self.ratio == 1.0 and self.availability == "always" and self.dropout == 0.0
+
+    def of(self, step: Step, seed: int, round_: int) -> Participants:
+        """The participants of a round among the clients with training data; at least one."""
+        users = (step.train.lengths > 0).nonzero().flatten()
+        if self.known_only and step.index > 0:
+            users = users[users < step.old_users]
+        if self.complete:
+            return Participants(users, 0)
+        users = self._available(step, users, seed, round_)
+        if self.ratio < 1.0:
+            order = rng.sort_keys(_bits(users, seed, "participants", step.index, round_)).argsort()
+            users = users[order[:max(1, round(self.ratio * len(users)))]].sort().values
+        if self.dropout == 0.0:
+            return Participants(users, 0)
+        luck = _uniform(users, seed, "dropout", step.index, round_)
+        arrived = users[luck >= luck.max().clamp(max=self.dropout)]  # where all would fail, the luckiest does not
+        return Participants(arrived, len(users) - len(arrived))
+
+    def punctual(self, local_epochs: int) -> bool:
+        """Whether all participants do all their local epochs."""
+        return self.stragglers == 0.0 or local_epochs == 1
+
+    def epochs(self, users: Tensor, local_epochs: int, seed: int, step: int, round_: int) -> Tensor:
+        """How many local epochs each participant does in a round, int64 of shape (len(users),)."""
+        full = torch.full_like(users, local_epochs)
+        if self.punctual(local_epochs):
+            return full
+        late = _uniform(users, seed, "stragglers", step, round_) < self.stragglers
+        fewer = 1 + rng.integers(_bits(users, seed, "epochs of stragglers", step, round_), local_epochs - 1)
+        return torch.where(late, fewer, full)
+
+    def _available(self, step: Step, users: Tensor, seed: int, round_: int) -> Tensor:
+        """Those of some clients that can be asked; all of them if none can."""
+        if self.availability == "day":
+            start = (_uniform(users, seed, "availability") * _DAY).floor()
+            there = (round_ - start) % _DAY < _AWAKE
+        elif self.availability == "activity":
+            rank = step.train.lengths[users].argsort(stable=True).argsort() + 1
+            there = _uniform(users, seed, "availability", step.index, round_) < rank / len(users)
+        else:
+            return users
+        return users[there] if bool(there.any()) else users
+
+
+def _bits(users: Tensor, seed: int, purpose: str, *counters: int) -> Tensor:
+    return rng.bits(rng.client_keys(rng.key(seed, purpose, *counters), users), torch.zeros_like(users))
+
+
+def _uniform(users: Tensor, seed: int, purpose: str, *counters: int) -> Tensor:
+    """A number in (0, 1) for each client, float64."""
+    return rng.uniform(_bits(users, seed, purpose, *counters))

@@ -1,0 +1,146 @@
+"""Which backbones, methods and streams go together: asked of what they declare, never of their names."""
+
+from __future__ import annotations
+
+from ..plugin.backbone import Backbone
+from ..plugin.silo import DomainMethod, ModuleBackbone
+from ..core.errors import Misfit, UserError
+from ..plugin.method import Method, does_something
+from ..plugin.local_settings import LocalSettings
+from ..plugin.sequential import SequentialBackbone
+
+_SESSIONS = "a stream of sessions (--set stream=sessions, or --dataset xing)"
+
+
+def check(backbone: Backbone, method: Method, sessions: bool, local: LocalSettings, init: str) -> None:
+    """Raise UserError unless backbone, method and stream go together.
+
+    Args:
+        sessions: whether the stream is one of sessions.
+        init: who starts the public parameters, ``server`` or ``per_client``.
+    """
+    if isinstance(backbone, ModuleBackbone):
+        raise Misfit(f"backbone '{backbone.name}' is one of domains; name two or more, as in --dataset A+B.",
+                     "backbone", lambda cls: not issubclass(cls, ModuleBackbone))
+    if isinstance(method, DomainMethod):
+        raise Misfit(f"method '{method.name}' is one of domains; name two or more, as in --dataset A+B.", "method",
+                     lambda cls: not issubclass(cls, DomainMethod))
+    sequential = isinstance(backbone, SequentialBackbone)
+    if sequential and not sessions:
+        raise UserError(f"backbone '{backbone.name}' is sequential and needs {_SESSIONS}.")
+    _check_method(backbone, method, sequential, sessions)
+    if sequential and local.negatives != 1:
+        raise UserError(f"setting 'negatives': found {local.negatives}, accepted: 1 with a sequential backbone, which "
+                        f"has one per target.")
+    if sessions and backbone.own_samples(local) is not None:
+        raise Misfit(f"backbone '{backbone.name}' trains on blocks or the static stream; use --set stream=blocks, or a "
+                     f"sequential backbone with sessions.", "backbone", _is_sequential)
+    if init == "per_client" and not sequential:
+        raise UserError(f"setting 'init': found per_client, accepted: server with '{backbone.name}'; only sequential "
+                        f"backbones can start at the clients.")
+
+
+def check_in_epochs(backbone: Backbone, method: Method, domains: bool, topology: str) -> None:
+    """Raise UserError unless the two go with clients that train in epochs of mini-batches.
+
+    Args:
+        domains: these are domains, and not one client that holds all sessions.
+    """
+    if domains and (isinstance(method, DomainMethod) or isinstance(backbone, ModuleBackbone)):
+        return _check_modules(backbone, method, topology)
+    if isinstance(backbone, ModuleBackbone) or isinstance(method, DomainMethod):
+        return check(backbone, method, True, LocalSettings(), "server")
+    if not _is_sequential(type(backbone)):
+        said = (f"backbone '{backbone.name}' is not sequential, and domains are sequences of items of many users"
+                if domains else f"setting 'topology': found central, accepted: federated with backbone "
+                                f"'{backbone.name}', which is not sequential")
+        raise Misfit(f"{said}.", "backbone", _is_sequential)
+    if does_something(method):
+        said = ("clients of one user each, and here each is a domain of many" if domains else
+                "many clients, and with topology=central one holds all sessions")
+        raise Misfit(f"method '{method.name}' is about {said}.", "method", lambda cls: not does_something(cls))
+    if getattr(backbone.settings, "loss", "cross_entropy") != "cross_entropy":
+        raise UserError(f"setting 'loss': found {backbone.settings.loss}, accepted: cross_entropy with "
+                        f"{'stream=domains' if domains else 'topology=central'}, as in the papers of "
+                        f"{'cross-domain' if domains else 'session'} recommenders.")
+
+
+def check_classes(backbone: type, method: type) -> None:
+    """Raise UserError if of a backbone and a method one is for domains, and the other cannot go with it.
+
+    It is asked before their settings are looked at, of which two of one name need not go together then.
+    """
+    if issubclass(method, DomainMethod):
+        needs = method.needs
+        if not issubclass(backbone, ModuleBackbone) or (needs and needs not in backbone.exchanges):
+            what = f"exchanges {needs}" if needs else "is about modules of domains"
+            raise Misfit(f"method '{method.name}' {what}, which '{backbone.name}' has none of.", "backbone",
+                         lambda cls: issubclass(cls, ModuleBackbone) and (not needs or needs in cls.exchanges))
+    elif issubclass(backbone, ModuleBackbone) and does_something(method):
+        raise Misfit(f"method '{method.name}' is about clients of one user each, and '{backbone.name}' is for domains "
+                     f"of many.", "method", lambda cls: not does_something(cls) or issubclass(cls, DomainMethod))
+
+
+def _check_modules(backbone: Backbone, method: Method, topology: str) -> None:
+    """Raise UserError unless a backbone and a method of domains go together under a topology."""
+    check_classes(type(backbone), type(method))
+    if isinstance(method, DomainMethod) and method.needs and method.needs not in backbone.exchanges:
+        raise UserError(f"method '{method.name}' exchanges {method.needs}, which '{backbone.name}' has none of "
+                        f"with these settings (see: list {backbone.name}).")
+    for kind, plugin in (("method", method), ("backbone", backbone)):
+        accepted = getattr(plugin, "topologies", None)
+        if accepted and topology not in accepted:
+            raise UserError(f"setting 'topology': found {topology}, accepted: {', '.join(accepted)} with {kind} "
+                            f"'{plugin.name}'.")
+
+
+def check_known_users(backbone: Backbone) -> None:
+    """Raise UserError unless it makes something of who the domains' users are."""
+    def uses(cls: type) -> bool:
+        return issubclass(cls, ModuleBackbone) and cls.uses_known_users
+
+    if not uses(type(backbone)):
+        raise Misfit(f"setting 'known_users': found true, accepted: false with '{backbone.name}', which makes nothing "
+                     f"of who the users are.", "backbone", uses)
+
+
+def check_vectors(backbone: Backbone) -> None:
+    """Raise UserError unless clients score by inner products with a vector of their own."""
+    if backbone.factor_names is None:
+        raise Misfit(f"setting 'cold_start': found mean, accepted: fold_in or popularity with '{backbone.name}', whose "
+                     f"scores are no inner products of items' public vectors and one of the user.", "backbone",
+                     lambda cls: cls.factor_names is not None)
+
+
+def _is_sequential(cls: type) -> bool:
+    return issubclass(cls, SequentialBackbone)
+
+
+def _is_positionwise(cls: type) -> bool:
+    return _is_sequential(cls) and cls.positionwise
+
+
+def _check_method(backbone: Backbone, method: Method, sequential: bool, sessions: bool) -> None:
+    """Raise UserError unless the method can act on this backbone and stream. One that does nothing always can."""
+    def acts_on_sessions(cls: type) -> bool:
+        whole = sequential and not backbone.positionwise
+        return not does_something(cls) or (cls.first_step == 0 and cls.needs_sequential == sequential and not whole)
+
+    if method.needs_sequential and not sequential:
+        raise Misfit(f"method '{method.name}' needs a sequential backbone with {_SESSIONS}; found '{backbone.name}'.",
+                     "backbone", _is_positionwise)
+    if not does_something(method):
+        return
+    if sequential and not method.needs_sequential:
+        raise Misfit(f"method '{method.name}' works on scores of item lists, which the sequential backbone "
+                     f"'{backbone.name}' has none of.", "method", acts_on_sessions)
+    if sequential and not backbone.positionwise:
+        raise Misfit(f"method '{method.name}' works on a representation at every position, made of the items up to "
+                     f"there; '{backbone.name}' represents a session as a whole.", "method", acts_on_sessions)
+    if sessions and method.first_step > 0:
+        raise Misfit(f"method '{method.name}' acts from a stream's second step on, and a stream of sessions has one; "
+                     f"use another method with '{backbone.name}', or --set stream=blocks.", "method", acts_on_sessions)
+    if not backbone.whole_tables and backbone.new_personal(0, range(0)):
+        raise Misfit(f"method '{method.name}' needs whole personal tables, of which '{backbone.name}' with its present "
+                     f"settings trains single rows (see: list {backbone.name}).", "method",
+                     lambda cls: not does_something(cls))

@@ -1,0 +1,81 @@
+"""How the tables grow when a step brings new users and items."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from .. import rng
+from ..plugin.backbone import Backbone
+from ..data.stream import Step
+from ..rng import Tables
+from ..plugin.method import Method
+from ..plugin.state import Snapshot
+
+
+def _new_rows(backbone: Backbone, seed: int, users: range, items: range) -> tuple[Tables, Tables]:
+    """``Backbone.new_rows``, of clients by the numbers they draw by (see ``draws.named``)."""
+    first, *others = rng.names_of(users)
+    with rng.named(None):
+        public, private = backbone.new_rows(seed, first, items)
+        parts = [private, *(backbone.new_rows(seed, interval, range(0))[1] for interval in others)]
+    return public, {name: torch.cat([part[name] for part in parts]) for name in private} if others else private
+
+
+def grow(model: Snapshot, backbone: Backbone, seed: int, step: Step, dtype: torch.dtype, device: torch.device,
+         method: Method | None = None) -> Snapshot:
+    """Append rows for the users and items that are new in ``step``; ``method`` may have private ones of its own."""
+    def grown(old: Tables, rows: Tables) -> Tables:
+        rows = {name: added.to(device, dtype) for name, added in rows.items()}
+        return {name: torch.cat([old[name], added]) if name in old else added for name, added in rows.items()}
+
+    def grown_each(old: Tables, rows: Tables) -> Tables:
+        """Tables with one row per user and item; ``rows`` are those every new cell starts from."""
+        result = {}
+        for name, start in rows.items():
+            result[name] = start.to(device, dtype).expand(step.n_users, *start.shape).clone()
+            if name in old:
+                users, items = old[name].shape[:2]
+                result[name][:users, :items] = old[name]
+        return result
+
+    users, items = range(step.old_users, step.n_users), range(step.old_items, step.n_items)
+    new_public, new_private = _new_rows(backbone, seed, users, items)
+    if method is not None:
+        (named,) = rng.names_of(users)
+        with rng.named(None):
+            new_private = {**new_private, **method.new_private(seed, named, backbone)}
+        # A method may make state up to the last number it is told; there are no more than the clients that are here.
+        method.client_state = {name: values[:step.n_users].to(device) for name, values in method.client_state.items()}
+    public = grown(model.public, new_public)
+    personal = grown_each(model.private, backbone.new_personal(seed, range(step.n_items)))
+    dense = model.dense or grown({}, backbone.new_dense(seed))
+    local = grown_each(model.local, public) if backbone.keeps_local_tables else {}
+    served = grown_each(model.served, public) if backbone.serves_tables else {}
+    return Snapshot(public, {**grown(model.private, new_private), **personal}, dense, local, served,
+                    backbone.remember(step, model.memory))
+
+
+def reset_private(model: Snapshot, backbone: Backbone, seed: int, users: Tensor) -> Snapshot:
+    """Give some users the private parameters (but for personal tables) that they started with."""
+    fresh = _new_rows(backbone, seed, range(model.n_users), range(0))[1]
+    return replace(model, private={
+        name: table.index_copy(0, users, fresh[name].to(table)[users]) if name in fresh else table
+        for name, table in model.private.items()})
+
+
+def initial_private(model: Snapshot, backbone: Backbone, seed: int, users: range) -> Tables:
+    """The backbone's private parameters that some users start with, personal tables too, each (users, ...)."""
+    rows = _new_rows(backbone, seed, users, range(0))[1]
+    rows |= {name: table.expand(len(users), *table.shape)
+             for name, table in backbone.new_personal(seed, range(model.n_items)).items()}
+    return {name: table.to(model.private[name]) for name, table in rows.items()}
+
+
+def row_width(model: Snapshot, backbone: Backbone) -> int:
+    """Numbers per item that one client holds."""
+    tables = [*(table[0] for table in model.public.values()),
+              *(model.private[name][0, 0] for name in backbone.new_personal(0, range(0)))]
+    return sum(row.numel() for row in tables)

@@ -1,0 +1,215 @@
+"""What plugins must return: checked wherever the engine calls a hook, with errors that name the plugin and the hook."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from .backbone import Backbone
+from ..rng import Tables
+from ..core.errors import PluginError, RunFailed
+
+
+def _named(plugin: Any, hook: str) -> str:
+    return f"{plugin.kind} '{plugin.name}': {hook}"
+
+
+def _shown(value: Any) -> str:
+    return f"a {value.dtype} tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:80]
+
+
+def check_tensor(plugin: Any, hook: str, value: Any, shape: tuple[int, ...], meaning: str, whole: bool = False) -> None:
+    """Raise PluginError unless a hook's result is a tensor of this shape.
+
+    Args:
+        meaning: the shape's letters and what stands in them, as ``(C,): one number per client``.
+        whole: the numbers must be int64 instead of floating.
+    """
+    if (not isinstance(value, Tensor) or tuple(value.shape) != tuple(shape)
+            or (value.dtype != torch.int64 if whole else not value.is_floating_point())):
+        kind = "int64" if whole else "floating"
+        raise PluginError(f"{_named(plugin, hook)} returned {_shown(value)},\n"
+                          f"expected a {kind} tensor of shape {tuple(shape)} = {meaning}.")
+
+
+def check_metric(metric: Any, values: Any, users: int) -> None:
+    """Raise PluginError unless a metric's values are finite numbers, one per user."""
+    check_tensor(metric, "values", values, (users,), "(n,): a number per user")
+    if not bool(torch.isfinite(values).all()):
+        wrong = int((~torch.isfinite(values)).nonzero()[0])
+        raise PluginError(f"{_named(metric, 'values')} returned {float(values[wrong])} for list {wrong},\n"
+                          f"expected finite numbers, also of lists without a hit or with fewer items than places.")
+def require_finite_scores(plugin: Any, hook: str, scores: Tensor, users: Tensor) -> None:
+    """Raise RunFailed, naming the plugin, if a score of one of the users is nan or infinite.
+
+    Args:
+        scores: (n, ...), before items are masked: those not to be ranked get -inf by design.
+    """
+    if math.isfinite(float(scores.sum())):  # what is not finite stays so in sums, the quickest pass there is
+        return
+    wrong = ~scores.isfinite()
+    if not bool(wrong.any()):  # large numbers, whose sum alone is infinite
+        return
+    value, theirs = float(scores[wrong][0]), users[wrong.flatten(1).any(1)]
+    raise RunFailed(f"{_named(plugin, hook)} returned {value:g} as a score for {len(theirs)} of {len(users)} users "
+                    f"ranked together (user {int(theirs[0])} first),\nexpected finite numbers, which can be ranked.")
+
+
+def check_items(plugin: Any, hook: str, items: Any, clients: int, n_items: int, round_: int) -> None:
+    """Raise PluginError unless these are item ids of C clients. On a GPU, whose ids have to be waited for, they are
+    looked at in a step's first round only."""
+    columns = items.shape[1] if isinstance(items, Tensor) and items.dim() == 2 else 0
+    check_tensor(plugin, hook, items, (clients, columns), "(C, n): item ids of each client", whole=True)
+    looks = columns and (round_ == 0 or items.device.type == "cpu")
+    if looks and not (0 <= int(items.min()) and int(items.max()) < n_items):
+        raise PluginError(f"{_named(plugin, hook)} returned ids from {int(items.min())} to {int(items.max())},\n"
+                          f"expected ids of the {n_items} items known, from 0.")
+
+
+def check_upload(method: Any, declared: Mapping[str, tuple[int, ...]], name: str, value: Tensor, clients: int,
+                 private: Tables) -> None:
+    """Raise PluginError if a method's upload is not what ``Method.uploads`` declares, or is a private parameter."""
+    if name not in declared:
+        raise PluginError(f"{_named(method, 'local.upload')} sends '{name}', which uploads() does not declare; "
+                          f"declared: {', '.join(declared) or 'nothing'}.")
+    shape = tuple(declared[name])
+    if tuple(value.shape) != (clients, *shape):
+        raise PluginError(f"{_named(method, 'local.upload')} sends '{name}' of shape {tuple(value.shape)},\n"
+                          f"expected {(clients, *shape)} = (C, ...): uploads() declares {shape} per client.")
+    for parameter, values in private.items():
+        if values.numel() == value.numel() and torch.equal(values.flatten().to(value.dtype), value.flatten()):
+            raise PluginError(f"{_named(method, 'local.upload')} sends '{name}', which is the private parameter "
+                              f"'{parameter}'; private parameters stay at the client.")
+
+
+def check_sent(method: Any, declared: Mapping[str, tuple[int, ...]], sent: Tables) -> None:
+    """Raise PluginError if clients did not upload all that the method declares."""
+    missing = [name for name in declared if name not in sent]
+    if missing:
+        raise PluginError(f"{_named(method, 'end_local')} did not send {', '.join(missing)}, which uploads() declares; "
+                          f"call local.upload(name, value).")
+
+
+def checked_aggregate(method: Any, public: Tables) -> Tables:
+    """``Method.aggregate``'s tables; raises PluginError unless they are the public ones with the same shapes and
+    precision."""
+    result = method.aggregate(public)
+    if not isinstance(result, Mapping) or list(result) != list(public):
+        raise PluginError(f"{_named(method, 'aggregate')} returned "
+                          f"{', '.join(map(str, result)) if isinstance(result, Mapping) else _shown(result)},\n"
+                          f"expected the public item tables in their order: {', '.join(public)}.")
+    for name, table in public.items():
+        check_tensor(method, f"aggregate['{name}']", result[name], tuple(table.shape), "(items, ...)")
+        if result[name].dtype != table.dtype:
+            raise PluginError(f"{_named(method, 'aggregate')}['{name}'] returned {_shown(result[name])},\n"
+                              f"expected {table.dtype}, as the table had.")
+    return dict(result)
+
+
+def check_domain_upload(method: Any, upload: Any, declared: Iterable[str]) -> None:
+    """Raise PluginError unless a domain uploads tensors under names with declared beginnings."""
+    if not isinstance(upload, Mapping) or not all(isinstance(value, Tensor) for value in upload.values()):
+        raise PluginError(f"{_named(method, 'upload')} returned {_shown(upload)},\nexpected a dictionary of tensors.")
+    if undeclared := [name for name in upload if not name.startswith(tuple(declared))]:
+        raise PluginError(f"{_named(method, 'upload')} sends '{undeclared[0]}', which is not declared;\n"
+                          f"expected: {', '.join(declared)} (`sent` of the method names what is sent).")
+
+
+def check_download(method: Any, model: Any, download: Any) -> None:
+    """Raise PluginError unless what a domain receives are values of its parameters and buffers, in their shapes."""
+    if not isinstance(download, Mapping):
+        raise PluginError(f"{_named(method, 'aggregate')} returned {_shown(download)} for a domain,\n"
+                          f"expected a dictionary of values of its parameters and buffers.")
+    own = model.public | model.dense
+    for name, value in download.items():
+        if name not in own or not isinstance(value, Tensor) or value.shape != own[name].shape:
+            raise PluginError(f"{_named(method, 'aggregate')} answers '{name}', {_shown(value)},\nexpected "
+                              + (f"the shape {tuple(own[name].shape)}." if name in own else
+                                 f"one of {', '.join(own)}."))
+
+
+def checked_answers(method: Any, answers: Any, participants: int) -> Tables:
+    """What ``Method.end_round`` returned; raises PluginError unless it has one row per participant."""
+    if not isinstance(answers, Mapping):
+        raise PluginError(f"{_named(method, 'end_round')} returned {_shown(answers)},\n"
+                          f"expected a dictionary of what the server answers, each (N, ...), or {{}}.")
+    for name, rows in answers.items():
+        if not isinstance(rows, Tensor) or rows.dim() == 0 or len(rows) != participants:
+            raise PluginError(f"{_named(method, 'end_round')}['{name}'] is {_shown(rows)},\n"
+                              f"expected ({participants}, ...) = (N, ...): one row per participant.")
+    return dict(answers)
+
+
+def check_moved(backbone: Backbone, hook: str, moved: Iterable[Tensor | None], parameters: Iterable[Tensor],
+                users: Tensor) -> None:
+    """Raise PluginError if a client's first round changed none of its parameters: it would never learn.
+
+    From parameters that are all zero it may well not.
+
+    Args:
+        hook: what makes the backbone's logits.
+        moved: what was added to all parameters, or their gradients, each (C, ...).
+        parameters: themselves, each (C, ...).
+    """
+    def any_nonzero(tensors: Iterable[Tensor | None]) -> Tensor:
+        nonzero = torch.zeros(len(users), dtype=torch.bool, device=users.device)
+        for tensor in sorted((t for t in tensors if t is not None and t.numel()), key=Tensor.numel):
+            nonzero |= (tensor.detach().flatten(1) != 0).any(1)
+            if bool(nonzero.all()):  # the small ones tell of almost all clients, and item rows need not be read
+                break
+        return nonzero
+
+    alive = any_nonzero(moved)
+    if not bool(alive.all()) and bool((dead := ~alive & any_nonzero(parameters)).any()):
+        raise PluginError(f"{_named(backbone, hook)} leaves {int(dead.sum())} of {len(users)} clients (user "
+                          f"{int(users[dead][0])} first) without gradient: no parameter of theirs moved in their first "
+                          f"round.\nExpected logits that depend on the parameters of every client.")
+
+
+def require_gradient(backbone: Backbone, loss: Tensor) -> None:
+    """Raise PluginError if the loss does not depend on any parameter."""
+    if not loss.requires_grad:
+        raise PluginError(f"{_named(backbone, 'score')} returned logits that are cut off from all parameters (detach, "
+                          f"no_grad, .data or numpy?),\nexpected a differentiable tensor.")
+
+
+def check_declaration(backbone: Backbone) -> None:
+    """Raise PluginError if a backbone's parameters, their shapes and what else it says of them do not agree."""
+    users, items = range(2, 5), range(3, 10)
+    tables = backbone.new_rows(0, users, items)
+    if not (isinstance(tables, tuple) and len(tables) == 2 and all(isinstance(kind, Mapping) for kind in tables)):
+        raise PluginError(f"{_named(backbone, 'new_rows')} returned {_shown(tables)},\nexpected a pair of "
+                          f"dictionaries: public item tables, private tables.")
+    kinds = [("new_rows (public)", tables[0], len(items), "items"),
+             ("new_rows (private)", tables[1], len(users), "users"), ("new_dense", backbone.new_dense(0), None, ""),
+             ("new_personal", backbone.new_personal(0, items), len(items), "items")]
+    names: list[str] = []
+    for hook, kind, count, rows in kinds:
+        for name, value in kind.items():
+            if not isinstance(value, Tensor) or not value.is_floating_point() \
+                    or (count is not None and (value.dim() == 0 or len(value) != count)):
+                shape = f"({count}, ...) = ({rows}, ...)" if count is not None else "any shape"
+                raise PluginError(f"{_named(backbone, hook)}['{name}'] is {_shown(value)},\nexpected a floating tensor "
+                                  f"of shape {shape}.")
+            if name in names:
+                raise PluginError(f"{_named(backbone, hook)} declares '{name}', which is declared before; every "
+                                  f"parameter needs a name of its own.")
+            names.append(name)
+    if not tables[0]:
+        raise PluginError(f"{_named(backbone, 'new_rows')} declares no public item table; expected at least one of "
+                          f"shape (items, ...): it is what clients share.")
+    for hook, named in (("learning_rates", list(backbone.learning_rates(len(items)))),
+                        ("groups", [name for group in backbone.groups(list(names)) for name in group])):
+        wrong = [name for name in named if name not in names]
+        missing = [name for name in names if name not in named]
+        if wrong:
+            raise PluginError(f"{_named(backbone, hook)} names '{wrong[0]}', a parameter that does not exist;\n"
+                              f"declared: {', '.join(names)}.")
+        if missing:
+            raise PluginError(f"{_named(backbone, hook)} lacks '{missing[0]}'; expected every parameter: "
+                              f"{', '.join(names)}.")
+        if len(set(named)) < len(named):
+            raise PluginError(f"{_named(backbone, hook)} names a parameter twice: {', '.join(named)}.")

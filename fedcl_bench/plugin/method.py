@@ -1,0 +1,221 @@
+"""What a method is: that which makes a federated recommender continual.
+
+A method knows no backbone. It may add to every client's local loss, change the server's aggregation, and carry state
+from one step of the stream to the next. Everything it keeps is in ``client_state`` (private, one row per user, never
+uploaded) and ``server_state``, so that checkpoints and privacy checks see it. The base class is FT: it does nothing.
+
+One object plays every client and the server, so each hook says whose it is. A client's hook may use that client's data,
+private parameters and ``client_state``, what the server sent it, and nothing of other clients; the server's may use
+public parameters, ``server_state`` and declared uploads. ``run_bench.py check`` tests that a method keeps to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterable, Mapping
+
+from torch import Tensor
+
+from .backbone import Backbone
+from ..data.stream import Step, Stream
+from ..rng import DrawKey, Tables
+from .state import Snapshot
+
+if TYPE_CHECKING:
+    from .views import Local, LocalBatch, LocalSessions
+
+
+@dataclass(frozen=True)
+class NoSettings:
+    """A method without settings of its own."""
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """What a sequential backbone's encoder made of C clients' sequences.
+
+    Attributes:
+        users: ids, shape (C,).
+        clients: private parameters and own copies of dense public ones, each (C, ...).
+        features: representations at every position, (C, L, d).
+        purpose: ``train``; or ``valid``, ``test`` or ``early`` (a client's first training session) in an evaluation.
+        draw: key of the method's own random numbers.
+        queries: in an evaluation, for methods that encode the next session: the same representations with dropout, as
+            the server receives them (with the noise on uploads).
+    """
+
+    users: Tensor
+    clients: Tables
+    features: Tensor
+    purpose: str
+    draw: DrawKey
+    queries: Tensor | None = None
+
+
+class Method:
+    """Base class of methods; every hook does nothing.
+
+    Attributes:
+        first_step: the first step on which the method acts. Runs of methods with first_step 1 share block 0.
+        reimplementation: the method's code was never released and this follows its description; results say so.
+        encodes_next_session: with a sequential backbone, clients also encode the session that comes next.
+        needs_sequential: the method works on what a sequential backbone makes of a session.
+        readings: settings of its runs, its own or others, that a paper and its code read differently: by name, each
+            value with whose reading it is. The command ``sensitivity`` takes them one at a time.
+        client_state: tensors with one row per user, by name.
+        server_state: tensors the server keeps, by name.
+    """
+
+    kind: ClassVar[str] = "method"
+    name: ClassVar[str]
+    title: ClassVar[str]
+    reference: ClassVar[str] = ""
+    Settings: ClassVar[type] = NoSettings
+    first_step: ClassVar[int] = 1
+    reimplementation: ClassVar[bool] = False
+    encodes_next_session: ClassVar[bool] = False
+    needs_sequential: ClassVar[bool] = False
+    readings: ClassVar[Mapping[str, Mapping[Any, str]]] = {}
+
+    def __init__(self, settings):
+        self.settings = settings
+        self.client_state: dict[str, Tensor] = {}
+        self.server_state: dict[str, Tensor] = {}
+
+    def overrides(self, hook: str) -> bool:
+        """Whether the method has a hook of its own of this name."""
+        return getattr(type(self), hook) is not getattr(Method, hook)
+
+    def check(self, stream: Stream) -> None:
+        """Before the run: raise UserError if a setting does not fit the data."""
+
+    def uploads(self, backbone: Backbone, round_: int) -> Mapping[str, tuple[int, ...]]:
+        """What each participant sends in a round besides public parameters: its shape by name (see ``Local.upload``).
+
+        A run's record says so, and a client that sends anything else is an error.
+        """
+        return {}
+
+    def begin_step(self, step: Step, model: Snapshot, backbone: Backbone) -> None:
+        """Before the first round of a step, from ``first_step`` on, but not of step 0; at clients and server.
+
+        Args:
+            model: what the step starts from, with rows for its new users and items; before ``reset_private``.
+        """
+
+    def new_private(self, seed: int, users: range, backbone: Backbone) -> Tables:
+        """Initial private parameters that the method adds at new clients, float64, each (users, ...).
+
+        They are trained with the backbone's, at ``lr``, and never uploaded.
+        """
+        return {}
+
+    def begin_round(self, step: Step, round_: int, backbone: Backbone) -> None:
+        """Before the local training of a round, at the clients.
+
+        Chunks of clients are trained on several threads, and their hooks may write their own clients' rows of state: a
+        tensor that is written in place must be cloned here first, as checkpoints hold the old one.
+        """
+
+    def begin_local(self, local: Local | LocalSessions) -> None:
+        """Before clients train, with the parameters that the server sent."""
+
+    def represent(self, encoding: Encoding) -> Tensor:
+        """What a sequential backbone's logits are inner products with, (C, L, d): the features, or made of them.
+
+        In training it is called once per local batch and its result is differentiated.
+        """
+        return encoding.features
+
+    def end_local(self, local: Local | LocalSessions) -> None:
+        """After clients have trained, with their trained parameters: the place for ``local.upload``."""
+
+    def end_round(self, round_: int, users: Tensor, uploads: Tables) -> Tables:
+        """At the server, after the aggregation of a round.
+
+        Args:
+            users: ids of the N participants, ascending.
+            uploads: what they sent besides public parameters (see ``uploads``), each (N, ...).
+
+        Returns:
+            What it answers them, each (N, ...); clients keep it in ``client_state`` by name, zeros before the first.
+        """
+        return {}
+
+    def replayed_items(self, users: Tensor, draw: DrawKey) -> Tensor | None:
+        """Items, besides the batch's own, whose scores ``local_loss`` differentiates.
+
+        Args:
+            users: ids of C clients.
+            draw: key of the round's random numbers (its ``batch`` is 0).
+
+        Returns:
+            int64 item ids of shape (C, n), or None.
+        """
+
+    def local_loss(self, batch: LocalBatch | LocalSessions) -> Tensor | None:
+        """Added to each client's recommendation loss in every local batch: shape (C,), or None.
+
+        Args:
+            batch: what clients score, with a sequential backbone their ``LocalSessions``.
+        """
+
+    def row_penalty(self, name: str) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """A penalty on every row of public table ``name``, whether the client touches the row or not.
+
+        Returns:
+            None, or a function of (rows of shape (C, n, ...), their item ids of shape (C, n)) that returns the
+            penalty of each row, shape (C, n). It must be the same function for all clients: then rows no client
+            touches move alike everywhere and are computed once.
+        """
+
+    @property
+    def penalises_rows(self) -> bool:
+        """Whether ``row_penalty`` may return a penalty; known before the run, as it decides how clients are trained."""
+        return self.overrides("row_penalty")
+
+    def aggregate(self, public: Tables) -> Tables:
+        """The server's item tables after plain averaging (and upload noise), to be broadcast in the next round."""
+        return public
+
+    def rescore(self, users: Tensor, scores: Tensor, model: Snapshot, backbone: Backbone) -> Tensor:
+        """Scores to rank by, when a model is validated or tested.
+
+        Args:
+            users: ids of n users.
+            scores: logits of all items, shape (n, items).
+
+        Returns:
+            Of the same shape, all finite: nan or an infinity ends the run as failed.
+        """
+        return scores
+
+    def end_step(self, step: Step, model: Snapshot, backbone: Backbone, trained: Tensor, draw: DrawKey) -> None:
+        """After a step, with the model of its best validation round; at clients and server.
+
+        Args:
+            trained: ids of the users with training data in the step.
+            draw: key of random numbers for this call.
+        """
+
+    def notes(self, participants: int) -> Iterable[str]:
+        """Sentences that the user should read before a run, in whose first round so many clients take part."""
+        return ()
+
+    def privacy(self) -> Iterable[str]:
+        """Sentences on what the method's own noise guarantees, kept in the record and shown with the result."""
+        return ()
+
+    def downloads_previous_model(self) -> bool:
+        """Whether clients receive the previous step's best public tables once per step, besides those of each round."""
+        return False
+
+
+HOOKS = ("begin_step", "new_private", "begin_round", "begin_local", "represent", "end_local", "end_round",
+          "replayed_items", "local_loss", "row_penalty", "aggregate", "rescore", "end_step")
+
+
+def does_something(method: Method | type[Method]) -> bool:
+    """Whether a method, or a class of methods, has a hook of its own; fine-tuning has none."""
+    cls = method if isinstance(method, type) else type(method)
+    return any(getattr(cls, hook) is not getattr(Method, hook) for hook in HOOKS)

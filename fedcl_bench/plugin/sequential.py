@@ -1,0 +1,406 @@
+"""What a sequential backbone is: an encoder of item sequences that every client trains.
+
+It maps a client's left-padded sequence of items to vectors, and scores items against them. There are two kinds:
+
+- A ``SequentialBackbone`` has a representation at every position (FCUCR's module f_phi). The logit of item i after
+  position l is the inner product of the representation at l, or of what a method makes of it, with the item's row.
+- A ``SessionBackbone`` represents the session as a whole by a set of vectors, and pools an item's scores over them.
+
+All parameters are public: the item table, and dense ones that every client has its own copy of while it trains. The
+first dimension of everything is clients.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from .. import rng
+from .backbone import Backbone, BackboneSettings
+from ..rng import DrawKey, Tables
+from ..kernels.functional import Pooling, cosine_pool, target_logits
+from .backbone import ITEM
+from ..core.settings import setting
+from ..core.tuning import SIZES
+
+
+@dataclass(frozen=True)
+class Start:
+    """How the entries of a parameter start: N(0, std^2), U(-bound, bound), or all equal to ``value``.
+
+    Attributes:
+        shape: of the parameter; of one row for an item table.
+        std, bound: at most one of them is not 0; if both are, the entries are ``value``.
+    """
+
+    shape: tuple[int, ...]
+    std: float = 0.0
+    bound: float = 0.0
+    value: float = 0.0
+
+    def draw(self, keys: Tensor) -> Tensor:
+        """float64 of shape (n, *shape) from n stream keys (see ``draws.client_keys``)."""
+        index = torch.arange(math.prod(self.shape), device=keys.device)
+        if self.std > 0.0:
+            entries = rng.normals(keys[:, None], index) * self.std
+        elif self.bound > 0.0:
+            entries = (2.0 * rng.uniform(rng.bits(keys[:, None], index)) - 1.0) * self.bound
+        else:
+            entries = torch.full((len(keys), len(index)), self.value, dtype=torch.float64, device=keys.device)
+        return entries.view(len(keys), *self.shape)
+
+    def without_rows(self, fewer: int) -> "Start":
+        """The same without some of the rows, which only count for the variance."""
+        return replace(self, shape=(self.shape[0] - fewer, *self.shape[1:]))
+
+
+def xavier(*shape: int) -> Start:
+    """Glorot's normal start of a matrix: variance 2 / (rows + columns)."""
+    return Start(shape, std=math.sqrt(2.0 / sum(shape)))
+
+
+def zeros(*shape: int) -> Start:
+    return Start(shape)
+
+
+def norm_start(name: str, size: int) -> dict[str, Start]:
+    """A layer normalisation's start: the identity."""
+    return {f"{name}.weight": Start((size,), value=1.0), f"{name}.bias": zeros(size)}
+
+
+def linear_start(name: str, inputs: int, outputs: int) -> dict[str, Start]:
+    """A linear layer's start in FCUCR's released code: Glorot's for the matrix; its loop over the parameters fails on
+    vectors and leaves the bias at PyTorch's U(-1/sqrt(inputs), 1/sqrt(inputs))."""
+    return {f"{name}.weight": xavier(outputs, inputs), f"{name}.bias": Start((outputs,), bound=inputs ** -0.5)}
+
+
+@dataclass(frozen=True)
+class SequentialSettings(BackboneSettings):
+    """Settings every sequential backbone has, with the values of FCUCR's released code."""
+
+    lr: float = setting(0.1, "learning rate of all parameters", above=0.0, search=(0.001, 0.003, 0.01, 0.03, 0.1))
+    dim: int = setting(50, "length d of item vectors and representations", low=1)
+    max_length: int = setting(15, "a sequence's last max_length items are encoded", low=1)
+    dropout: float = setting(0.2, "share of entries that dropout sets to zero", low=0.0, high=0.9)
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """The sequences of C clients besides the rows of their items.
+
+    Attributes:
+        real: whether a position holds an item (True) or is padding, bool of shape (C, L); padding comes first.
+        times: of the items, float64 of shape (C, L); 0 at padding.
+        items: their ids, int64 of shape (C, L); -1 at padding.
+    """
+
+    real: Tensor
+    times: Tensor
+    items: Tensor
+
+
+@dataclass(frozen=True)
+class SessionVectors:
+    """What a sequential backbone makes of C clients' sequences.
+
+    Attributes:
+        vectors: (C, M, d): one per position (M = L), or a set of them for each session.
+        mask: which of a client's vectors count, bool of shape (C, M).
+        terms: what else of the forward pass the loss needs, each (C, ...), by name.
+    """
+
+    vectors: Tensor
+    mask: Tensor
+    terms: Tables = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What C clients' sequences are to predict, and the clients' own item rows to do it with.
+
+    Attributes:
+        rows: of the session's L + 1 items, of which all but the first are targets, and of L negatives,
+            (C, 2 L + 1, d), differentiable.
+        items: ids of those, (C, 2 L + 1).
+        real: which positions have a target, bool of shape (C, L).
+        scores: ``session_scores`` of all items in order, with ``candidate_dropout``, (C, items), differentiable; None
+            without ``whole_tables``.
+        dropout: of the same forward pass.
+    """
+
+    rows: Tensor
+    items: Tensor
+    real: Tensor
+    scores: Tensor | None
+    dropout: "Dropout"
+
+
+_CALLS = 32  # a call's numbers begin at its own times 2 to the power of this
+_OF_ROWS = 1 << 52  # and those of item rows here, beyond all calls
+
+
+class Dropout:
+    """Dropout whose draws are keyed by client: none depends on which other clients are trained beside it.
+
+    Calls are numbered, so those of one forward pass differ; make a new object for each. A hash of 64 bits decides about
+    four entries, so the share of zeros is a multiple of 2^-16.
+
+    Args:
+        keys: one stream key per client, int64 of shape (C,); None: nothing is dropped, as in evaluation.
+        ahead: the entries per client of a pass's calls, as far as they are known: if they are few, their
+            numbers are drawn at once.
+
+    Attributes:
+        entries: the entries per client of the calls so far.
+    """
+
+    def __init__(self, keys: Tensor | None = None, ahead: tuple[int, ...] = ()):
+        few = keys is not None and 0 < sum(ahead) <= SIZES.dropped
+        self.keys, self.ahead, self.entries = keys, ahead if few else (), ()
+        self._patterns = _patterns(keys, 0, ahead) if few else []
+
+    def __call__(self, x: Tensor, share: float) -> Tensor:
+        """x of shape (C, ...) with entries set to 0 at this rate and the others scaled up."""
+        threshold = round(share * 65536)
+        if self.keys is None or threshold == 0:
+            return x
+        call, entries = len(self.entries), x[0].numel()
+        self.entries += (entries,)
+        pattern = (self._patterns[call] if self.ahead[call:call + 1] == (entries,) else
+                   _patterns(self.keys, call, (entries,))[0])
+        return x * _factor(pattern, threshold, x.dtype).view(x.shape)
+
+    def part(self, clients: slice) -> "Dropout":
+        """The same of some of the clients."""
+        return Dropout(None if self.keys is None else self.keys[clients])
+
+    def of_rows(self, items: Tensor, dim: int, share: float, dtype: torch.dtype) -> Tensor | None:
+        """What item rows (C, n, d) are to be multiplied with; an item's factors are the same in each call, whatever the
+        other items. None: nothing is dropped.
+
+        Args:
+            items: ids of the rows, (n,) or (C, n).
+        """
+        threshold = round(share * 65536)
+        if self.keys is None or threshold == 0:
+            return None
+        words = -(-dim // 4)
+        index = (items * words + _OF_ROWS).unsqueeze(-1) + torch.arange(words, device=items.device)
+        pattern = rng.bits(self.keys[:, None, None], index).view(torch.int16)[..., :dim]
+        return _factor(pattern, threshold, dtype)
+
+
+def _factor(pattern: Tensor, threshold: int, dtype: torch.dtype) -> Tensor:
+    """What dropout multiplies entries with: 0, or what makes up for those."""
+    # 0 or 1 as pattern >= threshold - 32768 says, which PyTorch compares several times as slowly as it subtracts
+    factor = pattern.to(dtype).sub_(threshold - 32769).clamp_(0.0, 1.0)
+    return factor.mul_(65536.0 / max(65536.0 - threshold, 1.0))  # all are 0 at a share of 1
+
+
+def _patterns(keys: Tensor, call: int, entries: tuple[int, ...]) -> list[Tensor]:
+    """For each of some calls of a pass, the first of which is number ``call``: int16 of shape (C, entries)."""
+    words = [-(-number // 4) for number in entries]
+    index = _word_index(call, tuple(words), keys.device)
+    every = rng.bits(keys[:, None], index).view(torch.int16).split([4 * number for number in words], dim=1)
+    return [pattern[:, :number] for pattern, number in zip(every, entries)]
+
+
+@functools.lru_cache(maxsize=64)
+def _word_index(call: int, words: tuple[int, ...], device: torch.device) -> Tensor:
+    """Where the words of consecutive calls stand in a client's stream."""
+    return torch.cat([torch.arange(number, device=device) + (k << _CALLS) for k, number in enumerate(words, call)])
+
+
+class SequentialBackbone(Backbone):
+    """Base class of sequential backbones.
+
+    Subclasses set ``name``, ``title``, ``reference`` and ``Settings`` and implement ``dense_starts`` and ``encode``.
+
+    Attributes:
+        positionwise: it has a representation at every position, made of the items up to there; methods that work on
+            representations need it.
+        n_more_items: how many ``more_items`` gives for a sequence.
+        pads: padding changes what is made of a sequence, as FCUCR's SASRec attends to it, so it is not cut off where
+            all sequences are short.
+        candidate_dropout: dropout of item rows as the loss scores them, with ``whole_tables`` or in a loss of its own.
+    """
+
+    positionwise: ClassVar[bool] = True
+    pads: bool = True
+    candidate_dropout: float = 0.0
+    n_more_items: int = 0
+    Settings = SequentialSettings
+    defaults = {"optimiser": "adam", "adam_beta2": 0.98, "local_epochs": 4, "init": "per_client"}
+    central_defaults = {"optimiser": "adam", "adam_beta2": 0.999, "lr": 0.001, "max_length": 50}
+    ignored = {**dict.fromkeys(("batch_size", "tolerance", "negative_pool", "negative_draw"),
+                               "with a sequential backbone, which trains on one session as a whole, with one negative "
+                               "per target, in every local epoch"),
+               **dict.fromkeys(("reset_private", "init_from"),
+                               "with a sequential backbone, whose stream of sessions has one step")}
+
+    def dense_starts(self) -> dict[str, Start]:
+        """How every public parameter without item rows starts."""
+        raise NotImplementedError
+
+    def encode(self, clients: Tables, inputs: Tensor, sequence: Sequence, dropout: Dropout) -> Tensor:
+        """Representations at every position; position l must depend on positions up to l only.
+
+        Args:
+            clients: the clients' own copies of the dense parameters, each (C, ...).
+            inputs: item rows, (C, L, d); zero at padding.
+            sequence: padding and times.
+            dropout: call it as ``dropout(x, share)`` wherever the model drops entries.
+
+        Returns:
+            (C, L, d).
+        """
+        raise NotImplementedError
+
+    def derive(self, public: Tables, draw: DrawKey) -> Tables:
+        """What every client makes of the item tables it received before it trains, as clusters of items.
+
+        It is the same for all clients and made once a round; ``session_vectors`` finds it among ``clients`` in training
+        alone, each (C, ...).
+
+        Args:
+            public: as the server sent them, also where clients then start with their own (``init=per_client``).
+            draw: key of the round.
+        """
+        return {}
+
+    @property
+    def n_vectors(self) -> int:
+        """M: how many vectors ``session_vectors`` makes of a sequence."""
+        return self.settings.max_length
+
+    def more_items(self, memory: Tables, sequence: Sequence) -> Tensor | None:
+        """Items besides the sequences' own whose rows ``session_vectors`` reads, as neighbours in a graph.
+
+        Args:
+            memory: what the clients remember (see ``remember``), each (C, ...).
+
+        Returns:
+            int64 ids of shape (C, n), or None.
+        """
+
+    def session_vectors(self, clients: Tables, inputs: Tensor, sequence: Sequence, dropout: Dropout) -> SessionVectors:
+        """The vectors that items are scored with.
+
+        Args:
+            clients: as for ``encode``, what the clients remember, and in training what they derive.
+            inputs: item rows, (C, L, d), zero at padding; after them those of ``more_items``, (C, L + n, d).
+            sequence, dropout: as for ``encode``.
+        """
+        return SessionVectors(self.encode(clients, inputs, sequence, dropout), sequence.real)
+
+    def session_scores(self, vectors: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
+        """What items are ranked by after the whole sequence: inner products with the last position's vector.
+
+        The score of an item may depend on its own row only, and not on vectors that are not in the mask.
+
+        Args:
+            vectors, mask: as in ``SessionVectors``.
+            rows: of each client's items, (C, n, d), or of items that are the same for all clients, (n, d).
+
+        Returns:
+            (C, n).
+        """
+        output = vectors[:, -1]
+        return output @ rows.T if rows.dim() == 2 else torch.bmm(rows, output.unsqueeze(2)).squeeze(2)
+
+    def session_loss(self, session: SessionVectors, targets: Targets) -> Tensor:
+        """Recommendation loss of each client, (C,): the mean cross-entropy of the targets plus that of one negative
+        each, over the positions that have one (FCUCR)."""
+        positive, negative = target_logits(session.vectors, targets.rows)
+        each = softplus(-positive) + softplus(negative)
+        return (each * targets.real).sum(1) / targets.real.sum(1)
+
+    def item_starts(self, n_items: int) -> dict[str, Start]:
+        """How a row of each public item table starts: Glorot's over the whole table with its padding row."""
+        dim = self.settings.dim
+        return {ITEM: Start((dim,), std=math.sqrt(2.0 / (n_items + 1 + dim)))}
+
+    def new_rows(self, seed, users, items):
+        ids = torch.arange(items.start, items.stop)
+        return {name: start.draw(rng.client_keys(rng.key(seed, f"init {name}"), ids))
+                for name, start in self.item_starts(items.stop).items()}, {}
+
+    def new_dense(self, seed):
+        server = torch.zeros(1, dtype=torch.int64)
+        return {name: start.draw(rng.client_keys(rng.key(seed, f"init {name}"), server))[0]
+                for name, start in self.dense_starts().items()}
+
+    def learning_rates(self, n_items, round_=0, batch=0):
+        return dict.fromkeys([*self.item_starts(n_items), *self.dense_starts()], self.settings.lr)
+
+
+@dataclass(frozen=True)
+class SessionSettings(SequentialSettings):
+    """Settings of every backbone that represents sessions as a whole."""
+
+    dim: int = setting(100, "length d of item vectors and representations", low=1)
+    loss: str = setting("cross_entropy", "of a session's last item: cross-entropy over all items (released codes), "
+                        "for which each client trains the whole item table; or binary cross-entropy with one negative "
+                        "(bce), as FCUCR trains its own backbones", choices=("cross_entropy", "bce"))
+
+
+class SessionBackbone(SequentialBackbone):
+    """Base class of backbones that represent a session by a set of vectors.
+
+    The session without its last item is the input, and the last item is the target. Subclasses implement
+    ``dense_starts``, ``session_vectors`` and ``pooling`` or ``session_scores``; the other hooks have defaults.
+
+    Attributes:
+        scale: logits of the loss are so many times the scores.
+    """
+
+    positionwise = False
+    pads = False
+    Settings = SessionSettings
+    scale: float = 1.0
+
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.whole_tables = settings.loss == "cross_entropy"
+
+    def session_vectors(self, clients, inputs, sequence, dropout):
+        raise NotImplementedError
+
+    def pooling(self, vectors: Tensor, mask: Tensor) -> Pooling:
+        """How cosines of vectors and item rows make a score (see ``functional.cosine_pool``); arguments as for
+        ``session_scores``."""
+        raise NotImplementedError
+
+    @property
+    def pooled(self) -> bool:
+        """Whether scores are those of ``pooling``, of all items with compiled kernels."""
+        return type(self).session_scores is SessionBackbone.session_scores
+
+    def session_scores(self, vectors, mask, rows):
+        return cosine_pool(*self.pooling(vectors, mask), rows)
+
+    def session_term(self, session: SessionVectors, targets: Targets) -> Tensor | None:
+        """A term of the backbone's own added to each client's loss: (C,), or None."""
+        return None
+
+    def session_loss(self, session, targets):
+        """Cross-entropy of the last item among all items, or among itself and one negative, and ``session_term``."""
+        length = targets.real.shape[1]
+        if self.whole_tables:
+            logits, last = targets.scores * self.scale, targets.items[:, length, None]
+            loss = logits.logsumexp(1) - logits.gather(1, last).squeeze(1)
+        else:
+            pair = [length, 2 * length]
+            rows, items = targets.rows[:, pair], targets.items[:, pair]
+            factor = targets.dropout.of_rows(items, rows.shape[2], self.candidate_dropout, rows.dtype)
+            rows = rows if factor is None else rows * factor
+            logits = self.session_scores(session.vectors, session.mask, rows) * self.scale
+            loss = softplus(-logits[:, 0]) + softplus(logits[:, 1])
+        term = self.session_term(session, targets)
+        return loss if term is None else loss + term

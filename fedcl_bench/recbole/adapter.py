@@ -1,0 +1,268 @@
+"""Any RecBole model as a backbone: ``--backbone recbole:NAME``.
+
+A client trains RecBole's own model of one user with its own ``calculate_loss``, on the client's items of the block.
+What grows with users is private, what grows with items is a public table, the rest is public and dense
+(``parameters.py``). Clients are trained at once where ``torch.func.vmap`` takes the model, else one by one, to the same
+numbers (``client_facts.py`` says which).
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..plugin.backbone import Backbone, BackboneSettings, OwnBatch
+from ..data.stream import Step
+from ..plugin.silo import TextSettings
+from ..rng import Tables
+from ..core.errors import UserError
+from ..toolbox.layers import same_for_all
+from ..plugin.local_settings import LocalSettings, OwnSamples
+from ..toolbox.text_fusion import AddedSemanticSettings
+from ..core.settings import setting
+from . import client_facts, domain_facts, models
+from .calls import HISTORY, Caller, Elements, training_fields
+from .client_facts import Facts
+from .domain_facts import READS_TEXT
+from .models import PREFIX, Refused
+from .parameters import Parameter, Starts, classify
+
+
+@dataclass(frozen=True)
+class RecBoleSettings(BackboneSettings):
+    """Settings of every RecBole model; its own hyper-parameters are in ``model``."""
+
+    NAME: ClassVar[str]
+
+    lr: float = setting(0.1, "learning rate of all parameters", above=0.0)
+    dim: int = setting(0, "length of embeddings and hidden states (RecBole's *embedding_size, hidden_size); 0: "
+                       "RecBole's own", low=0)
+    max_length: int = setting(50, "longest sequence; earlier items are cut off", low=2)
+    private: str = setting("", "patterns of more parameters to keep at the client, as output.*,item_bias.weight")
+    model: str = setting("", "hyper-parameters of the model by RecBole's names, as {dropout_prob: 0.0}")
+
+    def hyper_parameters(self) -> dict:
+        """RecBole's names and values that differ from RecBole's file. Raises UserError for a bad ``model``."""
+        sized = {key: self.dim for key in _sizes(self.NAME)} if self.dim else {}
+        return {**sized, **models.parse_model(self.NAME, self.model)}
+
+    def patterns(self) -> list[str]:
+        return [part.strip() for part in self.private.split(",") if part.strip()]
+
+
+def _sizes(name: str) -> list[str]:
+    """The hyper-parameters that ``dim`` sets."""
+    return [key for key in models.defaults(name) if key.endswith("embedding_size") or key == "hidden_size"]
+
+
+@dataclass(frozen=True)
+class _Design:
+    """What is known of a model with certain settings."""
+
+    parameters: tuple[Parameter, ...]
+    facts: Facts
+    elements: Elements
+
+
+@functools.lru_cache(maxsize=64)
+def _design(settings: RecBoleSettings) -> _Design:
+    name, values, width = settings.NAME, settings.hyper_parameters(), settings.max_length
+    facts = client_facts.TABLE[name]
+    if isinstance(facts, str):
+        raise Refused(facts)
+    facts = facts.chosen({**models.defaults(name), **values})
+    parameters = tuple(classify(lambda users, items: models.build(name, users, items, values, width),
+                                settings.patterns()))
+    elements = Elements.measure(lambda items, negatives, device: models.build(
+        name, 1, items, values, width, negatives, device=device), parameters, facts, width)
+    return _Design(parameters, facts, elements)
+
+
+def _advice(name: str) -> str:
+    """What to do where a model cannot be trained by clients of one user each."""
+    if isinstance(domain_facts.TABLE.get(name, ""), str):
+        return "`run_bench.py list recbole` shows the RecBole models that can be used."
+    return ("Domains of many users can train it: name two or more datasets, as in --dataset A+B, with --set "
+            "topology=local.")
+
+
+class RecBoleBackbone(Backbone):
+    """Base class of the backbones made by ``plugin``. Scores are what the model's ``full_sort_predict``, or ``predict``
+    on all items, returns; a last sigmoid is taken back, and a softmax becomes its logarithm, so that they are logits.
+
+    Raises:
+        UserError: for a model that cannot be a federated backbone, saying why, and for bad settings.
+    """
+
+    whole_tables = True
+    defaults = {"optimiser": "adam"}
+    central_defaults = {"optimiser": "adam", "adam_beta2": 0.999, "lr": 0.001}  # as RecBole's trainer
+
+    def __init__(self, settings: RecBoleSettings):
+        super().__init__(settings)
+        try:
+            design = _design(settings)
+        except Refused as error:
+            hint = " (settings 'dim' and 'model' are part of it)" if settings.dim or settings.model else ""
+            raise UserError(f"backbone '{PREFIX}{settings.NAME}' {error}{hint}.\n{_advice(settings.NAME)}") from None
+        self.parameters, self.facts, self._elements = design.parameters, design.facts, design.elements
+        self._values = settings.hyper_parameters()
+        self._starts: dict[int, Starts] = {}
+        self._caller = Caller(self._module, self.parameters, self.facts, settings.max_length, design.elements.score)
+
+    def _module(self, n_items: int, negatives: int, device: str):
+        s = self.settings
+        return models.build(s.NAME, 1, n_items, self._values, s.max_length, negatives, device=device)
+
+    def _start(self, seed: int) -> Starts:
+        if seed not in self._starts:
+            s = self.settings
+            self._starts[seed] = Starts.measure(
+                lambda users, items, seed: models.build(s.NAME, users, items, self._values, s.max_length,
+                                                                seed=seed), self.parameters, seed)
+        return self._starts[seed]
+
+    def _kept(self, p: Parameter) -> list[str]:
+        """Names of the dense parameters that belong to a parameter of the model."""
+        if not p.follows:
+            return [p.name]
+        return [] if p.follows == "users" else [p.padding, p.rest] if p.behind else [p.padding]
+
+    def new_rows(self, seed, users, items):
+        start, public, private = self._start(seed), {}, {}
+        for p in self.parameters:
+            if p.follows == "users":
+                private[p.name] = start.laws[p.name].rows(seed, p.name, users, p.row)
+            elif p.private:
+                private |= same_for_all({name: start.dense[name] for name in self._kept(p)}, users)
+            elif p.follows == "items":
+                public[p.name] = start.laws[p.name].rows(seed, p.name, items, p.row)
+        return public, private
+
+    def new_dense(self, seed):
+        start = self._start(seed)
+        return {name: start.dense[name] for p in self.parameters if not p.private for name in self._kept(p)}
+
+    def new_personal(self, seed, items):
+        return {p.name: self._start(seed).laws[p.name].rows(seed, p.name, items, p.row)
+                for p in self.parameters if p.follows == "items" and p.private}
+
+    def remember(self, step: Step, memory: Tables) -> Tables:
+        """The clients' own training items of their latest block, as RecBole's ids, 0 where there are fewer: the last
+        ``max_length`` for sequential models, else all."""
+        if not self.facts.remembers:
+            return {}
+        lists, longest = step.train, self._longest(step)
+        known = memory.get(HISTORY, torch.zeros(0, 0, dtype=torch.int64, device=lists.values.device))
+        table = torch.zeros(step.n_users, max(longest, known.shape[1]), dtype=torch.int64, device=lists.values.device)
+        table[:len(known), :known.shape[1]] = known
+        users = (lists.lengths > 0).nonzero().flatten()
+        row, item = lists.select(users)
+        length = lists.lengths[users]
+        column = torch.arange(len(row), device=row.device) - (length.cumsum(0) - length)[row]
+        column = column - (length - longest).clamp(min=0)[row]
+        table[users] = 0
+        table[users[row[column >= 0]], column[column >= 0]] = item[column >= 0] + 1
+        return {HISTORY: table}
+
+    def _longest(self, step: Step) -> int:
+        """How many items of a client are kept at most."""
+        return self.settings.max_length if self.facts.sequential else int(step.train.lengths.max())
+
+    def own_samples(self, settings: LocalSettings) -> OwnSamples:
+        kind, k = self.facts.samples, settings.negatives
+        of = {"point": lambda n: n * (1 + k), "pair": lambda n: n * k, "group": lambda n: n, "target": lambda n: n - 1,
+              "target pair": lambda n: (n - 1) * k, "user": torch.ones_like}[kind]
+        per_batch = max(1, settings.batch_size // k) if kind == "group" else settings.batch_size
+        return OwnSamples(of, per_batch, self._elements.loss)
+
+    def own_loss(self, clients: Tables, rows: Tables, batch: OwnBatch) -> Tensor:
+        facts, tables = self.facts, {**clients, **rows}
+        fields = training_fields(facts.samples, facts.reversed, batch.positives, batch.negatives, batch.chosen,
+                                 self.settings.max_length, next(iter(rows.values())).dtype)
+        per_positive = batch.negatives.shape[1] // batch.positives.shape[1]
+        history = batch.positives + 1 if facts.history else None
+        return self._caller.loss(tables, history, fields, batch.draw.clients("recbole", batch.users), batch.done,
+                                 next(iter(rows.values())).shape[1], per_positive)
+
+    def score(self, clients, rows):
+        tables = {name: value for name, value in {**clients, **rows}.items() if name != HISTORY}
+        return self._caller.scores(tables, clients.get(HISTORY), next(iter(rows.values())).shape[1])
+
+    def keys(self, clients, rows):
+        return torch.cat([table.flatten(2) for table in rows.values()], 2)
+
+    def learning_rates(self, n_items, round_=0, batch=0):
+        return {name: self.settings.lr for p in self.parameters for name in (p.name, *self._kept(p))}
+
+    def notes(self) -> list[str]:
+        """What the user should know before a run."""
+        alone = [f"{what} ({why})" for what, why in (("training", self.facts.loss_alone),
+                                                     ("scoring", self.facts.score_alone)) if why]
+        return [f"{PREFIX}{self.settings.NAME}: one client at a time in {' and '.join(alone)}, as vmap does not take "
+                f"it; the numbers are the same."] if alone else []
+
+
+@dataclass(frozen=True)
+class RecBoleTextSettings(RecBoleSettings, TextSettings):
+    """The same of a model that reads what items' texts say, which it does in streams of domains."""
+
+
+@dataclass(frozen=True)
+class FDSASettings(RecBoleTextSettings, AddedSemanticSettings):
+    """The same of a baseline of UniSRec."""
+
+    item_text: str = setting("vectors", "an item's feature is what its text says (vectors), or frozen normal numbers "
+                             "(noise)", choices=("vectors", "noise"))
+
+
+@dataclass(frozen=True)
+class S3RecSettings(FDSASettings):
+    """The same with pre-training."""
+
+    pretrain_rounds: int = setting(0, "rounds of pre-training; 0: as many as 'rounds', which is 300, as in UniSRec "
+                                   "(RecBole: 500)", low=0)
+
+
+_OF_TEXT = {"FDSA": FDSASettings, "S3Rec": S3RecSettings}
+_READINGS = {"item_text": {"vectors": "UniSRec's paper", "noise": "UniSRec's released FDSA and S3Rec, whose initial "
+                           "weights are drawn over the vectors"}}
+
+
+@functools.cache
+def backbone_class(name: str) -> type[RecBoleBackbone]:
+    """The backbone of RecBole's model ``name``."""
+    kind = _OF_TEXT.get(name, RecBoleTextSettings if name in READS_TEXT else RecBoleSettings)
+    settings = type(f"{name}Settings", (kind,), {"NAME": name, "__module__": __name__})
+    ignored = {}
+    if not _sizes(name):
+        ignored["dim"] = f"with {PREFIX}{name}; its sizes are hyper-parameters in 'model'"
+    if models.names()[name] == "general":
+        ignored["max_length"] = f"with {PREFIX}{name}, which reads no sequences"
+    return type(name, (RecBoleBackbone,), {
+        "name": f"{PREFIX}{name}", "title": f"RecBole 1.2.0's {models.names()[name]} recommender {name}",
+        "reference": "Zhao et al., RecBole 2.0, CIKM 2022", "Settings": settings, "ignored": ignored,
+        "readings": _READINGS if name in _OF_TEXT else {},
+        "__module__": __name__})
+
+
+def code_files(domains: bool = False) -> list[Path]:
+    """The files that decide a RecBole backbone's numbers, at clients of one user each or at domains."""
+    names = (("domain_backbone", "domain_models", "domain_networks", "domain_facts", "domain_semantics",
+              "same_target", "text_models", "models", "parameters") if domains else
+             ("keyed_random", "adapter", "calls", "models", "parameters", "client_facts"))
+    return [Path(__file__).with_name(f"{name}.py") for name in names]
+
+
+def digest(of_file, domains: bool = False) -> str:
+    """Hash of the adapter's code and RecBole's version; ``of_file`` hashes one file's code."""
+    import recbole
+
+    parts = [recbole.__version__, *map(of_file, code_files(domains))]
+    return hashlib.blake2b(" ".join(parts).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,199 @@
+"""Local training without copies of item rows, for backbones whose logits are inner products (``Backbone.factors``).
+
+The gradient of a logit v . q_i + b with respect to q_i is v, so under SGD a client's rows are the server's plus
+multiples of the vectors it has had: after K updates row i is q_i + sum_k a_ki v_k. A client thus holds K numbers per
+item instead of d. This is the mathematics of ``lists.py``, summed in another order.
+
+With compiled kernels, a local batch whose only loss is the usual one is one call (``kernels.inner_batch``), which reads
+the rows of its samples in the server's table. Where a method asks for other logits, those of all slots are made; and
+where clients have many samples among few items, slots are all items, and these logits are one matrix product with the
+table, plus sum_k a_ki (v_k . v).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Sequence
+
+import torch
+from torch import Tensor
+
+from ..plugin import checks
+from ..rng import Tables
+from ..kernels import ops
+from .list_trainer import BatchView, ListTrainer, View
+
+
+@dataclass(frozen=True)
+class Outer:
+    """What C clients added to their copies of an item table: the sum of outer products of ``steps`` and ``vectors``.
+
+    Attributes:
+        table: what the server sent, (items, d).
+        items: the items that they have steps for, (C, slots), each at most once with a step; None: all of them, in
+            order.
+        steps: of each update, (C, slots, updates).
+        vectors: of each update, (C, updates, d).
+        held: in how many slots, the first, a client has steps that are not 0, (C,), if known.
+        few: updates have steps for the samples of a local batch only.
+    """
+
+    table: Tensor
+    items: Tensor | None
+    steps: Tensor
+    vectors: Tensor
+    held: Tensor | None = None
+    few: bool = False
+
+    def __getitem__(self, part: slice | Tensor) -> "Outer":
+        """Of some clients."""
+        return replace(self, items=None if self.items is None else self.items[part], steps=self.steps[part],
+                       vectors=self.vectors[part], held=None if self.held is None else self.held[part])
+
+    def first(self, updates: int) -> "Outer":
+        """Of the first updates only."""
+        return replace(self, steps=self.steps[:, :, :updates], vectors=self.vectors[:, :updates])
+
+    def scaled(self, factors: Tensor) -> "Outer":
+        """Each client's times its factor, (C,)."""
+        return replace(self, vectors=self.vectors * factors.to(self.vectors)[:, None, None])
+
+    def add_to(self, total: Tensor) -> None:
+        """Add the sum over clients to a table of shape (items, d)."""
+        if self.items is not None or (self.few and ops.serve(total)):
+            ops.add_outer(total, self.items, self.held, self.steps.contiguous(), self.vectors)
+            return
+        for step, vector in zip(self.steps.unbind(2), self.vectors.unbind(1)):
+            total.addmm_(step.T, vector)
+
+    def rows(self) -> Tensor:
+        """Of each client, (C, slots, d)."""
+        return self.steps @ self.vectors
+
+
+def _logits(vectors: Tensor, constants: Tensor | None, outer: Outer) -> Tensor:
+    """vectors @ table.T + constants + sum_k steps_k (past_k . vectors) of each slot, (C, slots)."""
+    if outer.items is not None:
+        logits = ops.row_products(outer.table, outer.items, vectors, constants)
+    elif constants is None:
+        logits = vectors @ outer.table.T
+    else:
+        logits = torch.addmm(constants, vectors, outer.table.T)
+    for step, past in zip(outer.steps.unbind(2), outer.vectors.unbind(1)):
+        logits.addcmul_(step, (past * vectors).sum(1, keepdim=True))
+    return logits
+
+
+def _to_vectors(gradient: Tensor, outer: Outer) -> Tensor:
+    """The gradient of the vectors, (C, d), given that of the logits."""
+    result = gradient @ outer.table if outer.items is None else ops.row_sums(outer.table, outer.items, gradient)
+    for step, past in zip(outer.steps.unbind(2), outer.vectors.unbind(1)):
+        result.addcmul_((gradient * step).sum(1, keepdim=True), past)
+    return result
+
+
+class _Logits(torch.autograd.Function):
+    """``_logits``, whose gradient with respect to ``moved``, which stands for what the client will have added to each
+    logit's row, is that of the logits themselves."""
+
+    @staticmethod
+    def forward(ctx, vectors: Tensor, constants: Tensor | None, moved: Tensor, outer: Outer) -> Tensor:
+        ctx.outer = outer
+        return _logits(vectors, constants, outer)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        to_vectors = _to_vectors(gradient, ctx.outer) if ctx.needs_input_grad[0] else None
+        to_constants = gradient.sum(1, keepdim=True) if ctx.needs_input_grad[1] else None
+        return to_vectors, to_constants, gradient if ctx.needs_input_grad[2] else None, None
+
+
+class InnerTrainer(ListTrainer):
+    """``ListTrainer`` whose item rows are not held; ``rows`` has one number per client and slot in their place, whose
+    gradient is the logit's. ``moved`` holds an ``Outer`` for the table."""
+
+    def _own_copies(self) -> Tables:
+        (self.name, table), = self.model.public.items()
+        slots, updates = self.slots.items, self.batches * self.settings.local_epochs
+        self.fused = ops.serve(table) and self.backbone.usual_loss
+        self.outer = Outer(table, None if self.whole else slots.contiguous(), table.new_empty(*slots.shape, updates),
+                           table.new_empty(len(slots), updates, table.shape[1]), few=self.fused)
+        self.covering |= self.fused  # rows are read where they are
+        self.done = 0  # updates so far
+        return {self.name: table.new_zeros(()).expand(self.slots.items.shape)}
+
+    def _factors(self, clients: Tables) -> tuple[Tensor, Tensor | None]:
+        """The backbone's factors of the logits; ``vectors`` are their values before the next update."""
+        vectors, constants = self.backbone.factors(clients)
+        table, number = self.outer.table, len(self.users)
+        shape = (number, table.shape[1])
+        checks.check_tensor(self.backbone, "factors", vectors, shape, "(C, d): a vector per client")
+        if constants is not None:
+            checks.check_tensor(self.backbone, "factors", constants, (number, 1), "(C, 1): a constant per client")
+        self.vectors = vectors.detach().to(table).clone(memory_format=torch.contiguous_format)
+        return vectors, constants
+
+    def _score(self, clients: Tables, rows: Tables) -> Tensor:
+        return self._logits_of(*self._factors(clients))
+
+    def _logits_of(self, vectors: Tensor, constants: Tensor | None) -> Tensor:
+        return _Logits.apply(vectors, constants, self.rows[self.name], self.outer.first(self.done))
+
+    def _gradients(self, view: View, parameters: Tables, number: int) -> tuple[Tensor, Sequence[Tensor | None]]:
+        if not self.fused:
+            return super()._gradients(view, parameters, number)
+        vectors, constants = self._factors(self.clients)
+        term = None
+        if self.method.overrides("local_loss"):
+            batch = BatchView(self, view, lambda: self._logits_of(vectors, constants), replace(self.draw, batch=number))
+            term = self.method.local_loss(batch)
+        self.idle_are_still = term is None and self.settings.tolerance == 0.0
+        if term is not None:
+            self.outer = replace(self.outer, few=False)
+            checks.check_tensor(self.method, "local_loss", term, (len(self.users),), "(C,): one number per client")
+            loss = self.backbone.loss(batch.scores, self._labels, view.weights) + term
+            return loss, torch.autograd.grad(loss.sum(), list(parameters.values()), allow_unused=True)
+        needed = vectors.requires_grad, constants is not None and constants.requires_grad, self.name in parameters
+        members = view.members
+        loss, to_vectors, to_constants = ops.inner_batch(
+            self.outer.table, self.outer.items, self.vectors,
+            None if constants is None else constants.detach().to(self.vectors).contiguous(), self.outer.steps,
+            self.outer.vectors, self.done, (members.order, members.start, members.end, members.share),
+            self.slots.positive, needed)
+        names = [name for name in parameters if name != self.name]
+        gradients = dict(zip(names, self._through(vectors, constants, to_vectors, to_constants,
+                                                  [parameters[name] for name in names])))
+        if self.name in parameters:
+            gradients[self.name] = self.outer.steps[:, :, self.done]
+        return loss, [gradients[name] for name in parameters]
+
+    def _through(self, vectors: Tensor, constants: Tensor | None, to_vectors: Tensor | None,
+                 to_constants: Tensor | None, parameters: list[Tensor]) -> Sequence[Tensor | None]:
+        """The gradients of the parameters that factors are made of, given the factors'."""
+        factors = [factor for factor in (vectors, constants) if factor is not None and factor.requires_grad]
+        if not parameters:
+            return []
+        if not factors:
+            checks.require_gradient(self.backbone, vectors)
+        if len(parameters) == 1 and vectors is parameters[0]:  # needs no graph
+            return [to_vectors]
+        # As a sum: given gradients of what is not one number, PyTorch first imports some 500 modules.
+        through = sum((factor * gradient).sum() for factor, gradient in
+                      zip(factors, (g for g in (to_vectors, to_constants) if g is not None), strict=True))
+        return torch.autograd.grad(through, parameters, allow_unused=True)
+
+    def _move(self, name: str, value: Tensor | None, update: Tensor) -> None:
+        if name != self.name:
+            super()._move(name, value, update)
+            return
+        step = self.outer.steps[:, :, self.done]
+        if update.data_ptr() != step.data_ptr():  # or it has been written in its place
+            step.copy_(update)
+        self.outer.vectors[:, self.done] = self.vectors
+        self.done += 1
+        self.moved[name] = update  # tells whether anything moved, until the round ends
+
+    def train(self) -> Tensor:
+        loss = super().train()
+        self.moved[self.name] = self.outer.first(self.done)
+        return loss

@@ -1,0 +1,343 @@
+"""What a client trains on in a round: chunks of similar clients, and their negatives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import rng
+from ..data.stream import Ragged, Step
+from ..core.errors import UserError
+from ..plugin.local_settings import LocalSettings, OwnSamples
+from ..kernels import ops
+from ..core.tuning import SIZES
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Clients trained together; all take the same number of local batches, unless ``inner`` with one local epoch: then
+    clients with fewer may sit out the others' last ones.
+
+    Attributes:
+        users: int64 ids, shape (C,).
+        positives: training items, shape (C, P), short lists padded with their first item.
+        count: true number of positives, shape (C,).
+        batches: local batches per epoch, of the client with most.
+        others: for drawing negatives, see ``Others``.
+        inner: trained without copies of item rows (see ``training/factored.py``).
+        dense: trained so, on the scores of all items.
+    """
+
+    users: Tensor
+    positives: Tensor
+    count: Tensor
+    batches: int
+    others: "Others"
+    inner: bool = False
+    dense: bool = False
+
+    @cached_property
+    def for_kernels(self) -> ops.InnerClients:
+        """The same for ``training/fused.py``; clients draw by their ids."""
+        return ops.InnerClients(self.users, self.positives, self.count, self.users, self.others.count,
+                                    self.others.gaps, self.batches)
+
+    def now(self) -> "Chunk":
+        """Itself; see ``LaterChunk``."""
+        return self
+
+
+@dataclass(frozen=True)
+class LaterChunk:
+    """A chunk that is made when it is looked at, by ``now()``, and not kept; ``make`` is given its clients."""
+
+    users: Tensor
+    batches: int
+    make: Callable[[Tensor], Chunk]
+
+    def now(self) -> Chunk:
+        return self.make(self.users)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What clients need in training, which says how many of them come together.
+
+    Attributes:
+        pairwise: a sample is a pair of a positive and a negative (see ``Backbone``).
+        whole_tables: clients hold all item rows (see ``Backbone``).
+        sampler: of a backbone with a loss of its own; only clients with equally many positives come together then.
+        inner: clients can be trained without copies of item rows, and are where that is less work.
+        samples_only: and nothing looks at other logits than the samples' (see ``training/factored.py``).
+        fused: and their whole round is one call (see ``training/fused.py``).
+        chunk_elements: target size of a chunk's stacked rows; a single client may exceed it.
+    """
+
+    pairwise: bool = False
+    whole_tables: bool = False
+    sampler: OwnSamples | None = None
+    inner: bool = False
+    samples_only: bool = False
+    fused: bool = False
+    chunk_elements: int = SIZES.chunk_elements
+
+
+def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: int, needs: Needs = Needs(),
+                positives: Ragged | None = None) -> list[Chunk | LaterChunk]:
+    """Group clients of similar size so that padding stays small and memory bounded.
+
+    Args:
+        users: the round's participants; each has at least one training item.
+        row_width: numbers per item row over all public and personal tables.
+        positives: what is trained on in this round, if not all of ``step.train``; no item of that is a negative.
+    """
+    train = positives or step.train
+    if settings.repeated_positives == "once":
+        train = train.distinct()
+    count, order = torch.sort(train.lengths[users], descending=True, stable=True)
+    users = users[order]
+    clients = _Sorted(count.cpu(), _batches(count, settings, needs), step.n_items, settings, row_width, needs,
+                      needs.inner and ops.serve(users))
+    listed = lists_others(len(users), step.n_items, settings, users.device)
+    keep = int(clients.sizes.sum()) <= SIZES.kept_positives
+    chunks, start = [], 0
+    while start < len(users):
+        end, inner, dense = clients.cut(start)
+        batches = int(clients.batches[start])
+        chunk = LaterChunk(users[start:end], batches, partial(
+            _chunk, step, train, settings, listed, batches=batches, inner=inner, dense=dense))
+        chunks.append(chunk.now() if keep else chunk)
+        start = end
+    return chunks
+
+
+def _batches(count: Tensor, settings: LocalSettings, needs: Needs) -> Tensor:
+    """Local batches per epoch of clients with so many positives."""
+    if needs.sampler is not None:
+        return -(-needs.sampler.of(count) // needs.sampler.per_batch)
+    return -(-count * _samples(settings, needs) // settings.batch_size)
+
+
+def _samples(settings: LocalSettings, needs: Needs) -> int:
+    """Samples of a positive: its pairs, or itself and its negatives."""
+    return settings.negatives if needs.pairwise else 1 + settings.negatives
+
+
+@dataclass(frozen=True)
+class _Sorted:
+    """Clients by descending size, to be cut into chunks.
+
+    Attributes:
+        sizes: positives of each, on the processor. batches: its local batches per epoch.
+        compiled: they can be trained without copies of item rows, by kernels.
+    """
+
+    sizes: Tensor
+    batches: Tensor
+    n_items: int
+    settings: LocalSettings
+    row_width: int
+    needs: Needs
+    compiled: bool
+
+    @property
+    def per_positive(self) -> int:
+        """Item rows that a positive brings along, its own among them."""
+        return 1 + self.settings.negatives
+
+    @cached_property
+    def ascending(self) -> Tensor:
+        """Negative sizes, to search in."""
+        return -self.sizes
+
+    @cached_property
+    def samples(self) -> Tensor:
+        """Samples of the clients up to each, itself included."""
+        return self.sizes.cumsum(0) * self.per_positive
+
+    @cached_property
+    def even(self) -> int:
+        """Samples of a chunk whose round is one call, so that there are neither many nor uneven ones."""
+        return max(SIZES.least_of_calls, -(-int(self.samples[-1]) // SIZES.chunks_of_calls))
+
+    def cut(self, start: int) -> tuple[int, bool, bool]:
+        """Where the chunk that begins with client ``start`` ends, whether it is ``inner``, and whether ``dense``."""
+        sparse, dense = self._inner(start)
+        width = SIZES.factored_width if dense or sparse else self.row_width
+        # Sizes descend: stop before clients with fewer batches, and where padding would cost more than a new chunk.
+        end = min(self._limit(start, width, sparse),
+                  int(torch.searchsorted(self.ascending, -self._smallest(start, sparse, dense), right=True)))
+        padding = (self.sizes[start] - self.sizes[start:end]) * self.per_positive * width
+        if dense:  # sitting out a local batch costs what taking part does
+            padding += (self.batches[start] - self.batches[start:end]).cpu() * self.n_items * SIZES.dense_cost
+        return (start + int(torch.searchsorted(padding.cumsum(0), SIZES.padding_elements, right=True)),
+                dense or sparse, dense)
+
+    def _rows(self, start: int) -> int:
+        """Item rows that client ``start`` holds."""
+        return self.n_items if self.needs.whole_tables else int(self.sizes[start]) * self.per_positive
+
+    def _inner(self, start: int) -> tuple[bool, bool]:
+        """Whether client ``start`` is trained without copies of item rows by kernels, and whether on all scores."""
+        rows, batches = self._rows(start), int(self.batches[start])
+        updates = batches * self.settings.local_epochs
+        sparse = (self.compiled and updates <= SIZES.most_updates
+                  and (self.needs.samples_only or batches <= SIZES.weighted_batches))
+        dense = self.needs.inner and not (sparse and self.needs.samples_only) and (
+            self.n_items <= SIZES.dense_items_compiled * rows if sparse
+            else self.n_items * updates <= SIZES.dense_items * rows)
+        return sparse, dense
+
+    def _limit(self, start: int, width: int, sparse: bool) -> int:
+        """Where the memory of a chunk that begins with client ``start`` ends."""
+        limit = start + max(1, self.needs.chunk_elements // (self._rows(start) * width))
+        if (sampler := self.needs.sampler) is not None:
+            alone, per_item = sampler.elements
+            samples = max(1, min(sampler.per_batch, int(sampler.of(self.sizes[start]))))
+            made = (alone + per_item * self.n_items) * samples
+            limit = min(limit, start + max(1, SIZES.own_loss_factor * self.needs.chunk_elements // made))
+        if sparse and self.needs.fused:
+            before = int(self.samples[start - 1]) if start else 0
+            limit = min(limit, start + 1 + int(torch.searchsorted(self.samples[start:], before + self.even)))
+        return limit
+
+    def _smallest(self, start: int, sparse: bool, dense: bool) -> int:
+        """The least positives of a client that can be in a chunk with client ``start``."""
+        if self.needs.sampler is not None:
+            return int(self.sizes[start])
+        if (dense or (sparse and self.needs.samples_only)) and self.settings.local_epochs == 1:
+            return 1
+        return ((int(self.batches[start]) - 1) * self.settings.batch_size) // _samples(self.settings, self.needs) + 1
+
+
+def lists_others(users: int, n_items: int, settings: LocalSettings, device: torch.device) -> bool:
+    """Whether the items that are no positives are listed (see ``Others``)."""
+    compiled = settings.negative_draw == "repeated" and ops.serve_on(device)
+    return not compiled and users * n_items <= SIZES.listed_others
+
+
+def _chunk(step: Step, train: Ragged, settings: LocalSettings, listed: bool, members: Tensor, **layout) -> Chunk:
+    matrix = padded(train, members)
+    touched = [matrix] if train is step.train else [padded(step.train, members)]
+    if settings.negative_pool == "untouched":
+        touched += [padded(step.split(name), members, matrix[:, :1]) for name in ("valid", "test")]
+    others = Others.of(torch.cat(touched, 1), step.n_items, listed)
+    if not bool(others.count.all()):
+        user = int(members[others.count.flatten().argmin()])
+        raise UserError(f"block {step.index}: client {user} (counted from 0) has all {step.n_items} items known: no "
+                        f"negative is left to draw for it.\nTake a dataset with more items, or a lower k_core, which "
+                        f"leaves out items that few users have.")
+    return Chunk(members, matrix, train.counts(members), others=others, **layout)
+
+
+def padded(lists: Ragged, users: Tensor, fill: Tensor | None = None) -> Tensor:
+    """Lists as a matrix (C, longest), short ones padded with ``fill`` (C, 1) or their own first item."""
+    if ops.serve(users):
+        return ops.padded(lists.indptr, lists.values, users, fill)
+    n = lists.counts(users)
+    row, item = lists.select(users)
+    column = torch.arange(len(row), device=row.device) - (torch.cumsum(n, 0) - n)[row]
+    if fill is None:
+        fill = lists.values[lists.indptr[users]][:, None]
+    matrix = fill.repeat(1, int(n.max()))
+    matrix[row, column] = item
+    return matrix
+
+
+@dataclass(frozen=True)
+class Others:
+    """The items that are no positives of each client, in ascending order: what negatives are drawn from.
+
+    Either listed, or counted, between the sorted positives: for compiled kernels, or where lists would take too much
+    memory.
+
+    Attributes:
+        count: how many there are, shape (C, 1).
+        items, start: all lists end to end, and where each begins, shape (C, 1); or None.
+        gaps: for the j-th of the client's distinct positives in ascending order, how many other items precede it,
+            int32 of shape (C, P), padded with a number above all items; or None.
+    """
+
+    count: Tensor
+    items: Tensor | None = None
+    start: Tensor | None = None
+    gaps: Tensor | None = None
+
+    @staticmethod
+    def of(positives: Tensor, n_items: int, listed: bool) -> "Others":
+        """Of padded lists of positives, shape (C, P); an item may stand in a list several times."""
+        if listed:
+            other = torch.ones(len(positives), n_items, dtype=torch.bool, device=positives.device)
+            other.scatter_(1, positives, False)
+            count = other.sum(1, keepdim=True)
+            return Others(count, other.nonzero()[:, 1].int(), count.cumsum(0) - count)
+        if ops.serve(positives):  # NumPy sorts short rows several times as fast as PyTorch
+            gaps, count = ops.gaps(torch.from_numpy(np.sort(positives.numpy(), axis=1)), n_items)
+            return Others(count, gaps=gaps)
+        above = torch.iinfo(torch.int64).max
+        ascending = positives.sort(dim=1).values
+        repeated = torch.zeros_like(ascending, dtype=torch.bool)
+        repeated[:, 1:] = ascending[:, 1:] == ascending[:, :-1]
+        distinct = ascending.masked_fill(repeated, above).sort(dim=1).values
+        rank = torch.arange(distinct.shape[1], device=positives.device)
+        return Others(n_items - (~repeated).sum(1, keepdim=True),
+                      gaps=torch.where(distinct < above, distinct - rank, torch.iinfo(torch.int32).max).int())
+
+    def at(self, r: Tensor) -> Tensor:
+        """The items at positions ``r`` (int64, shape (C, n)) of each client's list."""
+        if self.gaps is None:
+            return self.items.index_select(0, (self.start + r).flatten()).view(r.shape).long()
+        return r + torch.searchsorted(self.gaps, r.int(), right=True)
+
+
+def draw_negatives(chunk: Chunk, settings: LocalSettings, seed: int, step: int, round_: int,
+                   result: Tensor | None = None) -> Tensor:
+    """Negatives of one round: uniform over ``chunk.others``.
+
+    Args:
+        result: what they are written to.
+
+    Returns:
+        int64 of shape (C, P * negatives); client c's own are the first ``negatives * count[c]``, those of its first
+        positive first; the rest are that positive.
+    """
+    keys = rng.client_keys(rng.key(seed, "negatives", step, round_), chunk.users)
+    n, needed, others = chunk.positives.shape[1] * settings.negatives, chunk.count * settings.negatives, chunk.others
+    if result is None:
+        result = chunk.positives.new_empty(len(keys), n)
+    if settings.negative_draw == "repeated" and others.gaps is not None and ops.serve(keys):
+        ops.negatives(keys, needed, others.count, others.gaps, chunk.positives, result)
+        return result
+    slot = torch.arange(n, device=keys.device)
+    pattern = rng.bits(keys[:, None], slot)
+    if settings.negative_draw == "repeated":
+        position = rng.integers(pattern, others.count)
+    else:
+        position = _distinct(pattern.view(len(keys), -1, settings.negatives), others.count)
+    return result.copy_(torch.where(slot < needed[:, None], others.at(position), chunk.positives[:, :1]))
+
+
+def _distinct(pattern: Tensor, count: Tensor) -> Tensor:
+    """Without replacement: the j-th of a positive counts positions that the ones before it have left.
+
+    Args:
+        pattern: random bits, shape (C, P, negatives).
+        count: how many positions there are, shape (C, 1).
+
+    Returns:
+        Shape (C, P * negatives).
+    """
+    taken = torch.empty(*pattern.shape[:2], 0, dtype=torch.int64, device=pattern.device)
+    columns = []
+    for j in range(pattern.shape[2]):
+        position = rng.integers(pattern[:, :, j], (count - j).clamp(min=1))
+        for i in range(j):
+            position += position >= taken[:, :, i]
+        columns.append(position)
+        taken = torch.cat([taken, position[:, :, None]], 2).sort(2).values
+    return torch.stack(columns, 2).flatten(1)

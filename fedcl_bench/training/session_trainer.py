@@ -1,0 +1,291 @@
+"""Local training on sessions: in a round each client trains a sequential backbone on its next one.
+
+Inputs are a session's items but the last, targets its items but the first, both the last ``max_length`` of them; every
+target has one sampled negative. Where the loss concerns all items (``whole_tables``), each client has a copy of the
+whole item table, and fewer clients are trained at once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
+from .. import rng
+from ..plugin import checks, views
+from ..data.stream import Sessions, Step
+from ..rng import DrawKey, Tables
+from ..plugin.backbone import ITEM
+from ..plugin.method import Encoding
+from ..plugin.state import Snapshot
+from ..core.parallel import even_pieces
+from .sampling import Others, padded
+from ..plugin.sequential import Dropout, Sequence, SequentialBackbone, Targets
+from ..core.tuning import SIZES
+from .tiled_softmax import AllScores
+from .chunk_trainer import ChunkTrainer, Slots, TrainerView, row_penalties
+from .optimisers import stacked_optimiser
+from .compiled_softmax import OwnTables, serve
+from .strategies import Training
+
+
+@dataclass(frozen=True)
+class SessionChunk:
+    """Clients trained together on one session each.
+
+    Attributes:
+        users: int64 ids, shape (C,).
+        sessions: all training sessions.
+        others: the items each client never trains on: what negatives are drawn from.
+        batches: local batches per epoch: a session is one.
+    """
+
+    users: Tensor
+    sessions: Sessions
+    others: Others
+    batches: int = 1
+
+
+def clients_at_once(backbone: SequentialBackbone, n_items: int) -> int:
+    """The most clients of a chunk."""
+    each = sum(math.prod(start.shape) for start in backbone.dense_starts().values())
+    most = SIZES.chunk_parameters
+    if backbone.whole_tables:
+        most = SIZES.chunk_tables
+        each += n_items * sum(math.prod(start.shape) for start in backbone.item_starts(n_items).values())
+    return max(1, min(SIZES.chunk_sessions, most // max(each, 1)))
+
+
+def make_session_chunks(step: Step, users: Tensor, chunk_clients: int = SIZES.chunk_sessions) -> list[SessionChunk]:
+    """Group a round's participants, each of whom has at least one training session, into chunks of equal size."""
+    listed = len(users) * step.n_items <= SIZES.listed_others
+    return [SessionChunk(group, step.sessions["train"], Others.of(padded(step.train, group), step.n_items, listed))
+            for group in even_pieces(users, chunk_clients)]
+
+
+def window(sessions: Sessions, chosen: Tensor, length: int) -> tuple[Tensor, Sequence]:
+    """The last ``length`` + 1 items of some sessions, and what the encoder sees of them as an input sequence.
+
+    Returns:
+        (items of shape (C, length + 1), padded in front with the session's first item; the sequence of the first
+        ``length`` of them).
+    """
+    items, times, real = sessions.tail(chosen, length + 1)
+    inputs = real[:, :-1]
+    return items, Sequence(inputs, times[:, :-1] * inputs, items[:, :-1].where(inputs, -1))
+
+
+def input_rows(backbone: SequentialBackbone, model: Snapshot, users: Tensor, sequence: Sequence) -> Tensor:
+    """The item rows that ``session_vectors`` reads of some users' sequences under the server's table: (C, L + n, d)."""
+    real = sequence.real
+    rows = embedding(sequence.items.clamp(min=0), model.public[ITEM]) * real.unsqueeze(2)
+    memory = {name: table[users] for name, table in model.memory.items()}
+    more = backbone.more_items(memory, sequence)
+    return rows if more is None else torch.cat([rows, embedding(more, model.public[ITEM])], 1)
+
+
+class SessionView(TrainerView, views.LocalSessions):
+    """``views.LocalSessions`` of a trainer's clients."""
+
+    def __init__(self, trainer: "SessionTrainer"):
+        super().__init__(trainer, trainer.draw)
+        self.sequence, self.session = trainer.sequence, trainer.session
+        self.features: Tensor | None = None
+        self.recommendation: Tensor | None = None
+
+    def encode(self) -> Tensor:
+        trainer = self._trainer
+        inputs = trainer.inputs(trainer.slots.sample[:, :self.sequence.real.shape[1]])
+        return self._encoded(inputs, self.sequence, Dropout())
+
+    def encode_next(self, dropout: bool = True) -> Tensor:
+        trainer = self._trainer
+        keys = self.draw.clients("dropout of the next session", self.users) if dropout else None
+        return self._encoded(trainer.inputs(trainer.slots.replay), trainer.next_sequence,
+                             Dropout(keys, trainer.dropped))
+
+    @torch.no_grad()
+    def _encoded(self, inputs: Tensor, sequence: Sequence, dropout: Dropout) -> Tensor:
+        return self._trainer.backbone.encode(self.dense, inputs * sequence.real.unsqueeze(2), sequence, dropout)
+
+
+class SessionTrainer(ChunkTrainer):
+    """Local training of one chunk on the session of a round.
+
+    Args:
+        derived: what every client makes of what it received (see ``SequentialBackbone.derive``).
+    """
+
+    def __init__(self, chunk: SessionChunk, model: Snapshot, training: Training, draw: DrawKey,
+                 derived: Tables | None = None):
+        length, sessions, users = training.backbone.settings.max_length, chunk.sessions, chunk.users
+        self.session = sessions.in_round(users, draw.round)
+        self.items, self.sequence = window(sessions, self.session, length)
+        keys = rng.client_keys(rng.key(draw.seed, "negatives", draw.step, draw.round), users)[:, None]
+        position = torch.arange(length, device=users.device)
+        negatives = chunk.others.at(rng.integers(rng.bits(keys, position), chunk.others.count))
+        negatives = torch.where(self.sequence.real, negatives, self.items[:, :1])
+        replayed = None
+        if training.method.encodes_next_session:
+            following, self.next_sequence = window(sessions, sessions.in_round(users, draw.round + 1), length)
+            replayed = following[:, :-1]
+        layout = Slots.whole if training.backbone.whole_tables else Slots.touched
+        self.sampled = torch.cat([self.items, negatives], 1)
+        memory = {name: table[users] for name, table in model.memory.items()}
+        more = training.backbone.more_items(memory, self.sequence)
+        looked_up = self.sampled if more is None else torch.cat([self.sampled, more], 1)
+        slots = layout(looked_up, length + 1, replayed, model.n_items)
+        self.compiled = serve(training.backbone, training.method, training.settings, model.public)
+        super().__init__(users, slots, model, training, draw)
+        self.derived = {name: table.expand(len(users), *table.shape) for name, table in (derived or {}).items()}
+        # In the latest forward pass, if the loss concerns all items.
+        self.scored: AllScores | OwnTables | None = None
+        self.looked_up: Tensor | None = None  # rows of the samples in that pass
+        self.dropped: tuple[int, ...] = ()  # the entries that each dropout of a forward pass decides about
+
+    def inputs(self, slots: Tensor) -> Tensor:
+        """Item rows at slots (C, n): (C, n, d)."""
+        rows = self.rows[ITEM]
+        return self.gather(slots)[ITEM] if rows.is_contiguous() else embedding(slots, rows[0])
+
+    def _own_copies(self):
+        if not self.compiled:
+            return super()._own_copies()
+        return {name: table.expand(len(self.users), *table.shape) for name, table in self.model.public.items()}
+
+    def train(self) -> Tensor:
+        """Run all local epochs, each one batch: the whole session. Leaves the trained parameters in ``rows``,
+        ``private`` and ``dense``, in ``moved`` what the public ones changed by (all of them, if the clients began with
+        their own), and in ``replaced`` the private ones.
+
+        Returns:
+            Each client's loss averaged over the epochs, shape (C,).
+        """
+        local = SessionView(self)  # not kept here: in a circle they would live until Python looks for such
+        self.method.begin_local(local)
+        self.penalties = row_penalties(self.method, self.rows)
+        loss = self._epochs(local)
+        self.method.end_local(local)
+        self.replaced = self.private
+        for name in self.dense:
+            self.moved[name] = self.dense[name] if name in self.moved else self.dense[name] - self.model.dense[name]
+        for name, rows in self.rows.items():
+            self.moved[name] = self._moved(name, rows)
+        return loss
+
+    def _moved(self, name: str, rows: Tensor) -> Tensor:
+        """What the clients' item rows changed by, (C, slots, ...); they themselves if the clients began with their
+        own."""
+        sent = self.model.public[name]
+        if self.all_rows:
+            return rows if name in self.moved else rows.sub_(sent)
+        if name not in self.moved:
+            rows = rows - embedding(self.slots.items, sent)
+        return rows * self.slots.first_copy.unsqueeze(2)
+
+    def _epochs(self, local: SessionView) -> Tensor:
+        """Update all parameters in place; returns as ``train``."""
+        parameters, step = dict(self.clients) if self.compiled else {**self.clients, **self.rows}, None
+        rates = {**dict.fromkeys(parameters, self.backbone.settings.lr),
+                 **self.backbone.learning_rates(self.n_items, self.draw.round)}
+        if self.compiled:
+            self.scored = OwnTables(self.rows[ITEM], rates[ITEM], self.settings)
+        total = torch.zeros(len(self.users), dtype=torch.float64, device=self.users.device)
+        for epoch in range(self.settings.local_epochs):
+            for value in parameters.values():
+                value.requires_grad_()
+            loss = self._loss(local, epoch)
+            checks.require_gradient(self.backbone, loss)
+            gradients = self._gradients(loss, parameters)
+            if epoch == self.draw.round == 0:
+                of_scores = [self.scored.of_scores] if isinstance(self.scored, OwnTables) else []  # move all item rows
+                checks.check_moved(self.backbone, "encode", [*gradients, *of_scores], parameters.values(), self.users)
+            if step is None:
+                if not self.starts_alone:  # all looked at the server's: fewer numbers to read in the first epoch
+                    self.part_dense()
+                    parameters |= self.dense
+                step = stacked_optimiser(parameters, rates, self.settings)
+            for value in parameters.values():
+                value.requires_grad_(False)
+            step(gradients)
+            total += loss.detach()
+            gradients = None  # their memory is the next epoch's
+        return total / self.settings.local_epochs
+
+    def _loss(self, local: SessionView, epoch: int) -> Tensor:
+        """Each client's loss in an epoch, shape (C,)."""
+        real, length = self.sequence.real, self.sequence.real.shape[1]
+        local.draw = replace(self.draw, batch=epoch)
+        rows = self.looked_up = self._look_up()
+        dropout = Dropout(local.draw.clients("dropout", self.users), self.dropped)
+        inputs, samples = rows[:, :length] * real.unsqueeze(2), self.sampled.shape[1]
+        if rows.shape[1] > samples:  # those of more items come last
+            rows, more = rows.split([samples, rows.shape[1] - samples], 1)
+            inputs = torch.cat([inputs, more], 1)
+        clients = {**self.clients, **self.memory, **self.derived}
+        session = self.backbone.session_vectors(clients, inputs, self.sequence, dropout)
+        hook = "encode" if self.backbone.positionwise else "session_vectors"
+        shape, meaning = self._shape_of_vectors()
+        checks.check_tensor(self.backbone, hook, session.vectors, shape, meaning)
+        local.features = session.vectors
+        outputs = self.method.represent(Encoding(self.users, self.clients, local.features, "train", local.draw))
+        checks.check_tensor(self.method, "represent", outputs, shape, meaning)
+        if isinstance(self.scored, OwnTables):
+            pooling = self.backbone.pooling(outputs, session.mask)
+            self.scored.score(pooling, dropout, self.backbone.candidate_dropout)
+        elif self.all_rows:
+            self.scored = AllScores(self.backbone, outputs, session.mask, self.rows[ITEM], dropout)
+        targets = Targets(rows, self.sampled, real, None if self.scored is None else self.scored.scores, dropout)
+        loss = local.recommendation = self.backbone.session_loss(replace(session, vectors=outputs), targets)
+        checks.check_tensor(self.backbone, "session_loss", loss, (len(real),), "(C,): one number per client")
+        self.dropped = dropout.entries
+        extra = self.method.local_loss(local)
+        if extra is not None:
+            checks.check_tensor(self.method, "local_loss", extra, (len(real),), "(C,): one number per client")
+            loss = loss + extra
+        return loss + self._penalty()
+
+    def _look_up(self) -> Tensor:
+        """The rows of the session's items, of the negatives, and of more items, (C, n, d), differentiable.
+
+        Of whole tables they are cut off, so that the way back does not make a table of them.
+        """
+        rows = self.inputs(self.slots.sample)
+        return rows.detach().requires_grad_() if self.all_rows else rows
+
+    def _gradients(self, loss: Tensor, parameters: Tables) -> list[Tensor | None]:
+        """Gradients of the summed losses with respect to all parameters."""
+        if self.scored is None:
+            return list(torch.autograd.grad(loss.sum(), list(parameters.values()), allow_unused=True))
+        of_scores, = torch.autograd.grad(loss.sum(), [self.scored.scores], retain_graph=True)
+        if isinstance(self.scored, OwnTables):
+            return self._gradients_beside(loss, parameters, of_scores)
+        of_table, of_vectors = self.scored.gradients(of_scores)
+        of_rows, *gradients = torch.autograd.grad(
+            [loss.sum(), self.scored.vectors], [self.looked_up, *parameters.values()], [None, of_vectors],
+            allow_unused=True)
+        index = self.slots.sample.unsqueeze(2).expand_as(self.looked_up)
+        of_table.scatter_add_(1, index, torch.zeros_like(self.looked_up) if of_rows is None else of_rows)
+        item = list(parameters).index(ITEM)
+        gradients[item] = of_table if gradients[item] is None else gradients[item] + of_table
+        return gradients
+
+    def _gradients_beside(self, loss: Tensor, parameters: Tables, of_scores: Tensor) -> list[Tensor | None]:
+        """Gradients of parameters beside the item table, which takes its step here."""
+        own = self.scored
+        of_vectors = own.step(of_scores, self.slots.sample)
+        of_rows, *gradients = torch.autograd.grad(
+            [loss.sum(), own.vectors], [self.looked_up, *parameters.values()], [None, of_vectors], allow_unused=True)
+        own.step_held(torch.zeros_like(self.looked_up) if of_rows is None else of_rows)
+        self.rows[ITEM] = own.table
+        return gradients
+
+    def _shape_of_vectors(self) -> tuple[tuple[int, int, int], str]:
+        """The shape of what ``session_vectors`` makes of these clients' sessions, and its meaning."""
+        backbone, count = self.backbone, len(self.users)
+        if backbone.positionwise:
+            return (count, self.sequence.real.shape[1], backbone.settings.dim), "(C, L, d): one vector per position"
+        return (count, backbone.n_vectors, backbone.settings.dim), "(C, M, d): M vectors of the session"

@@ -1,0 +1,202 @@
+"""Grids and shards on a real Ray cluster of two nodes, one of which is killed; and what is wrong with the command."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import records, same_numbers
+
+from fedcl_bench.cli.grid_view import View
+from fedcl_bench.cli.main import main
+from fedcl_bench.api.progress_bars import Display
+from fedcl_bench.runs.records import Record
+from fedcl_bench.experiments import cluster as joining
+from fedcl_bench.experiments.ray_crew import Runner, lost
+from fedcl_bench.experiments.worker import Job
+
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+pytest.importorskip("ray", reason="needs Ray: pip install '.[ray]'")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks nodes' processes up in /proc")
+CELLS = ["--methods", "ft,kd", "--backbones", "fedmf", "--seeds", "2", "--set", "rounds=6"]
+RUN = ["--method", "f3crec", "--backbone", "fedmf", "--set", "rounds=6", "--set", "precision=float64"]
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    """A cluster whose second node tests kill; they get it anew."""
+    from ray.cluster_utils import Cluster
+
+    small = {"num_cpus": 1, "object_store_memory": 100 << 20}
+    cluster = Cluster(initialize_head=True, head_node_args={**small, "include_dashboard": False})
+    yield cluster, lambda: cluster.add_node(**small)
+    cluster.shutdown()
+
+
+@pytest.fixture
+def second(nodes):
+    """(address of a cluster of two nodes, a function that kills the second and its workers as a power cut would)."""
+    cluster, add = nodes
+    node = add()
+    alive = [True]
+
+    def kill():
+        if alive[0]:
+            alive[0] = False
+            raylet = node.all_processes["raylet"][0].process.pid
+            children = Path(f"/proc/{raylet}/task/{raylet}/children").read_text().split()
+            for pid in (raylet, *map(int, children)):
+                os.kill(pid, signal.SIGKILL)
+            cluster.remove_node(node, allow_graceful=False)
+    yield cluster.address, kill
+    kill()
+
+
+@pytest.mark.long
+def test_a_grid_loses_a_node(second, tmp_path, capsys, monkeypatch):
+    """Both nodes are in a run when one dies: all runs end with the numbers of processes, and none is done twice."""
+    address, kill = second
+    killed = []
+
+    def show(self, board):
+        if not killed and board.count("finished") and len([r for r in board.running if r.at]) == 2:
+            killed.append(True)
+            kill()
+    monkeypatch.setattr(View, "show", show)
+    assert main(["grid", *CELLS, "--ray", address, "--results", str(tmp_path / "ray"), "--json"]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert killed and re.search("of the cluster (was lost|died); another goes on", captured.err)
+    assert found["counts"]["finished"] == 4
+    assert captured.err.count(" finished: ") == 4
+    monkeypatch.undo()
+    for method in ("ft", "kd"):
+        assert main(["--method", method, "--backbone", "fedmf", "--seeds", "2", "--set", "rounds=6", "--quiet",
+                     "--results", str(tmp_path / "alone")]) == 0
+    expected = records(tmp_path / "alone")
+    for name, record in records(tmp_path / "ray").items():
+        same_numbers(record, expected.pop(name))
+    assert not expected and not list((tmp_path / "ray").glob(".ray-*"))
+
+
+@pytest.mark.parametrize("dies", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_a_sharded_run_may_lose_a_node(second, tmp_path, capsys, monkeypatch, dies):
+    """Numbers are those of one process; if a node dies in block 1, the run goes back to block 0's end first."""
+    address, kill = second
+    places, update = [], Display.update
+
+    def watched(self, stream, progress):
+        places.append((progress.step, progress.round))
+        if dies and places[-1] == (1, 3):
+            kill()
+        update(self, stream, progress)
+    monkeypatch.setattr(Display, "update", watched)
+    assert main([*RUN, "--ray", address, "--shards", "2", "--results", str(tmp_path / "ray"), "--json"]) == 0
+    captured = capsys.readouterr()
+    assert bool(re.search("cluster (was lost|died); starting the shards again", captured.err)) == dies
+    assert places == [place for t in range(4) for place in (*((t, r) for r in range(1, 7)), (t + 1, 0))]
+    found = json.loads(captured.out)
+    monkeypatch.undo()
+    assert main([*RUN, "--results", str(tmp_path / "alone"), "--json", "--quiet"]) == 0
+    alone = json.loads(capsys.readouterr().out)
+    for key in ("rounds", "best_round", "bytes", "settings", "hash", "privacy"):
+        assert found[key] == alone[key], key
+    one, other = Record(Path(found["record"])), Record(Path(alone["record"]))
+    assert {path.name for path in one.folder.iterdir()} == {path.name for path in other.folder.iterdir()}
+    for part in ("public", "private"):
+        for name, table in getattr(other.model(), part).items():
+            torch.testing.assert_close(getattr(one.model(), part)[name], table, rtol=0.0, atol=1e-9)
+    users = one.users()
+    assert users.drop(columns="value").equals(other.users().drop(columns="value"))
+    assert (users["value"] - other.users()["value"]).abs().max() <= 1e-9
+
+
+# What is wrong with the command
+
+@pytest.fixture
+def listener():
+    """HOST:PORT where something answers that is no cluster."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def refused(capsys, tmp_path, *arguments):
+    """The message, of one or two lines, of a command with exit status 2 that leaves nothing behind."""
+    results = tmp_path / "results"
+    assert main([*arguments, "--results", str(results), "--quiet"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and len(captured.err.strip().splitlines()) in (1, 2)
+    assert not [path for path in results.rglob("*") if path.is_file()]
+    return captured.err
+
+
+GRID = ["grid", "--methods", "ft", "--backbones", "fedmf"]
+
+
+@pytest.mark.parametrize("command", [GRID, RUN])
+@pytest.mark.parametrize("address, message", [
+    ("127.0.0.1:1", r"--ray 127.0.0.1:1: nothing answers there \(Connection refused\).\nStart a cluster with"),
+    ("nowhere", "--ray: found 'nowhere', accepted: local, or HOST:PORT"),
+    ("host:99999", "--ray: found 'host:99999', accepted"),
+    ("ray://127.0.0.1:10001", "--ray: found 'ray://127.0.0.1:10001', accepted")])
+def test_bad_addresses(capsys, tmp_path, command, address, message):
+    assert re.search(message, refused(capsys, tmp_path, *command, "--ray", address))
+
+
+def test_an_address_of_something_else(capsys, tmp_path, listener, monkeypatch):
+    monkeypatch.setattr(joining, "JOIN", 4.0)
+    assert "what answers there is no Ray cluster" in refused(capsys, tmp_path, *GRID, "--ray", listener)
+
+
+@pytest.mark.parametrize("command", [GRID, RUN])
+def test_ray_is_not_installed(capsys, tmp_path, monkeypatch, command):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert "--ray: Ray is not installed; python -m pip install 'ray>=2.60'" in refused(
+        capsys, tmp_path, *command, "--ray", "local")
+
+
+def test_shards_need_a_cluster(capsys, tmp_path):
+    assert "--shards: needs --ray" in refused(capsys, tmp_path, *RUN, "--shards", "2")
+
+
+@pytest.mark.parametrize("shards", ["0", "two"])
+def test_shards_are_a_number(capsys, shards):
+    assert main([*RUN, "--ray", "local", "--shards", shards]) == 2
+    assert f"found '{shards}', accepted: a whole number from 1" in capsys.readouterr().err
+
+
+def test_what_only_the_cluster_shows(nodes, capsys, tmp_path):
+    """More shards than clients, or threads than cores."""
+    def message(*arguments):
+        return refused(capsys, tmp_path, *arguments, "--ray", nodes[0].address)
+    assert "--shards: found 600, accepted: at most the number of clients, 587" in message(*RUN, "--shards", "600")
+    assert "--threads: found 2, accepted: at most 1, the cores" in message(*RUN, "--threads", "2")
+    assert "--threads: found 2, accepted: at most 1, the cores" in message(*GRID, "--threads", "2")
+
+
+def test_workers_that_lack_something(tmp_path):
+    """A worker refuses a run if it does not see the command's results folder, or has other code."""
+    job = Job("ft", "fedmf", "ml-100k", 0, [], None, tmp_path / "results", (), "")
+    (tmp_path / "proof").touch()
+    (kind, text), = Runner(1, Path.cwd(), tmp_path / "none", joining.versions()).run(job)
+    assert kind == "error" and re.search(f"does not have the results folder {job.results} of this command; share", text)
+    (kind, text), = Runner(1, Path.cwd(), tmp_path / "proof", "fedcl_bench 0").run(job)
+    assert kind == "error" and re.search(r"a worker has fedcl_bench .*, and this command fedcl_bench 0;\ninstall", text)
+    (kind, text), = Runner(1, Path.cwd(), tmp_path / "proof", joining.versions()).run(job)
+    assert (kind, text) == ("error", "its data, plugin or configuration file was changed since the grid began; "
+                                     "start it again.")
+
+
+@pytest.mark.parametrize("text, words", [
+    ("The actor died ... ModuleNotFoundError: No module named 'fedcl_bench'", "could not import fedcl_bench; install"),
+    ("The actor died because its node has died.", "a machine of the cluster was lost"),
+    ("The actor is dead because its process was killed", "a worker of the cluster died")])
+def test_why_a_worker_is_lost(text, words):
+    assert words in lost(RuntimeError(text))

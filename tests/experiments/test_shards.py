@@ -1,0 +1,264 @@
+"""A run whose clients are divided among shards has the numbers of an undivided one, whatever the method, backbone and
+stream. The shards are threads of this process; those of ``test_ray.py`` are workers of a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers import SMALL, STABLE, same_numbers
+
+from fedcl_bench import rng
+from fedcl_bench.data.datasets import load_stream
+from fedcl_bench.core.errors import RunFailed, UserError
+from fedcl_bench.federation.loop import run
+from fedcl_bench.federation.parts import Progress
+from fedcl_bench.runs.config import make_config
+from fedcl_bench.runs.runner import execute
+from fedcl_bench.experiments.partition import check_divisible, divide, progress_part, stream_part, whole_progress
+from fedcl_bench.experiments.shards import TRIES, Conductor, Died, Shard
+
+SESSIONS = {"min_session_length": 5, "min_sessions": 4, "stream": "sessions"}
+TINY = {**SESSIONS, "dim": 8, "max_length": 10, "local_epochs": 1}
+
+
+class Threads:
+    """A group of shards in this process, which may die."""
+
+    def __init__(self, plans, dies=lambda answers: False):
+        self.shards = [Shard() for _ in plans]
+        self.dies, self.answered = dies, 0
+        self.requests = [shard.begin(plan) for shard, plan in zip(self.shards, plans)]
+
+    def answer(self, answers):
+        self.answered += 1
+        if self.dies(self.answered):
+            raise Died("a test's worker died")
+        self.requests = [shard.exchange(answer) for shard, answer in zip(self.shards, answers)]
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def made(registry):
+    """A configuration of two rounds in double precision, and its stream."""
+    def make(method, backbone, **settings):
+        config = make_config(registry, method, backbone, "ml-100k", overrides=[
+            ("test", {"precision": "float64", "rounds": 2, **settings})])
+        return config, load_stream(config.source, config.stream)
+    return make
+
+
+def finish(conductor, config, stream, progress=None):
+    """The whole progress at the end, and the points on the way."""
+    points = []
+    for point in conductor.run(config.federation(stream), progress):
+        points.append((point.step, point.round))
+        if point.step == len(stream.steps):
+            return conductor.whole(point), points
+
+
+def assert_same(found, expected, atol=1e-9):
+    """Two whole progresses of one run: the same people and things, and numbers that differ by rounding only."""
+    def close(a, b):
+        torch.testing.assert_close(a, b, rtol=0.0, atol=atol, equal_nan=True)
+    models = [(found.model, expected.model), (found.best.model, expected.best.model),
+              (found.previous, expected.previous)]
+    for one, other in models:
+        for kind, tables in vars(other).items():
+            here = getattr(one, kind)
+            assert list(here) == list(tables)
+            for table in tables:
+                close(here[table], tables[table])
+    for name in ("client_state", "server_state"):
+        for one, other in ((found, expected), (found.best, expected.best)):
+            state, here = getattr(other, name), getattr(one, name)
+            assert state.keys() == here.keys()
+            for part in state:
+                close(here[part], state[part])
+    for one, other in zip(found.curve, expected.curve, strict=True):
+        assert one.keys() == other.keys()
+        for key in set(one) - {"train_seconds", "evaluate_seconds"}:
+            assert one[key] == pytest.approx(other[key], rel=0.0, abs=atol), key
+    for (t, s, one), (*place, other) in zip(found.tests, expected.tests, strict=True):
+        assert [t, s] == place and torch.equal(one.users, other.users)
+        for metric in other.values:
+            close(one.values[metric], other.values[metric])
+    for (*place, ids, values), (*same, others, wanted) in zip(found.analysis, expected.analysis, strict=True):
+        assert place == same and torch.equal(ids, others)
+        close(values, wanted)
+    assert (found.step, found.round, found.best.round, found.stale) == (
+        expected.step, expected.round, expected.best.round, expected.stale)
+
+
+RUNS = [
+    *[(method, "fedmf", SMALL) for method in ("ft", "spp", "f3crec")],
+    *[pytest.param(method, "fedmf", SMALL, marks=pytest.mark.long) for method in ("kd", "rlp2")],
+    *[("f3crec", backbone, {**SMALL, **STABLE[backbone]}) for backbone in ("fedncf", "fedrap")],
+    *[pytest.param("f3crec", backbone, {**SMALL, **STABLE[backbone]}, marks=pytest.mark.long)
+      for backbone in ("biasmf", "pfedrec")],
+    ("spp", "fedrap", {**SMALL, **STABLE["fedrap"]}),
+    ("f3crec", "fedmf", {**SMALL, "client_ratio": 0.3, "weighting": "interactions"}),
+    ("ft", "fedmf", {**SMALL, "local_epochs": 3, "stragglers": 0.5, "client_dropout": 0.3, "availability": "activity"}),
+    ("reg", "fedncf", {**SMALL, "lr": 0.01, "reset_private": True, "init_from": "best", "upload_noise": 0.001}),
+    ("reg", "fedmf", {**SMALL, "upload_noise": 0.001, "upload_clip": 0.5, "upload_mechanism": "gaussian"}),
+    ("f3crec", "fedmf", {**SMALL, "fold_in": 3}),
+    ("spp", "fedrap", {**SMALL, **STABLE["fedrap"], "fold_in": 3, "fold_in_rounds": 2, "client_ratio": 0.5}),
+    ("ft", "pfedrec", {**SMALL, **STABLE["pfedrec"], "fold_in": 3, "cold_start": "mean"}),
+    ("ft", "fedmf", {**SMALL, "fold_in": 3, "cold_start": "popularity"}),
+    ("ft", "fedmf", {"stream": "static", "dim": 8}),
+    ("ft", "fedmf", {**SMALL, "extra_metrics": "novelty,distance"}),
+    ("ft", "fedmf", {**SESSIONS, "early_session": True, "extra_metrics": "popularity"}),
+    ("ft", "sasrec", {**TINY, "init": "per_client", "client_ratio": 0.5}),
+    ("ft", "dmi-gnn", {**TINY, "loss": "bce", "graph_neighbours": 2}),
+    ("fcucr", "gru4rec", {**TINY, "without": "iupr", "teacher": "previous"}),
+]
+
+
+@pytest.mark.parametrize("method, backbone, settings", RUNS)
+def test_numbers_of_an_undivided_run(made, method, backbone, settings):
+    config, stream = made(method, backbone, **settings)
+    *_, alone = run(config.federation(stream))
+    found, points = finish(Conductor(config, 2, (), Threads), config, stream)
+    assert_same(found, alone)
+    assert len(points) == 3 * len(stream.steps)
+
+
+def test_more_shards_and_a_checkpoint_of_one_process(made):
+    """A run that one process began goes on over three shards, and the other way round."""
+    config, stream = made("f3crec", "fedmf", **SMALL)
+    points = list(run(config.federation(stream)))
+    middle = next(p for p in points if (p.step, p.round) == (2, 1))
+    assert_same(finish(Conductor(config, 3, (), Threads), config, stream, middle)[0], points[-1])
+    conductor = Conductor(config, 3, (), Threads)
+    for point in conductor.run(config.federation(stream), None):
+        if (point.step, point.round) == (2, 1):
+            gathered = conductor.whole(point)
+            assert conductor.whole(point) is gathered
+            assert_same(gathered, middle)
+            break
+    *_, last = run(config.federation(stream), gathered)
+    assert_same(last, points[-1])
+
+
+def test_the_record_is_that_of_any_run(made, tmp_path):
+    """Hash, folder, files and content; and a second command, with or without shards, finds it."""
+    config, stream = made("f3crec", "fedmf", **SMALL)
+    one = execute(config, lambda: stream, tmp_path / "one")
+    other = execute(config, lambda: stream, tmp_path / "other", engine=Conductor(config, 2, (), Threads))
+    assert other.keys() == one.keys()
+    for key in ("rounds", "best_round", "bytes", "settings", "hash", "base_hash", "privacy"):
+        assert other[key] == one[key], key
+    for metric, values in one["matrix"].items():
+        for row, same in zip(other["matrix"][metric], values):
+            assert row == pytest.approx(same, rel=0.0, abs=1e-9)
+    again = execute(config, lambda: stream, tmp_path / "other")
+    assert again["reused"] and again["metrics"] == other["metrics"]
+    assert {path.name for path in (tmp_path / "one").rglob("*")} == {
+        path.name for path in (tmp_path / "other").rglob("*")}
+    same_numbers(other, execute(config, lambda: stream, tmp_path / "third", engine=Conductor(config, 2, (), Threads)))
+
+
+@pytest.mark.parametrize("last_answer", [1, 12])
+def test_lost_shards_start_again_from_what_was_gathered(made, last_answer):
+    """The numbers are those of shards that were never lost, bit for bit, and no round is shown twice."""
+    config, stream = made("f3crec", "fedmf", **SMALL)
+    expected, points = finish(Conductor(config, 2, (), Threads), config, stream)
+    groups, notes = [], []
+
+    def start(plans):
+        groups.append(Threads(plans, (lambda answers: answers == last_answer) if len(groups) < 2 else
+                              lambda answers: False))
+        return groups[-1]
+    conductor = Conductor(config, 2, (), start, notes.append)
+    seen = []
+    for point in conductor.run(config.federation(stream), None):
+        seen.append((point.step, point.round))
+        if point.round == 0:
+            found = conductor.whole(point)
+    assert seen == points and len(groups) == 3 and len(notes) == 2
+    assert notes[0] == "a test's worker died; starting the shards again, from the last state gathered."
+    assert_same(found, expected, atol=0.0)
+
+
+def test_shards_that_die_again_and_again(made):
+    config, stream = made("ft", "fedmf", **SMALL)
+    groups = []
+
+    def start(plans):
+        groups.append(Threads(plans, lambda answers: answers == 2))
+        return groups[-1]
+    with pytest.raises(UserError, match=f"lost {TRIES} times in a row, the last time as a test's worker died"):
+        finish(Conductor(config, 2, (), start), config, stream)
+    assert len(groups) == TRIES
+
+
+def test_errors_of_shards(made, tmp_path):
+    """A run that diverges is marked as failed; another version of the code at a shard is refused."""
+    config, stream = made("reg", "fedmf", **{**SMALL, "rounds": 8}, lambda_reg=1e60)
+    with pytest.raises(RunFailed, match="training diverged in block 1(.|\n)*Marked as failed"):
+        execute(config, lambda: stream, tmp_path, engine=Conductor(config, 2, (), Threads))
+    other = replace(config, method=replace(config.method, digest="edited"))
+    with pytest.raises(UserError, match="a worker has another version of method 'reg'"):
+        finish(Conductor(other, 2, (), Threads), other, stream)
+
+    def elsewhere(plans):
+        return Threads([replace(plan, versions="fedcl_bench 0, torch 1.0") for plan in plans])
+    with pytest.raises(UserError, match="a worker has fedcl_bench .*, and this command fedcl_bench 0, torch 1.0"):
+        finish(Conductor(config, 2, (), elsewhere), config, stream)
+
+
+# Dividing
+
+
+def test_parts_are_all_of_the_stream(ml100k):
+    """Every client is in one part, with its own lists, and the parts have about equally much to train."""
+    names = divide(ml100k, 3)
+    assert torch.equal(torch.cat(names).sort().values, torch.arange(ml100k.steps[-1].n_users))
+    parts = [stream_part(ml100k, some) for some in names]
+    for t, step in enumerate(ml100k.steps):
+        assert sum(part.steps[t].n_users for part in parts) == step.n_users
+        for some, part in zip(names, parts):
+            for split in ("train", "valid", "test"):
+                for user, name in enumerate(some[some < step.n_users].tolist()):
+                    assert torch.equal(part.steps[t].split(split).of(user), step.split(split).of(name))
+    work = [sum(len(step.train.values) for step in part.steps) for part in parts]
+    assert max(work) <= 1.05 * min(work)
+
+
+def test_progress_in_parts_and_together_again(made):
+    config, stream = made("spp", "fedmf", **SMALL)
+    middle = next(p for p in run(config.federation(stream)) if (p.step, p.round) == (2, 1))
+    names = divide(stream, 3)
+    parts = [progress_part(middle, some) for some in names]
+    assert [part.model.n_users for part in parts] == [int((some < stream.steps[2].n_users).sum()) for some in names]
+    assert_same(whole_progress(parts, names, middle), middle, atol=0.0)
+    assert whole_progress([Progress()] * 3, names, Progress()) == Progress()
+
+
+def test_clients_that_go_by_other_names():
+    """They draw as those; rows of tables do not."""
+    keys = rng.client_keys(5, torch.arange(10))
+    with rng.named(torch.tensor([1, 2, 3, 7])):
+        assert torch.equal(rng.client_keys(5, torch.arange(4)), keys[[1, 2, 3, 7]])
+        assert torch.equal(rng.row_keys(5, torch.arange(4)), keys[:4])
+        assert rng.names_of(range(0, 4)) == [range(1, 4), range(7, 8)] and rng.names_of(range(2, 2)) == [range(0)]
+    assert rng.names_of(range(2, 4)) == [range(2, 4)]
+
+
+@pytest.mark.parametrize("method, backbone, settings, message", [
+    ("ft", "gpfedrec", {**SMALL, **STABLE["gpfedrec"]}, "the server of backbone 'gpfedrec' needs every client's item"),
+    ("fcucr", "sasrec", TINY, "the server of method 'fcucr' needs what each client uploads")])
+def test_servers_that_need_more_than_sums(made, method, backbone, settings, message):
+    config, stream = made(method, backbone, **settings)
+    with pytest.raises(UserError, match=message):
+        check_divisible(config.federation(stream))
+
+
+def test_too_many_parts(ml100k):
+    with pytest.raises(UserError, match="--shards: found 588, accepted: at most the number of clients, 587 in block 0"):
+        divide(ml100k, 588)
+    with pytest.raises(UserError, match="found 587; one of so many shards has no client with .* data in block 0"):
+        divide(ml100k, 587)

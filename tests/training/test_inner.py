@@ -1,0 +1,166 @@
+"""Training without copies of item rows against training with them; its mathematics is checked in test_oracle.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import build, train_round, trainer_of, way_of
+
+from fedcl_bench.plugin.backbone import Backbone
+from fedcl_bench.training.factored import Outer
+from fedcl_bench.rng import DrawKey
+from fedcl_bench.core.errors import PluginError
+from fedcl_bench.federation.parameter_growth import grow
+from fedcl_bench.kernels.functional import dot
+from fedcl_bench.plugin.backbone import ITEM, USER
+from fedcl_bench.plugin.method import Method, NoSettings
+from fedcl_bench.plugin.state import Snapshot
+from fedcl_bench.kernels import ops
+from fedcl_bench.training.sampling import Needs, make_chunks
+from fedcl_bench.plugin.local_settings import LocalSettings
+
+FT = Method(NoSettings())
+
+
+@pytest.fixture(scope="module")
+def step(ml100k):
+    return ml100k.steps[0]
+
+
+def start(backbone, step):
+    return grow(Snapshot({}, {}), backbone, 0, step, torch.float64, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", ["fedmf", "fedncf", "pfedrec"])
+def test_whole_block_equals_row_copies(registry, step, name):
+    """Clients with one to five local batches, some of which sit out the last ones of their chunk."""
+    backbone, settings = build(registry, "backbone", name), LocalSettings()
+    model, users = start(backbone, step), torch.arange(step.n_users)
+    copies, inner = (make_chunks(step, users, settings, 32, Needs(inner=kind)) for kind in (False, True))
+    assert not any(chunk.inner for chunk in copies) and all(chunk.inner for chunk in inner)
+    assert any(int(chunk.count.min()) * 5 <= (chunk.batches - 1) * settings.batch_size for chunk in inner)
+    (expected, loss, _), (found, same_loss, _) = (train_round(chunks, model, backbone, FT, settings, 0, 0, 1)
+                                                  for chunks in (copies, inner))
+    assert same_loss == pytest.approx(loss, abs=1e-12)
+    for table, other in zip(found.tables(), expected.tables(), strict=True):
+        torch.testing.assert_close(table, other, atol=1e-12, rtol=1e-12)
+    assert not torch.equal(found.public[ITEM], model.public[ITEM])
+
+
+def test_each_clients_change_equals_row_copies(registry, step):
+    """What observers of a round see."""
+    backbone, settings = build(registry, "backbone", "fedmf"), LocalSettings(batch_size=128)
+    model, users = start(backbone, step), torch.arange(0, step.n_users, 40)
+    changes = []
+    for inner in (False, True):
+        found = torch.zeros(step.n_users, step.n_items, 32, dtype=torch.float64)
+        chunks = make_chunks(step, users, settings, 32, Needs(inner=inner))
+        train = trainer_of(chunks, model, backbone, FT, settings, DrawKey(0, 0, 1))
+        for trained in map(train, chunks):
+            found[trained.users] = trained.changes(model, backbone)[ITEM]
+        changes.append(found)
+    torch.testing.assert_close(changes[1], changes[0], atol=1e-13, rtol=1e-12)
+    assert float(changes[0].abs().max()) > 1e-3
+
+
+def test_result_does_not_depend_on_chunks(registry, step):
+    backbone, settings = build(registry, "backbone", "pfedrec"), LocalSettings(batch_size=64)
+    model, users = start(backbone, step), torch.arange(0, step.n_users, 10)
+    results = []
+    for elements in (1, 1 << 14, 1 << 20):
+        chunks = make_chunks(step, users, settings, 32, Needs(inner=True, chunk_elements=elements))
+        results.append((len(chunks), train_round(chunks, model, backbone, FT, settings, 0, 0, 0)[0]))
+    assert results[0][0] == len(users) > results[1][0] > results[2][0]
+    for _, found in results[1:]:
+        for table, expected in zip(found.tables(), results[0][1].tables(), strict=True):
+            torch.testing.assert_close(table, expected, atol=1e-12, rtol=1e-12)
+
+
+def test_outer_products():
+    """Two updates of two clients' tables of three items, d = 2."""
+    steps = (torch.tensor([[1.0, 0.0, 2.0], [0.0, 3.0, 0.0]]), torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]))
+    vectors = (torch.tensor([[1.0, 2.0], [1.0, 0.0]]), torch.tensor([[0.0, 1.0], [5.0, 7.0]]))
+    outer = Outer(torch.zeros(3, 2), None, torch.stack(steps, 2), torch.stack(vectors, 1))
+    rows = torch.tensor([[[1.0, 2.0], [0.0, 1.0], [2.0, 4.0]], [[5.0, 7.0], [3.0, 0.0], [0.0, 0.0]]])
+    assert torch.equal(outer.rows(), rows)
+    for some, expected in ((outer, rows.sum(0)), (outer.scaled(torch.tensor([2.0, -1.0])), 2.0 * rows[0] - rows[1])):
+        total = torch.ones(3, 2)
+        some.add_to(total)
+        assert torch.equal(total, 1.0 + expected)
+    assert torch.equal(outer.scaled(torch.tensor([2.0, -1.0])).rows()[1], -rows[1])
+    assert torch.equal(outer[1:].rows(), rows[1:])
+
+
+def test_what_needs_row_copies(registry, step):
+    fedmf, ncf = build(registry, "backbone", "fedmf"), build(registry, "backbone", "fedncf", hidden=(4,))
+
+    class Scaled(type(fedmf)):
+        def score(self, clients, rows):
+            return 2.0 * dot(clients[USER], rows[ITEM])
+
+    class Penalised(type(fedmf)):
+        def regulariser(self, clients, rows, weights, served, round_):
+            return rows[ITEM].square().sum((1, 2))
+
+    plain, reg = LocalSettings(), build(registry, "method", "reg")
+    off = build(registry, "method", "reg", lambda_reg=0.0)
+    reg.server_state = start(fedmf, step).public
+    cases = {"inner": (fedmf, FT, plain, True), "adam": (fedmf, FT, LocalSettings(optimiser="adam"), False),
+             "penalty": (fedmf, reg, plain, False), "no penalty": (fedmf, off, plain, True),
+             "hidden": (ncf, FT, plain, False),
+             "score": (Scaled(fedmf.settings), FT, plain, False),
+             "regulariser": (Penalised(fedmf.settings), FT, plain, False)}
+    for name, (backbone, method, settings, expected) in cases.items():
+        assert way_of(backbone, method, start(backbone, step), settings).factored == expected, name
+
+
+@pytest.fixture
+def uncompiled(monkeypatch):
+    monkeypatch.setattr(ops, "why_not", lambda: "switched off")
+
+
+def test_few_samples_among_many_items_keep_row_copies(step, uncompiled):
+    """A client with one positive has 5 samples; 1,136 items are more than 16 times as many."""
+    light = (step.train.lengths > 0).nonzero().flatten()
+    chunks = make_chunks(step, light, LocalSettings(), 32, Needs(inner=True, chunk_elements=1))
+    dense = {int(chunk.count): chunk.dense for chunk in chunks}
+    least = -(-step.n_items // (16 * 5))
+    assert all(found == (count >= least) for count, found in dense.items() if count <= 102)
+
+
+@pytest.mark.skipif(ops.why_not() is not None, reason=f"no compiled kernels: {ops.why_not()}")
+def test_few_samples_among_many_items_are_read_in_place(step):
+    """The same with kernels, which need no copies; 1,136 items are more than 3 times as many as 375 samples."""
+    chunks = make_chunks(step, (step.train.lengths > 0).nonzero().flatten(), LocalSettings(), 32,
+                         Needs(inner=True, chunk_elements=1))
+    assert all(chunk.inner for chunk in chunks if chunk.batches <= 4)
+    assert all(chunk.dense == (int(chunk.count) >= 76) for chunk in chunks if chunk.batches <= 4)
+    many = make_chunks(step, (step.train.lengths > 0).nonzero().flatten(), LocalSettings(local_epochs=33), 32,
+                       Needs(inner=True))
+    assert not any(chunk.inner for chunk in many)  # every update would be kept
+
+
+@pytest.mark.parametrize("factors,message", [
+    (lambda user: (torch.cat([user, user], 1), None), r"factors returned .*\s*expected .* of shape \(8, 32\)"),
+    (lambda user: (user, user.sum(1)), r"factors returned .*\s*expected .* of shape \(8, 1\)"),
+    (lambda user: (user.detach(), None), "cut off from all parameters")])
+def test_wrong_factors_are_told(registry, step, factors, message):
+    """Before kernels read them as if they were right."""
+    fedmf = build(registry, "backbone", "fedmf")
+
+    class Wrong(type(fedmf)):
+        def factors(self, clients):
+            return factors(clients[USER])
+
+    backbone, settings, users = Wrong(fedmf.settings), LocalSettings(), torch.arange(8)
+    chunks = make_chunks(step, users, settings, 32, Needs(inner=True, samples_only=True))
+    with pytest.raises(PluginError, match=message):
+        train_round(chunks, start(backbone, step), backbone, FT, settings, 0, 0, 0)
+
+
+def test_backbone_without_score_is_told():
+    class Neither(Backbone):
+        name = "neither"
+
+    with pytest.raises(NotImplementedError, match="backbone 'neither' has neither score"):
+        Neither(None).score({}, {ITEM: torch.zeros(1, 1, 1)})

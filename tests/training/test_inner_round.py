@@ -1,0 +1,310 @@
+"""Clients' whole round in one call of compiled kernels against the same local batch by local batch, to the bit."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import subprocess
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from helpers import ROOT, build, train_round, trainer_of, way_of
+from hypothesis import given, settings, strategies as st
+
+from fedcl_bench.core import parallel
+from fedcl_bench.data.stream import Step
+from fedcl_bench.data.synth import World, as_step
+from fedcl_bench.rng import DrawKey
+from fedcl_bench.core.errors import PluginError
+from fedcl_bench.federation import round as rounds
+from fedcl_bench.federation.parameter_growth import grow
+from fedcl_bench.plugin.backbone import ITEM, USER
+from fedcl_bench.plugin.method import Method, NoSettings
+from fedcl_bench.plugin.state import Snapshot
+from fedcl_bench.kernels import ops, library
+from fedcl_bench.training.sampling import Needs, make_chunks
+from fedcl_bench.plugin.local_settings import LocalSettings
+from fedcl_bench.core.tuning import SIZES
+from fedcl_bench.stats.clip_noise import Protection
+from fedcl_bench.testing.worlds import ragged
+
+pytestmark = pytest.mark.skipif(ops.why_not() is not None, reason=f"no compiled kernels: {ops.why_not()}")
+FT, PLACE = Method(NoSettings()), DrawKey(3, 1, 2)
+
+
+@pytest.fixture(scope="module")
+def step():
+    return as_step(World(150, 120, per_user=25.0, activity=1.0))
+
+
+def start(backbone, step, dtype=torch.float32):
+    """Parameters that differ between clients, and are large enough for losses to differ."""
+    model = grow(Snapshot({}, {}), backbone, 0, step, torch.float64, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(1)
+
+    def noisy(tables):
+        return {name: (table + 0.3 * torch.randn(table.shape, generator=generator, dtype=torch.float64)).to(dtype)
+                for name, table in tables.items()}
+
+    return Snapshot(noisy(model.public), noisy(model.private))
+
+
+def both_ways(step, backbone, local, model, **options):
+    """A round in one call per chunk, and local batch by local batch."""
+    chunks = make_chunks(step, torch.arange(step.n_users), local, 32,
+                         Needs(inner=True, samples_only=True, chunk_elements=1 << 15))
+    assert all(chunk.inner and not chunk.dense for chunk in chunks)
+    calls, results = [], []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ops, "inner_round", lambda *arguments, call=ops.inner_round:
+                      calls.append(len(calls)) or call(*arguments))
+        results.append(train_round(chunks, model, backbone, FT, local, 3, 1, 2, **options))
+        assert len(calls) == len(chunks)
+        patch.setattr(rounds, "plan_of", lambda *_: None)
+        results.append(train_round(chunks, model, backbone, FT, local, 3, 1, 2, **options))
+        assert len(calls) == len(chunks)
+    return results
+
+
+def same(results):
+    (found, loss, _), *others = results
+    for expected, same_loss, _ in others:
+        assert loss == same_loss
+        for table, other in zip(found.tables(), expected.tables(), strict=True):
+            assert torch.equal(table, other)
+    return found
+
+
+@pytest.mark.parametrize("backbone", ["fedmf", "pfedrec"])
+@pytest.mark.parametrize("local", [{}, {"batch_size": 40}, {"batch_size": 7, "local_epochs": 2},
+                                   {"batch_size": 1000, "local_epochs": 3, "negatives": 1},
+                                   {"batch_size": 33, "negative_pool": "untouched"}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dim", [5, 32])
+def test_one_call_equals_local_batches(registry, step, monkeypatch, backbone, local, dtype, dim):
+    monkeypatch.setattr(SIZES, "most_updates", 1 << 30)
+    backbone, local = build(registry, "backbone", backbone, dim=dim), LocalSettings(**local)
+    model = start(backbone, step, dtype)
+    found = same(both_ways(step, backbone, local, model))
+    assert float((found.public[ITEM] - model.public[ITEM]).abs().max()) > 1e-3
+
+
+def test_numbers_do_not_depend_on_how_clients_are_cut_into_chunks(registry, step, monkeypatch):
+    """Losses too; every chunk has an even share of the samples, but for the last."""
+    backbone, local = build(registry, "backbone", "fedmf"), LocalSettings(batch_size=50)
+    model, users = start(backbone, step), torch.arange(step.n_users)
+    results = []
+    for least in (1 << 20, 1):
+        monkeypatch.setattr(SIZES, "least_of_calls", least)
+        chunks = make_chunks(step, users, local, 32, Needs(inner=True, samples_only=True, fused=True))
+        results.append(train_round(chunks, model, backbone, FT, local, 3, 1, 2))
+    samples = [5 * int(chunk.count.sum()) for chunk in chunks]
+    assert len(chunks) >= SIZES.chunks_of_calls > 1 and max(samples) < 1.5 * sum(samples) / SIZES.chunks_of_calls
+    same(results)
+
+
+def test_private_tables_may_lie_in_memory_as_they_like(registry, step):
+    backbone, local = build(registry, "backbone", "fedmf"), LocalSettings(batch_size=50)
+    model = start(backbone, step)
+    other = replace(model, private={USER: model.private[USER].T.contiguous().T})
+    assert not other.private[USER].is_contiguous()
+    expected, found = same(both_ways(step, backbone, local, model)), same(both_ways(step, backbone, local, other))
+    assert torch.equal(found.private[USER], expected.private[USER])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("backbone", ["fedmf", "pfedrec"])
+def test_any_number_of_threads_and_some_of_the_users(registry, step, backbone, threads):
+    """Those who are not there keep their parameters."""
+    backbone, local = build(registry, "backbone", backbone, dim=5), LocalSettings(batch_size=50)
+    wide = replace(step, n_items=30_000)
+    model, users = start(backbone, wide), torch.arange(0, step.n_users, 2)
+    chunks = make_chunks(wide, users, local, 5, Needs(inner=True, samples_only=True))
+    alone = train_round(chunks, model, backbone, FT, local, 3, 1, 2)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with parallel.workers():
+            for _ in range(20):
+                same([alone, train_round(chunks, model, backbone, FT, local, 3, 1, 2)])
+    finally:
+        torch.set_num_threads(before)
+    for name, table in alone[0].private.items():
+        assert torch.equal(table[1::2], model.private[name][1::2])
+        assert not (table[users] == model.private[name][users]).flatten(1).all(1).any()
+
+
+def test_one_call_without_memory(registry, step, monkeypatch):
+    backbone, local = build(registry, "backbone", "fedmf"), LocalSettings(batch_size=50)
+    model = start(backbone, step)
+    chunks = make_chunks(step, torch.arange(step.n_users), local, 32, Needs(inner=True, samples_only=True))
+    full = {name: function._replace(call=lambda *_: -1) if name == "inner_round_float" else function
+            for name, function in library._loaded().items()}
+    monkeypatch.setattr(library, "_loaded", lambda: full)
+    with pytest.raises(MemoryError, match="^no memory for inner_round_float with .*'P': "):
+        train_round(chunks, model, backbone, FT, local, 3, 1, 2)
+
+
+@pytest.mark.parametrize("lacking, expected", [
+    ("items", r"the model has 60 rows of items and 150 of users, its clients need 120 and 150"),
+    ("users", r"the model has 120 rows of items and 149 of users, its clients need 120 and 150")])
+def test_a_model_lacking_rows_is_told(registry, step, lacking, expected):
+    """Every row that clients look up is there before they are trained."""
+    backbone, local = build(registry, "backbone", "fedmf"), LocalSettings(batch_size=50)
+    model = start(backbone, step)
+    chunks = make_chunks(step, torch.arange(step.n_users), local, 32, Needs(inner=True, samples_only=True))
+    less = (replace(model, public={ITEM: model.public[ITEM][:60].clone()}) if lacking == "items" else
+            replace(model, private={USER: model.private[USER][:149].clone()}))
+    with pytest.raises(ValueError, match=expected):
+        train_round(chunks, less, backbone, FT, local, 3, 1, 2)
+
+
+def test_clipped_and_weighted(registry, step):
+    """What comes after training sees the same changes, in another order of slots."""
+    backbone, local = build(registry, "backbone", "pfedrec"), LocalSettings(batch_size=50)
+    model, weights = start(backbone, step, torch.float64), step.train.lengths.double()
+    (found, *_), (expected, *_) = both_ways(step, backbone, local, model, weights=weights,
+                                            protection=Protection(clip=0.5))
+    for table, other in zip(found.tables(), expected.tables(), strict=True):
+        torch.testing.assert_close(table, other, rtol=1e-12, atol=1e-12)
+    free = same(both_ways(step, backbone, local, model, weights=weights))
+    assert float((free.public[ITEM] - found.public[ITEM]).abs().max()) > 1e-3
+
+
+def test_own_copies_of_item_tables(registry, step):
+    backbone, local = build(registry, "backbone", "pfedrec", eval_item_table="local"), LocalSettings(batch_size=50)
+    model = replace(start(backbone, step), local={ITEM: torch.zeros(step.n_users, step.n_items, 32)})
+    found = same(both_ways(step, backbone, local, model))
+    assert float(found.local[ITEM].abs().min(2).values.min(1).values.max()) > 0.0
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 11), min_size=1, max_size=9), min_size=1, max_size=6), st.integers(1, 60),
+       st.integers(1, 3), st.integers(1, 3))
+def test_any_lists(registry, lists, size, epochs, negatives):
+    """Repeated positives, and slots that are the items of all samples."""
+    train, nobody = ragged(*lists), ragged(*[[] for _ in lists])
+    step = Step(0, len(lists), 12, 0, 0, sum(map(len, lists)), train=train, valid=nobody, test=nobody)
+    backbone = build(registry, "backbone", "fedmf", dim=3)
+    local = LocalSettings(batch_size=size, local_epochs=epochs, negatives=negatives)
+    model, users = start(backbone, step, torch.float64), torch.arange(len(lists))
+    chunks = make_chunks(step, users, local, 3, Needs(inner=True, samples_only=True))
+    way = way_of(backbone, FT, model, local)
+    for chunk in chunks:
+        if chunk.dense or not chunk.inner:  # more updates than are kept apart
+            continue
+        train_all = trainer_of([chunk], model, backbone, FT, local, DrawKey(0, 1, 0))
+        trained = train_all(chunk)
+        slots = trained.slots
+        for row, user in enumerate(chunk.users.tolist()):
+            own, width = len(lists[user]), chunk.positives.shape[1]
+            held = int(slots.first_copy[row].sum())
+            items = slots.items[row].gather(0, slots.sample[row])
+            assert items[:own].tolist() == lists[user]
+            negative = items[width:width + own * negatives].tolist()
+            assert not set(negative) & set(lists[user])
+            assert sorted(slots.items[row, :held].tolist()) == sorted({*lists[user], *negative})
+            assert slots.first_copy[row].tolist() == [True] * held + [False] * (len(slots.items[row]) - held)
+            assert set(slots.items[row][slots.positive[row]].tolist()) == set(lists[user])
+    assert (way.layout.vector, way.layout.constant) == (USER, None)
+
+
+def changed(backbone, **attributes):
+    """A backbone of a class derived from this one's."""
+    return type("Changed", (type(backbone),), attributes)(backbone.settings)
+
+
+def test_what_needs_local_batches(registry, step):
+    """Whatever looks at parameters in training or adds to it, and factors that are made of parameters."""
+    fedmf, pfedrec, ncf = (build(registry, "backbone", name) for name in ("fedmf", "pfedrec", "fedncf"))
+    plain = LocalSettings()
+
+    class Flipped(torch.autograd.Function):
+        """Itself, whose gradient is not."""
+
+        @staticmethod
+        def forward(ctx, value):
+            return value.view_as(value)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return -gradient
+
+    class Looks(Method):
+        def end_local(self, local):
+            pass
+
+    class Adds(Method):
+        def local_loss(self, batch):
+            return batch.scores.sum(1)
+
+    class Replays(Method):
+        def replayed_items(self, users, draw):
+            return torch.zeros(len(users), 1, dtype=torch.int64)
+
+    cases = {"fedmf": (fedmf, FT, plain, True), "pfedrec": (pfedrec, FT, plain, True),
+             "fedncf": (ncf, FT, plain, False),
+             "early end": (fedmf, FT, LocalSettings(tolerance=0.1), False),
+             "distinct": (fedmf, FT, LocalSettings(negative_draw="distinct"), False),
+             "end_local": (fedmf, Looks(NoSettings()), plain, False),
+             "local_loss": (fedmf, Adds(NoSettings()), plain, False),
+             "replayed": (fedmf, Replays(NoSettings()), plain, False),
+             "loss": (changed(fedmf, loss=lambda self, s, y, w: (s * w).sum(1)), FT, plain, False),
+             "scaled": (changed(fedmf, factors=lambda self, c: (2.0 * c[USER], None)), FT, plain, False),
+             "detached": (changed(fedmf, factors=lambda self, c: (c[USER].detach(), None)), FT, plain, False),
+             "flipped": (changed(fedmf, factors=lambda self, c: (Flipped.apply(c[USER]), None)), FT, plain, False),
+             "pull": (changed(fedmf, pull=lambda self, n_items: 0.1), FT, plain, False)}
+    for name, (backbone, method, local, expected) in cases.items():
+        assert way_of(backbone, method, start(backbone, step), local).fused == expected, name
+    more = start(fedmf, step)
+    more.private["another"] = torch.zeros(step.n_users, 1)
+    assert not way_of(fedmf, FT, more, plain).fused
+
+
+def test_dead_clients_are_told(registry, step):
+    backbone = build(registry, "backbone", "fedmf")
+    model = start(backbone, step)
+    model.public[ITEM].zero_()
+    model.private[USER][7] = 0.0
+    model.private[USER][:7] = 0.0
+    dead = changed(backbone, learning_rates=lambda self, n_items, round_=0, batch=0: {USER: 0.0, ITEM: 0.0})
+    chunks = make_chunks(step, torch.arange(8), LocalSettings(), 32, Needs(inner=True, samples_only=True))
+    model.private[USER][7] = 1.0
+    with pytest.raises(PluginError, match=r"leaves 1 of . clients \(user 7 first\) without gradient"):
+        train_round(chunks, model, dead, FT, LocalSettings(), 0, 0, 0)
+
+
+@pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="names processors of this kind")
+@pytest.mark.parametrize("processor", ["x86-64", "x86-64-v3", "x86-64-v4"])  # registers of 16, 32 and 64 bytes
+def test_numbers_do_not_depend_on_the_width_of_registers(registry, step, monkeypatch, tmp_path, processor):
+    needed = {"x86-64": "", "x86-64-v3": "avx2", "x86-64-v4": "avx512vl"}[processor]
+    if needed and needed not in library.processor():
+        pytest.skip(f"this processor has no {needed}")
+    items = torch.randint(step.n_items, (step.n_users, 50), generator=torch.Generator().manual_seed(1))
+    local = LocalSettings(batch_size=70)
+    chunks = make_chunks(step, torch.arange(step.n_users), local, 32, Needs(inner=True, samples_only=True))
+
+    def numbers():
+        for dim, dtype in product((20, 32), (torch.float32, torch.float64)):
+            backbone = build(registry, "backbone", "fedmf", dim=dim)
+            model = start(backbone, step, dtype)
+            trained, *_ = train_round(chunks, model, backbone, FT, local, 3, 1, 2)
+            yield from trained.tables()
+            table = model.public[ITEM]
+            scores = ops.row_products(table, items, model.private[USER], None)
+            yield from (scores, ops.row_sums(table, items, scores))
+            if dtype == torch.float32:
+                yield from ops.weighted_bce(scores, scores.sigmoid(), scores.square())
+
+    expected = list(numbers())
+    built = tmp_path / "kernels.so"
+    subprocess.run([*os.environ.get("CC", "cc").split(), "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-Wno-psabi",
+                    '-DSOURCES=""', f"-march={processor}", str(ROOT / "fedcl_bench/ops/kernels.c"), "-o", str(built),
+                    "-lm"], check=True)
+    loaded = dict(library.functions(ctypes.CDLL(str(built))))
+    monkeypatch.setattr(library, "_loaded", lambda: loaded)
+    for found, number in zip(numbers(), expected, strict=True):
+        assert torch.equal(found, number)

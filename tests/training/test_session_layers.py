@@ -1,0 +1,190 @@
+"""Layers of session clients, written in few passes: they equal PyTorch's own, with gradients, client by client."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from helpers import build, train_round
+
+from fedcl_bench import rng
+from fedcl_bench.plugin import sequential
+from fedcl_bench.training.chunk_trainer import ChunkTrainer
+from fedcl_bench.training.optimisers import stacked_optimiser
+from fedcl_bench.training.session_trainer import make_session_chunks
+from fedcl_bench.federation.parameter_growth import grow
+from fedcl_bench.kernels.functional import attention, layer_norm, linear
+from fedcl_bench.plugin.state import Snapshot
+from fedcl_bench.core.parallel import even_pieces
+from fedcl_bench.plugin.local_settings import LocalSettings
+from fedcl_bench.plugin.sequential import Dropout
+from fedcl_bench.core.tuning import SIZES
+from fedcl_bench.testing.worlds import session_log, session_stream
+
+C, N, D = 3, 5, 4
+
+
+def randn(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
+
+
+def same(found, expected, inputs):
+    """Values and, for one random direction, gradients."""
+    direction = randn(*found.shape)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    for ours, theirs in zip(*(torch.autograd.grad((out * direction).sum(), inputs) for out in (found, expected))):
+        torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("with_constant", [True, False])
+def test_linear_layers(with_bias, with_constant):
+    x, constant = randn(C, N, D).requires_grad_(), randn(C, N, 2) if with_constant else None
+    weight = randn(C, 6, D + 2 * with_constant).requires_grad_()
+    bias = randn(C, 6).requires_grad_() if with_bias else None
+    whole = x if constant is None else torch.cat([x, constant], 2)
+    expected = torch.stack([torch.nn.functional.linear(whole[c], weight[c], bias[c] if with_bias else None)
+                            for c in range(C)])
+    same(linear(x, weight, bias, constant), expected, [x, weight] + ([bias] if with_bias else []))
+
+
+@pytest.mark.parametrize("with_constant", [True, False])
+def test_a_layer_that_is_still_one_for_all_has_a_gradient_per_client(with_constant):
+    x, constant = randn(C, N, D), randn(C, N, 2) if with_constant else None
+    one, bias = randn(6, D + 2 * with_constant), randn(6)
+    results = []
+    for make in (torch.Tensor.detach, torch.clone):  # a view of one layer, and each client's copy of it
+        own = [make(value.expand(C, *value.shape)).requires_grad_() for value in (one, bias)]
+        inputs = x.clone().requires_grad_()
+        out = linear(inputs, *own, constant)
+        results.append([out, *torch.autograd.grad((out * randn(*out.shape)).sum(), [inputs, *own])])
+    assert results[0][2].shape == (C, *one.shape)
+    for ours, theirs in zip(*results):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_layer_normalisation():
+    x, weight, bias = (randn(*shape).requires_grad_() for shape in ((C, N, D), (C, D), (C, D)))
+    expected = torch.stack([torch.nn.functional.layer_norm(x[c], (D,), weight[c], bias[c], 1e-8) for c in range(C)])
+    same(layer_norm(x, weight, bias, 1e-8), expected, [x, weight, bias])
+
+
+@pytest.mark.parametrize("per_client", [False, True])
+def test_attention_weights(per_client):
+    scores = (100.0 * randn(C, 1, N, N)).requires_grad_()  # of a size whose exponential overflows
+    masked = torch.ones(N, N, dtype=torch.bool).triu(1)
+    if per_client:
+        masked = masked | (torch.arange(N) < torch.arange(C)[:, None, None, None]) & ~torch.eye(N, dtype=torch.bool)
+    found = attention(scores, masked, 0.5)
+    assert bool((found[masked.expand_as(found)] == 0.0).all())
+    same(found, (0.5 * scores).masked_fill(masked, -torch.inf).softmax(3), [scores])
+
+
+def test_dropout_drawn_ahead_is_the_same(monkeypatch):
+    keys = rng.client_keys(rng.key(7, "dropout"), torch.arange(C))
+    calls = [(randn(C, 2, 3), 0.2), (randn(C, 9), 0.5), (randn(C, 4, 4), 0.0), (randn(C, 1), 0.2)]
+
+    def run(ahead):
+        dropout = Dropout(keys, ahead)
+        return [dropout(x, share) for x, share in calls], dropout.entries
+
+    expected, entries = run(())
+    assert entries == (6, 9, 1)
+    for ahead in (entries, (6, 8, 1), (6,), (6, 9, 1, 5)):  # as it comes, other than expected, fewer, more
+        found, again = run(ahead)
+        assert again == entries and all(torch.equal(a, b) for a, b in zip(found, expected))
+    drawn = []
+    monkeypatch.setattr(sequential, "_patterns", lambda *call: drawn.append(call[1:]) or [])
+    Dropout(keys, entries), Dropout(keys, (SIZES.dropped, 1)), Dropout(None, entries)
+    assert drawn == [(0, entries)]
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_local_optimisers(optimiser, dtype):
+    """On parameters of several rates, one of which has no gradient at times."""
+    settings, steps = LocalSettings(optimiser, adam_beta2=0.98), 4
+    rates = {"a": 0.1, "b": 0.2, "c": 0.1}
+    start = {name: randn(C, 7 + k, D).to(dtype) for k, name in enumerate(rates)}
+    gradients = [{name: 10.0 ** (3 * k - 6) * randn(k + 1, *value.shape)[k]
+                  for name, value in start.items()} for k in range(steps)]
+    found = {name: value.clone() for name, value in start.items()}
+    step = stacked_optimiser(found, rates, settings)
+    for k, of_all in enumerate(gradients):
+        step([None if name == "c" and k % 2 == 0 else of_all[name].to(dtype) for name in found])
+    for name, value in start.items():
+        expected = value.to(torch.float64, copy=True).requires_grad_()
+        kind = torch.optim.Adam([expected], rates[name], (0.9, 0.98)) if optimiser == "adam" else torch.optim.SGD(
+            [expected], rates[name])
+        for k, of_all in enumerate(gradients):
+            expected.grad = of_all[name] if name != "c" or k % 2 else torch.zeros_like(expected)
+            kind.step()
+        near = 1e-5 if dtype == torch.float32 else 1e-12
+        torch.testing.assert_close(found[name].double(), expected.detach(), rtol=near, atol=near)
+        assert found[name].grad is None and not torch.equal(found[name], value)
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3, 5])
+def test_steps_of_a_client_do_not_depend_on_who_is_beside_it(clients):
+    """Its last numbers may fill a register or not; a parameter may have fewer numbers than that."""
+    generator = torch.Generator().manual_seed(0)
+    start = {"a": torch.randn(6, 7, generator=generator), "b": torch.randn(6, 1, generator=generator)}
+    gradients = [{name: torch.randn(value.shape, generator=generator) for name, value in start.items()}
+                 for _ in range(4)]
+
+    def trained(part):
+        found = {name: value[part].clone() for name, value in start.items()}
+        step = stacked_optimiser(found, dict.fromkeys(found, 0.1), LocalSettings("adam", adam_beta2=0.98))
+        for of_all in gradients:
+            step([gradient[part] for gradient in of_all.values()])
+        return found
+
+    together = trained(slice(None))
+    for name, value in trained(slice(6 - clients, None)).items():
+        assert torch.equal(value, together[name][6 - clients:])
+
+
+@pytest.mark.parametrize("number, at_most, sizes", [
+    (877, 256, [220, 219, 219, 219]), (64, 256, [64]), (65, 256, [33, 32]), (3, 1, [1, 1, 1]), (5, 2, [2, 1, 1, 1]),
+    (0, 4, [0])])
+def test_even_pieces(number, at_most, sizes):
+    pieces = even_pieces(torch.arange(number), at_most)
+    assert [len(piece) for piece in pieces] == sizes
+    assert torch.cat(list(pieces)).tolist() == list(range(number))
+
+
+def test_a_chunk_is_freed_with_its_round(registry):
+    """At once, not when Python next looks for circles: its parameters, gradients and moments are most of the memory."""
+    step = session_stream(session_log(40), 40).steps[0]
+    backbone, method = build(registry, "backbone", "sasrec", dim=6, max_length=5), build(registry, "method", "fcucr")
+    model = grow(Snapshot({}, {}), backbone, 5, step, torch.float32, torch.device("cpu"), method)
+    method.begin_round(step, 0, backbone)
+    gc.collect()
+    gc.disable()
+    try:
+        train_round(make_session_chunks(step, torch.arange(step.n_users)), model, backbone, method,
+                    LocalSettings("adam"), 5, 0, 0)
+        assert not [entry for entry in gc.get_objects() if issubclass(type(entry), ChunkTrainer)]
+    finally:
+        gc.enable()
+
+
+def test_private_parameters_of_those_who_sit_out_stay(registry):
+    step = session_stream(session_log(40), 40).steps[0]
+    backbone = build(registry, "backbone", "sasrec", dim=6, max_length=5)
+    method = build(registry, "method", "fcucr", head_size=5)
+    model = grow(Snapshot({}, {}), backbone, 5, step, torch.float64, torch.device("cpu"), method)
+    before = {name: table.clone() for name, table in model.private.items()}
+    users, chunks = torch.tensor([1, 2, 4]), []
+    out = [user for user in range(step.n_users) if user not in users.tolist()]
+    method.begin_round(step, 0, backbone)
+    after, _, _ = train_round(make_session_chunks(step, users), model, backbone, method, LocalSettings("adam"), 5, 0, 0,
+                              observe=chunks.append)
+    trained, = chunks
+    assert set(after.private) == set(trained.private) == set(before) and len(out) == step.n_users - 3 > 0
+    for name, table in after.private.items():
+        assert torch.equal(model.private[name], before[name])
+        assert torch.equal(table[out], before[name][out])
+        assert torch.equal(table[users], trained.private[name])
+        assert bool((table[users] != before[name][users]).flatten(1).any(1).all())
