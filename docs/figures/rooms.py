@@ -38,7 +38,7 @@ def imports() -> dict[str, set[str]]:
         parts = file.relative_to(PACKAGE).with_suffix("").parts
         if parts[0] not in ("__init__", "__main__"):
             source = parts[0]
-            rooms.setdefault(source, set()).update(_imported(file, parts[:-1]) - LEFT_OUT)
+            rooms.setdefault(source, set()).update(set(_imported(file, parts[:-1])) - LEFT_OUT)
             rooms[source].discard(source)
     return rooms
 
