@@ -36,7 +36,7 @@ def imports() -> dict[str, set[str]]:
     rooms: dict[str, set[str]] = {}
     for file in sorted(PACKAGE.rglob("*.py")):
         parts = file.relative_to(PACKAGE).with_suffix("").parts
-        if parts[0] not in ("__init__", "__main__"):
+        if parts[0] not in {"__init__", "__main__", *LEFT_OUT}:
             source = parts[0]
             rooms.setdefault(source, set()).update(set(_imported(file, parts[:-1])) - LEFT_OUT)
             rooms[source].discard(source)
@@ -90,7 +90,7 @@ def draw(path: Path) -> None:
     top = {room: tall - ROW * levels[room] - 0.15 for room in rooms}
     for room in rooms:
         ax.add_patch(FancyBboxPatch((ACROSS[room] - WIDTH / 2, top[room] - HEIGHT), WIDTH, HEIGHT,
-                                    boxstyle="round,pad=0,rounding_size=0.1", facecolor=OPEN if room == API else HELD,
+                                    boxstyle="round,pad=0,rounding_size=0.1", facecolor=OPEN if room in ("plugin", "toolbox", "rng") else HELD,
                                     edgecolor=LINE, linewidth=0.9))
         ax.text(ACROSS[room], top[room] - 0.07, room, ha="center", va="top", fontsize=10, weight="bold")
         ax.text(ACROSS[room], top[room] - 0.29, "\n".join(textwrap.wrap(purpose(room), 34)), ha="center", va="top",
