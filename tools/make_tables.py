@@ -1,0 +1,313 @@
+"""Write the tables that pages of docs/ take from plugins and records: python tools/make_tables.py [PAGE ...]
+
+A page says where a table stands, and which: ``<!-- table: NAME ARGUMENT ... -->``. What lies between that line and
+``<!-- end -->`` is replaced by what the function of that name in ``TABLES`` returns. tests/test_generated_pages.py
+compares the pages with it.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Callable, Iterable, Sequence
+
+ROOT = Path(__file__).resolve().parents[1]
+BETWEEN = re.compile(r"(<!-- table: ([^\n]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+SETS = {"ml-100k": "ML-100K", "ml-latest-small": "ML-Latest-Small", "lastfm-2k": "Last.FM 2K"}
+BACKBONES = {"fedmf": "FedMF", "fedncf": "FedNCF", "pfedrec": "PFedRec", "gru4rec": "GRU4Rec", "sasrec": "SASRec",
+             "tisasrec": "TiSASRec"}
+RETAIL = "online-retail-ffmsr+amazon-pantry"
+
+
+def written(text: str) -> str:
+    """A page with its tables made anew."""
+    def table(found: re.Match) -> str:
+        name, *arguments = found[2].split()
+        return f"{found[1]}{TABLES[name](*arguments)}\n{found[3]}"
+    return BETWEEN.sub(table, text)
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows))
+
+
+def short(value: float | str, decimals: int = 4) -> str:
+    """A number below 1 without the zero before its point."""
+    text = f"{float(value):.{decimals}f}"
+    return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text
+
+
+def signed(value: float | str, decimals: int = 4) -> str:
+    return ("-" if float(value) < 0 else "+") + short(abs(float(value)), decimals)
+
+
+def p_value(p: float | str) -> str:
+    return "" if p in ("", None) else "< .0001" if float(p) < 1e-4 else short(p, 4 if float(p) < 1e-3 else 3)
+
+
+@cache
+def rows_of(path: str) -> tuple[dict[str, str], ...]:
+    with open(ROOT / path, newline="", encoding="utf-8") as file:
+        return tuple(csv.DictReader(file))
+
+
+def where(path: str, **values: str) -> list[dict[str, str]]:
+    """The rows of a CSV file that have these values."""
+    return [row for row in rows_of(path) if all(row[name] == value for name, value in values.items())]
+
+
+def standing(**values: str) -> list[dict[str, str]]:
+    return where("results/pages/standing.csv", **values)
+
+
+# Plugins
+
+def ambiguities(*plugins: str) -> str:
+    """Settings in which a paper and its code differ or leave something open, of METHOD/BACKBONE[@DATASET].
+
+    With ``brief`` as the first argument what a setting decides is left out.
+    """
+    from fedcl_bench.core.settings import as_text, describe
+    from fedcl_bench.experiments.sensitivity import settings_of, shown_value
+    from fedcl_bench.runs.config import CORE_SETTINGS
+    from fedcl_bench.runs.registry import discover
+    from fedcl_bench.runs.specs import RunSpec
+
+    registry, rows, seen, brief = discover(), [], set(), plugins[0] == "brief"
+    for plugin in plugins[brief:]:
+        names, _, dataset = plugin.partition("@")
+        method, backbone = names.split("/")
+        usual = settings_of(registry, RunSpec(method, backbone, dataset or "ml-100k"), None)
+        for kind, name in (("method", method), ("backbone", backbone)):
+            cls = registry.get(kind, name).cls
+            helps = {row[0]: row[3] for of in (*CORE_SETTINGS, cls.Settings) for row in describe(of)}
+            for setting, values in cls.readings.items():
+                if (name, setting) in seen:
+                    continue
+                seen.add((name, setting))
+                default = next((value for value in values if as_text(value) == as_text(usual[setting])), None)
+                said = "" if brief else helps[setting]  # which says of most values whose they are
+                told = {value: shown_value(value) + f" ({whose})" * (whose.lower() not in said.lower())
+                        for value, whose in values.items()}
+                rows.append([name, f"`{setting}`", helps[setting].replace("|", "\\|"),
+                             told.get(default, shown_value(usual[setting])),
+                             "; ".join(text for value, text in told.items() if value is not default)])
+    shown = [0, 1, *([] if brief else [2]), 3, 4]
+    header = ("plugin", "setting", "what it decides", "default", "other")
+    return markdown([header[i] for i in shown], [[row[i] for i in shown] for row in rows])
+
+
+# Records
+
+def f3crec_leads() -> str:
+    """N@20 of FT and F3CRec, mean of blocks 1 to 3, under every combination of choices that is published."""
+    rows = []
+    for dataset, title in SETS.items():
+        for backbone in ("fedmf", "fedncf", "pfedrec"):
+            of = {line["row"]: line for line in standing(paper="f3crec", table="2", dataset=dataset, backbone=backbone,
+                                                         metric="ndcg@20", column="avg")}
+            mine, ft = of["f3crec"], of["ft"]
+            rows.append([f"{BACKBONES[backbone]}, {title}", *(f"{short(line['ours'])} [{short(line['printed'])}]"
+                                                             for line in (ft, mine)),
+                         f"{signed(mine['difference'])} [{signed(mine['printed_difference'])}]", p_value(mine["p"]),
+                         short(mine["detectable"]), *_carried(backbone, dataset)])
+    return markdown(["backbone, dataset", "FT", "F3CRec", "lead", "p", "detectable", "carried: lead", "p"], rows)
+
+
+def _carried(backbone: str, dataset: str) -> list[str]:
+    """Lead and p with private parameters that go on from block to block."""
+    if backbone == "fedmf":
+        return ["", ""]
+    (lead,) = _compare("f3crec-carried", backbone, dataset, "ft")
+    return [signed(lead["difference"]), p_value(lead["p"])]
+
+
+def _compare(folder: str, backbone: str, dataset: str, *against: str) -> list[dict]:
+    """Rows of paired tests of F3CRec over the runs of a published folder, which has one combination of each method."""
+    import fedcl_bench as fb
+
+    mine, *others = (fb.load(ROOT / "results/published" / folder, method, backbone, dataset)
+                     for method in ("f3crec", *against))
+    return mine.compare(others).to_dict("records")
+
+
+def f3crec_released() -> str:
+    """F3CRec on FedMF, ML-100K, with the released settings and split file, against the others."""
+    tests = _compare("f3crec-authors-split", "fedmf", "ml-100k", "ft", "reg", "kd")
+    return markdown(["F3CRec against", "lead", "p", "Holm", "p over seeds"], [
+        [row["against"], signed(row["difference"]), *(p_value(row[name]) for name in ("p", "p_holm", "seed_p"))]
+        for row in tests])
+
+
+def f3crec_sensitivity() -> str:
+    """What every ambiguity moves: N@20 and the lead over FT, on three backbones."""
+    names = ("fedmf", "fedncf", "pfedrec")
+    tables = {name: {row["setting"]: row for row in rows_of(f"results/sensitivity/f3crec-{name}.csv")} for name in names}
+    first = {name: table[""] for name, table in tables.items()}
+    rows = [["by default", *(f"{_mean(first[name]['value'])}, {_mean(first[name]['lead'])}" for name in names)]]
+    for setting in dict.fromkeys(setting for table in tables.values() for setting in table if setting):
+        of = [tables[name].get(setting) for name in names]
+        other = next(iter({row["other"].split(" (")[0] for row in reversed(of) if row})) if setting != "init_from" \
+            else "the other"
+        rows.append([f"`{setting}`: {other}",
+                     *(f"{_mean(row['change'])}, {_mean(row['lead_change'])}" if row else "" for row in of)])
+    return markdown(["changed alone", *(BACKBONES[name] for name in names)], rows)
+
+
+def _mean(text: str) -> str:
+    return text.partition(" ±")[0]
+
+
+def fcucr_starts() -> str:
+    """HR@10 of FCUCR and its backbones under both starts, with the released choices and tuned."""
+    rows = []
+    for title, own, common in (("released choices", "fcucr/tables", "fcucr/tables-server"),
+                               ("tuned", "fcucr-tuned/tables", "fcucr-tuned-server/tables")):
+        for backbone in ("gru4rec", "sasrec", "tisasrec"):
+            cells = []
+            for folder in (own, common):
+                of = {row["row"]: row for row in where(f"results/published/{folder}/table2.csv", backbone=backbone,
+                                                       metric="hit@10")}
+                ft, mine = of["ft"], of["fcucr"]
+                cells += [short(ft["mean"], 3), short(mine["mean"], 3), p_value(mine["p"])]
+            rows.append([f"{BACKBONES[backbone]}, {title}", *cells])
+    return markdown(["backbone", "own starts: FT", "FCUCR", "p", "common start: FT", "FCUCR", "p"], rows)
+
+
+def fcucr_baselines() -> str:
+    """HR@10 of every line of Table 2, among 100 sampled items and among all."""
+    rows = []
+    for line in where("results/published/fcucr/tables/table2.csv", metric="hit@10"):
+        if line["mean"] and line["backbone"] not in ("gru4rec", "sasrec", "tisasrec"):
+            (every,) = where("results/published/fcucr/tables/table2.csv", metric="all:hit@10",
+                             backbone=line["backbone"], row=line["row"])
+            rows.append([f"`{line['backbone']}`", f"{short(line['mean'], 3)} [{short(line['paper'], 3)}]",
+                         short(every["mean"], 3)])
+    for line in where("results/published/fcucr/tables/table3.csv", metric="hit@10", backbone="sasrec"):
+        (every,) = where("results/published/fcucr/tables/table3.csv", metric="all:hit@10", backbone="sasrec",
+                         row=line["row"])
+        paper = f" [{short(line['paper'], 3)}]" if line["paper"] else ""
+        rows.append([f"FCUCR on SASRec{', ' if line['row'] != 'fcucr' else ''}{line['row'].replace('fcucr', '')}",
+                     short(line["mean"], 3) + paper, short(every["mean"], 3)])
+    return markdown(["line", "among 100", "among all"], rows)
+
+
+def ffmsr_retail() -> str:
+    """OnlineRetail and Pantry with all users: Recall@10, the paper's in brackets."""
+    import fedcl_bench as fb
+    from fedcl_bench.experiments import papers
+
+    printed, rows = papers.get("ffmsr").printed()[3], []
+    for name, method, ties in (("SASRec", "ft", "random"), ("SASRec, ties as in the file", "ft", "file"),
+                               ("FFMSR", "ffmsr", "random")):
+        results = fb.load(ROOT / "results/published/ffmsr-retail", method, dataset=RETAIL, tie_order=ties)
+        key = ("recbole:SASRec" if method == "ft" else method, method, "recall@10")
+        rows.append([name, str(len(results.seeds)), *(
+            f"{results.table()[domain]['recall@10'].replace('0.', '.')} "
+            f"[{short(printed[papers.Key(RETAIL, *key, column)].value)}]"
+            for column, domain in zip(("D0", "D1"), RETAIL.split("+")))])
+    return markdown(["line", "seeds", "OnlineRetail", "Pantry"], rows)
+
+
+def mergerec_pilot() -> str:
+    """Recall@10 of models trained alone, averaged in every round, and merged once."""
+    import fedcl_bench as fb
+
+    folder, pilot = ROOT / "results/domains", {"dataset": RETAIL, "pilot_users": 1000}
+    runs = {"alone": fb.load(folder, "ft", topology="local", **pilot),
+            "averaged in every round": fb.load(folder, "ft", topology="federated", **pilot),
+            "merged once": fb.load(folder, "mergerec", **pilot)}
+    rows = [[name, *(text.replace("0.", ".") for text in results.table().loc["recall@10"]),
+             "" if name == "alone" else p_value(results.compare(runs["alone"], "recall@10")["p"].item())]
+            for name, results in runs.items()]
+    return markdown(["trained", "OnlineRetail", "Pantry", "mean", "p"], rows)
+
+
+def central_curves() -> str:
+    """Recall@20 after each epoch of a fiftieth of Diginetica, in percent."""
+    rows = {}
+    for line in where("results/central/curves.csv", train_share="0.02"):
+        rows.setdefault((line["backbone"], line["code"], line["seed"]), []).append(f"{100 * float(line['recall@20']):.1f}")
+    return markdown(["backbone", "code", "seed", "Recall@20, % after epochs 1, 2, ..."],
+                    [[*names, ", ".join(values)] for names, values in rows.items()])
+
+
+def counts(paper: str) -> str:
+    """How many printed numbers of each table have which standing."""
+    kinds = ("reproduced", "direction reproduced", "open", "not reproduced", "data not available")
+    rows = []
+    for table in dict.fromkeys(line["table"] for line in standing(paper=paper)):
+        found = Counter(line["standing"] for line in standing(paper=paper, table=table))
+        rows.append([table, *(str(found[kind]) for kind in kinds)])
+    return markdown([f"{paper}, table", *kinds], rows)
+
+
+def one_block_0() -> str:
+    """F3CRec's lead over FT on FedNCF from the same block 0, by script and suite."""
+    import pandas as pd
+
+    runs = pd.read_csv(ROOT / "results/bases/runs.csv")
+    runs = runs[runs.base != "script-42 without start"]
+    table = runs.assign(value=runs[["block1", "block2", "block3"]].mean(axis=1)).pivot(
+        index=["base", "program", "seed"], columns="method", values="value")
+    leads = (table.f3crec - table.ft).dropna()
+    rows = [[program, str(len(of)), *(signed(getattr(of, name)()) for name in ("min", "mean", "max"))]
+            for program, of in leads.groupby("program")]
+    return markdown(["program", "runs", "lowest lead", "mean", "highest"], rows)
+
+
+# Measurements
+
+def audit(folder: str, block_round: str) -> str:
+    """What the attacks find in the uploads of one round, by noise."""
+    names = {"size_auc": "AUC, size", "size_precision": "precision", "direction_auc": "AUC, direction",
+             "direction_precision": "precision"}
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    for line in where(f"results/audits/{folder}/audit.csv", round=block_round):
+        rows.setdefault((line["noise"], line["epsilon"]), {})[line["metric"]] = line["mean"]
+    return markdown(["noise", "epsilon", *names.values()], [
+        [f"{float(noise):g}", f"{float(epsilon):,.3g}" if epsilon else "none", *(short(of[name], 3) for name in names)]
+        for (noise, epsilon), of in rows.items()])
+
+
+def cost_model() -> str:
+    """The constants of the cost model, found from the kept measurements, and how well they meet them."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        import cost_model as model
+    finally:
+        sys.path.remove(str(ROOT / "benchmarks"))
+    rounds = model.read(sorted((ROOT / "benchmarks/results").glob("scale_*.md")))
+    times = model.fit(rounds)
+    ratios = [float(r.work() @ times) / r.seconds for r in rounds]
+    memory = [(r.data + r.memory()) / r.peak for r in rounds]
+    work = {"a": "S: drawing, training, adding up", "b": "S E d log2(t), t the item table over 1 MiB, if above 1",
+            "c": "M d: tables written as a whole", "g": "S E u, u earlier updates of the client in the round",
+            "h": "chunks: Python"}
+    table = markdown(["work per round", "time per unit"], [
+        [text, f"{name} = {value:.3g} {'us' if name == 'h' else 'ns'}"]
+        for (name, text), value in zip(work.items(), times, strict=True)])
+    return (f"{table}\n\nOver {len(rounds)} measured sizes the model gives {min(ratios):.2f} to {max(ratios):.2f} times the "
+            f"seconds, and {min(memory):.2f} to {max(memory):.2f} times the peak memory.")
+
+
+TABLES: dict[str, Callable[..., str]] = {
+    "ambiguities": ambiguities, "f3crec-leads": f3crec_leads, "f3crec-released": f3crec_released,
+    "f3crec-sensitivity": f3crec_sensitivity, "fcucr-starts": fcucr_starts,
+    "fcucr-baselines": fcucr_baselines, "ffmsr-retail": ffmsr_retail,
+    "mergerec-pilot": mergerec_pilot, "central-curves": central_curves, "counts": counts, "one-block-0": one_block_0,
+    "audit": audit, "cost-model": cost_model}
+
+
+def pages() -> list[Path]:
+    """The pages that have such a table."""
+    return [page for page in sorted((ROOT / "docs").glob("*.md")) if BETWEEN.search(page.read_text(encoding="utf-8"))]
+
+
+if __name__ == "__main__":
+    for path in map(Path, sys.argv[1:] or pages()):
+        path.write_text(written(path.read_text(encoding="utf-8")), encoding="utf-8")
