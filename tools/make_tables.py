@@ -1,4 +1,4 @@
-"""Write the tables that pages of docs/ take from plugins and records: python tools/make_tables.py [PAGE ...]
+"""Write the tables that pages take from plugins and records: python tools/make_tables.py [PAGE ...]
 
 A page says where a table stands, and which: ``<!-- table: NAME ARGUMENT ... -->``. What lies between that line and
 ``<!-- end -->`` is replaced by what the function of that name in ``TABLES`` returns. tests/test_generated_pages.py
@@ -90,9 +90,7 @@ def ambiguities(*plugins: str) -> str:
                     continue
                 seen.add((name, setting))
                 default = next((value for value in values if as_text(value) == as_text(usual[setting])), None)
-                said = "" if brief else helps[setting]  # which says of most values whose they are
-                told = {value: shown_value(value) + f" ({whose})" * (whose.lower() not in said.lower())
-                        for value, whose in values.items()}
+                told = {value: f"{shown_value(value)} ({whose})" for value, whose in values.items()}
                 rows.append([name, f"`{setting}`", helps[setting].replace("|", "\\|"),
                              told.get(default, shown_value(usual[setting])),
                              "; ".join(text for value, text in told.items() if value is not default)])
@@ -227,15 +225,6 @@ def mergerec_pilot() -> str:
     return markdown(["trained", "OnlineRetail", "Pantry", "mean", "p"], rows)
 
 
-def central_curves() -> str:
-    """Recall@20 after each epoch of a fiftieth of Diginetica, in percent."""
-    rows = {}
-    for line in where("results/central/curves.csv", train_share="0.02"):
-        rows.setdefault((line["backbone"], line["code"], line["seed"]), []).append(f"{100 * float(line['recall@20']):.1f}")
-    return markdown(["backbone", "code", "seed", "Recall@20, % after epochs 1, 2, ..."],
-                    [[*names, ", ".join(values)] for names, values in rows.items()])
-
-
 def counts(paper: str) -> str:
     """How many printed numbers of each table have which standing."""
     kinds = ("reproduced", "direction reproduced", "open", "not reproduced", "data not available")
@@ -299,13 +288,14 @@ TABLES: dict[str, Callable[..., str]] = {
     "ambiguities": ambiguities, "f3crec-leads": f3crec_leads, "f3crec-released": f3crec_released,
     "f3crec-sensitivity": f3crec_sensitivity, "fcucr-starts": fcucr_starts,
     "fcucr-baselines": fcucr_baselines, "ffmsr-retail": ffmsr_retail,
-    "mergerec-pilot": mergerec_pilot, "central-curves": central_curves, "counts": counts, "one-block-0": one_block_0,
+    "mergerec-pilot": mergerec_pilot, "counts": counts, "one-block-0": one_block_0,
     "audit": audit, "cost-model": cost_model}
 
 
 def pages() -> list[Path]:
     """The pages that have such a table."""
-    return [page for page in sorted((ROOT / "docs").glob("*.md")) if BETWEEN.search(page.read_text(encoding="utf-8"))]
+    places = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "results/ambiguities.md"]
+    return [page for page in places if BETWEEN.search(page.read_text(encoding="utf-8"))]
 
 
 if __name__ == "__main__":
