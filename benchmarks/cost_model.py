@@ -1,4 +1,4 @@
-"""Check the cost model of docs/scaling.md against measurements, and say what it predicts for larger federations.
+"""Check the cost model of docs/privacy.md against measurements, and say what it predicts for larger federations.
 
     python benchmarks/cost_model.py benchmarks/results/scale_*.md [--nodes 100] [--bandwidth 10]
 
@@ -13,7 +13,7 @@ relative errors, none negative), and shows every measurement beside what the mod
     items x d c                           tables that every round writes as a whole
     chunks h                              Python
 
-Memory follows from sizes alone (see docs/scaling.md).
+Memory follows from sizes alone (see docs/privacy.md).
 """
 
 from __future__ import annotations

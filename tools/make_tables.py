@@ -142,13 +142,15 @@ def f3crec_released() -> str:
 
 
 def f3crec_sensitivity() -> str:
-    """What every ambiguity moves: N@20 and the lead over FT, on three backbones."""
+    """What every ambiguity moves that moves anything: N@20 and the lead over FT, on three backbones."""
     names = ("fedmf", "fedncf", "pfedrec")
     tables = {name: {row["setting"]: row for row in rows_of(f"results/sensitivity/f3crec-{name}.csv")} for name in names}
     first = {name: table[""] for name, table in tables.items()}
     rows = [["by default", *(f"{_mean(first[name]['value'])}, {_mean(first[name]['lead'])}" for name in names)]]
     for setting in dict.fromkeys(setting for table in tables.values() for setting in table if setting):
         of = [tables[name].get(setting) for name in names]
+        if not any(row and float(_mean(row["change"])) for row in of):
+            continue
         other = next(iter({row["other"].split(" (")[0] for row in reversed(of) if row})) if setting != "init_from" \
             else "the other"
         rows.append([f"`{setting}`: {other}",
