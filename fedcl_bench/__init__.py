@@ -1,7 +1,7 @@
 """fedcl_bench: a benchmark suite for federated continual recommendation on RecBole.
 
 What a plugin is written from can be imported from here, and what runs and reads results: ``run``, ``load`` and
-``Results`` (docs/api.md). It is loaded when asked for, as it needs PyTorch, which the command line's help does not wait
+``Results`` (docs/records.md). It is loaded when asked for, as it needs PyTorch, which the command line's help does not wait
 for.
 """
 

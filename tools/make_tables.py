@@ -144,7 +144,8 @@ def f3crec_released() -> str:
 def f3crec_sensitivity() -> str:
     """What every ambiguity moves that moves anything: N@20 and the lead over FT, on three backbones."""
     names = ("fedmf", "fedncf", "pfedrec")
-    tables = {name: {row["setting"]: row for row in rows_of(f"results/sensitivity/f3crec-{name}.csv")} for name in names}
+    tables = {name: {row["setting"]: row for row in rows_of(f"results/sensitivity/f3crec-{name}.csv")}
+              for name in names}
     first = {name: table[""] for name, table in tables.items()}
     rows = [["by default", *(f"{_mean(first[name]['value'])}, {_mean(first[name]['lead'])}" for name in names)]]
     for setting in dict.fromkeys(setting for table in tables.values() for setting in table if setting):
@@ -286,8 +287,8 @@ def cost_model() -> str:
     table = markdown(["work per round", "time per unit"], [
         [text, f"{name} = {value:.3g} {'us' if name == 'h' else 'ns'}"]
         for (name, text), value in zip(work.items(), times, strict=True)])
-    return (f"{table}\n\nOver {len(rounds)} measured sizes the model gives {min(ratios):.2f} to {max(ratios):.2f} times the "
-            f"seconds, and {min(memory):.2f} to {max(memory):.2f} times the peak memory.")
+    return (f"{table}\n\nOver {len(rounds)} measured sizes the model gives {min(ratios):.2f} to {max(ratios):.2f} times "
+            f"the seconds, and {min(memory):.2f} to {max(memory):.2f} times the peak memory.")
 
 
 TABLES: dict[str, Callable[..., str]] = {

@@ -521,7 +521,7 @@ def test_hearint_equals_the_released_code(registry, monkeypatch):
         frequencies = utils.frequencyAdj(N_ITEMS + 1, counts, near)
         rows = rows[-LONGEST - 1:]
         batch = [part[None] for part in utils.Data(([rows[:-1]], [rows[-1]]), frequencies, LONGEST)[0]]
-        batch[3].diagonal(dim1=1, dim2=2)[batch[2].diagonal(dim1=1, dim2=2) == 1] = 4  # see docs/choices.md
+        batch[3].diagonal(dim1=1, dim2=2)[batch[2].diagonal(dim1=1, dim2=2) == 1] = 4
         logits, contrast = model.forward(theirs, batch)
         scores = world.backbone.session_scores(ours.vectors, ours.mask, world.table)[client]
         torch.testing.assert_close(scores, logits[0], rtol=1e-5, atol=1e-5)
@@ -539,7 +539,7 @@ def _released_hearint(model, settings, table, dense):
                               threshold=0.0, lr=0.1, lr_dc_step=1, lr_dc=0.6, dataset="any")
     module = model.HearInt(options, N_ITEMS + 1).double().eval()
     net, spatial, temporal = module.model, module.model.spatial_encoder_0, module.model.temporal_encoder_0
-    # Its training reads a batch's second session where prediction reads frequencies (see docs/choices.md).
+    # Its training reads a batch's second session where prediction reads frequencies.
     net.forward = lambda rows, nodes, graphs, index, masks: net.predict(rows, nodes, *graphs, index, masks)
     layers = {"query": temporal.self_atten.q, "ffn.0": temporal.ff.fn1, "ffn.1": temporal.ff.fn2, "graphs": net.gnn_cat,
               "soft": net.glu1}

@@ -144,7 +144,7 @@ def add_ray(parser: argparse.ArgumentParser, what: str) -> None:
     """``--ray``."""
     parser.add_argument("--ray", metavar="ADDRESS",
                         help=f"spread {what} over a Ray cluster: `local` starts one on this machine, HOST:PORT joins "
-                             f"that of a head; see docs/cluster.md")
+                             f"that of a head; see docs/privacy.md")
 
 
 def add_by(parser: argparse._ActionsContainer, help: str) -> None:

@@ -27,7 +27,7 @@ examples:
   run_bench.py sensitivity fcucr --backbone sasrec --dataset xing --data-dir DIR --format svg
 
 Every setting that the paper and its code read differently is changed alone; `readings` of a method and a backbone name
-them (docs/sensitivity.md). The runs are ordinary records: finished ones are not repeated, Ctrl-C lets the running
+them (results/ambiguities.md). The runs are ordinary records: finished ones are not repeated, Ctrl-C lets the running
 rounds end and saves, and the same command goes on from there.
 Exit status: 0 all done, 1 a run failed or is busy elsewhere, 2 something to fix in the command or the data,
 130 interrupted.
@@ -40,7 +40,7 @@ def add(commands) -> None:
         "sensitivity", help="vary every setting that a paper and its code read differently, and draw what it moves",
         epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
         description="How far each reading of a paper moves a metric, and a method's lead over another; see "
-                    "docs/sensitivity.md.")
+                    "results/ambiguities.md.")
     sensitivity.add_argument("method", metavar="METHOD", help="with settings of its own as f3crec:eps=0.01")
     sensitivity.add_argument("--backbone", metavar="NAME", required=True, help="as fedmf")
     sensitivity.add_argument("--dataset", metavar="NAME", default="ml-100k",
