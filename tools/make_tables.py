@@ -287,7 +287,7 @@ def cost_model() -> str:
     table = markdown(["work per round", "time per unit"], [
         [text, f"{name} = {value:.3g} {'us' if name == 'h' else 'ns'}"]
         for (name, text), value in zip(work.items(), times, strict=True)])
-    return (f"{table}\n\nOver {len(rounds)} measured sizes the model gives {min(ratios):.2f} to {max(ratios):.2f} times "
+    return (f"{table}\n\nOver {len(rounds)} sizes the model gives {min(ratios):.2f} to {max(ratios):.2f} times "
             f"the seconds, and {min(memory):.2f} to {max(memory):.2f} times the peak memory.")
 
 

@@ -102,7 +102,7 @@ class Results:
 
     @property
     def groups(self) -> pd.DataFrame:
-        """Test metrics of groups of users and items on the block just trained (docs/protocols.md). Columns: seed; block;
+        """Test metrics of groups of users and items on the block trained (docs/protocols.md). Columns: seed; block;
         group, as new-users; metric; mean, over the group's users, nan where it has nobody; users, how many it has.
 
         Raises:
