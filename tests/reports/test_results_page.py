@@ -1,4 +1,4 @@
-"""The numbers of docs/results.md, and of an exercise in docs/domains.md, are those of the committed records."""
+"""The numbers of docs/results.md are those of the committed records."""
 
 from __future__ import annotations
 
@@ -168,33 +168,6 @@ def compared(results: fb.Results, alone: fb.Results, metrics: list[str]) -> list
 
 def of_domains(results: fb.Results, metric: str) -> list[str]:
     return [text.replace("0.", ".") for text in results.table().loc[metric][:-1]]
-
-
-def test_the_exercises_table_is_that_of_its_records():
-    """Domains with and without common users."""
-    lines = []
-    for common in ("half", "none"):
-        runs = {topology: fb.load(ROOT / "results/domains", backbone="sasrec", dataset=f"phone+electronic-{common}",
-                                  topology=topology) for topology in ("federated", "local", "central")}
-        lines += [[common, f"`{topology}`", *of_domains(results, "ndcg@50"),
-                   *compared(results, runs["local"], ["ndcg@50", "recall@10"])] for topology, results in runs.items()]
-    assert rows_of(ROOT / "docs/domains.md", "| common |") == lines
-
-
-def test_what_knowing_users_changes_is_that_of_its_records():
-    lines, untold = [], fb.load(ROOT / "results/domains", backbone="recguru", dataset="phone+electronic-half",
-                                known_users=False)
-    for common, known in (("half", False), ("half", True), ("none", False)):
-        runs = fb.load(ROOT / "results/domains", backbone="recguru", dataset=f"phone+electronic-{common}",
-                       known_users=known)
-        alone = untold if known else runs
-        lines.append([common, "yes" if known else "no", *of_domains(runs, "ndcg@50"),
-                      *compared(runs, alone, ["ndcg@50", "recall@10"])])
-        if known:
-            compared_by_user = runs.compare(untold, "ndcg@50")
-            assert short(-compared_by_user["difference"].item(), 4) == ".0005"
-            assert short(compared_by_user["seed_p"].item(), 2) == ".38"
-    assert rows_of(ROOT / "docs/domains.md", "| pair | known |") == lines
 
 
 def test_mergerecs_pilot_is_that_of_its_records():
