@@ -333,3 +333,11 @@ def test_the_map_of_rooms_is_that_of_the_imports(tmp_path):
     assert box.search(drawn)[1] == box.search(kept)[1]
     assert parts.findall(drawn) == parts.findall(kept), "run python docs/figures/rooms.py"
     assert ("runs", "") in parts.findall(kept) and ("", "runs-imports-federation") in parts.findall(kept)
+
+
+# Words
+
+def test_pages_are_short():
+    """All words count, those of code and tables too."""
+    words = {page: len(page.read_text(encoding="utf-8").split()) for page in (GUIDE[0], *(ROOT / "docs").glob("*.md"))}
+    assert words[GUIDE[0]] <= 900 and sum(words.values()) <= 18_000, words
