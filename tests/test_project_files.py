@@ -66,7 +66,7 @@ def test_extras_of_the_makefile_exist():
 def test_commands_of_contributing_are_known():
     text = re.sub(r"^  ```text\n.*?^  ```$", "", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"),
                   flags=re.DOTALL | re.MULTILINE)
-    lines = [words for block in blocks(text) for _, words in block.commands()]
+    lines = [words for block in blocks(text) for words in block.commands()]
     assert {words[1] for words in lines if words[0] == "make"} <= targets()
     files = [word for words in lines for word in words if word.endswith((".txt", ".py"))]
     assert files and all((ROOT / file).is_file() for file in files)
