@@ -488,7 +488,7 @@ clients and domains with its own hyper-parameters. How it works: [plugins.md](..
 - **refused**: the model cannot be trained at clients that see only their own interactions, or keeps state outside its
   parameters.
 - **by domains**: whether domains of many users can train a sequential model, by RecBole's own loss in mini-batches
-  ([domain_methods.md](../../docs/domain_methods.md#recboles-own-models)).
+  ([domains.md](../../docs/domains.md#methods-and-backbones)).
 
 {counts}
 

@@ -204,7 +204,7 @@ def test_bad_yaml_files(capsys, mine, text, words):
 
 
 def test_fields_of_yaml_files_are_documented():
-    page = (ROOT / "docs/data.md").read_text()
+    page = (ROOT / "docs/own-data.md").read_text()
     missing = [name for name in DatasetConfig.__dataclass_fields__ if f"`{name}`" not in page]
     assert not missing
 

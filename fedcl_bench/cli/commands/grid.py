@@ -41,7 +41,7 @@ def add(commands) -> None:
     grid = commands.add_parser("grid", help="run methods x backbones x datasets x seeds x settings in parallel",
                                epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
                                allow_abbrev=False, description="Run a list of runs in parallel processes; see "
-                                                               "docs/grid.md.")
+                                                               "docs/first-run.md.")
     add_cells(grid)
     grid.add_argument("--seeds", type=seeds, metavar="K", help="run K seeds (default: 1)")
     grid.add_argument("--first-seed", type=seed, metavar="N", help="the first of them (default: 0)")

@@ -36,7 +36,8 @@ def add(commands) -> None:
     """Declare the command."""
     tune = commands.add_parser("tune", help="choose settings on validation data, with an equal budget for every method",
                                epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
-                               allow_abbrev=False, description="Choose settings on validation data; see docs/grid.md.")
+                               allow_abbrev=False,
+                               description="Choose settings on validation data; see docs/first-run.md.")
     add_cells(tune)
     add_paper(tune, "the methods and backbones of a paper's table",
               f"numbers of the tables, as 2 or 2,3; repeatable (default: {MAIN_TABLE})")
