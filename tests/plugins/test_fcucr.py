@@ -120,9 +120,6 @@ def test_nearest_equals_a_naive_ranking(seed, queries, size, clients, k, at_once
         assert (similarity[q, len(expected):] == -torch.inf).all()
 
 
-# Fusing them.
-
-
 # The knowledge base.
 
 
@@ -190,9 +187,6 @@ def test_what_ablations_send(registry, without, uploads):
     numbers = sum(table.numel() for table in {**last.model.public, **last.model.dense}.values())
     assert last.curve[0]["bytes_up"] == 8 * (numbers + (61 if uploads else 0))
     assert not any(name.startswith("head") for name in {**last.model.public, **last.model.dense})
-
-
-# The private head.
 
 
 # Random numbers belong to clients.
