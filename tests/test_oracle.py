@@ -321,9 +321,8 @@ def test_error_memory_equals_oracle(registry, stream, backbone):
 
 
 @pytest.mark.parametrize("backbone, local", [
-    ("fedmf", "batch512x1"), ("fedmf", "batch20x2"), ("fedncf", "batch512x1"), ("pfedrec", "batch20x2"),
-    ("pfedrec-local", "batch512x1"), ("fedrap", "batch20x2"), ("fedrap-touched", "batch512x1"),
-    ("fedrap-tolerance", "batch512x1"), ("gpfedrec", "batch20x2"), ("biasmf", "batch512x1"), ("ncf", "batch20x2")])
+    ("fedmf", "batch20x2"), ("fedncf", "batch512x1"), ("pfedrec-local", "batch512x1"), ("fedrap", "batch20x2"),
+    ("fedrap-tolerance", "batch512x1"), ("gpfedrec", "batch20x2"), ("ncf", "batch20x2")])
 def test_fold_in_of_new_users_equals_oracle(registry, stream, backbone, local):
     """Whatever their private parameters were before; nothing else changes."""
     k, rounds = 3, 4
@@ -359,8 +358,7 @@ def test_fold_in_of_new_users_equals_oracle(registry, stream, backbone, local):
 
 
 @pytest.mark.parametrize("backbone,method", [
-    *(("fedmf", method) for method in ("ft", "reg", "f3crec", "spp")), ("pfedrec", "reg"), ("ncf", "spp"),
-    ("fedrap", "reg")])
+    ("fedmf", "ft"), ("fedmf", "f3crec"), ("pfedrec", "reg"), ("ncf", "spp"), ("fedrap", "reg")])
 def test_result_does_not_depend_on_chunks_or_threads(registry, stream, backbone, method):
     step = stream.steps[1]
     name, settings, training = BACKBONES[backbone]
@@ -374,7 +372,7 @@ def test_result_does_not_depend_on_chunks_or_threads(registry, stream, backbone,
     results = []
     threads = torch.get_num_threads()
     try:
-        for elements, number in ((1, 1), (1 << 14, 1), (1 << 19, 2), (1 << 30, 2), (1 << 14, 3)):
+        for elements, number in ((1, 1), (1 << 14, 1), (1 << 19, 2), (1 << 14, 3)):
             torch.set_num_threads(number)
             chunks = make_chunks(step, users, train, backbone.settings.dim,
                                  Needs(backbone.pairwise, backbone.whole_tables, chunk_elements=elements))
@@ -382,8 +380,8 @@ def test_result_does_not_depend_on_chunks_or_threads(registry, stream, backbone,
                 results.append((len(chunks), train_round(chunks, model, backbone, method, train, SEED, 1, 0)))
     finally:
         torch.set_num_threads(threads)
-    assert results[0][0] == len(users) > results[1][0] >= results[3][0]
-    one, three = results[1][1][0], results[4][1][0]  # the same chunks on one thread and on three: bit-identical
+    assert results[0][0] == len(users) > results[1][0] >= results[2][0]
+    one, three = results[1][1][0], results[3][1][0]  # the same chunks on one thread and on three: bit-identical
     assert all(torch.equal(a, b) for a, b in zip(one.tables(), three.tables(), strict=True))
     for _, (after, loss, _) in results[1:]:
         for table, expected in zip(after.tables(), results[0][1][0].tables(), strict=True):

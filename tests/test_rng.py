@@ -6,16 +6,13 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from helpers import build, one_step, train_once
+from helpers import one_step
 from hypothesis import given, strategies as st
 from scipy import stats
 
 from fedcl_bench import rng
 from fedcl_bench.training import chunk_trainer
-from fedcl_bench.data.synth import World, as_step
 from fedcl_bench.core.errors import UserError
-from fedcl_bench.federation.parameter_growth import grow
-from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.kernels import ops
 from fedcl_bench.training.sampling import Others, draw_negatives, make_chunks
 from fedcl_bench.plugin.local_settings import LocalSettings
@@ -91,23 +88,6 @@ def test_listed_and_counted_others_agree(lists):
         assert counted.at(r)[c].tolist() == others
 
 
-@given(st.lists(st.lists(st.integers(0, 14), min_size=1, max_size=14, unique=True), min_size=1, max_size=5),
-       st.integers(0, 1000))
-def test_negatives_never_hit_positives(lists, seed):
-    chunk = one_chunk(lists, 15)
-    found = draw_negatives(chunk, LocalSettings(negatives=3), seed, 1, 2)
-    for c, user in enumerate(chunk.users.tolist()):
-        own = found[c, :3 * len(lists[user])].tolist()
-        assert not set(own) & set(lists[user]) and all(0 <= i < 15 for i in own)
-
-
-def test_a_clients_draws_do_not_depend_on_others():
-    alone, together = one_chunk([[3, 5]], 20), one_chunk([[3, 5], [1, 2, 7, 8]], 20)
-    mine = together.users.tolist().index(0)
-    assert torch.equal(draw_negatives(alone, LocalSettings(negatives=4), 0, 0, 0)[0],
-                       draw_negatives(together, LocalSettings(negatives=4), 0, 0, 0)[mine, :8])
-
-
 @pytest.mark.parametrize("high", [1, 2, 1136, 2 ** 31 - 1])
 def test_integers_stay_in_range(high):
     found = rng.integers(rng.bits(torch.tensor(5), torch.arange(20000)), high)
@@ -128,20 +108,6 @@ def test_first_slots(monkeypatch, table):
     assert torch.equal(is_first, found == torch.arange(16))
     assert torch.equal(items, kept)
     assert chunk_trainer.first_slots(torch.zeros(2, 1, dtype=torch.int64), 1)[0].tolist() == [[0], [0]]
-
-
-def test_a_round_is_the_same_by_table_and_by_sorting(registry, monkeypatch):
-    step = as_step(World(50, 120, per_user=15.0))
-    backbone = build(registry, "backbone", "fedmf", dim=4)
-    model = grow(Snapshot({}, {}), backbone, 0, step, torch.float32, torch.device("cpu"))
-    monkeypatch.setattr(ops, "why_not", lambda: "switched off")
-    results = []
-    for table in (0, 1 << 22):
-        monkeypatch.setattr(SIZES, "slot_table", table)
-        monkeypatch.setattr(SIZES, "listed_others", table)
-        results.append(train_once(backbone, model, step.train, LocalSettings(batch_size=40, local_epochs=2), step=step))
-    for one, other in zip(*(result[0].tables() for result in results)):
-        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("listed", [True, False])

@@ -9,7 +9,6 @@ import torch
 
 from fedcl_bench import rng
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.data.recbole_files import bundled
 from fedcl_bench.federation import loop, protocols
 from fedcl_bench.federation.client_sampling import Attendance
 from fedcl_bench.federation.loop import run
@@ -19,7 +18,6 @@ from fedcl_bench.runs.checkpoints import load_progress, save_progress
 from fedcl_bench.training.sampling import draw_negatives
 from fedcl_bench.core.tuning import SIZES
 
-ITEM = "item_embedding.weight"
 CUT = {"stream": "sessions", "min_session_length": 5, "min_sessions": 4}  # and the default gap of 30 minutes
 
 
@@ -67,35 +65,9 @@ def scores_of(progress):
     return scores.values
 
 
-def test_times_of_ml100k_are_seconds(stream):
-    """RecBole's settings for this dataset scale numbers to [0, 1]; read here from its file alone."""
-    lists = {}
-    for line in (bundled("ml-100k") / "ml-100k.inter").read_text().splitlines()[1:]:
-        user, item, _, time = line.split("\t")
-        lists.setdefault(user, []).append((float(time), item))
-    kept = {}
-    for user, rows in lists.items():
-        sessions, last = [], -1e9
-        for time, item in sorted(rows, key=lambda row: row[0]):
-            if time - last > 1800.0:
-                sessions.append([])
-            sessions[-1].append((time, item))
-            last = time
-        sessions = [session for session in sessions if len(session) >= 5]
-        if len(sessions) >= 4:
-            kept[user] = sessions
-    step, = stream.steps
-    assert step.n_users == len(kept) == 108 and stream.unfiltered["sessions"] == sum(map(len, kept.values())) == 642
-    train = step.sessions["train"]
-    for u, user in enumerate(stream.user_tokens):
-        for s, session in zip(range(int(train.of_user[u]), int(train.of_user[u + 1])), kept[user][:-2], strict=True):
-            rows = slice(int(train.start[s]), int(train.start[s + 1]))
-            assert list(zip(train.times[rows].tolist(), stream.item_tokens[train.items[rows]])) == session
-
-
 # Every backbone.
 
-@pytest.mark.parametrize("backbone", ["sasrec", "gru4rec", "tisasrec"])
+@pytest.mark.parametrize("backbone", ["gru4rec", "tisasrec"])
 def test_plain_averaging_learns(registry, stream, backbone):
     """Three rounds find more items among 100 others than chance does, by four standard deviations."""
     last = finish(federation(registry, stream, "ft", backbone, rounds=3))
@@ -108,7 +80,7 @@ def test_plain_averaging_learns(registry, stream, backbone):
     assert torch.equal(scores["hit@10"], scores["recall@10"])
 
 
-@pytest.mark.parametrize("backbone", ["sasrec", "gru4rec", "tisasrec"])
+@pytest.mark.parametrize("backbone", ["gru4rec", "tisasrec"])
 def test_fcucr_runs(registry, stream, backbone):
     """All numbers are finite, and the knowledge base has every session that was visited."""
     last = finish(federation(registry, stream, "fcucr", backbone, rounds=3))
@@ -119,7 +91,7 @@ def test_fcucr_runs(registry, stream, backbone):
     assert sorted(last.server_state["session"].tolist()) == sorted(visited)
 
 
-@pytest.mark.parametrize("backbone", ["fedmf", "pfedrec", "fedrap", "gpfedrec"])
+@pytest.mark.parametrize("backbone", ["pfedrec", "fedrap"])
 def test_backbones_of_lists_train_on_the_rounds_session(registry, stream, backbone):
     """Positives are all items of that session and nothing else; no negative is in any training session."""
     f = federation(registry, stream, "ft", backbone)
@@ -150,7 +122,7 @@ def test_backbones_of_lists_train_on_the_rounds_session(registry, stream, backbo
 # Resuming.
 
 @pytest.mark.parametrize("method,backbone,after", [
-    ("fcucr", "sasrec", 1), ("fcucr", "tisasrec", 2), ("ft", "gru4rec", 1)])
+    ("fcucr", "sasrec", 1), ("ft", "gru4rec", 1)])
 def test_resumed_runs_are_bit_identical(registry, stream, tmp_path, method, backbone, after):
     """Teacher, knowledge base, candidates and the best round's state are all in a checkpoint."""
     settings = {"rounds": 4, "candidate_draw": "redraw", "early_session": True, "client_ratio": 0.7}
@@ -198,7 +170,7 @@ def test_candidates(registry, stream, draw, valid):
         assert all((items != other).float().mean() > 0.95 for other in every[:i])
 
 
-@pytest.mark.parametrize("backbone,settings", [("fedmf", {}), ("ncf", {}), ("fedrap", {"l2": 0.0}),
+@pytest.mark.parametrize("backbone,settings", [("fedrap", {"l2": 0.0}),
                                                ("pfedrec", {"eval_item_table": "local"})])
 def test_candidates_alone_rank_as_among_all_items(registry, stream, monkeypatch, backbone, settings):
     """Validation that scores the sampled items only, against one that scores all."""
@@ -277,22 +249,6 @@ def test_noise_on_all_uploads(registry, stream):
     torch.testing.assert_close(noisy.server_state["prototypes"], clean.server_state["prototypes"] + noise, rtol=1e-12,
                                atol=1e-12)
     assert ((noisy.client_state["prototype"] - clean.client_state["prototype"]).abs().mean(1) > 0.05).all()
-
-
-def test_weights_are_the_lengths_of_the_rounds_sessions(registry, stream):
-    f, seen, train = federation(registry, stream, "ft", weighting="interactions"), [], loop.train_clients
-
-    def spy(work, model, key, weights, *args):
-        seen.append(weights)
-        return train(work, model, key, weights, *args)
-    with patch.object(loop, "train_clients", spy):
-        weighted = finish(f)
-    some = stream.steps[0].sessions["train"]
-    for round_, weights in enumerate(seen):
-        sessions = [int(some.of_user[u]) + round_ % int(some.count[u]) for u in range(108)]
-        assert weights.tolist() == [float(some.start[s + 1] - some.start[s]) for s in sessions]
-    uniform = finish(federation(registry, stream, "ft"))
-    assert not torch.allclose(weighted.model.public[ITEM], uniform.model.public[ITEM])
 
 
 # XING.

@@ -112,15 +112,6 @@ def test_tfidf_is_the_projection_on_singular_vectors():
     assert not tfidf.encode(["", "?!"], 8).any()
 
 
-def test_tfidf_is_the_same_again_and_shares_one_space():
-    """Equal texts of two domains point alike, whatever else these sell, as the words' directions are hashes."""
-    one, other = (tfidf.encode([*many_texts(40, seed), "t1w0 t1w1 t1w2"], 128)[:, 0] for seed in (1, 2))
-    np.testing.assert_array_equal(one, tfidf.encode([*many_texts(40, 1), "t1w0 t1w1 t1w2"], 128)[:, 0])
-    assert one[-1] @ other[-1] > 0.8
-    unlike = np.abs(one[-1] @ tfidf.encode([text.upper().replace("T", "X") for text in many_texts(40)], 128)[:, 0].T)
-    assert unlike.max() < 0.4
-
-
 def test_features_stand_in_the_streams_order_and_silence_is_zeros():
     stream = made()
     assert [tuple(vectors.shape) for vectors in stream.features] == [(6, 1, 16), (4, 1, 16)]
@@ -132,14 +123,6 @@ def test_features_stand_in_the_streams_order_and_silence_is_zeros():
     assert list(map(silent, stream.features)) == [2, 1]  # i4 has no words, i5 no row; "!" says nothing
     assert notes(stream) == ["books: 2 of 6 items have no text or vector; theirs are zeros.",
                              "games: 1 of 4 items have no text or vector; theirs are zeros."]
-
-
-def test_a_pilot_has_the_features_of_its_items():
-    stream = made(pilot_users=2, pilot_core=0)
-    assert all(len(vectors) == step.n_items - step.old_items for vectors, step in zip(stream.features, stream.steps))
-    source, settings, _ = located("tfidf", pilot_users=2, pilot_core=0)
-    texts = features.texts_of(source, stream)
-    np.testing.assert_array_equal(stream.features[1].numpy(), tfidf.encode(texts["games"], 16))
 
 
 def test_features_are_made_once_and_mapped(monkeypatch):
@@ -419,20 +402,6 @@ def test_a_model_is_known_by_its_bytes_not_by_its_place():
     config = Path("moved/config.json")
     config.write_text(config.read_text().replace('"gelu"', '"relu"'))
     assert located("./moved")[2].fingerprint != first
-
-
-def test_long_texts_are_cut_to_what_the_model_reads():
-    tiny_model("bert")
-    lay("games", GAMES, {**GAME_TEXTS, "7": ("A book of games " * 50, "")})
-    assert torch.isfinite(made("./bert").features[1]).all()
-
-
-def test_models_of_older_sentence_transformers_lie_in_a_folder_of_their_own():
-    tiny_model("bert")
-    Path("st").mkdir()
-    Path("bert").rename("st/0_Transformer")
-    Path("st/modules.json").write_text('[{"path": "0_Transformer", "type": "some.library.Transformer"}]')
-    assert located("./st")[2].model.layers == 2
 
 
 @pytest.mark.parametrize("name, content", [

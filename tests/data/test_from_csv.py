@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import gzip
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from helpers import ROOT
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.data import table_reader
@@ -170,23 +167,3 @@ def test_names_of_known_datasets_are_refused(capsys):
     table("user,item,time\n1,2,3\n")
     assert main("data convert --csv t.csv --user user --item item --time time ML-100K".split()) == 2
     assert "is a dataset that exists" in capsys.readouterr().err
-
-
-@pytest.mark.long
-def test_memory_does_not_grow_with_the_table():
-    """Five times the rows take hardly more: 10^8 rows stay within 2 GiB."""
-    def peak(rows: int) -> float:
-        with open("big.csv", "w") as file:
-            file.write("user,item,rating,time\n")
-            for start in range(0, rows, 100_000):
-                file.write("".join(f"{i * 7919 % 1_000_003},{i * 104729 % 100_003},{i % 5},{1262304000 + i}\n"
-                                   for i in range(start, start + 100_000)))
-        code = ("from pathlib import Path; from fedcl_bench.data.from_csv import *; "
-                "from fedcl_bench.kernels.memory import peak_mib; "
-                "import_table(Path('big.csv'), Columns('user', 'item', 'time', 'rating'), 'big', Path('.'), True); "
-                "print(peak_mib())")
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
-                              env={"PYTHONPATH": str(ROOT), "PATH": ""})
-        return float(done.stdout)
-
-    assert peak(5_000_000) < peak(1_000_000) + 256 < 1536

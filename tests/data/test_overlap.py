@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from helpers import ROOT
 
 from fedcl_bench.cli.main import main
 from fedcl_bench.data.convert import convert
@@ -183,20 +181,6 @@ def test_statistics_say_how_many_users_are_known(shops, capsys):
     notes = [line for line in capsys.readouterr().out.splitlines() if "known to be the same" in line]
     assert notes == ["note: 2 users of books and games are known to be the same; runs use that with "
                      "known_users=true alone"]
-
-
-def test_the_pages_pairs_have_half_of_the_users_in_common_or_none(registry):
-    """Six people buy phones and eight electronics, four of them both."""
-    shop("amazon-phone", range(1, 7), {user: f"p{user}" for user in range(1, 7)})
-    shop("amazon-electronic", range(11, 19), {user: f"p{user - 8}" for user in range(11, 19)})
-    (code,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/domains.md").read_text(encoding="utf-8"),
-                         re.DOTALL | re.MULTILINE)
-    exec(compile(code, "docs/domains.md", "exec"), {})
-    for kind, expected in (("half", 2), ("none", 0)):
-        config = make_config(registry, "ft", "sasrec", f"phone+electronic-{kind}")
-        stream = build_stream(config.source, config.stream)
-        (common,) = shared_users(config.source, stream).values()
-        assert (len(common), [step.n_users - step.old_users for step in stream.steps]) == (expected, [4, 4])
 
 
 @pytest.mark.parametrize("folder, names, shared_by", [

@@ -82,19 +82,6 @@ def test_sessions_cut_at_inactivity():
         "train_sessions": [4], "valid_rows": [4], "valid_sessions": [2], "test_rows": [2], "test_sessions": [1]}
 
 
-def test_thresholds():
-    """A pause of exactly the gap ends no session; short sessions go first, then users with few."""
-    with pytest.raises(UserError, match="no user has 3 sessions of at least 3 .*min_sessions=N .*min_session_length=N"):
-        build_sessions(log(*TWO), dataclasses.replace(CUT, min_session_length=3), "two")
-    longer = build_sessions(log(*TWO), dataclasses.replace(CUT, session_gap=31), "two")
-    assert told(longer) == [("x", "abbea", [0, 30, 60, 91, 95]), ("y", "bd", [240, 250]), ("y", "ca", [300, 300])]
-    alone = build_sessions(log(*[row for row in TWO if row[0] == "x" or row[2] >= 300]), CUT, "two")
-    assert alone.user_tokens.tolist() == ["x", "y"] and told(alone)[2:] == [("y", "ca", [300, 300])]
-    known = [("x", "c", 61), ("x", "d", 62)]
-    without = build_sessions(log(*[row for row in TWO if row[0] == "x" or row[2] >= 400], *known), CUT, "two")
-    assert without.user_tokens.tolist() == ["x"] and [items for _, items, _ in told(without)] == ["abbcdea"]
-
-
 NAMED = [("x", "a", 0, 1, "train"), ("x", "b", 1, 1, "train"), ("x", "c", 2, 2, "train"), ("x", "a", 2, 2, "train"),
          ("x", "a", 3, 3, "valid"), ("x", "b", 4, 3, "valid"), ("x", "c", 5, 4, "test"), ("x", "a", 6, 4, "test"),
          ("y", "b", 9, 1, "train"), ("y", "a", 0, 1, "train"), ("y", "a", 50, 5, "test"), ("y", "new", 51, 5, "test"),
@@ -115,15 +102,6 @@ def test_sessions_and_splits_of_columns():
                              ("x", "a", 100, 9, "valid"), ("x", "b", 101, 9, "valid"), columns=True),
                          dataclasses.replace(READ, session_from="gap"), "named")
     assert told(cut) == [("y", "ab", [0, 9]), ("x", "ab", [0, 9])] and told(cut, "valid") == [("x", "ab", [100, 101])]
-
-
-def test_users_who_never_train_do_not_exist():
-    """In the file's split; nor does a session of one interaction."""
-    rows = [*NAMED, ("z", "a", 0, 1, "train"), ("z", "a", 1, 2, "test"), ("z", "b", 2, 2, "test"),
-            ("w", "a", 0, 1, "valid"), ("w", "b", 1, 1, "valid"), ("x", "b", 2.5, 9, "train")]
-    stream = build_sessions(log(*rows, columns=True), READ, "named")
-    assert stream.user_tokens.tolist() == ["x", "y"] and told(stream) == told(
-        build_sessions(log(*NAMED, columns=True), READ, "named"))
 
 
 def test_sessions_that_begin_together_keep_the_order_of_the_file():
@@ -214,19 +192,6 @@ def test_any_log(rows, gap, length, sessions):
             assert "".join(stream.item_tokens[items[u][real[u]]]) == last
             assert (times[u][real[u]] / 60).tolist() == mine[2][-3:]
             assert real[u].tolist() == [False] * (3 - len(last)) + [True] * len(last)
-
-
-def test_tail_and_lists_of_some_users():
-    """What stands before a shorter session is its first interaction."""
-    some = build_sessions(log(*TWO), CUT, "two").steps[0].sessions["train"]
-    items, times, real = some.tail(torch.tensor([1, 0]), 4)
-    assert items.tolist() == [[2, 2, 2, 0], [0, 0, 1, 1]]
-    assert (times / 60).tolist() == [[91, 91, 91, 95], [0, 0, 30, 60]]
-    assert real.tolist() == [[False, False, True, True], [False, True, True, True]]
-    assert [some.tail(torch.tensor([0]), length)[0].tolist() for length in (1, 2)] == [[[1]], [[1, 1]]]
-    lists = some.as_lists(torch.tensor([3]), 2, torch.tensor([1]))
-    assert lists.indptr.tolist() == [0, 0, 2] and lists.values.tolist() == [4, 0]
-    assert [some.in_round(torch.tensor([0, 1]), r).tolist() for r in range(3)] == [[0, 2], [1, 3], [0, 2]]
 
 
 # XING
@@ -324,14 +289,6 @@ def refused(capsys, tmp_path, content, *arguments, name="xing"):
 def test_bad_files(capsys, tmp_path, content, arguments, words):
     message = refused(capsys, tmp_path, content, *arguments)
     assert all(word in message for word in words), message
-
-
-def test_a_good_file(capsys, tmp_path):
-    """That the bad ones were made from."""
-    (tmp_path / "xing").mkdir()
-    (tmp_path / "xing" / "xing.inter").write_text(HEADER + GOOD)
-    assert main(["data", "xing", "--data-dir", str(tmp_path)]) == 1
-    assert "DIFFERS from the expected counts" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("setting,field", [("session_from", "SESSION_FIELD"), ("session_split", "SPLIT_FIELD")])

@@ -148,17 +148,6 @@ def test_split_setting_changes_only_its_blocks(registry):
     assert torch.equal(default.steps[1].test.values, other.steps[1].test.values)
 
 
-def test_blocks_do_not_overlap_and_old_ids_are_smaller(ml100k):
-    seen = set()
-    for step in ml100k.steps:
-        items = {i for name in ("train", "valid", "test") for i in step.split(name).values.tolist()}
-        assert max(items) < step.n_items and step.old_items <= step.n_items
-        pairs = {(u, i) for name in ("train", "valid", "test") for u in range(step.n_users)
-                 for i in step.split(name).of(u).tolist()}
-        assert len(pairs) == step.interactions and not pairs & seen
-        seen |= pairs
-
-
 def test_every_dataset_config_loads(registry):
     for name in configured():
         config = load_config(name)
@@ -167,14 +156,6 @@ def test_every_dataset_config_loads(registry):
         assert config.expected or config.settings["stream"] == "sessions" and "Table 1" in config.notes
         for kind, settings in (("backbone", config.backbone_settings), ("method", config.method_settings)):
             assert all(registry.get(kind, plugin) for plugin in settings)
-
-
-def test_ragged_select(ml100k):
-    train = ml100k.steps[1].train
-    users = torch.tensor([690, 3, 3, 650])
-    row, item = train.select(users)
-    for k, user in enumerate(users.tolist()):
-        assert torch.equal(item[row == k], train.of(user))
 
 
 @given(lists=st.lists(st.lists(st.integers(0, 6), max_size=9), max_size=5))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from scipy import optimize, stats
+from scipy import stats
 
 from fedcl_bench import rng
-from fedcl_bench.cli.main import main, parse
-from fedcl_bench.data.synth import (FACTORS, LATE, SPAN, START, World, _drifting, activity, all_interactions, as_step,
-                                    catalogue, interactions, write)
+from fedcl_bench.cli.main import main
+from fedcl_bench.data.synth import (FACTORS, SPAN, START, World, activity, as_step,
+                                    catalogue, write)
 from fedcl_bench.core.errors import UserError
 
 WORLD = World(400, 300, per_user=20.0, seed=3)
@@ -69,14 +67,6 @@ def test_the_seed_makes_the_bytes(tmp_path):
     assert first == again != other
 
 
-def test_a_user_has_the_same_rows_in_a_larger_world():
-    items = catalogue(WORLD)
-    some = interactions(WORLD, items, range(100, 103))
-    every = interactions(replace(WORLD, users=900), items, range(0, 900))
-    kept = (every.user >= 100) & (every.user < 103)
-    assert np.array_equal(some.item, every.item[kept]) and np.array_equal(some.second, every.second[kept])
-
-
 def test_activity_is_log_normal_with_the_mean_asked_for():
     counts = activity(World(20000, 10 ** 6, per_user=1000.0, activity=0.5), range(20000)).double().numpy()
     z = (np.log(counts / 1000.0) + 0.5 ** 2 / 2) / 0.5
@@ -92,29 +82,6 @@ def test_first_choices_follow_zipf():
     rank = items.ranked[0].argsort()[as_step(world).train.values]
     weight = np.arange(1, 51) ** -1.3
     assert stats.chisquare(np.bincount(rank, minlength=50), 20000 * weight / weight.sum()).pvalue > 1e-3
-
-
-def test_times_are_uniform_and_half_of_the_users_come_late():
-    users, each = 4000, 20
-    _, rows = next(all_interactions(World(users, 400, per_user=each, activity=0.0), rows_at_once=users * each))
-    times = (rows.second.reshape(users, each) - START) / SPAN
-    assert stats.kstest(times.ravel(), "uniform").pvalue > 1e-3
-    # Of a user who begins at a, all times are after t with probability ((1 - t) / (1 - a))^20, or 1 if a > t.
-    t = optimize.brentq(lambda t: t + LATE * (1.0 - t) * np.log(1.0 - t) - 0.4, 0.0, 0.99)
-    late = (1.0 - t) + ((1.0 - t) - (1.0 - t) ** each) / (each - 1)
-    expected = (1.0 - LATE) * (1.0 - t) ** each + LATE * late
-    assert stats.binomtest(int((times[:, 0] >= 0.4).sum()), users, expected).pvalue > 1e-3
-
-
-def test_drift_keeps_the_scale_and_moves_what_it_is_told_to():
-    noise = torch.randn(4, 50000, generator=torch.Generator().manual_seed(0))
-    for drift in (0.0, 0.3, 1.0):
-        moved = _drifting(noise, drift)
-        assert moved.std(1).tolist() == pytest.approx([1.0] * 4, abs=0.02)
-        found = [float(torch.corrcoef(moved[[t, t + 1]])[0, 1]) for t in range(3)]
-        assert found == pytest.approx([(1.0 - drift ** 2) ** 0.5] * 3, abs=0.02)
-    still = catalogue(replace(WORLD, drift=0.0)).ranked
-    assert (still == still[0]).all()
 
 
 def test_first_choices_follow_tastes():
@@ -142,18 +109,6 @@ def test_a_step_holds_the_rows_of_the_file(rows):
         assert sorted(step.train.of(user).tolist()) == sorted(rows[rows[:, 0] == user, 1])
 
 
-@pytest.mark.long
-def test_memory_is_bounded(tmp_path):
-    """Ten times the rows in the same memory; those alone would take 24 MB."""
-    code = ("from fedcl_bench.data.synth import *; from fedcl_bench.kernels.memory import peak_mib; import sys\n"
-            "for users in (5000, 50000):\n"
-            "    write(World(users, 500, 20.0), Path(sys.argv[1]), 1 << 14); print(peak_mib())")
-    done = subprocess.run([sys.executable, "-c", code, tmp_path / "x.inter"], stdout=subprocess.PIPE, text=True,
-                          check=True)
-    few, many = map(float, done.stdout.split())
-    assert many < few + 12.0
-
-
 def test_the_command_makes_a_dataset_that_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main("data synth tiny-1 --users 60 --items 80 --interactions-per-user 12 --blocks 2".split()) == 0
@@ -169,13 +124,6 @@ def test_the_command_makes_a_dataset_that_runs(tmp_path, monkeypatch, capsys):
     assert lines[3].startswith("then: run_bench.py ")
     assert main([*lines[3].split()[2:], "--set", "rounds=1", "--quiet"]) == 0
     assert "ndcg@20" in capsys.readouterr().out
-
-
-def test_the_command_has_the_defaults_of_a_world():
-    args = parse(["data", "synth", "x"])
-    made = World(args.users, args.items, args.interactions_per_user, args.blocks, args.base_share, args.exponent,
-                 args.activity, args.taste, args.drift, args.seed)
-    assert made == World(1000, 1000)
 
 
 @pytest.mark.parametrize("words,message", [

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 
 import numpy as np
 import pytest
 import torch
-from helpers import ITEM, build, federation
+from helpers import ITEM
 from recbole.evaluator.metrics import AveragePopularity, ItemCoverage
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.data.stream import Ragged
 from fedcl_bench.evaluation import beyond_accuracy
 from fedcl_bench.evaluation.beyond_accuracy import analyse_lists, catalogue_of, summarise
 from fedcl_bench.evaluation.ranking import UserScores
@@ -75,14 +73,6 @@ def test_against_plain_loops(world):
     assert set(kinds["known"].values()) == {0.0, 1.0}  # the world has both
 
 
-def test_an_item_that_a_user_has_twice_has_one_owner(world):
-    (first, second), model, users, lists = world
-    twice = dataclasses.replace(second, train=Ragged(2 * second.train.indptr, second.train.values.repeat_interleave(2)))
-    kinds, doubled = (by_kind(analyse_lists(steps, catalogue_of(steps, model.item_vectors), users, lists))
-                      for steps in ([first, second], [first, twice]))
-    assert doubled["novelty"] == kinds["novelty"] and doubled["popularity"] != kinds["popularity"]
-
-
 def test_recboles_metrics(world):
     steps, model, users, lists = world
     kinds = by_kind(analyse_lists(steps, catalogue_of(steps, model.item_vectors), users, lists))
@@ -126,17 +116,6 @@ def test_groups(world):
     assert groups["least-active"]["ndcg@3"] == [pytest.approx(values.numpy()[least].mean())]
     assert set(groups) == set(beyond_accuracy.GROUPS) and result["lists"]["coverage@3"][0] <= 1.0
     assert summarise([(1, 1, UserScores(users, {"ndcg@3": values}))], [], 3) == {}
-
-
-def test_every_block_of_a_run_has_it(registry):
-    stream = growing_stream()
-    ft, fedmf = build(registry, "method", "ft"), build(registry, "backbone", "fedmf")
-    *_, progress = run(federation(registry, stream, ft, fedmf, rounds=2))
-    assert all(scores.lists is None for _, _, scores in progress.tests)
-    result = summarise(progress.tests, progress.analysis, 10)
-    for row in (*result["lists"].values(), *(row for group in result["groups"].values() for row in group.values())):
-        assert len(row) == len(stream.steps)
-    assert result["groups"]["old-users"]["users"][0] == 0 and result["groups"]["old-items"]["recall@10"][0] is None
 
 
 def test_by_group_on_the_command_line(tmp_path, capsys, monkeypatch):
@@ -191,33 +170,3 @@ def test_sessions_against_plain_loops(registry, candidates):
         for prefix in {"", full}:
             assert kinds[f"{prefix}recall {name}"][user] == float(scores.values[f"{prefix}recall@3"][row])
     assert sum(kinds[beyond_accuracy.RECOMMENDED].values()) == 3 * len(scores.users) and "known" not in kinds
-
-
-def test_groups_of_sessions(registry):
-    _, step, progress = session_run(registry, sampled_candidates=8)
-    result = summarise(progress.tests, progress.analysis, 3)
-    assert set(result["groups"]) == set(beyond_accuracy.GROUPS)
-    for group in ("new-users", "old-users", "new-items", "old-items"):
-        values = result["groups"][group]
-        assert values["users"] == [0] and all(value == [None] for name, value in values.items() if name != "users")
-    (_, _, scores), = progress.tests
-    users = result["groups"]["popular-items"]["users"][0] + result["groups"]["rare-items"]["users"][0]
-    assert users == len(scores.users)
-    assert {"recall@3", "all:recall@3", "users"} == set(result["groups"]["rare-items"])
-    assert {"hit@3", "all:hit@3"} <= set(result["groups"]["least-active"])
-    assert set(result["lists"]) == {f"all:{name}@3" for name in ("coverage", "novelty", "popularity", "distance")}
-    least = scores.users[step.train.lengths[scores.users].argsort(stable=True)[:-(-len(scores.users) // 4)]]
-    chosen = torch.isin(scores.users, least)
-    assert result["groups"]["least-active"]["all:ndcg@3"] == [pytest.approx(
-        scores.values["all:ndcg@3"][chosen].mean().item())]
-
-
-def test_by_group_of_sessions_on_the_command_line(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    command = ["--method", "ft", "--backbone", "fedmf", "--quiet"]
-    for setting in ("stream=sessions", "min_session_length=5", "min_sessions=4", "rounds=1"):
-        command += ["--set", setting]
-    assert main([*command, "--by", "new-users,least-active,rare-items"]) == 0
-    out = capsys.readouterr().out
-    assert "hit@10 least-active" in out and "all:recall@10 rare-items" in out
-    assert "nobody is in new-users, as the stream has a single step" in out

@@ -76,17 +76,6 @@ def test_rank_all_equals_plain_python(seed):
     assert result.values[f"ndcg@{k}"].tolist() == pytest.approx([n for _, _, n in expected])
 
 
-def test_rank_all_in_pieces_is_the_same(monkeypatch):
-    torch.manual_seed(0)
-    model = Snapshot({"items": torch.zeros(30, 1)}, {"scores": torch.randn(17, 30)})
-    target, mask = ragged(*([i % 30, (i + 3) % 30] for i in range(17))), ragged(*([(i + 1) % 30] for i in range(17)))
-    whole = rank_all(TableBackbone(), model, target, [mask], [10])
-    monkeypatch.setattr(SIZES, "scored", 61)
-    pieces = rank_all(TableBackbone(), model, target, [mask], [10])
-    for name in whole.values:
-        assert torch.equal(whole.values[name], pieces.values[name])
-
-
 def test_masked_target_is_never_a_hit():
     """With fewer unmasked candidates than K, a masked item at the end of the list does not count."""
     model = Snapshot({"items": torch.zeros(4, 1)}, {"scores": torch.tensor([[4.0, 3.0, 2.0, 1.0]])})
@@ -101,8 +90,8 @@ def test_lists_longer_than_the_items_are_refused():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("columns", [1, 7, 40, 319, 320, 333, 2047, 2048, 5000, 50001])
-@pytest.mark.parametrize("k", [1, 20, 150])
+@pytest.mark.parametrize("columns", [1, 40, 319, 320, 2047, 2048, 50001])
+@pytest.mark.parametrize("k", [1, 150])
 @pytest.mark.parametrize("compiled", [True, False])
 def test_highest_are_those_of_a_stable_sort(columns, k, dtype, compiled, monkeypatch):
     """Few different values, so that nearly all are equal to others; some are not numbers, infinite or -0."""
@@ -110,7 +99,7 @@ def test_highest_are_those_of_a_stable_sort(columns, k, dtype, compiled, monkeyp
         monkeypatch.setattr(ops, "why_not", lambda: "switched off")
     generator = torch.Generator().manual_seed(columns)
     special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, -torch.nan], dtype=dtype)
-    for values in (special, torch.arange(-3.0, 4.0, dtype=dtype), torch.randn(10 ** 6, generator=generator).to(dtype)):
+    for values in (special, torch.arange(-3.0, 4.0, dtype=dtype), torch.randn(10 ** 5, generator=generator).to(dtype)):
         scores = values[torch.randint(len(values), (5, columns), generator=generator)]
         expected = scores.sort(dim=1, descending=True, stable=True).indices[:, :k]
         assert torch.equal(highest(scores, k), expected)
@@ -120,12 +109,6 @@ def test_of_equal_scores_the_smaller_item_comes_first():
     model = Snapshot({"items": torch.zeros(50, 1)}, {"scores": torch.zeros(3, 50)})
     result = rank_all(TableBackbone(), model, ragged([0], [4], [7]), [ragged([], [0, 2], [])], [3])
     assert result.values["mrr@3"].tolist() == [1.0, 1 / 3, 0.0]
-
-
-def test_nobody_with_an_item_to_find():
-    model = Snapshot({"items": torch.zeros(4, 1)}, {"scores": torch.zeros(2, 4)})
-    result = rank_all(TableBackbone(), model, ragged([], []), [ragged([0], [])], [2])
-    assert (len(result.users), result.values["ndcg@2"].shape) == (0, (0,))
 
 
 def test_an_item_to_find_twice_counts_once():

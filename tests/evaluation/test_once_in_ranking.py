@@ -60,9 +60,8 @@ def test_once_for_a_ranking_and_anew_for_the_next():
 
 
 @pytest.mark.parametrize("method, backbone, costly, settings", [
-    ("ffmsr", "ffmsr", "adapter", {}), ("ft", "unisrec", "adapter", {}), ("ft", "vqrec", "embedding_bag", {}),
-    ("ffmsr", "unisrec", "adapter", {"semantics": True}), ("ft", "ccdr", "sparse", {}),
-    ("feddcsr", "feddcsr", "sparse", {}), ("ffmsr", "recbole:FDSA", "adapter", {"semantics": True})])
+    ("ffmsr", "ffmsr", "adapter", {}), ("ft", "vqrec", "embedding_bag", {}), ("ft", "ccdr", "sparse", {}),
+    ("ffmsr", "recbole:FDSA", "adapter", {"semantics": True})])
 def test_ranks_are_those_of_each_batch_alone(monkeypatch, method, backbone, costly, settings):
     """After items have changed too; and what costs most is done once for all batches."""
     f = Pair(discover(), method, backbone, "domains", settings).federation()

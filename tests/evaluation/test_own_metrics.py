@@ -25,7 +25,6 @@ from fedcl_bench.runs.compact import write
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.runs.store import load_runs
-from fedcl_bench.core.tuning import SIZES
 from fedcl_bench.testing import assert_passed, check_metric
 
 QUICK = {"k_core": 50, "rounds": 1}
@@ -150,22 +149,6 @@ def test_of_streams_of_sessions(mine):
     assert torch.equal(scores.values["all:novelty@10"], novelty)
 
 
-def test_of_earlier_blocks_and_in_pieces(mine, monkeypatch):
-    """Every test has them, and they do not depend on how many users are ranked at once."""
-    config = config_of(mine, extra_metrics="map,tail,distance,novelty,popularity")
-    whole = finish(config)
-    assert len(whole.tests) == 10
-    monkeypatch.setattr(SIZES, "scored", 5000)
-    pieces = finish(config)
-    for (_, _, one), (_, _, other) in zip(whole.tests, pieces.tests):
-        for name in ("map@20", "tail@20", "distance@20", "novelty@20", "popularity@20"):
-            torch.testing.assert_close(one.values[name], other.values[name], rtol=0.0, atol=1e-9)
-    last = whole.tests[-1][2]
-    for name in ("novelty", "popularity", "distance"):
-        *_, (ids, values) = [row[2:] for row in whole.analysis if row[1] == name]
-        assert torch.equal(ids, last.users) and torch.equal(values, last.values[f"{name}@20"])
-
-
 def test_few_users_have_intervals_of_shares_alone():
     """A mean beyond [0, 1] is no share, so it has no interval of one."""
     values = {"per_block": [0.5], "avg_incremental": None}
@@ -215,13 +198,6 @@ def test_a_name_that_is_taken(tmp_path):
         discover([tmp_path])
 
 
-@pytest.mark.parametrize("name", ["all:x", "x@5", "Mine"])
-def test_what_is_no_name_of_a_metric(tmp_path, name):
-    (tmp_path / "mine.py").write_text(PAGE.replace('name = "map"', f'name = "{name}"'), encoding="utf-8")
-    registry = discover([tmp_path])
-    assert f"its name is '{name}'" in registry.broken["mine"] and name not in registry.names("metric")
-
-
 def test_a_record_that_lacks_a_metric_says_so(mine, folder, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fb.run("ft", "fedmf", progress=False, **QUICK)
@@ -231,20 +207,6 @@ def test_a_record_that_lacks_a_metric_says_so(mine, folder, tmp_path, capsys, mo
     assert "Known: " in capsys.readouterr().err
     assert main(["compare", "ft", "f3crec", "--backbone", "fedmf", "--metric", "novelty@20", *small]) == 2
     assert "other metrics with --set extra_metrics=NAME" in capsys.readouterr().err
-
-
-def test_seeds_without_the_metric_are_left_out_and_named(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for method, seeds in (("ft", (0, 1, 2)), ("f3crec", (0, 1))):
-        for seed in seeds:
-            extra = {"extra_metrics": "novelty"} if seed != 1 else {}
-            fb.run(method, "fedmf", first_seed=seed, progress=False, **QUICK, **extra)
-    capsys.readouterr()
-    assert main(["compare", "f3crec", "ft", "--backbone", "fedmf", "--metric", "novelty@20", "--set", "rounds=1",
-                 "--set", "k_core=50"]) == 0
-    assert "over the common seeds 0; left out, as not both have them with the metric: 1, 2." in \
-        " ".join(capsys.readouterr().out.split())
-
 
 
 # What `check` says

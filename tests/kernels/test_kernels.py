@@ -214,13 +214,6 @@ def test_nearest_entries_to_the_bit(without, dtype, items, entries, k):
 
 
 @compiled
-def test_of_keys_at_the_same_distance_the_first_is_the_nearest():
-    keys = torch.tensor([[[1.0], [0.0], [1.0], [1.0]]])
-    _, entries = nearest_entries(torch.tensor([[[1.0], [0.5]]]), keys, torch.ones(1, 4, dtype=torch.bool), 3)
-    assert entries[0].T.tolist() == [[0, 2, 3], [0, 1, 2]]
-
-
-@compiled
 def test_keys_to_the_bit(without):
     def drawn():
         keys = rng.client_keys(5, torch.arange(40))
@@ -300,7 +293,8 @@ def test_arguments_of_other_types_are_refused():
 
 
 @compiled
-@pytest.mark.parametrize("processor", [pytest.param([], marks=pytest.mark.long), ["-march=native"]], ids=str)
+@pytest.mark.long
+@pytest.mark.parametrize("processor", [[], ["-march=native"]], ids=str)
 def test_kernels_stay_within_their_memory(tmp_path, processor):
     """On random sizes, under the sanitizers of the compiler."""
     program = tmp_path / "kernels_memory"

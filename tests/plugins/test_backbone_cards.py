@@ -213,17 +213,6 @@ def test_fedrap_l2_sparsity(registry):
     assert loss == pytest.approx(LN2 - 0.1 * 0.04 + 0.1 * 0.09)
 
 
-def test_fedrap_terms_are_means_over_the_batch(registry):
-    """Items outside the batch have no part in the loss and do not move, but for weight decay."""
-    backbone, model = constant_fedrap(registry, l2=0.0)
-    after, _, drawn = train_once(backbone, model, ragged([1, 4, 7]), LocalSettings(negatives=1))
-    untouched = [i for i in range(10) if i not in {1, 4, 7, *drawn[0]}]
-    for before, now in ((model.public[COMMON], after.public[COMMON]),
-                        (model.private[PERSONAL][0], after.private[PERSONAL][0])):
-        assert untouched and torch.equal(now[untouched], before[untouched])
-        assert (now[[1, 4, 7]] != before[[1, 4, 7]]).all()
-
-
 def test_fedrap_learning_rates(registry):
     """After 3 rounds base x .97^3; inside a round after b batches x .95^b, counted over its epochs and anew in each."""
     backbone = build(registry, "backbone", "fedrap", lr=0.5, lr_items=200.0, dim=2)
@@ -237,22 +226,6 @@ def test_fedrap_learning_rates(registry):
         train_once(backbone, initial(backbone, 1, 10), ragged([1, 4, 7]), LocalSettings(batch_size=10, local_epochs=2),
                    round_=round_)
     assert asked == [(10, round_, batch) for round_ in (3, 4) for batch in range(4)]
-
-
-def test_fedrap_sparsity_is_logged(registry, stream):
-    """Every round's row has the share of entries of C of at most 1e-4."""
-    backbone = build(registry, "backbone", "fedrap", lr_items=1.0, mu=0.05, dim=4)
-    shares = []
-    for progress in run(federation(registry, stream, build(registry, "method", "ft"), backbone, rounds=2)):
-        if not progress.round:
-            continue
-        entries = progress.model.public[COMMON].flatten().tolist()
-        shares.append(sum(abs(x) <= 1e-4 for x in entries) / len(entries))
-        assert progress.curve[-1]["sparsity"] == pytest.approx(shares[-1])
-    assert len(shares) == 8
-    sparse = initial(backbone, 1, 8).public[COMMON]
-    sparse[:2] = torch.tensor([1e-4, -1e-4, 0.0, 2e-4])
-    assert backbone.diagnostics({COMMON: sparse}) == {"sparsity": pytest.approx(6 / 32)}
 
 
 def test_fedrap_keeps_its_own_view(registry):
@@ -323,27 +296,11 @@ def test_gpfedrec_pull_concerns_the_whole_table(registry):
     assert loss - without == pytest.approx(2.0 * (0.25 + 0.01) / 2)
 
 
-def test_gpfedrec_starts_a_round_from_the_mean_and_keeps_near_its_own(registry, stream):
-    """Round 2's clients start from the broadcast table and are pulled to R_u: with a learning rate of almost 0 every
-    upload is that table."""
-    backbone = build(registry, "backbone", "gpfedrec", dim=3, hidden=(4,), lr=0.01)
-    rounds = iter(run(federation(registry, stream, build(registry, "method", "ft"), backbone)))
-    first = next(rounds).model
-    users = (stream.steps[0].train.lengths > 0).nonzero().flatten()
-    public, served = backbone.serve({ITEM: first.local[ITEM][users]})
-    assert torch.equal(first.public[ITEM], public[ITEM]) and torch.equal(first.served[ITEM][users], served[ITEM])
-    still = build(registry, "backbone", "gpfedrec", dim=3, hidden=(4,), lr=1e-12)
-    chunks = make_chunks(stream.steps[0], users, LocalSettings(), 3, Needs(whole_tables=True))
-    second, _, _ = train_round(chunks, first, still, Method(NoSettings()), LocalSettings(), 0, 0, 1)
-    torch.testing.assert_close(second.local[ITEM][users], first.public[ITEM].expand(len(users), -1, -1))
-
-
 # RLP2 --------------------------------------------------------------------------------------------------------------
 
-BACKBONES = {"fedmf": {}, "fedncf": {"lr": 0.01, "lr_eta": 20.0}, "pfedrec": {"lr": 0.02, "lr_eta": 20.0},
-             "pfedrec-local": {"lr": 0.02, "lr_eta": 20.0, "eval_item_table": "local"},
-             "fedrap": {"lr_items": 1.0, "dim": 8}, "gpfedrec": {"lr": 0.01, "lr_eta": 20.0, "dim": 8, "hidden": (8,)},
-             "biasmf": {}, "ncf": {"dim": 8, "hidden": (8,)}}
+# What goes different ways through the engine.
+BACKBONES = {"fedmf": {}, "fedrap": {"lr_items": 1.0, "dim": 8}, "ncf": {"dim": 8, "hidden": (8,)},
+             "gpfedrec": {"lr": 0.01, "lr_eta": 20.0, "dim": 8, "hidden": (8,)}}
 
 
 def same_run(a, b, tolerance=0.0):
@@ -362,7 +319,7 @@ def test_lambda_zero_is_ft(registry, stream, name):
     """RLP2 and SPP with weight 0 are FT, bit by bit but for one case: tables, curve and every user's test scores; with
     a weight not."""
     def whole(method, **settings):
-        backbone = build(registry, "backbone", name.split("-")[0], **BACKBONES[name])
+        backbone = build(registry, "backbone", name, **BACKBONES[name])
         local = LocalSettings(optimiser="adam" if backbone.pairwise else "sgd", batch_size=32)
         return finish(federation(registry, stream, build(registry, "method", method, **settings), backbone, rounds=3,
                                  local=local, init_from="best"))
@@ -375,13 +332,6 @@ def test_lambda_zero_is_ft(registry, stream, name):
     for method, settings in (("rlp2", {"lambda_error": 0.5}), ("spp", {"lambda_replay": 0.5})):
         with pytest.raises(AssertionError):
             same_run(whole(method, **settings), ft, tolerance)
-
-
-def test_rlp2_leaves_training_alone(registry, stream):
-    """Only rankings are corrected: after as many rounds the last tables are FT's."""
-    ft, rlp2 = (finish(federation(registry, stream, build(registry, "method", name), rounds=3))
-                for name in ("ft", "rlp2"))
-    assert all(torch.equal(a, b) for a, b in zip(ft.model.tables(), rlp2.model.tables(), strict=True))
 
 
 def with_memory(registry, keys, errors, filled=None, **settings):
@@ -422,32 +372,6 @@ def test_rlp2_two_nearest_by_hand(registry, memories):
     near, far = math.exp(-1 / 2), math.exp(-4 / 2)
     error = (near * 0.5 + far * -0.25) / (near + far)
     torch.testing.assert_close(corrected[:, 2], torch.sigmoid(scores[:, 2]) + 0.1 * error)
-
-
-def test_rlp2_reads_only_its_own_memory(registry, memories):
-    """Another memory of user 1 changes user 1's scores and nobody else's, whoever is scored together."""
-    backbone, model, scores = memories
-    torch.manual_seed(3)
-    keys, errors = torch.randn(4, 5, 3).double(), torch.rand(4, 5).double()
-    other_keys, other_errors = keys.clone(), errors.clone()
-    other_keys[1], other_errors[1] = torch.randn(5, 3), -errors[1]
-    a, b = (with_memory(registry, k, e).rescore(torch.arange(4), scores.clone(), model, backbone)
-            for k, e in ((keys, errors), (other_keys, other_errors)))
-    assert torch.equal(a[[0, 2, 3]], b[[0, 2, 3]]) and (a[1] != b[1]).any()
-    some = torch.tensor([3, 1])
-    method = with_memory(registry, keys, errors)
-    torch.testing.assert_close(method.rescore(some, scores[some].clone(), model, backbone), a[some])
-
-
-def test_rlp2_users_without_memory_rank_as_before(registry, memories):
-    """A new user's and an empty memory's ranking is the model's, also where sigmoid(s) is 1 in double precision."""
-    backbone, model, scores = memories
-    scores[1:] = torch.tensor([40.0, 60.0, 50.0, 45.0, 55.0, 65.0]).double()
-    method = with_memory(registry, model.public[ITEM][:2].expand(2, 2, 3), [[0.5, -0.5]] * 2,
-                         [[True, True], [False, False]])  # users 2 and 3 are new, user 1's memory is empty
-    corrected = method.rescore(torch.arange(4), scores.clone(), model, backbone)
-    assert (corrected[0] != torch.sigmoid(scores[0])).any()
-    assert all(torch.equal(corrected[u].argsort(), scores[u].argsort()) for u in (1, 2, 3))
 
 
 def test_rlp2_mask_comes_after_the_correction(registry):
@@ -544,13 +468,6 @@ def test_spp_proxies_are_moving_averages(registry):
     assert torch.equal(extreme.client_state["stability:" + USER], torch.ones(1, 1).double())
 
 
-def test_spp_new_rows_are_copied_from_the_model(registry):
-    moved_average = module_of(registry, "method", "spp").moved_average
-    old, new = torch.ones(2, 3), torch.full((4, 3), 5.0)
-    assert moved_average(old, new, 0.75).tolist() == [[2.0] * 3] * 2 + [[5.0] * 3] * 2
-    assert moved_average(old[:, :2], new, 0.75)[0].tolist() == [2.0, 2.0, 5.0]  # a personal table, with a new item
-
-
 def test_spp_weight_example(registry):
     """Rank 1000 under W and 0 under S, eps 1e-4: exp(.1) = 1.105; others of S's top A lost one place: exp(-1e-4)."""
     old = [-float(i) for i in range(1200)]
@@ -564,17 +481,6 @@ def test_spp_weight_example(registry):
     assert labels == pytest.approx([1 / (1 + math.exp(-1.0)), 0.5])
 
 
-def test_spp_masks_before_ranking(registry):
-    """Items of this and the previous block's training take no place in either ranking."""
-    old = [-float(i) for i in range(1200)]
-    old[1000] = 1.0
-    seen = [[700], [3], [5, 1100]]
-    method = after_blocks(registry, [old, [-float(i) for i in range(1200)]], seen, stability=1.0, proxy_top=50)
-    assert method.client_state["stability items"][0].tolist() == [1000, *(i for i in range(51) if i not in (3, 5))]
-    # Items 3 and 5 are out, so W ranks 1000 at 998; 700 and 1100 change nothing: block 0 is over, 1100 ranks lower.
-    assert float(method.client_state["stability weights"][0, 0]) == pytest.approx(1e-4 * 998)
-
-
 def test_spp_plasticity_without_past_is_uniform(registry):
     """p_w = 0: P = W, every rank gap is 0, and draws are uniform over the top A."""
     torch.manual_seed(0)
@@ -584,12 +490,12 @@ def test_spp_plasticity_without_past_is_uniform(registry):
     top = starts[1].argsort(descending=True)[:20].tolist()
     assert method.client_state["plasticity items"][0].tolist() == top
     user = torch.tensor([0])
-    drawn = [method.replayed_items(user, DrawKey(0, 1, r))[0].tolist() for r in range(1500)]
+    drawn = [method.replayed_items(user, DrawKey(0, 1, r))[0].tolist() for r in range(500)]
     assert all(len(set(items)) == 4 for items in drawn)  # without replacement
     counts = [sum(i in items for items in drawn) for i in top]
-    assert sum(counts) == 6000
+    assert sum(counts) == 2000
     # Without replacement counts vary by 1 - 3/19 less than independent ones.
-    expected = 300
+    expected = 100
     chi2 = sum((c - expected) ** 2 / expected for c in counts) / (1 - 3 / 19)
     assert stats.chi2(19).sf(chi2) > 1e-3
 
@@ -600,8 +506,8 @@ def test_spp_draws_follow_the_weights(registry):
     old[90] = 1.0
     method = after_blocks(registry, [old, [-float(i) for i in range(100)]], stability=1.0, proxy_top=10, stable_items=1,
                           plastic_items=0, rank_eps=math.log(9.0) / 91)  # weights 9 r and 1 r: gaps 90 and -1
-    drawn = torch.cat([method.replayed_items(torch.tensor([0]), DrawKey(0, 2, r))[0] for r in range(1500)])
-    assert stats.binomtest(int((drawn == 90).sum()), 1500, 0.5).pvalue > 1e-3
+    drawn = torch.cat([method.replayed_items(torch.tensor([0]), DrawKey(0, 2, r))[0] for r in range(500)])
+    assert stats.binomtest(int((drawn == 90).sum()), 500, 0.5).pvalue > 1e-3
 
 
 def test_spp_annealing(registry):
@@ -614,17 +520,6 @@ def test_spp_annealing(registry):
     assert tenth / first == pytest.approx(0.3679, abs=5e-5)
 
 
-@pytest.mark.parametrize("old,new", [(3.0, 1.0), (1.0, 3.0)])
-def test_spp_duplicate_keeps_the_larger_label(registry, old, new):
-    """An item drawn from both proxies counts once, with the larger probability."""
-    method = after_blocks(registry, [[old, 0.0, -1.0], [new, 0.0, -1.0]], stability=1.0, plasticity=0.0, proxy_top=1,
-                          stable_items=1, plastic_items=1, lambda_replay=1.0)
-    assert method.replayed_items(torch.tensor([0]), DrawKey(0, 1)).tolist() == [[0, 0]]
-    label = 1 / (1 + math.exp(-3.0))
-    loss = float(method.local_loss(Replay([0], 0, [[0.2, 0.2]])))
-    assert loss == pytest.approx(math.log(1 + math.exp(0.2)) - label * 0.2)
-
-
 def test_spp_reductions(registry):
     """Two items of each proxy, all different: their cross-entropies are averaged, or summed as in CCD."""
     starts = [[3.0, 2.0, 0.0, 0.0], [0.0, 0.0, 3.0, 2.0]]
@@ -635,12 +530,6 @@ def test_spp_reductions(registry):
     batch = Replay([0], 0, [[0.0] * 4])
     assert float(mean.local_loss(batch)) == pytest.approx(LN2)
     assert float(total.local_loss(batch)) == pytest.approx(4 * LN2)
-
-
-def test_spp_new_users_replay_nothing(registry):
-    method = after_blocks(registry, [[3.0, 1.0, 0.0]], proxy_top=2, stable_items=2)
-    loss = method.local_loss(Replay([0, 1], 0, [[0.5, 0.5], [0.5, 0.5]]))
-    assert float(loss[0]) > 0 and float(loss[1]) == 0
 
 
 @pytest.mark.parametrize("name", ["fedmf", "fedrap"])
@@ -683,7 +572,7 @@ ITEM_BIAS, USER_BIAS, GLOBAL_BIAS = "item_bias.weight", "user_bias.weight", "glo
 TUTORIAL = LocalSettings(optimiser="adam", batch_size=256, local_epochs=5)
 
 
-@pytest.mark.parametrize("settings", [TUTORIAL, replace(TUTORIAL, batch_size=7), LocalSettings()])
+@pytest.mark.parametrize("settings", [replace(TUTORIAL, batch_size=7), LocalSettings()])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_biases_that_cancel_never_move(registry, settings, dtype):
     """User bias and global bias cancel in every pair: they stay exactly where they are, under Adam too."""
@@ -698,30 +587,8 @@ def test_biases_that_cancel_never_move(registry, settings, dtype):
     assert (after.private[USER] != private[USER]).any(1).all()
 
 
-@pytest.mark.parametrize("name", ["biasmf", "ncf"])
-def test_tutorial_mean_weighs_clients_by_interactions(registry, name):
-    """Clients of 3 interactions and 1: new = 3/4 of the first's upload + 1/4 of the other's, dense layers too."""
-    backbone = build(registry, "backbone", name, lr=0.05, dim=4, init_std=1.0,
-                     **({"hidden": (6, 5)} if name == "ncf" else {}))
-    model = initial(backbone, 2, 12)
-    both = ragged([1, 5, 8], [3])
-    first, second = (train_once(backbone, model, lists, TUTORIAL)[0]
-                     for lists in (ragged([1, 5, 8], []), ragged([], [3])))
-    after, _, _ = train_once(backbone, model, both, TUTORIAL, weights=both.lengths.double())
-    different = set()
-    for kind in ("public", "dense"):
-        for key, new in getattr(after, kind).items():
-            a, b = getattr(first, kind)[key], getattr(second, kind)[key]
-            torch.testing.assert_close(new, 0.75 * a + 0.25 * b)
-            if not torch.equal(a, b):
-                different.add(key)
-                assert not torch.allclose(new, 0.5 * (a + b), rtol=1e-9, atol=0.0)
-    assert different >= set(model.public)
-
-
-@pytest.mark.parametrize("name", ["biasmf", "ncf"])
-def test_tutorial_run_uses_that_mean(registry, stream, name):
-    """It is the default of both, and what a run does."""
+def test_tutorial_run_uses_that_mean(registry, stream, name="ncf"):
+    """It is the default, and what a run does."""
     config = make_config(registry, "ft", name, "ml-100k")
     assert config.server.weighting == "interactions"
     assert config.local == TUTORIAL
@@ -737,19 +604,6 @@ def test_tutorial_run_uses_that_mean(registry, stream, name):
         assert torch.equal(value, same) and (key == "output.bias") == torch.equal(value, other)
 
 
-def test_tutorial_item_biases_leak_the_positives(registry):
-    """After one round of one client its upload's item biases are up for positives, down for the sampled negatives, and
-    unchanged elsewhere: an attacker's perfect separation."""
-    backbone = build(registry, "backbone", "biasmf")
-    model = initial(backbone, 1, 60)
-    positives = [4, 9, 17, 31]
-    after, _, drawn = train_once(backbone, model, ragged(positives), TUTORIAL)
-    change = (after.public[ITEM_BIAS] - model.public[ITEM_BIAS])[:, 0]
-    negatives = sorted(set(drawn[0]))
-    rest = [i for i in range(60) if i not in positives + negatives]
-    assert rest and (change[positives] > 0).all() and (change[negatives] < 0).all() and (change[rest] == 0).all()
-
-
 def test_tutorial_groups_are_explicit(registry):
     """NCF's MLP user vector is private, its layers are public; MF's user and global biases are private."""
     ncf, mf = (initial(build(registry, "backbone", name), 2, 5) for name in ("ncf", "biasmf"))
@@ -758,44 +612,6 @@ def test_tutorial_groups_are_explicit(registry):
     assert {key.split(".")[0] for key in ncf.dense} == {"mlp", "output"}
     assert set(mf.public) == {ITEM, ITEM_BIAS} and set(mf.private) == {USER, USER_BIAS, GLOBAL_BIAS} and not mf.dense
     assert all((mf.private[key] == 0).all() for key in (USER_BIAS, GLOBAL_BIAS)) and (mf.public[ITEM_BIAS] == 0).all()
-
-
-def test_ncf_bpr_on_sigmoids_saturates(registry):
-    """On sigmoid outputs a pair's loss stays within (log(1 + 1/e), log(1 + e)), on logits it has no bound."""
-    scores, losses = {}, {}
-    one, other = torch.cartesian_prod(torch.arange(30), torch.arange(30)).T
-    for output in ("logit", "sigmoid"):
-        backbone = build(registry, "backbone", "ncf", dim=4, hidden=(6, 5), init_std=1.0, output=output)
-        model = initial(backbone, 1, 30)
-        model = replace(model, dense={**model.dense, "output.weight": 20 * model.dense["output.weight"]})
-        scores[output] = s = score_users(backbone, model, torch.tensor([0]))[0]
-        losses[output] = backbone.pair_loss(s[one, None], s[other, None], torch.ones(1, 1))  # one pair per client
-    torch.testing.assert_close(scores["sigmoid"], torch.sigmoid(scores["logit"]))
-    low, high = math.log(1 + math.exp(-1)), math.log(1 + math.e)
-    assert low < losses["sigmoid"].min() < low + 0.05 and high - 0.05 < losses["sigmoid"].max() < high
-    assert losses["logit"].min() < low - 0.2 and losses["logit"].max() > high + 2
-    unequal = (scores["logit"][one] - scores["logit"][other]).abs() > 0.01
-    assert unequal.any() and (losses["logit"] != losses["sigmoid"])[unequal].all()
-
-
-def test_ncf_outputs_train_differently(registry):
-    def once(output):
-        backbone = build(registry, "backbone", "ncf", dim=4, hidden=(6, 5), lr=0.1, output=output)
-        return train_once(backbone, initial(backbone, 1, 12), ragged([1, 5, 8]), TUTORIAL)
-    (a, loss_a, _), (b, loss_b, _) = once("logit"), once("sigmoid")
-    assert loss_a != loss_b and not torch.allclose(a.dense["output.weight"], b.dense["output.weight"])
-
-
-@pytest.mark.parametrize("name", ["biasmf", "ncf"])
-def test_tutorial_single_pair(registry, name):
-    """A batch of one pair: one positive with one negative."""
-    backbone = build(registry, "backbone", name, dim=4)
-    model = initial(backbone, 1, 3)
-    after, loss, drawn = train_once(backbone, model, ragged([1]), replace(TUTORIAL, negatives=1, local_epochs=1))
-    assert loss == pytest.approx(LN2, abs=1e-3) and len(drawn[0]) == 1
-    for key, rows in after.public.items():
-        moved = (rows != model.public[key]).any(1).tolist()
-        assert moved == [item in (1, drawn[0][0]) for item in range(3)]
 
 
 # Any backbone ------------------------------------------------------------------------------------------------------

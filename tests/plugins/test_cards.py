@@ -18,7 +18,13 @@ from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.kernels import ops
 from fedcl_bench.training.sampling import make_chunks
 from fedcl_bench.plugin.local_settings import LocalSettings
-from fedcl_bench.testing.worlds import ragged
+from fedcl_bench.testing.worlds import ragged, small_stream
+
+
+@pytest.fixture(scope="module")
+def stream():
+    return small_stream()
+
 
 # FedMF -------------------------------------------------------------------------------------------------------------
 
@@ -105,25 +111,16 @@ def test_fedmf_starts_small_and_grows_consistently(registry):
 # FT ----------------------------------------------------------------------------------------------------------------
 
 
-def test_ft_is_f3crec_without_both_parts(registry, ml100k):
+def test_ft_is_f3crec_without_both_parts(registry, stream):
     """lambda_kd = 0 and beta = 0 give FT bit by bit, whatever N and eps are."""
-    ft = finish(federation(registry, ml100k, build(registry, "method", "ft")))
+    ft = finish(federation(registry, stream, build(registry, "method", "ft")))
     for settings in ({}, {"top_n": 50, "eps": 0.001}):
-        off = finish(federation(registry, ml100k, build(registry, "method", "f3crec", lambda_kd=0.0, beta=0.0,
+        off = finish(federation(registry, stream, build(registry, "method", "f3crec", lambda_kd=0.0, beta=0.0,
                                                         **settings)))
         assert torch.equal(off.model.public[ITEM], ft.model.public[ITEM])
         assert torch.equal(off.model.private[USER], ft.model.private[USER])
-    on = finish(federation(registry, ml100k, build(registry, "method", "f3crec")))
+    on = finish(federation(registry, stream, build(registry, "method", "f3crec")))
     assert not torch.equal(on.model.public[ITEM], ft.model.public[ITEM])
-
-
-def test_ft_keeps_users_without_data(registry, ml100k):
-    """A user absent from a block keeps the private vector."""
-    progress = finish(federation(registry, ml100k, build(registry, "method", "ft"), rounds=2))
-    absent = (ml100k.steps[3].train.lengths[:587] == 0).nonzero().flatten()
-    absent = [u for u in absent.tolist() if all(ml100k.steps[t].train.lengths[u] == 0 for t in (1, 2))]
-    base = next(p for p in run(federation(registry, ml100k, build(registry, "method", "ft"), rounds=2)) if p.trained)
-    assert absent and torch.equal(progress.model.private[USER][absent], base.model.private[USER][absent])
 
 
 # Reg ---------------------------------------------------------------------------------------------------------------
@@ -164,9 +161,9 @@ def test_reg_mean_is_sum_over_size(registry):
                                by_sum.row_penalty(ITEM)(rows, items) / (6 * 4))
 
 
-def test_reg_zero_is_ft(registry, ml100k):
-    ft = finish(federation(registry, ml100k, build(registry, "method", "ft"), rounds=2))
-    off = finish(federation(registry, ml100k, build(registry, "method", "reg", lambda_reg=0.0), rounds=2))
+def test_reg_zero_is_ft(registry, stream):
+    ft = finish(federation(registry, stream, build(registry, "method", "ft"), rounds=2))
+    off = finish(federation(registry, stream, build(registry, "method", "reg", lambda_reg=0.0), rounds=2))
     assert torch.equal(off.model.public[ITEM], ft.model.public[ITEM])
 
 
@@ -286,28 +283,28 @@ def test_f3crec_server_leaves_new_items(registry):
     torch.testing.assert_close(result[:3], (1 - gamma)[:, None] * mean[:3] + gamma[:, None] * previous)
 
 
-def test_f3crec_ablations(registry, ml100k):
+def test_f3crec_ablations(registry, stream):
     """cc and sc switch a part off, itm weighs every old item alike, arm replays whole lists."""
     previous, mean = torch.randn(3, 4), torch.randn(5, 4)
     uniform = f3crec_after_block(registry, previous, without="itm").aggregate({ITEM: mean})[ITEM]
     torch.testing.assert_close(uniform[:3], 0.1 * mean[:3] + 0.9 * previous)
     assert f3crec_after_block(registry, previous, without="sc").aggregate({ITEM: mean})[ITEM] is mean
     assert build(registry, "method", "f3crec", without="cc").replayed_items(torch.arange(3), DrawKey(0, 1)) is None
-    runs = {without: finish(federation(registry, ml100k, build(registry, "method", "f3crec", without=without),
+    runs = {without: finish(federation(registry, stream, build(registry, "method", "f3crec", without=without),
                                        rounds=3))
             for without in ("none", "cc", "arm", "sc", "itm")}
     tables = [p.model.public[ITEM] for p in runs.values()]
     assert all(not torch.equal(a, b) for i, a in enumerate(tables) for b in tables[:i])
-    kd = finish(federation(registry, ml100k, build(registry, "method", "kd"), rounds=3))
-    arm_only = finish(federation(registry, ml100k, build(registry, "method", "f3crec", without="arm", beta=0.0),
+    kd = finish(federation(registry, stream, build(registry, "method", "kd"), rounds=3))
+    arm_only = finish(federation(registry, stream, build(registry, "method", "f3crec", without="arm", beta=0.0),
                                  rounds=3))
     assert torch.equal(kd.model.public[ITEM], arm_only.model.public[ITEM])  # whole lists, plain mean: KD
 
 
-def test_f3crec_does_nothing_in_block_0(registry, ml100k):
+def test_f3crec_does_nothing_in_block_0(registry, stream):
     """Block 0 is FT's, so all methods share it: neither distillation nor the temporal mean runs."""
     def base(name):
-        return next(p for p in run(federation(registry, ml100k, build(registry, "method", name), rounds=3))
+        return next(p for p in run(federation(registry, stream, build(registry, "method", name), rounds=3))
                     if p.trained)
     ft = base("ft")
     for name in ("reg", "kd", "f3crec"):

@@ -76,43 +76,6 @@ def test_equals_a_single_client_module(registry, name, options, settings):
                                        msg=lambda m: f"{key}: {m}")
 
 
-def changed(some, session, position, item):
-    items = some.items.clone()
-    items[some.start[session] + position] = item
-    return Sessions(some.of_user, some.start, items, some.times)
-
-
-@ENCODERS
-def test_a_position_sees_no_later_item(registry, name, options):
-    backbone = build(registry, "backbone", name, layers=2, **options)
-    some = sessions(torch.Generator().manual_seed(2))
-    public, dense = parameters(backbone, len(LENGTHS), torch.Generator().manual_seed(3))
-    before = encode(backbone, public, dense, some)
-    new = (int(some.items[some.start[2] + 9]) + 1) % N_ITEMS
-    after = encode(backbone, public, dense, changed(some, 2, 9, new))
-    differs = (before != after).any(2)
-    assert not differs[2, :9].any() and differs[2, 9:].all()
-    assert not differs[[0, 1, 3]].any()
-
-
-@ENCODERS
-def test_dropout_of_a_client_does_not_depend_on_the_others(registry, name, options):
-    backbone = build(registry, "backbone", name, layers=2, **options)
-    some = sessions(torch.Generator().manual_seed(4))
-    public, dense = parameters(backbone, len(LENGTHS), torch.Generator().manual_seed(5))
-
-    def trained(users, round_=0):
-        users = torch.tensor(users)
-        dropout = Dropout(rng.client_keys(rng.key(0, "dropout", round_), users))
-        return encode(backbone, public, dense, some, dropout, users)
-
-    together = trained([0, 1, 2, 3])
-    for users in ([3, 1], [2], [1, 0, 3, 2]):
-        torch.testing.assert_close(trained(users), together[users], rtol=1e-12, atol=1e-12)
-    for other in (trained([0, 1, 2, 3], round_=1), encode(backbone, public, dense, some)):
-        assert (other[:, -1] != together[:, -1]).all()
-
-
 def test_dropout_draws_are_those_of_the_published_generator():
     """Entry e of call c is decided by 16 bits of number e // 4 + c 2^32 of the client's stream."""
     users, share = torch.tensor([5, 2]), 0.2
@@ -126,14 +89,6 @@ def test_dropout_draws_are_those_of_the_published_generator():
             # The 16 bits are read as a signed number, so that half of the values count from the middle.
             assert entries == [0.0 if (word + 32768) % 65536 < threshold else 65536 / (65536 - threshold)
                                for word in words]
-
-
-def test_dropout_drops_its_share_and_nothing_in_evaluation():
-    x = torch.ones(4, 50_000)
-    dropped = (Dropout(rng.client_keys(rng.key(0, "dropout"), torch.arange(4)))(x, 0.2) == 0.0).double().mean(1)
-    assert (dropped - 0.2).abs().max() < 4.0 * math.sqrt(0.2 * 0.8 / 50_000)
-    assert Dropout()(x, 0.2) is x
-    assert Dropout(torch.tensor([1, 2, 3, 4]))(x, 0.0) is x
 
 
 @ENCODERS

@@ -217,21 +217,6 @@ def test_the_loss_is_the_sum_of_its_terms(registry, monkeypatch, settings):
     assert loss == pytest.approx(expected, rel=1e-10)
 
 
-def test_every_setting_changes_the_loss(registry, monkeypatch):
-    values = [round(losses(registry, monkeypatch, **settings)[0], 12) for settings in SETTINGS
-              if settings != {"similarity_weight": 0.0}]
-    assert len(set(values)) == len(values)
-
-
-def test_before_the_server_has_sent_anything_there_is_no_similarity(registry):
-    first, without = (make(registry, anchor=False, **settings) for settings in ({}, {"similarity_weight": 0.0}))
-    values = []
-    for module in (first, without):
-        torch.manual_seed(2)
-        values.append(float(module.loss(BATCH, TARGETS).detach()))
-    assert values[0] == values[1]
-
-
 @pytest.mark.parametrize("padding", ["before", "after"])
 def test_items_are_ranked_by_the_means_alone_and_by_what_comes_before(registry, padding):
     module = make(registry, padding=padding).eval()
@@ -252,16 +237,6 @@ def test_the_graph_holds_shares_of_what_follows_within_a_history(registry):
     assert graph[5].tolist() == [0.5, 0, 0, 0, 0, 0.5, 0]
 
 
-def test_shuffled_histories_keep_their_items(registry):
-    torch.manual_seed(0)
-    batch = batch_of(*[[7, 8, 9, 5], [3]] * 400)
-    items = make(registry, max_length=4)._items(batch)
-    histories = items.shuffled().numbers.split(batch.lengths.tolist())
-    assert {tuple(each.tolist()) for each in histories[1::2]} == {(3,)}
-    assert {tuple(each.sort().values.tolist()) for each in histories[::2]} == {(5, 7, 8, 9)}
-    assert len({tuple(each.tolist()) for each in histories[::2]}) == 24
-
-
 def gradients(registry, **settings):
     """Names of parameters with a gradient that is not zero."""
     module = make(registry, **settings)
@@ -275,20 +250,6 @@ def test_every_parameter_is_trained_and_each_term_reaches_its_part(registry):
     names = {name for name, _ in make(registry, dim=8).named_parameters()}
     assert gradients(registry, dim=8, margin=2.0) == names
     assert gradients(registry, dim=8, similarity_weight=0.0) == {n for n in names if not n.startswith("discriminator")}
-
-
-def test_the_exclusive_terms_do_not_reach_the_shared_part(registry):
-    """Predicting by z_e and the contrast leave it alone: its gradient is that without them."""
-    grads = []
-    for settings in ({}, {"exclusive_weight": 0.0, "contrast_weight": 0.0}):
-        module = make(registry, **settings, negative="same")
-        torch.manual_seed(5)
-        module.loss(BATCH, TARGETS).backward()
-        grads.append({name: value.grad.clone() for name, value in module.named_parameters()})
-    for name in grads[0]:
-        if name.startswith("shared"):
-            assert torch.allclose(grads[0][name], grads[1][name], rtol=1e-9, atol=1e-14)
-    assert not torch.allclose(grads[0]["exclusive.items"], grads[1]["exclusive.items"])
 
 
 def test_the_servers_representations_stay_or_are_eroded(registry):
@@ -319,34 +280,3 @@ def test_a_domain_sends_its_shared_encoder_and_representations_alone(registry):
     received = method.aggregate([sent, method.upload(other, None)], torch.tensor([0.75, 0.25]).double(), None)
     assert torch.allclose(received[0]["anchor"], 0.75 * sent["anchor"] + 0.25 * other.sent)
     assert set(received[1]) <= set(other.state_dict())
-
-
-def test_a_short_batch_is_sent_as_many_times_as_rows_are_asked_for(registry):
-    module = make(registry, anchor_rows=5)
-    module.loss(batch_of([0, 1], [2]), torch.tensor([2, 3]))
-    assert torch.equal(module.sent, module.sent[[0, 1, 0, 1, 0]]) and not torch.equal(*module.sent[:2])
-
-
-def test_what_has_no_item_rows_starts_alike_in_all_domains(registry):
-    backbone, modules = build(registry, "backbone", "feddcsr", **SMALL), []
-    for data in (domain(), domain([[0, 1]] * 3, 2)):
-        torch.manual_seed(3)
-        modules.append(backbone.module(data))
-    for name, value in modules[0].state_dict().items():
-        if name not in modules[0].rows:
-            assert torch.equal(value, modules[1].state_dict()[name]), name
-
-
-def test_it_learns_what_follows(registry):
-    """A cycle of items, which training finds and an untrained module does not."""
-    users = [[(start + i) % 6 for i in range(5)] for start in range(6)]
-    torch.manual_seed(0)
-    module = build(registry, "backbone", "feddcsr", dim=16, max_length=5, dropout=0.1).module(domain(users, 6))
-    batch = batch_of(*(user[:length] for user in users for length in (1, 2, 3, 4)))
-    targets = torch.tensor([user[length] for user in users for length in (1, 2, 3, 4)])
-    optimiser = torch.optim.Adam(module.parameters(), lr=0.01)
-    for _ in range(60):
-        optimiser.zero_grad()
-        module.loss(batch, targets).backward()
-        optimiser.step()
-    assert (module.eval().scores(batch).argmax(1) == targets).all()

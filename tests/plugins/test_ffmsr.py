@@ -200,20 +200,6 @@ def test_network_follows_the_equations(registry, options):
         np.testing.assert_allclose(module.semantics().detach().numpy(), sent, rtol=1e-10)
 
 
-@pytest.mark.parametrize("name, value", [("layer_adapters", "each"), ("cluster_loss", False), ("filter_layers", 0),
-                                         ("padding_row", True), *EQUATIONS.items()])
-def test_each_reading_changes_the_loss(registry, name, value):
-    losses = []
-    for options in ({}, {name: value}):
-        module = make(registry, **options)
-        for number, (key, parameter) in enumerate(sorted(module.state_dict().items())):  # equal where both have it
-            torch.manual_seed(sum(map(ord, key)))
-            parameter.copy_(torch.randn_like(parameter))
-        module.stage = "finetune"
-        losses.append(module.loss(batch_of(), torch.tensor(TARGETS)).item())
-    assert losses[0] != pytest.approx(losses[1], rel=1e-6)
-
-
 @pytest.mark.parametrize("length", [1, 4, 5])
 def test_filter_of_ones_changes_nothing_and_of_zeros_leaves_nothing(length):
     x = torch.randn(2, length, 3, dtype=torch.float64)
@@ -270,13 +256,6 @@ def test_no_gradient_passes_the_fusion_to_ids(registry):
     assert unreached == {"texts.adapters.0.noise", "clusters.adapter.noise"}  # noise is for training
 
 
-def test_training_reaches_every_parameter(registry):
-    module = make(registry, **RELEASED).train()
-    module.stage = "finetune"
-    module.loss(batch_of(), torch.tensor(TARGETS)).backward()
-    assert all(value.grad is not None and value.grad.any() for value in module.parameters())
-
-
 def test_a_gradient_of_each_loss_is_that_of_its_numbers(registry):
     plugin = module_of(registry, "method", "ffmsr")
     products, correlation = plugin.products, plugin.correlation
@@ -306,14 +285,6 @@ def test_each_dropout_acts_in_training_alone(registry, name):
     assert not torch.allclose(module.scores(batch), module.scores(batch))
 
 
-@pytest.mark.parametrize("part, names", [
-    ("semantic-fusion", ("clusters.", "cluster_gate.")), ("adaptation-filter", ("clusters.filter.",)),
-    ("encoder-filter", ("filters.",)), ("orthogonality", ()), ("gate", ("gate.",))])
-def test_ablations_remove_their_part_alone(registry, part, names):
-    whole, rest = (set(make(registry, **options).state_dict()) for options in ({}, {"without": part}))
-    assert rest == {name for name in whole if not name.startswith(names)} if names else rest == whole
-
-
 def test_coded_texts_are_means_of_their_codes_vectors(registry):
     torch.manual_seed(0)
     backbone = build(registry, "backbone", "ffmsr", **{**SMALL, "text": "pq", "codes": 3, "code_values": 4,
@@ -331,19 +302,6 @@ def test_coded_texts_are_means_of_their_codes_vectors(registry):
 
 
 # The method.
-
-def test_upload_has_rows_of_items_and_nothing_of_users(registry):
-    method, module = build(registry, "method", "ffmsr"), make(registry, adapter_dropout=0.3)
-    draw = DrawKey(1, 0, 2)
-    with torch.no_grad():
-        sent = method.upload(module.eval(), draw)
-        assert list(sent) == list(method.sent) and sent["semantics"].shape == (ITEMS, WIDTH)
-        torch.testing.assert_close(sent["semantics"], module.semantics())
-        # What only a user's histories could have changed: the ways of sequences.
-        for name, value in module.named_parameters():
-            if not name.startswith(("items", "texts")):
-                value.add_(1.0)
-        torch.testing.assert_close(method.upload(module, draw)["semantics"], sent["semantics"])
 
 
 def test_uploads_of_training_have_noise_and_of_evaluation_none(registry):

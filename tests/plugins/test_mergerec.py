@@ -9,6 +9,7 @@ import torch
 from helpers import build, module_of
 from test_unisrec import SMALL, adapted
 
+from fedcl_bench import rng
 from fedcl_bench.rng import DrawKey
 
 ADAM = 0.9, 0.999, 1e-8
@@ -108,7 +109,7 @@ def test_weights_are_learned_on_pseudo_users(registry):
     method, modules, start, uploads = made(registry, learning_steps=2, pseudo_users=5, weights_lr=0.05,
                                            distillation=20.0, distillation_temperature=0.5)
     s, plugin = method.settings, module_of(registry, "method", "mergerec")
-    key = plugin.draws.key(3, "pseudo-users", 7)
+    key = rng.key(3, "pseudo-users", 7)
     weights, (first, second, eps) = np.array([0.5, 0.5]), ADAM
     mean, square, losses = np.zeros(2), np.zeros(2), []
     for step, chosen in enumerate(plugin.pseudo_users([oracle.N_ITEMS, 8], s, key), 1):

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import os
-import sys
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,14 +12,11 @@ from helpers import build, module_of
 from oracle import stream
 from session_oracle import ITEM, clicked_together, entmax, left_padded, single_client
 from session_oracle import k_means as plain_k_means
-from torch.nn.functional import cosine_similarity, cross_entropy, normalize
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.functional import cosine_similarity, normalize
 
-from fedcl_bench import rng
 from fedcl_bench.toolbox import item_graphs
 from fedcl_bench.training.tiled_softmax import AllScores
 from fedcl_bench.training.session_trainer import clients_at_once, window
-from fedcl_bench.toolbox.clustering import k_means
 from fedcl_bench.data.stream import Sessions
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.core.errors import UserError
@@ -154,23 +147,6 @@ def test_scores_in_tiles_have_the_gradients_of_scores_at_once(registry, name, ti
         torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
 
 
-def test_dropout_of_rows_belongs_to_client_and_item(monkeypatch):
-    """Whoever else is scored, and in tiles of any size; another epoch, and so another key, drops others."""
-    keys = rng.client_keys(rng.key(3, "dropout", 1), torch.tensor([5, 2]))
-    items = torch.arange(3000)
-    whole = Dropout(keys).of_rows(items, 7, 0.2, torch.float64)
-    assert whole.shape == (2, 3000, 7)
-    assert abs(float((whole == 0).double().mean()) - 0.2) < 4 * math.sqrt(0.16 / whole.numel())
-    assert set(whole.unique().tolist()) == {0.0, 65536 / (65536 - round(0.2 * 65536))}
-    chosen = torch.tensor([2999, 4, 4])
-    assert torch.equal(Dropout(keys[1:]).of_rows(chosen, 7, 0.2, torch.float64)[0], whole[1, chosen])
-    mine = torch.stack([chosen, chosen + 1 - 3 * (chosen > 100)])
-    assert torch.equal(Dropout(keys).of_rows(mine, 7, 0.2, torch.float64)[0], whole[0, chosen])
-    assert not torch.equal(Dropout(keys + 1).of_rows(items, 7, 0.2, torch.float64), whole)
-    assert Dropout(keys).of_rows(items, 7, 0.0, torch.float64) is None
-    assert Dropout().of_rows(items, 7, 0.2, torch.float64) is None
-
-
 # MiaSRec
 
 
@@ -224,16 +200,6 @@ def test_support_of_entmax(registry, alpha):
         [True, False, False]]
 
 
-def test_weights_have_no_gradient(registry):
-    world = World(make(registry, "miasrec", selection="sparsemax"))
-    left = (world.vectors().vectors != 0).any(2).sum(1)
-    assert bool((left < 1 + world.sequence.real.sum(1)).any())  # vectors do leave
-    gradients = torch.autograd.grad(world.loss().sum(), list(world.dense.values()), allow_unused=True)
-    assert [name for name, found in zip(world.dense, gradients) if found is None] == ["importance.weight",
-                                                                                      "importance.bias"]
-    assert "importance.weight" not in make(registry, "miasrec").dense_starts()
-
-
 def test_counts_of_repeated_items(registry):
     """Session 7, 0, 7, 7: the mean's token counts as item 0, or apart; counts end at 2."""
     for token, expected in (("first_item", [2, 2, 2, 2, 2]), ("apart", [1, 2, 2, 1, 2])):
@@ -247,63 +213,6 @@ def test_counts_of_repeated_items(registry):
 def test_heads_that_do_not_divide_the_vectors(registry):
     with pytest.raises(UserError, match="setting 'heads': found 3, accepted: a divisor of dim=100"):
         build(registry, "backbone", "miasrec", heads=3)
-
-
-@pytest.mark.long
-def test_miasrec_equals_the_released_code(registry, monkeypatch):
-    """On random sessions, to 1e-5. FEDCL_BENCH_RELEASED names a folder with miasrec/miasrec.py of jin530/MiaSRec."""
-    path = Path(os.environ.get("FEDCL_BENCH_RELEASED", "")) / "miasrec" / "miasrec.py"
-    if not path.is_file():
-        pytest.skip("no copy of the released code")
-    real = lambda scores, alpha, dim: (scores > -1e15) / (scores > -1e15).sum(dim, keepdim=True)  # what alpha = -1 does
-
-    def reverse(packed):
-        values, lengths = pad_packed_sequence(packed, batch_first=True)
-        for row, length in zip(values, lengths):
-            row[:length] = row[:length].flip(0)
-        return pack_padded_sequence(values, lengths, batch_first=True, enforce_sorted=False)
-
-    monkeypatch.setitem(sys.modules, "entmax", SimpleNamespace(entmax_bisect=real))
-    monkeypatch.setitem(sys.modules, "utils_seq", SimpleNamespace(reverse_packed_sequence=reverse))
-    spec = importlib.util.spec_from_file_location("released_miasrec", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-
-    world = World(make(registry, "miasrec"))
-    s = world.backbone.settings
-    config = dict(embedding_size=s.dim, n_layers=s.layers, n_heads=s.heads, inner_size=s.inner_size,
-                  hidden_dropout_prob=0.0, attn_dropout_prob=0.0, hidden_act="gelu", layer_norm_eps=1e-12,
-                  initializer_range=0.02, loss_type="CE", sess_dropout=0.0, item_dropout=0.0,
-                  temperature=s.score_temperature, beta_logit=s.beta_logit, device="cpu", USER_ID_FIELD="user",
-                  ITEM_ID_FIELD="item", LIST_SUFFIX="_list", ITEM_LIST_LENGTH_FIELD="length", NEG_PREFIX="neg_",
-                  MAX_ITEM_LIST_LENGTH=LONGEST)
-    sizes = SimpleNamespace(num=lambda field: N_ITEMS + 1, field2seqlen={"item_id_list": LONGEST})
-    theirs = module.MIASREC(config, sizes).double()
-    theirs.net.double()
-    for client in range(world.clients):
-        ours = world.module(client)
-        with torch.no_grad():
-            for name, (parameter, cut) in ours.names.items():
-                cut(theirs.get_parameter(_released_name(parameter))).copy_(ours.view(name))
-        seq, _, positives, _ = world.asked(client)
-        batch = {theirs.ITEM_SEQ: seq[seq > 0][None], theirs.POS_ITEM_ID: positives[-1:]}
-        session = world.vectors()
-        scores = world.backbone.session_scores(session.vectors, session.mask, world.table)[client]
-        torch.testing.assert_close(scores, theirs.full_sort_predict(batch)[0, 1:], rtol=1e-5, atol=1e-5)
-        # Their softmax has the row of padding, whose score this adds.
-        logits = theirs.full_sort_predict(batch)[0] / s.score_temperature
-        padding = logits.logsumexp(0) - logits[1:].logsumexp(0)
-        torch.testing.assert_close(world.loss()[client] + padding, theirs.calculate_loss(batch), rtol=1e-5, atol=1e-5)
-
-
-def _released_name(parameter: str) -> str:
-    """The released module's name of the oracle module's parameter."""
-    for ours, theirs in (("items.", "item_embedding."), ("position.", "net.position_embedding."),
-                         ("repeat.", "net.repeat_embedding."), ("norm.", "net.LayerNorm."),
-                         ("encoder.", "net.trm_encoder."), ("highway.", "net.highway_fn.")):
-        if parameter.startswith(ours):
-            return theirs + parameter[len(ours):]
-    raise KeyError(parameter)
 
 
 # DMI-GNN
@@ -361,59 +270,6 @@ def test_a_graph_without_edges_and_items_it_has_not_seen(registry):
         [-inputs[:, :LONGEST], inputs[:, LONGEST:]], 1), sequence, Dropout()).vectors)
     unread = torch.cat([inputs[:, :LONGEST], -inputs[:, LONGEST:]], 1)
     assert torch.equal(whole, backbone.session_vectors({**dense, **memory}, unread, sequence, Dropout()).vectors)
-
-
-@pytest.mark.long
-def test_dmi_gnn_equals_the_released_derivative(registry, monkeypatch):
-    """Its scores and its own term with patterns=extractors, on random sessions, to 1e-5. FEDCL_BENCH_RELEASED names
-    a folder with co-dmi-gnn/, a copy of the first commit of cxy13h/Co-DMI-GNN."""
-    folder = Path(os.environ.get("FEDCL_BENCH_RELEASED", "")) / "co-dmi-gnn"
-    if not (folder / "model.py").is_file():
-        pytest.skip("no copy of the released code")
-    to = torch.Tensor.to
-    monkeypatch.setattr(torch.Tensor, "to", lambda x, *where, **how: x if where == ("cuda",) else to(x, *where, **how))
-    monkeypatch.syspath_prepend(str(folder))
-    model, utils = importlib.import_module("model"), importlib.import_module("utils")
-    for name in ("model", "utils", "aggregator"):
-        monkeypatch.delitem(sys.modules, name)
-    world = World(make(registry, "dmi-gnn", patterns="extractors", graph_neighbours=2))
-    s = world.backbone.settings
-    for client in range(world.clients):
-        start, end = world.sessions.start[client:client + 2].tolist()
-        clicks = world.sessions.items[start:end].tolist()
-        graph = clicked_together([clicks], 2)
-        near = np.zeros((N_ITEMS + 1, 2)), np.zeros((N_ITEMS + 1, 2))
-        for item, pairs in graph.items():  # as often as it takes to fill two places
-            for table, place in zip(near, (0, 1)):
-                table[item + 1] = [(pairs * 2)[n][place] + (place == 0) for n in (0, 1)]
-        options = SimpleNamespace(batch_size=1, hiddenSize=s.dim, dropout_local=0.0, dropout_global=0.0, n_iter=1,
-                                  n_sample=2, interests=s.interests, length=s.long_session, beta=s.diversity, alpha=0.2,
-                                  activate="relu", dropout_gcn=0.0, lr=0.1, l2=0.0, lr_dc_step=3, lr_dc=0.1)
-        theirs = model.DMIGNN(options, N_ITEMS + 1, *near).double()
-        theirs.num = theirs.num.double()
-        ours = {name: value[client].detach() for name, value in world.dense.items()}
-        with torch.no_grad():
-            theirs.embedding.weight[1:] = world.table[client]
-            theirs.pos_embedding.weight[:LONGEST] = ours["positions"]
-            for kind in range(4):
-                getattr(theirs.local_agg, f"a_{kind}")[:, 0] = ours["edges"][kind]
-            theirs.w_1.copy_(ours["mix.weight"].T)
-            theirs.w_2.copy_(ours["weights"].T)
-            layers = [ours[f"patterns.{n}.{what}"].view(s.interests, *[s.dim] * (1 + (what == "weight")))
-                      for n in (0, 1) for what in ("weight", "bias")]
-            for k, extractor in enumerate(theirs.interest_extractors):
-                for value, parameter in zip(layers, extractor.parameters()):
-                    parameter.copy_(value[k])
-            for n in range(3):
-                theirs.global_agg[0].get_parameter(f"w_{n + 1}").copy_(ours[f"near.{n}"].T)
-        clicks = clicks[-LONGEST - 1:]
-        data = utils.Data(([[item + 1 for item in clicks[:-1]]], [clicks[-1] + 1]))
-        _, (scores, term, _) = model.forward(theirs, [part[None] for part in data[0]])
-        session = world.vectors()
-        found = world.backbone.session_scores(session.vectors, session.mask, world.table)[client]
-        torch.testing.assert_close(found, scores[0], rtol=1e-5, atol=1e-5)
-        own = world.backbone.session_term(session, None)[client]
-        torch.testing.assert_close(own, term.double(), rtol=1e-5, atol=1e-5)
 
 
 # HearInt
@@ -486,76 +342,6 @@ def test_hearint_without_a_graph_and_with_items_it_has_not_seen(registry):
             session = backbone.session_vectors({**dense, **memory, **derived}, rows, sequence, dropout)
             scores = backbone.session_scores(session.vectors, session.mask, table)
             assert bool(scores.isfinite().all()) and scores.unique().numel() == 9
-
-
-@pytest.mark.long
-def test_hearint_equals_the_released_code(registry, monkeypatch):
-    """Scores and the loss in training, with what views may leave out left out, and in evaluation, on random sessions,
-    to 1e-5. FEDCL_BENCH_RELEASED names a folder with hearint/, a copy of jarviswww/Code4HearInt."""
-    folder = Path(os.environ.get("FEDCL_BENCH_RELEASED", "")) / "hearint"
-    if not (folder / "model.py").is_file():
-        pytest.skip("no copy of the released code")
-    utils, source = ModuleType("utils"), (folder / "utils.py").read_text()
-    exec(source.replace("reverse=True):  1\n", "reverse=True):\n"), utils.__dict__)  # which is no Python with that 1
-    monkeypatch.setitem(sys.modules, "faiss", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "utils", utils)
-    monkeypatch.syspath_prepend(str(folder))
-    model = importlib.import_module("model")
-    monkeypatch.delitem(sys.modules, "model")
-    monkeypatch.setattr(torch, "rand", torch.ones)  # a draw of 1 leaves out what may be
-    world = World(make(registry, "hearint"))
-    s, table = world.backbone.settings, world.table.detach()
-    clusters, centroids = k_means(table[0], s.clusters, s.kmeans_iterations, rng.key(SEED, "clusters of items", 0, 0))
-    ours, whole = world.vectors(), world.vectors(Dropout())
-    for client in range(world.clients):
-        theirs = _released_hearint(model, s, table[client],
-                                   {name: value[client].detach() for name, value in world.dense.items()})
-        theirs.item_2cluster = torch.cat([torch.zeros(1, dtype=torch.int64), clusters])
-        theirs.item_centroids = normalize(centroids, dim=1)
-        start, end = world.sessions.start[client:client + 2].tolist()
-        rows = [1 + item for item in world.sessions.items[start:end].tolist()]
-        near, counts = [[0] * 4 for _ in range(N_ITEMS + 1)], [[0] * 4 for _ in range(N_ITEMS + 1)]
-        for row, pairs in clicked_together([rows], s.graph_neighbours).items():
-            for n, (near[row][n], counts[row][n]) in enumerate(pairs):
-                pass
-        frequencies = utils.frequencyAdj(N_ITEMS + 1, counts, near)
-        rows = rows[-LONGEST - 1:]
-        batch = [part[None] for part in utils.Data(([rows[:-1]], [rows[-1]]), frequencies, LONGEST)[0]]
-        batch[3].diagonal(dim1=1, dim2=2)[batch[2].diagonal(dim1=1, dim2=2) == 1] = 4
-        logits, contrast = model.forward(theirs, batch)
-        scores = world.backbone.session_scores(ours.vectors, ours.mask, world.table)[client]
-        torch.testing.assert_close(scores, logits[0], rtol=1e-5, atol=1e-5)
-        loss = cross_entropy(logits, batch[0] - 1)
-        torch.testing.assert_close(world.loss()[client], loss, rtol=1e-5, atol=1e-5)
-        assert abs(float(contrast.detach())) < 1e-3
-        scores = world.backbone.session_scores(whole.vectors, whole.mask, world.table)[client]
-        assert theirs.predict(batch, N_ITEMS)[0].tolist() == scores.argsort(descending=True).tolist()
-
-
-def _released_hearint(model, settings, table, dense):
-    """The released module with our parameters, without dropout."""
-    options = SimpleNamespace(embedding=settings.dim, posembedding=settings.dim, batchSize=1, temp=0.1, theta=0.2,
-                              dropout_in=0.0, dropout_hid=0.0, category="cluster", layer=1, k=settings.clusters, p=0.4,
-                              threshold=0.0, lr=0.1, lr_dc_step=1, lr_dc=0.6, dataset="any")
-    module = model.HearInt(options, N_ITEMS + 1).double().eval()
-    net, spatial, temporal = module.model, module.model.spatial_encoder_0, module.model.temporal_encoder_0
-    # Its training reads a batch's second session where prediction reads frequencies.
-    net.forward = lambda rows, nodes, graphs, index, masks: net.predict(rows, nodes, *graphs, index, masks)
-    layers = {"query": temporal.self_atten.q, "ffn.0": temporal.ff.fn1, "ffn.1": temporal.ff.fn2, "graphs": net.gnn_cat,
-              "soft": net.glu1}
-    with torch.no_grad():
-        module.embedding.weight[1:] = table
-        module.pos_embedding.weight[:LONGEST] = dense["positions"]
-        for theirs, ours in enumerate((0, 2, 1, 3)):  # edges to itself, to the click before, after, both
-            getattr(spatial.agg1, f"a_{theirs}")[:, 0] = dense["edges.session"][ours]
-            getattr(spatial.agg2, f"a_{theirs}")[:, 0] = dense["edges.clicks"][theirs]
-        for name, layer in layers.items():
-            layer.weight.copy_(dense[f"{name}.weight"])
-            layer.bias.copy_(dense[f"{name}.bias"])
-        for name, parameter in (("soft.mix", net.w_1.T), ("soft.out", net.w_2.T), ("soft.mean", net.glu2.weight),
-                                ("gate", net.cat.weight)):
-            parameter.copy_(dense[name])
-    return module
 
 
 def test_clients_of_a_chunk(registry):

@@ -101,32 +101,3 @@ def test_adapting_every_click_changes_draws_and_nothing_else(registry):
         module.history.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         module.represent(Histories(same, torch.tensor([4]), torch.tensor([0])), module.vectors())
         assert torch.equal(seen[0][0, 0], seen[0][0, 1]) is alike
-
-
-def test_gradients_reach_rows_adapter_and_encoder(registry):
-    batch, targets = oracle.samples()
-    module = make(registry).train()
-    module.loss(batch, targets).backward()
-    assert {name for name, value in module.named_parameters() if value.grad is None or not value.grad.any()} == set()
-
-
-def test_rows_stay_at_the_domain_and_texts_alone_have_none(registry):
-    with_rows, without = make(registry), make(registry, ids=False)
-    assert with_rows.rows == ("items",) and with_rows.items.shape == (oracle.N_ITEMS, 4)
-    assert without.rows == () and "items" not in without.state_dict()
-    assert "texts" not in with_rows.state_dict()
-
-
-def test_it_learns_what_comes_next(registry):
-    """Items in a circle: the next one is the present one plus 1."""
-    torch.manual_seed(0)
-    module = make(registry, dim=16, dropout=0.1, attention_dropout=0.1, adapter_dropout=0.1).train()
-    first = torch.arange(oracle.N_ITEMS)
-    items = (first[:, None] + torch.arange(3)) % oracle.N_ITEMS
-    batch = Histories(items, torch.full((len(first),), 3), first)
-    optimiser = torch.optim.Adam(module.parameters(), lr=0.01)
-    for _ in range(60):
-        optimiser.zero_grad()
-        module.loss(batch, (first + 3) % oracle.N_ITEMS).backward()
-        optimiser.step()
-    assert (module.eval().scores(batch).argmax(1) == (first + 3) % oracle.N_ITEMS).float().mean() > 0.8

@@ -18,7 +18,7 @@ from recbole.data.interaction import Interaction
 from fedcl_bench.plugin.backbone import OwnBatch
 from fedcl_bench.cli import main
 from fedcl_bench.data.datasets import load_stream
-from fedcl_bench.rng import DrawKey, client_keys, key
+from fedcl_bench.rng import DrawKey
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.evaluation.ranking import EvaluationSettings
 from fedcl_bench.federation.parameter_growth import grow
@@ -342,31 +342,7 @@ def test_keyed_operators_do_not_move_global_generators_and_have_their_law():
         assert torch.equal(torch.randperm(9).sort().values, torch.arange(9))
 
 
-def test_keyed_operators_inside_vmap_are_those_of_each_client():
-    keys = client_keys(key(1, "x"), torch.arange(4))
-
-    def one(k):
-        with Keyed(k, torch.float64):
-            return torch.zeros(3).normal_() + torch.nn.functional.dropout(torch.ones(3), 0.5)
-
-    assert torch.equal(torch.func.vmap(one)(keys), torch.stack([one(k) for k in keys]))
-
-
 # ------------------------------------------------------------------------------------------------ parameters and starts
-
-
-def test_parameters_are_told_by_what_they_grow_with(registry):
-    kinds = {name: {p.name: (p.follows, p.axis, p.row) for p in backbone_of(registry, name).parameters}
-             for name in ("NeuMF", "MultiDAE", "FISM")}
-    assert kinds["NeuMF"] == {
-        "user_mf_embedding.weight": ("users", 0, (6,)), "item_mf_embedding.weight": ("items", 0, (6,)),
-        "user_mlp_embedding.weight": ("users", 0, (6,)), "item_mlp_embedding.weight": ("items", 0, (6,)),
-        "mlp_layers.mlp_layers.1.weight": ("", 0, (8, 12)), "mlp_layers.mlp_layers.1.bias": ("", 0, (8,)),
-        "mlp_layers.mlp_layers.4.weight": ("", 0, (4, 8)), "mlp_layers.mlp_layers.4.bias": ("", 0, (4,)),
-        "predict_layer.weight": ("", 0, (1, 10)), "predict_layer.bias": ("", 0, (1,))}
-    assert kinds["MultiDAE"]["encoder.mlp_layers.1.weight"] == ("items", 1, (9,))
-    assert kinds["MultiDAE"]["decoder.2.weight"] == ("items", 0, (9,))
-    assert kinds["FISM"]["user_bias"] == ("users", 0, (1,)) and kinds["FISM"]["item_bias"] == ("items", 0, (1,))
 
 
 def test_private_makes_dense_and_item_parameters_private(registry, step):
@@ -386,18 +362,6 @@ def test_private_makes_dense_and_item_parameters_private(registry, step):
         torch.testing.assert_close(one, two, atol=1e-9, rtol=1e-9)
     table = after.private["item_mf_embedding.weight"]
     assert not torch.equal(table[0], table[1])  # personal tables part
-
-
-def test_rows_depend_on_the_seed_and_their_own_id(registry):
-    backbone = backbone_of(registry, "FISM")
-    public, private = backbone.new_rows(4, range(0, 7), range(0, 30))
-    later, users = backbone.new_rows(4, range(5, 7), range(20, 30))
-    for name, rows in public.items():
-        assert torch.equal(rows[20:], later[name])
-    assert torch.equal(private["user_bias"][5:], users["user_bias"])
-    other = backbone.new_rows(5, range(0), range(0, 30))[0]
-    assert not torch.equal(other["item_src_embedding.weight"], public["item_src_embedding.weight"])
-    assert float(public["item_bias"].abs().max()) == 0.0  # RecBole starts it at zero
 
 
 def test_laws_of_initial_values_are_recognised():
@@ -456,17 +420,6 @@ def test_clients_remember_their_own_items_of_their_latest_block(registry):
         items = [i + 1 for i in base.train.of(user).tolist()[-7:]]
         assert sequence[user].tolist() == items + [0] * (7 - len(items))
     assert backbone_of(registry, "BPR").remember(base, {}) == {}
-
-
-def test_what_a_client_scores_hangs_on_its_own_history_only(registry, step):
-    for name in ("FISM", "CDAE", "GRU4Rec"):
-        backbone = backbone_of(registry, name)
-        model = start(backbone, step)
-        other = model.memory["history"].clone()
-        other[1] = torch.where(other[1] > 0, other[1] % 19 + 1, 0)
-        before, after = (score_users(backbone, m, torch.arange(5))
-                         for m in (model, replace(model, memory={"history": other})))
-        assert torch.equal(before[[0, 2, 3, 4]], after[[0, 2, 3, 4]]) and not torch.equal(before[1], after[1])
 
 
 def test_a_client_with_one_item_has_no_sequence_to_train_on(registry, step):
@@ -549,12 +502,6 @@ def test_unknown_models_name_the_nearest_and_idle_settings_are_refused(registry,
     assert "RecBole 1.2.0's general recommender BPR" in capsys.readouterr().out
     assert main.main(["list", "recbole"]) == 0
     assert "  SRGNN       sequential  one by one: Tensor.numpy; by domains: yes\n" in capsys.readouterr().out
-
-
-def test_commands_name_the_nearest_model(capsys):
-    for words in (["compare", "kd", "ft", "--backbone", "recbole:BPRR"], ["check", "recbole:bprr"]):
-        assert main.main(words) == 2
-        assert "Did you mean 'BPR'?" in capsys.readouterr().err
 
 
 def test_streams_of_sessions_are_refused(registry):

@@ -16,7 +16,6 @@ from recbole.data.interaction import Interaction
 from torch import nn
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.training import silo_modules
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.data.recbole_files import fenced
 from fedcl_bench.plugin.silo import DomainData, Histories
@@ -25,12 +24,12 @@ from fedcl_bench.evaluation.sample_ranking import Ranking, rank_by_module
 from fedcl_bench.evaluation.ranking import DEFAULT
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.silos import Silos
-from fedcl_bench.recbole import domain_facts, models
+from fedcl_bench.recbole import models
 from fedcl_bench.recbole.domain_facts import READS_TEXT, DomainFacts
-from fedcl_bench.recbole.domain_models import Stub, configuration
+from fedcl_bench.recbole.domain_models import configuration
 from fedcl_bench.recbole.domain_networks import MASKED, PRETRAIN, of_similar_lengths
 from fedcl_bench.recbole.same_target import SameTarget
-from fedcl_bench.recbole.text_models import TextTable, attribute_loss, of_ids
+from fedcl_bench.recbole.text_models import TextTable, of_ids
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.testing import check_plugin
 from fedcl_bench.testing.report import assert_passed
@@ -225,22 +224,6 @@ def _use_masks(module, sent, ids, number) -> None:
     module.transform = masked
 
 
-def test_batches_draw_the_dropout_that_recboles_model_draws(registry, shops):
-    """A batch of full length under one seed of PyTorch: the same loss to the bit."""
-    data = made_up()
-    module = module_of(registry, "SASRec", data).train()
-    config = configuration("SASRec", {"hidden_size": 8}, WIDTH)
-    bare = models.model_class("SASRec")(config, SimpleNamespace(num=lambda field: data.n_items + 1)).train()
-    bare.load_state_dict(recbole_parameters(module))
-    batch, targets = some_batch(data, least=WIDTH)
-    torch.manual_seed(1)
-    loss = module.loss(batch, targets)
-    torch.manual_seed(1)
-    expected = bare.calculate_loss(Interaction({"item_id_list": batch.items + 1, "item_length": batch.lengths,
-                                                "item_id": targets + 1, "user_id": batch.users + 1}))
-    assert torch.equal(loss, expected)
-
-
 @pytest.mark.parametrize("name", ["SASRec", "FDSA", *(pytest.param(name, marks=LONG)
                                                       for name in ("GRU4Rec", "NARM", "SRGNN"))])
 def test_histories_of_similar_lengths_together_are_the_same_batch(registry, shops, name):
@@ -266,9 +249,6 @@ def test_histories_of_similar_lengths_together_are_the_same_batch(registry, shop
 # ------------------------------------------------------------------------------------------------------- which models
 
 
-USABLE = [name for name, row in domain_facts.TABLE.items() if isinstance(row, DomainFacts)]
-
-
 @pytest.mark.parametrize("name", ["RepeatNet", "SRGNN", *(pytest.param(name, marks=LONG) for name in (
     "CORE", "GCSAN", "LightSANs", "NextItNet", "SINE", "STAMP"))])
 def test_other_models_learn_in_domains(registry, shops, name):
@@ -278,22 +258,6 @@ def test_other_models_learn_in_domains(registry, shops, name):
     losses = [row["loss"] for row in progress.curve if row["step"] == 0]
     assert losses[-1] < losses[0]
     assert {len(table) for table in progress.model.public.values()} == {15 + 11}
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in ("BERT4Rec", "RepeatNet", "S3Rec") else LONG)
-                                  for name in USABLE])
-def test_every_parameter_is_carried_once(registry, shops, name):
-    """Under the name that methods know; tables of items are named as rows."""
-    data = made_up()
-    module = module_of(registry, name, data)
-    trained = dict(module.named_parameters())
-    assert silo_modules.carried(module).keys() == trained.keys()
-    bare = models.built(models.model_class(name), configuration(name, {"hidden_size": 8, "embedding_size": 8}, WIDTH),
-                        Stub(data, WIDTH), 0)
-    of_text = sum(p.numel() for key, p in trained.items() if "adapter" in key) - (
-        bare.feature_embedding.weight.numel() if name == "S3Rec" else 0)
-    assert sum(p.numel() for p in trained.values()) == sum(p.numel() for p in bare.parameters()) + of_text
-    assert {key for key, value in trained.items() if len(value) == data.n_items} == set(module.rows)
 
 
 def test_a_run_is_the_same_anew_whatever_was_drawn_before(registry, shops):
@@ -369,12 +333,6 @@ def test_a_batch_without_a_masked_item_has_no_loss(registry, shops):
     assert loss == 0.0 and all((p.grad == 0.0).all() for p in module.parameters() if p.grad is not None)
 
 
-def test_a_user_with_all_items_is_refused_for_masks(registry, shops):
-    data = DomainData(2, 3, None, (torch.tensor([0, 1, 2, 1, 0]), torch.tensor([0, 3, 5])))
-    with pytest.raises(UserError, match="a user of a domain of 3 items has all of them"):
-        module_of(registry, "BERT4Rec", data)
-
-
 # ----------------------------------------------------------------------------------------------------- items' texts
 
 
@@ -433,39 +391,6 @@ def test_pretraining_is_that_of_recboles_s3rec(registry, shops):
         torch.testing.assert_close(module.get_parameter(f"model.{key}").grad, theirs[key].grad, rtol=1e-3, atol=1e-3)
 
 
-def test_attribute_loss_is_binary_cross_entropy(monkeypatch):
-    generator = torch.Generator().manual_seed(0)
-    vectors, table = (torch.randn(size, 3, generator=generator, dtype=torch.float64) for size in (7, 5))
-    labels = torch.randint(5, (7,), generator=generator)
-    expected = 0.0
-    for vector, label in zip(vectors.numpy(), labels.tolist()):
-        for number, row in enumerate(table.numpy()):
-            probability = 1.0 / (1.0 + np.exp(-vector @ row))
-            expected -= np.log(probability if number == label else 1.0 - probability)
-    monkeypatch.setattr("fedcl_bench.recbole.text_models._AT_ONCE", 10)  # two positions at a time
-    assert float(attribute_loss(vectors, table, labels)) == pytest.approx(expected, rel=1e-12)
-    assert float(attribute_loss(vectors[:0], table, labels[:0])) == 0.0
-
-
-def test_s3rec_is_pretrained_then_finetuned(registry, shops):
-    """As many rounds as the user says, or the run may have, and cross-entropy over the items after them."""
-    f = federation_of(configured(registry, "S3Rec", pretrain_rounds=3))
-    assert [stage.rounds for stage in f.backbone.stages()] == [3, None]
-    *_, progress = run(federation_of(configured(registry, "S3Rec")))
-    rows = [row for row in progress.curve if row["step"] == 0]
-    assert [row["stage"] for row in rows] == [0, 0, 1, 1] and rows[0]["loss"] > 50.0 > rows[2]["loss"]
-
-
-@pytest.mark.parametrize("name", ["FDSA", "S3Rec"])
-def test_noise_stands_for_texts_as_in_unisrecs_baselines(registry, shops, name):
-    data = made_up()
-    of_texts, of_noise = (dict(module_of(registry, name, data, item_text=each).named_buffers())
-                          for each in ("vectors", "noise"))
-    key, = of_texts
-    torch.testing.assert_close(of_texts[key][1:], data.features[:, -1])
-    assert 0.015 < float(of_noise[key][1:].std()) < 0.025 and not of_noise[key][0].any()
-
-
 def test_runs_read_texts_and_tables_know_them(registry, shops, capsys):
     """From the items' texts to a table of the record, by commands."""
     settings = [part for key, value in {**SMALL, "topk": 3, "encoder": "tfidf", "text_dim": 4}.items()
@@ -477,7 +402,8 @@ def test_runs_read_texts_and_tables_know_them(registry, shops, capsys):
     assert "| recbole:FDSA |" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["BERT4Rec", *(pytest.param(name, marks=LONG) for name in ("FEARec", "S3Rec"))])
+@LONG
+@pytest.mark.parametrize("name", ["BERT4Rec", "FEARec", "S3Rec"])
 def test_check_runs_models_in_double_precision(registry, name):
     """For which RecBole's code is not written."""
     plugin = registry.get("backbone", f"recbole:{name}").of_domains()

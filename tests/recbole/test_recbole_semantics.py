@@ -90,22 +90,6 @@ def test_only_lookups_of_a_history_have_clusters(registry, shops, name):  # noqa
         assert sum(seen) == 4 and len(seen) == 6  # a history and three segments; items and negatives
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_every_part_learns_and_padding_changes_nothing(registry, shops, name):  # noqa: F811
-    data, _, whole = pair(registry, name)
-    batch, targets = some_batch(data, longest=4)
-    longer = type(batch)(torch.nn.functional.pad(batch.items, (0, WIDTH - 4), value=-1), batch.lengths, batch.users)
-    if not whole.fixed_length:
-        torch.testing.assert_close(whole.scores(batch), whole.scores(longer), rtol=1e-9, atol=1e-9)
-    whole.train()
-    for stage in ("pretrain", "finetune"):
-        whole.stage = stage
-        whole.loss(longer, targets).backward()
-    assert [parameter for parameter, value in whole.named_parameters() if value.grad is None] == []
-    assert all(float(getattr(whole, part).state_dict(keep_vars=True)[leaf].grad.abs().max()) > 0 for part, leaf in (
-        ("clusters", "filter.weight"), ("texts", "weigh.0.weight")))
-
-
 @pytest.mark.parametrize("name", ["S3Rec", pytest.param("FDSA", marks=pytest.mark.long)])
 def test_it_runs_under_ffmsr_and_not_without_the_parts(registry, shops, tmp_path, name):  # noqa: F811
     config = configured(registry, name, "ffmsr", topology="federated", semantics=True, federated_rounds=2, clusters=4)
@@ -121,5 +105,3 @@ def test_it_runs_under_ffmsr_and_not_without_the_parts(registry, shops, tmp_path
         config.check(federation_of(config))
     assert configured(registry, name).inactive["fusion_layers"] == "without semantics"
     assert "fusion_layers" not in configured(registry, name, semantics=True).inactive
-
-

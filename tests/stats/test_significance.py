@@ -57,32 +57,19 @@ def test_few_units_are_permuted_exactly():
     assert compare_paired(b + 0.1 * np.arange(1, 6), b).p_permutation == 2 / 2 ** 5
 
 
-@pytest.mark.parametrize("shift", [0.02, -0.02])
-def test_a_known_difference_is_found_with_its_direction(shift):
-    rng = np.random.default_rng(2)
-    b = rng.uniform(0, 0.3, 400)
-    a = b + shift + rng.normal(0, 0.06, 400)
-    found = compare_paired(a, b)
-    assert found.p < 1e-4 and found.p_permutation <= 2e-4
-    assert np.sign(found.difference) == np.sign(found.t) == np.sign(found.effect) == np.sign(shift)
-    assert found.low < shift < found.high and 0.0 < found.low * found.high
-    back = compare_paired(b, a)
-    assert (back.difference, back.t, back.p) == (-found.difference, -found.t, found.p)
-
-
 def test_error_rate_without_an_effect():
     rng = np.random.default_rng(1)
     found = [compare_paired(a, b, draws=99, seed=i)
-             for i, (a, b) in enumerate(rng.exponential(size=(2000, 2, 25)))]  # skewed scores; differences symmetric
-    low, high = binomial_range(2000, 0.05)
+             for i, (a, b) in enumerate(rng.exponential(size=(500, 2, 25)))]  # skewed scores; differences symmetric
+    low, high = binomial_range(500, 0.05)
     assert low <= sum(f.p <= 0.05 for f in found) <= high
     assert low <= sum(f.p_permutation <= 0.05 for f in found) <= high
 
 
 def test_interval_covers_the_true_difference():
     rng = np.random.default_rng(3)
-    found = [compare_paired(rng.normal(0.3, 1.0, 100), np.zeros(100), draws=499, seed=i) for i in range(1000)]
-    low, high = binomial_range(1000, 0.945)  # percentile intervals are a little narrow with 100 units
+    found = [compare_paired(rng.normal(0.3, 1.0, 100), np.zeros(100), draws=499, seed=i) for i in range(300)]
+    low, high = binomial_range(300, 0.945)  # percentile intervals are a little narrow with 100 units
     assert low <= sum(f.low <= 0.3 <= f.high for f in found) <= high
 
 
@@ -124,6 +111,7 @@ tables = st.tuples(st.integers(2, 8), st.integers(3, 7)).flatmap(
                            min_size=shape[0], max_size=shape[0]))
 
 
+@settings(max_examples=40)
 @given(tables)
 def test_friedman_agrees_with_scipy(table):
     """Small whole numbers, so that most tables have ties."""

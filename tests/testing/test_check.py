@@ -205,13 +205,10 @@ def test_bad_arguments_of_check(tmp_path, capsys):
 @pytest.mark.parametrize("option,name,evidence", [
     ("--method", "wrong-shape", "method 'wrong-shape': local_loss returned a torch.float32 tensor of shape (),\n"
      "expected a floating tensor of shape ("),
-    ("--method", "uploads-private", "method 'uploads-private': local.upload sends 'statistic', which is the private "
-     "parameter 'user_embedding.weight'"),
     ("--method", "uploads-other-shape", "sends 'norm' of shape"),
     ("--method", "drops-a-table", "method 'drops-a-table': aggregate returned ,\nexpected the public item tables"),
     ("--backbone", "unknown-rate", "backbone 'unknown-rate': learning_rates names 'bias.weight', a parameter that does "
      "not exist;\ndeclared: item_embedding.weight, user_embedding.weight."),
-    ("--backbone", "no-gradient", "backbone 'no-gradient': score returned logits that are cut off"),
     ("--backbone", "leaves-a-client-out", "backbone 'leaves-a-client-out': score leaves 1 of"),
 ])
 def test_a_run_names_plugin_hook_and_expected_shape(tmp_path, monkeypatch, capsys, option, name, evidence):

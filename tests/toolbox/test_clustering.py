@@ -96,20 +96,7 @@ def test_weights_are_inverse_distances():
     assert lloyd(points, centroid, Lloyd(1, weighted=True, epsilon=1e-12, recomputed=True))[1].item() == 2.0
 
 
-def test_weighted_centroids_leave_the_points_that_they_begin_with():
-    """By default, and so they end nearer to their points; with an epsilon of 0 in effect they would stay."""
-    points = torch.randn(300, 4, generator=torch.Generator().manual_seed(5))
-    first = far_apart(points, 5, 1)
-
-    def error(how):
-        found, centroids = lloyd(points, first, how)
-        return float((points - centroids[found]).square().sum())
-
-    assert torch.allclose(lloyd(points, first, Lloyd(weighted=True, epsilon=1e-9))[1], first, atol=1e-4)
-    assert error(Lloyd(weighted=True)) < 0.8 * error(Lloyd(0)) and error(Lloyd(weighted=True)) > error(Lloyd())
-
-
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(worlds, st.sampled_from(ALGORITHMS), st.booleans())
 def test_clusters_are_those_of_the_nearest_centroids(world, algorithm, weighted):
     """For K-means; and every algorithm's numbers are in range, and its means are those of its clusters if asked for."""
@@ -129,31 +116,6 @@ def test_clusters_are_those_of_the_nearest_centroids(world, algorithm, weighted)
         torch.testing.assert_close(centroids[j], points[found == j].mean(0))
 
 
-@settings(max_examples=60, deadline=None)
-@given(worlds)
-def test_squared_distances_do_not_grow_with_iterations(world):
-    seed, n, d, count = world
-    points = random_points(seed, n, d)
-    inertia = []
-    for iterations in range(6):
-        found, centroids = lloyd(points, points[:count], Lloyd(iterations, tolerance=None))
-        inertia.append(float((points - centroids[found]).square().sum()))
-    assert all(later <= before + 1e-9 for before, later in zip(inertia, inertia[1:]))
-
-
-@settings(max_examples=60, deadline=None)
-@given(worlds, st.booleans())
-def test_the_order_of_points_does_not_matter(world, weighted):
-    """From given centroids."""
-    seed, n, d, count = world
-    points = torch.randn(n, d, generator=torch.Generator().manual_seed(seed % 2 ** 31), dtype=torch.float64)
-    order, how = torch.randperm(n, generator=torch.Generator().manual_seed(seed % 997)), Lloyd(5, weighted=weighted)
-    found, centroids = lloyd(points, points[:count], how)
-    moved, same = lloyd(points[order], points[:count], how)
-    assert torch.equal(moved, found[order])
-    torch.testing.assert_close(same, centroids)
-
-
 @pytest.mark.parametrize("how", [*map(Clustering, ("kmeans++", "agglomerative", "birch")),
                                  Clustering("kmeans++", Lloyd(weighted=True))])
 def test_blobs_are_told_apart(how):
@@ -166,16 +128,11 @@ def test_blobs_are_told_apart(how):
 def test_k_means_plus_plus_draws_by_squared_distance():
     """Of the points 0, 1 and 3, the second after 0 is 3 nine times in ten; the first is each as often."""
     points = torch.tensor([[0.0], [1.0], [3.0]])
-    pairs = [far_apart(points, 2, rng.key(1, "a", i))[:, 0].tolist() for i in range(6000)]
+    pairs = [far_apart(points, 2, rng.key(1, "a", i))[:, 0].tolist() for i in range(1500)]
     first = [a for a, _ in pairs]
-    assert all(abs(first.count(value) / 6000 - 1 / 3) < 0.03 for value in (0.0, 1.0, 3.0))
+    assert all(abs(first.count(value) / 1500 - 1 / 3) < 0.05 for value in (0.0, 1.0, 3.0))
     after = [b for a, b in pairs if a == 0.0]
-    assert abs(after.count(3.0) / len(after) - 0.9) < 0.03 and 0.0 not in after
-
-
-def test_equal_points_are_enough_for_k_means_plus_plus():
-    found, centroids = cluster(torch.ones(5, 2), 3, Clustering("kmeans++"), 1)
-    assert centroids.tolist() == [[1.0, 1.0]] * 3 and found.tolist() == [0] * 5
+    assert abs(after.count(3.0) / len(after) - 0.9) < 0.05 and 0.0 not in after
 
 
 def test_first_centroids_of_the_released_code_are_drawn_with_replacement():
@@ -184,15 +141,6 @@ def test_first_centroids_of_the_released_code_are_drawn_with_replacement():
     assert any(len(set(each)) < 10 for each in drawn)
     counts = np.bincount(np.array(drawn, dtype=int).ravel(), minlength=10)
     assert counts.min() > 240 and counts.max() < 360
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_same_key_gives_the_same_clusters(algorithm):
-    points = torch.randn(200, 4, generator=torch.Generator().manual_seed(3))
-    first, second = (cluster(points, 7, Clustering(algorithm), 11) for _ in range(2))
-    assert all(map(torch.equal, first, second))
-    if algorithm.startswith("kmeans"):
-        assert not torch.equal(cluster(points, 7, Clustering(algorithm), 12)[1], first[1])
 
 
 @pytest.mark.parametrize("how", [Clustering("kmeans++", Lloyd(8, weighted=True)), Clustering("kmeans", Lloyd(5)), None])

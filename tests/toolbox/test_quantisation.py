@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcl_bench.toolbox import quantisation
 from fedcl_bench.toolbox.quantisation import Quantiser, fit
 from fedcl_bench.core.errors import UserError
 
@@ -57,22 +56,6 @@ def test_a_rotation_is_found_where_parts_depend_on_each_other():
     assert torch.equal(plain.rotation, torch.eye(8, dtype=torch.float64))
     torch.testing.assert_close(turned.rotation @ turned.rotation.T, torch.eye(8, dtype=torch.float64))
     assert error(turned, vectors) < 0.5 * error(plain, vectors)
-
-
-def test_the_error_falls_with_every_rotation(monkeypatch):
-    vectors, errors = normal(300, 12) * torch.linspace(1, 4, 12), []
-    for rotations in (0, 1, 2, 5, 15):
-        monkeypatch.setattr(quantisation, "_ROTATIONS", rotations)
-        errors.append(error(fit(vectors, 3, 8, 5), vectors))
-    assert all(later < before for before, later in zip(errors, errors[1:]))
-
-
-def test_each_vector_has_a_code_of_its_own_where_there_are_as_many():
-    vectors = normal(20, 6).float()
-    for rotate in (False, True):
-        quantiser = fit(vectors, 2, 256, 1, rotate)
-        assert quantiser.centroids.shape == (2, 20, 3)
-        torch.testing.assert_close(quantiser.decode(quantiser.encode(vectors)), vectors, atol=1e-5, rtol=1e-5)
 
 
 def test_numbers_depend_on_the_key_and_on_no_threads():

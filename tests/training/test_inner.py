@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import build, train_round, trainer_of, way_of
+from helpers import build, train_round, way_of
 
 from fedcl_bench.plugin.backbone import Backbone
 from fedcl_bench.training.factored import Outer
-from fedcl_bench.rng import DrawKey
 from fedcl_bench.core.errors import PluginError
 from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.kernels.functional import dot
 from fedcl_bench.plugin.backbone import ITEM, USER
 from fedcl_bench.plugin.method import Method, NoSettings
 from fedcl_bench.plugin.state import Snapshot
-from fedcl_bench.kernels import ops
 from fedcl_bench.training.sampling import Needs, make_chunks
 from fedcl_bench.plugin.local_settings import LocalSettings
 
@@ -45,35 +43,6 @@ def test_whole_block_equals_row_copies(registry, step, name):
     for table, other in zip(found.tables(), expected.tables(), strict=True):
         torch.testing.assert_close(table, other, atol=1e-12, rtol=1e-12)
     assert not torch.equal(found.public[ITEM], model.public[ITEM])
-
-
-def test_each_clients_change_equals_row_copies(registry, step):
-    """What observers of a round see."""
-    backbone, settings = build(registry, "backbone", "fedmf"), LocalSettings(batch_size=128)
-    model, users = start(backbone, step), torch.arange(0, step.n_users, 40)
-    changes = []
-    for inner in (False, True):
-        found = torch.zeros(step.n_users, step.n_items, 32, dtype=torch.float64)
-        chunks = make_chunks(step, users, settings, 32, Needs(inner=inner))
-        train = trainer_of(chunks, model, backbone, FT, settings, DrawKey(0, 0, 1))
-        for trained in map(train, chunks):
-            found[trained.users] = trained.changes(model, backbone)[ITEM]
-        changes.append(found)
-    torch.testing.assert_close(changes[1], changes[0], atol=1e-13, rtol=1e-12)
-    assert float(changes[0].abs().max()) > 1e-3
-
-
-def test_result_does_not_depend_on_chunks(registry, step):
-    backbone, settings = build(registry, "backbone", "pfedrec"), LocalSettings(batch_size=64)
-    model, users = start(backbone, step), torch.arange(0, step.n_users, 10)
-    results = []
-    for elements in (1, 1 << 14, 1 << 20):
-        chunks = make_chunks(step, users, settings, 32, Needs(inner=True, chunk_elements=elements))
-        results.append((len(chunks), train_round(chunks, model, backbone, FT, settings, 0, 0, 0)[0]))
-    assert results[0][0] == len(users) > results[1][0] > results[2][0]
-    for _, found in results[1:]:
-        for table, expected in zip(found.tables(), results[0][1].tables(), strict=True):
-            torch.testing.assert_close(table, expected, atol=1e-12, rtol=1e-12)
 
 
 def test_outer_products():
@@ -112,32 +81,6 @@ def test_what_needs_row_copies(registry, step):
              "regulariser": (Penalised(fedmf.settings), FT, plain, False)}
     for name, (backbone, method, settings, expected) in cases.items():
         assert way_of(backbone, method, start(backbone, step), settings).factored == expected, name
-
-
-@pytest.fixture
-def uncompiled(monkeypatch):
-    monkeypatch.setattr(ops, "why_not", lambda: "switched off")
-
-
-def test_few_samples_among_many_items_keep_row_copies(step, uncompiled):
-    """A client with one positive has 5 samples; 1,136 items are more than 16 times as many."""
-    light = (step.train.lengths > 0).nonzero().flatten()
-    chunks = make_chunks(step, light, LocalSettings(), 32, Needs(inner=True, chunk_elements=1))
-    dense = {int(chunk.count): chunk.dense for chunk in chunks}
-    least = -(-step.n_items // (16 * 5))
-    assert all(found == (count >= least) for count, found in dense.items() if count <= 102)
-
-
-@pytest.mark.skipif(ops.why_not() is not None, reason=f"no compiled kernels: {ops.why_not()}")
-def test_few_samples_among_many_items_are_read_in_place(step):
-    """The same with kernels, which need no copies; 1,136 items are more than 3 times as many as 375 samples."""
-    chunks = make_chunks(step, (step.train.lengths > 0).nonzero().flatten(), LocalSettings(), 32,
-                         Needs(inner=True, chunk_elements=1))
-    assert all(chunk.inner for chunk in chunks if chunk.batches <= 4)
-    assert all(chunk.dense == (int(chunk.count) >= 76) for chunk in chunks if chunk.batches <= 4)
-    many = make_chunks(step, (step.train.lengths > 0).nonzero().flatten(), LocalSettings(local_epochs=33), 32,
-                       Needs(inner=True))
-    assert not any(chunk.inner for chunk in many)  # every update would be kept
 
 
 @pytest.mark.parametrize("factors,message", [

@@ -3,17 +3,14 @@ mathematics client by client."""
 
 from __future__ import annotations
 
-import runpy
-import sys
 
 import pytest
 import torch
-from helpers import ROOT, build, module_of, train_round, trainer_of, training, way_of
+from helpers import build, module_of, train_round, training, way_of
 
 from fedcl_bench.training.lazy_decay import PartialTrainer
 from fedcl_bench.training.chunk_trainer import Slots
 from fedcl_bench.rng import DrawKey
-from fedcl_bench.core.errors import PluginError
 from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.plugin.method import Method, NoSettings
 from fedcl_bench.plugin.state import Snapshot
@@ -54,11 +51,12 @@ def slow(backbone):
     return other
 
 
-@pytest.mark.parametrize("local, weighted", [("whole", True), ("batches", False), ("early", True)])
-@pytest.mark.parametrize("case", BACKBONES)
+@pytest.mark.parametrize("case, local, weighted", [
+    ("fedrap", "batches", False), ("fedrap", "early", True), ("fedrap-l2", "whole", True), ("gpfedrec", "early", False),
+    ("gpfedrec", "whole", True)])
 def test_a_round_equals_whole_tables(registry, step, case, local, weighted):
     backbone, settings = make(registry, case), LOCAL[local]
-    model, users = start(backbone, step), torch.arange(0, step.n_users, 12)
+    model, users = start(backbone, step), torch.arange(0, step.n_users, 25)
     assert way_of(backbone, FT, model, settings).at_rest
     assert not way_of(slow(backbone), FT, model, settings).at_rest
     chunks = make_chunks(step, users, settings, 8,
@@ -71,19 +69,6 @@ def test_a_round_equals_whole_tables(registry, step, case, local, weighted):
         torch.testing.assert_close(table, other, atol=1e-12, rtol=1e-12)
     for kind in (found.public, found.private):
         assert all(not torch.equal(table, {**model.public, **model.private}[name]) for name, table in kind.items())
-
-
-@pytest.mark.parametrize("case", ["fedrap", "gpfedrec"])
-def test_each_clients_change_equals_whole_tables(registry, step, case):
-    """What observers of a round see."""
-    backbone, settings = make(registry, case), LocalSettings(batch_size=128)
-    model, users = start(backbone, step), torch.arange(0, step.n_users, 40)
-    chunks = make_chunks(step, users, settings, 8, Needs(whole_tables=True))
-    changes = [[trained.changes(model, one) for trained in map(
-        trainer_of(chunks, model, one, FT, settings, DrawKey(0, 0, 1)), chunks)] for one in (backbone, slow(backbone))]
-    for found, expected in zip(*changes, strict=True):
-        for name, change in expected.items():
-            torch.testing.assert_close(found[name], change, atol=1e-13, rtol=1e-12)
 
 
 def test_rows_nobody_looks_up_shrink_by_weight_decay(registry, step):
@@ -128,32 +113,6 @@ def test_a_step_by_hand_gives_way_to_what_a_subclass_means(registry, step):
     assert float((twice - by_hand)[users].abs().max()) > 1e-4
 
 
-def test_a_step_by_hand_must_return_each_clients_loss(registry, step):
-    backbone, settings = make(registry, "fedrap"), LocalSettings()
-
-    class Summed(type(backbone)):
-        def sgd_step(self, *arguments):
-            return super().sgd_step(*arguments).sum()
-
-    model, users = start(backbone, step), torch.arange(3)
-    chunks = make_chunks(step, users, settings, 8)
-    with pytest.raises(PluginError, match="sgd_step returned a torch.float64 tensor of shape \\(\\),\nexpected"):
-        train_round(chunks, model, Summed(backbone.settings), FT, settings, 0, 0, 1)
-
-
-@pytest.mark.parametrize("case, method, settings, expected", [
-    ("fedrap", "ft", {}, True), ("fedrap", "ft", {"optimiser": "adam"}, False), ("fedrap", "rlp2", {}, True),
-    ("fedrap", "kd", {}, False), ("fedrap", "spp", {}, False), ("fedrap", "reg", {}, False),
-    ("gpfedrec", "kd", {}, True), ("gpfedrec", "f3crec", {}, True), ("gpfedrec", "reg", {}, False)])
-def test_who_is_trained_so(registry, step, case, method, settings, expected):
-    backbone, acting, local = make(registry, case), build(registry, "method", method), LocalSettings(**settings)
-    model = start(backbone, step)
-    acting.end_step(step, model, backbone, torch.arange(3), DrawKey(0, 0))
-    way = way_of(backbone, acting, model, local)
-    assert way.at_rest is expected
-    assert way.holds_whole is (case == "gpfedrec" or not expected)
-
-
 def test_slots_of_distinct_items():
     """Two clients of seven items: the second looks up fewer, and holds its first other item too."""
     samples = torch.tensor([[5, 2, 0, 5, 6], [3, 3, 4, 4, 3]])  # two positives and three negatives
@@ -172,16 +131,3 @@ def test_gpfedrec_products_are_those_of_all_pairs(registry, monkeypatch):
     rows = torch.arange(8 * 14, dtype=torch.float64).view(8, 14) % 11 - 4.0
     graph = torch.arange(64, dtype=torch.float64).view(8, 8) % 5
     assert torch.equal(module._products(rows), rows @ rows.T) and torch.equal(module._mixed(graph, rows), graph @ rows)
-
-
-@pytest.mark.parametrize("arguments, said", [
-    ([], "--data-dir"), (["--data-dir", "nowhere"], "--data-dir: 'nowhere' is not a folder"),
-    (["--data-dir", "."], "dataset 'ml-1m': no file")])
-def test_benchmark_says_what_it_needs(tmp_path, capsys, monkeypatch, arguments, said):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    monkeypatch.setattr(sys, "argv", ["fedrap.py", *arguments])
-    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(ROOT / "benchmarks" / "fedrap.py"), run_name="__main__")
-    assert ended.value.code == 2 and said in capsys.readouterr().err

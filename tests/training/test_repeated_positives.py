@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import build, finish, one_step, train_once
+from helpers import build, one_step, train_once
 
 from fedcl_bench.data.source import configured
-from fedcl_bench.data.stream import Stream
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.federation.parameter_growth import grow
-from fedcl_bench.federation.parts import Federation, FederationSettings
-from fedcl_bench.evaluation.ranking import EvaluationSettings
 from fedcl_bench.plugin.method import Method, NoSettings
 from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.runs.config import make_config, resolve
@@ -50,16 +47,3 @@ def test_of_last_fm_each_counts_once(registry):
     """As the released code does on the one dataset of its paper that has repeated pairs."""
     hows = {name: resolve(registry, "ft", "fedmf", name).local.repeated_positives for name in configured()}
     assert {name for name, how in hows.items() if how == "once"} == {"lastfm-2k"}
-
-
-def test_a_whole_run(registry):
-    """What is validated, tested and masked is the same."""
-    def last(train, how):
-        step = one_step(train, 12, valid=ragged([5], [], [6]), test=ragged([7], [], [8]))
-        stream = Stream([step], ["a", "b", "c"], [f"i{i}" for i in range(12)])
-        evaluation = EvaluationSettings(topk=(5,), valid_metric="ndcg@5")
-        return finish(Federation(stream, build(registry, "backbone", "fedmf"), Method(NoSettings()),
-                                 LocalSettings(repeated_positives=how), FederationSettings(rounds=3), evaluation, 0))
-    once, distinct = last(TWICE, "once"), last(ONCE, "every")
-    assert [row["loss"] for row in once.curve] == [row["loss"] for row in distinct.curve]
-    assert torch.equal(once.tests[0][2].values["ndcg@5"], distinct.tests[0][2].values["ndcg@5"])

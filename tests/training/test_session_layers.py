@@ -125,26 +125,6 @@ def test_local_optimisers(optimiser, dtype):
         assert found[name].grad is None and not torch.equal(found[name], value)
 
 
-@pytest.mark.parametrize("clients", [1, 2, 3, 5])
-def test_steps_of_a_client_do_not_depend_on_who_is_beside_it(clients):
-    """Its last numbers may fill a register or not; a parameter may have fewer numbers than that."""
-    generator = torch.Generator().manual_seed(0)
-    start = {"a": torch.randn(6, 7, generator=generator), "b": torch.randn(6, 1, generator=generator)}
-    gradients = [{name: torch.randn(value.shape, generator=generator) for name, value in start.items()}
-                 for _ in range(4)]
-
-    def trained(part):
-        found = {name: value[part].clone() for name, value in start.items()}
-        step = stacked_optimiser(found, dict.fromkeys(found, 0.1), LocalSettings("adam", adam_beta2=0.98))
-        for of_all in gradients:
-            step([gradient[part] for gradient in of_all.values()])
-        return found
-
-    together = trained(slice(None))
-    for name, value in trained(slice(6 - clients, None)).items():
-        assert torch.equal(value, together[name][6 - clients:])
-
-
 @pytest.mark.parametrize("number, at_most, sizes", [
     (877, 256, [220, 219, 219, 219]), (64, 256, [64]), (65, 256, [33, 32]), (3, 1, [1, 1, 1]), (5, 2, [2, 1, 1, 1]),
     (0, 4, [0])])
@@ -168,23 +148,3 @@ def test_a_chunk_is_freed_with_its_round(registry):
         assert not [entry for entry in gc.get_objects() if issubclass(type(entry), ChunkTrainer)]
     finally:
         gc.enable()
-
-
-def test_private_parameters_of_those_who_sit_out_stay(registry):
-    step = session_stream(session_log(40), 40).steps[0]
-    backbone = build(registry, "backbone", "sasrec", dim=6, max_length=5)
-    method = build(registry, "method", "fcucr", head_size=5)
-    model = grow(Snapshot({}, {}), backbone, 5, step, torch.float64, torch.device("cpu"), method)
-    before = {name: table.clone() for name, table in model.private.items()}
-    users, chunks = torch.tensor([1, 2, 4]), []
-    out = [user for user in range(step.n_users) if user not in users.tolist()]
-    method.begin_round(step, 0, backbone)
-    after, _, _ = train_round(make_session_chunks(step, users), model, backbone, method, LocalSettings("adam"), 5, 0, 0,
-                              observe=chunks.append)
-    trained, = chunks
-    assert set(after.private) == set(trained.private) == set(before) and len(out) == step.n_users - 3 > 0
-    for name, table in after.private.items():
-        assert torch.equal(model.private[name], before[name])
-        assert torch.equal(table[out], before[name][out])
-        assert torch.equal(table[users], trained.private[name])
-        assert bool((table[users] != before[name][users]).flatten(1).any(1).all())
