@@ -7,15 +7,15 @@ from typing import Callable, NamedTuple, Sequence
 from torch import Tensor
 
 from ..plugin import checks
-from ..training.lazy_decay import PartialTrainer
+from ..training.lazy_decay import LazyDecayTrainer
 from ..training.chunk_trainer import ChunkTrainer
-from ..training.factored import InnerTrainer
-from ..training.fused import RoundTrainer, plan_of
+from ..training.factored import FactoredTrainer
+from ..training.fused import FusedTrainer, plan_of
 from ..training.list_trainer import ListTrainer
 from ..training.session_trainer import SessionChunk, SessionTrainer
 from ..training.trained import Trained, at_slots, covers_all_items, rows_of
 from ..training.unseen_rows import shifts_of
-from ..training.strategies import Training
+from ..training.strategies import Strategy, Training
 from ..rng import DrawKey, Tables
 from ..plugin.state import Snapshot
 from ..core.parallel import in_order
@@ -82,15 +82,16 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, training: Training, 
     derived = backbone.derive(model.public, key) if isinstance(backbone, SequentialBackbone) else {}
     shifts = shifts_of([chunk.batches for chunk in chunks], model.public, method, backbone, settings, key) \
         if method.penalises_rows else {}
-    fused = training.way.fused and chunks
+    fused = training.strategy is Strategy.FUSED and chunks
     plan = plan_of(training, model, key, max(chunk.batches for chunk in chunks)) if fused else None
 
     def trainer(chunk: Chunk | SessionChunk) -> ChunkTrainer:
         if plan is not None and chunk.inner and not chunk.dense:
-            return RoundTrainer(chunk, model, training, key, plan, watched)
+            return FusedTrainer(chunk, model, training, key, plan, watched)
         if isinstance(chunk, SessionChunk):
             return SessionTrainer(chunk, model, training, key, derived)
-        kind = InnerTrainer if chunk.inner else PartialTrainer if training.way.at_rest else ListTrainer
+        lazy = training.strategy is Strategy.LAZY_DECAY
+        kind = FactoredTrainer if chunk.inner else LazyDecayTrainer if lazy else ListTrainer
         return kind(chunk, model, training, key)
 
     def train(chunk: AnyChunk) -> Trained:
@@ -111,7 +112,7 @@ def _result(work: ChunkTrainer, loss: Tensor, shift: Tables, training: Training)
         moved[name] = moved[name] - at_slots(table, work.slots)
     kept = _local_tables(work, shift) if training.backbone.keeps_local_tables else {}
     rest, held = {}, {}
-    if isinstance(work, PartialTrainer):
+    if isinstance(work, LazyDecayTrainer):
         rest, held = work.rest, {name: work.private[name] for name in work.personal}
     trained = Trained(work.users, work.slots, moved, shift, None, work.replaced, kept, loss, work.uploads, rest, held)
     return clip(trained, model, training.protection)
@@ -119,7 +120,7 @@ def _result(work: ChunkTrainer, loss: Tensor, shift: Tables, training: Training)
 
 def _local_tables(work: ChunkTrainer, shifts: Tables) -> Tables:
     """Each client's own trained copy of the public tables, each (C, items, ...)."""
-    if isinstance(work, PartialTrainer):
+    if isinstance(work, LazyDecayTrainer):
         return work.kept
     if work.backbone.whole_tables:
         return {name: work.model.public[name] + work.moved[name] for name in work.rows}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..training.factored import Outer
 from ..training.trained import Trained, beside
-from ..training.strategies import Training
+from ..training.strategies import Strategy, Training
 from ..rng import Tables
 from ..evaluation.drift import Add
 from ..plugin.state import Snapshot
@@ -55,7 +55,7 @@ class RoundSums:
 
     def __init__(self, model: Snapshot, training: Training, users: int, weights: Tensor | None, own_start: bool):
         self.model, self.users, self.weights, self.own_start = model, users, weights, own_start
-        self.personal, self.at_rest = training.personal, training.way.at_rest
+        self.personal, self.at_rest = training.personal, training.strategy is Strategy.LAZY_DECAY
         self.whole = training.backbone.whole_tables
         device = next(iter(model.public.values())).device
         self.change = {name: _empty_like(table).zero_() for name, table in {**model.public, **model.dense}.items()}

@@ -133,7 +133,7 @@ class TrainerView(views.Local):
 class ChunkTrainer:
     """Local training of one chunk of clients: their item rows and other parameters.
 
-    Subclasses train them: on lists of items (``lists.py``) or on sessions (``sessions.py``).
+    Subclasses train them: on lists of items (``list_trainer.py``) or on sessions (``session_trainer.py``).
 
     Args:
         users: ids of the C clients, shape (C,).

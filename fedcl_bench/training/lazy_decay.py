@@ -3,8 +3,8 @@
 Weight decay, and the pull towards a table that the server made for a client, concern every row. Under SGD the rows that
 are in none of a client's local batches need not be trained for it: with learning rates eta_k, decay l and pull p, such
 a row q with served row r (0 without one; one of l and p is 0) ends at r + f (q - r), f = prod_k (1 - eta_k (l + p)). So
-a client holds the rows of its samples, and one factor f for all others. This is the mathematics of ``lists.py`` on
-whole tables.
+a client holds the rows of its samples, and one factor f for all others. This is the mathematics of ``list_trainer.py``
+on whole tables.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ..rng import DrawKey, Tables
 from ..plugin.state import Snapshot
 from .sampling import Chunk
 from .chunk_trainer import Slots
-from .list_trainer import ListTrainer, View
+from .list_trainer import ListTrainer, LocalBatch
 from .strategies import Training
 
 
-class PartialTrainer(ListTrainer):
+class LazyDecayTrainer(ListTrainer):
     """``ListTrainer`` that holds the rows of the clients' samples.
 
     Attributes:
@@ -35,7 +35,7 @@ class PartialTrainer(ListTrainer):
 
     def __init__(self, chunk: Chunk, model: Snapshot, training: Training, draw: DrawKey):
         super().__init__(chunk, model, training, draw)
-        self.by_hand = training.way.by_hand
+        self.by_hand = training.by_hand
         self.covering, self.reads_end = self.by_hand, True
         tables = [*model.public, *self.personal]
         self.rest = {name: torch.ones(len(self.users), dtype=torch.float64, device=self.users.device)
@@ -59,7 +59,7 @@ class PartialTrainer(ListTrainer):
         """Of the held rows, in a table with a row per client of the chunk and item."""
         return self.slots.cells(torch.arange(len(self.users), device=self.users.device), self.n_items)
 
-    def _local_batch(self, view: View, rates: Mapping[str, float], taking: Tensor | None, batch: int) -> Tensor:
+    def _local_batch(self, view: LocalBatch, rates: Mapping[str, float], taking: Tensor | None, batch: int) -> Tensor:
         rest = next(iter(self.rest.values()))
         beyond = 0.5 * self.pull * self.squares * rest.square()  # what the pull on the other rows adds to the loss
         part = torch.ones_like(rest) if taking is None else taking.double()

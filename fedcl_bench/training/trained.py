@@ -23,14 +23,14 @@ class Trained:
         slots: the item rows they held.
         moved: what they added to the parameters: item rows by slot, each (C, slots, ...), others (C, ...); beyond
             ``shift``. A table whose rows were not held has an ``Outer`` (see ``factored.py``).
-        shift: how far rows that a client does not touch have moved alike for all (see ``untouched.py``).
+        shift: how far rows that a client does not touch have moved alike for all (see ``unseen_rows.py``).
         factors: by what clipping has multiplied each client's change of public parameters, shape (C,): that in
             ``moved`` already, ``shift`` not. None: nothing is clipped.
         private: private parameters that are not in ``moved``, as they are after training, each (C, ...).
         kept: their own trained copies of the public item tables, if they keep them, each (C, items, ...).
         loss: each client's mean loss, shape (C,).
         uploads: what the method uploaded, each (C, ...).
-        rest: with whole tables of which clients held only a part (see ``at_rest.py``), by what a client's other rows
+        rest: with whole tables of which clients held only a part (see ``lazy_decay.py``), by what a client's other rows
             were multiplied, each (C,); ``moved`` is beyond that.
         held: what has become of the rows that clients held of such personal tables, each (C, slots, ...).
     """

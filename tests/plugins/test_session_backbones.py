@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from fedcl_bench import rng
 from fedcl_bench.toolbox import item_graphs
-from fedcl_bench.training.tiled_softmax import AllScores
+from fedcl_bench.training.tiled_softmax import TiledSoftmax
 from fedcl_bench.training.session_trainer import clients_at_once, window
 from fedcl_bench.toolbox.clustering import k_means
 from fedcl_bench.data.stream import Sessions
@@ -147,7 +147,7 @@ def test_scores_in_tiles_have_the_gradients_of_scores_at_once(registry, name, ti
     direction = torch.randn(world.clients, N_ITEMS, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     expected = world.backbone.session_scores(vectors, session.mask, world.table)
     theirs = torch.autograd.grad((expected * direction).sum(), [world.table, vectors])
-    tiled = AllScores(world.backbone, vectors, session.mask, world.table, Dropout())
+    tiled = TiledSoftmax(world.backbone, vectors, session.mask, world.table, Dropout())
     torch.testing.assert_close(tiled.scores, expected, rtol=1e-12, atol=1e-12)
     of_scores, = torch.autograd.grad((tiled.scores * direction).sum(), [tiled.scores])
     for found, wanted in zip(tiled.gradients(of_scores), theirs):

@@ -11,9 +11,10 @@ from itertools import product
 
 import pytest
 import torch
-from helpers import ROOT, build, train_round, trainer_of, way_of
+from helpers import ROOT, build, strategy_of, train_round, trainer_of
 from hypothesis import given, settings, strategies as st
 
+from fedcl_bench.training.strategies import Strategy, fused_layout
 from fedcl_bench.core import parallel
 from fedcl_bench.data.stream import Step
 from fedcl_bench.data.synth import World, as_step
@@ -192,7 +193,7 @@ def test_any_lists(registry, lists, size, epochs, negatives):
     local = LocalSettings(batch_size=size, local_epochs=epochs, negatives=negatives)
     model, users = start(backbone, step, torch.float64), torch.arange(len(lists))
     chunks = make_chunks(step, users, local, 3, Needs(inner=True, samples_only=True))
-    way = way_of(backbone, FT, model, local)
+    layout = fused_layout(backbone, FT, model, local)
     for chunk in chunks:
         if chunk.dense or not chunk.inner:  # more updates than are kept apart
             continue
@@ -209,7 +210,7 @@ def test_any_lists(registry, lists, size, epochs, negatives):
             assert sorted(slots.items[row, :held].tolist()) == sorted({*lists[user], *negative})
             assert slots.first_copy[row].tolist() == [True] * held + [False] * (len(slots.items[row]) - held)
             assert set(slots.items[row][slots.positive[row]].tolist()) == set(lists[user])
-    assert (way.layout.vector, way.layout.constant) == (USER, None)
+    assert (layout.vector, layout.constant) == (USER, None)
 
 
 def changed(backbone, **attributes):
@@ -258,10 +259,10 @@ def test_what_needs_local_batches(registry, step):
              "flipped": (changed(fedmf, factors=lambda self, c: (Flipped.apply(c[USER]), None)), FT, plain, False),
              "pull": (changed(fedmf, pull=lambda self, n_items: 0.1), FT, plain, False)}
     for name, (backbone, method, local, expected) in cases.items():
-        assert way_of(backbone, method, start(backbone, step), local).fused == expected, name
+        assert (strategy_of(backbone, method, start(backbone, step), local) is Strategy.FUSED) == expected, name
     more = start(fedmf, step)
     more.private["another"] = torch.zeros(step.n_users, 1)
-    assert not way_of(fedmf, FT, more, plain).fused
+    assert strategy_of(fedmf, FT, more, plain) is not Strategy.FUSED
 
 
 def test_dead_clients_are_told(registry, step):
@@ -302,8 +303,8 @@ def test_numbers_do_not_depend_on_the_width_of_registers(registry, step, monkeyp
     expected = list(numbers())
     built = tmp_path / "kernels.so"
     subprocess.run([*os.environ.get("CC", "cc").split(), "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-Wno-psabi",
-                    '-DSOURCES=""', f"-march={processor}", str(ROOT / "fedcl_bench/ops/kernels.c"), "-o", str(built),
-                    "-lm"], check=True)
+                    '-DSOURCES=""', f"-march={processor}", str(ROOT / "fedcl_bench/kernels/kernels.c"), "-o",
+                    str(built), "-lm"], check=True)
     loaded = dict(library.functions(ctypes.CDLL(str(built))))
     monkeypatch.setattr(library, "_loaded", lambda: loaded)
     for found, number in zip(numbers(), expected, strict=True):
