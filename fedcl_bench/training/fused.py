@@ -76,6 +76,8 @@ class FusedTrainer:
         watched: whether somebody looks at the samples: ``slots`` has no more than the items otherwise.
     """
 
+    all_rows = False
+
     def __init__(self, chunk: Chunk, model: Snapshot, training: Training, draw: DrawKey, plan: Plan, watched: bool):
         self.chunk, self.model, self.draw, self.plan = chunk, model, draw, plan
         self.backbone, self.settings = training.backbone, training.settings

@@ -352,7 +352,7 @@ class ListTrainer(ChunkTrainer):
         return loss, torch.autograd.grad(loss.sum(), list(parameters.values()), allow_unused=True)
 
     def tables_now(self, clients: Tensor | None = None) -> Tables | None:
-        """Whole public tables as clients have them now, where rows that they do not hold move too (``lazy_decay.py``)."""
+        """Whole public tables as clients have them now, where rows beyond those held move too (``lazy_decay.py``)."""
         return None
 
     def _pull(self, gradients: Tables, parameters: Tables) -> None:

@@ -120,12 +120,15 @@ def test_some_clients_of_a_chunk_are_those_clients(registry, case):
     _, model, trained = max(seen, key=lambda one: len(one[2].users))
     part = torch.arange(len(trained.users)) % 3 == 1
     assert 0 < int(part.sum()) < len(part)
-    some = attack.clients_of(trained, part)
-    whole, cut = trained.changes(model, f.backbone), some.changes(model, f.backbone)
+    some = trained.of(part)
+    whole, cut = trained.changes(model), some.changes(model)
     assert whole.keys() == cut.keys()
     for name, change in whole.items():
         torch.testing.assert_close(cut[name], change[part], atol=1e-15, rtol=1e-13)
-    for kind in ("private", "kept", "uploads", "rest", "held"):
+    for name, change in trained.private.items():
+        begun = model.private[name][trained.users]
+        assert torch.equal(some.private[name].against(begun[part]), change.against(begun)[part]), name
+    for kind in ("local", "uploads"):
         for name, values in getattr(trained, kind).items():
             assert torch.equal(getattr(some, kind)[name], values[part]), (kind, name)
 

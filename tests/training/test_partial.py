@@ -80,7 +80,7 @@ def test_each_clients_change_equals_whole_tables(registry, step, case):
     backbone, settings = make(registry, case), LocalSettings(batch_size=128)
     model, users = start(backbone, step), torch.arange(0, step.n_users, 40)
     chunks = make_chunks(step, users, settings, 8, Needs(whole_tables=True))
-    changes = [[trained.changes(model, one) for trained in map(
+    changes = [[trained.changes(model) for trained in map(
         trainer_of(chunks, model, one, FT, settings, DrawKey(0, 0, 1)), chunks)] for one in (backbone, slow(backbone))]
     for found, expected in zip(*changes, strict=True):
         for name, change in expected.items():
