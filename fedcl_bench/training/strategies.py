@@ -109,11 +109,28 @@ class Training:
                 and not any(map(self.method.overrides, ("local_loss", "new_private"))))
 
 
-def choose_strategy(backbone: Backbone, method: Method, model: Snapshot, settings: LocalSettings, sessions: bool
-                    ) -> Strategy:
+def choose_strategy(backbone: Backbone, method: Method, model: Snapshot, settings: LocalSettings,
+                    sessions: bool) -> Strategy:
     """How to train clients, asked once per step.
 
-    GAINS
+    ================  ==============================================  ===================================  =============
+    strategy          when                                            what it skips                        gain of a job
+    ================  ==============================================  ===================================  =============
+    FUSED             ``factor_names``, SGD, the usual loss, no hook  one call per chunk does all batches  1.46 x
+                      of the method, kernels (FedMF, PFedRec)                                              FACTORED
+    FACTORED          ``factors``, SGD, one public table, no penalty  copies of item rows: updates are     2.8 x ROWS
+                      on rows, blocks or the static stream (FedNCF)   kept as outer products               (FedNCF)
+    LAZY_DECAY        ``whole_tables`` and ``rest_follows``, SGD      rows no sample names: one factor     2.9 x, 1.2 x
+                      (FedRAP; GPFedRec)                              per client stands for them           WHOLE
+    WHOLE             ``whole_tables`` otherwise                      nothing                              --
+    ROWS              all other lists                                 item rows that a client does not     --
+                                                                      look up
+    SESSIONS          a sequential backbone                           the same                             --
+    COMPILED_SOFTMAX  the same with ``whole_tables``, pooled scores,  passes over clients' tables and      1.8 x
+                      Adam, kernels (MIASRec)                         moments                              TILED_SOFTMAX
+    TILED_SOFTMAX     the same otherwise                              a graph of all rows, for memory: all 0.8 x
+                                                                      rows at once were faster
+    ================  ==============================================  ===================================  =============
 
     All of them give the numbers of ``ROWS`` or ``WHOLE`` up to the order of sums. Gains are ratios of processor time of
     whole jobs without and with a strategy, validation included: ``benchmarks/strategies.py``.
