@@ -25,7 +25,7 @@ from engine_round import engine_round
 from machine import heading
 
 from fedcl_bench.cli.commands.common import count, counts
-from fedcl_bench.training.strategies import Training, choose_way
+from fedcl_bench.training.strategies import Training, choose_strategy
 from fedcl_bench.data.synth import World, as_step
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.federation.client_sampling import Attendance
@@ -53,7 +53,7 @@ def measure(clients: int, items: int, dim: int, local_epochs: int, args) -> dict
     model = grow(Snapshot({}, {}), backbone, 0, step, torch.float32, torch.device("cpu"))
     began = time.perf_counter()
     users = Attendance().of(step, 0, 0).users
-    training = Training(backbone, method, local, choose_way(backbone, method, model, local, sessions=False))
+    training = Training(backbone, method, local, choose_strategy(backbone, method, model, local, sessions=False))
     chunks = list_chunks(step, users, model, training)
     chunked = time.perf_counter() - began
     seconds = []

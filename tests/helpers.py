@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from fedcl_bench.training.strategies import Training, choose_way
+from fedcl_bench.training.strategies import Training, choose_strategy
 from fedcl_bench.data.stream import Step
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.evaluation.ranking import EvaluationSettings
@@ -74,14 +74,14 @@ def finish(f):
     return progress
 
 
-def way_of(backbone, method, model, settings):
+def strategy_of(backbone, method, model, settings):
     """How these clients are trained in a step of blocks."""
-    return choose_way(backbone, method, model, settings, sessions=False)
+    return choose_strategy(backbone, method, model, settings, sessions=False)
 
 
 def training(backbone, method, model, settings, protection=OPEN, own_start=False):
     """What these clients have in common when they train."""
-    return Training(backbone, method, settings, way_of(backbone, method, model, settings), protection, own_start)
+    return Training(backbone, method, settings, strategy_of(backbone, method, model, settings), protection, own_start)
 
 
 def trainer_of(chunks, model, backbone, method, settings, key, own_start=False, protection=OPEN, watched=True):

@@ -8,8 +8,9 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from helpers import build, federation, train_round, way_of
+from helpers import build, federation, strategy_of, train_round
 
+from fedcl_bench.training.strategies import Strategy
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.federation import round as rounds
@@ -136,7 +137,7 @@ def compare(registry, stream, backbone_case, method_case, local, dtype=torch.flo
     users = some_clients(step, count)
     train = LocalSettings(**{**local, **training})
     inner = layout != "rows"
-    assert not inner or way_of(backbone, method, model, train).factored
+    assert not inner or strategy_of(backbone, method, model, train) in (Strategy.FACTORED, Strategy.FUSED)
     chunks = make_chunks(step, users, train, 16, Needs(backbone.pairwise, backbone.whole_tables, inner=inner))
     assert {(chunk.inner, chunk.dense) for chunk in chunks} == {(inner, layout == "all items")}
     weights = step.train.lengths.to(dtype) if weighted else None

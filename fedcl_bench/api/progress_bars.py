@@ -10,7 +10,7 @@ from typing import Callable, Iterator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TextColumn
 
-from ..training.strategies import MEANING
+from ..training.strategies import Strategy, meaning_of
 from ..data.stream import Stream
 from ..federation.parts import Progress
 from ..core.text import for_terminal
@@ -74,7 +74,7 @@ class Display:
                 self._bar.remove_task(self._task)
             if self._verbose:
                 way = progress.ways[step]
-                self._console.print(f"  block {step}: clients are trained '{way}' ({MEANING[way]})")
+                self._console.print(f"  block {step}: clients are trained '{way}' ({meaning_of(way)})")
             self._task = self._bar.add_task(f"  block {step} of 0-{len(stream.steps) - 1}", total=rounds, status="")
         done = progress.round - self._first
         per_round = (time.perf_counter() - self._began) / max(done - 1, 1) if done > 1 else 0.0
@@ -114,7 +114,7 @@ class Display:
     def _begin_domains(self) -> None:
         self._block, self._began, self._first = 0, time.perf_counter(), 0
         if self._verbose:
-            self._console.print(f"  topology {self._config.stream.topology}: {MEANING['domains']}")
+            self._console.print(f"  topology {self._config.stream.topology}: {Strategy.DOMAINS.meaning}")
         self._task = self._bar.add_task("  domains", total=self._config.server.rounds, status="")
 
     def _update_round(self, progress: Progress) -> None:

@@ -12,7 +12,7 @@ them is learned, so they are a lower bound of what leaks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Iterator
 
 import numpy as np
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .. import rng
 from ..plugin.backbone import Backbone
-from ..training.chunk_trainer import Slots, own_start_key
+from ..training.chunk_trainer import own_start_key
 from ..training.trained import Trained
 from ..rng import DrawKey, Tables
 from ..plugin.state import Snapshot
@@ -103,19 +103,6 @@ class Roles:
         return Roles(positive > 0, touched > 0)
 
 
-def clients_of(trained: Trained, part: slice | Tensor) -> Trained:
-    """Some of the clients of a chunk."""
-    def of(tables: Tables) -> Tables:
-        return {name: values[part] for name, values in tables.items()}
-
-    slots = trained.slots
-    positive = slots.positive[part] if slots.positive.dim() == 2 else slots.positive
-    slots = Slots(slots.items[part], positive, slots.sample[part], slots.replay[part], slots.first_copy[part])
-    tables = {kind: of(getattr(trained, kind)) for kind in ("moved", "private", "kept", "uploads", "rest", "held")}
-    return replace(trained, users=trained.users[part], slots=slots, loss=trained.loss[part],
-                   factors=None if trained.factors is None else trained.factors[part], **tables)
-
-
 def item_changes(key: DrawKey, model: Snapshot, trained: Trained, backbone: Backbone, protection: Protection,
                  own_start: bool) -> Iterator[tuple[Trained, Tables]]:
     """By how much each client's upload differs from what the server sent, noise included, a few clients at a time.
@@ -133,8 +120,8 @@ def item_changes(key: DrawKey, model: Snapshot, trained: Trained, backbone: Back
     numbers = sum(table.numel() for table in model.public.values())
     size = max(1, _NUMBERS_AT_ONCE // numbers)
     for start in range(0, len(trained.users), size):
-        piece = clients_of(trained, slice(start, start + size))
-        every = piece.changes(model, backbone)
+        piece = trained.of(slice(start, start + size))
+        every = piece.changes(model)
         changes = {name: every[name] for name in model.public}
         if own_start:
             held = torch.zeros(len(piece.users), model.n_items, dtype=torch.bool, device=piece.users.device)

@@ -32,7 +32,7 @@ from ..runs.records import method_uploads
 from ..core.schema import read_bytes
 from ..stats import accounting
 from ..stats.significance import mean_interval
-from .attack import METRICS, attack, clients_of
+from .attack import METRICS, attack
 
 LEVELS = "levels"  # folder of finished levels
 _VERSION = 1  # of the numbers; raised when a change of the attack changes them
@@ -90,7 +90,7 @@ def attacked(level: Level, stream: Stream, on_round: Callable[[], None] = lambda
         if key.step == level.block and key.round + 1 in level.rounds:
             own_start = key.round == 0 and federation.server.init == "per_client"
             users = trained.users
-            chosen = clients_of(trained, torch.isin(users, _chosen(level, stream, key.round).to(users.device)))
+            chosen = trained.of(torch.isin(users, _chosen(level, stream, key.round).to(users.device)))
             if len(chosen.users):
                 values = attack(key, model, chosen, federation.backbone, federation.server.protection, own_start)
                 frames.append(pd.DataFrame({"round": key.round + 1, **values}))

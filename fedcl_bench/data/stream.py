@@ -306,10 +306,11 @@ class Step:
         if "known" not in self.sessions:
             return prefixes
         known = self.sessions["known"]
-        before = torch.zeros_like(known.count).index_add_(
-            0, torch.arange(len(known.count), device=known.start.device).repeat_interleave(known.count), known.lengths)
-        session = torch.searchsorted(train.start, prefixes.first, right=True) - 1
-        new = prefixes.end - prefixes.first > before.repeat_interleave(train.count)[session]
+        user_of_known = torch.arange(len(known.count), device=known.start.device).repeat_interleave(known.count)
+        known_items = torch.zeros_like(known.count).index_add_(0, user_of_known, known.lengths)  # of each user
+        session = torch.searchsorted(train.start, prefixes.first, right=True) - 1  # that a prefix begins
+        known_in_session = known_items.repeat_interleave(train.count)[session]
+        new = prefixes.end - prefixes.first > known_in_session
         return Prefixes(train, prefixes.first[new], prefixes.end[new])
 
     def to(self, device: torch.device) -> "Step":

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import rng
-from ..training.strategies import Training, choose_way
+from ..training.strategies import Training, choose_strategy
 from ..data.stream import Step
 from ..rng import DrawKey, Tables
 from ..plugin.method import Method, NoSettings
@@ -108,11 +108,10 @@ def cold_start_of(f: Federation, step: Step, model: Snapshot) -> ColdStart | Non
     parts = {name: step.split(name).part(users) for name in ("train", "valid", "test")}
     alone = replace(step, n_users=len(users), old_users=0, **parts)
     method = Method(NoSettings())
-    # A backbone's own step may know one learning rate for tables of both kinds.
-    way = replace(choose_way(f.backbone, method, model, f.local, sessions=False), by_hand=False)
+    strategy = choose_strategy(f.backbone, method, model, f.local, sessions=False)
     count = _everywhere(f, {"count": (alone.train.lengths > 0).sum()[None]})["count"]
     return ColdStart(f, alone, old, int(count), initial_private(model, f.backbone, f.seed, range(old, step.n_users)),
-                     Training(f.backbone_in(step.index), method, f.local, way, frozen=True))
+                     Training(f.backbone_in(step.index), method, f.local, strategy, frozen=True))
 
 
 def notes(f: Federation) -> list[str]:

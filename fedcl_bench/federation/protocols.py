@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..training.session_trainer import SessionChunk, clients_at_once, make_session_chunks
-from ..training.strategies import Training
+from ..training.strategies import Strategy, Training
 from ..data.stream import Ragged, Step
 from ..rng import DrawKey
 from ..evaluation.beyond_accuracy import analyse_lists, analyse_sessions, catalogue_of
@@ -138,9 +138,10 @@ class SessionSteps:
 def list_chunks(step: Step, users: Tensor, model: Snapshot, training: Training, positives: Ragged | None = None
                  ) -> list[Chunk]:
     """Chunks of clients that train on lists: all their items of the step, or ``positives``."""
-    backbone, settings, way = training.backbone, training.settings, training.way
-    needs = Needs(backbone.pairwise, way.holds_whole, backbone.own_samples(settings) if positives is None else None,
-                  way.factored, way.samples_only, way.fused)
+    backbone, settings, fused = training.backbone, training.settings, training.strategy is Strategy.FUSED
+    needs = Needs(backbone.pairwise, training.holds_whole,
+                  backbone.own_samples(settings) if positives is None else None,
+                  fused or training.strategy is Strategy.FACTORED, training.samples_only, fused)
     return make_chunks(step, users, settings, row_width(model, backbone), needs, positives)
 
 

@@ -7,15 +7,15 @@ from typing import Callable, NamedTuple, Sequence
 from torch import Tensor
 
 from ..plugin import checks
-from ..training.lazy_decay import PartialTrainer
+from ..training.lazy_decay import LazyDecayTrainer
 from ..training.chunk_trainer import ChunkTrainer
-from ..training.factored import InnerTrainer
-from ..training.fused import RoundTrainer, plan_of
+from ..training.factored import FactoredTrainer, Outer
+from ..training.fused import FusedTrainer, plan_of
 from ..training.list_trainer import ListTrainer
 from ..training.session_trainer import SessionChunk, SessionTrainer
-from ..training.trained import Trained, at_slots, covers_all_items, rows_of
+from ..training.trained import Change, Trained, at_slots
 from ..training.unseen_rows import shifts_of
-from ..training.strategies import Training
+from ..training.strategies import Strategy, Training
 from ..rng import DrawKey, Tables
 from ..plugin.state import Snapshot
 from ..core.parallel import in_order
@@ -52,7 +52,7 @@ def train_clients(work: Sequence[Work], model: Snapshot, key: DrawKey, weights: 
     training = work[0].training
     own_start = training.own_start and key.round == 0
     count = sum(len(chunk.users) for part in work for chunk in part.chunks)
-    sums = RoundSums(model, training, count, weights, own_start)
+    sums = RoundSums(model, count, weights, own_start)
     for training, chunks in work:
         train = trainer_of(chunks, model, training, key, observe is not None)
         short = not chunks or _is_short(chunks, training)
@@ -82,15 +82,16 @@ def trainer_of(chunks: Sequence[AnyChunk], model: Snapshot, training: Training, 
     derived = backbone.derive(model.public, key) if isinstance(backbone, SequentialBackbone) else {}
     shifts = shifts_of([chunk.batches for chunk in chunks], model.public, method, backbone, settings, key) \
         if method.penalises_rows else {}
-    fused = training.way.fused and chunks
+    fused = training.strategy is Strategy.FUSED and chunks
     plan = plan_of(training, model, key, max(chunk.batches for chunk in chunks)) if fused else None
 
     def trainer(chunk: Chunk | SessionChunk) -> ChunkTrainer:
         if plan is not None and chunk.inner and not chunk.dense:
-            return RoundTrainer(chunk, model, training, key, plan, watched)
+            return FusedTrainer(chunk, model, training, key, plan, watched)
         if isinstance(chunk, SessionChunk):
             return SessionTrainer(chunk, model, training, key, derived)
-        kind = InnerTrainer if chunk.inner else PartialTrainer if training.way.at_rest else ListTrainer
+        lazy = training.strategy is Strategy.LAZY_DECAY
+        kind = FactoredTrainer if chunk.inner else LazyDecayTrainer if lazy else ListTrainer
         return kind(chunk, model, training, key)
 
     def train(chunk: AnyChunk) -> Trained:
@@ -109,28 +110,41 @@ def _result(work: ChunkTrainer, loss: Tensor, shift: Tables, training: Training)
     for name, table in shift.items():
         # Rows the client did not touch moved by `shift` too, alike for all; its own copies count from there.
         moved[name] = moved[name] - at_slots(table, work.slots)
-    kept = _local_tables(work, shift) if training.backbone.keeps_local_tables else {}
-    rest, held = {}, {}
-    if isinstance(work, PartialTrainer):
-        rest, held = work.rest, {name: work.private[name] for name in work.personal}
-    trained = Trained(work.users, work.slots, moved, shift, None, work.replaced, kept, loss, work.uploads, rest, held)
-    return clip(trained, model, training.protection)
+    local = _local_tables(work, shift) if training.backbone.keeps_local_tables else {}
+    decay = work.decay if isinstance(work, LazyDecayTrainer) else {}
+
+    def changed(name: str) -> Change:
+        rows = moved[name]
+        if isinstance(rows, Outer):
+            return Change(rows, rows.items)
+        of_items = not work.all_rows and (name in model.public or name in training.personal)
+        return Change(rows, work.slots.items if of_items else None, decay=decay.get(name), shift=shift.get(name))
+
+    public = {name: changed(name) for name in (*model.public, *model.dense)}
+    private = {name: changed(name) for name in model.private if name in moved}
+    private |= {name: Change(values, replaces=True) for name, values in work.replaced.items()}
+    if isinstance(work, LazyDecayTrainer):  # rows beyond those held may end anywhere between the server's two tables
+        public |= {name: Change(table, replaces=True) for name, table in local.items()}
+        private |= {name: Change(work.private[name], work.slots.items, replaces=True, decay=decay[name])
+                    for name in work.personal}
+    return clip(Trained(work.users, work.slots, public, private, local, loss, work.uploads), model, training.protection)
 
 
 def _local_tables(work: ChunkTrainer, shifts: Tables) -> Tables:
     """Each client's own trained copy of the public tables, each (C, items, ...)."""
-    if isinstance(work, PartialTrainer):
+    if isinstance(work, LazyDecayTrainer):
         return work.kept
     if work.backbone.whole_tables:
         return {name: work.model.public[name] + work.moved[name] for name in work.rows}
     result = {}
     for name, table in work.model.public.items():
-        moved = rows_of(work.moved[name])
-        if covers_all_items(work.moved[name]):
-            result[name] = moved + table
+        moved = work.moved[name]
+        rows, all_items = (moved.rows(), moved.items is None) if isinstance(moved, Outer) else (moved, False)
+        if all_items:
+            result[name] = rows + table
             continue
         start = table + shifts[name] if name in shifts else table
         copies = start.expand(len(work.users), *table.shape).clone()
         index = work.slots.items.view(*work.slots.items.shape, *[1] * (table.dim() - 1))
-        result[name] = copies.scatter_add_(1, index.expand_as(moved), moved)
+        result[name] = copies.scatter_add_(1, index.expand_as(rows), rows)
     return result

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from ..plugin import checks
 from ..plugin.backbone import Backbone
-from ..training.factored import Outer
-from ..training.trained import Trained, at_slots, beside, rows_of
+from ..training.trained import Change, Trained, at_slots, beside
 from ..training.unseen_rows import start_elsewhere
 from ..data.stream import Step, Stream
 from ..rng import DrawKey, Tables
@@ -62,25 +61,22 @@ def clip(trained: Trained, model: Snapshot, protection: Protection) -> Trained:
     """
     if not protection.clip > 0.0:
         return trained
-    names, moved = [*model.public, *model.dense], dict(trained.moved)
-    sizes = torch.zeros(len(trained.users), dtype=torch.float64, device=trained.users.device)
-    for name in names:
-        change = rows_of(moved[name])
-        if name in trained.shift:
-            shift = trained.shift[name]
-            change = change + at_slots(shift, trained.slots)
-            sizes += _elsewhere(trained, protection.sizes(shift))
-        if name in trained.rest and name in model.public:
-            share, table = trained.rest[name] - 1.0, model.public[name]
-            change = change + at_slots(table, trained.slots) * beside(share, change).to(change)
-            sizes += _elsewhere(trained, protection.sizes(table)) * protection.sizes(share)
-        sizes += protection.sizes(change)
+    sizes, public = torch.zeros(len(trained.users), dtype=torch.float64, device=trained.users.device), {}
+    for name, change in trained.public.items():
+        sent = model.public.get(name, model.dense.get(name))
+        if change.replaces:
+            change = Change(change.rows - sent)
+        public[name], rows = change, change.added
+        if change.shift is not None:
+            rows = rows + at_slots(change.shift, trained.slots)
+            sizes += _elsewhere(trained, protection.sizes(change.shift))
+        if change.decay is not None:
+            share = change.decay - 1.0
+            rows = rows + at_slots(sent, trained.slots) * beside(share, rows).to(rows)
+            sizes += _elsewhere(trained, protection.sizes(sent)) * protection.sizes(share)
+        sizes += protection.sizes(rows)
     factors = protection.factors(sizes)
-    for name in names:
-        value = moved[name]
-        moved[name] = (value.scaled(factors) if isinstance(value, Outer) else
-                       value * beside(factors.to(value), value))
-    return replace(trained, moved=moved, factors=factors)
+    return replace(trained, public={name: change.scaled(factors) for name, change in public.items()})
 
 
 def _elsewhere(trained: Trained, sizes: Tensor) -> Tensor:

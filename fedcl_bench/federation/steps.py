@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..training.strategies import Training, choose_way
+from ..training.strategies import Training, choose_strategy
 from ..data.stream import Step
 from ..rng import DrawKey
 from ..plugin.method import Method
@@ -104,16 +104,16 @@ def begin_step(f: Federation, step: Step, progress: Progress) -> Progress:
         method.begin_step(step, model, f.backbone)
         if f.server.reset_private:
             model = reset_private(model, f.backbone, f.seed, (step.train.lengths > 0).nonzero().flatten())
-    way = training_of(f, step, model).way.name
+    recorded = training_of(f, step, model).strategy.recorded
     return replace(progress, model=model, best=replace(progress.best, model=model), previous=progress.best.model,
-                   best_value=-1.0, stale=0, ways=(*progress.ways, way))
+                   best_value=-1.0, stale=0, ways=(*progress.ways, recorded))
 
 
 def training_of(f: Federation, step: Step, model: Snapshot) -> Training:
-    """How a step's clients are trained; ``model`` as for ``choose_way``."""
+    """How a step's clients are trained; ``model`` as for ``choose_strategy``."""
     method, backbone = f.acting_in(step), f.backbone_in(step.index)
-    way = choose_way(backbone, method, model, f.local, sessions=bool(step.sessions))
-    return Training(backbone, method, f.local, way, f.server.protection, f.server.init == "per_client")
+    strategy = choose_strategy(backbone, method, model, f.local, sessions=bool(step.sessions))
+    return Training(backbone, method, f.local, strategy, f.server.protection, f.server.init == "per_client")
 
 
 def open_step(f: Federation, step: Step, model: Snapshot) -> OpenStep:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ..training.factored import Outer
-from ..training.trained import Trained, beside
-from ..training.strategies import Training
+from ..training.trained import Change, Trained, beside
 from ..rng import Tables
 from ..evaluation.drift import Add
 from ..plugin.state import Snapshot
@@ -53,14 +52,11 @@ class RoundSums:
         uploads: what the method uploaded, each (N, ...) in ascending order of users.
     """
 
-    def __init__(self, model: Snapshot, training: Training, users: int, weights: Tensor | None, own_start: bool):
+    def __init__(self, model: Snapshot, users: int, weights: Tensor | None, own_start: bool):
         self.model, self.users, self.weights, self.own_start = model, users, weights, own_start
-        self.personal, self.at_rest = training.personal, training.way.at_rest
-        self.whole = training.backbone.whole_tables
         device = next(iter(model.public.values())).device
         self.change = {name: _empty_like(table).zero_() for name, table in {**model.public, **model.dense}.items()}
-        self.private = {name: _others_rows(table, users) for name, table in model.private.items()
-                        if self.at_rest and name in self.personal}
+        self.private: Tables = {}
         self.local = {name: _others_rows(table, users) for name, table in model.local.items()}
         # Of the weights that touched each item.
         self._squares = torch.zeros(model.n_items if own_start else 0, dtype=torch.float64, device=device)
@@ -72,71 +68,65 @@ class RoundSums:
         """Add the clients of a chunk."""
         self._losses.append(trained.loss)
         self._order.append(trained.users)
-        self._add_shift(trained)
-        for name in trained.rest:
-            self._add_rest(name, trained)
-        for name, moved in trained.moved.items():
-            self._add_moved(name, moved, trained)
-        for name, values in trained.private.items():
-            if name not in self.private:
-                self.private[name] = _others_rows(self.model.private[name], self.users)
-            self.private[name].index_copy_(0, trained.users, values)
-        for name, tables in trained.kept.items():
+        for name, change in trained.public.items():
+            self._add_public(name, change, trained.users)
+        for name, change in trained.private.items():
+            self._set_private(name, change, trained.users)
+        for name, tables in trained.local.items():
             self.local[name][trained.users] = tables
         for name, values in trained.uploads.items():
             self._uploads.setdefault(name, []).append(values)
         if self.own_start:
             self._add_squares(trained)
 
-    def _weighted(self, rows: Tensor, users: Tensor) -> Tensor:
-        return rows if self.weights is None else rows * beside(self.weights[users], rows)
+    def _add_public(self, name: str, change: Change, users: Tensor) -> None:
+        """Add what clients changed of a public parameter, weighted.
 
-    def _share(self, trained: Trained) -> int | Tensor:
-        """What a change that is alike for all clients of a chunk counts in the sum."""
-        shares = trained.factors if self.weights is None else self.weights[trained.users]
-        return len(trained.users) if shares is None else shares.sum()
+        First what is alike for many rows, which costs one pass over the table for all clients of a chunk; then the rows
+        that they changed themselves.
+        """
+        total, sent = self.change[name], self.model.public.get(name, self.model.dense.get(name))
+        weights = None if self.weights is None else self.weights[users]
+        shares = change.scale if weights is None else weights
+        share = len(users) if shares is None else shares.sum()
 
-    def _add_shift(self, trained: Trained) -> None:
-        """What moved the rows that clients did not touch."""
-        for name, shift in trained.shift.items():
-            self.change[name] += shift * self._share(trained)
+        def weighted(rows: Tensor) -> Tensor:
+            return rows if weights is None else rows * beside(weights, rows)
 
-    def _add_rest(self, name: str, trained: Trained) -> None:
-        """Rows at rest: what became of those that clients of whole tables did not hold."""
-        users, rest = trained.users, trained.rest[name]
-        if name in self.personal:
-            _multiply(self.model.private[name], users, rest, self.private[name])
-            rows = trained.held[name].flatten(0, 1)
-            cells = trained.slots.cells(users, self.model.n_items)
-            self.private[name].flatten(0, 1).index_copy_(0, cells, rows)
-        elif name not in trained.kept:
-            counts = (rest - 1.0) * (1.0 if self.weights is None else self.weights[users])
-            counts = counts if trained.factors is None else counts * trained.factors
-            self.change[name] += self.model.public[name] * counts.sum().to(self.change[name])
-
-    def _add_moved(self, name: str, moved: Tensor | Outer, trained: Trained) -> None:
-        """What training added to one kind of parameter."""
-        users = trained.users
-        if name in trained.rest and name in trained.kept:
-            sent = self._weighted(trained.kept[name], users)
-            self.change[name] += sent.sum(0) - self.model.public[name] * self._share(trained)
-        elif isinstance(moved, Outer):
-            (moved if self.weights is None else moved.scaled(self.weights[users])).add_to(self.change[name])
-        elif name in self.model.private:
-            self._add_private(name, moved, trained)
-        elif name in self.model.dense or (self.whole and not self.at_rest):
-            self.change[name] += self._weighted(moved, users).sum(0)
+        if change.shift is not None:
+            total += change.shift * share
+        if change.decay is not None:
+            lost = (change.decay - 1.0) * (1.0 if weights is None else weights)
+            lost = lost if change.scale is None else lost * change.scale
+            total += sent * lost.sum().to(total)
+        if isinstance(change.rows, Outer):
+            (change.rows if weights is None else change.rows.scaled(weights)).add_to(total)
+        elif change.items is not None:
+            total.index_add_(0, change.items.reshape(-1), weighted(change.rows).flatten(0, 1))
+        elif change.replaces:
+            total += weighted(change.rows).sum(0) - sent * share
         else:
-            rows = self._weighted(moved, users)
-            self.change[name].index_add_(0, trained.slots.items.reshape(-1), rows.flatten(0, 1))
+            total += weighted(change.rows).sum(0)
 
-    def _add_private(self, name: str, moved: Tensor, trained: Trained) -> None:
+    def _set_private(self, name: str, change: Change, users: Tensor) -> None:
+        """Put what clients made of a private parameter of theirs among those of all users."""
+        before = self.model.private[name]
         if name not in self.private:
-            self.private[name] = _empty_like(self.model.private[name]).copy_(self.model.private[name])
-        if name in self.personal and not self.whole:
-            self.private[name].index_put_((trained.users[:, None], trained.slots.items), moved, accumulate=True)
+            self.private[name] = (_others_rows(before, self.users) if change.replaces else
+                                  _empty_like(before).copy_(before))
+        after = self.private[name]
+        if change.decay is not None:
+            rows = before.index_select(0, users)
+            after.index_copy_(0, users, rows.mul_(beside(change.decay.to(rows), rows)))
+        if not change.replaces and change.items is None:
+            _add_rows(after, users, change.rows)
+        elif not change.replaces:
+            after.index_put_((users[:, None], change.items), change.rows, accumulate=True)
+        elif change.items is None:
+            after.index_copy_(0, users, change.rows)
         else:
-            _add_rows(self.private[name], trained.users, moved)
+            cells = (users[:, None] * after.shape[1] + change.items).reshape(-1)
+            after.flatten(0, 1).index_copy_(0, cells, change.rows.flatten(0, 1))
 
     def _add_squares(self, trained: Trained) -> None:
         items, users = trained.slots.items, trained.users
@@ -186,17 +176,6 @@ def _others_rows(table: Tensor, users: int) -> Tensor:
     """A table like this with the rows of those who are not among so many users; the others are to be written."""
     result = _empty_like(table)
     return result if users == len(table) else result.copy_(table)
-
-
-def _multiply(table: Tensor, users: Tensor, factors: Tensor, result: Tensor) -> None:
-    """Write some users' rows (items, ...) of a table, each times its factor, into another of the same shape."""
-    factors = factors.to(table)
-    if table.device.type == "cpu":  # one user after the other: a single pass over memory
-        for user, factor in zip(users.tolist(), factors):
-            torch.mul(table[user], factor, out=result[user])
-    else:
-        rows = table.index_select(0, users)
-        result.index_copy_(0, users, rows.mul_(beside(factors, rows)))
 
 
 def _add_rows(table: Tensor, users: Tensor, rows: Tensor) -> None:

@@ -13,7 +13,6 @@ from typing import Any, Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from ..plugin.backbone import Backbone
 from ..data.stream import Stream
 from ..plugin.silo import TOPOLOGIES, DomainMethod, ModuleBackbone
 from ..rng import Tables
@@ -21,6 +20,7 @@ from ..core.errors import RunFailed, UserError
 from ..federation.loop import run
 from ..federation.parts import Federation, Progress
 from ..federation.round import trainer_of
+from ..training.trained import Trained
 from ..federation.steps import begin_step, open_step
 from ..plugin.state import Snapshot
 from ..runs.config import AllSettings, metrics_of, resolve
@@ -182,9 +182,9 @@ def client_round(f: Federation, progress: Progress,
         train = trainer_of(chunks, model, opened.training, opened.key(round_))
         for chunk in chunks:
             trained = train(chunk)
-            values = {f"upload {name}": value for name, value in trained.changes(model, f.backbone).items()}
+            values = {f"upload {name}": value for name, value in trained.changes(model).items()}
             values |= {f"upload {name}": value for name, value in trained.uploads.items()}
-            values |= {f"private {name}": _moved(trained, f.backbone, model, name) for name in model.private}
+            values |= {f"private {name}": _moved(trained, model, name) for name in model.private}
             values |= {"loss": trained.loss, "user": trained.users}
             for name, value in values.items():
                 rows.setdefault(name, []).append(value.detach())
@@ -195,24 +195,11 @@ def client_round(f: Federation, progress: Progress,
                      if len(table) > int(result["user"].max())}
 
 
-def _moved(trained, backbone: Backbone, model: Snapshot, name: str) -> Tensor:
+def _moved(trained: Trained, model: Snapshot, name: str) -> Tensor:
     """How each client's private parameter changed, personal tables over all items."""
-    if name in trained.private:
-        return trained.private[name] - model.private[name][trained.users]
-    if name in trained.held:
-        before = model.private[name][trained.users]
-        after = before * trained.rest[name].to(before).view(-1, *[1] * (before.dim() - 1))
-        cells = trained.slots.cells(torch.arange(len(before)), model.n_items)
-        after.flatten(0, 1).index_copy_(0, cells, trained.held[name].flatten(0, 1))
-        return after - before
-    rows = trained.moved.get(name)
-    if rows is None:
+    if name not in trained.private:
         return torch.zeros(len(trained.users), dtype=torch.float64)
-    if backbone.whole_tables or name not in backbone.new_personal(0, range(0)):
-        return rows
-    table = torch.zeros(len(rows), model.n_items, *rows.shape[2:], dtype=rows.dtype)
-    index = trained.slots.items.view(*trained.slots.items.shape, *[1] * (rows.dim() - 2)).expand_as(rows)
-    return table.scatter_add_(1, index, rows)
+    return trained.private[name].against(model.private[name][trained.users])
 
 
 def difference(a: Mapping[str, Tensor], b: Mapping[str, Tensor], users: Tensor | None = None,

@@ -47,6 +47,11 @@ class Slots:
     replay: Tensor | None = None
     first_copy: Tensor | None = None
 
+    def of(self, part: slice | Tensor) -> "Slots":
+        """Those of some clients."""
+        positive = self.positive[part] if self.positive.dim() == 2 else self.positive
+        return Slots(self.items[part], positive, self.sample[part], self.replay[part], self.first_copy[part])
+
     def cells(self, clients: Tensor, n_items: int) -> Tensor:
         """Where the slots lie in a table with a row per client and item, end to end; ``clients``: their rows, (C,)."""
         return (clients[:, None] * n_items + self.items).reshape(-1)
@@ -133,7 +138,7 @@ class TrainerView(views.Local):
 class ChunkTrainer:
     """Local training of one chunk of clients: their item rows and other parameters.
 
-    Subclasses train them: on lists of items (``lists.py``) or on sessions (``sessions.py``).
+    Subclasses train them: on lists of items (``list_trainer.py``) or on sessions (``session_trainer.py``).
 
     Args:
         users: ids of the C clients, shape (C,).

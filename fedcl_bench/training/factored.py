@@ -2,7 +2,7 @@
 
 The gradient of a logit v . q_i + b with respect to q_i is v, so under SGD a client's rows are the server's plus
 multiples of the vectors it has had: after K updates row i is q_i + sum_k a_ki v_k. A client thus holds K numbers per
-item instead of d. This is the mathematics of ``lists.py``, summed in another order.
+item instead of d. This is the mathematics of ``list_trainer.py``, summed in another order.
 
 With compiled kernels, a local batch whose only loss is the usual one is one call (``kernels.inner_batch``), which reads
 the rows of its samples in the server's table. Where a method asks for other logits, those of all slots are made; and
@@ -21,7 +21,7 @@ from torch import Tensor
 from ..plugin import checks
 from ..rng import Tables
 from ..kernels import ops
-from .list_trainer import BatchView, ListTrainer, View
+from .list_trainer import BatchView, ListTrainer, LocalBatch
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class _Logits(torch.autograd.Function):
         return to_vectors, to_constants, gradient if ctx.needs_input_grad[2] else None, None
 
 
-class InnerTrainer(ListTrainer):
+class FactoredTrainer(ListTrainer):
     """``ListTrainer`` whose item rows are not held; ``rows`` has one number per client and slot in their place, whose
     gradient is the logit's. ``moved`` holds an ``Outer`` for the table."""
 
@@ -139,7 +139,7 @@ class InnerTrainer(ListTrainer):
     def _logits_of(self, vectors: Tensor, constants: Tensor | None) -> Tensor:
         return _Logits.apply(vectors, constants, self.rows[self.name], self.outer.first(self.done))
 
-    def _gradients(self, view: View, parameters: Tables, number: int) -> tuple[Tensor, Sequence[Tensor | None]]:
+    def _gradients(self, view: LocalBatch, parameters: Tables, number: int) -> tuple[Tensor, Sequence[Tensor | None]]:
         if not self.fused:
             return super()._gradients(view, parameters, number)
         vectors, constants = self._factors(self.clients)

@@ -3,7 +3,7 @@
 So it is for backbones whose logits are inner products (see ``factored.py``) of item rows and a private parameter
 itself, plus a private constant or none, trained by SGD on the usual loss: FedMF and PFedRec. What a method adds to
 training, a loss of its own or a look at parameters before and after, needs the local batches one by one;
-``InnerTrainer`` has them, and the numbers are the same to the bit.
+``FactoredTrainer`` has them, and the numbers are the same to the bit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .sampling import Chunk
 from ..plugin.local_settings import LocalSettings
 from .chunk_trainer import Slots
 from .factored import Outer
-from .strategies import Layout, Training
+from .strategies import FusedLayout, Training, fused_layout
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Plan:
         negatives, shuffles: keys of the round's draws of negatives, and of the order of samples in each epoch.
     """
 
-    layout: Layout
+    layout: FusedLayout
     rates: list[float]
     negatives: int
     shuffles: list[int]
@@ -48,13 +48,14 @@ class Plan:
 
 
 def plan_of(training: Training, model: Snapshot, key: DrawKey, batches: int) -> Plan:
-    """What a round trains, by the layout that its way names.
+    """What a round trains.
 
     Args:
         key: of the round.
         batches: local batches per epoch, of the client with most.
     """
-    settings, layout = training.settings, training.way.layout
+    settings = training.settings
+    layout = fused_layout(training.backbone, training.method, model, settings)
     epochs, usual = range(settings.local_epochs), training.backbone.settings.lr
     rates = [training.rates(model, key.round, batch) for batch in range(batches * len(epochs))]
     return Plan(layout, [-rate.get(name, usual) for rate in rates
@@ -68,12 +69,14 @@ def _clients(chunk: Chunk) -> ops.InnerClients:
     return chunk.for_kernels if names is chunk.users else replace(chunk.for_kernels, names=names)
 
 
-class RoundTrainer:
-    """Local training of one chunk; arguments and attributes as of ``base.ChunkTrainer``.
+class FusedTrainer:
+    """Local training of one chunk; arguments and attributes as of ``ChunkTrainer``.
 
     Args:
         watched: whether somebody looks at the samples: ``slots`` has no more than the items otherwise.
     """
+
+    all_rows = False
 
     def __init__(self, chunk: Chunk, model: Snapshot, training: Training, draw: DrawKey, plan: Plan, watched: bool):
         self.chunk, self.model, self.draw, self.plan = chunk, model, draw, plan

@@ -3,8 +3,8 @@
 Weight decay, and the pull towards a table that the server made for a client, concern every row. Under SGD the rows that
 are in none of a client's local batches need not be trained for it: with learning rates eta_k, decay l and pull p, such
 a row q with served row r (0 without one; one of l and p is 0) ends at r + f (q - r), f = prod_k (1 - eta_k (l + p)). So
-a client holds the rows of its samples, and one factor f for all others. This is the mathematics of ``lists.py`` on
-whole tables.
+a client holds the rows of its samples, and one factor f for all others. This is the mathematics of ``list_trainer.py``
+on whole tables.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ..rng import DrawKey, Tables
 from ..plugin.state import Snapshot
 from .sampling import Chunk
 from .chunk_trainer import Slots
-from .list_trainer import ListTrainer, View
+from .list_trainer import ListTrainer, LocalBatch
 from .strategies import Training
 
 
-class PartialTrainer(ListTrainer):
+class LazyDecayTrainer(ListTrainer):
     """``ListTrainer`` that holds the rows of the clients' samples.
 
     Attributes:
-        rest: f of every table, each (C,).
+        decay: f of every table, each (C,).
         kept: the clients' whole trained copies of the public tables, if they keep them, each (C, items, ...).
     """
 
@@ -35,10 +35,10 @@ class PartialTrainer(ListTrainer):
 
     def __init__(self, chunk: Chunk, model: Snapshot, training: Training, draw: DrawKey):
         super().__init__(chunk, model, training, draw)
-        self.by_hand = training.way.by_hand
+        self.by_hand = training.by_hand
         self.covering, self.reads_end = self.by_hand, True
         tables = [*model.public, *self.personal]
-        self.rest = {name: torch.ones(len(self.users), dtype=torch.float64, device=self.users.device)
+        self.decay = {name: torch.ones(len(self.users), dtype=torch.float64, device=self.users.device)
                      for name in tables}
         self.start = {name: value.clone() for name, value in self.clients.items() if name not in self.personal}
         # How far the rows that are not held begin from those served, each (C, items, ...), and squared, (C,).
@@ -59,8 +59,8 @@ class PartialTrainer(ListTrainer):
         """Of the held rows, in a table with a row per client of the chunk and item."""
         return self.slots.cells(torch.arange(len(self.users), device=self.users.device), self.n_items)
 
-    def _local_batch(self, view: View, rates: Mapping[str, float], taking: Tensor | None, batch: int) -> Tensor:
-        rest = next(iter(self.rest.values()))
+    def _local_batch(self, view: LocalBatch, rates: Mapping[str, float], taking: Tensor | None, batch: int) -> Tensor:
+        rest = next(iter(self.decay.values()))
         beyond = 0.5 * self.pull * self.squares * rest.square()  # what the pull on the other rows adds to the loss
         part = torch.ones_like(rest) if taking is None else taking.double()
         if self.by_hand:
@@ -70,7 +70,7 @@ class PartialTrainer(ListTrainer):
             checks.check_tensor(self.backbone, "sgd_step", loss, tuple(rest.shape), "(C,): one number per client")
         else:
             loss = super()._local_batch(view, rates, taking, batch)
-        for name, factor in self.rest.items():
+        for name, factor in self.decay.items():
             strength = self.backbone.weight_decay + (self.pull if name in self.away else 0.0)
             factor *= 1.0 - rates[name] * strength * part
         return loss + beyond
@@ -82,7 +82,7 @@ class PartialTrainer(ListTrainer):
         self.moved = {name: self.clients[name] - start for name, start in self.start.items()}
         begun = self._own_copies()
         for name, rows in self.rows.items():
-            factor = self.rest[name].to(rows).view(-1, *[1] * (rows.dim() - 1))
+            factor = self.decay[name].to(rows).view(-1, *[1] * (rows.dim() - 1))
             rest = begun[name].mul_(factor) if name not in self.served else torch.lerp(
                 self.served[name], begun[name], factor)
             self.moved[name] = rows - rest
@@ -95,7 +95,7 @@ class PartialTrainer(ListTrainer):
         items, result = self.slots.items[part], {}
         for name, held in self.rows.items():
             rows, table = held[part], self.model.public[name]
-            factor = self.rest[name][part].to(rows).view(-1, *[1] * (rows.dim() - 1))
+            factor = self.decay[name][part].to(rows).view(-1, *[1] * (rows.dim() - 1))
             tables = table - (1.0 - factor) * self.away[name][part] if name in self.away else table * factor
             result[name] = tables.scatter_(1, items.view(*items.shape, *[1] * (rows.dim() - 2)).expand_as(rows), rows)
         return result

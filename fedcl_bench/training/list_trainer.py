@@ -50,7 +50,7 @@ class Members:
 
 
 @dataclass(frozen=True)
-class View:
+class LocalBatch:
     """One local batch: which rows it scores and what it makes of the scores.
 
     Attributes:
@@ -78,7 +78,7 @@ class View:
 class BatchView(TrainerView, views.LocalBatch):
     """``views.LocalBatch`` of a trainer's clients."""
 
-    def __init__(self, trainer: "ListTrainer", view: View, scores: Callable[[], Tensor], draw: DrawKey):
+    def __init__(self, trainer: "ListTrainer", view: LocalBatch, scores: Callable[[], Tensor], draw: DrawKey):
         super().__init__(trainer, draw)
         self._view, self._score = view, scores
 
@@ -164,14 +164,14 @@ class ListTrainer(ChunkTrainer):
             of_positive = torch.cat([positive, of_positive])
         return of_positive < self.chunk.count[:, None]
 
-    def _epoch(self, epoch: int) -> Iterator[View]:
+    def _epoch(self, epoch: int) -> Iterator[LocalBatch]:
         """The local batches of one epoch, in order."""
         size, batches = self.settings.batch_size, self.batches
         if self.own_samples is not None:
             order = self._shuffle(epoch).argsort(1) if batches > 1 else self.valid.cumsum(1) - 1
             for chosen in order.split(self.own_samples.per_batch, 1) if batches else ():
                 weights = torch.full(chosen.shape, 1.0 / chosen.shape[1], dtype=self.dtype, device=chosen.device)
-                yield View(listed_weights=weights, chosen=chosen)
+                yield LocalBatch(listed_weights=weights, chosen=chosen)
             return
         if batches == 1:
             yield self._only_batch
@@ -187,10 +187,10 @@ class ListTrainer(ChunkTrainer):
             if self.backbone.pairwise:
                 n = torch.arange(batch_samples.shape[1], device=batch_samples.device).expand_as(batch_samples)
                 slots = torch.cat([slots.gather(1, batch_samples) for slots in self.pairs], 1)
-                yield View(slots, pairs=(n, n + batch_samples.shape[1]), listed_weights=weights)
+                yield LocalBatch(slots, pairs=(n, n + batch_samples.shape[1]), listed_weights=weights)
             else:
                 labels = (batch_samples < self.chunk.positives.shape[1]).to(self.dtype)
-                yield View(self.slots.sample.gather(1, batch_samples), labels, listed_weights=weights)
+                yield LocalBatch(self.slots.sample.gather(1, batch_samples), labels, listed_weights=weights)
 
     def _shuffle_keys(self, epoch: int) -> Tensor:
         """Keys of the streams that shuffle each client's samples in an epoch, shape (C,)."""
@@ -208,14 +208,14 @@ class ListTrainer(ChunkTrainer):
         order_key = rng.sort_keys(rng.bits(keys[:, None], number))
         return order_key.masked_fill_(~self.valid, torch.iinfo(torch.int64).max)
 
-    def _covering(self, epoch: int) -> Iterator[View]:
+    def _covering(self, epoch: int) -> Iterator[LocalBatch]:
         """Local batches over all the client's rows: the same sums in another order, without copying rows."""
         order, size = self._dealt(epoch), self.settings.batch_size
         width = self.slots.items.shape[1]
         if self.backbone.pairwise:
             width = self.negatives.shape[1]
         for batch, share in enumerate(self._shares):
-            yield View(pairs=self.pairs if self.backbone.pairwise else None,
+            yield LocalBatch(pairs=self.pairs if self.backbone.pairwise else None,
                        members=Members(order, batch * size, (batch + 1) * size, share, width))
 
     def _dealt(self, epoch: int) -> Tensor:
@@ -242,7 +242,7 @@ class ListTrainer(ChunkTrainer):
         return (self.samples - before[:, None, None]).clamp(min=1, max=size).to(self.dtype).reciprocal()
 
     @cached_property
-    def _only_batch(self) -> View:
+    def _only_batch(self) -> LocalBatch:
         """The local batch of clients that have one per epoch."""
         return next(self._covering(0))
 
@@ -251,7 +251,7 @@ class ListTrainer(ChunkTrainer):
         """1 at slots of positives and 0 elsewhere, (C, slots)."""
         return self.slots.positive.to(self.dtype).expand_as(self.slots.items).contiguous()
 
-    def _loss(self, view: View, number: int) -> Tensor:
+    def _loss(self, view: LocalBatch, number: int) -> Tensor:
         """Each client's loss on a local batch, shape (C,)."""
         draw = replace(self.draw, batch=number)
         if self.own_samples is not None:  # scores are made only if the method asks for them
@@ -275,7 +275,7 @@ class ListTrainer(ChunkTrainer):
                 loss = loss + term
         return loss + self._penalty() + self._distance()
 
-    def _scored_loss(self, view: View) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _scored_loss(self, view: LocalBatch) -> tuple[Tensor, Tensor, Tensor | None]:
         """Scores, the loss on them, and the backbone's own term."""
         rows, clients = self.rows, self.clients
         if view.slots is not None:
@@ -292,7 +292,7 @@ class ListTrainer(ChunkTrainer):
     def _score(self, clients: Tables, rows: Tables) -> Tensor:
         return self.backbone.score(clients, rows)
 
-    def _own_loss(self, view: View, draw: DrawKey) -> Tensor:
+    def _own_loss(self, view: LocalBatch, draw: DrawKey) -> Tensor:
         """The loss of a backbone that makes it itself."""
         done = draw.round * self.batches * self.settings.local_epochs + draw.batch
         return self.backbone.own_loss(self.clients, self.rows, OwnBatch(
@@ -307,7 +307,7 @@ class ListTrainer(ChunkTrainer):
         else:
             self.moved[name] = update
 
-    def _local_batch(self, view: View, rates: Mapping[str, float], taking: Tensor | None, batch: int) -> Tensor:
+    def _local_batch(self, view: LocalBatch, rates: Mapping[str, float], taking: Tensor | None, batch: int) -> Tensor:
         """Train on one local batch: every group of parameters in turn.
 
         Args:
@@ -345,14 +345,14 @@ class ListTrainer(ChunkTrainer):
             first_loss = loss.detach() if first_loss is None else first_loss
         return first_loss
 
-    def _gradients(self, view: View, parameters: Tables, number: int) -> tuple[Tensor, Sequence[Tensor | None]]:
+    def _gradients(self, view: LocalBatch, parameters: Tables, number: int) -> tuple[Tensor, Sequence[Tensor | None]]:
         """Each client's loss on a local batch, (C,), and its gradients with respect to some parameters."""
         loss = self._loss(view, number)
         checks.require_gradient(self.backbone, loss)
         return loss, torch.autograd.grad(loss.sum(), list(parameters.values()), allow_unused=True)
 
     def tables_now(self, clients: Tensor | None = None) -> Tables | None:
-        """Whole public tables as clients have them now, if rows that they do not hold move too (see ``at_rest.py``)."""
+        """Whole public tables as clients have them now, where rows beyond those held move too (``lazy_decay.py``)."""
         return None
 
     def _pull(self, gradients: Tables, parameters: Tables) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property, partial
 from typing import Callable
 
@@ -107,10 +108,11 @@ def make_chunks(step: Step, users: Tensor, settings: LocalSettings, row_width: i
     keep = int(clients.sizes.sum()) <= SIZES.kept_positives
     chunks, start = [], 0
     while start < len(users):
-        end, inner, dense = clients.cut(start)
+        end, rows = clients.cut(start)
         batches = int(clients.batches[start])
         chunk = LaterChunk(users[start:end], batches, partial(
-            _chunk, step, train, settings, listed, batches=batches, inner=inner, dense=dense))
+            _chunk, step, train, settings, listed, batches=batches, inner=rows is not Rows.COPIES,
+            dense=rows is Rows.ALL))
         chunks.append(chunk.now() if keep else chunk)
         start = end
     return chunks
@@ -165,54 +167,75 @@ class _Sorted:
         """Samples of a chunk whose round is one call, so that there are neither many nor uneven ones."""
         return max(SIZES.least_of_calls, -(-int(self.samples[-1]) // SIZES.chunks_of_calls))
 
-    def cut(self, start: int) -> tuple[int, bool, bool]:
-        """Where the chunk that begins with client ``start`` ends, whether it is ``inner``, and whether ``dense``."""
-        sparse, dense = self._inner(start)
-        width = SIZES.factored_width if dense or sparse else self.row_width
-        # Sizes descend: stop before clients with fewer batches, and where padding would cost more than a new chunk.
-        end = min(self._limit(start, width, sparse),
-                  int(torch.searchsorted(self.ascending, -self._smallest(start, sparse, dense), right=True)))
+    def cut(self, start: int) -> tuple[int, "Rows"]:
+        """Where the chunk that begins with client ``start`` ends, and what its clients hold."""
+        rows = self._kind(start)
+        width = self.row_width if rows is Rows.COPIES else SIZES.factored_width
+        smallest = self._smallest(start, rows)
+        alike = int(torch.searchsorted(self.ascending, -smallest, right=True))  # sizes descend
+        end = min(self._limit(start, width), self._even_end(start, rows), alike)
         padding = (self.sizes[start] - self.sizes[start:end]) * self.per_positive * width
-        if dense:  # sitting out a local batch costs what taking part does
+        if rows is Rows.ALL:  # sitting out a local batch costs what taking part does
             padding += (self.batches[start] - self.batches[start:end]).cpu() * self.n_items * SIZES.dense_cost
-        return (start + int(torch.searchsorted(padding.cumsum(0), SIZES.padding_elements, right=True)),
-                dense or sparse, dense)
+        # Stop where padding would cost more than a new chunk.
+        return start + int(torch.searchsorted(padding.cumsum(0), SIZES.padding_elements, right=True)), rows
 
     def _rows(self, start: int) -> int:
         """Item rows that client ``start`` holds."""
         return self.n_items if self.needs.whole_tables else int(self.sizes[start]) * self.per_positive
 
-    def _inner(self, start: int) -> tuple[bool, bool]:
-        """Whether client ``start`` is trained without copies of item rows by kernels, and whether on all scores."""
+    def _kind(self, start: int) -> "Rows":
+        """What is least work for client ``start``.
+
+        Kernels read the rows of samples in place, if a round's updates are few enough to be kept apart. Where somebody
+        looks at the logits of other items too, scores of all items are one matrix product, and less work as long as
+        items are not many times the client's rows.
+        """
+        if not self.needs.inner:
+            return Rows.COPIES
         rows, batches = self._rows(start), int(self.batches[start])
         updates = batches * self.settings.local_epochs
-        sparse = (self.compiled and updates <= SIZES.most_updates
-                  and (self.needs.samples_only or batches <= SIZES.weighted_batches))
-        dense = self.needs.inner and not (sparse and self.needs.samples_only) and (
-            self.n_items <= SIZES.dense_items_compiled * rows if sparse
-            else self.n_items * updates <= SIZES.dense_items * rows)
-        return sparse, dense
+        in_place = self.compiled and updates <= SIZES.most_updates
+        if in_place and self.needs.samples_only:
+            return Rows.SAMPLES
+        if in_place and batches <= SIZES.weighted_batches:
+            return Rows.ALL if self.n_items <= SIZES.dense_items_compiled * rows else Rows.SAMPLES
+        return Rows.ALL if self.n_items * updates <= SIZES.dense_items * rows else Rows.COPIES
 
-    def _limit(self, start: int, width: int, sparse: bool) -> int:
-        """Where the memory of a chunk that begins with client ``start`` ends."""
+    def _limit(self, start: int, width: int) -> int:
+        """Where the memory of a chunk that begins with client ``start`` ends; one client always fits."""
         limit = start + max(1, self.needs.chunk_elements // (self._rows(start) * width))
-        if (sampler := self.needs.sampler) is not None:
-            alone, per_item = sampler.elements
-            samples = max(1, min(sampler.per_batch, int(sampler.of(self.sizes[start]))))
-            made = (alone + per_item * self.n_items) * samples
-            limit = min(limit, start + max(1, SIZES.own_loss_factor * self.needs.chunk_elements // made))
-        if sparse and self.needs.fused:
-            before = int(self.samples[start - 1]) if start else 0
-            limit = min(limit, start + 1 + int(torch.searchsorted(self.samples[start:], before + self.even)))
-        return limit
+        if (sampler := self.needs.sampler) is None:
+            return limit
+        alone, per_item = sampler.elements
+        samples = max(1, min(sampler.per_batch, int(sampler.of(self.sizes[start]))))
+        made = (alone + per_item * self.n_items) * samples  # numbers on the way to a client's own loss
+        return min(limit, start + max(1, SIZES.own_loss_factor * self.needs.chunk_elements // made))
 
-    def _smallest(self, start: int, sparse: bool, dense: bool) -> int:
-        """The least positives of a client that can be in a chunk with client ``start``."""
+    def _even_end(self, start: int, rows: "Rows") -> int:
+        """Where a chunk whose round is one call has its even share of the samples."""
+        if not self.needs.fused or rows is not Rows.SAMPLES:
+            return len(self.sizes)
+        before = int(self.samples[start - 1]) if start else 0
+        return start + 1 + int(torch.searchsorted(self.samples[start:], before + self.even))
+
+    def _smallest(self, start: int, rows: "Rows") -> int:
+        """The least positives of a client that can be in a chunk with client ``start``: as many local batches, unless
+        clients may sit some out."""
         if self.needs.sampler is not None:
             return int(self.sizes[start])
-        if (dense or (sparse and self.needs.samples_only)) and self.settings.local_epochs == 1:
+        may_sit_out = rows is Rows.ALL or (rows is Rows.SAMPLES and self.needs.samples_only)
+        if may_sit_out and self.settings.local_epochs == 1:
             return 1
-        return ((int(self.batches[start]) - 1) * self.settings.batch_size) // _samples(self.settings, self.needs) + 1
+        fewer_batches = (int(self.batches[start]) - 1) * self.settings.batch_size
+        return fewer_batches // _samples(self.settings, self.needs) + 1
+
+
+class Rows(Enum):
+    """Which item rows clients of a chunk hold: copies of those that they look up, or, trained without copies (see
+    ``factored.py``), a number per update for those of their samples, or for all."""
+
+    COPIES, SAMPLES, ALL = range(3)
 
 
 def lists_others(users: int, n_items: int, settings: LocalSettings, device: torch.device) -> bool:
@@ -222,11 +245,13 @@ def lists_others(users: int, n_items: int, settings: LocalSettings, device: torc
 
 
 def _chunk(step: Step, train: Ragged, settings: LocalSettings, listed: bool, members: Tensor, **layout) -> Chunk:
+    """A chunk of clients; arguments beside those of ``make_chunks``: what they train on, whether items that are no
+    positives are listed, their ids, and other fields of ``Chunk``."""
     matrix = padded(train, members)
-    touched = [matrix] if train is step.train else [padded(step.train, members)]
+    no_negatives = [matrix] if train is step.train else [padded(step.train, members)]
     if settings.negative_pool == "untouched":
-        touched += [padded(step.split(name), members, matrix[:, :1]) for name in ("valid", "test")]
-    others = Others.of(torch.cat(touched, 1), step.n_items, listed)
+        no_negatives += [padded(step.split(name), members, matrix[:, :1]) for name in ("valid", "test")]
+    others = Others.of(torch.cat(no_negatives, 1), step.n_items, listed)
     if not bool(others.count.all()):
         user = int(members[others.count.flatten().argmin()])
         raise UserError(f"block {step.index}: client {user} (counted from 0) has all {step.n_items} items known: no "

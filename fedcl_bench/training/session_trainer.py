@@ -25,11 +25,11 @@ from ..core.parallel import even_pieces
 from .sampling import Others, padded
 from ..plugin.sequential import Dropout, Sequence, SequentialBackbone, Targets
 from ..core.tuning import SIZES
-from .tiled_softmax import AllScores
+from .tiled_softmax import TiledSoftmax
 from .chunk_trainer import ChunkTrainer, Slots, TrainerView, row_penalties
 from .optimisers import stacked_optimiser
-from .compiled_softmax import OwnTables, serve
-from .strategies import Training
+from .compiled_softmax import CompiledSoftmax
+from .strategies import Strategy, Training
 
 
 @dataclass(frozen=True)
@@ -138,11 +138,11 @@ class SessionTrainer(ChunkTrainer):
         more = training.backbone.more_items(memory, self.sequence)
         looked_up = self.sampled if more is None else torch.cat([self.sampled, more], 1)
         slots = layout(looked_up, length + 1, replayed, model.n_items)
-        self.compiled = serve(training.backbone, training.method, training.settings, model.public)
+        self.compiled = training.strategy is Strategy.COMPILED_SOFTMAX
         super().__init__(users, slots, model, training, draw)
         self.derived = {name: table.expand(len(users), *table.shape) for name, table in (derived or {}).items()}
         # In the latest forward pass, if the loss concerns all items.
-        self.scored: AllScores | OwnTables | None = None
+        self.scored: TiledSoftmax | CompiledSoftmax | None = None
         self.looked_up: Tensor | None = None  # rows of the samples in that pass
         self.dropped: tuple[int, ...] = ()  # the entries that each dropout of a forward pass decides about
 
@@ -192,7 +192,7 @@ class SessionTrainer(ChunkTrainer):
         rates = {**dict.fromkeys(parameters, self.backbone.settings.lr),
                  **self.backbone.learning_rates(self.n_items, self.draw.round)}
         if self.compiled:
-            self.scored = OwnTables(self.rows[ITEM], rates[ITEM], self.settings)
+            self.scored = CompiledSoftmax(self.rows[ITEM], rates[ITEM], self.settings)
         total = torch.zeros(len(self.users), dtype=torch.float64, device=self.users.device)
         for epoch in range(self.settings.local_epochs):
             for value in parameters.values():
@@ -201,7 +201,7 @@ class SessionTrainer(ChunkTrainer):
             checks.require_gradient(self.backbone, loss)
             gradients = self._gradients(loss, parameters)
             if epoch == self.draw.round == 0:
-                of_scores = [self.scored.of_scores] if isinstance(self.scored, OwnTables) else []  # move all item rows
+                of_scores = [self.scored.of_scores] if self.compiled else []  # move all item rows
                 checks.check_moved(self.backbone, "encode", [*gradients, *of_scores], parameters.values(), self.users)
             if step is None:
                 if not self.starts_alone:  # all looked at the server's: fewer numbers to read in the first epoch
@@ -233,11 +233,11 @@ class SessionTrainer(ChunkTrainer):
         local.features = session.vectors
         outputs = self.method.represent(Encoding(self.users, self.clients, local.features, "train", local.draw))
         checks.check_tensor(self.method, "represent", outputs, shape, meaning)
-        if isinstance(self.scored, OwnTables):
+        if isinstance(self.scored, CompiledSoftmax):
             pooling = self.backbone.pooling(outputs, session.mask)
             self.scored.score(pooling, dropout, self.backbone.candidate_dropout)
         elif self.all_rows:
-            self.scored = AllScores(self.backbone, outputs, session.mask, self.rows[ITEM], dropout)
+            self.scored = TiledSoftmax(self.backbone, outputs, session.mask, self.rows[ITEM], dropout)
         targets = Targets(rows, self.sampled, real, None if self.scored is None else self.scored.scores, dropout)
         loss = local.recommendation = self.backbone.session_loss(replace(session, vectors=outputs), targets)
         checks.check_tensor(self.backbone, "session_loss", loss, (len(real),), "(C,): one number per client")
@@ -261,7 +261,7 @@ class SessionTrainer(ChunkTrainer):
         if self.scored is None:
             return list(torch.autograd.grad(loss.sum(), list(parameters.values()), allow_unused=True))
         of_scores, = torch.autograd.grad(loss.sum(), [self.scored.scores], retain_graph=True)
-        if isinstance(self.scored, OwnTables):
+        if isinstance(self.scored, CompiledSoftmax):
             return self._gradients_beside(loss, parameters, of_scores)
         of_table, of_vectors = self.scored.gradients(of_scores)
         of_rows, *gradients = torch.autograd.grad(

@@ -1,8 +1,9 @@
-"""The one decision how clients are trained, made once per step; protocol and rounds ask its answer."""
+"""The one decision how clients are trained, made once per step; protocol, rounds and records ask its answer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 from typing import Mapping, NamedTuple
 
@@ -15,20 +16,35 @@ from ..kernels import ops
 from ..plugin.local_settings import LocalSettings
 from ..plugin.sequential import SequentialBackbone
 from ..stats.clip_noise import OPEN, Protection
-
-# What each way comes to, for people.
-MEANING = {"fused": "the whole round of a chunk is one compiled call",
-           "factored": "no copies of item rows: updates are kept as outer products",
-           "at rest": "the rows a client looks up, and one factor for all others",
-           "whole": "all item rows at every client",
-           "rows": "the item rows a client looks up",
-           "sessions": "the item rows of a session, and the encoder",
-           "central": "one client holds all sessions and trains on mini-batches of their prefixes",
-           "domains": "mini-batches of a domain's histories, or of all domains' with topology=central"}
+from . import compiled_softmax
 
 
-class Layout(NamedTuple):
-    """The parameters of a backbone whose clients' rounds are one call each (way ``fused``).
+class Strategy(Enum):
+    """How clients are trained; the table of ``choose_strategy`` says when and what it gains."""
+
+    ROWS = "rows", "the item rows a client looks up"
+    WHOLE = "whole", "all item rows at every client"
+    LAZY_DECAY = "at rest", "the rows a client looks up, and one factor for all others"
+    FACTORED = "factored", "no copies of item rows: updates are kept as outer products"
+    FUSED = "fused", "the whole round of a chunk is one compiled call"
+    SESSIONS = "sessions", "the item rows of a session, and the encoder"
+    TILED_SOFTMAX = "sessions", "the encoder, and all item rows, tile by tile"
+    COMPILED_SOFTMAX = "sessions", "the encoder, and all item rows by compiled kernels"
+    CENTRAL = "central", "one client holds all sessions and trains on mini-batches of their prefixes"
+    DOMAINS = "domains", "mini-batches of a domain's histories, or of all domains' with topology=central"
+
+    def __init__(self, recorded: str, meaning: str):
+        self.recorded = recorded  # what records call it
+        self.meaning = meaning
+
+
+def meaning_of(recorded: str) -> str:
+    """What a strategy in a record comes to, for people."""
+    return next(strategy.meaning for strategy in Strategy if strategy.recorded == recorded)
+
+
+class FusedLayout(NamedTuple):
+    """The parameters of a backbone whose clients' rounds are one call each.
 
     Attributes:
         item, vector, constant: names of the item table, of the private parameter that item rows are multiplied with,
@@ -41,40 +57,6 @@ class Layout(NamedTuple):
     vector: str
     constant: str | None
     turns: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Way:
-    """How the clients of a step are trained.
-
-    Attributes:
-        name: of the way, as in the table of ``choose_way``.
-        holds_whole: a chunk has memory for all item rows of each of its clients.
-        samples_only: nothing looks at logits of other items than a local batch's.
-        by_hand: at rest, a local batch is ``Backbone.sgd_step``.
-        layout: of the parameters, if ``fused``.
-    """
-
-    name: str
-    holds_whole: bool = False
-    samples_only: bool = False
-    by_hand: bool = False
-    layout: Layout | None = None
-
-    @cached_property
-    def factored(self) -> bool:
-        """Whether clients are trained without copies of item rows, where that is less work."""
-        return self.name in ("fused", "factored")
-
-    @cached_property
-    def fused(self) -> bool:
-        """Whether the whole round of such clients is one call."""
-        return self.name == "fused"
-
-    @cached_property
-    def at_rest(self) -> bool:
-        """Whether clients of whole tables hold the rows that they look up."""
-        return self.name == "at rest"
 
 
 @dataclass(frozen=True)
@@ -91,7 +73,7 @@ class Training:
     backbone: Backbone
     method: Method
     settings: LocalSettings
-    way: Way
+    strategy: Strategy
     protection: Protection = OPEN
     own_start: bool = False
     frozen: bool = False
@@ -106,41 +88,69 @@ class Training:
         """Names of the tables with a row per user and item."""
         return set(self.backbone.new_personal(0, range(0)))
 
+    @property
+    def holds_whole(self) -> bool:
+        """Whether a chunk has memory for all item rows of each of its clients."""
+        return self.strategy is Strategy.WHOLE or (
+            self.strategy is Strategy.LAZY_DECAY and self.backbone.keeps_local_tables)
 
-def choose_way(backbone: Backbone, method: Method, model: Snapshot, settings: LocalSettings, sessions: bool) -> Way:
+    @property
+    def samples_only(self) -> bool:
+        """Whether nothing looks at logits of other items than a local batch's."""
+        return self.backbone.usual_loss and not self.method.overrides("local_loss")
+
+    @cached_property
+    def by_hand(self) -> bool:
+        """Whether a local batch of ``LAZY_DECAY`` is ``Backbone.sgd_step``: where the backbone has one that means what
+        its other hooks do, and the method adds nothing. It may know one learning rate for public and private tables."""
+        return (not self.frozen and self.backbone.overrides("sgd_step")
+                and _defines(self.backbone, "sgd_step",
+                             over=("score", "loss", "regulariser", "learning_rates", "groups"))
+                and not any(map(self.method.overrides, ("local_loss", "new_private"))))
+
+
+def choose_strategy(backbone: Backbone, method: Method, model: Snapshot, settings: LocalSettings,
+                    sessions: bool) -> Strategy:
     """How to train clients, asked once per step.
 
-    ========  =================================================  ====================================  ==============
-    way       when                                               what it skips                         gain of a round
-    ========  =================================================  ====================================  ==============
-    fused     ``factor_names``, SGD, the usual loss, no hook of  one call per chunk does all batches   2.2 x factored
-              the method, compiled kernels (FedMF, PFedRec)
-    factored  ``factors``, SGD, one public table, no penalty on  copies of item rows: updates are      3.9 x rows
-              rows, blocks or the static stream (FedNCF)         kept as outer products
-    at rest   ``whole_tables`` and ``rest_follows``, SGD         rows no sample names: one factor      5 x whole
-              (FedRAP, GPFedRec)                                 per client stands for them
-    whole     ``whole_tables`` otherwise                         nothing                               --
-    rows      all other lists                                    item rows that a client does not      --
-                                                                 look up
-    sessions  a sequential backbone                              the same                              --
-    ========  =================================================  ====================================  ==============
+    ================  ==============================================  ===================================  =============
+    strategy          when                                            what it skips                        gain of a job
+    ================  ==============================================  ===================================  =============
+    FUSED             ``factor_names``, SGD, the usual loss, no hook  one call per chunk does all batches  1.46 x
+                      of the method, kernels (FedMF, PFedRec)                                              FACTORED
+    FACTORED          ``factors``, SGD, one public table, no penalty  copies of item rows: updates are     2.8 x ROWS
+                      on rows, blocks or the static stream (FedNCF)   kept as outer products               (FedNCF)
+    LAZY_DECAY        ``whole_tables`` and ``rest_follows``, SGD      rows no sample names: one factor     2.9 x, 1.2 x
+                      (FedRAP; GPFedRec)                              per client stands for them           WHOLE
+    WHOLE             ``whole_tables`` otherwise                      nothing                              --
+    ROWS              all other lists                                 item rows that a client does not     --
+                                                                      look up
+    SESSIONS          a sequential backbone                           the same                             --
+    COMPILED_SOFTMAX  the same with ``whole_tables``, pooled scores,  passes over clients' tables and      1.8 x
+                      Adam, kernels (MIASRec)                         moments                              TILED_SOFTMAX
+    TILED_SOFTMAX     the same otherwise                              a graph of all rows, for memory: all 0.8 x
+                                                                      rows at once were faster
+    ================  ==============================================  ===================================  =============
 
-    All give the numbers of ``rows`` or ``whole`` up to the order of sums. ``benchmarks/README.md`` says how the gains
-    were measured.
+    All of them give the numbers of ``ROWS`` or ``WHOLE`` up to the order of sums. Gains are ratios of processor time of
+    whole jobs without and with a strategy, validation included: ``benchmarks/strategies.py``.
 
     Args:
         model: the parameters as they lie at the start of the step, or a model of one user and one item like it.
         sessions: clients train on their next session in each round.
     """
     if isinstance(backbone, SequentialBackbone):
-        return Way("sessions")
-    samples_only = not sessions and backbone.usual_loss and not method.overrides("local_loss")
+        if not backbone.whole_tables:
+            return Strategy.SESSIONS
+        compiled = compiled_softmax.serve(backbone, method, settings, model.public)
+        return Strategy.COMPILED_SOFTMAX if compiled else Strategy.TILED_SOFTMAX
     if not sessions and _is_factored(backbone, method, model, settings):
-        layout = _layout_of(backbone, method, model, settings) if samples_only else None
-        return Way("factored" if layout is None else "fused", samples_only=samples_only, layout=layout)
-    if _rests(backbone, method, settings):
-        return Way("at rest", backbone.keeps_local_tables, samples_only, _is_by_hand(backbone, method))
-    return Way("whole" if backbone.whole_tables else "rows", backbone.whole_tables, samples_only)
+        fused = (backbone.usual_loss and not method.overrides("local_loss")
+                 and fused_layout(backbone, method, model, settings) is not None)
+        return Strategy.FUSED if fused else Strategy.FACTORED
+    if _decays_lazily(backbone, method, settings):
+        return Strategy.LAZY_DECAY
+    return Strategy.WHOLE if backbone.whole_tables else Strategy.ROWS
 
 
 def _is_factored(backbone: Backbone, method: Method, model: Snapshot, settings: LocalSettings) -> bool:
@@ -152,7 +162,7 @@ def _is_factored(backbone: Backbone, method: Method, model: Snapshot, settings: 
             and not backbone.overrides("regulariser") and backbone.weight_decay == 0.0 and not method.penalises_rows)
 
 
-def _layout_of(backbone: Backbone, method: Method, model: Snapshot, settings: LocalSettings) -> Layout | None:
+def fused_layout(backbone: Backbone, method: Method, model: Snapshot, settings: LocalSettings) -> FusedLayout | None:
     """The layout of parameters that a compiled round can train; None where something else has a say in it."""
     (item, table), = model.public.items()
     if (backbone.factor_names is None or backbone.overrides("factors") or not ops.serve(table) or model.dense
@@ -169,10 +179,10 @@ def _layout_of(backbone: Backbone, method: Method, model: Snapshot, settings: Lo
         if not group or group & private not in (set(), private):
             return None
         turns.append((1 if group & private else 0) + (2 if item in group else 0))
-    return Layout(item, vector, constant, tuple(turns))
+    return FusedLayout(item, vector, constant, tuple(turns))
 
 
-def _rests(backbone: Backbone, method: Method, settings: LocalSettings) -> bool:
+def _decays_lazily(backbone: Backbone, method: Method, settings: LocalSettings) -> bool:
     """Whether updates are multiples of gradients, no other term concerns all rows, and no hook of the method sees whole
     personal tables."""
     sees = backbone.new_personal(0, range(0)) and any(
@@ -180,13 +190,6 @@ def _rests(backbone: Backbone, method: Method, settings: LocalSettings) -> bool:
     return (backbone.whole_tables and backbone.rest_follows and settings.optimiser == "sgd"
             and not sees and not method.penalises_rows and backbone.own_samples(settings) is None
             and not (backbone.serves_tables and backbone.weight_decay > 0.0))
-
-
-def _is_by_hand(backbone: Backbone, method: Method) -> bool:
-    """Whether the backbone has an ``sgd_step`` that means what its other hooks do, and the method adds nothing."""
-    return (backbone.overrides("sgd_step")
-            and _defines(backbone, "sgd_step", over=("score", "loss", "regulariser", "learning_rates", "groups"))
-            and not any(map(method.overrides, ("local_loss", "new_private"))))
 
 
 def _defines(backbone: Backbone, hook: str, over: tuple[str, ...]) -> bool:

@@ -15,7 +15,7 @@ from ..plugin.sequential import Dropout, SequentialBackbone
 from ..core.tuning import SIZES
 
 
-class AllScores:
+class TiledSoftmax:
     """The scores of all items, as a loss sees them.
 
     Args:

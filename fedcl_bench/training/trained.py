@@ -1,17 +1,75 @@
-"""What local training makes of clients, as the server's side and observers read it."""
+"""What local training makes of clients: the one type that goes from trainers to the server's sums and to observers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from torch import Tensor
 
-from ..plugin.backbone import Backbone
 from ..rng import Tables
 from ..plugin.state import Snapshot
 from .chunk_trainer import Slots
 from .factored import Outer
+
+
+@dataclass(frozen=True)
+class Change:
+    """What C clients made of one parameter of theirs.
+
+    A client's parameter ends at ``decay`` times what it began with, plus ``shift``, plus ``rows`` at its ``items``.
+
+    Attributes:
+        rows: what was added to item rows, (C, slots, ...) or an ``Outer`` (see ``factored.py``), or to all of the
+            parameter, (C, ...).
+        items: the items of these rows, (C, slots), of which several may be equal if all but one row is 0; None: all.
+        replaces: ``rows`` are not added, but what has become of the parameter there.
+        decay: by what all of the parameter was multiplied first (see ``lazy_decay.py``), (C,); None: 1.
+        shift: how far item rows moved alike for all clients (see ``unseen_rows.py``), (items, ...); None: 0.
+        scale: by what clipping has multiplied the whole change, (C,): that in ``rows`` already, ``decay`` and ``shift``
+            not. None: nothing is clipped.
+    """
+
+    rows: Tensor | Outer
+    items: Tensor | None = None
+    replaces: bool = False
+    decay: Tensor | None = None
+    shift: Tensor | None = None
+    scale: Tensor | None = None
+
+    @property
+    def added(self) -> Tensor:
+        """``rows`` as a tensor."""
+        return self.rows.rows() if isinstance(self.rows, Outer) else self.rows
+
+    def of(self, part: slice | Tensor) -> "Change":
+        """That of some clients."""
+        items, decay, scale = (None if of_all is None else of_all[part]
+                               for of_all in (self.items, self.decay, self.scale))
+        return replace(self, rows=self.rows[part], items=items, decay=decay, scale=scale)
+
+    def against(self, before: Tensor) -> Tensor:
+        """By how much the whole parameter differs from what it was, each client's or one for all: (C, ...)."""
+        rows = self.added
+        if self.items is None:
+            return rows - before if self.replaces else rows
+        start = torch.zeros_like(before) if self.shift is None else self.shift
+        change = start.expand(len(rows), *before.shape[before.dim() - rows.dim() + 1:]).clone()
+        if self.decay is not None:
+            change += before * beside(self.decay - 1.0, change).to(change)
+        if self.scale is not None:
+            change *= beside(self.scale.to(change), change)
+        index = self.items.view(*self.items.shape, *[1] * (rows.dim() - 2)).expand_as(rows)
+        if self.replaces:
+            return change.scatter_(1, index, rows - before.gather(1, index))
+        return change.scatter_add_(1, index, rows)
+
+    def scaled(self, factors: Tensor) -> "Change":
+        """Clipped: each client's times its factor, (C,)."""
+        rows = (self.rows.scaled(factors) if isinstance(self.rows, Outer) else
+                self.rows * beside(factors.to(self.rows), self.rows))
+        return replace(self, rows=rows, scale=factors)
 
 
 @dataclass(frozen=True)
@@ -21,62 +79,35 @@ class Trained:
     Attributes:
         users: ids, shape (C,).
         slots: the item rows they held.
-        moved: what they added to the parameters: item rows by slot, each (C, slots, ...), others (C, ...); beyond
-            ``shift``. A table whose rows were not held has an ``Outer`` (see ``factored.py``).
-        shift: how far rows that a client does not touch have moved alike for all (see ``untouched.py``).
-        factors: by what clipping has multiplied each client's change of public parameters, shape (C,): that in
-            ``moved`` already, ``shift`` not. None: nothing is clipped.
-        private: private parameters that are not in ``moved``, as they are after training, each (C, ...).
-        kept: their own trained copies of the public item tables, if they keep them, each (C, items, ...).
+        public: changes of public parameters, item tables and dense ones, that clients upload. With ``init=per_client``
+            it is the whole upload in round 0.
+        private: those of the private parameters that changed; they stay at the clients.
+        local: their own trained copies of the public item tables, if they keep them, each (C, items, ...).
         loss: each client's mean loss, shape (C,).
         uploads: what the method uploaded, each (C, ...).
-        rest: with whole tables of which clients held only a part (see ``at_rest.py``), by what a client's other rows
-            were multiplied, each (C,); ``moved`` is beyond that.
-        held: what has become of the rows that clients held of such personal tables, each (C, slots, ...).
     """
 
     users: Tensor
     slots: Slots
-    moved: dict[str, Tensor | Outer]
-    shift: Tables
-    factors: Tensor | None
-    private: Tables
-    kept: Tables
+    public: dict[str, Change]
+    private: dict[str, Change]
+    local: Tables
     loss: Tensor
     uploads: Tables
-    rest: Tables
-    held: Tables
 
-    def changes(self, model: Snapshot, backbone: Backbone) -> Tables:
-        """By how much each client's upload differs from what the server sent: public item tables, each (C, items, ...),
-        and dense public parameters, each (C, ...). With ``init=per_client`` it is the whole upload in round 0."""
-        result = {name: self.moved[name] for name in model.dense}
-        for name, table in model.public.items():
-            rows, items = rows_of(self.moved[name]), self.slots.items
-            if name in self.rest and name in self.kept:
-                result[name] = self.kept[name] - table
-                continue
-            if covers_all_items(self.moved[name]) or (backbone.whole_tables and name not in self.rest):
-                result[name] = rows
-                continue
-            change = self.shift.get(name, torch.zeros_like(table)).expand(len(items), *table.shape).clone()
-            if name in self.rest:
-                change += table * beside(self.rest[name] - 1.0, change).to(change)
-            if self.factors is not None:
-                change *= beside(self.factors.to(change), change)
-            index = items.view(*items.shape, *[1] * (table.dim() - 1)).expand_as(rows)
-            result[name] = change.scatter_add_(1, index, rows)
-        return result
+    def of(self, part: slice | Tensor) -> "Trained":
+        """That of some clients of the chunk."""
+        public, private = ({name: change.of(part) for name, change in changes.items()}
+                           for changes in (self.public, self.private))
+        local, uploads = ({name: values[part] for name, values in tables.items()}
+                          for tables in (self.local, self.uploads))
+        return Trained(self.users[part], self.slots.of(part), public, private, local, self.loss[part], uploads)
 
-
-def rows_of(moved: Tensor | Outer) -> Tensor:
-    """What clients added to item rows, (C, slots, ...)."""
-    return moved.rows() if isinstance(moved, Outer) else moved
-
-
-def covers_all_items(moved: Tensor | Outer) -> bool:
-    """Whether it has a row per item, though clients did not hold whole tables."""
-    return isinstance(moved, Outer) and moved.items is None
+    def changes(self, model: Snapshot) -> Tables:
+        """By how much each client's upload differs from what the server sent: dense public parameters, each (C, ...),
+        and item tables, each (C, items, ...)."""
+        return {name: self.public[name].against(sent) for name, sent in chain(model.dense.items(),
+                                                                              model.public.items())}
 
 
 def at_slots(table: Tensor, slots: Slots) -> Tensor:

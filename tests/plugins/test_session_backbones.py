@@ -15,7 +15,7 @@ from session_oracle import k_means as plain_k_means
 from torch.nn.functional import cosine_similarity, normalize
 
 from fedcl_bench.toolbox import item_graphs
-from fedcl_bench.training.tiled_softmax import AllScores
+from fedcl_bench.training.tiled_softmax import TiledSoftmax
 from fedcl_bench.training.session_trainer import clients_at_once, window
 from fedcl_bench.data.stream import Sessions
 from fedcl_bench.rng import DrawKey
@@ -140,7 +140,7 @@ def test_scores_in_tiles_have_the_gradients_of_scores_at_once(registry, name, ti
     direction = torch.randn(world.clients, N_ITEMS, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     expected = world.backbone.session_scores(vectors, session.mask, world.table)
     theirs = torch.autograd.grad((expected * direction).sum(), [world.table, vectors])
-    tiled = AllScores(world.backbone, vectors, session.mask, world.table, Dropout())
+    tiled = TiledSoftmax(world.backbone, vectors, session.mask, world.table, Dropout())
     torch.testing.assert_close(tiled.scores, expected, rtol=1e-12, atol=1e-12)
     of_scores, = torch.autograd.grad((tiled.scores * direction).sum(), [tiled.scores])
     for found, wanted in zip(tiled.gradients(of_scores), theirs):

@@ -66,11 +66,11 @@ def each_change(registry, case, protection):
     step = f.stream.steps[0 if case == "sasrec" else 1].index
     train = trainer_of(chunks, model, f.backbone, acting, f.local, DrawKey(0, step, 0), protection=protection)
     trained = [train(chunk) for chunk in chunks]
-    rows = torch.cat([torch.cat([value.flatten(1) for value in one.changes(model, f.backbone).values()], 1)
+    rows = torch.cat([torch.cat([value.flatten(1) for value in one.changes(model).values()], 1)
                       for one in trained])
     f, acting, model, chunks = part(registry, case)
     after, _, _ = train_round(chunks, model, f.backbone, acting, f.local, 0, step, 0, protection=protection)
-    names = list(trained[0].changes(model, f.backbone))
+    names = list(trained[0].changes(model))
     mean = torch.cat([({**after.public, **after.dense}[name] - {**model.public, **model.dense}[name]).flatten()
                       for name in names])
     return rows, mean, trained

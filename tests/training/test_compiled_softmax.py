@@ -6,8 +6,8 @@ import pytest
 import torch
 from helpers import build, train_round
 
-from fedcl_bench.training import session_trainer
-from fedcl_bench.training.compiled_softmax import OwnTables, serve
+from fedcl_bench.training import compiled_softmax
+from fedcl_bench.training.compiled_softmax import CompiledSoftmax, serve
 from fedcl_bench.training.session_trainer import make_session_chunks
 from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.kernels.functional import Pooling, cosine_pool
@@ -52,7 +52,7 @@ def test_steps(dtype, own, count, d, share, best):
 
     table = randn(C, ITEMS, d) if own else randn(ITEMS, d).expand(C, -1, -1)
     before, rate = table.clone(), 0.05
-    ours, theirs = OwnTables(table, rate, LocalSettings(adam_beta2=0.98)), Theirs(table, rate)
+    ours, theirs = CompiledSoftmax(table, rate, LocalSettings(adam_beta2=0.98)), Theirs(table, rate)
     for number in range(3):
         mask = torch.rand(C, count, generator=generator) < 0.7
         mask[:, 0] = True
@@ -75,7 +75,7 @@ def test_steps(dtype, own, count, d, share, best):
 
 def test_slopes_too_small_to_matter_leave_rows_where_they_are():
     table, vectors = torch.randn(1, ITEMS, 8), torch.randn(1, 2, 8)
-    ours = OwnTables(table, 0.1, LocalSettings())
+    ours = CompiledSoftmax(table, 0.1, LocalSettings())
     ours.score(Pooling(vectors, torch.ones(1, 2, dtype=torch.bool), 1.0, torch.zeros(1)), Dropout(), 0.0)
     slopes = torch.full((1, ITEMS), 1e-25)
     slopes[0, 7] = 0.5
@@ -93,7 +93,7 @@ def test_a_round_equals_one_without_kernels(registry, monkeypatch, name, own_sta
     model = grow(Snapshot({}, {}), backbone, 5, step, torch.float64, torch.device("cpu"), method)
     results = []
     for there in (True, False):
-        monkeypatch.setattr(session_trainer, "serve", serve if there else lambda *_: False)
+        monkeypatch.setattr(compiled_softmax, "serve", serve if there else lambda *_: False)
         chunks = make_session_chunks(step, torch.arange(step.n_users), 3)
         results.append(train_round(chunks, model, backbone, method, settings, 5, 0, 0, own_start=own_start))
     (ours, our_loss, _), (theirs, their_loss, _) = results

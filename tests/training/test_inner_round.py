@@ -11,8 +11,9 @@ from itertools import product
 
 import pytest
 import torch
-from helpers import ROOT, build, train_round, way_of
+from helpers import ROOT, build, strategy_of, train_round
 
+from fedcl_bench.training.strategies import Strategy
 from fedcl_bench.core import parallel
 from fedcl_bench.data.synth import World, as_step
 from fedcl_bench.rng import DrawKey
@@ -207,10 +208,10 @@ def test_what_needs_local_batches(registry, step):
              "flipped": (changed(fedmf, factors=lambda self, c: (Flipped.apply(c[USER]), None)), FT, plain, False),
              "pull": (changed(fedmf, pull=lambda self, n_items: 0.1), FT, plain, False)}
     for name, (backbone, method, local, expected) in cases.items():
-        assert way_of(backbone, method, start(backbone, step), local).fused == expected, name
+        assert (strategy_of(backbone, method, start(backbone, step), local) is Strategy.FUSED) == expected, name
     more = start(fedmf, step)
     more.private["another"] = torch.zeros(step.n_users, 1)
-    assert not way_of(fedmf, FT, more, plain).fused
+    assert strategy_of(fedmf, FT, more, plain) is not Strategy.FUSED
 
 
 def test_dead_clients_are_told(registry, step):
@@ -252,8 +253,8 @@ def test_numbers_do_not_depend_on_the_width_of_registers(registry, step, monkeyp
     expected = list(numbers())
     built = tmp_path / "kernels.so"
     subprocess.run([*os.environ.get("CC", "cc").split(), "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-Wno-psabi",
-                    '-DSOURCES=""', f"-march={processor}", str(ROOT / "fedcl_bench/kernels/kernels.c"), "-lm", "-o",
-                    str(built)], check=True)
+                    '-DSOURCES=""', f"-march={processor}", str(ROOT / "fedcl_bench/kernels/kernels.c"), "-o",
+                    str(built), "-lm"], check=True)
     loaded = dict(library.functions(ctypes.CDLL(str(built))))
     monkeypatch.setattr(library, "_loaded", lambda: loaded)
     for found, number in zip(numbers(), expected, strict=True):

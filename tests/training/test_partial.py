@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import build, module_of, train_round, training, way_of
+from helpers import build, module_of, strategy_of, train_round, training
 
-from fedcl_bench.training.lazy_decay import PartialTrainer
+from fedcl_bench.training.strategies import Strategy
+from fedcl_bench.training.lazy_decay import LazyDecayTrainer
 from fedcl_bench.training.chunk_trainer import Slots
 from fedcl_bench.rng import DrawKey
 from fedcl_bench.federation.parameter_growth import grow
@@ -57,10 +58,10 @@ def slow(backbone):
 def test_a_round_equals_whole_tables(registry, step, case, local, weighted):
     backbone, settings = make(registry, case), LOCAL[local]
     model, users = start(backbone, step), torch.arange(0, step.n_users, 25)
-    assert way_of(backbone, FT, model, settings).at_rest
-    assert not way_of(slow(backbone), FT, model, settings).at_rest
+    assert strategy_of(backbone, FT, model, settings) is Strategy.LAZY_DECAY
+    assert strategy_of(slow(backbone), FT, model, settings) is Strategy.WHOLE
     chunks = make_chunks(step, users, settings, 8,
-                         Needs(whole_tables=way_of(backbone, FT, model, settings).holds_whole))
+                         Needs(whole_tables=training(backbone, FT, model, settings).holds_whole))
     weights = step.train.lengths.double() if weighted else None
     (found, loss, _), (expected, same_loss, _) = (train_round(chunks, model, one, FT, settings, 0, 0, 1, weights)
                                                   for one in (backbone, slow(backbone)))
@@ -78,7 +79,7 @@ def test_rows_nobody_looks_up_shrink_by_weight_decay(registry, step):
     model, user = start(backbone, step), int(step.train.lengths.argmin())
     chunk, = make_chunks(step, torch.tensor([user]), settings, 8)
     after, _, _ = train_round([chunk], model, backbone, FT, settings, 0, 0, 2)
-    trainer = PartialTrainer(chunk, model, training(backbone, FT, model, settings), DrawKey(0, 0, 2))
+    trainer = LazyDecayTrainer(chunk, model, training(backbone, FT, model, settings), DrawKey(0, 0, 2))
     alone = torch.ones(step.n_items, dtype=torch.bool).index_fill_(0, trainer.slots.items[0], False)
     factor = 1.0
     for batch in range(6):

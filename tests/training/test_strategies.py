@@ -6,10 +6,10 @@ import json
 
 import pytest
 import torch
-from helpers import build, one_step, ragged, way_of
+from helpers import build, one_step, ragged, strategy_of
 
 from fedcl_bench.cli.main import main
-from fedcl_bench.training.strategies import MEANING, choose_way
+from fedcl_bench.training.strategies import Strategy, choose_strategy, meaning_of
 from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.kernels import ops
@@ -22,34 +22,34 @@ def model_of(backbone):
     return grow(Snapshot({}, {}), backbone, 0, STEP, torch.float32, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("method, backbone, settings, way", [
-    ("ft", "fedmf", {}, "fused"), ("ft", "pfedrec", {}, "fused"), ("rlp2", "fedmf", {}, "fused"),
-    ("f3crec", "fedmf", {}, "factored"), ("ft", "fedncf", {}, "factored"), ("kd", "pfedrec", {}, "factored"),
-    ("ft", "fedmf", {"tolerance": 0.1}, "factored"), ("ft", "fedmf", {"negative_draw": "distinct"}, "factored"),
-    ("reg", "fedmf", {}, "rows"), ("ft", "fedmf", {"optimiser": "adam"}, "rows"), ("ft", "biasmf", {}, "rows"),
-    ("ft", "fedrap", {}, "at rest"), ("ft", "gpfedrec", {}, "at rest"), ("kd", "fedrap", {}, "whole"),
-    ("ft", "fedrap", {"optimiser": "adam"}, "whole")])
-def test_the_way_of_a_pair(registry, monkeypatch, method, backbone, settings, way):
+@pytest.mark.parametrize("method, backbone, settings, strategy", [
+    ("ft", "fedmf", {}, "FUSED"), ("ft", "pfedrec", {}, "FUSED"), ("rlp2", "fedmf", {}, "FUSED"),
+    ("f3crec", "fedmf", {}, "FACTORED"), ("ft", "fedncf", {}, "FACTORED"), ("kd", "pfedrec", {}, "FACTORED"),
+    ("ft", "fedmf", {"tolerance": 0.1}, "FACTORED"), ("ft", "fedmf", {"negative_draw": "distinct"}, "FACTORED"),
+    ("reg", "fedmf", {}, "ROWS"), ("ft", "fedmf", {"optimiser": "adam"}, "ROWS"), ("ft", "biasmf", {}, "ROWS"),
+    ("ft", "fedrap", {}, "LAZY_DECAY"), ("ft", "gpfedrec", {}, "LAZY_DECAY"), ("kd", "fedrap", {}, "WHOLE"),
+    ("ft", "fedrap", {"optimiser": "adam"}, "WHOLE")])
+def test_the_strategy_of_a_pair(registry, monkeypatch, method, backbone, settings, strategy):
     monkeypatch.setattr(ops, "why_not", lambda: None)
     backbone, method = build(registry, "backbone", backbone), build(registry, "method", method)
-    assert way_of(backbone, method, model_of(backbone), LocalSettings(**settings)).name == way and way in MEANING
+    assert strategy_of(backbone, method, model_of(backbone), LocalSettings(**settings)) is Strategy[strategy]
 
 
 def test_without_kernels_and_on_sessions(registry, monkeypatch):
     fedmf, ft = build(registry, "backbone", "fedmf"), build(registry, "method", "ft")
     arguments = fedmf, ft, model_of(fedmf), LocalSettings()
-    assert choose_way(*arguments, sessions=True).name == "rows"
+    assert choose_strategy(*arguments, sessions=True) is Strategy.ROWS
     sasrec = build(registry, "backbone", "sasrec")
-    assert choose_way(sasrec, ft, model_of(fedmf), LocalSettings(), True).name == "sessions"
+    assert choose_strategy(sasrec, ft, model_of(sasrec), LocalSettings(), True) is Strategy.SESSIONS
     monkeypatch.setattr(ops, "why_not", lambda: "switched off")
-    assert choose_way(*arguments, sessions=False).name == "factored"
+    assert choose_strategy(*arguments, sessions=False) is Strategy.FACTORED
 
 
 def test_a_user_sees_it(tmp_path, capsys):
     assert main(["--method", "kd", "--backbone", "fedmf", "-v", "--json", "--results", str(tmp_path), "--set",
                  "rounds=1", "--set", "blocks=2", "--set", "k_core=60"]) == 0
     out, err = capsys.readouterr()
-    ways = json.loads(out)["environment"]["ways"]
-    assert len(ways) == 2 and ways[1] == "factored"
-    for block, way in enumerate(ways):
-        assert f"block {block}: clients are trained '{way}' ({MEANING[way]})" in err
+    strategies = json.loads(out)["environment"]["ways"]
+    assert len(strategies) == 2 and strategies[1] == "factored"
+    for block, name in enumerate(strategies):
+        assert f"block {block}: clients are trained '{name}' ({meaning_of(name)})" in err
