@@ -23,9 +23,9 @@ from ..evaluation.ranking import UserScores
 from ..plugin.state import Snapshot
 from ..core.tuning import SIZES
 from .divergence import naming, require_finite
+from .early_stopping import EarlyStopping
 from .parameter_growth import grow
 from .parts import Best, Federation, Progress, Within
-from .validation import is_due, judge
 
 
 def run(f: Federation, progress: Progress) -> Iterator[Progress]:
@@ -79,21 +79,20 @@ def _after(f: Federation, step: Step, epoch: Epoch, progress: Progress) -> Progr
     """The progress after an epoch, validated and tested; after the last, with the best's test."""
     model, key, began = epoch.trained(), epoch.draw, time.perf_counter()
     require_finite(epoch.loss, model, f, step.n_items, key)
-    valid, tested = judge(f, progress, None), None
-    if is_due(f, key.round):
+    stop, value, tested = EarlyStopping.replay(f, progress.curve), None, None
+    if stop.due:
         metric, k = f.validation
         with naming(f, key):
             scores = rank_samples(f.backbone, model, step.sessions["valid"], Ranking([k], [metric]))
-            valid, tested = judge(f, progress, scores.mean(f.evaluation.valid_metric)), _test(f, step, model)
-    chosen = tested is not None and (valid.better or valid.equal or f.server.tested_round == "last")
+            value, tested = scores.mean(f.evaluation.valid_metric), _test(f, step, model)
+    chosen = stop.observe(value)
     best = Best(model, key.round) if chosen else progress.best
     curve = {} if tested is None else {f"test_{name}": tested.mean(name) for name in tested.values}
-    tests = ((0, 0, tested if chosen else _test(f, step, best.model)),) if valid.last else ()
-    row = {"step": 0, "round": key.round, "participants": 1, "loss": epoch.loss, "valid": valid.value, "bytes_up": 0,
+    tests = ((0, 0, tested if chosen else _test(f, step, best.model)),) if stop.ended else ()
+    row = {"step": 0, "round": key.round, "participants": 1, "loss": epoch.loss, "valid": stop.value, "bytes_up": 0,
            "bytes_down": 0, "train_seconds": epoch.seconds, "evaluate_seconds": time.perf_counter() - began, **curve}
-    return replace(progress, round=key.round + 1, trained=valid.last, model=model, server_state=epoch.state(),
-                   best=best, best_value=valid.value if valid.better else progress.best_value, stale=valid.stale,
-                   curve=(*progress.curve, row), tests=tests)
+    return replace(progress, round=key.round + 1, trained=stop.ended, model=model, server_state=epoch.state(),
+                   best=best, curve=(*progress.curve, row), tests=tests)
 
 
 def _test(f: Federation, step: Step, model: Snapshot) -> UserScores:

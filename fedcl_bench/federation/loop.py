@@ -20,10 +20,10 @@ from ..kernels.memory import keep_freed_blocks
 from ..core.parallel import workers
 from . import central, server, silos
 from .divergence import naming, require_finite
+from .early_stopping import EarlyStopping
 from .parts import Best, Federation, Progress
 from .round import train_clients
 from .steps import Group, OpenStep, begin_step, end_step, open_step
-from .validation import Validation, is_due, judge
 
 Observer = Callable[[DrawKey, Snapshot, Trained], None]
 
@@ -58,15 +58,17 @@ def _steps(f: Federation, progress: Progress, observe: Observer | None) -> Itera
         if progress.round == 0 and not progress.trained:
             progress = begin_step(f, step.to(f.device), progress)
         opened, group = open_step(f, step, progress.model), None
+        stop = EarlyStopping.replay(f, (row for row in progress.curve if row["step"] == step.index))
         while not progress.trained:
             group = opened.group(progress, group)
-            progress = one_round(opened, group, progress, observe)
+            progress = one_round(opened, group, stop, progress, observe)
             yield progress
         progress = end_step(opened, progress)
         yield progress
 
 
-def one_round(opened: OpenStep, group: Group, progress: Progress, observe: Observer | None) -> Progress:
+def one_round(opened: OpenStep, group: Group, stop: EarlyStopping, progress: Progress, observe: Observer | None
+              ) -> Progress:
     """One round (F3CRec, Algorithm 1)."""
     f, method, key, began = opened.federation, opened.method, opened.key(progress.round), time.perf_counter()
 
@@ -84,36 +86,34 @@ def one_round(opened: OpenStep, group: Group, progress: Progress, observe: Obser
     trained = time.perf_counter()
 
     # 3. In a round that is validated, users who arrive after the step's training make their private parameters.
-    due = is_due(f, progress.round)
+    due = stop.due
     model = opened.cold_start.arrived(model) if due and opened.cold_start is not None else model
     require_finite(loss, model, f, opened.step.n_items, key)
 
     # 4. The model is validated, and tested if this is the step's last round.
     with naming(f, key):
-        valid = validate(opened, model, progress, due)
+        chosen = stop.observe(validate(opened, model, key.round) if due else None)
         now = Best(model, key.round, dict(f.method.client_state), dict(f.method.server_state))
-        best = now if valid.better or valid.equal or f.server.tested_round == "last" else progress.best
-        tests, probabilities = test(opened, best) if valid.last else ([], [])
-    first, final = model if key.round == 0 else None, best.model if valid.last else None
+        best = now if chosen else progress.best
+        tests, probabilities = test(opened, best) if stop.ended else ([], [])
+    first, final = model if key.round == 0 else None, best.model if stop.ended else None
     shifts = analyse(f.backbone, opened.step, opened.earlier, progress.previous, first, final, f.population.sum) \
-        if key.round == 0 or valid.last else []
+        if key.round == 0 or stop.ended else []
     row = {"step": key.step, "round": key.round, "participants": group.count, **group.failures, "loss": loss,
-           "valid": valid.value, **_bytes_sent(opened, model, uploads, answers, key.round, valid.last),
+           "valid": stop.value, **_bytes_sent(opened, model, uploads, answers, key.round, stop.ended),
            "train_seconds": trained - began, "evaluate_seconds": time.perf_counter() - trained,
            **f.backbone.diagnostics(model.public),
-           **(opened.protocol.extra(model, key.round) if valid.done else {})}
-    return replace(progress, round=key.round + 1, trained=valid.last, model=model, best=best,
-                   best_value=valid.value if valid.better else progress.best_value, stale=valid.stale,
+           **(opened.protocol.extra(model, key.round) if due else {})}
+    return replace(progress, round=key.round + 1, trained=stop.ended, model=model, best=best,
                    client_state=now.client_state, server_state=now.server_state,
                    curve=(*progress.curve, row), tests=(*progress.tests, *tests),
                    analysis=(*progress.analysis, *shifts, *probabilities))
 
 
-def validate(opened: OpenStep, model: Snapshot, progress: Progress, due: bool) -> Validation:
-    """Validate the model of a round, if it is due, and decide whether the step ends."""
+def validate(opened: OpenStep, model: Snapshot, round_: int) -> float:
+    """The validation metric of a round's model."""
     f = opened.federation
-    return judge(f, progress, f.population.mean(opened.protocol.validate(model, progress.round),
-                                                f.evaluation.valid_metric) if due else None)
+    return f.population.mean(opened.protocol.validate(model, round_), f.evaluation.valid_metric)
 
 
 def test(opened: OpenStep, best: Best) -> tuple[list, list]:

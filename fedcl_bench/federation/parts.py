@@ -129,7 +129,6 @@ class Progress:
         trained: whether the step's rounds are over and its tests are in ``tests``.
         model: tables after the last round; best: the round that is tested; previous: that one's tables in the step
             before.
-        best_value, stale: best validation metric and rounds since it.
         client_state, server_state: the method's.
         curve: one row per round of every step so far; ``valid`` is nan where the round was not validated.
         tests: (trained step, tested step, per-user scores).
@@ -146,8 +145,6 @@ class Progress:
     model: Snapshot = field(default_factory=lambda: Snapshot({}, {}))
     best: Best = field(default_factory=Best)
     previous: Snapshot = field(default_factory=lambda: Snapshot({}, {}))
-    best_value: float = -1.0
-    stale: int = 0
     client_state: dict[str, Tensor] = field(default_factory=dict)
     server_state: dict[str, Tensor] = field(default_factory=dict)
     curve: tuple[dict[str, Any], ...] = ()
@@ -156,6 +153,12 @@ class Progress:
     ways: tuple[str, ...] = ()
     under_way: float = 0.0
     within: Callable[[], Within] | None = None
+
+    @property
+    def best_value(self) -> float:
+        """The best validation metric of the step being trained; -1 before the first."""
+        values = [row["valid"] for row in self.curve if row["step"] == self.step and not math.isnan(row["valid"])]
+        return max(values, default=-1.0)
 
     def best_round(self, step: int, which: str) -> int:
         """The number, from 1, of a step's best validation round; of equal ones the ``first`` or the ``latest``."""

@@ -35,9 +35,9 @@ from ..plugin.method import NoSettings
 from ..plugin.state import Snapshot
 from ..core.tuning import SIZES
 from .divergence import naming, require_finite
+from .early_stopping import EarlyStopping
 from .parameter_growth import grow
 from .parts import STAGE, Best, Federation, Progress, Within
-from .validation import is_due, judge, judged_again
 
 
 @dataclass(frozen=True)
@@ -159,25 +159,21 @@ class Phase:
         """The run's parts with the stage's number of rounds."""
         return in_stage(self.silos.federation, self.stage)
 
-    def standing(self, domain: Domain) -> Progress:
-        """What ``judge`` asks for, of one domain: its rounds in the stage, the best validation and the rounds since,
-        and whether it has ended."""
-        standing, rows = Progress(), (row for row in self.rows if row["step"] == domain.number)
-        for _, standing in judged_again(self.federation, rows):
-            pass
-        return standing
+    def stopping(self, domain: Domain) -> EarlyStopping:
+        """A domain's, after its rounds in the stage."""
+        return EarlyStopping.replay(self.federation, (row for row in self.rows if row["step"] == domain.number))
 
     @property
     def ended(self) -> bool:
         """Whether all domains have ended the stage."""
-        return self._all([self.standing(domain).trained for domain in self.silos.domains])
+        return self._all([self.stopping(domain).ended for domain in self.silos.domains])
 
     def _all(self, ended: list[bool]) -> bool:
         return bool(self.rows) and all(ended)
 
     def training(self) -> list[Silo]:
         """What trains in the next round."""
-        return [silo for silo in self.silos.models if self.shared or not self.standing(silo.domains[0]).trained]
+        return [silo for silo in self.silos.models if self.shared or not self.stopping(silo.domains[0]).ended]
 
     def row(self) -> dict[str, int]:
         """What a round says of its stage."""
@@ -307,19 +303,17 @@ def _after(phase: Phase, epochs: dict[int, Epoch | ModuleEpoch], progress: Progr
             continue
         epoch = epochs[silo.domains[0].number]
         for domain in silo.domains:
-            began, standing = time.perf_counter(), phase.standing(domain)
+            began, stop = time.perf_counter(), phase.stopping(domain)
             _require_finite(phase, epoch.loss, model, domain, progress)
-            value = _validate(phase, domain, model, progress) if is_due(phase.federation, standing.round) else None
-            valid = judge(phase.federation, standing, value)
-            if valid.better or valid.equal or (valid.done and f.server.tested_round == "last"):
+            if stop.observe(_validate(phase, domain, model, progress) if stop.due else None):
                 best = _replaced(silos, best, model, domain)
             up, down = sent.get(domain.number, (0, 0))
             done = sum(row["step"] == domain.number for row in curve)
             curve.append({"step": domain.number, "round": done, "participants": 1, "loss": epoch.loss,
-                          "valid": valid.value, "bytes_up": up, "bytes_down": down,
+                          "valid": stop.value, "bytes_up": up, "bytes_down": down,
                           "train_seconds": epoch.seconds / len(silo.domains),
                           "evaluate_seconds": time.perf_counter() - began, **phase.row()})
-            ends[domain.number] = valid.last
+            ends[domain.number] = stop.ended
     if phase.shared and not all(ends.values()):
         ends = dict.fromkeys(ends, False)
     tests = [(number, number, _test(phase, silos.domains[number], best)) for number, last in ends.items()

@@ -106,7 +106,7 @@ def begin_step(f: Federation, step: Step, progress: Progress) -> Progress:
             model = reset_private(model, f.backbone, f.seed, (step.train.lengths > 0).nonzero().flatten())
     way = training_of(f, step, model).way.name
     return replace(progress, model=model, best=replace(progress.best, model=model), previous=progress.best.model,
-                   best_value=-1.0, stale=0, ways=(*progress.ways, way))
+                   ways=(*progress.ways, way))
 
 
 def training_of(f: Federation, step: Step, model: Snapshot) -> Training:
