@@ -33,7 +33,7 @@ from fedcl_bench.data.stream import Step
 from fedcl_bench.federation.client_sampling import Attendance
 from fedcl_bench.federation.parameter_growth import grow
 from fedcl_bench.federation.parts import Federation
-from fedcl_bench.federation.steps import open_step
+from fedcl_bench.federation.cross_device import open_step
 from fedcl_bench.plugin.backbone import ITEM, USER
 from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.kernels.memory import keep_freed_blocks

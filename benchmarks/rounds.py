@@ -24,7 +24,7 @@ from machine import heading
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.federation.client_sampling import Attendance
 from fedcl_bench.federation.parameter_growth import grow
-from fedcl_bench.federation.steps import open_step
+from fedcl_bench.federation.cross_device import open_step
 from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.kernels import ops
 from fedcl_bench.kernels.memory import keep_freed_blocks

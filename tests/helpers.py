@@ -159,11 +159,19 @@ def stopped_everywhere(config, stream, results):
             pass
 
 
+def by_domain(tables):
+    """Of each parameter its values at every domain."""
+    result = {}
+    for name, value in tables.items():
+        result.setdefault(name.split("/", 1)[1], []).append(value)
+    return result
+
+
 def same_numbers(found, expected):
     for key in ("metrics", "matrix", "continual", "rounds", "best_round", "bytes", "settings", "hash"):
         assert found[key] == expected[key], key
     a, b = Record(Path(found["record"])), Record(Path(expected["record"]))
-    for part in ("public", "private"):
+    for part in ("public", "private", "dense"):
         for name, table in getattr(b.model(), part).items():
             assert torch.equal(getattr(a.model(), part)[name], table)
     pd.testing.assert_frame_equal(a.users(), b.users())

@@ -22,7 +22,7 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.plugin.silo import TOPOLOGIES, ModuleBackbone
 from fedcl_bench.federation.parts import Progress
-from fedcl_bench.federation.steps import begin_step, open_step
+from fedcl_bench.federation.cross_device import begin_step, open_step
 from fedcl_bench.plugin.state import Snapshot
 from fedcl_bench.kernels.memory import available
 from fedcl_bench.kernels.topk import highest

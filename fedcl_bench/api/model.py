@@ -12,16 +12,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..training.silo_samples import samples_at
-from ..training.silo_modules import load
 from ..data.datasets import load_stream
 from ..data.stream import Stream
 from ..rng import DrawKey
 from ..core.errors import Corrupt, UserError, unknown
-from ..evaluation.sample_ranking import scores_after, scores_by_module
+from ..evaluation.sample_ranking import scores_after
 from ..evaluation.session_ranking import SessionTask, session_scores
 from ..federation.cold_start import ranks_by
-from ..federation.silos import Silos
+from ..federation.cross_silo import CrossSilo
 from ..plugin.state import Snapshot, score_users
 from ..runs.config import RunConfig
 from ..runs.records import Record, SavedModel, ranks_by_state
@@ -133,9 +131,9 @@ class Model:
         return scores[0].double().numpy()
 
     @cached_property
-    def _silos(self) -> Silos:
+    def _silos(self) -> CrossSilo:
         """Of a stream of domains, untrained."""
-        return Silos.of(self.config.federation(self.stream))
+        return CrossSilo(self.config.federation(self.stream))
 
     def _scores_in_domain(self, user: str | int) -> np.ndarray:
         """``scores`` in a stream of domains, by the model of the user's."""
@@ -147,14 +145,9 @@ class Model:
         if first == end:
             raise UserError(f"user '{user}' has too few items to be tested on; users who are tested are in `.users`.")
         scores = np.full(len(self.item_ids), -np.inf)
-        if domain.module is not None:
-            load(domain.module, domain.model(self.tables))
-            domain.module.stage = self._silos.stages[-1].name
-            _, of_items = scores_by_module(backbone, domain.module, domain.step.n_items, sessions, first[None])
-        else:
-            with torch.no_grad():
-                _, sequence = samples_at(backbone, sessions, first[None])
-                (_, of_items), = scores_after(backbone, domain.model(self.tables), sequence)
+        domain.load(self.tables).stage = self._silos.stages[-1].name
+        with torch.no_grad():
+            _, ((_, of_items),) = scores_after(backbone, domain.module, domain.step, "test", first[None])
         scores[domain.rows] = of_items[0].double().numpy()
         return scores
 

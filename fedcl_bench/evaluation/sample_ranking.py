@@ -1,4 +1,4 @@
-"""Ranking the last item of each session of one client that holds them all, among all items.
+"""Ranking the last item of each session of a domain, or of one client that holds all, among all its items.
 
 Of equal scores the item to find comes last, as in ``sessions.py``.
 """
@@ -6,6 +6,7 @@ Of equal scores the item to find comes last, as in ``sessions.py``.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Callable, Iterable, Iterator
 
 import torch
@@ -13,27 +14,19 @@ from torch import Tensor
 
 from ..plugin import checks
 from ..plugin.backbone import Backbone
-from ..training.silo_samples import encode, samples_at, score
+from ..training.silo_samples import SequentialModule
 from ..training.silo_modules import histories
-from ..data.stream import Ragged, Sessions
-from ..plugin.silo import DomainModule, ModuleBackbone
-from ..plugin.backbone import ITEM
+from ..data.stream import Ragged, Sessions, Step
+from ..plugin.silo import DomainModule
 from ..plugin.metric import Catalogue, Metric
-from ..plugin.state import Snapshot
 from ..kernels.topk import highest
-from ..plugin.sequential import Dropout, Sequence, SequentialBackbone
 from ..core.tuning import SIZES
 from .metrics import measure
 from .ranking import UserScores
 from .session_ranking import ranked_lists
 
 
-def scores_after(backbone: SequentialBackbone, model: Snapshot, sequence: Sequence) -> Iterator[tuple[Tensor, Tensor]]:
-    """Scores of all items after some sequences; yields as ``score`` does."""
-    return score(backbone, encode(backbone, model, sequence, Dropout()), model.public[ITEM])
-
-
-# The items to find after some sessions, and scores of all items, as ``scores_after`` yields them.
+# The items to find after some sessions, and scores of all items, a part of the sessions at a time.
 Scored = Callable[[Tensor], tuple[Tensor, Iterator[tuple[Tensor, Tensor]]]]
 
 
@@ -53,35 +46,31 @@ class Ranking:
     mask_history: bool = False
 
 
-def rank_samples(backbone: SequentialBackbone, model: Snapshot, sessions: Sessions, ranking: Ranking) -> UserScores:
-    """Metrics of each session, by its number."""
-    def scored(chosen: Tensor) -> tuple[Tensor, Iterator[tuple[Tensor, Tensor]]]:
-        items, sequence = samples_at(backbone, sessions, chosen)
-        return items[:, -1], scores_after(backbone, model, sequence)
-
-    return _rank(scored, sessions, ranking, backbone, "encode" if backbone.positionwise else "session_vectors")
-
-
-def rank_by_module(backbone: ModuleBackbone, module: DomainModule, n_items: int, sessions: Sessions, ranking: Ranking
-                   ) -> UserScores:
-    """The same of a domain's module and its items."""
-    def scored(chosen: Tensor) -> tuple[Tensor, Iterator[tuple[Tensor, Tensor]]]:
-        wanted, scores = scores_by_module(backbone, module, n_items, sessions, chosen)
-        return wanted, iter([(torch.arange(len(chosen), device=chosen.device), scores)])
-
+def rank_by_module(backbone: Backbone, module: DomainModule, step: Step, split: str, ranking: Ranking) -> UserScores:
+    """Metrics of each session of a domain's split, by its number."""
+    sessions, hook = step.sessions[split], "scores"
+    if isinstance(module, SequentialModule):
+        hook = "encode" if backbone.positionwise else "session_vectors"
     with module.ranking():
-        return _rank(scored, sessions, ranking, backbone, "scores")
+        return _rank(partial(scores_after, backbone, module, step, split), sessions, ranking, backbone, hook)
 
 
 @torch.no_grad()
-def scores_by_module(backbone: ModuleBackbone, module: DomainModule, n_items: int, sessions: Sessions, chosen: Tensor
-                     ) -> tuple[Tensor, Tensor]:
-    """The items to find after some sessions of a domain, and scores of all of its items, (n, items)."""
+def scores_after(backbone: Backbone, module: DomainModule, step: Step, split: str, chosen: Tensor
+                 ) -> tuple[Tensor, Iterator[tuple[Tensor, Tensor]]]:
+    """The items to find after some sessions of a domain's split, and scores of all of its items.
+
+    Returns:
+        (items, (n,); which of the sessions, (m,), and their scores, (m, items), a part of them at a time).
+    """
+    sessions = step.sessions[split]
     module.eval()
+    if isinstance(module, SequentialModule):
+        return module.scores_after(sessions, chosen)
     batch, wanted = histories(sessions, chosen, backbone.settings.max_length, module.fixed_length)
     scores = module.scores(batch)
-    checks.check_tensor(backbone, "scores", scores, (len(chosen), n_items), "(B, items): of all of the domain")
-    return wanted, scores
+    checks.check_tensor(backbone, "scores", scores, (len(chosen), step.n_items), "(B, items): of all of the domain")
+    return wanted, iter([(torch.arange(len(chosen), device=chosen.device), scores)])
 
 
 @torch.no_grad()

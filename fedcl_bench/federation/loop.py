@@ -1,38 +1,30 @@
 """The federated continual loop, as the papers' algorithms have it (F3CRec, Algorithm 1; FCUCR, Algorithm 1).
 
-Each step of the stream is begun, trained round by round and ended. In a round clients train, the server averages what
-they upload, and the model is validated; after a step's last round its best model is tested.
+Each step of time is begun, trained round by round and ended; a method's training may have stages. In a round clients
+train, the server averages what they upload, and the model is validated; when training ends the best model is tested.
+Clients have one user each (``cross_device.py``), or many (``cross_silo.py``): the loop asks both the same.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
-from functools import partial
-from typing import Callable, Iterator
+from typing import Any, Iterator, Mapping
 
-from ..plugin import checks
-from ..training.trained import Trained
-from ..rng import DrawKey, Tables
-from ..evaluation.drift import analyse
-from ..plugin.state import Snapshot
 from ..kernels.memory import keep_freed_blocks
-from ..core.parallel import workers
-from . import central, server, silos
-from .divergence import naming, require_finite
-from .parts import Best, Federation, Progress
-from .round import train_clients
-from .steps import Group, OpenStep, begin_step, end_step, open_step
-from .validation import Validation, is_due, judge
-
-Observer = Callable[[DrawKey, Snapshot, Trained], None]
+from .cross_device import CrossDevice, Observer
+from .cross_silo import CrossSilo
+from .divergence import naming
+from .early_stopping import EarlyStopping
+from .parts import Best, Federation, Progress, Update
 
 
 def run(federation: Federation, progress: Progress | None = None, observe: Observer | None = None
         ) -> Iterator[Progress]:
     """Run a federation, yielding the progress after every round and after every step.
 
-    Call ``federation.check()`` first.
+    Call ``federation.check()`` first. Within a round whose clients hold many users it yields the progress before it,
+    with ``under_way`` and ``within`` set.
 
     Args:
         progress: continue from here; the numbers are those of an uninterrupted run.
@@ -42,103 +34,71 @@ def run(federation: Federation, progress: Progress | None = None, observe: Obser
         RunFailed: when the loss, a parameter or a score to rank by is no longer finite.
     """
     keep_freed_blocks()
-    if federation.central:  # its batches are large enough for PyTorch's own threads
-        yield from central.run(federation, progress or Progress())
-        return
-    if federation.stream.domains:
-        yield from silos.run(federation, progress or Progress())
-        return
-    with workers():
-        yield from _steps(federation, progress or Progress(), observe)
-
-
-def _steps(f: Federation, progress: Progress, observe: Observer | None) -> Iterator[Progress]:
-    f.method.client_state, f.method.server_state = dict(progress.client_state), dict(progress.server_state)
-    for step in f.stream.steps[progress.step:]:
-        if progress.round == 0 and not progress.trained:
-            progress = begin_step(f, step.to(f.device), progress)
-        opened, group = open_step(f, step, progress.model), None
-        while not progress.trained:
-            group = opened.group(progress, group)
-            progress = one_round(opened, group, progress, observe)
+    kind, progress = CrossSilo if federation.cross_silo else CrossDevice, progress or Progress()
+    with kind.threads():
+        for step in kind.steps(federation)[progress.step:]:
+            clients, progress = kind.open(federation, step, progress, observe)
+            for stage in range(len(clients.stages)):
+                stops = clients.early_stopping(stage, progress)
+                progress = clients.enter(stage, progress)
+                while not _ended(stops):
+                    progress = yield from one_round(clients, stops, progress)
+                    yield progress
+            progress = clients.end(progress)
             yield progress
-        progress = end_step(opened, progress)
-        yield progress
 
 
-def one_round(opened: OpenStep, group: Group, progress: Progress, observe: Observer | None) -> Progress:
-    """One round (F3CRec, Algorithm 1)."""
-    f, method, key, began = opened.federation, opened.method, opened.key(progress.round), time.perf_counter()
+def one_round(clients: CrossDevice | CrossSilo, stops: Mapping[int, EarlyStopping], progress: Progress
+              ) -> Iterator[Progress]:
+    """One round (F3CRec, Algorithm 1); returns the progress after it.
 
+    Args:
+        stops: of each unit that is validated by itself; they take in the round.
+    """
     # 1. Clients train.
-    weights = opened.weights(key.round)
-    method.begin_round(opened.step, key.round, f.backbone)
-    sums = train_clients(group.work, progress.model, key, weights, observe and partial(observe, key, progress.model))
+    update = yield from clients.train(progress, stops)
 
-    # 2. The server averages what they upload, with its noise, lets the method aggregate, and answers.
-    model, loss = server.mean(sums, progress.model, f.backbone, f.seed, f.population.sum)
-    model = server.aggregate(f.backbone, model, group.users, opened.training.protection, key, group.count)
-    model = replace(model, public=checks.checked_aggregate(method, model.public))
-    uploads = sums.uploads
-    answers = server.answer(method, key.round, group.users, uploads, opened.step.n_users)
-    trained = time.perf_counter()
+    # 2. The server averages what they upload, and answers.
+    update, began = clients.aggregate(progress, update), time.perf_counter()
 
     # 3. In a round that is validated, users who arrive after the step's training make their private parameters.
-    due = is_due(f, progress.round)
-    model = opened.cold_start.arrived(model) if due and opened.cold_start is not None else model
-    require_finite(loss, model, f, opened.step.n_items, key)
+    due = {unit: stops[unit].due for unit in update.loss}
+    if any(due.values()):
+        update = replace(update, model=clients.arrived(update.model))
 
-    # 4. The model is validated, and tested if this is the step's last round.
-    with naming(f, key):
-        valid = validate(opened, model, progress, due)
-        now = Best(model, key.round, dict(f.method.client_state), dict(f.method.server_state))
-        best = now if valid.better or valid.equal or f.server.tested_round == "last" else progress.best
-        tests, probabilities = test(opened, best) if valid.last else ([], [])
-    first, final = model if key.round == 0 else None, best.model if valid.last else None
-    shifts = analyse(f.backbone, opened.step, opened.earlier, progress.previous, first, final, f.population.sum) \
-        if key.round == 0 or valid.last else []
-    row = {"step": key.step, "round": key.round, "participants": group.count, **group.failures, "loss": loss,
-           "valid": valid.value, **_bytes_sent(opened, model, uploads, answers, key.round, valid.last),
-           "train_seconds": trained - began, "evaluate_seconds": time.perf_counter() - trained,
-           **f.backbone.diagnostics(model.public),
-           **(opened.protocol.extra(model, key.round) if valid.done else {})}
-    return replace(progress, round=key.round + 1, trained=valid.last, model=model, best=best,
-                   best_value=valid.value if valid.better else progress.best_value, stale=valid.stale,
-                   client_state=now.client_state, server_state=now.server_state,
-                   curve=(*progress.curve, row), tests=(*progress.tests, *tests),
-                   analysis=(*progress.analysis, *shifts, *probabilities))
+    # 4. The model is validated, and tested by those whose training ends with this round.
+    best, rows, tests, analysis = progress.best, [], [], []
+    for unit, validated in due.items():
+        best, row = _validated(clients, unit, stops[unit], update, progress.round, best, began)
+        rows.append({**row, "round": sum(each["step"] == unit for each in progress.curve)})
+        began = time.perf_counter()
+    ended = _ended(stops)
+    for unit in due:
+        if clients.last_stage and stops[unit].ended and (ended or not clients.together):
+            with naming(clients.federation, clients.key(unit, progress.round)):
+                found = clients.test(unit, best)
+            tests, analysis = [*tests, *found[0]], [*analysis, *found[1]]
+    shifts = clients.analyse(progress, update.model, best, ended)
+    return replace(progress, round=progress.round + 1, trained=clients.last_stage and ended, model=update.model,
+                   best=best, under_way=0.0, within=None, curve=(*progress.curve, *rows),
+                   tests=tuple(sorted((*progress.tests, *tests), key=lambda test: test[0])),
+                   analysis=(*progress.analysis, *shifts, *analysis), **clients.state(update))
 
 
-def validate(opened: OpenStep, model: Snapshot, progress: Progress, due: bool) -> Validation:
-    """Validate the model of a round, if it is due, and decide whether the step ends."""
-    f = opened.federation
-    return judge(f, progress, f.population.mean(opened.protocol.validate(model, progress.round),
-                                                f.evaluation.valid_metric) if due else None)
+def _validated(clients: CrossDevice | CrossSilo, unit: int, stop: EarlyStopping, update: Update, round_: int,
+               best: Best, began: float) -> tuple[Best, dict[str, Any]]:
+    """The best round after a unit has been validated, if that is due, and the unit's row of the curve."""
+    model, loss, due = update.model, update.loss[unit], stop.due
+    clients.require_finite(unit, loss, model, round_)
+    with naming(clients.federation, clients.key(unit, round_)):
+        chosen = stop.observe(clients.validate(unit, model, round_) if due else None)
+        best = clients.best(unit, model, round_, best) if chosen else best
+        more = clients.more(unit, model, round_, due)
+    return best, {"step": unit, "round": round_, **clients.taken_part(), "loss": loss, "valid": stop.value,
+                  **clients.sent(unit, update, round_, stop.ended), "train_seconds": update.seconds[unit],
+                  "evaluate_seconds": time.perf_counter() - began, **more}
 
 
-def test(opened: OpenStep, best: Best) -> tuple[list, list]:
-    """Row R[t, .] of the step's best model, under the method's state of that round; and what is analysed with it."""
-    method = opened.federation.method
-    state = dict(method.client_state), dict(method.server_state)
-    method.client_state, method.server_state = dict(best.client_state), dict(best.server_state)
-    result = opened.protocol.test(best.model, best.round)
-    method.client_state, method.server_state = state
-    return result
-
-
-def _bytes_sent(opened: OpenStep, model: Snapshot, uploads: Tables, answers: Tables, round_: int, last: bool
-                ) -> dict[str, int]:
-    """Bytes that each participant sends and receives in a round; and, where new users arrive after a step's ``last``
-    round, what they receive, all of them together."""
-    shared = _bytes(model.public, model.dense)
-    sent, answered = (_bytes({name: values[0] for name, values in extra.items()}) for extra in (uploads, answers))
-    down = shared + answered + _bytes({name: table[0] for name, table in model.served.items()})
-    if round_ == 0 and opened.method.downloads_previous_model():
-        down += _bytes({name: table[:opened.step.old_items] for name, table in model.public.items()})
-    new = opened.cold_start.count if last and opened.cold_start is not None else 0
-    arrived = {"bytes_down_new": new * shared} if opened.federation.server.fold_in else {}
-    return {"bytes_up": shared + sent, "bytes_down": down, **arrived}
-
-
-def _bytes(*kinds: Tables) -> int:
-    return sum(table.numel() * table.element_size() for tables in kinds for table in tables.values())
+def _ended(stops: Mapping[int, EarlyStopping]) -> bool:
+    """Whether training ends: all have ended."""
+    return all(stop.ended for stop in stops.values())

@@ -24,6 +24,7 @@ from ..stats.clip_noise import LAPLACE, MECHANISMS, Protection
 from . import compatibility
 from .client_sampling import AVAILABILITY, Attendance
 from .server import Population
+from .sums import RoundSums
 
 STAGE = "stage"  # of a round: the number of its stage, where a method has several
 COLD_STARTS = ("fold_in", "mean", "popularity")
@@ -121,6 +122,29 @@ class Within:
 
 
 @dataclass(frozen=True)
+class Update:
+    """What a round has made before it is validated.
+
+    Attributes:
+        loss, seconds: mean local loss, and time of training, of each unit that is validated and took part.
+        model: after the server has aggregated; state: what silos' optimisers remember.
+        sent: bytes of each silo.
+        sums: of the clients' changes, before the server has aggregated, whose training ``began`` then.
+        uploads, answers: of the method, of clients of one user.
+    """
+
+    loss: dict[int, float] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)
+    model: Snapshot = field(default_factory=lambda: Snapshot({}, {}))
+    state: dict[str, Tensor] = field(default_factory=dict)
+    sent: dict[int, dict[str, int]] = field(default_factory=dict)
+    sums: RoundSums | None = None
+    began: float = 0.0
+    uploads: dict[str, Tensor] = field(default_factory=dict)
+    answers: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Progress:
     """All a run carries from one round to the next: saving it and loading it back changes no number.
 
@@ -129,7 +153,6 @@ class Progress:
         trained: whether the step's rounds are over and its tests are in ``tests``.
         model: tables after the last round; best: the round that is tested; previous: that one's tables in the step
             before.
-        best_value, stale: best validation metric and rounds since it.
         client_state, server_state: the method's.
         curve: one row per round of every step so far; ``valid`` is nan where the round was not validated.
         tests: (trained step, tested step, per-user scores).
@@ -146,8 +169,6 @@ class Progress:
     model: Snapshot = field(default_factory=lambda: Snapshot({}, {}))
     best: Best = field(default_factory=Best)
     previous: Snapshot = field(default_factory=lambda: Snapshot({}, {}))
-    best_value: float = -1.0
-    stale: int = 0
     client_state: dict[str, Tensor] = field(default_factory=dict)
     server_state: dict[str, Tensor] = field(default_factory=dict)
     curve: tuple[dict[str, Any], ...] = ()
@@ -156,6 +177,12 @@ class Progress:
     ways: tuple[str, ...] = ()
     under_way: float = 0.0
     within: Callable[[], Within] | None = None
+
+    @property
+    def best_value(self) -> float:
+        """The best validation metric of the step being trained; -1 before the first."""
+        values = [row["valid"] for row in self.curve if row["step"] == self.step and not math.isnan(row["valid"])]
+        return max(values, default=-1.0)
 
     def best_round(self, step: int, which: str) -> int:
         """The number, from 1, of a step's best validation round; of equal ones the ``first`` or the ``latest``."""
@@ -172,8 +199,8 @@ class Federation:
 
     Attributes:
         metrics: of its tests; the one that validates is among them.
-        topology: of a stream of sessions, ``central`` if one client holds all of them (see ``central.py``); of domains
-            as the setting says (see ``silos.py``).
+        topology: of a stream of sessions, ``central`` if one client holds all; of domains as the setting says (see
+            ``cross_silo.py``).
     """
 
     stream: Stream
@@ -196,6 +223,11 @@ class Federation:
     def central(self) -> bool:
         """Whether one client holds all sessions."""
         return self.topology == "central" and not self.stream.domains
+
+    @property
+    def cross_silo(self) -> bool:
+        """Whether clients hold many users each: they are domains, or one holds all sessions."""
+        return self.topology == "central" or bool(self.stream.domains)
 
     @property
     def validation(self) -> tuple[Metric, int]:
@@ -259,9 +291,10 @@ class Federation:
 
     def check_kinds(self) -> None:
         """Raise UserError unless backbone, method and stream go together; see ``kinds.py``."""
-        if self.central or self.stream.domains:
+        if self.cross_silo:
             return compatibility.check_in_epochs(self.backbone, self.method, bool(self.stream.domains), self.topology)
-        compatibility.check(self.backbone, self.method, bool(self.stream.steps[0].sessions), self.local, self.server.init)
+        sessions = bool(self.stream.steps[0].sessions)
+        compatibility.check(self.backbone, self.method, sessions, self.local, self.server.init)
         if self.server.fold_in and self.server.cold_start == "mean":
             compatibility.check_vectors(self.backbone)
 

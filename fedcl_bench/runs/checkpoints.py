@@ -19,7 +19,7 @@ from ..core.errors import Corrupt
 from ..evaluation.ranking import UserScores
 from ..federation.parameter_growth import grow
 from ..federation.parts import Best, Federation, Progress, Within
-from ..federation.silos import Silos
+from ..federation.cross_silo import CrossSilo
 from ..core.files import replacing
 from ..plugin.state import Snapshot
 from ..core.schema import read_bytes
@@ -141,9 +141,9 @@ def check_tables(path: Path, progress: Progress, federation: Federation) -> None
     """Raise Corrupt unless a progress that was read from ``path`` has the tables of the run, with their shapes and
     types. Of a method's own private tables only the rows are known, one per user."""
     f = federation
-    step = f.stream.steps[-1 if f.central or f.stream.domains else progress.step + (progress.round > 0) - 1]
-    if f.stream.domains:
-        expected = Silos.of(f).start()
+    step = f.stream.steps[-1 if f.cross_silo else progress.step + (progress.round > 0) - 1]
+    if f.cross_silo:
+        expected = CrossSilo(f).start()
     else:
         expected = grow(Snapshot({}, {}), f.backbone, f.seed, replace(step, old_users=0, old_items=0),
                         getattr(torch, f.server.precision), torch.device("meta"))  # shapes alone

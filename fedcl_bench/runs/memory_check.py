@@ -43,7 +43,7 @@ def require(f: Federation) -> None:
 
 def bytes_of_tables(f: Federation) -> int:
     """What the tables of a run take in the step in which they are largest."""
-    if f.central or f.stream.domains:
+    if f.cross_silo:
         return _in_epochs(f)
     return max(_of_step(f, step) for step in f.stream.steps)
 
@@ -128,7 +128,7 @@ def _what_helps(f: Federation) -> str:
     """Settings that lower what a run needs."""
     helps = [f"a smaller --set {name}=N (now {getattr(f.backbone.settings, name)})" for name in ("dim", "max_length")
              if hasattr(f.backbone.settings, name)]
-    if f.central or f.stream.domains:
+    if f.cross_silo:
         helps.append(f"a smaller --set batch_size=N (now {f.local.batch_size})")
     if f.server.precision == "float64":
         helps.append("--set precision=float32")

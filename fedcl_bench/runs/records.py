@@ -115,7 +115,8 @@ def _check_model(content: Any, field: str) -> None:
         for kind in kinds if of in content else ():
             for name, table in content.get(kind, {}).items():
                 count = len(content[of])
-                if not table.ndim or len(table) > count or (len(table) < count and kind != "client_state"):
+                part = kind == "client_state" or "/" in name  # rows of one domain
+                if not table.ndim or len(table) > count or (len(table) < count and not part):
                     raise Wrong(f"{kind}.{name}", f"shape {tuple(table.shape)}", f"{count} rows, as {of}")
 
 
@@ -283,15 +284,17 @@ def _who_has(config: RunConfig, model: Snapshot, state: Tables) -> dict[str, lis
     if config.is_central or (config.is_domains and config.stream.topology == "central"):
         return {"uploaded": [], "kept_at_client": []}
     if config.is_domains:
-        shared = [*model.dense] if config.stream.topology == "federated" else []
+        public, dense = ([*dict.fromkeys(name.rpartition("/")[2] for name in tables)]
+                         for tables in (model.public, model.dense))
+        shared = dense if config.stream.topology == "federated" else []
         prepared = getattr(config.backbone.cls, "prepared", ModuleBackbone.prepared)
         texts = ["features"] if shared and prepared is not ModuleBackbone.prepared else []
         if shared and (sent := getattr(config.method.cls, "sent", ())):
-            uploaded = [name for name in model.dense if name.startswith(sent)]
+            uploaded = [name for name in dense if name.startswith(sent)]
             others = [name for name in sent if not any(each.startswith(name) for each in uploaded)]
             return {"uploaded": [*uploaded, *others, *texts],
-                    "kept_at_client": [*model.public, *(name for name in model.dense if name not in uploaded)]}
-        return {"uploaded": [*shared, *texts], "kept_at_client": [*model.public, *({} if shared else model.dense)]}
+                    "kept_at_client": [*public, *(name for name in dense if name not in uploaded)]}
+        return {"uploaded": [*shared, *texts], "kept_at_client": [*public, *([] if shared else dense)]}
     return {"uploaded": [*model.public, *model.dense, *method_uploads(config)],
             "kept_at_client": [*model.private, *state]}
 

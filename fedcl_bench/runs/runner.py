@@ -16,7 +16,7 @@ from ..federation.divergence import largest
 from ..federation.loop import run
 from ..federation.parts import Federation, Progress
 from ..federation.server import most_rounds
-from ..federation.silos import beginning
+from ..federation.cross_silo import beginning
 from ..core.files import sweep
 from .checkpoints import CURE, check_tables, load_progress, save_progress
 from .config import SHARED, RunConfig

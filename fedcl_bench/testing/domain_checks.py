@@ -19,7 +19,7 @@ from ..plugin.silo import DomainData, DomainMethod, DomainModule
 from ..rng import DrawKey, Tables
 from ..federation.loop import run
 from ..federation.parts import Federation, Progress
-from ..federation.silos import Silos, stages_of
+from ..federation.cross_silo import CrossSilo, stages_of
 from .report import Inapplicable, Violated
 from .trials import DOMAINS, Pair, all_tables, tables_differ
 from .worlds import domain_stream
@@ -30,9 +30,8 @@ _MINE = 0  # the domain that must not notice
 
 def of_domain(f: Federation, progress: Progress, number: int) -> Tables:
     """A domain's parameters after a round."""
-    step, model = f.stream.steps[number], progress.model
-    rows = {name: table[step.old_items:step.n_items] for name, table in model.public.items()}
-    return rows | {name: copies[number] for name, copies in model.dense.items()}
+    tables, prefix = progress.model.public | progress.model.dense, f"{f.stream.domains[number]}/"
+    return {name: table for name, table in tables.items() if name.startswith(prefix)}
 
 
 def runs(pair: Pair) -> str:
@@ -49,8 +48,8 @@ def runs(pair: Pair) -> str:
 def every_parameter_trained(pair: Pair) -> str:
     """A loss of some stage that trains it hangs on every parameter of every module."""
     f = pair.federation()
-    silos = Silos.of(f)
-    for silo in silos.models:
+    silos = CrossSilo(f)
+    for silo in silos.silos:
         loaded = silo.load(pair.points[-1].model)  # with what the server answered
         parameters, reached = dict(loaded[0].named_parameters()), set()
         for stage in [stage for stage in silos.stages if stage.trains]:
@@ -134,7 +133,7 @@ def _followed(f: Federation, answered: Callable[[Any, int], Any]) -> list[Tables
 def uploads(pair: Pair) -> str:
     """(b) A domain uploads no row per user, and no table of its items as it keeps it unless the method names it."""
     sent = _sent(pair)
-    silos = Silos.of(pair.federation())
+    silos = CrossSilo(pair.federation())
     for upload, domain in zip(sent, silos.domains):
         kept = {name: value for name, value in carried(domain.module).items() if name in domain.module.rows}
         for name, value in upload.items():

@@ -18,7 +18,7 @@ from ..evaluation.session_ranking import SessionTask, session_scores
 from ..federation.parts import Federation, Progress
 from ..federation.round import Work, train_clients
 from ..federation.server import aggregate, mean
-from ..federation.steps import begin_step, open_step
+from ..federation.cross_device import begin_step, open_step
 from ..plugin.method import Method
 from ..plugin.state import Snapshot, score_users
 from ..stats.clip_noise import OPEN

@@ -20,8 +20,8 @@ from ..core.errors import RunFailed, UserError
 from ..federation.loop import run
 from ..federation.parts import Federation, Progress
 from ..federation.round import trainer_of
+from ..federation.cross_device import begin_step, open_step
 from ..training.trained import Trained
-from ..federation.steps import begin_step, open_step
 from ..plugin.state import Snapshot
 from ..runs.config import AllSettings, metrics_of, resolve
 from ..runs.identity import identity

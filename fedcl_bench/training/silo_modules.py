@@ -1,4 +1,4 @@
-"""Domains' PyTorch modules: their parameters as parts of a run's, their samples, and epochs of them.
+"""Domains' PyTorch modules: their parameters as parts of a run's, and their samples.
 
 PyTorch's own generator is seeded before a module is made and before each batch, so that a run that goes on from a
 checkpoint draws what it would have drawn.
@@ -7,21 +7,17 @@ checkpoint draws what it would have drawn.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from .. import rng
-from ..plugin import checks
 from ..data.stream import Prefixes, Sessions
 from ..plugin.silo import DomainModule, Histories, ModuleBackbone
-from ..rng import DrawKey, Tables
+from ..rng import Tables
 from ..core.errors import PluginError, UserError
 from ..plugin.state import Snapshot
-from ..plugin.local_settings import LocalSettings
-from .mini_batches import MiniBatches, Point
 
 
 @contextmanager
@@ -39,11 +35,11 @@ def carried(module: DomainModule) -> Tables:
     return {name: value for name, value in module.state_dict(keep_vars=True).items() if first[id(value)] == name}
 
 
-def exported(module: DomainModule) -> Snapshot:
-    """A copy of them, those with item rows apart."""
+def exported(module: DomainModule, prefix: str = "") -> Snapshot:
+    """A copy of them, those with item rows apart; a run knows them by their names after a prefix."""
     copies = {name: value.detach().clone() for name, value in carried(module).items()}
-    return Snapshot({name: copies[name] for name in module.rows}, {},
-                    {name: value for name, value in copies.items() if name not in module.rows})
+    return Snapshot({prefix + name: copies[name] for name in module.rows}, {},
+                    {prefix + name: value for name, value in copies.items() if name not in module.rows})
 
 
 @torch.no_grad()
@@ -80,7 +76,7 @@ def tie(modules: Sequence[DomainModule]) -> None:
     for other in modules[1:]:
         for name, value in first.state_dict(keep_vars=True).items():  # under all of its names
             if name not in first.rows:
-                path, _, leaf = name.rpartition(".")
+                path, _, leaf = ("", "", name) if name in other._parameters else name.rpartition(".")
                 owner = other.get_submodule(path)
                 (owner._parameters if isinstance(value, nn.Parameter) else owner._buffers)[leaf] = value
 
@@ -103,88 +99,3 @@ def histories(samples: Sessions | Prefixes, chosen: Tensor, length: int, fixed: 
         number = torch.searchsorted(sessions.start, samples.first[chosen], right=True) - 1
     users = torch.searchsorted(sessions.of_user, number, right=True) - 1
     return Histories(inputs, lengths, users), items[:, -1]
-
-
-class ModuleEpoch(MiniBatches):
-    """One pass over the samples of a domain's module, or of those of pooled domains, which it trains in place.
-
-    Args:
-        modules: with the parameters at the point.
-        trained: beginnings of the names that are trained; empty: all.
-        point: where it goes on from; in the state of pooled domains each table's rows follow one another.
-        draw: key of the epoch.
-    """
-
-    def __init__(self, backbone: ModuleBackbone, settings: LocalSettings, modules: Sequence[DomainModule],
-                 trained: tuple[str, ...], point: Point, draw: DrawKey):
-        self.backbone, self.modules, self._before = backbone, modules, point.state
-        self._samples: Sequence[Prefixes] = ()
-        parameters: Tables = {}
-        for number, module in enumerate(modules):
-            for name, value in module.named_parameters():
-                value.requires_grad_(name.startswith(trained) if trained else True)
-                if value.requires_grad and (number == 0 or name in module.rows):
-                    parameters[_of(number, name)] = value
-        if not parameters:
-            raise PluginError(f"backbone '{backbone.name}': none of its parameters begins with "
-                              f"{' or '.join(map(repr, trained))}, which the stage trains.")
-        self.moves_all = len(modules) > 1  # as one table of all domains' items would
-        for value in parameters.values():
-            value.grad = torch.zeros_like(value) if self.moves_all else None
-        rates = dict.fromkeys(parameters, backbone.settings.lr)
-        super().__init__(settings, parameters, rates, replace(point, state=self._divided(point.state)), draw)
-
-    def _divided(self, state: Tables) -> Tables:
-        """A state by the names of all modules' parameters."""
-        if len(self.modules) == 1:
-            return state
-        divided = {}
-        for key, values in state.items():
-            part, _, name = key.partition(" of ")
-            if name not in self.modules[0].rows:
-                divided[key] = values
-                continue
-            sizes = [len(carried(module)[name]) for module in self.modules]
-            pieces = [values] * len(sizes) if part == "step" else values.split(sizes)
-            divided |= {f"{part} of {_of(number, name)}": piece for number, piece in enumerate(pieces)}
-        return divided
-
-    def state(self) -> Tables:
-        """What the optimiser remembers, also of parameters that this stage does not train."""
-        now = super().state()
-        if len(self.modules) > 1:
-            rows = self.modules[0].rows
-            for key in [key for key in now if key.partition(" of ")[2] in rows]:
-                part, _, name = key.partition(" of ")
-                pieces = [now[key], *(now.pop(f"{part} of {_of(number, name)}")
-                                      for number in range(1, len(self.modules)))]
-                now[key] = pieces[0] if part == "step" else torch.cat(pieces)
-        return {**self._before, **now}
-
-    def batches(self, samples: Sequence[Prefixes]) -> Iterator[float]:
-        """Train on each module's samples in random order; yields after each batch the share that is done."""
-        self._samples = samples
-        for module in self.modules:
-            module.train()
-        return self.passed([len(each.end) for each in samples], samples[0].end.device)
-
-    def batch_loss(self, pieces, draw):
-        with seeded(draw.seed, "module", draw.step, draw.round, draw.batch, device=self._samples[0].end.device):
-            if len(self.modules) == 1:
-                loss = self.modules[0].loss(*self._histories(0, pieces[0][0]))
-            else:
-                modules = [self.modules[number] for number in pieces]
-                batches, targets = zip(*(self._histories(number, chosen) for number, (chosen, _) in pieces.items()))
-                loss = self.backbone.joint_loss(modules, batches, targets)
-        checks.check_tensor(self.backbone, "loss", loss, (), "a scalar: the mean loss of a batch")
-        checks.require_gradient(self.backbone, loss)
-        return loss
-
-    def _histories(self, number: int, chosen: Tensor) -> tuple[Histories, Tensor]:
-        module, length = self.modules[number], self.backbone.settings.max_length
-        return histories(self._samples[number], chosen, length, module.fixed_length)
-
-
-def _of(number: int, name: str) -> str:
-    """A parameter of a module by its number; tables of the first have their own names."""
-    return f"{number}: {name}" if number else name

@@ -1,17 +1,16 @@
-"""Training of a client that holds many users' sessions, as session recommenders are trained in their own papers.
+"""A sequential backbone at a client that holds many users' sessions, as in session recommenders' own papers.
 
-It holds all sessions, or is a domain. A sample is a beginning of a session, whose last item is to be predicted among
+A sample is a beginning of a session, whose last item is to be predicted among
 all items, or all of its domain. A mini-batch is many samples that share all parameters, and one optimiser takes a step
 for each.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from typing import Callable, Iterator, Sequence as Several
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, embedding
 
 from ..plugin import checks
@@ -19,10 +18,9 @@ from ..data.stream import Prefixes, Sessions
 from ..rng import DrawKey, Tables
 from ..plugin.backbone import ITEM
 from ..plugin.state import Snapshot
-from ..plugin.local_settings import LocalSettings
+from ..plugin.silo import DomainModule
 from ..plugin.sequential import Dropout, Sequence, SequentialBackbone, SessionBackbone, SessionVectors, Targets
 from ..core.tuning import SIZES
-from .mini_batches import MiniBatches, Point
 from .session_trainer import window
 
 
@@ -77,89 +75,62 @@ def score(backbone: SequentialBackbone, session: SessionVectors, rows: Tensor) -
         yield chosen, scores
 
 
-@dataclass(frozen=True)
-class SampleSet:
-    """Samples and the items that each of them predicts its last one among.
-
-    Attributes:
-        samples: whose items are numbered from 0.
-        rows: those of its items in the item tables; None: all.
-        memory: what the backbone remembers of these samples' sessions.
-    """
-
-    samples: Prefixes
-    rows: slice | None = None
-    memory: Tables = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Task:
-    """A part of an epoch's samples, and what the backbone makes of its items' rows before the epoch."""
-
-    part: SampleSet
-    derived: Tables
-
-
-class Epoch(MiniBatches):
-    """One pass over all samples; the parameters and the state that it goes on from are not written to.
+class SequentialModule(DomainModule):
+    """A sequential backbone as the module of one domain: its parameters, and what it makes of the domain's samples.
 
     Args:
-        model: the parameters at the point.
-        point, draw: as for ``MiniBatches``.
+        start: the parameters to begin with, and what the backbone remembers of the domain's sessions, as of one client.
+
+    Attributes:
+        derived: what the backbone makes of the items' rows before an epoch (see ``SequentialBackbone.derive``).
     """
 
-    def __init__(self, backbone: SequentialBackbone, settings: LocalSettings, model: Snapshot, point: Point,
-                 draw: DrawKey):
-        public, dense = ({name: value.detach().clone().requires_grad_() for name, value in kind.items()}
-                         for kind in (model.public, model.dense))
-        self.backbone, self.model = backbone, replace(model, public=public, dense=dense)
-        self._tasks: list[_Task] = []
-        super().__init__(settings, public | dense, backbone.learning_rates(model.n_items, draw.round), point, draw)
+    def __init__(self, backbone: SequentialBackbone, start: Snapshot):
+        super().__init__()
+        self.backbone, self.memory, self.rows = backbone, start.memory, tuple(start.public)
+        self.derived: Tables = {}
+        for name, value in (start.public | start.dense).items():
+            self._parameters[name] = nn.Parameter(value.detach().clone())  # names may have dots
 
-    def trained(self) -> Snapshot:
-        """The parameters after the batches so far."""
-        return replace(self.model, **{
-            kind: {name: value.detach() for name, value in getattr(self.model, kind).items()}
-            for kind in ("public", "dense")})
+    def get(self, name: str) -> nn.Parameter:
+        """A parameter by its name."""
+        return self._parameters[name]
 
-    def batches(self, parts: Several[SampleSet], before: Snapshot) -> Iterator[float]:
-        """Train on the samples of all parts in random order; yields after each batch the share that is done.
+    def model(self) -> Snapshot:
+        """Its parameters as they are now."""
+        return Snapshot({name: self._parameters[name] for name in self.rows}, {},
+                        {name: value for name, value in self._parameters.items() if name not in self.rows},
+                        memory=self.memory)
 
-        Args:
-            before: the parameters before the epoch.
-        """
-        for each in parts:
-            received = {name: table.detach() for name, table in _rows(before.public, each).items()}
-            self._tasks.append(_Task(each, self.backbone.derive(received, self.draw)))
-        return self.passed([len(each.samples.end) for each in parts], parts[0].samples.end.device)
-
-    def batch_loss(self, pieces, draw):
-        losses = [self._losses(self._tasks[number], *piece, draw) for number, piece in pieces.items()]
-        loss = torch.cat(losses).mean()
-        checks.require_gradient(self.backbone, loss)
-        return loss
-
-    def _losses(self, task: _Task, chosen: Tensor, numbers: Tensor, draw: DrawKey) -> Tensor:
-        """The loss of each sample of a batch that is of one part, in some order, (n,).
+    def losses(self, samples: Prefixes, chosen: Tensor, numbers: Tensor, draw: DrawKey) -> Tensor:
+        """The loss of each of some samples of a batch, in some order, (n,).
 
         Args:
-            chosen: numbers of the samples in the part; numbers: theirs in the batch.
+            chosen: which of the domain's samples; numbers: theirs in the batch.
         """
-        model = replace(self.model, public=_rows(self.model.public, task.part), memory=task.part.memory)
+        backbone, model = self.backbone, self.model()
         table = model.public[ITEM]
         factor = Dropout(draw.clients("dropout of items", numbers.new_zeros(1))).of_rows(
-            torch.arange(len(table), device=table.device), table.shape[1], self.backbone.candidate_dropout, table.dtype)
+            torch.arange(len(table), device=table.device), table.shape[1], backbone.candidate_dropout, table.dtype)
         rows = table if factor is None else table * factor[0]
-        loss, losses = _loss_of(self.backbone, table), []
-        for group in self._groups(task.part.samples, chosen):
-            items, sequence = samples_at(self.backbone, task.part.samples, chosen[group])
-            session = encode(self.backbone, model, sequence, Dropout(draw.clients("dropout", numbers[group])),
-                             task.derived)
+        loss, losses = _loss_of(backbone, table), []
+        for group in self._groups(samples, chosen):
+            items, sequence = samples_at(backbone, samples, chosen[group])
+            session = encode(backbone, model, sequence, Dropout(draw.clients("dropout", numbers[group])), self.derived)
             losses += [loss(SessionVectors(session.vectors[part], session.mask[part],
                                            {name: term[part] for name, term in session.terms.items()}),
                             items[part], sequence.real[part], scores)
-                       for part, scores in score(self.backbone, session, rows)]
+                       for part, scores in score(backbone, session, rows)]
         return torch.cat(losses)
+
+    def scores_after(self, sessions: Sessions, chosen: Tensor) -> tuple[Tensor, Iterator[tuple[Tensor, Tensor]]]:
+        """The items to find after some sessions, and scores of all items, as ``score`` yields them."""
+        items, sequence = samples_at(self.backbone, sessions, chosen)
+        model = self.model()
+        return items[:, -1], score(self.backbone, encode(self.backbone, model, sequence, Dropout()), model.public[ITEM])
+
+    def item_vectors(self) -> Tensor:
+        return self.model().item_vectors
 
     def _groups(self, samples: Prefixes, chosen: Tensor) -> Several[Tensor]:
         """The samples of a batch by their number in it, those of similar lengths together, so that little is padding;
@@ -168,11 +139,6 @@ class Epoch(MiniBatches):
             return [torch.arange(len(chosen), device=chosen.device)]
         lengths = samples.end[chosen] - samples.first[chosen]
         return lengths.argsort(stable=True).split(SIZES.central_encoded)
-
-
-def _rows(public: Tables, part: SampleSet) -> Tables:
-    """The rows of a part's items."""
-    return public if part.rows is None else {name: table[part.rows] for name, table in public.items()}
 
 
 def _loss_of(backbone: SequentialBackbone, table: Tensor

@@ -14,7 +14,7 @@ from fedcl_bench.data.datasets import build_stream, load_stream
 from fedcl_bench.data.overlap import read_persons, shared_users
 from fedcl_bench.data.source import Published
 from fedcl_bench.core.errors import UserError
-from fedcl_bench.federation.silos import Silos
+from fedcl_bench.federation.cross_silo import CrossSilo
 from fedcl_bench.runs.config import make_config
 
 HEADER = "user_id:token\tperson:token\n"
@@ -152,7 +152,7 @@ def test_a_run_that_asks_is_told_who_its_users_are(shops, registry):
     config = central(registry, shops)
     known = load_stream(config.source, config.stream).known
     assert {pair: users.tolist() for pair, users in known.items()} == {(0, 1): [[0, 0], [3, 1]], (0, 2): [], (1, 2): []}
-    domains = Silos.of(config.federation(load_stream(config.source, config.stream))).domains
+    domains = CrossSilo(config.federation(load_stream(config.source, config.stream))).domains
     for domain, expected in zip(domains, ({1: [0, -1, -1, 1], 2: [-1] * 4}, {0: [0, 3, -1], 2: [-1] * 3},
                                           {0: [-1] * 2, 1: [-1] * 2})):
         for other, twins in expected.items():

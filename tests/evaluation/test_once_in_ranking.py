@@ -11,7 +11,7 @@ from fedcl_bench.training.silo_modules import histories
 from fedcl_bench.toolbox.transformer import MoEAdapter
 from fedcl_bench.plugin.silo import DomainModule, once_in_ranking
 from fedcl_bench.evaluation.sample_ranking import Ranking, rank_by_module
-from fedcl_bench.federation.silos import Silos
+from fedcl_bench.federation.cross_silo import CrossSilo
 from fedcl_bench.runs.registry import discover
 from fedcl_bench.core.tuning import SIZES
 from fedcl_bench.testing.trials import Pair
@@ -65,7 +65,7 @@ def test_once_for_a_ranking_and_anew_for_the_next():
 def test_ranks_are_those_of_each_batch_alone(monkeypatch, method, backbone, costly, settings):
     """After items have changed too; and what costs most is done once for all batches."""
     f = Pair(discover(), method, backbone, "domains", settings).federation()
-    domain = Silos.of(f).domains[0]
+    domain = CrossSilo(f).domains[0]
     module, sessions, done = domain.module.eval(), domain.step.sessions["test"], []
 
     def counted(name, operation):
@@ -91,7 +91,7 @@ def test_ranks_are_those_of_each_batch_alone(monkeypatch, method, backbone, cost
             done.clear()
             monkeypatch.setattr(SIZES, "central_ranked", at_once)
             metric, = (each for each in f.metrics if each.name == "mrr")
-            scored = rank_by_module(f.backbone, module, domain.step.n_items, sessions, Ranking([5], [metric]))
+            scored = rank_by_module(f.backbone, module, domain.step, "test", Ranking([5], [metric]))
             torch.testing.assert_close(scored.values["mrr@5"][scored.users.argsort()], expected.double())
             counts.append(done.count(costly))
         assert len(wanted) > 4 and counts[0] == counts[1] > 0

@@ -229,7 +229,7 @@ def test_batches_have_an_effect_only_here(registry, log):
 def test_settings_of_one_client_have_none_on_many(log, capsys, setting):
     assert main(["--method", "ft", "--backbone", "gru4rec", "--dataset", "./log.inter", "--set", setting, "--set",
                  "topology=federated"]) == 2
-    assert "without topology=central on a stream of sessions" in capsys.readouterr().err
+    assert "topology=federated; leave it out" in capsys.readouterr().err
 
 
 def test_it_runs_from_the_command_line(log, capsys):

@@ -24,7 +24,7 @@ from fedcl_bench.evaluation.ranking import pairs_of
 from fedcl_bench.federation.parts import Progress
 from fedcl_bench.federation.round import Work, train_clients
 from fedcl_bench.federation.server import mean
-from fedcl_bench.federation.steps import begin_step, open_step
+from fedcl_bench.federation.cross_device import begin_step, open_step
 from fedcl_bench.kernels import ops
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.registry import discover
@@ -130,7 +130,8 @@ def test_a_round_waits_once(registry, monkeypatch, method, backbone):
     # Looks at item ids only where they need not be waited for.
     monkeypatch.setattr(checks, "check_items", lambda *arguments: None)
     with watched() as found:
-        mean(train_clients([Work(step_opened.training, chunks)], model, step_opened.key(1)), model, f.backbone, f.seed)
+        work, key = [Work(step_opened.training, chunks)], step_opened.key(step.index, 1)
+        mean(train_clients(work, model, key), model, f.backbone, f.seed)
     expected = {("_local_scalar_dense", "loss"): 1}
     if method in ("kd", "f3crec"):
         expected["nonzero", "known"] = len(chunks)

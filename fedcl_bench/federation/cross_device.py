@@ -1,0 +1,277 @@
+"""Clients of one user each, in one step of the stream: what is decided once per step, and what they do in a round."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ..plugin import checks
+from ..training.strategies import Training, choose_strategy
+from ..training.trained import Trained
+from ..data.stream import Step
+from ..evaluation.drift import analyse
+from ..rng import DrawKey, Tables
+from ..core.parallel import workers
+from ..plugin.method import Method
+from ..plugin.state import Snapshot
+from . import server
+from .client_sampling import Attendance
+from .cold_start import ColdStart, cold_start_of, ranks_by, shown
+from .divergence import require_finite
+from .early_stopping import EarlyStopping
+from .parameter_growth import grow, reset_private
+from .parts import Best, Federation, Progress, Update
+from .protocols import Lists, SessionSteps, protocol_of
+from .round import Work, train_clients
+
+Observer = Callable[[DrawKey, Snapshot, Trained], None]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Who takes part in a round.
+
+    Attributes:
+        users: ids of the participants that are here, ascending; count: of all participants.
+        dropped: how many others failed after their training; None where none can.
+        work: what those here train on, by how they train: stragglers do fewer epochs.
+    """
+
+    users: Tensor
+    count: int
+    dropped: int | None
+    work: list[Work]
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """For the curve of a run whose clients can fail."""
+        return {} if self.dropped is None else {"dropped": self.dropped}
+
+
+@dataclass
+class CrossDevice:
+    """A step's clients and what is decided once for all its rounds; they are validated as one, the step's number.
+
+    Attributes:
+        step, earlier: it as its clients know it and the one before, on the run's device; None before the first.
+        method: the one that acts in it.
+        training: how its clients are trained.
+        protocol: what they train on and how a model is tested.
+        attendance: which clients take part.
+        same_group: whether they are the same in every round, with the same work.
+        cold_start: its new users, if they arrive after its training.
+        observe: called in every round with its key, what the server sent, and every chunk's clients after training.
+        group: who takes part in the round.
+    """
+
+    threads, last_stage, together = workers, True, True
+
+    federation: Federation
+    step: Step
+    earlier: Step | None
+    method: Method
+    training: Training
+    protocol: Lists | SessionSteps
+    attendance: Attendance
+    same_group: bool
+    cold_start: ColdStart | None
+    observe: Observer | None = None
+    group: Group | None = None
+
+    @staticmethod
+    def steps(f: Federation) -> Sequence[Step]:
+        """Steps of time."""
+        return f.stream.steps
+
+    @classmethod
+    def open(cls, f: Federation, step: Step, progress: Progress, observe: Observer | None = None
+             ) -> tuple["CrossDevice", Progress]:
+        """The clients of a step, and the progress with what they begin it from."""
+        f.method.client_state, f.method.server_state = dict(progress.client_state), dict(progress.server_state)
+        if progress.round == 0 and not progress.trained:
+            progress = begin_step(f, step.to(f.device), progress)
+        opened = open_step(f, step, progress.model)
+        opened.observe = observe
+        return opened, progress
+
+    @property
+    def stages(self) -> Sequence[str]:
+        """They have one."""
+        return ("train",)
+
+    def early_stopping(self, stage: int, progress: Progress) -> dict[int, EarlyStopping]:
+        """Of the step, after its rounds so far."""
+        rows = (row for row in progress.curve if row["step"] == self.step.index)
+        return {self.step.index: EarlyStopping.replay(self.federation, rows)}
+
+    def enter(self, stage: int, progress: Progress) -> Progress:
+        return progress
+
+    def train(self, progress: Progress, stops: Mapping[int, EarlyStopping]) -> Iterator[Progress]:
+        """Local training of a round's participants."""
+        yield from ()  # a round is short
+        began, key = time.perf_counter(), self.key(self.step.index, progress.round)
+        if self.group is None or not self.same_group:
+            self.group = self._participants(progress)
+        weights = self.weights(key.round)
+        self.method.begin_round(self.step, key.round, self.federation.backbone)
+        observe = self.observe and partial(self.observe, key, progress.model)
+        sums = train_clients(self.group.work, progress.model, key, weights, observe)
+        return Update(sums=sums, began=began)
+
+    def aggregate(self, progress: Progress, update: Update) -> Update:
+        """The server averages what they upload, with its noise, lets the method aggregate, and answers."""
+        f, method, sums = self.federation, self.method, update.sums
+        key, users = self.key(self.step.index, progress.round), self.group.users
+        model, loss = server.mean(sums, progress.model, f.backbone, f.seed, f.population.sum)
+        model = server.aggregate(f.backbone, model, users, self.training.protection, key, self.group.count)
+        model = replace(model, public=checks.checked_aggregate(method, model.public))
+        answers = server.answer(method, key.round, users, sums.uploads, self.step.n_users)
+        unit = self.step.index
+        return Update({unit: loss}, {unit: time.perf_counter() - update.began}, model, answers=answers,
+                      uploads=sums.uploads)
+
+    def arrived(self, model: Snapshot) -> Snapshot:
+        """A model once users who arrive after the step's training have made their private parameters."""
+        return model if self.cold_start is None else self.cold_start.arrived(model)
+
+    def require_finite(self, unit: int, loss: float, model: Snapshot, round_: int) -> None:
+        """Raise RunFailed if training has diverged."""
+        require_finite(loss, model, self.federation, self.step.n_items, self.key(unit, round_))
+
+    def validate(self, unit: int, model: Snapshot, round_: int) -> float:
+        """The validation metric of a round's model."""
+        f = self.federation
+        return f.population.mean(self.protocol.validate(model, round_), f.evaluation.valid_metric)
+
+    def best(self, unit: int, model: Snapshot, round_: int, best: Best) -> Best:
+        """This round as the best so far, with the method's state after it."""
+        return Best(model, round_, dict(self.federation.method.client_state),
+                    dict(self.federation.method.server_state))
+
+    def test(self, unit: int, best: Best) -> tuple[list, list]:
+        """Row R[t, .] of the step's best model, under the method's state of that round; and what is analysed with
+        it."""
+        method = self.federation.method
+        state = dict(method.client_state), dict(method.server_state)
+        method.client_state, method.server_state = dict(best.client_state), dict(best.server_state)
+        result = self.protocol.test(best.model, best.round)
+        method.client_state, method.server_state = state
+        return result
+
+    def taken_part(self) -> dict[str, int]:
+        return {"participants": self.group.count, **self.group.failures}
+
+    def sent(self, unit: int, update: Update, round_: int, last: bool) -> dict[str, int]:
+        """Bytes that each participant sends and receives in a round; and, where new users arrive after a step's
+        ``last`` round, what they receive, all of them together."""
+        model = update.model
+        shared = _bytes(model.public, model.dense)
+        sent, answered = (_bytes({name: values[0] for name, values in extra.items()})
+                          for extra in (update.uploads, update.answers))
+        down = shared + answered + _bytes({name: table[0] for name, table in model.served.items()})
+        if round_ == 0 and self.method.downloads_previous_model():
+            down += _bytes({name: table[:self.step.old_items] for name, table in model.public.items()})
+        new = self.cold_start.count if last and self.cold_start is not None else 0
+        arrived = {"bytes_down_new": new * shared} if self.federation.server.fold_in else {}
+        return {"bytes_up": shared + sent, "bytes_down": down, **arrived}
+
+    def more(self, unit: int, model: Snapshot, round_: int, validated: bool) -> dict[str, float]:
+        """More numbers of a round for its curve."""
+        return {**self.federation.backbone.diagnostics(model.public),
+                **(self.protocol.extra(model, round_) if validated else {})}
+
+    def analyse(self, progress: Progress, model: Snapshot, best: Best, ended: bool) -> list:
+        """How the step has moved users and items, after its first and its last round."""
+        f = self.federation
+        if progress.round and not ended:
+            return []
+        first, final = None if progress.round else model, best.model if ended else None
+        return analyse(f.backbone, self.step, self.earlier, progress.previous, first, final, f.population.sum)
+
+    def state(self, update: Update) -> dict[str, Tables]:
+        """What the run carries besides the model: the method's state."""
+        method = self.federation.method
+        return {"client_state": dict(method.client_state), "server_state": dict(method.server_state)}
+
+    def end(self, progress: Progress) -> Progress:
+        return end_step(self, progress)
+
+    def key(self, unit: int, round_: int) -> DrawKey:
+        return DrawKey(self.federation.seed, unit, round_)
+
+    def _participants(self, progress: Progress) -> Group:
+        """Of the next round."""
+        f = self.federation
+        users, count, dropped = f.population.participants(self.step, self.attendance, f.seed, progress.round)
+        work = [Work(training, self.protocol.chunks(alike, progress.round, progress.model) if len(alike) else [])
+                for training, alike in self._by_epochs(users, progress.round)]
+        return Group(users, count, dropped if self.attendance.dropout else None, work)
+
+    def _by_epochs(self, users: Tensor, round_: int) -> list[tuple[Training, Tensor]]:
+        """The participants here by how many local epochs they do; at least one entry."""
+        f = self.federation
+        if self.attendance.punctual(f.local.local_epochs) or not len(users):
+            return [(self.training, users)]
+        epochs = self.attendance.epochs(users, f.local.local_epochs, f.seed, self.step.index, round_)
+        return [(replace(self.training, settings=replace(f.local, local_epochs=number)), users[epochs == number])
+                for number in epochs.unique().tolist()]
+
+    def weights(self, round_: int) -> Tensor | None:
+        """Weight of every user in the mean, shape (users,); None: all alike."""
+        server = self.federation.server
+        if server.weighting == "uniform":
+            return None
+        return self.protocol.lengths(round_).to(getattr(torch, server.precision))
+
+
+def begin_step(f: Federation, step: Step, progress: Progress) -> Progress:
+    """Begin a step: rows for its new users and items, and the method's preparations."""
+    method, step = f.acting_in(step), shown(step, f.server.fold_in)
+    start = progress.best.model if f.server.init_from == "best" else progress.model
+    model = grow(start, f.backbone, f.seed, step, getattr(torch, f.server.precision), f.device, method)
+    if step.index > 0:
+        method.begin_step(step, model, f.backbone)
+        if f.server.reset_private:
+            model = reset_private(model, f.backbone, f.seed, (step.train.lengths > 0).nonzero().flatten())
+    recorded = training_of(f, step, model).strategy.recorded
+    return replace(progress, model=model, best=replace(progress.best, model=model), previous=progress.best.model,
+                   ways=(*progress.ways, recorded))
+
+
+def training_of(f: Federation, step: Step, model: Snapshot) -> Training:
+    """How a step's clients are trained; ``model`` as for ``choose_strategy``."""
+    method, backbone = f.acting_in(step), f.backbone_in(step.index)
+    strategy = choose_strategy(backbone, method, model, f.local, sessions=bool(step.sessions))
+    return Training(backbone, method, f.local, strategy, f.server.protection, f.server.init == "per_client")
+
+
+def open_step(f: Federation, step: Step, model: Snapshot) -> CrossDevice:
+    """A step with rows for all its users and items in ``model``."""
+    step = step.to(f.device)
+    earlier = f.stream.steps[step.index - 1].to(f.device) if step.index > 0 else None
+    training, known = training_of(f, step, model), shown(step, f.server.fold_in)
+    protocol = protocol_of(f, step, training, ranks_by(f, step, training.method))
+    attendance = f.server.attendance
+    same_group = (attendance.complete and attendance.punctual(f.local.local_epochs)
+                  and not protocol.changes_every_round)
+    return CrossDevice(f, known, earlier, training.method, training, protocol, attendance, same_group,
+                    cold_start_of(f, known, model))
+
+
+def end_step(opened: CrossDevice, progress: Progress) -> Progress:
+    """End a step, with the model of its best round: the method's memories for the next one."""
+    f, step = opened.federation, opened.step
+    trained = (step.train.lengths > 0).nonzero().flatten()
+    f.method.end_step(step, progress.best.model, f.backbone, trained, opened.key(step.index, 0))
+    return replace(progress, step=step.index + 1, round=0, trained=False, client_state=dict(f.method.client_state),
+                   server_state=dict(f.method.server_state))
+
+
+def _bytes(*kinds: Tables) -> int:
+    return sum(table.numel() * table.element_size() for tables in kinds for table in tables.values())

@@ -1,0 +1,316 @@
+"""Clients of many users each: domains, or one client that holds all sessions. A round is an epoch of mini-batches.
+
+- ``federated``: after a round every domain sends what its method uploads, and gets what the server makes of it. By
+  FedAvg that is the mean of the dense parameters. Item tables stay where the items are.
+- ``local``: nothing is sent; each domain trains until its own validation ends it.
+- ``central``: there is one silo and no server. One model is trained on the samples of all domains, of which each has
+  its own item rows in it; or, of a stream of sessions, on all sessions, as session recommenders are in their own
+  papers. Those choose their epoch on the test sessions. Here it is chosen in validation, and the curve has both.
+
+A method may have stages (see ``silo.Stage``), and a stage begins when all domains have ended the one before. Every
+domain chooses its own best round of the last stage in its own validation, and is tested with that round's model. What
+the domains of a run share is trained until the last of them would end.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ..core.tuning import SIZES
+from ..data.stream import Step
+from ..evaluation.beyond_accuracy import catalogue_of
+from ..evaluation.ranking import UserScores
+from ..evaluation.sample_ranking import Ranking, rank_by_module, scores_after
+from ..plugin import checks
+from ..plugin.method import NoSettings
+from ..plugin.silo import DomainMethod, ModuleBackbone, Stage
+from ..plugin.state import Snapshot
+from ..rng import DrawKey, Tables
+from ..training import silo_modules
+from ..training.mini_batches import Epoch, Point
+from ..training.silo_parts import Domain, Silo, as_one_client, merged
+from ..training.silo_samples import SequentialModule
+from .divergence import require_finite
+from .early_stopping import EarlyStopping
+from .parameter_growth import grow
+from .parts import STAGE, Best, Federation, Progress, Update, Within
+
+
+class CrossSilo:
+    """A run's silos in its only step of time; ``units`` of early stopping are domains, by their numbers.
+
+    Attributes:
+        silos: what trains a model each.
+        method: the one that acts.
+        stages: of its training; stage: the one that is trained, by its number.
+    """
+
+    threads = nullcontext  # batches are large enough for PyTorch's own threads
+
+    def __init__(self, f: Federation):
+        self.federation, self.stage, self.stages = f, 0, stages_of(f)
+        self.method = f.method if isinstance(f.method, DomainMethod) else DomainMethod(NoSettings())
+        domains = [Domain.of(f.stream, step.to(f.device), f.seed) for step in f.stream.steps]
+        modules = self._modules(domains)
+        dtype = getattr(torch, f.server.precision)
+        self.domains = tuple(replace(domain, module=module.to(f.device).to(dtype))
+                             for domain, module in zip(domains, modules, strict=True))
+        alone = [Silo((domain,), domain.seed) for domain in self.domains]
+        self.silos = [Silo(self.domains, f.seed)] if f.topology == "central" else alone
+
+    def _modules(self, domains: Sequence[Domain]) -> Iterator[Any]:
+        """An untrained module of each domain."""
+        f = self.federation
+        if not isinstance(f.backbone, ModuleBackbone):
+            for domain in domains:
+                start = grow(Snapshot({}, {}), f.backbone, domain.seed, as_one_client(domain.step),
+                             getattr(torch, f.server.precision), f.device)
+                yield SequentialModule(f.backbone, start)
+            return
+        features = f.stream.features or (None,) * len(domains)
+        known = [domain.data(of_items, f.stream.known) for domain, of_items in zip(domains, features)]
+        groups = [[each] for each in known] if f.topology == "local" else [known]
+        prepared = [data for group in groups for data in f.backbone.prepared(group)]
+        for domain, data in zip(domains, prepared, strict=True):
+            with silo_modules.seeded(domain.seed, "init", device=f.device):
+                module = self.method.module(f.backbone, data).to(f.device)
+            silo_modules.check(f.backbone, module, domain.step.n_items)
+            yield module
+
+    @staticmethod
+    def steps(f: Federation) -> Sequence[Step]:
+        """Steps of time; domains have one."""
+        return f.stream.steps[:1]
+
+    @classmethod
+    def open(cls, f: Federation, step: Step, progress: Progress, observe: Any = None) -> tuple["CrossSilo", Progress]:
+        """The clients of a step of time, and the progress with what they begin it from."""
+        clients = cls(f)
+        return clients, progress if progress.ways else beginning(f, clients.start())
+
+    def start(self) -> Snapshot:
+        """Untrained parameters: the same dense ones everywhere, whatever the topology, and each item's own row."""
+        first = self.domains[0]
+        dense = silo_modules.exported(first.module).dense
+        model = merged(replace(silo_modules.exported(domain.module, domain.prefix),
+                               dense={domain.prefix + name: value for name, value in dense.items()})
+                       for domain in self.domains)
+        return model if self.federation.stream.domains else replace(model, memory=first.module.memory)
+
+    # ------------------------------------------------------------------------------------------------------- stages
+
+    @property
+    def last_stage(self) -> bool:
+        """Whether it is the stage that is tested."""
+        return self.stage + 1 == len(self.stages)
+
+    @property
+    def together(self) -> bool:
+        """Whether domains have parameters in common in the stage, and so end it together."""
+        topology = self.federation.topology
+        return topology == "central" or topology == "federated" and self.stages[self.stage].exchanges
+
+    def early_stopping(self, stage: int, progress: Progress) -> dict[int, EarlyStopping]:
+        """Of each domain in a stage, after its rounds so far."""
+        f, rounds = self.federation, self.stages[stage].rounds
+        if rounds is not None:
+            f = replace(f, server=replace(f.server, rounds=rounds or f.server.rounds, patience=0))
+        return {domain.number: EarlyStopping.replay(f, (
+            row for row in progress.curve if row["step"] == domain.number and row.get(STAGE, 0) == stage))
+            for domain in self.domains}
+
+    def enter(self, stage: int, progress: Progress) -> Progress:
+        """Begin a stage, or go on in it: the progress with what it begins from."""
+        self.stage, now = stage, self.stages[stage]
+        for domain in self.domains:
+            domain.module.stage = now.name
+        if progress.within or any(row.get(STAGE, 0) >= stage for row in progress.curve):
+            return progress
+        model = progress.best.model if now.from_best and stage else progress.model
+        for silo in self.silos:
+            for domain, module in zip(silo.domains, silo.load(model)):
+                with torch.no_grad(), silo_modules.seeded(silo.seed, "stage", stage, device=self.federation.device):
+                    module.enter_stage(now.name)
+                    first = torch.zeros(1, dtype=torch.int64, device=self.federation.device)  # are its scores right?
+                    scores_after(self.federation.backbone, module, domain.step, "valid", first)
+        model = replace(merged(silo.exported() for silo in self.silos), memory=progress.model.memory)
+        return replace(progress, model=model, server_state={} if now.new_optimiser else progress.server_state)
+
+    # ------------------------------------------------------------------------------------------------------- a round
+
+    def train(self, progress: Progress, stops: Mapping[int, EarlyStopping]) -> Iterator[Progress]:
+        """An epoch at each silo that has not ended; yields now and then the progress with how far the round is."""
+        stage, told = self.stages[self.stage], time.perf_counter()
+        epochs = self._epochs(progress, stops)
+        before = replace(progress, under_way=0.0, within=None)
+        for number, epoch in enumerate(epochs):
+            for share in epoch.batches(before.model) if stage.trains else ():
+                if time.perf_counter() - told > SIZES.told_every:
+                    yield replace(before, under_way=(number + share) / len(epochs),
+                                  within=partial(self._within, epochs, before))
+                    told = time.perf_counter()
+        units = {domain.number: epoch for epoch in epochs for domain in epoch.domains}
+        return Update({unit: epoch.loss for unit, epoch in units.items()},
+                      {unit: epoch.seconds / len(epoch.domains) for unit, epoch in units.items()},
+                      *self._trained(epochs, before))
+
+    def _epochs(self, progress: Progress, stops: Mapping[int, EarlyStopping]) -> list[Epoch]:
+        """The next epoch of each silo that trains, or the one that the run was stopped in."""
+        f = self.federation
+        within = progress.within() if progress.within else Within(progress.model, progress.server_state)
+        reached = {number: point for number, *point in within.epochs}
+        epochs = []
+        for silo in self.silos:
+            number = silo.domains[0].number
+            if self.together or not stops[number].ended:
+                silo.load(within.model)
+                point = Point(within.server_state, *reached.get(number, ()))
+                epochs.append(Epoch(f.backbone, f.local, silo.domains, self.stages[self.stage].trained, point,
+                                    DrawKey(silo.seed, 0, progress.round)))
+        return epochs
+
+    def _trained(self, epochs: Sequence[Epoch], before: Progress) -> tuple[Snapshot, Tables]:
+        """All parameters, and what all optimisers remember, trained so far. Those of who has ended stay."""
+        trained = [silo_modules.exported(domain.module, domain.prefix) for epoch in epochs for domain in epoch.domains]
+        model = replace(merged([before.model, *trained]), memory=before.model.memory)
+        return model, dict(before.server_state, **{name: value for epoch in epochs
+                                                   for name, value in epoch.state().items()})
+
+    def _within(self, epochs: Sequence[Epoch], before: Progress) -> Within:
+        """How far a round is; the tables are copies.
+
+        Raises:
+            RunFailed: if training has diverged.
+        """
+        model, state = self._trained(epochs, before)
+        points = [(epoch.domains[0].number, epoch.point()) for epoch in epochs]
+        for epoch, (_, point) in zip(epochs, points):
+            for domain in epoch.domains:
+                self.require_finite(domain.number, point.loss, model, before.round)
+        return Within(model, {name: value.clone() for name, value in state.items()},
+                      tuple((number, point.batches, point.loss, point.seconds) for number, point in points))
+
+    def aggregate(self, progress: Progress, update: Update) -> Update:
+        """After a round the server makes of all domains' uploads what each of them receives."""
+        f = self.federation
+        if f.topology != "federated" or not self.stages[self.stage].exchanges:
+            return update
+        parts, uploads, model = [domain.part(update.model) for domain in self.domains], [], update.model
+        for domain, part in zip(self.domains, parts):
+            if not isinstance(f.backbone, ModuleBackbone):
+                uploads.append(part.dense)
+                continue
+            draw = DrawKey(domain.seed, 0, progress.round)
+            with torch.no_grad(), silo_modules.seeded(draw.seed, "upload", draw.round, device=f.device):
+                upload = self.method.upload(domain.module, draw)
+            checks.check_domain_upload(self.method, upload, self.method.sent or [*part.dense])
+            uploads.append({name: value.detach().clone() for name, value in upload.items()})
+        sizes = [1 if f.server.weighting == "uniform" else len(domain.step.train.values) for domain in self.domains]
+        weights = torch.tensor(sizes, dtype=torch.float64, device=f.device) / sum(sizes)
+        downloads = self.method.aggregate(uploads, weights, DrawKey(f.seed, 0, progress.round))
+        for domain, part, download in zip(self.domains, parts, downloads, strict=True):
+            checks.check_download(self.method, part, download)
+            for name, value in download.items():
+                kind = model.public if name in part.public else model.dense
+                kind[domain.prefix + name] = value
+        sent = {domain.number: {"bytes_up": _bytes(upload), "bytes_down": _bytes(download)}
+                for domain, upload, download in zip(self.domains, uploads, downloads)}
+        return replace(update, model=model, sent=sent)
+
+    def arrived(self, model: Snapshot) -> Snapshot:
+        """A model once new users have received it, of whom silos know none."""
+        return model
+
+    def require_finite(self, unit: int, loss: float, model: Snapshot, round_: int) -> None:
+        """Raise RunFailed if training has diverged at a domain."""
+        domain = self.domains[unit]
+        require_finite(loss, domain.part(model), self.federation, domain.step.n_items, self.key(unit, round_))
+
+    def key(self, unit: int, round_: int) -> DrawKey:
+        return DrawKey(self.federation.seed, unit, round_)
+
+    # ------------------------------------------------------------------------------------------ validation and tests
+
+    def validate(self, unit: int, model: Snapshot, round_: int) -> float:
+        """The validation metric of a domain under a round's model."""
+        f = self.federation
+        metric, k = f.validation
+        ranking = Ranking([k], [metric], None, f.evaluation.mask_history)
+        return self._rank(unit, model, "valid", ranking).mean(f.evaluation.valid_metric)
+
+    def best(self, unit: int, model: Snapshot, round_: int, best: Best) -> Best:
+        """The best round so far with a domain's part from another model."""
+        part, prefix = self.domains[unit].part(model), self.domains[unit].prefix
+        public = best.model.public | {prefix + name: value for name, value in part.public.items()}
+        dense = best.model.dense | {prefix + name: value for name, value in part.dense.items()}
+        return Best(replace(best.model, public=public, dense=dense), 0 if self.federation.stream.domains else round_)
+
+    def test(self, unit: int, best: Best) -> tuple[list, list]:
+        """The scores of a domain's users, by their ids among those of all domains; of one that holds all sessions, by
+        the number of the session. Nothing is analysed."""
+        f, domain, catalogue = self.federation, self.domains[unit], None
+        if any(metric.of_items for metric in f.metrics):
+            with torch.no_grad():
+                catalogue = catalogue_of([domain.step], domain.load(best.model).eval().item_vectors())
+        scores = self._rank(unit, best.model, "test", Ranking(f.topk, f.metrics, catalogue, f.evaluation.mask_history))
+        if f.stream.domains:
+            users = torch.arange(domain.users.start, domain.users.stop, device=f.device)
+            counts = domain.step.sessions["test"].count
+            scores = replace(scores, users=users.repeat_interleave(counts)[scores.users])
+        return [(unit, unit, scores)], []
+
+    def _rank(self, unit: int, model: Snapshot, split: str, ranking: Ranking) -> UserScores:
+        """Metrics of a domain's sessions of a split, by their number."""
+        domain = self.domains[unit]
+        return rank_by_module(self.federation.backbone, domain.load(model), domain.step, split, ranking)
+
+    # ------------------------------------------------------------------------------------------------ what is recorded
+
+    def taken_part(self) -> dict[str, int]:
+        return {"participants": 1}
+
+    def sent(self, unit: int, update: Update, round_: int, last: bool) -> dict[str, int]:
+        return update.sent.get(unit, {"bytes_up": 0, "bytes_down": 0})
+
+    def more(self, unit: int, model: Snapshot, round_: int, validated: bool) -> dict[str, float]:
+        """More numbers of a round for its curve: the stage, and without domains the test of a validated round."""
+        if not self.federation.stream.domains and validated:
+            [(_, _, tested)], _ = self.test(unit, Best(model))
+            return {f"test_{name}": tested.mean(name) for name in tested.values}
+        return {STAGE: self.stage} if len(self.stages) > 1 else {}
+
+    def analyse(self, progress: Progress, model: Snapshot, best: Best, ended: bool) -> list:
+        return []
+
+    def state(self, update: Update) -> dict[str, Tables]:
+        """What the run carries besides the model: what the optimisers remember."""
+        return {"server_state": update.state}
+
+    def end(self, progress: Progress) -> Progress:
+        """The progress after the step."""
+        return replace(progress, step=len(self.federation.stream.steps), round=0, trained=False)
+
+
+def beginning(f: Federation, model: Snapshot) -> Progress:
+    """The progress before the first round, from a model of all domains."""
+    ways = ("domains",) * len(f.stream.domains) or ("central",)
+    return Progress(model=model, best=Best(model), ways=ways)
+
+
+def stages_of(f: Federation) -> tuple[Stage, ...]:
+    """The stages of a run: the method's, or else the backbone's."""
+    stages = f.method.stages() if isinstance(f.method, DomainMethod) else ()
+    if not stages and isinstance(f.backbone, ModuleBackbone):
+        stages = f.backbone.stages()
+    return tuple(stages) or (Stage("train"),)
+
+
+def _bytes(tables: Mapping[str, Tensor]) -> int:
+    return sum(value.numel() * value.element_size() for value in tables.values())
