@@ -261,7 +261,8 @@ class Federation:
         """Raise UserError unless backbone, method and stream go together; see ``kinds.py``."""
         if self.central or self.stream.domains:
             return compatibility.check_in_epochs(self.backbone, self.method, bool(self.stream.domains), self.topology)
-        compatibility.check(self.backbone, self.method, bool(self.stream.steps[0].sessions), self.local, self.server.init)
+        compatibility.check(self.backbone, self.method, bool(self.stream.steps[0].sessions), self.local,
+                            self.server.init)
         if self.server.fold_in and self.server.cold_start == "mean":
             compatibility.check_vectors(self.backbone)
 

@@ -34,7 +34,7 @@ def folder(tmp_path):
 
 def loaded_by(process, **environment):
     """What another process says of its kernels, and which files of that name it has in memory."""
-    program = ("import re; from fedcl_bench.kernels import kernels; print(kernels.why_not()); "
+    program = ("import re; from fedcl_bench.kernels import ops; print(ops.why_not()); "
                "print(*{line.split()[-1] for line in open('/proc/self/maps') if re.search(r'kernels.*\\.so', line)})")
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=process,
                           env={**os.environ, "PYTHONPATH": str(ROOT), **environment})
@@ -49,7 +49,7 @@ def test_nothing_outside_the_package_is_loaded(tmp_path):
     (tmp_path / "planted.c").write_text(PLANTED % library.sources(OPS))
     subprocess.run([*os.environ.get("CC", "cc").split(), "-fPIC", "-shared", tmp_path / "planted.c", "-o", planted],
                    check=True)
-    for place in (tmp_path, tmp_path / "fedcl_bench", tmp_path / ".cache/fedcl_bench", tmp_path / "fedcl_bench/kernels"):
+    for place in map(tmp_path.joinpath, ("", "fedcl_bench", ".cache/fedcl_bench", "fedcl_bench/kernels")):
         place.mkdir(parents=True, exist_ok=True)
         for name in (*library.BUILDS, "kernels.so", "libkernels.so"):
             shutil.copy(planted, place / name)
