@@ -118,7 +118,8 @@ def test_several_seeds(capsys):
 
 
 def test_config_file_and_precedence(capsys):
-    Path("job.yaml").write_text("method: kd\nbackbone: fedmf\nseed: 5\nrounds: 1\nk_core: 70\nlambda_kd: 0.3\ntop_n: 20\n")
+    Path("job.yaml").write_text("method: kd\nbackbone: fedmf\nseed: 5\nrounds: 1\nk_core: 70\n"
+                               "lambda_kd: 0.3\ntop_n: 20\n")
     result, _ = run_json(capsys, "--config", "job.yaml", "--set", "top_n=10", "--method", "f3crec")
     assert result["method"] == "f3crec" and result["seed"] == 5
     assert result["settings"]["lambda_kd"] == 0.3 and result["settings"]["top_n"] == 10
